@@ -1,0 +1,22 @@
+"""The one exception a user is meant to read: a sentence that says what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UnsumError(ValueError):
+    """Wrong input. The message is one sentence for the person at the keyboard; the CLI prints it and exits with 2."""
+
+
+def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UnsumError:
+    """The error for a name that does not exist, with the nearest names that do.
+
+    >>> print(unknown_name("defence", "nosie", ["noise", "clip"]))
+    There is no defence 'nosie'; did you mean 'noise'? Known: clip, noise.
+    """
+    names = sorted(valid)
+    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
+    return UnsumError(f"There is no {kind} {name!r}; {hint}Known: {', '.join(names)}.")

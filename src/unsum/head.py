@@ -1,0 +1,172 @@
+"""Head: the last linear layer, its gradient, and the factorisation ∇W = U A that every separator starts from."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from unsum.errors import UnsumError
+from unsum.update import Update
+
+# What may stand between the last linear layer and the output without changing softmax(logits) or its gradient.
+_TRANSPARENT_MODULES = (nn.Identity, nn.Dropout, nn.Flatten, nn.LogSoftmax)
+_TRANSPARENT_CALLS: set[Any] = {
+    torch.flatten, torch.squeeze, torch.nn.functional.dropout, torch.nn.functional.log_softmax, torch.log_softmax,
+    "flatten", "squeeze", "view", "reshape", "contiguous", "float", "log_softmax",
+}  # fmt: skip
+_GRAM_BLOCK = 1 << 24  # values converted to float64 at a time: 128 MB, whatever the gradient's size
+
+
+@dataclass(frozen=True)
+class Factors:
+    """∇W = U A with U (C×R) and A (R×H) of orthonormal rows, R the numerical rank; `singular_values` holds all of them."""
+
+    U: Tensor
+    A: Tensor
+    singular_values: Tensor
+
+
+@dataclass(frozen=True)
+class Head:
+    """logits = features Wᵀ + b, with the gradient the server received for W and, where there is one, for b."""
+
+    name: str
+    W: Tensor  # (C, H)
+    b: Tensor | None  # (C,)
+    grad_W: Tensor  # (C, H)
+    grad_b: Tensor | None  # (C,)
+    reduction: str = "mean"
+    scale_known: bool = True
+
+    @classmethod
+    def of(cls, model: nn.Module, update: Update, device: torch.device | str | None = None) -> Head:
+        """The head of `model` with its gradient out of `update`, both checked to fit."""
+        name, linear = find_head(model)
+        update.validate(model)
+        weight_name = f"{name}.weight" if name else "weight"
+        bias_name = f"{name}.bias" if name else "bias"
+        if weight_name not in update.gradients:
+            raise UnsumError(
+                f"The update lacks {weight_name!r}, the gradient of the last linear layer; "
+                "nothing can be separated from it."
+            )
+        target = device if device is not None else linear.weight.device
+        grad_b = update.gradients.get(bias_name)
+        return cls(
+            name,
+            linear.weight.detach().to(target),
+            None if linear.bias is None else linear.bias.detach().to(target),
+            update.gradients[weight_name].detach().to(target),
+            None if grad_b is None else grad_b.detach().to(target),
+            update.reduction,
+            update.scale_known,
+        )
+
+    @property
+    def classes(self) -> int:
+        return self.W.shape[0]
+
+    def factorise(self, rank: int | None = None, tolerance: float = 1e-6) -> Factors:
+        """Factor ∇W through its small Gram matrix in float64.
+
+        An SVD of the whole matrix is far slower and needs a float64 copy of it; the Gram matrix needs one pass in
+        blocks. `rank` fixes R; otherwise R counts the singular values above `tolerance` times the largest.
+        """
+        gradient = self.grad_W
+        C, H = gradient.shape
+        gram = torch.zeros(C, C, dtype=torch.float64, device=gradient.device)
+        step = max(1, _GRAM_BLOCK // C)
+        for start in range(0, H, step):
+            block = gradient[:, start : start + step].double()
+            gram.addmm_(block, block.T)
+        eigenvalues, vectors = torch.linalg.eigh(gram)
+        singular_values = eigenvalues.flip(0).clamp_min(0).sqrt()[: min(C, H)]
+        if rank is None:
+            rank = int((singular_values > tolerance * singular_values[0]).sum()) if singular_values[0] > 0 else 0
+        rank = min(rank, len(singular_values))
+        U = vectors.flip(1)[:, :rank] * singular_values[:rank]
+        mixing = vectors.flip(1)[:, :rank] / singular_values[:rank]
+        A = torch.empty(rank, H, dtype=torch.float64, device=gradient.device)
+        for start in range(0, H, step):
+            A[:, start : start + step] = mixing.T @ gradient[:, start : start + step].double()
+        return Factors(U, A, singular_values)
+
+
+def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
+    """The name and module of the `nn.Linear` whose output is the model's logits.
+
+    Follows the data flow back from the output (torch.fx), so that the order in which a class happens to define its
+    layers does not matter. Models that cannot be traced fall back to the last Linear by registration.
+    """
+    if isinstance(model, nn.Linear):
+        return "", model
+    try:
+        graph = _trace(model)
+    except Exception:  # tracing runs the user's own forward on proxies: any exception means "cannot be traced"
+        return _last_registered(model)
+    node = _output_source(graph)
+    while node is not None and _is_transparent(node, model):
+        node = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+    if node is None or node.op != "call_module":
+        raise _no_head(model, "its output does not come straight from a layer")
+    name = str(node.target)
+    module = model.get_submodule(name)
+    if not isinstance(module, nn.Linear):
+        raise _no_head(model, f"its output comes from {name!r}, a {type(module).__name__}")
+    return name, module
+
+
+def collect_features(model: nn.Module, images: Tensor) -> Tensor:
+    """(B, H) what reaches the head for `images`, in the mode (train or eval) that `model` is in; no gradient is kept."""
+    _, linear = find_head(model)
+    seen: list[Tensor] = []
+    hook = linear.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach()))
+    try:
+        with torch.no_grad():
+            model(images)
+    finally:
+        hook.remove()
+    return seen[-1].flatten(1)
+
+
+def _trace(model: nn.Module) -> fx.Graph:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()  # auxiliary classifiers (GoogLeNet, Inception) add outputs in train mode
+    try:
+        return fx.Tracer().trace(model)
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _output_source(graph: fx.Graph) -> fx.Node | None:
+    value = next(node for node in reversed(graph.nodes) if node.op == "output").args[0]
+    while isinstance(value, (tuple, list)) and value:  # (logits, auxiliary…)
+        value = value[0]
+    return value if isinstance(value, fx.Node) else None
+
+
+def _is_transparent(node: fx.Node, model: nn.Module) -> bool:
+    if node.op == "call_module":
+        return isinstance(model.get_submodule(str(node.target)), _TRANSPARENT_MODULES)
+    if node.op == "call_function" and node.target is operator.getitem:
+        return node.args[1] == 0
+    return node.op in ("call_function", "call_method") and node.target in _TRANSPARENT_CALLS
+
+
+def _last_registered(model: nn.Module) -> tuple[str, nn.Linear]:
+    linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not linears:
+        raise _no_head(model, "it has no nn.Linear at all")
+    return linears[-1]
+
+
+def _no_head(model: nn.Module, reason: str) -> UnsumError:
+    return UnsumError(
+        f"{type(model).__name__} has no linear head: {reason}; unsum needs a model whose logits are "
+        "the output of an nn.Linear."
+    )

@@ -1,0 +1,67 @@
+"""Knowledge: what an attacker is assumed to know besides the model and the update. Printed with every result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unsum.errors import UnsumError
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """Everything that was granted to the attacker; the defaults grant nothing.
+
+    `labels` are (B,) class numbers or (B, C) rows of probabilities. `auxiliary_photos` describes public photos
+    the attacker used (to train an inverse, say). `may_change_model` is true for a malicious server.
+    """
+
+    labels: Tensor | None = None
+    batch_size: int | None = None
+    auxiliary_photos: str = ""
+    may_change_model: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise UnsumError(f"The batch size must be at least 1, not {self.batch_size}.")
+        if self.labels is None:
+            return
+        if self.labels.ndim not in (1, 2) or len(self.labels) == 0:
+            raise UnsumError(f"labels must be (B,) or (B, C), not {tuple(self.labels.shape)}.")
+        if self.labels.ndim == 1 and self.labels.is_floating_point():
+            raise UnsumError("labels of shape (B,) must be whole class numbers.")
+        if self.batch_size is not None and len(self.labels) != self.batch_size:
+            raise UnsumError(f"{len(self.labels)} labels do not fit a batch size of {self.batch_size}; give one of the two.")
+
+    @property
+    def known_batch_size(self) -> int | None:
+        """The batch size, where it was granted directly or through the labels."""
+        return len(self.labels) if self.labels is not None else self.batch_size
+
+    def targets(self, classes: int) -> Tensor | None:
+        """The granted labels as (B, C) rows of probabilities in float64, checked against the number of classes."""
+        if self.labels is None:
+            return None
+        if self.labels.ndim == 2:
+            if self.labels.shape[1] != classes:
+                raise UnsumError(f"labels have {self.labels.shape[1]} columns but the model has {classes} classes.")
+            return self.labels.double()
+        low, high = int(self.labels.min()), int(self.labels.max())
+        if low < 0 or high >= classes:
+            raise UnsumError(f"label {low if low < 0 else high} is outside the model's classes 0…{classes - 1}.")
+        return torch.nn.functional.one_hot(self.labels.long(), classes).double()
+
+    def granted(self) -> list[str]:
+        """One plain sentence for everything the attacker was given."""
+        sentences = ["The model's weights and one client update."]
+        if self.labels is not None:
+            sentences.append("The labels of the batch.")
+        if self.known_batch_size is not None:
+            sentences.append(f"The batch size ({self.known_batch_size}).")
+        if self.auxiliary_photos:
+            sentences.append(f"Public photos: {self.auxiliary_photos}.")
+        if self.may_change_model:
+            sentences.append("Permission to change the model before the client trains.")
+        return sentences

@@ -1,0 +1,44 @@
+"""Leak: what an attack found, and how sure it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from unsum.knowledge import Knowledge
+
+
+@dataclass(frozen=True)
+class Leak:
+    """The answer of an attack, in the attacker's own order of samples.
+
+    `residual` is how well the answer explains the gradient (relative). `predicted_error` is the relative error the
+    attack itself expects in `features`; `exact` is the certificate: the attack vouches for that prediction.
+    """
+
+    method: str
+    targets: Tensor  # (B, C) probabilities as found
+    logits: Tensor  # (B, C)
+    features: Tensor  # (B, H)
+    residual: float
+    predicted_error: float
+    exact: bool
+    scale: float = 1.0  # factor the gradient had been multiplied by
+    seconds: float = 0.0
+    knowledge: Knowledge = field(default_factory=Knowledge)
+    images: Tensor | None = None  # (B, 3, h, w) in [0, 1]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.targets)
+
+    @property
+    def labels(self) -> Tensor:
+        """(B,) the most likely class of each sample."""
+        return self.targets.argmax(dim=1)
+
+    def __repr__(self) -> str:
+        sure = "exact" if self.exact else f"predicted error {self.predicted_error:.1e}"
+        return f"Leak({self.method}: {self.batch_size} samples, {sure}, {self.seconds:.2f} s)"

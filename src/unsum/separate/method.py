@@ -1,0 +1,19 @@
+"""What a separator is: from the head's gradient to every sample's features, logits and labels."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from unsum.head import Head
+from unsum.knowledge import Knowledge
+from unsum.leak import Leak
+from unsum.registry import Registry
+
+
+class Separator(Protocol):
+    """Takes the head with its gradient and what was granted; `seed` fixes every random choice."""
+
+    def __call__(self, head: Head, knowledge: Knowledge, *, seed: int) -> Leak: ...
+
+
+SEPARATORS: Registry[Separator] = Registry("attack")
