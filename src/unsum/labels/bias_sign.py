@@ -1,0 +1,29 @@
+"""Labels by sign: only a class that some sample carries can have a negative bias gradient.
+
+∇b_c = mean_i (p_ic − y_ic), and p > 0, so ∇b_c < 0 proves that class c is in the batch. The converse fails when other
+samples predict c strongly enough, and nothing tells how often c occurs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unsum.errors import UnsumError
+from unsum.head import Head
+from unsum.labels.method import LABEL_RULES
+
+
+@LABEL_RULES.register("bias-sign", summary="classes whose bias gradient is negative", needs="bias, distinct hard labels")
+def bias_sign(head: Head, batch_size: int | None) -> Tensor:
+    """The classes of negative bias gradient, or the `batch_size` lowest ones where the size is known."""
+    if head.grad_b is None:
+        raise UnsumError("The label rule 'bias-sign' needs the head's bias gradient; give the labels instead.")
+    if batch_size is None:
+        found = torch.nonzero(head.grad_b < 0).flatten()
+        if len(found) == 0:
+            raise UnsumError("No class has a negative bias gradient, so 'bias-sign' finds no label; give the labels.")
+        return found
+    if batch_size > head.classes:
+        raise UnsumError(f"'bias-sign' finds distinct labels, and {batch_size} samples cannot have {head.classes} classes.")
+    return head.grad_b.argsort()[:batch_size].sort().values
