@@ -23,7 +23,10 @@ _GRAM_BLOCK = 1 << 24  # values converted to float64 at a time: 128 MB, whatever
 
 @dataclass(frozen=True)
 class Factors:
-    """∇W = U A with U (C×R) and A (R×H) of orthonormal rows, R the numerical rank; `singular_values` holds all of them."""
+    """∇W = U A with U (C×R) and A (R×H) of orthonormal rows, R the numerical rank, all in float64.
+
+    `singular_values` are those of the row-weighted gradient, all of them; they say how clearly R was chosen.
+    """
 
     U: Tensor
     A: Tensor
@@ -70,30 +73,54 @@ class Head:
     def classes(self) -> int:
         return self.W.shape[0]
 
-    def factorise(self, rank: int | None = None, tolerance: float = 1e-6) -> Factors:
-        """Factor ∇W through its small Gram matrix in float64.
+    def factorise(
+        self, rank: int | None = None, threshold: float | None = None, row_weight: Tensor | None = None
+    ) -> Factors:
+        """Factor ∇W through a small Gram matrix in float64.
 
         An SVD of the whole matrix is far slower and needs a float64 copy of it; the Gram matrix needs one pass in
-        blocks. `rank` fixes R; otherwise R counts the singular values above `tolerance` times the largest.
+        blocks. Rows are multiplied by `row_weight` (C,) before their directions are counted, so that classes with
+        small gradients keep a say. `rank` fixes R; otherwise R counts the singular values above `threshold`
+        (1e-6 of the largest by default).
         """
-        gradient = self.grad_W
-        C, H = gradient.shape
-        gram = torch.zeros(C, C, dtype=torch.float64, device=gradient.device)
-        step = max(1, _GRAM_BLOCK // C)
-        for start in range(0, H, step):
-            block = gradient[:, start : start + step].double()
-            gram.addmm_(block, block.T)
-        eigenvalues, vectors = torch.linalg.eigh(gram)
-        singular_values = eigenvalues.flip(0).clamp_min(0).sqrt()[: min(C, H)]
+        C, H = self.grad_W.shape
+        weight = torch.ones(C, dtype=torch.float64, device=self.grad_W.device) if row_weight is None else row_weight
+        eigenvalues, vectors = torch.linalg.eigh(self._gram(weight))
+        singular_values = eigenvalues.flip(0).clamp_min(0).sqrt()
         if rank is None:
-            rank = int((singular_values > tolerance * singular_values[0]).sum()) if singular_values[0] > 0 else 0
-        rank = min(rank, len(singular_values))
-        U = vectors.flip(1)[:, :rank] * singular_values[:rank]
-        mixing = vectors.flip(1)[:, :rank] / singular_values[:rank]
-        A = torch.empty(rank, H, dtype=torch.float64, device=gradient.device)
-        for start in range(0, H, step):
-            A[:, start : start + step] = mixing.T @ gradient[:, start : start + step].double()
+            limit = 1e-6 * float(singular_values[0]) if threshold is None else threshold
+            rank = int((singular_values > limit).sum())
+        rank = min(rank, int((singular_values > 0).sum()))
+        vectors, kept = vectors.flip(1)[:, :rank], singular_values[:rank]
+        rough = vectors.T if H < C else self._rows_mixed((vectors * weight[:, None] / kept).T)
+        # The Gram matrix squares the condition number: the weakest directions are orthonormal only after a QR.
+        A = torch.linalg.qr(rough.T)[0].T.contiguous()
+        U = torch.zeros(C, rank, dtype=torch.float64, device=A.device)
+        for columns in self._blocks():
+            U.addmm_(self.grad_W[:, columns].double(), A[:, columns].T)
         return Factors(U, A, singular_values)
+
+    def _gram(self, weight: Tensor) -> Tensor:
+        """D ∇W ∇Wᵀ D, or ∇Wᵀ D² ∇W where that is the smaller of the two."""
+        C, H = self.grad_W.shape
+        if H < C:
+            weighted = self.grad_W.double() * weight[:, None]
+            return weighted.T @ weighted
+        gram = torch.zeros(C, C, dtype=torch.float64, device=self.grad_W.device)
+        for columns in self._blocks():
+            block = self.grad_W[:, columns].double() * weight[:, None]
+            gram.addmm_(block, block.T)
+        return gram
+
+    def _rows_mixed(self, mixing: Tensor) -> Tensor:
+        """mixing ∇W for mixing (R, C), in float64 but block by block."""
+        blocks = [mixing @ self.grad_W[:, columns].double() for columns in self._blocks()]
+        return torch.cat(blocks, dim=1)
+
+    def _blocks(self) -> list[slice]:
+        C, H = self.grad_W.shape
+        step = max(1, _GRAM_BLOCK // C)
+        return [slice(start, start + step) for start in range(0, H, step)]
 
 
 def find_head(model: nn.Module) -> tuple[str, nn.Linear]:

@@ -1,0 +1,129 @@
+"""Labels first: a robust regression over classes finds label rows, their counts, and T up to a rotation.
+
+For a class c that nobody is labelled with, U_c / ∇b_c = Σ_i w_ic t_i with weights w_ic ∝ p_ic. To first order in the
+logits that is a line, a + M k_c, whose slope M is the covariance of the t_i. Rows off that line are labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_OUTLIER = 8.0  # median deviations off the line that make a row a label
+
+
+@dataclass(frozen=True)
+class ClassLine:
+    """What the regression found."""
+
+    labelled: Tensor  # (C,) bool: rows somebody may be labelled with
+    mean: Tensor  # (R,) mean of the t_i
+    covariance: Tensor  # (R, R) of the t_i
+    scale: float  # α B: what a gradient averaged over the batch was multiplied by
+    mass: Tensor  # (C,) share of the batch's targets in each class: count / B for hard labels
+    sums: Tensor  # (C, R) scale · Σ_i Y_ic t_i / B
+
+
+def fit_class_line(K: Tensor, b: Tensor, U: Tensor, grad_b: Tensor | None, weight: Tensor) -> ClassLine:
+    """Fit the line over the classes nobody carries, with ∇b as the rows' sizes where it is clean enough to divide by."""
+    if grad_b is not None and float((grad_b.abs() * U.norm(dim=1) * weight / grad_b.abs().max()).median()) > 30:
+        return _fit_ratios(K, b, U, grad_b)
+    return _fit_rows(K, b, U, grad_b, weight)
+
+
+def _fit_ratios(K: Tensor, b: Tensor, U: Tensor, grad_b: Tensor) -> ClassLine:
+    """U_c / ∇b_c = a + M k_c."""
+    positive = grad_b > 1e-9 * grad_b.abs().max()
+    ratios = U / torch.where(positive, grad_b, torch.ones_like(grad_b))[:, None]
+    design = torch.cat([torch.ones_like(b)[:, None], K.T], dim=1)
+    inside, line = _robust_line(design, ratios, grad_b.clamp_min(0).sqrt(), positive)
+    intercept, slope = line[0], (line[1:] + line[1:].T) / 2
+    covariance = _positive_part(slope)
+    p_bar = torch.softmax(b, dim=0)
+    mean = intercept
+    for _ in range(5):
+        mean = intercept + slope @ (K @ p_bar)
+        p_bar = _mean_probabilities(K, b, mean, covariance)
+    scale = float(grad_b[inside].sum() / p_bar[inside].sum())
+    mass = torch.where(inside, torch.zeros_like(b), p_bar - grad_b / scale)
+    sums = scale * p_bar[:, None] * (design @ line) - U
+    return ClassLine(~inside, mean, covariance, scale, mass, sums)
+
+
+def _fit_rows(K: Tensor, b: Tensor, U: Tensor, grad_b: Tensor | None, weight: Tensor) -> ClassLine:
+    """Without a usable ∇b: U_c = s p̄_c (a + M k_c), where log p̄ is a line over classes, too."""
+    direction, zeta, log_scale, inside = _fit_sizes(K, b, U, weight)
+    mean, covariance = zeta * direction, torch.zeros_like(K @ K.T)
+    design = torch.cat([torch.ones_like(b)[:, None], K.T], dim=1)
+    scale = float(log_scale.exp())
+    line = torch.zeros(len(mean) + 1, len(mean), dtype=b.dtype, device=b.device)
+    for _ in range(10):
+        p_bar = _mean_probabilities(K, b, mean, covariance)
+        size = (scale * p_bar)[:, None]
+        inside, line = _robust_line(design, U / size, size[:, 0] * weight, inside)
+        covariance = _positive_part((line[1:] + line[1:].T) / 2)
+        mean = line[0] + line[1:].T @ (K @ p_bar)
+    sums = size * (design @ line) - U
+    mass = sums @ mean / (scale * mean.square().sum()) if grad_b is None else p_bar - grad_b / scale
+    mass = torch.where(inside, torch.zeros_like(mass), mass)
+    return ClassLine(~inside, mean, covariance, scale, mass / mass.sum().clamp_min(0.1), sums)
+
+
+def _fit_sizes(K: Tensor, b: Tensor, U: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Direction and length ζ of the mean feature, the scale's logarithm, and the rows that fit.
+
+    U_c · u ≈ s p̄_c ζ with p̄_c ∝ exp(b_c + ζ u·k_c): a line of slope ζ in u·k_c. For one sample it is exact.
+    """
+    weighted = U * weight[:, None]
+    typical = weighted / weighted.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    direction = typical.sum(0)
+    for _ in range(20):  # the direction most rows share: label rows point the other way or elsewhere
+        direction = direction / direction.norm().clamp_min(1e-300)
+        direction = (typical * (typical @ direction).clamp_min(0)[:, None]).sum(0)
+    direction = direction / direction.norm().clamp_min(1e-300)
+    along = U @ direction
+    positive = along > 0
+    heights = along.clamp_min(1e-300).log() - b
+    design = torch.stack([torch.ones_like(b), direction @ K], dim=1)
+    inside, line = _robust_line(design, heights[:, None], torch.ones_like(b), positive)
+    zeta = line[1, 0].clamp_min(1e-6 * along.abs().max())
+    log_total = torch.logsumexp(b + zeta * design[:, 1], dim=0)
+    return direction, zeta, line[0, 0] - zeta.log() + log_total, inside
+
+
+def _robust_line(design: Tensor, values: Tensor, root: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+    """Least squares over the rows `inside`, dropping outliers until they settle."""
+    allowed, least = inside, max(design.shape[1] + 1, len(design) // 2)
+    line = _least_squares(design[inside], values[inside], root[inside])
+    for _ in range(20):
+        deviation = (values - design @ line) * root[:, None]
+        spread = deviation[inside].abs().median(dim=0).values.clamp_min(1e-300)
+        score = (deviation / spread).square().mean(1).sqrt()
+        settled = allowed & (score <= _OUTLIER * score[inside].median())
+        if int(settled.sum()) < least or bool((settled == inside).all()):
+            break
+        inside = settled
+        line = _least_squares(design[inside], values[inside], root[inside])
+    return inside, line
+
+
+def _least_squares(design: Tensor, values: Tensor, root: Tensor) -> Tensor:
+    A, Y = design * root[:, None], values * root[:, None]
+    gram = A.T @ A
+    # Tikhonov at rounding level: a constant direction of K (a rank-deficient head) must not blow up.
+    ridge = 1e-13 * gram.diagonal().max() + 1e-12 * gram.diagonal() + 1e-300
+    line: Tensor = torch.linalg.solve(gram + torch.diag(ridge), A.T @ Y)
+    return line
+
+
+def _positive_part(slope: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(slope)
+    positive: Tensor = (vectors * values.clamp_min(0)) @ vectors.T
+    return positive
+
+
+def _mean_probabilities(K: Tensor, b: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+    """p̄ to second order: the logarithm of a mean of exponentials is mean plus half the variance."""
+    return torch.softmax(b + mean @ K + 0.5 * ((covariance @ K) * K).sum(0), dim=0)

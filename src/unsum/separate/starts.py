@@ -1,0 +1,49 @@
+"""Where to start T: the regression's moments, and a rotation among samples that the label rows fix as far as they can."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unsum.separate.regression import ClassLine
+
+
+def rotate_freely(line: ClassLine, B: int, generator: torch.Generator) -> Tensor:
+    """T with the regression's mean and covariance and a random rotation among the samples."""
+    root = _root(line.covariance, B)
+    noise = torch.randn(B, B, generator=generator, dtype=torch.float64).to(root.device)
+    frame: Tensor = torch.linalg.qr(noise - noise.mean(0))[0][:, : root.shape[0]]
+    return line.mean + frame @ root
+
+
+def rotate_to_targets(line: ClassLine, Y: Tensor, generator: torch.Generator) -> Tensor:
+    """T whose sums over each label, Σ_i Y_ic t_i, are those of the label rows; the rest of the rotation is random.
+
+    With hard labels the label rows fix the mean of every group of equal labels, and only inside a group the start is
+    random; with a label of its own a sample's start is already close.
+    """
+    B = len(Y)
+    used = Y.amax(0) > 1e-9
+    basis, values, classes = torch.linalg.svd(Y[:, used], full_matrices=True)
+    fixed = int((values > 1e-6 * values[0]).sum())
+    inverse = basis[:, :fixed] / values[:fixed] @ classes[:fixed]
+    T: Tensor = inverse @ (line.sums[used] * (B / line.scale))
+    centred = T - T.mean(0)
+    within = B * line.covariance - centred.T @ centred
+    free = min(B - fixed, within.shape[0])
+    if free == 0:
+        return T
+    values, vectors = torch.linalg.eigh(within)
+    root = values[-free:].clamp_min(0).sqrt()[:, None] * vectors[:, -free:].T
+    noise = torch.randn(B - fixed, free, generator=generator, dtype=torch.float64).to(T.device)
+    spread: Tensor = basis[:, fixed:] @ torch.linalg.qr(noise)[0] @ root
+    return T + spread
+
+
+def _root(covariance: Tensor, B: int) -> Tensor:
+    """(B − 1, R) square root of B · covariance; a batch's centred features have no more directions than that."""
+    values, vectors = torch.linalg.eigh(covariance * B)
+    keep = min(B - 1, len(values))
+    values, vectors = values.flip(0)[:keep], vectors.flip(1)[:, :keep]
+    root: Tensor = values.clamp_min(0).sqrt()[:, None] * vectors.T
+    return root
