@@ -1,0 +1,218 @@
+"""Train the weights that ship with unsum: the default backbone, then its inverse.
+
+    python scripts/train_embedded.py --photos train.tar [--photos more.tar …] --labelled tenclasses.tar --held-out test.tar
+
+A tar holds JPEGs named CLASS/anything.jpg or CLASS_anything.jpg. The backbone learns to classify the `--labelled` photos (a tenth held out for
+its accuracy); the inverse learns photos from features on all `--photos`. Neither sees `--held-out`, which is only
+scored, nor the photos embedded in the package. Runs on a GPU if there is one, else on the CPU (hours, not minutes).
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import io
+import json
+import re
+import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from unsum.invert.decoder import Decoder
+from unsum.models.fingerprint import backbone_fingerprint
+from unsum.models.small_resnet import FEATURE_SHAPE, INPUT_SIZE, SmallResNet
+
+STORED_SIZE = 160  # photos are kept a little larger than the input, for random crops
+DECODER_STAGES = ((256, 2), (160, 2), (80, 1))  # (width, residual blocks) before each doubling of the side
+# (client batch size, share of the steps); 0 stands for eval mode. A client's batch decides its BatchNorm statistics.
+CLIENT_SIZES = ((8, 0.5), (16, 0.25), (4, 0.15), (0, 0.1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--photos", type=Path, action="append", required=True, help="tar of training photos, repeatable")
+    parser.add_argument("--labelled", type=Path, required=True, help="tar of photos whose classes the backbone learns")
+    parser.add_argument("--held-out", type=Path, required=True, help="tar of photos that are only scored")
+    parser.add_argument("--backbone-epochs", type=int, default=120)
+    parser.add_argument("--inverse-steps", type=int, default=40_000)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the two weight files and their cards")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.manual_seed(options.seed)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    options.out.mkdir(parents=True, exist_ok=True)
+
+    labelled, classes = read_tar(options.labelled)
+    model, accuracy = train_backbone(labelled.to(device), classes.to(device), options.backbone_epochs)
+    save_backbone(model, options.out, {"accuracy": round(accuracy, 4), "photos": len(labelled)})
+
+    photos = torch.cat([labelled, *(read_tar(path)[0] for path in options.photos)]).to(device)
+    held_out = read_tar(options.held_out)[0].to(device)
+    inverse, psnr = train_inverse(model, photos, held_out, options.inverse_steps)
+    card = {"photos": len(photos), "steps": options.inverse_steps, "held_out_psnr_batch_8": round(psnr, 2)}
+    save_inverse(inverse, model, options.out, card)
+
+
+def decode(jpeg: bytes) -> Tensor:
+    image = Image.open(io.BytesIO(jpeg)).convert("RGB")
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    image = image.crop((left, top, left + side, top + side)).resize((STORED_SIZE, STORED_SIZE), Image.Resampling.LANCZOS)
+    return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(STORED_SIZE, STORED_SIZE, 3).permute(2, 0, 1)
+
+
+def read_tar(path: Path) -> tuple[Tensor, Tensor]:
+    """(N, 3, 160, 160) uint8 photos and (N,) classes, numbered in the order of their names."""
+    with tarfile.open(path) as archive:
+        members = [m for m in archive if m.isfile() and m.name.lower().endswith((".jpg", ".jpeg"))]
+        files = [(re.split(r"[/_]", m.name.removeprefix("./"))[0], archive.extractfile(m).read()) for m in members]  # type: ignore[union-attr]
+    names = sorted({name for name, _ in files})
+    with ThreadPoolExecutor() as pool:
+        images = torch.stack(list(pool.map(decode, [jpeg for _, jpeg in files])))
+    return images, torch.tensor([names.index(name) for name, _ in files])
+
+
+def augment(photos: Tensor, smallest: float) -> Tensor:
+    """(B, 3, 128, 128) in [0, 1]: a random crop of at least `smallest` of the side, flipped half of the time."""
+    B = len(photos)
+    scale = torch.empty(B, device=photos.device).uniform_(smallest, 1)
+    shift = (torch.rand(B, 2, device=photos.device) * 2 - 1) * (1 - scale[:, None])
+    flip = torch.where(torch.rand(B, device=photos.device) < 0.5, -1.0, 1.0)
+    theta = torch.zeros(B, 2, 3, device=photos.device)
+    theta[:, 0, 0], theta[:, 1, 1], theta[:, :, 2] = scale * flip, scale, shift
+    grid = F.affine_grid(theta, [B, 3, INPUT_SIZE, INPUT_SIZE], align_corners=False)
+    return F.grid_sample(photos.float() / 255, grid, padding_mode="reflection", align_corners=False).clamp_(0, 1)
+
+
+def centred(photos: Tensor) -> Tensor:
+    return F.interpolate(photos.float() / 255, INPUT_SIZE, mode="bilinear", antialias=True).clamp_(0, 1)
+
+
+def one_cycle(optimiser: torch.optim.Optimizer, rate: float, steps: int) -> torch.optim.lr_scheduler.OneCycleLR:
+    return torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps, pct_start=0.1)
+
+
+def train_backbone(photos: Tensor, classes: Tensor, epochs: int, batch: int = 64) -> tuple[SmallResNet, float]:
+    """An ordinary classifier: cross-entropy, SGD with momentum, crops and flips. Nothing in it favours inversion."""
+    device = photos.device
+    order = torch.randperm(len(photos), device=device)
+    test, train = order[: len(order) // 10], order[len(order) // 10 :]
+    model = SmallResNet(int(classes.max()) + 1).to(device, memory_format=torch.channels_last)
+    nn.init.zeros_(model.head.weight)  # 32 768 inputs: a random head would drown the backbone's first steps
+    optimiser = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    steps = epochs * (len(train) // batch)
+    schedule = one_cycle(optimiser, 0.05, steps)
+    dropout = nn.Dropout(0.5)
+    for step in range(steps):
+        chosen = train[torch.randint(len(train), (batch,), device=device)]
+        features = model.backbone(augment(photos[chosen], 0.4)).flatten(1)
+        loss = F.cross_entropy(model.head(dropout(features)), classes[chosen], label_smoothing=0.1)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        schedule.step()
+        if step % 500 == 0:
+            print(f"backbone {step}/{steps} loss {loss.item():.3f}", flush=True)
+    model.eval()
+    with torch.no_grad():
+        accuracy = float((model(centred(photos[test])).argmax(1) == classes[test]).double().mean())
+    print(f"backbone: {accuracy:.1%} of {len(test)} held-out photos", flush=True)
+    return model, accuracy
+
+
+class ClientBatchNorm(nn.Module):
+    """BatchNorm whose statistics come from each client's share of the batch, so that many clients run at once."""
+
+    def __init__(self, layer: nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.layer = layer
+        self.size = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.size == 0:
+            return self.layer(x)
+        groups = x.view(-1, self.size, *x.shape[1:])
+        var, mean = torch.var_mean(groups, (1, 3, 4), correction=0, keepdim=True)
+        normal = ((groups - mean) * (var + self.layer.eps).rsqrt()).view_as(x)
+        return normal * self.layer.weight.view(1, -1, 1, 1) + self.layer.bias.view(1, -1, 1, 1)
+
+
+def client_backbone(model: SmallResNet) -> nn.Module:
+    backbone = copy.deepcopy(model.backbone).eval().requires_grad_(False)
+    for module in list(backbone.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(module, name, ClientBatchNorm(child))
+    return backbone
+
+
+def client_features(backbone: nn.Module, images: Tensor, size: int) -> Tensor:
+    """(B, H) what the head would see if `images` were consecutive batches of `size` (0: eval mode)."""
+    for module in backbone.modules():
+        if isinstance(module, ClientBatchNorm):
+            module.size = size
+    with torch.no_grad():
+        return backbone(images).flatten(1)
+
+
+def train_inverse(model: SmallResNet, photos: Tensor, held_out: Tensor, steps: int, batch: int = 128) -> tuple[Decoder, float]:
+    """Mean squared error plus a little L1, Adam, an average of the weights over the last steps."""
+    backbone = client_backbone(model)
+    decoder = Decoder(FEATURE_SHAPE, DECODER_STAGES).to(photos.device, memory_format=torch.channels_last)
+    average = torch.optim.swa_utils.AveragedModel(decoder, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.999))
+    optimiser = torch.optim.AdamW(decoder.parameters(), 6e-4, weight_decay=1e-3, betas=(0.9, 0.99))
+    schedule = one_cycle(optimiser, 6e-4, steps)
+    sizes, shares = torch.tensor([s for s, _ in CLIENT_SIZES]), torch.tensor([p for _, p in CLIENT_SIZES])
+    run = torch.compile(decoder) if photos.is_cuda else decoder
+    started = time.time()
+    for step in range(steps):
+        images = augment(photos[torch.randint(len(photos), (batch,), device=photos.device)], 0.5)
+        features = client_features(backbone, images, int(sizes[torch.multinomial(shares, 1)]))
+        with torch.autocast(photos.device.type, torch.bfloat16):
+            guess = run(features).float()
+        loss = F.mse_loss(guess, images) + 0.05 * F.l1_loss(guess, images)
+        optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
+        optimiser.step()
+        schedule.step()
+        average.update_parameters(decoder)
+        if step % 1000 == 0 or step == steps - 1:
+            psnr = held_out_psnr(average.module, backbone, held_out)
+            print(f"inverse {step}/{steps} loss {loss.item():.4f} held-out {psnr:.2f} dB {time.time() - started:.0f} s", flush=True)
+    return average.module, psnr
+
+
+@torch.no_grad()
+def held_out_psnr(decoder: nn.Module, backbone: nn.Module, photos: Tensor, size: int = 8) -> float:
+    """Mean over photos of 10 log10(1 / MSE), each photo in a client batch of eight."""
+    values = []
+    for chunk in photos[: len(photos) // size * size].split(size * 32):
+        images = centred(chunk)
+        error = (decoder(client_features(backbone, images, size)) - images).square().flatten(1).mean(1)
+        values.append(-10 * error.log10())
+    return float(torch.cat(values).mean())
+
+
+def save_backbone(model: SmallResNet, folder: Path, card: dict[str, object]) -> None:
+    """Float16 halves the file; the model itself takes the rounded weights, so that the inverse learns what ships."""
+    weights = {name: w.half() if w.is_floating_point() else w for name, w in model.backbone.state_dict().items()}
+    model.backbone.load_state_dict({name: w.float() if w.is_floating_point() else w for name, w in weights.items()})
+    save_file({n: w.cpu().contiguous() for n, w in weights.items()}, folder / "default-backbone.safetensors", {"card": json.dumps(card)})
+
+
+def save_inverse(inverse: Decoder, model: SmallResNet, folder: Path, card: dict[str, object]) -> None:
+    card |= {"backbone": backbone_fingerprint(model), "feature_shape": FEATURE_SHAPE, "stages": DECODER_STAGES}
+    weights = {name: w.half().cpu().contiguous() for name, w in inverse.state_dict().items()}
+    save_file(weights, folder / "default-inverse.safetensors", {"card": json.dumps(card)})
+
+
+if __name__ == "__main__":
+    main()
