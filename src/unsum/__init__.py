@@ -1,1 +1,37 @@
+"""unsum: a gradient is a sum over people's samples; this undoes the sum.
+
+The public API, re-exported. Audit only systems that you operate or have permission to test.
+"""
+
+from unsum.audit import Audit, audit
+from unsum.client import capture, mixup, smooth_labels
+from unsum.defend import Clip, Noise, Prune
+from unsum.errors import UnsumError
+from unsum.invert import invert
+from unsum.knowledge import Knowledge
+from unsum.leak import Leak
+from unsum.recipe import attack
+from unsum.score import score
+from unsum.separate import separate
+from unsum.update import Update
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Audit",
+    "Clip",
+    "Knowledge",
+    "Leak",
+    "Noise",
+    "Prune",
+    "UnsumError",
+    "Update",
+    "attack",
+    "audit",
+    "capture",
+    "invert",
+    "mixup",
+    "score",
+    "separate",
+    "smooth_labels",
+]

@@ -46,11 +46,11 @@ def attack(
     leak = separate(model, update, method, labels=labels, batch_size=batch_size, device=device, seed=seed)
     say("Turning features into pictures")
     try:
-        card = load_inverse(model, inverse)
+        loaded = load_inverse(model, inverse)
     except UnsumError as reason:
         if inverse is not None:  # asked for by name: a refusal must not pass as a note
             raise
         return replace(leak, notes=[*leak.notes, str(reason)])
-    images = invert(model, leak, inverse=inverse)
-    knowledge = replace(leak.knowledge, auxiliary_photos=card.photos)
+    images = invert(model, leak, inverse=loaded)
+    knowledge = replace(leak.knowledge, auxiliary_photos=loaded.photos)
     return replace(leak, images=images, knowledge=knowledge, seconds=time.perf_counter() - start)

@@ -38,7 +38,7 @@ def capture(
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
         raise UnsumError("The model has no trainable parameter; set requires_grad on the layers that the client trains.")
-    with _untouched(model, train), torch.enable_grad():
+    with in_mode(model, train), torch.enable_grad():
         logits = _logits(model(images))
         rows = as_probabilities(targets, logits.shape[1]).to(logits)
         loss = nn.functional.cross_entropy(logits, rows)
@@ -55,7 +55,7 @@ def _logits(output: Tensor | tuple[Tensor, ...]) -> Tensor:
 
 
 @contextmanager
-def _untouched(model: nn.Module, train: bool) -> Iterator[None]:
+def in_mode(model: nn.Module, train: bool) -> Iterator[None]:
     """Run in the mode asked for, then put every module's mode and every buffer back."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,30 +12,19 @@ from torch import Tensor, nn
 
 from unsum.errors import UnsumError
 from unsum.invert.decoder import Decoder
-from unsum.invert.method import INVERTERS
+from unsum.invert.method import INVERTERS, Inverse
 from unsum.leak import Leak
 from unsum.models.fingerprint import backbone_fingerprint
 
 
-@dataclass(frozen=True)
-class Inverse:
-    """A trained decoder and its card: the backbone it belongs to, the photos and steps it was trained with, its score."""
-
-    decoder: Decoder
-    card: dict[str, Any]
-
-    @property
-    def photos(self) -> str:
-        """What the attacker needed besides the model, for the list of what was granted."""
-        return f"{self.card['photos']:,} of other origin, to train the inverse"
-
-
 @INVERTERS.register("learned", summary="decoder trained on public photos", needs="an inverse trained for this backbone")
-def learned(model: nn.Module, leak: Leak, *, inverse: str | Path | None) -> Tensor:
+def learned(model: nn.Module, leak: Leak, *, inverse: str | Path | Inverse | None) -> Tensor:
     """(B, 3, h, w) in [0, 1]: the decoder's picture for each sample's features."""
-    decoder = load_inverse(model, inverse).decoder.to(leak.features.device)
+    loaded = inverse if isinstance(inverse, Inverse) else load_inverse(model, inverse)
+    decoder = loaded.decoder.to(leak.features.device)
     with torch.no_grad():
-        return decoder(leak.features.float())
+        images: Tensor = decoder(leak.features.float())
+    return images
 
 
 def load_inverse(model: nn.Module, path: str | Path | None = None) -> Inverse:

@@ -1,0 +1,118 @@
+"""Audit: one audited round, ready to be shown, saved or gated on."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from unsum.audit.verdict import Verdict, judge
+from unsum.data import Batch
+from unsum.errors import UnsumError
+from unsum.leak import Leak
+from unsum.score import SampleScore
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What was audited and how, enough to run it again."""
+
+    model: str
+    batch_size: int
+    classes: int
+    mode: str  # the client's BatchNorm mode: train or eval
+    defenses: str
+    attack: str
+    seed: int
+    device: str
+    command: str
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The truth of one simulated round beside what the attack made of its update."""
+
+    setting: Setting
+    truth: Batch
+    leak: Leak
+    samples: list[SampleScore]
+    scores: dict[str, float]
+    seconds: float
+
+    @property
+    def verdict(self) -> Verdict:
+        return judge(self.leak, self.samples)
+
+    @property
+    def granted(self) -> list[str]:
+        return self.leak.knowledge.granted()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the pictures, in plain types; what could not be measured is null."""
+        leak = self.leak
+        content = {
+            "verdict": asdict(self.verdict),
+            "granted": self.granted,
+            "setting": asdict(self.setting),
+            "attack": {
+                "method": leak.method,
+                "batch_size": leak.batch_size,
+                "exact": leak.exact,
+                "predicted_error": leak.predicted_error,
+                "residual": leak.residual,
+                "scale": leak.scale,
+                "seconds": leak.seconds,
+                "notes": leak.notes,
+            },
+            "scores": self.scores,
+            "samples": [self._sample(i) for i in range(len(self.samples))],
+            "seconds": self.seconds,
+        }
+        plain: dict[str, Any] = _finite(content)
+        return plain
+
+    def _sample(self, i: int) -> dict[str, Any]:
+        row = self.samples[i]
+        return {"title": self.truth.titles[i], "label": self.true_label(i), "found_label": self.found_label(i), **asdict(row)}
+
+    def true_label(self, i: int) -> str:
+        target = self.truth.targets[i]
+        return self.truth.class_names[int(target if target.ndim == 0 else target.argmax())]
+
+    def found_label(self, i: int) -> str | None:
+        found = self.samples[i].found
+        return None if found is None else self.truth.class_names[int(self.leak.labels[found])]
+
+    def write(self, folder: str | Path, *, force: bool = False) -> Path:
+        """Write `report.html` and `result.json`; an existing folder is replaced only with `force`."""
+        from unsum.audit.report import render  # here, so that importing unsum does not import jinja2
+
+        folder = Path(folder)
+        check_folder(folder, force=force)
+        page = render(self)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "report.html").write_text(page, encoding="utf-8")
+        (folder / "result.json").write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        return folder / "report.html"
+
+
+def check_folder(folder: Path, *, force: bool) -> None:
+    """Refuse to overwrite, before an audit is run rather than after."""
+    if folder.exists() and not folder.is_dir():
+        raise UnsumError(f"{str(folder)!r} is a file; name a folder for the report.")
+    if folder.exists() and any(folder.iterdir()) and not force:
+        raise UnsumError(f"The folder {str(folder)!r} exists already; add --force to overwrite it, or name another with --out.")
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows neither NaN nor infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,126 @@
+"""Run one audited round: a client trains on private photos, the server attacks its update, the result is scored."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from unsum.audit.result import Audit, Setting
+from unsum.client import capture
+from unsum.client.capture import in_mode
+from unsum.data import Batch, embedded_batch, tags
+from unsum.defend import Defense
+from unsum.errors import UnsumError
+from unsum.head import collect_features, find_head
+from unsum.models import DEFAULT_MODEL, load_model
+from unsum.recipe import attack as run_attack
+from unsum.score import score, score_samples
+
+Say = Callable[[str], None]
+
+
+def audit(
+    model: nn.Module | str = DEFAULT_MODEL,
+    data: tuple[Tensor, Tensor] | Batch | None = None,
+    *,
+    batch: int = 8,
+    same_label: int = 0,
+    defenses: Defense | Iterable[Defense] = (),
+    attack: str = "auto",
+    train: bool = True,
+    device: torch.device | str | None = None,
+    seed: int = 0,
+    command: str = "",
+    progress: Say | None = None,
+) -> Audit:
+    """What would one client update of this model give away?
+
+    Args:
+        model: `default`, `torchvision:NAME`, or your own module (then give `data` too).
+        data: the client's private (images, targets); the embedded photos by default.
+        batch, same_label: how many embedded photos, and how many of them share one label.
+        defenses: applied to the update before the server sees it.
+        attack: `auto` or the name of a separator; the attacker is given the model and the update, nothing else.
+        train: the client's BatchNorm mode.
+        progress: called with a sentence when a new stage begins.
+
+    Returns:
+        An `Audit`; `audit.write("folder")` makes the report.
+    """
+    start = time.perf_counter()
+    say = progress or (lambda _sentence: None)
+    say("Loading the model and the client's photos")
+    torch.manual_seed(seed)
+    chosen = torch.device(device or "cpu")
+    name, network, truth = _prepare(model, data, batch, same_label, seed)
+    network = network.to(chosen)
+    images = truth.images.to(chosen)
+    steps = [defenses] if isinstance(defenses, Defense) else list(defenses)
+
+    say("The client computes its update")
+    update = capture(network, images, truth.targets.to(chosen), train=train, defenses=steps)
+    leak = run_attack(network, update, attack, device=chosen, seed=seed, progress=say)
+
+    say("Comparing with the truth")
+    with in_mode(network, train):
+        features = collect_features(network, images)
+    compared = (images, truth.targets, features)
+    return Audit(
+        Setting(
+            model=name,
+            batch_size=len(images),
+            classes=leak.targets.shape[1],
+            mode="train" if train else "eval",
+            defenses=" | ".join(repr(step) for step in steps) or "none",
+            attack=leak.method,
+            seed=seed,
+            device=_device_name(chosen),
+            command=command,
+            versions={
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "torchvision": torchvision.__version__,
+            },
+        ),
+        truth,
+        leak,
+        score_samples(leak, *compared),
+        score(leak, *compared),
+        time.perf_counter() - start,
+    )
+
+
+def _prepare(
+    model: nn.Module | str, data: tuple[Tensor, Tensor] | Batch | None, batch: int, same_label: int, seed: int
+) -> tuple[str, nn.Module, Batch]:
+    if isinstance(model, str):
+        classes = len(tags()) if data is None else _classes(data)
+        loaded = load_model(model, classes=classes, seed=seed)
+        name, network, size = loaded.name, loaded.model, loaded.image_size
+        if data is None:
+            return name, network, embedded_batch(batch, image_size=size, same_label=same_label)
+    else:
+        name, network = type(model).__name__, model
+        if data is None:
+            raise UnsumError("Give data=(images, targets) along with your own model; the embedded photos may not fit it.")
+    return name, network, data if isinstance(data, Batch) else _named(data, find_head(network)[1].out_features)
+
+
+def _classes(data: tuple[Tensor, Tensor] | Batch) -> int:
+    targets = data.targets if isinstance(data, Batch) else data[1]
+    return targets.shape[1] if targets.ndim == 2 else int(targets.max()) + 1
+
+
+def _named(data: tuple[Tensor, Tensor], classes: int) -> Batch:
+    images, targets = data
+    titles = [f"sample {i + 1}" for i in range(len(images))]
+    return Batch(images, targets, titles, [f"class {c}" for c in range(classes)])
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}, {torch.get_num_threads()} threads"

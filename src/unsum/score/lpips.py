@@ -1,0 +1,39 @@
+"""LPIPS, when its AlexNet is on this machine. unsum downloads nothing behind its user's back."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchvision.models import AlexNet_Weights
+
+
+def weights_file() -> Path:
+    """Where torchvision keeps the AlexNet that LPIPS compares with, once it was downloaded."""
+    return Path(torch.hub.get_dir()) / "checkpoints" / AlexNet_Weights.IMAGENET1K_V1.url.rsplit("/", 1)[-1]
+
+
+def lpips_status() -> str | None:
+    """None when LPIPS can be computed, else a sentence that says what is missing."""
+    path = weights_file()
+    if path.is_file():
+        return None
+    return f"LPIPS is not reported: put torchvision's AlexNet weights, {path.name}, into {path.parent}."
+
+
+def lpips(found: Tensor, true: Tensor) -> float:
+    """Perceptual distance (AlexNet) of one (3, h, w) picture in [0, 1]; NaN when the weights are not there."""
+    if lpips_status() is not None:
+        return float("nan")
+    with torch.no_grad():
+        return float(_metric(str(weights_file()))(found[None].clamp(0, 1), true[None]))
+
+
+@cache
+def _metric(_path: str) -> Any:
+    from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity
+
+    return LearnedPerceptualImagePatchSimilarity(net_type="alex", normalize=True)

@@ -1,0 +1,100 @@
+"""One row of figures per true sample, and their summary."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from unsum.client.augment import as_probabilities
+from unsum.errors import UnsumError
+from unsum.leak import Leak
+from unsum.score.assignment import assign
+from unsum.score.image import psnr, ssim
+from unsum.score.lpips import lpips
+
+
+@dataclass(frozen=True)
+class SampleScore:
+    """How well one true sample was recovered. NaN marks what could not be measured.
+
+    A sample that the attack did not find at all (`found` is None) is scored as what anybody could answer: a zero
+    feature vector, a mid-grey picture and a wrong label.
+    """
+
+    found: int | None  # index in the leak
+    label_correct: float
+    target_error: float  # largest error of any entry of the target row
+    feature_error: float  # ‖f̂ − f‖ / ‖f‖
+    feature_cosine: float
+    psnr: float
+    ssim: float
+    lpips: float
+
+
+def score(
+    leak: Leak, images: Tensor | None = None, targets: Tensor | None = None, features: Tensor | None = None
+) -> dict[str, float]:
+    """Compare a leak with the truth; give whatever truth there is.
+
+    Returns means over the true samples (`psnr` is the mean of the per-image values), the worst feature error, and how
+    far the batch size is off. Samples are paired by features if given, else by images, else by targets.
+    """
+    rows = score_samples(leak, images, targets, features)
+    names = [name for name in asdict(rows[0]) if name != "found"]
+    summary = {name: _mean([getattr(row, name) for row in rows]) for name in names}
+    summary["worst_feature_error"] = max(row.feature_error for row in rows)
+    summary["samples"] = float(len(rows))
+    summary["batch_size_error"] = float(leak.batch_size - len(rows))
+    return {name: value for name, value in summary.items() if not math.isnan(value)}
+
+
+def score_samples(
+    leak: Leak, images: Tensor | None = None, targets: Tensor | None = None, features: Tensor | None = None
+) -> list[SampleScore]:
+    """One `SampleScore` per true sample, in the truth's order."""
+    rows = None if targets is None else as_probabilities(targets.cpu(), leak.targets.shape[1])
+    pictures = None if images is None or leak.images is None else images.cpu().float()
+    if pictures is not None and leak.images is not None and pictures.shape[1:] != leak.images.shape[1:]:
+        raise UnsumError(f"True images are {tuple(pictures.shape[1:])} but recovered ones {tuple(leak.images.shape[1:])}.")
+    partner = _pair(leak, pictures, rows, features)
+    return [
+        _score_one(leak, found, *(None if truth is None else truth[i].cpu() for truth in (pictures, rows, features)))
+        for i, found in enumerate(partner)
+    ]
+
+
+def _pair(leak: Leak, images: Tensor | None, targets: Tensor | None, features: Tensor | None) -> list[int | None]:
+    if features is not None:
+        return assign(leak.features, features)
+    if images is not None and leak.images is not None:
+        return assign(leak.images, images)
+    if targets is not None:
+        return assign(leak.targets, targets)
+    raise UnsumError("score needs at least one of images, targets and features to compare with.")
+
+
+def _score_one(
+    leak: Leak, found: int | None, image: Tensor | None, target: Tensor | None, feature: Tensor | None
+) -> SampleScore:
+    nan = float("nan")
+    label_correct = target_error = error = cosine = quality = similarity = perceptual = nan
+    if target is not None:
+        answer = torch.zeros_like(target) if found is None else leak.targets[found].cpu().to(target)
+        target_error = float((answer - target).abs().max())
+        label_correct = float(found is not None and int(answer.argmax()) == int(target.argmax()))
+    if feature is not None:
+        truth = feature.double()
+        answer = torch.zeros_like(truth) if found is None else leak.features[found].cpu().double()
+        error = float((answer - truth).norm() / truth.norm().clamp_min(1e-30))
+        cosine = float(torch.cosine_similarity(answer, truth, dim=0))
+    if image is not None and leak.images is not None:
+        answer = torch.full_like(image, 0.5) if found is None else leak.images[found].cpu().float()
+        quality, similarity, perceptual = psnr(answer, image), ssim(answer, image), lpips(answer, image)
+    return SampleScore(found, label_correct, target_error, error, cosine, quality, similarity, perceptual)
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
