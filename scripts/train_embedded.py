@@ -1,10 +1,12 @@
 """Train the weights that ship with unsum: the default backbone, then its inverse.
 
-    python scripts/train_embedded.py --photos train.tar [--photos more.tar …] --labelled tenclasses.tar --held-out test.tar
+    python scripts/train_embedded.py --photos train.tar [--photos more.tar …] --labelled tenclasses.tar \\
+        --held-out test.tar --out FOLDER
 
-A tar holds JPEGs named CLASS/anything.jpg or CLASS_anything.jpg. The backbone learns to classify the `--labelled` photos (a tenth held out for
-its accuracy); the inverse learns photos from features on all `--photos`. Neither sees `--held-out`, which is only
-scored, nor the photos embedded in the package. Runs on a GPU if there is one, else on the CPU (hours, not minutes).
+A tar holds JPEGs named CLASS/anything.jpg or CLASS_anything.jpg. The backbone learns to classify the `--labelled` photos
+(a tenth held out for its accuracy); the inverse learns photos from features on all of them and all `--photos`. Neither
+sees `--held-out`, which is only scored, nor the photos embedded in the package. Runs on a GPU if there is one (seven
+minutes on an H200), else on the CPU (most of a day).
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ CLIENT_SIZES = ((8, 0.5), (16, 0.25), (4, 0.15), (0, 0.1))
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--photos", type=Path, action="append", required=True, help="tar of training photos, repeatable")
+    parser.add_argument(
+        "--photos", type=Path, action="append", required=True, help="tar of training photos, repeatable"
+    )
     parser.add_argument("--labelled", type=Path, required=True, help="tar of photos whose classes the backbone learns")
     parser.add_argument("--held-out", type=Path, required=True, help="tar of photos that are only scored")
     parser.add_argument("--backbone-epochs", type=int, default=120)
@@ -64,8 +68,14 @@ def decode(jpeg: bytes) -> Tensor:
     image = Image.open(io.BytesIO(jpeg)).convert("RGB")
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
-    image = image.crop((left, top, left + side, top + side)).resize((STORED_SIZE, STORED_SIZE), Image.Resampling.LANCZOS)
-    return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(STORED_SIZE, STORED_SIZE, 3).permute(2, 0, 1)
+    image = image.crop((left, top, left + side, top + side)).resize(
+        (STORED_SIZE, STORED_SIZE), Image.Resampling.LANCZOS
+    )
+    return (
+        torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+        .view(STORED_SIZE, STORED_SIZE, 3)
+        .permute(2, 0, 1)
+    )
 
 
 def read_tar(path: Path) -> tuple[Tensor, Tensor]:
@@ -162,11 +172,15 @@ def client_features(backbone: nn.Module, images: Tensor, size: int) -> Tensor:
         return backbone(images).flatten(1)
 
 
-def train_inverse(model: SmallResNet, photos: Tensor, held_out: Tensor, steps: int, batch: int = 128) -> tuple[Decoder, float]:
+def train_inverse(
+    model: SmallResNet, photos: Tensor, held_out: Tensor, steps: int, batch: int = 128
+) -> tuple[Decoder, float]:
     """Mean squared error plus a little L1, Adam, an average of the weights over the last steps."""
     backbone = client_backbone(model)
     decoder = Decoder(FEATURE_SHAPE, DECODER_STAGES).to(photos.device, memory_format=torch.channels_last)
-    average = torch.optim.swa_utils.AveragedModel(decoder, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.999))
+    average = torch.optim.swa_utils.AveragedModel(
+        decoder, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.999)
+    )
     optimiser = torch.optim.AdamW(decoder.parameters(), 6e-4, weight_decay=1e-3, betas=(0.9, 0.99))
     schedule = one_cycle(optimiser, 6e-4, steps)
     sizes, shares = torch.tensor([s for s, _ in CLIENT_SIZES]), torch.tensor([p for _, p in CLIENT_SIZES])
@@ -186,7 +200,10 @@ def train_inverse(model: SmallResNet, photos: Tensor, held_out: Tensor, steps: i
         average.update_parameters(decoder)
         if step % 1000 == 0 or step == steps - 1:
             psnr = held_out_psnr(average.module, backbone, held_out)
-            print(f"inverse {step}/{steps} loss {loss.item():.4f} held-out {psnr:.2f} dB {time.time() - started:.0f} s", flush=True)
+            print(
+                f"inverse {step}/{steps} loss {loss.item():.4f} held-out {psnr:.2f} dB {time.time() - started:.0f} s",
+                flush=True,
+            )
     return average.module, psnr
 
 
@@ -205,7 +222,11 @@ def save_backbone(model: SmallResNet, folder: Path, card: dict[str, object]) -> 
     """Float16 halves the file; the model itself takes the rounded weights, so that the inverse learns what ships."""
     weights = {name: w.half() if w.is_floating_point() else w for name, w in model.backbone.state_dict().items()}
     model.backbone.load_state_dict({name: w.float() if w.is_floating_point() else w for name, w in weights.items()})
-    save_file({n: w.cpu().contiguous() for n, w in weights.items()}, folder / "default-backbone.safetensors", {"card": json.dumps(card)})
+    save_file(
+        {n: w.cpu().contiguous() for n, w in weights.items()},
+        folder / "default-backbone.safetensors",
+        {"card": json.dumps(card)},
+    )
 
 
 def save_inverse(inverse: Decoder, model: SmallResNet, folder: Path, card: dict[str, object]) -> None:

@@ -17,6 +17,10 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UnsumError:
     There is no defence 'nosie'; did you mean 'noise'? Known: clip, noise.
     """
     names = sorted(valid)
-    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
-    return UnsumError(f"There is no {kind} {name!r}; {hint}Known: {', '.join(names)}.")
+    return UnsumError(f"There is no {kind} {name!r}; {nearest(name, names)}Known: {', '.join(names)}.")
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """`did you mean 'a' or 'b'? `, or nothing when no valid name is near."""
+    near = difflib.get_close_matches(name.lower(), list(valid), n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(repr(n) for n in near)}? " if near else ""

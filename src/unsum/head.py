@@ -181,7 +181,7 @@ def _is_transparent(node: fx.Node, model: nn.Module) -> bool:
     if node.op == "call_module":
         return isinstance(model.get_submodule(str(node.target)), _TRANSPARENT_MODULES)
     if node.op == "call_function" and node.target is operator.getitem:
-        return node.args[1] == 0
+        return bool(node.args[1] == 0)
     return node.op in ("call_function", "call_method") and node.target in _TRANSPARENT_CALLS
 
 

@@ -33,7 +33,9 @@ class Knowledge:
         if self.labels.ndim == 1 and self.labels.is_floating_point():
             raise UnsumError("labels of shape (B,) must be whole class numbers.")
         if self.batch_size is not None and len(self.labels) != self.batch_size:
-            raise UnsumError(f"{len(self.labels)} labels do not fit a batch size of {self.batch_size}; give one of the two.")
+            raise UnsumError(
+                f"{len(self.labels)} labels do not fit a batch size of {self.batch_size}; give one of the two."
+            )
 
     @property
     def known_batch_size(self) -> int | None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,8 @@ from unsum.leak import Leak
 from unsum.separate import separate
 from unsum.update import Update
 
-Report = Callable[[str], None]
+Say = Callable[[str], None]
+_HOPELESS = 0.3  # predicted relative error above which the exact solver's own features are worth little
 
 
 def attack(
@@ -29,12 +31,13 @@ def attack(
     inverse: str | Path | None = None,
     device: torch.device | str | None = None,
     seed: int = 0,
-    progress: Report | None = None,
+    progress: Say | None = None,
 ) -> Leak:
     """Everything that can be read out of one update: a `Leak`, with `.images` where the model has an inverse.
 
     Args:
-        recipe: `auto` takes the exact solver; any other name is a separator from `unsum list`.
+        recipe: `auto` takes the exact solver, or the ratio method where the solver itself expects to fail (a noisy
+            gradient, say); any other name is a separator from `unsum list`.
         labels, batch_size: what the attacker knows besides, as in `separate`.
         inverse: a trained inverse for this model's backbone; the embedded one by default.
         progress: called with a sentence when a new stage begins.
@@ -42,8 +45,8 @@ def attack(
     say = progress or (lambda _sentence: None)
     start = time.perf_counter()
     say("Separating the batch")
-    method = "exact" if recipe == "auto" else recipe
-    leak = separate(model, update, method, labels=labels, batch_size=batch_size, device=device, seed=seed)
+    known: dict[str, Any] = {"labels": labels, "batch_size": batch_size, "device": device, "seed": seed}
+    leak = _auto(model, update, known) if recipe == "auto" else separate(model, update, recipe, **known)
     say("Turning features into pictures")
     try:
         loaded = load_inverse(model, inverse)
@@ -54,3 +57,16 @@ def attack(
     images = invert(model, leak, inverse=loaded)
     knowledge = replace(leak.knowledge, auxiliary_photos=loaded.photos)
     return replace(leak, images=images, knowledge=knowledge, seconds=time.perf_counter() - start)
+
+
+def _auto(model: nn.Module, update: Update, known: dict[str, Any]) -> Leak:
+    """The exact solver, unless its own prediction says that the cruder ratio method will serve better."""
+    leak = separate(model, update, "exact", **known)
+    if leak.predicted_error < _HOPELESS:
+        return leak
+    try:
+        crude = separate(model, update, "fgla", **known)
+    except UnsumError:  # no bias gradient, or every class present: nothing to fall back to
+        return leak
+    reason = f"The exact solver predicted an error of {leak.predicted_error:.1g}, so the ratio method (fgla) was used instead."
+    return replace(crude, seconds=leak.seconds + crude.seconds, notes=[reason, *leak.notes, *crude.notes])

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from unsum.errors import UnsumError, unknown_name
+from unsum.errors import UnsumError, nearest, unknown_name
 
 Kind = Literal["gradient", "delta"]
 Reduction = Literal["mean", "sum"]
@@ -58,9 +58,7 @@ class Update:
         return f"Update({len(self.gradients)} tensors, {size:,} values, kind={self.kind!r})"
 
     @classmethod
-    def from_delta(
-        cls, delta: Mapping[str, Tensor], learning_rate: float | None = None, **metadata: Any
-    ) -> Update:
+    def from_delta(cls, delta: Mapping[str, Tensor], learning_rate: float | None = None, **metadata: Any) -> Update:
         """The update behind a weight delta of one step of plain gradient descent: delta = −learning_rate · gradient."""
         if learning_rate is not None and not learning_rate > 0:
             raise UnsumError(f"The learning rate must be positive, not {learning_rate}.")
@@ -82,7 +80,10 @@ class Update:
         parameters = dict(model.named_parameters())
         for name, gradient in self.gradients.items():
             if name not in parameters:
-                raise unknown_parameter(name, parameters)
+                raise UnsumError(
+                    f"The update does not fit the model: the model has no parameter {name!r}; "
+                    f"{nearest(name, parameters)}pass the model that the client trained."
+                )
             expected, found = tuple(parameters[name].shape), tuple(gradient.shape)
             if expected != found:
                 raise UnsumError(
@@ -110,9 +111,7 @@ class Update:
         save_file(tensors, path, metadata={_FORMAT: json.dumps(metadata)})
 
     @classmethod
-    def load(
-        cls, path: str | Path, *, kind: Kind | None = None, learning_rate: float | None = None
-    ) -> Update:
+    def load(cls, path: str | Path, *, kind: Kind | None = None, learning_rate: float | None = None) -> Update:
         """Read an update from `.safetensors`, `.npz` or a `.pt`/`.pth` state dict.
 
         Files written by `save` carry their own metadata. For any other file, `kind` says whether it holds
@@ -126,12 +125,6 @@ class Update:
         if kind == "delta":
             return cls.from_delta(tensors, learning_rate)
         return cls(tensors, kind=kind or "gradient", learning_rate=learning_rate)
-
-
-def unknown_parameter(name: str, parameters: Mapping[str, Any]) -> UnsumError:
-    """The error for a tensor of the update that the model has no parameter for."""
-    hint = str(unknown_name("parameter", name, parameters)).split("; ", 1)[1].split("Known:")[0].strip()
-    return UnsumError(f"The update does not fit the model: the model has no parameter {name!r}" + (f"; {hint}" if hint else "."))
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
@@ -160,7 +153,9 @@ def _metadata(header: str) -> dict[str, Any]:
     metadata = json.loads(header)
     known = {"kind", "learning_rate", "reduction", "batch_size", "num_examples"}
     if not isinstance(metadata, dict) or not set(metadata) <= known:
-        raise UnsumError(f"The update's metadata holds fields unsum does not know; it knows {', '.join(sorted(known))}.")
+        raise UnsumError(
+            f"The update's metadata holds fields unsum does not know; it knows {', '.join(sorted(known))}."
+        )
     return metadata
 
 

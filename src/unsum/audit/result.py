@@ -76,7 +76,12 @@ class Audit:
 
     def _sample(self, i: int) -> dict[str, Any]:
         row = self.samples[i]
-        return {"title": self.truth.titles[i], "label": self.true_label(i), "found_label": self.found_label(i), **asdict(row)}
+        return {
+            "title": self.truth.titles[i],
+            "label": self.true_label(i),
+            "found_label": self.found_label(i),
+            **asdict(row),
+        }
 
     def true_label(self, i: int) -> str:
         target = self.truth.targets[i]
@@ -104,7 +109,9 @@ def check_folder(folder: Path, *, force: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise UnsumError(f"{str(folder)!r} is a file; name a folder for the report.")
     if folder.exists() and any(folder.iterdir()) and not force:
-        raise UnsumError(f"The folder {str(folder)!r} exists already; add --force to overwrite it, or name another with --out.")
+        raise UnsumError(
+            f"The folder {str(folder)!r} exists already; add --force to overwrite it, or name another with --out."
+        )
 
 
 def _finite(value: Any) -> Any:

@@ -107,7 +107,9 @@ def _prepare(
     else:
         name, network = type(model).__name__, model
         if data is None:
-            raise UnsumError("Give data=(images, targets) along with your own model; the embedded photos may not fit it.")
+            raise UnsumError(
+                "Give data=(images, targets) along with your own model; the embedded photos may not fit it."
+            )
     return name, network, data if isinstance(data, Batch) else _named(data, find_head(network)[1].out_features)
 
 
@@ -123,4 +125,8 @@ def _named(data: tuple[Tensor, Tensor], classes: int) -> Batch:
 
 
 def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}, {torch.get_num_threads()} threads"
+    return (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{device.type}, {torch.get_num_threads()} threads"
+    )

@@ -37,7 +37,9 @@ def judge(leak: Leak, samples: list[SampleScore]) -> Verdict:
 
 def _headline(level: Level, close: int, total: int) -> str:
     if level == "severe":
-        return "This update gives away every sample of the batch." if total > 1 else "This update gives its sample away."
+        return (
+            "This update gives away every sample of the batch." if total > 1 else "This update gives its sample away."
+        )
     if level == "partial":
         return f"This update gives away {close} of its {total} samples."
     if level == "labels":

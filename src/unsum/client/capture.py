@@ -34,10 +34,14 @@ def capture(
         The `Update`: gradients of every trainable parameter and no word about the batch.
     """
     if len(images) == 0 or len(images) != len(targets):
-        raise UnsumError(f"A batch needs as many targets as images; found {len(images)} images and {len(targets)} targets.")
+        raise UnsumError(
+            f"A batch needs as many targets as images; found {len(images)} images and {len(targets)} targets."
+        )
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
-        raise UnsumError("The model has no trainable parameter; set requires_grad on the layers that the client trains.")
+        raise UnsumError(
+            "The model has no trainable parameter; set requires_grad on the layers that the client trains."
+        )
     with in_mode(model, train), torch.enable_grad():
         logits = _logits(model(images))
         rows = as_probabilities(targets, logits.shape[1]).to(logits)

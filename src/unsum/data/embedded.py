@@ -63,4 +63,5 @@ def _manifest() -> list[dict[str, str]]:
 def _photo(name: str, size: int) -> Tensor:
     with (_PHOTOS / name).open("rb") as file:
         image = Image.open(file).convert("RGB").resize((size, size), Image.Resampling.LANCZOS)
-    return pil_to_tensor(image).float() / 255
+    pixels: Tensor = pil_to_tensor(image)
+    return pixels.float() / 255

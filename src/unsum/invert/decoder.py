@@ -8,10 +8,9 @@ from torch import Tensor, nn
 class _Residual(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(width, width, 3, 1, 1), nn.SiLU(inplace=True), nn.Conv2d(width, width, 3, 1, 1)
-        )
-        nn.init.zeros_(self.body[2].weight)  # every block starts as the identity: deeper stacks train as easily
+        last = nn.Conv2d(width, width, 3, 1, 1)
+        nn.init.zeros_(last.weight)  # every block starts as the identity: deeper stacks train as easily
+        self.body = nn.Sequential(nn.Conv2d(width, width, 3, 1, 1), nn.SiLU(inplace=True), last)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = x + self.body(x)
@@ -42,7 +41,7 @@ class Decoder(nn.Module):
 
     @property
     def image_size(self) -> int:
-        return self.feature_shape[1] * 2 ** len(self.stages)
+        return self.feature_shape[1] << len(self.stages)
 
     def forward(self, features: Tensor) -> Tensor:
         images: Tensor = self.layers(features.view(-1, *self.feature_shape))

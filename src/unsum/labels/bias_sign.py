@@ -14,7 +14,9 @@ from unsum.head import Head
 from unsum.labels.method import LABEL_RULES
 
 
-@LABEL_RULES.register("bias-sign", summary="classes whose bias gradient is negative", needs="bias, distinct hard labels")
+@LABEL_RULES.register(
+    "bias-sign", summary="classes whose bias gradient is negative", needs="bias, distinct hard labels"
+)
 def bias_sign(head: Head, batch_size: int | None) -> Tensor:
     """The classes of negative bias gradient, or the `batch_size` lowest ones where the size is known."""
     if head.grad_b is None:
@@ -25,5 +27,7 @@ def bias_sign(head: Head, batch_size: int | None) -> Tensor:
             raise UnsumError("No class has a negative bias gradient, so 'bias-sign' finds no label; give the labels.")
         return found
     if batch_size > head.classes:
-        raise UnsumError(f"'bias-sign' finds distinct labels, and {batch_size} samples cannot have {head.classes} classes.")
+        raise UnsumError(
+            f"'bias-sign' finds distinct labels, and {batch_size} samples cannot have {head.classes} classes."
+        )
     return head.grad_b.argsort()[:batch_size].sort().values

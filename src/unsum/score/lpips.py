@@ -13,7 +13,8 @@ from torchvision.models import AlexNet_Weights
 
 def weights_file() -> Path:
     """Where torchvision keeps the AlexNet that LPIPS compares with, once it was downloaded."""
-    return Path(torch.hub.get_dir()) / "checkpoints" / AlexNet_Weights.IMAGENET1K_V1.url.rsplit("/", 1)[-1]
+    url: str = AlexNet_Weights.IMAGENET1K_V1.url
+    return Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[-1]
 
 
 def lpips_status() -> str | None:

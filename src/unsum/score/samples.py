@@ -58,7 +58,9 @@ def score_samples(
     rows = None if targets is None else as_probabilities(targets.cpu(), leak.targets.shape[1])
     pictures = None if images is None or leak.images is None else images.cpu().float()
     if pictures is not None and leak.images is not None and pictures.shape[1:] != leak.images.shape[1:]:
-        raise UnsumError(f"True images are {tuple(pictures.shape[1:])} but recovered ones {tuple(leak.images.shape[1:])}.")
+        raise UnsumError(
+            f"True images are {tuple(pictures.shape[1:])} but recovered ones {tuple(leak.images.shape[1:])}."
+        )
     partner = _pair(leak, pictures, rows, features)
     return [
         _score_one(leak, found, *(None if truth is None else truth[i].cpu() for truth in (pictures, rows, features)))

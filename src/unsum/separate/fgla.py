@@ -20,7 +20,9 @@ from unsum.leak import Leak
 from unsum.separate.method import SEPARATORS
 
 
-@SEPARATORS.register("fgla", summary="ratio of label rows (FGLA)", needs="bias gradient, distinct hard labels, early training")
+@SEPARATORS.register(
+    "fgla", summary="ratio of label rows (FGLA)", needs="bias gradient, distinct hard labels, early training"
+)
 def fgla(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
     """Features by f_i = (∇W_y − oW) / (∇b_y − ob), o = (B − 1)/B · mean over unlabelled classes. Uses no randomness."""
     if head.grad_b is None:
@@ -65,5 +67,7 @@ def _residual(head: Head, logits: torch.Tensor, targets: torch.Tensor, features:
 def _notes(B: int, present: torch.Tensor) -> list[str]:
     notes = ["The ratio method carries no certificate: its features are approximate and their error is not predicted."]
     if len(present) < B:
-        notes.append(f"{B} samples share {len(present)} labels: samples of one label are returned as one weighted mean.")
+        notes.append(
+            f"{B} samples share {len(present)} labels: samples of one label are returned as one weighted mean."
+        )
     return notes

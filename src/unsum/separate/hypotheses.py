@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from unsum.separate.certificate import Certificate, certify
 from unsum.separate.equation import Equation, Unknowns
+from unsum.separate.extraction import extract
 from unsum.separate.levenberg import solve_dense
 from unsum.separate.observation import Observation
 from unsum.separate.regression import ClassLine, fit_class_line
@@ -46,17 +48,48 @@ class Hypothesis:
 
 
 def best_candidate(observation: Observation, targets: Tensor | None, seed: int) -> Candidate | None:
-    """The first hypothesis that explains the gradient, or the one that comes closest."""
+    """The first way of explaining the gradient that succeeds, or the one that comes closest."""
     generator = torch.Generator().manual_seed(seed)
     line = fit_class_line(observation.K, observation.b, observation.U, observation.grad_b, observation.weight)
     best: Candidate | None = None
-    for hypothesis in hypotheses(observation, line, targets):
-        candidate = solve(observation, line, hypothesis, generator)
+    for attempt in _attempts(observation, line, targets, generator):
+        candidate = attempt()
         if candidate is not None and (best is None or candidate.certificate.misfit < best.certificate.misfit):
             best = candidate
         if best is not None and best.explains:
             break
     return best
+
+
+def _attempts(
+    observation: Observation, line: ClassLine, targets: Tensor | None, generator: torch.Generator
+) -> Iterator[Callable[[], Candidate | None]]:
+    """Quick tries of every kind first; only then the many starts."""
+    ways = list(hypotheses(observation, line, targets))
+    simple, general = [way for way in ways if way.Y is not None], [way for way in ways if way.Y is None]
+    for way in simple:
+        yield partial(solve, observation, line, way, generator, starts=2, iterations=60)
+    yield partial(solve_extracted, observation, targets)
+    for starts, iterations in ((2, 60), (_STARTS, 150)):
+        for way in general if starts == 2 else ways:
+            yield partial(solve, observation, line, way, generator, starts=starts, iterations=iterations)
+
+
+def solve_extracted(observation: Observation, targets: Tensor | None) -> Candidate | None:
+    """Samples found one at a time, then solved for together."""
+    extracted = extract(observation)
+    if extracted is None or len(extracted[0]) == 0:
+        return None
+    T, labels, alpha = extracted
+    Y = torch.nn.functional.one_hot(labels, observation.classes).double()
+    at = Unknowns(T, T.new_zeros(()), T.new_tensor(math.log(alpha)))
+    equation = replace(observation.equation(), Y=Y, alpha_free=len(T) == observation.rank)
+    weight = observation.weights_at(at, Y)
+    if len(T) < observation.rank:  # each of these stands on its own; together they do not explain the gradient
+        return Candidate(at, Y, certify(equation.with_rows(weight), at, observation))
+    at = solve_dense(equation.with_rows(weight.sqrt()), at, iterations=60).at
+    at, certificate = _polish(observation, equation, at)
+    return Candidate(at, Y, certificate, agreed=True)  # by then every sample has been found on its own, too
 
 
 def hypotheses(observation: Observation, line: ClassLine, targets: Tensor | None) -> Iterator[Hypothesis]:
@@ -87,13 +120,19 @@ def hard_targets(line: ClassLine, B: int) -> Tensor | None:
 
 
 def solve(
-    observation: Observation, line: ClassLine, hypothesis: Hypothesis, generator: torch.Generator
+    observation: Observation,
+    line: ClassLine,
+    hypothesis: Hypothesis,
+    generator: torch.Generator,
+    *,
+    starts: int,
+    iterations: int,
 ) -> Candidate | None:
     """Solve one hypothesis from several starts; stop at the first solution that a second start confirms."""
     equation = _equation(observation, line, hypothesis)
     best: Candidate | None = None
-    for _ in range(_STARTS):
-        at = solve_dense(equation, _start(observation, line, hypothesis, generator)).at
+    for _ in range(starts):
+        at = solve_dense(equation, _start(observation, line, hypothesis, generator), iterations).at
         if not bool(torch.isfinite(at.T).all()):
             continue
         at, certificate = _polish(observation, equation, at)

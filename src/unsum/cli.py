@@ -1,0 +1,188 @@
+"""A thin Typer layer over the API: parse, call, print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from unsum.audit import Audit
+from unsum.audit import audit as run_audit
+from unsum.audit.result import check_folder
+from unsum.defend import DEFENSES, parse_defense
+from unsum.errors import UnsumError, unknown_name
+from unsum.invert import INVERTERS
+from unsum.labels import LABEL_RULES
+from unsum.separate import SEPARATORS
+
+app = typer.Typer(
+    name="unsum",
+    help="What does one federated-learning update give away? Audit systems that you operate or may test.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+_PROGRESS = Console(stderr=True)  # results alone go to stdout, so that --json can be piped
+_OUT = Console()
+_COLOURS = {"severe": "bold red", "partial": "bold yellow", "labels": "bold yellow", "low": "bold green"}
+
+
+@app.command()
+def audit(
+    model: Annotated[str, typer.Option(help="default, or torchvision:NAME (random weights).")] = "default",
+    batch: Annotated[int, typer.Option(help="How many of the embedded photos the client trains on.")] = 8,
+    same_label: Annotated[int, typer.Option(help="How many of them share one label; 0 keeps their own tags.")] = 0,
+    defense: Annotated[
+        list[str] | None, typer.Option(help="noise:STD, clip:NORM, prune:FRACTION; repeat to chain.")
+    ] = None,
+    attack: Annotated[str, typer.Option(help="auto, or an attack from `unsum list`.")] = "auto",
+    eval_mode: Annotated[
+        bool, typer.Option("--eval-mode", help="The client's BatchNorm uses running statistics.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder for report.html and result.json.")] = Path("unsum-report"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing report folder.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps …")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Fixes every random choice.")] = 0,
+) -> None:
+    """Simulate one federated round, attack its update, and report what was recovered."""
+    check_folder(out, force=force)
+    with _stages() as say:
+        result = run_audit(
+            model,
+            batch=batch,
+            same_label=same_label,
+            defenses=[parse_defense(text) for text in defense or []],
+            attack=attack,
+            train=not eval_mode,
+            device=_device(device),
+            seed=seed,
+            command=_command(),
+            progress=say,
+        )
+        say("Writing the report")
+        page = result.write(out, force=force)
+    if as_json:
+        typer.echo(json.dumps(result.to_dict() | {"report": str(page)}, indent=2))
+    else:
+        _show(result, page)
+
+
+@app.command("list")
+def list_methods(
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON instead of tables.")] = False,
+) -> None:
+    """Every attack, label rule, inverter and defence, with what it needs."""
+    families: dict[str, Any] = {
+        "attacks (--attack)": SEPARATORS,
+        "label rules": LABEL_RULES,
+        "inverters": INVERTERS,
+        "defences (--defense)": DEFENSES,
+    }
+    rows = {title: [(e.name, e.summary, e.needs) for e in family] for title, family in families.items()}
+    if as_json:
+        fields = ("name", "summary", "needs")
+        typer.echo(
+            json.dumps({t: [dict(zip(fields, row, strict=True)) for row in r] for t, r in rows.items()}, indent=2)
+        )
+        return
+    for title, entries in rows.items():
+        table = Table("name", "what it does", "what it needs", title=title, title_justify="left")
+        for row in entries:
+            table.add_row(*row)
+        _OUT.print(table)
+
+
+@contextmanager
+def _stages() -> Iterator[Callable[[str], None]]:
+    """Says each stage as it begins: a spinner on a terminal, plain lines in a log."""
+    if not _PROGRESS.is_terminal:
+        yield lambda sentence: _PROGRESS.print(f"unsum: {sentence}", markup=False, highlight=False)
+        return
+    with _PROGRESS.status("Starting") as status:
+        yield status.update
+
+
+def _show(result: Audit, page: Path) -> None:
+    verdict = result.verdict
+    _OUT.print(_setting_table(result))
+    _OUT.print(_sample_table(result))
+    _OUT.print(verdict.headline, style=_COLOURS[verdict.level])
+    for sentence in [*verdict.details, *result.leak.notes]:
+        _OUT.print(f"• {sentence}", markup=False, highlight=False)
+    _OUT.print(f"Report: {page}", markup=False, highlight=False)
+
+
+def _setting_table(result: Audit) -> Table:
+    leak, setting = result.leak, result.setting
+    table = Table(show_header=False, title="One federated round, seen by the server", title_justify="left")
+    table.add_row("model", setting.model)
+    table.add_row("private batch", f"{setting.batch_size} photos, {setting.classes} classes, {setting.mode} mode")
+    table.add_row("defence", setting.defenses)
+    table.add_row("granted to the attacker", "\n".join(result.granted))
+    table.add_row("attack", leak.method)
+    table.add_row("samples found", f"{leak.batch_size} (there are {setting.batch_size})")
+    table.add_row("certificate", "exact" if leak.exact else "not exact")
+    table.add_row("predicted feature error", f"{leak.predicted_error:.1e}")
+    table.add_row("gradient scale found", f"{leak.scale:.6g}")
+    table.add_row("time", f"attack {leak.seconds:.2f} s, everything {result.seconds:.1f} s on {setting.device}")
+    return table
+
+
+def _sample_table(result: Audit) -> Table:
+    table = Table("photo", "label", "recovered label", title="Recovered, beside the truth", title_justify="left")
+    for heading in ("feature error", "PSNR (dB)", "SSIM"):
+        table.add_column(heading, justify="right")
+    for i, row in enumerate(result.samples):
+        right = row.label_correct == 1.0
+        found = result.found_label(i) or "not found"
+        table.add_row(
+            result.truth.titles[i],
+            result.true_label(i),
+            f"[green]{found}[/]" if right else f"[red]{found}[/]",
+            f"{row.feature_error:.1e}",
+            _number(row.psnr, ".1f"),
+            _number(row.ssim, ".2f"),
+        )
+    return table
+
+
+def _number(value: float, form: str) -> str:
+    return "–" if value != value else format(value, form)
+
+
+def _device(name: str) -> str:
+    """`name` if torch can compute there, else a sentence instead of a traceback from the middle of the run."""
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        kinds = ["cpu", "cuda", "mps", "xpu"]
+        if name.partition(":")[0] not in kinds:
+            raise unknown_name("device", name, kinds) from None
+        raise UnsumError(f"The device {name!r} cannot be used here; try --device cpu.") from error
+    return name
+
+
+def _command() -> str:
+    return " ".join(["unsum", *sys.argv[1:]])
+
+
+def main() -> None:
+    """Entry point: errors meant for people become one sentence and exit code 2."""
+    try:
+        app()
+    except UnsumError as error:
+        _PROGRESS.print(f"unsum: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

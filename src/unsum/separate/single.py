@@ -1,0 +1,118 @@
+"""One sample at a time: its p − e_y must lie in the span of U, whatever the other samples are.
+
+R unknowns t and C − R equations per sample: Π⊥ D (softmax(t K + b) − e_y) = 0, where D weighs rows and Π projects on
+the span of D U. With p − e_y = U q, the coupling T q = e_i/α adds α q·t = 1, which keeps t from running off to where
+p = e_y and everything vanishes. Many starts are refined at once, and none is disturbed by another one's failure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unsum.separate.observation import Observation
+
+_BATCH = 1 << 24  # entries of the batched Jacobian that are held at a time
+
+
+@dataclass(frozen=True)
+class _State:
+    P: Tensor  # (n, C)
+    outside: Tensor  # (n, C) Π⊥ D (P − e_y)
+    size: Tensor  # (n,) ‖D (P − e_y)‖
+    q: Tensor  # (n, R)
+    coupling: Tensor  # (n,) q·t, which is 1/α for a sample
+
+
+class SingleSamples:
+    """The per-sample equations of one observation; rows of U that are labels get their own weight in `weight`."""
+
+    def __init__(self, observation: Observation, weight: Tensor) -> None:
+        self.observation = observation
+        self.D = (weight / weight.max()).sqrt()
+        self.Q, self.triangle = torch.linalg.qr(self.D[:, None] * observation.U)
+        self.deviation = 1 / weight
+
+    def labels(self, T: Tensor) -> Tensor:
+        """(n,) for each t the class y whose p − e_y is nearest to the span of U."""
+        X = torch.softmax(T @ self.observation.K + self.observation.b, dim=1) * self.D
+        outside = X - (X @ self.Q) @ self.Q.T
+        leverage = self.Q.square().sum(1)
+        distance = outside.square().sum(1, keepdim=True) - 2 * outside * self.D + self.D.square() * (1 - leverage)
+        size = X.square().sum(1, keepdim=True) - 2 * X * self.D + self.D.square()
+        return (distance / size).argmin(1)
+
+    def refine(self, T: Tensor, labels: Tensor, alpha: float | None, iterations: int = 30) -> Tensor:
+        """Damped Gauss–Newton on every (t, y) on its own; `alpha` None leaves the coupling out."""
+        step = max(1, _BATCH // (self.observation.K.numel() + 1))
+        parts = zip(T.split(step), labels.split(step), strict=True)
+        return torch.cat([self._refine(part, y, alpha, iterations) for part, y in parts])
+
+    def couplings(self, T: Tensor, labels: Tensor) -> Tensor:
+        """(n,) q·t: 1/α for every true sample, 0 for the trivial root at infinity."""
+        return self._state(T, labels).coupling
+
+    def misfits(self, T: Tensor, labels: Tensor) -> Tensor:
+        """(n,) distance from the span of U in units of what noise alone explains."""
+        observation, state = self.observation, self._state(T, labels)
+        size = 1 + 0.5 * T.norm(dim=1, keepdim=True) * observation.row_norms
+        Y = torch.nn.functional.one_hot(labels, observation.classes)
+        client = observation.client_precision**2 * ((state.P * size).square() + Y)
+        variance = client + (state.q.norm(dim=1, keepdim=True) * self.deviation).square()
+        return state.outside.norm(dim=1) / (variance * self.D.square()).sum(1).sqrt()
+
+    def _state(self, T: Tensor, labels: Tensor) -> _State:
+        P = torch.softmax(T @ self.observation.K + self.observation.b, dim=1)
+        X = P.clone()
+        X[torch.arange(len(T), device=T.device), labels] -= 1
+        X = X * self.D
+        inside = X @ self.Q
+        q = torch.linalg.solve_triangular(self.triangle, inside.T, upper=True).T
+        return _State(P, X - inside @ self.Q.T, X.norm(dim=1), q, (q * T).sum(1))
+
+    def _refine(self, T: Tensor, labels: Tensor, alpha: float | None, iterations: int) -> Tensor:
+        state = self._state(T, labels)
+        importance = torch.zeros_like(state.size) if alpha is None else state.size
+        factor = alpha or 1.0
+        damping = torch.full_like(importance, 1e-3)
+        cost = _cost(state, importance, factor)
+        for _ in range(iterations):
+            N, g = self._normal_equations(T, state, importance, factor)
+            scaled = damping[:, None] * N.diagonal(dim1=1, dim2=2)
+            step, _ = torch.linalg.solve_ex(N + torch.diag_embed(scaled + 1e-300), g)
+            trial = T - step
+            there = self._state(trial, labels)
+            new_cost = _cost(there, importance, factor)
+            better = new_cost < cost
+            T, cost = torch.where(better[:, None], trial, T), torch.where(better, new_cost, cost)
+            state = _select(better, there, state)
+            damping = torch.where(better, damping / 5, damping * 4).clamp(1e-14, 1e10)
+        return T
+
+    def _normal_equations(self, T: Tensor, state: _State, importance: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+        K = self.observation.K
+        X = (self.D * state.P)[:, :, None] * (K.T - (state.P @ K.T)[:, None, :])  # (n, C, R)
+        inside = self.Q.T @ X
+        change_q = torch.linalg.solve_triangular(self.triangle, inside, upper=True)
+        coupling = alpha * importance[:, None] * (state.q + (change_q.mT @ T[:, :, None])[:, :, 0])
+        N = X.mT @ X - inside.mT @ inside + coupling[:, :, None] * coupling[:, None, :]
+        g = (X.mT @ state.outside[:, :, None])[:, :, 0]
+        g = g + coupling * (importance * (alpha * state.coupling - 1))[:, None]
+        return N, g
+
+
+def _cost(state: _State, importance: Tensor, alpha: float) -> Tensor:
+    return state.outside.square().sum(1) + (importance * (alpha * state.coupling - 1)).square()
+
+
+def _select(better: Tensor, new: _State, old: _State) -> _State:
+    rows = better[:, None]
+    return _State(
+        torch.where(rows, new.P, old.P),
+        torch.where(rows, new.outside, old.outside),
+        torch.where(better, new.size, old.size),
+        torch.where(rows, new.q, old.q),
+        torch.where(better, new.coupling, old.coupling),
+    )
