@@ -50,7 +50,7 @@ class Hypothesis:
 def best_candidate(observation: Observation, targets: Tensor | None, seed: int) -> Candidate | None:
     """The first way of explaining the gradient that succeeds, or the one that comes closest."""
     generator = torch.Generator().manual_seed(seed)
-    line = fit_class_line(observation.K, observation.b, observation.U, observation.grad_b, observation.weight)
+    line = fit_class_line(observation)
     best: Candidate | None = None
     for attempt in _attempts(observation, line, targets, generator):
         candidate = attempt()

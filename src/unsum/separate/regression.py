@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.separate.observation import Observation
+
 _OUTLIER = 8.0  # median deviations off the line that make a row a label
 
 
@@ -26,11 +28,12 @@ class ClassLine:
     sums: Tensor  # (C, R) scale · Σ_i Y_ic t_i / B
 
 
-def fit_class_line(K: Tensor, b: Tensor, U: Tensor, grad_b: Tensor | None, weight: Tensor) -> ClassLine:
+def fit_class_line(observation: Observation) -> ClassLine:
     """Fit the line over the classes nobody carries, with ∇b as the rows' sizes where it is clean enough to divide by."""
-    if grad_b is not None and float((grad_b.abs() * U.norm(dim=1) * weight / grad_b.abs().max()).median()) > 30:
+    K, b, U, grad_b = observation.K, observation.b, observation.U, observation.grad_b
+    if grad_b is not None and float((grad_b.abs() * observation.weight).median()) * observation.beta > 30:
         return _fit_ratios(K, b, U, grad_b)
-    return _fit_rows(K, b, U, grad_b, weight)
+    return _fit_rows(K, b, U, grad_b, observation.weight)
 
 
 def _fit_ratios(K: Tensor, b: Tensor, U: Tensor, grad_b: Tensor) -> ClassLine:
@@ -119,7 +122,7 @@ def _least_squares(design: Tensor, values: Tensor, root: Tensor) -> Tensor:
 
 
 def _positive_part(slope: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh(slope)
+    values, vectors = torch.linalg.eigh(slope.nan_to_num(posinf=0.0, neginf=0.0))
     positive: Tensor = (vectors * values.clamp_min(0)) @ vectors.T
     return positive
 

@@ -42,7 +42,7 @@ class SingleSamples:
         leverage = self.Q.square().sum(1)
         distance = outside.square().sum(1, keepdim=True) - 2 * outside * self.D + self.D.square() * (1 - leverage)
         size = X.square().sum(1, keepdim=True) - 2 * X * self.D + self.D.square()
-        return (distance / size).argmin(1)
+        return torch.argmin(distance / size, dim=1)
 
     def refine(self, T: Tensor, labels: Tensor, alpha: float | None, iterations: int = 30) -> Tensor:
         """Damped Gauss–Newton on every (t, y) on its own; `alpha` None leaves the coupling out."""
@@ -61,7 +61,8 @@ class SingleSamples:
         Y = torch.nn.functional.one_hot(labels, observation.classes)
         client = observation.client_precision**2 * ((state.P * size).square() + Y)
         variance = client + (state.q.norm(dim=1, keepdim=True) * self.deviation).square()
-        return state.outside.norm(dim=1) / (variance * self.D.square()).sum(1).sqrt()
+        allowed = (variance * self.D.square()).sum(1).sqrt()
+        return torch.div(state.outside.norm(dim=1), allowed)
 
     def _state(self, T: Tensor, labels: Tensor) -> _State:
         P = torch.softmax(T @ self.observation.K + self.observation.b, dim=1)
