@@ -21,6 +21,7 @@ class Certificate:
 
     misfit: float
     errors: Tensor
+    covariance: Tensor  # (B, B) of the samples, summed over the directions of T
     floor_deviation: float
     log_alpha_deviation: float
 
@@ -32,22 +33,43 @@ class Certificate:
 def certify(equation: Equation, at: Unknowns, observation: Observation) -> Certificate:
     """Predict the error of a solution from the noise level, the misfit and the Jacobian's inverse."""
     here = Linearised(equation, at)
-    unknowns = at.T.numel() + equation.floor_free + equation.alpha_free
-    equations = int((equation.weight > 0).sum()) * equation.U.shape[1]
-    degrees = max(equations - unknowns, 1)
-    misfit = float((here.cost / degrees).sqrt())
-    N = here.normal_matrix()
-    scale = N.diagonal().clamp_min(1e-300).rsqrt()
-    factor, failed = torch.linalg.cholesky_ex(scale[:, None] * N * scale)
     B, R = at.T.shape
-    if equations < unknowns or bool(failed):
-        return Certificate(misfit, torch.full((B,), torch.inf, dtype=torch.float64), torch.inf, torch.inf)
-    variance = torch.cholesky_inverse(factor).diagonal() * scale.square() * max(misfit, 1.0) ** 2
+    unknowns = B * R + equation.floor_free + equation.alpha_free
+    equations = int((equation.weight > 0).sum()) * equation.U.shape[1]
+    misfit = float((here.cost / max(equations - unknowns, 1)).sqrt())
     size = at.T.norm(dim=1).clamp_min(1e-300)
-    inside = variance[: B * R].view(B, R).sum(1).clamp_min(0).sqrt()
-    errors = (inside.square() + _outside(here, observation).square()).sqrt() / size
-    deviations = variance[-2:].clamp_min(0).sqrt()
-    return Certificate(misfit, errors.nan_to_num(nan=torch.inf), float(deviations[0]), float(deviations[1]))
+    N = here.normal_matrix()
+    # The prior that features are not larger than they came out: a direction nothing determines has an error of 100 %.
+    prior = torch.cat([size.pow(-2).repeat_interleave(R), size.new_ones(2)]) * max(misfit, 1.0) ** 2
+    N = N + torch.diag(prior)
+    scale = N.diagonal().rsqrt()
+    factor, failed = torch.linalg.cholesky_ex(scale[:, None] * N * scale)
+    if equations < unknowns or bool(failed):
+        nothing = torch.full((B,), torch.inf, dtype=torch.float64, device=size.device)
+        return Certificate(misfit, nothing, torch.diag(nothing), torch.inf, torch.inf)
+    inverse = scale[:, None] * torch.cholesky_inverse(factor) * scale * max(misfit, 1.0) ** 2
+    covariance = inverse[: B * R, : B * R].view(B, R, B, R).diagonal(dim1=1, dim2=3).sum(-1)
+    covariance = covariance + torch.diag(_outside(here, observation).square())
+    errors = covariance.diagonal().clamp_min(0).sqrt() / size
+    deviations = inverse.diagonal()[-2:].clamp_min(0).sqrt()
+    return Certificate(
+        misfit, errors.nan_to_num(nan=torch.inf), covariance, float(deviations[0]), float(deviations[1])
+    )
+
+
+def indistinguishable(certificate: Certificate, T: Tensor, labels: Tensor) -> list[list[int]]:
+    """Groups of samples of one label that the gradient determines only as their mean."""
+    groups = []
+    blurred = certificate.errors > 1e-2
+    for label in set(labels[blurred].tolist()):
+        members = (blurred & (labels == label)).nonzero()[:, 0]
+        if len(members) < 2:
+            continue
+        variance = certificate.covariance[members][:, members].mean()
+        mean_error = float(variance.clamp_min(0).sqrt() / T[members].mean(0).norm().clamp_min(1e-300))
+        if mean_error < 0.1 * float(certificate.errors[members].min()):
+            groups.append(members.tolist())
+    return groups
 
 
 def _outside(here: Linearised, observation: Observation) -> Tensor:

@@ -12,9 +12,12 @@ from torch import Tensor
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.separate.hypotheses import Candidate, best_candidate
+from unsum.separate.candidate import Candidate
+from unsum.separate.certificate import indistinguishable
 from unsum.separate.method import SEPARATORS
 from unsum.separate.observation import Observation, observe
+from unsum.separate.remarks import find_doubts, find_remarks
+from unsum.separate.search import Search
 
 _TRUSTED_ERROR = 1e-3  # certified exact below this predicted error
 
@@ -31,29 +34,32 @@ def exact(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
     observation = observe(head, knowledge.known_batch_size)
     if observation.rank == 0:
         return _nothing(head, knowledge, "Nothing in the gradient stands out of its noise.")
-    candidate = best_candidate(observation, knowledge.targets(head.classes), seed)
+    search = Search.over(observation, knowledge.targets(head.classes), knowledge.known_batch_size, seed)
+    candidate = search.best()
     if candidate is None:
         return _nothing(head, knowledge, "No start of the solver led to finite features.")
-    return _leak(head, observation, candidate)
+    return _leak(head, knowledge, observation, candidate)
 
 
-def _leak(head: Head, observation: Observation, candidate: Candidate) -> Leak:
-    T, B = candidate.at.T, len(candidate.at.T)
-    features = T @ observation.A
-    logits = T @ observation.K + observation.b
-    certificate = candidate.certificate
-    sure = certificate.predicted_error < _TRUSTED_ERROR and candidate.explains and candidate.agreed
+def _leak(head: Head, knowledge: Knowledge, observation: Observation, candidate: Candidate) -> Leak:
+    certificate, T, B = candidate.certificate, candidate.at.T, len(candidate.at.T)
+    groups = indistinguishable(certificate, T, candidate.Y.argmax(1)) if candidate.explains else []
+    for group in groups:
+        T = T.index_copy(0, T.new_tensor(group, dtype=torch.long), T[group].mean(0).expand(len(group), -1))
+    scale = observation.scale(float(candidate.at.alpha), B)
+    doubts = find_doubts(observation, candidate, groups, knowledge.known_batch_size)
+    sure = not doubts and candidate.agreed and certificate.predicted_error < _TRUSTED_ERROR
     dtype = head.W.dtype if head.W.dtype in (torch.float32, torch.float64) else torch.float32
     return Leak(
         method="exact",
         targets=candidate.Y,
-        logits=logits,
-        features=features.to(dtype),
+        logits=T @ observation.K + observation.b,
+        features=(T @ observation.A).to(dtype),
         residual=_relative_residual(observation, candidate),
         predicted_error=certificate.predicted_error,
         exact=sure,
-        scale=observation.scale(float(candidate.at.alpha), B),
-        notes=_notes(observation, candidate, sure),
+        scale=scale,
+        notes=doubts + find_remarks(observation, candidate),
     )
 
 
@@ -62,26 +68,6 @@ def _relative_residual(observation: Observation, candidate: Candidate) -> float:
     P = torch.softmax(candidate.at.T @ observation.K + observation.b, dim=1)
     explained = candidate.at.alpha * (P - candidate.Y).T @ candidate.at.T
     return float((explained - observation.U).norm() / observation.U.norm())
-
-
-def _notes(observation: Observation, candidate: Candidate, sure: bool) -> list[str]:
-    notes = []
-    if observation.noise.added:
-        notes.append(
-            f"Noise of {100 * observation.noise.relative:.2g} % of the gradient was found in it "
-            "(its columns do not sum to zero); features carry that noise."
-        )
-    if not candidate.explains:
-        notes.append(
-            f"The answer misses the gradient by {candidate.certificate.misfit:.1e} times its noise: "
-            "it is the best of several starts, not a solution."
-        )
-    elif not sure:
-        notes.append("The gradient's precision does not determine the features to 0.1 %.")
-    floor = float(candidate.at.floor)
-    if floor > 0:
-        notes.append(f"Label smoothing of {floor * observation.classes:.4f} was found.")
-    return notes
 
 
 def _nothing(head: Head, knowledge: Knowledge, reason: str) -> Leak:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unsum.separate.equation import Equation, Unknowns
-from unsum.separate.levenberg import solve_dense
+from unsum.separate.levenberg import solve
 from unsum.separate.observation import Observation
 from unsum.separate.simplex import hunt_corners
 from unsum.separate.single import SingleSamples
@@ -122,7 +122,7 @@ def _corner_starts(
     extended = torch.cat([U, observation.beta * left.grad_b[:, None]], dim=1)
     equation = Equation(basis @ observation.K, observation.b, extended, singles.D * ~labelled, observation.beta)
     start = Unknowns(corners, corners.new_zeros(()), corners.new_tensor(math.log(alpha)))
-    solved = solve_dense(equation, start, iterations=40).at
+    solved = solve(equation, start, iterations=40).at
     relative = equation.residual(solved).norm(dim=1) / singles.D * observation.weight
     starts = torch.cat([solved.T, corners]) @ basis
     return starts[torch.isfinite(starts).all(1)], relative > 0.2 * relative.max()

@@ -37,10 +37,18 @@ def measure_noise(head: Head) -> Noise:
     return Noise(level, True, added * (C * H) ** 0.5 / size)
 
 
-def factorise(head: Head, noise: Noise, rank: int | None) -> Factors:
-    """∇W = U A with as many rows in A as directions stand above the noise, or `rank` where it is known."""
+def factorise(head: Head, noise: Noise, batch_size: int | None) -> Factors:
+    """∇W = U A with as many rows in A as directions stand above the noise.
+
+    A granted batch size caps them. Where noise was added it also replaces the count, which noise may have drowned; in a
+    clean gradient a missing direction is missing indeed (equal samples, or features that depend on each other).
+    """
     C, H = head.grad_W.shape
     edge = C**0.5 + H**0.5  # largest singular value of pure noise of level 1 (Marchenko–Pastur)
     # Rounding is not quite random, and the Gram matrix itself ends at 1e-8 of the largest singular value.
     threshold = 1.1 * edge if noise.added else max(4 * edge, 1.5e-7 * (C * H) ** 0.5 / noise.relative)
-    return head.factorise(rank=rank, threshold=threshold, row_weight=1 / noise.level)
+    rank = batch_size if noise.added else None
+    factors = head.factorise(rank=rank, threshold=threshold, row_weight=1 / noise.level)
+    if batch_size is not None and factors.A.shape[0] > batch_size:
+        return head.factorise(rank=batch_size, row_weight=1 / noise.level)
+    return factors

@@ -1,0 +1,87 @@
+"""A solved hypothesis: polished with the noise model's own weights, simplified where it may be, and certified."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from unsum.separate.certificate import Certificate, certify
+from unsum.separate.equation import Equation, Unknowns
+from unsum.separate.levenberg import solve
+from unsum.separate.observation import Observation
+
+_EXPLAINED = 5.0  # a misfit below this many standard deviations is a solution, not a local minimum
+_SAME = 5.0  # standard deviations within which an unknown counts as its natural value
+_HARD = 1e-3  # distance from a hard label within which a soft one is taken for it
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A point of the search with its targets and its certificate."""
+
+    at: Unknowns
+    Y: Tensor  # (B, C)
+    certificate: Certificate
+    agreed: bool = False  # found twice, from independent starts
+
+    @property
+    def explains(self) -> bool:
+        return self.certificate.misfit < _EXPLAINED
+
+
+def polish(observation: Observation, equation: Equation, at: Unknowns) -> Candidate:
+    """Solve on with the weights that only a solution can supply, then prefer the simplest explanation that holds."""
+    candidate, equation = _reweighted(observation, equation, at)
+    for simpler, start in _simplifications(observation, equation, candidate):
+        if not candidate.explains:
+            break
+        simple, simple_equation = _reweighted(observation, simpler, start)
+        if simple.certificate.misfit < max(1.5 * candidate.certificate.misfit, 1.0):
+            candidate, equation = simple, simple_equation
+    return candidate
+
+
+def targets_of(equation: Equation, at: Unknowns) -> Tensor:
+    """(B, C) the targets: those of the equation with their smoothing, or read off it at the label rows."""
+    C = equation.K.shape[1]
+    if equation.Y is not None:
+        return equation.Y * (1 - C * at.floor) + at.floor
+    E = torch.linalg.lstsq(equation.extended(at.T).T, equation.U.T / at.alpha).solution
+    Y = equation.probabilities(at.T) - E
+    return torch.where(equation.weight > 0, at.floor, Y)
+
+
+def _reweighted(observation: Observation, equation: Equation, at: Unknowns) -> tuple[Candidate, Equation]:
+    weight = observation.weights_at(at, targets_of(equation, at)) * (equation.weight > 0)
+    equation = equation.with_rows(weight)
+    at = solve(equation, at, iterations=20).at
+    return Candidate(at, targets_of(equation, at), certify(equation, at, observation)), equation
+
+
+def _simplifications(
+    observation: Observation, equation: Equation, candidate: Candidate
+) -> list[tuple[Equation, Unknowns]]:
+    """Equations with fewer unknowns that the candidate suggests, each with its start."""
+    at, certificate, B = candidate.at, candidate.certificate, len(candidate.at.T)
+    plain = math.log(observation.alpha(1.0, B))
+    if equation.floor_free and float(at.floor) < _SAME * certificate.floor_deviation:
+        at, equation = replace(at, floor=torch.zeros_like(at.floor)), replace(equation, floor_free=False)
+    if equation.alpha_free and abs(float(at.log_alpha) - plain) < _SAME * certificate.log_alpha_deviation:
+        at, equation = replace(at, log_alpha=torch.full_like(at.log_alpha, plain)), replace(equation, alpha_free=False)
+    simpler = [(equation, at)] if at is not candidate.at else []
+    if equation.Y is None:
+        hard = _hard_targets(candidate, equation.K.shape[1])
+        if hard is not None:
+            labelled = replace(equation, Y=hard, weight=observation.weight)
+            simpler.append((labelled, at))
+    return simpler
+
+
+def _hard_targets(candidate: Candidate, C: int) -> Tensor | None:
+    floor = candidate.at.floor
+    Y = (candidate.Y - floor) / (1 - C * floor)
+    hard = torch.nn.functional.one_hot(Y.argmax(1), C).double()
+    return hard if float((Y - hard).abs().max()) < _HARD else None

@@ -1,0 +1,65 @@
+"""What a person should be told about an answer: reasons to doubt it, and what else was found."""
+
+from __future__ import annotations
+
+from unsum.separate.candidate import Candidate
+from unsum.separate.observation import Observation
+
+
+def find_doubts(
+    observation: Observation, candidate: Candidate, groups: list[list[int]], batch_size: int | None
+) -> list[str]:
+    """Every reason why the answer must not be called exact, beyond its predicted error."""
+    doubts = []
+    B, certificate = len(candidate.at.T), candidate.certificate
+    if not candidate.explains:
+        doubts.append(
+            f"The answer misses the gradient by {certificate.misfit:.1e} times its noise: "
+            "it is the best of several starts, not a solution."
+        )
+        if B >= observation.classes - 1:
+            doubts.append("A batch of about as many samples as classes or more leaves too few equations.")
+    for group in groups:
+        members = ", ".join(str(index) for index in group)
+        doubts.append(f"Samples {members} cannot be told apart at the gradient's precision; each is their mean.")
+    if batch_size is not None and batch_size != B:
+        doubts.append(f"The batch was said to hold {batch_size} samples, but {B} were found.")
+    elif batch_size is None and _blind(observation, candidate):
+        doubts.append(
+            "The head answers every input alike (it is zero-initialised): samples of one label look like their mean, "
+            "and without the batch size nobody can say how many there are."
+        )
+    missing = _without_trace(observation, candidate)
+    if missing:
+        doubts.append(f"The batch held {B + missing} samples; {missing} of them left no trace above the precision.")
+    return doubts
+
+
+def find_remarks(observation: Observation, candidate: Candidate) -> list[str]:
+    """What was found besides the samples."""
+    remarks = []
+    if observation.noise.added:
+        remarks.append(
+            f"Noise of {100 * observation.noise.relative:.2g} % of the gradient was found in it "
+            "(its columns do not sum to zero); features carry that noise."
+        )
+    weak = (candidate.certificate.errors >= 1e-3).nonzero()[:, 0].tolist()
+    if candidate.explains and weak:
+        remarks.append(f"Not determined to 0.1 % at this precision: sample {', '.join(str(index) for index in weak)}.")
+    if candidate.explains and float(candidate.at.floor) > 0:
+        remarks.append(f"Label smoothing of {float(candidate.at.floor) * observation.classes:.4f} was found.")
+    return remarks
+
+
+def _blind(observation: Observation, candidate: Candidate) -> bool:
+    """Whether the logits hardly depend on the features, so that equal labels merge."""
+    return float((candidate.at.T @ observation.K).std(dim=1).max()) < 100 * observation.client_precision
+
+
+def _without_trace(observation: Observation, candidate: Candidate) -> int:
+    """Samples that a plain mean counts but the gradient does not show: α = 1/(B + missing)."""
+    if observation.reduction != "mean" or not candidate.explains:
+        return 0
+    B = len(candidate.at.T)
+    total = 1 / float(candidate.at.alpha)
+    return round(total) - B if B < round(total) <= 2 * B and abs(total / round(total) - 1) < 1e-4 else 0

@@ -1,0 +1,121 @@
+"""The search: hypotheses and starts in the order of their cost, until one explains the gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from unsum.separate.candidate import Candidate, polish
+from unsum.separate.certificate import certify
+from unsum.separate.equation import Equation, Unknowns
+from unsum.separate.extraction import extract
+from unsum.separate.hypotheses import Hypothesis, hypotheses
+from unsum.separate.levenberg import solve, work
+from unsum.separate.observation import Observation
+from unsum.separate.regression import ClassLine, fit_class_line
+from unsum.separate.starts import rotate_freely, rotate_to_targets
+
+_STARTS = 6
+_PATIENCE = 4e11  # floating-point operations spent on further starts before giving up
+
+
+@dataclass(frozen=True)
+class Search:
+    """One search and what it may use."""
+
+    observation: Observation
+    line: ClassLine
+    targets: Tensor | None
+    batch_size: int | None
+    generator: torch.Generator
+
+    @classmethod
+    def over(cls, observation: Observation, targets: Tensor | None, batch_size: int | None, seed: int) -> Search:
+        generator = torch.Generator().manual_seed(seed)
+        return cls(observation, fit_class_line(observation), targets, batch_size, generator)
+
+    def best(self) -> Candidate | None:
+        """The first candidate that explains the gradient, or the one that comes closest."""
+        best: Candidate | None = None
+        for attempt in self._attempts():
+            candidate = attempt()
+            if candidate is not None and (best is None or candidate.certificate.misfit < best.certificate.misfit):
+                best = candidate
+            if best is not None and best.explains:
+                break
+        return best
+
+    def _attempts(self) -> Iterator[Callable[[], Candidate | None]]:
+        """Quick tries of every kind first; only then many starts, as far as patience reaches."""
+        ways = list(hypotheses(self.observation, self.line, self.targets, self.batch_size))
+        for way in ways:
+            if way.Y is not None:
+                yield partial(self._solve, way, starts=2, iterations=60)
+        if self.targets is None:
+            yield self._solve_extracted
+        for way in ways:
+            if way.Y is None:
+                yield partial(self._solve, way, starts=2, iterations=60)
+        affordable = _PATIENCE / work(self.observation.rank, self.observation.classes)
+        for way in ways:
+            if affordable > 150:
+                yield partial(self._solve, way, starts=min(_STARTS, int(affordable // 150)), iterations=150)
+            affordable -= 150 * _STARTS
+
+    def _solve(self, way: Hypothesis, *, starts: int, iterations: int) -> Candidate | None:
+        """Solve one hypothesis from several starts; stop at the first solution that a second start confirms."""
+        equation = self._equation(way)
+        best: Candidate | None = None
+        for _ in range(starts):
+            at = solve(equation, self._start(way), iterations).at
+            if not bool(torch.isfinite(at.T).all()):
+                continue
+            candidate = polish(self.observation, equation, at)
+            if best is not None and best.explains and candidate.explains:
+                tolerance = max(10 * best.certificate.predicted_error, 1e-6)
+                return replace(best, agreed=_distance(best.at.T, candidate.at.T) < tolerance)
+            if best is None or candidate.certificate.misfit < best.certificate.misfit:
+                best = candidate
+        return best
+
+    def _solve_extracted(self) -> Candidate | None:
+        """Samples found one at a time, then solved for together."""
+        observation = self.observation
+        extracted = extract(observation)
+        if extracted is None or len(extracted[0]) == 0:
+            return None
+        T, labels, alpha = extracted
+        Y = torch.nn.functional.one_hot(labels, observation.classes).double()
+        at = Unknowns(T, T.new_zeros(()), T.new_tensor(math.log(alpha)))
+        complete = len(T) == observation.rank
+        equation = replace(observation.equation(), Y=Y, alpha_free=complete)
+        weight = observation.weights_at(at, Y)
+        if not complete:  # each of these stands on its own; together they do not explain the gradient
+            return Candidate(at, Y, certify(equation.with_rows(weight), at, observation))
+        at = solve(equation.with_rows(weight.sqrt()), at, iterations=60).at
+        # Every sample has been found on its own as well: that is the second, independent solution.
+        return replace(polish(observation, equation, at), agreed=True)
+
+    def _equation(self, way: Hypothesis) -> Equation:
+        equation = self.observation.equation()
+        if way.Y is None:
+            equation = equation.with_rows(equation.weight * ~self.line.labelled)
+        return replace(equation, Y=way.Y, alpha_free=way.scale_free, floor_free=way.floor_free)
+
+    def _start(self, way: Hypothesis) -> Unknowns:
+        if way.Y is None:
+            T = rotate_freely(self.line, way.B, self.generator)
+        else:
+            T = rotate_to_targets(self.line, way.Y, self.generator)
+        alpha = self.observation.alpha(way.scale, way.B)
+        return Unknowns(T, T.new_zeros(()), T.new_tensor(math.log(alpha)))
+
+
+def _distance(T: Tensor, other: Tensor) -> float:
+    """Largest relative distance of a sample from its nearest in another solution."""
+    return float((torch.cdist(T, other).amin(1) / T.norm(dim=1).clamp_min(1e-300)).max())
