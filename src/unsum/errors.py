@@ -6,6 +6,9 @@ import difflib
 from collections.abc import Iterable
 
 
+_LISTABLE = 12  # more valid names than this are listed only when none is near
+
+
 class UnsumError(ValueError):
     """Wrong input. The message is one sentence for the person at the keyboard; the CLI prints it and exits with 2."""
 
@@ -17,7 +20,9 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UnsumError:
     There is no defence 'nosie'; did you mean 'noise'? Known: clip, noise.
     """
     names = sorted(valid)
-    return UnsumError(f"There is no {kind} {name!r}; {nearest(name, names)}Known: {', '.join(names)}.")
+    hint = nearest(name, names)
+    known = "" if hint and len(names) > _LISTABLE else f"Known: {', '.join(names)}."
+    return UnsumError(f"There is no {kind} {name!r}; {hint}{known}".rstrip())
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

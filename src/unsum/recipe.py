@@ -11,20 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, unknown_name
 from unsum.invert import invert, load_inverse
 from unsum.leak import Leak
-from unsum.separate import separate
+from unsum.separate import SEPARATORS, separate
 from unsum.update import Update
 
 Say = Callable[[str], None]
+AUTO = "auto"
 _HOPELESS = 0.3  # predicted relative error above which the exact solver's own features are worth little
 
 
 def attack(
     model: nn.Module,
     update: Update,
-    recipe: str = "auto",
+    recipe: str = AUTO,
     *,
     labels: Tensor | None = None,
     batch_size: int | None = None,
@@ -42,11 +43,12 @@ def attack(
         inverse: a trained inverse for this model's backbone; the embedded one by default.
         progress: called with a sentence when a new stage begins.
     """
+    check_recipe(recipe)
     say = progress or (lambda _sentence: None)
     start = time.perf_counter()
     say("Separating the batch")
     known: dict[str, Any] = {"labels": labels, "batch_size": batch_size, "device": device, "seed": seed}
-    leak = _auto(model, update, known) if recipe == "auto" else separate(model, update, recipe, **known)
+    leak = _auto(model, update, known) if recipe == AUTO else separate(model, update, recipe, **known)
     say("Turning features into pictures")
     try:
         loaded = load_inverse(model, inverse)
@@ -57,6 +59,13 @@ def attack(
     images = invert(model, leak, inverse=loaded)
     knowledge = replace(leak.knowledge, auxiliary_photos=loaded.photos)
     return replace(leak, images=images, knowledge=knowledge, seconds=time.perf_counter() - start)
+
+
+def check_recipe(recipe: str) -> None:
+    """Refuse an unknown recipe, before anything is computed for it."""
+    names = [AUTO, *(entry.name for entry in SEPARATORS)]
+    if recipe not in names:
+        raise unknown_name("attack", recipe, names)
 
 
 def _auto(model: nn.Module, update: Update, known: dict[str, Any]) -> Leak:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -165,7 +166,12 @@ def _read_npz(path: Path) -> tuple[dict[str, Tensor], None]:
 
 
 def _read_pt(path: Path) -> tuple[dict[str, Tensor], None]:
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:  # torch's own message advises to switch the protection off
+        raise UnsumError(
+            f"{path.name!r} cannot be read as .pt: it holds more than tensors, and unsum runs no code out of files."
+        ) from None
     if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
         raise UnsumError(f"{path.name!r} is not a state dict: it must map parameter names to tensors.")
     return dict(cast("Mapping[str, Tensor]", state)), None

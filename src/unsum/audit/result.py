@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from unsum.audit.pictures import picture_grid
 from unsum.audit.verdict import Verdict, judge
 from unsum.data import Batch
 from unsum.errors import UnsumError
@@ -92,7 +93,10 @@ class Audit:
         return None if found is None else self.truth.class_names[int(self.leak.labels[found])]
 
     def write(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Write `report.html` and `result.json`; an existing folder is replaced only with `force`."""
+        """Write `report.html`, `result.json` and, where there are pictures, `pictures.png`.
+
+        An existing folder is written to only with `force`.
+        """
         from unsum.audit.report import render  # here, so that importing unsum does not import jinja2
 
         folder = Path(folder)
@@ -100,6 +104,8 @@ class Audit:
         page = render(self)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "report.html").write_text(page, encoding="utf-8")
+        if self.leak.images is not None:
+            picture_grid(self).save(folder / "pictures.png")
         (folder / "result.json").write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
         return folder / "report.html"
 

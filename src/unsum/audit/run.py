@@ -18,6 +18,7 @@ from unsum.defend import Defense
 from unsum.errors import UnsumError
 from unsum.head import collect_features, find_head
 from unsum.models import DEFAULT_MODEL, load_model
+from unsum.recipe import AUTO, check_recipe
 from unsum.recipe import attack as run_attack
 from unsum.score import score, score_samples
 
@@ -31,7 +32,7 @@ def audit(
     batch: int = 8,
     same_label: int = 0,
     defenses: Defense | Iterable[Defense] = (),
-    attack: str = "auto",
+    attack: str = AUTO,
     train: bool = True,
     device: torch.device | str | None = None,
     seed: int = 0,
@@ -55,6 +56,7 @@ def audit(
     start = time.perf_counter()
     say = progress or (lambda _sentence: None)
     say("Loading the model and the client's photos")
+    check_recipe(attack)  # before the client computes anything
     torch.manual_seed(seed)
     chosen = torch.device(device or "cpu")
     name, network, truth = _prepare(model, data, batch, same_label, seed)

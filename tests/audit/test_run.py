@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from material import pictures, small_net
+
+import unsum
+from unsum.data import embedded_batch
+
+
+def test_the_default_audit_recovers_everything(default_audit: unsum.Audit) -> None:
+    """Labels 8 of 8, features below 1e-4 for every sample, pictures above 18 dB; nothing granted but public photos."""
+    scores, leak = default_audit.scores, default_audit.leak
+    assert leak.batch_size == 8
+    assert sorted(leak.labels.tolist()) == sorted(default_audit.truth.targets.tolist())
+    assert scores["label_correct"] == 1
+    assert scores["worst_feature_error"] < 1e-4
+    assert scores["psnr"] >= 18
+    assert scores["ssim"] > 0.4
+    assert leak.exact
+    assert leak.predicted_error < 1e-3
+    assert leak.knowledge.labels is None
+    assert leak.knowledge.batch_size is None
+    assert default_audit.verdict.level == "severe"
+    assert default_audit.verdict.leakage == 1
+
+
+def test_shared_labels_do_not_help_the_client() -> None:
+    result = unsum.audit(same_label=4)
+    assert result.scores["worst_feature_error"] < 1e-4
+    assert result.scores["label_correct"] == 1
+    assert result.scores["psnr"] >= 18
+    ratio = unsum.audit(same_label=4, attack="fgla")
+    assert ratio.scores["psnr"] < result.scores["psnr"] - 3  # what the exact solver is for
+
+
+def test_clipping_does_not_help_either() -> None:
+    result = unsum.audit(defenses=unsum.Clip(0.5))
+    assert result.leak.scale < 0.9
+    assert result.scores["worst_feature_error"] < 1e-4
+
+
+def test_strong_noise_does_and_is_not_called_exact() -> None:
+    result = unsum.audit(defenses=[unsum.Noise(0.01)])
+    assert not result.leak.exact
+    assert result.scores["psnr"] < 15
+    assert result.verdict.leakage < 0.5
+    assert result.setting.defenses == "Noise(0.01)"
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    first, second = (unsum.audit(batch=3, defenses=[unsum.Noise(1e-6)], seed=5) for _ in range(2))
+    assert torch.equal(first.leak.features, second.leak.features)
+    assert first.scores == second.scores
+
+
+def test_a_model_and_data_of_ones_own() -> None:
+    net, images, targets = small_net(), pictures(5), torch.tensor([4, 4, 4, 17, 30])
+    result = unsum.audit(net, (images, targets), train=False)
+    assert result.setting.model == "Sequential"
+    assert result.scores["label_correct"] == 1
+    assert result.scores["worst_feature_error"] < 1e-4
+    assert result.leak.images is None
+    assert any("no pictures for this model" in note for note in result.leak.notes)
+    assert result.true_label(3) == "class 17"
+
+
+def test_embedded_photos_through_a_torchvision_model() -> None:
+    result = unsum.audit("torchvision:mobilenet_v3_small", batch=2)
+    assert result.scores["label_correct"] == 1
+    assert result.leak.images is None
+
+
+def test_the_attacked_model_is_left_as_it_was() -> None:
+    net = small_net().eval()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    unsum.audit(net, (pictures(3), torch.tensor([1, 2, 3])))
+    assert not net.training
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_files_are_written_and_not_overwritten(default_audit: unsum.Audit, tmp_path: Path) -> None:
+    folder = tmp_path / "report"
+    page = default_audit.write(folder)
+    content = json.loads((folder / "result.json").read_text())
+    assert page == folder / "report.html"
+    assert content["scores"]["label_correct"] == 1
+    assert content["samples"][4]["label"] == "mountain"
+    assert content["samples"][0]["lpips"] is None or content["samples"][0]["lpips"] >= 0
+    assert content["granted"][0].startswith("The model's weights")
+    page.write_text("mine")
+    with pytest.raises(unsum.UnsumError, match="exists already; add --force"):
+        default_audit.write(folder)
+    assert page.read_text() == "mine"
+    default_audit.write(folder, force=True)
+    assert page.read_text() != "mine"
+
+
+def test_a_file_in_the_way_is_named(default_audit: unsum.Audit, tmp_path: Path) -> None:
+    (tmp_path / "report").write_text("")
+    with pytest.raises(unsum.UnsumError, match="is a file"):
+        default_audit.write(tmp_path / "report", force=True)
+
+
+def test_ones_own_model_needs_data() -> None:
+    with pytest.raises(unsum.UnsumError, match="Give data="):
+        unsum.audit(small_net())
+
+
+def test_a_wrong_attack_is_refused_before_anything_runs() -> None:
+    stages: list[str] = []
+    with pytest.raises(unsum.UnsumError, match="did you mean 'exact'"):
+        unsum.audit(attack="exakt", progress=stages.append)
+    assert stages == ["Loading the model and the client's photos"]
+
+
+def test_a_batch_with_names_of_its_own() -> None:
+    batch = embedded_batch(2, image_size=128)
+    assert unsum.audit("default", batch).truth.titles == batch.titles
