@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hypothesis
 import pytest
-from material import small_net
 from torch import nn
 
 import unsum
-
+from material import small_net
 
 # Timings belong in benchmarks/: a busy machine must not fail a test. Derandomised, so that a failure repeats.
 hypothesis.settings.register_profile("unsum", deadline=None, derandomize=True)

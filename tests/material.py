@@ -13,7 +13,12 @@ def small_net(*, bias: bool = True, batch_norm: bool = True, classes: int = CLAS
     torch.manual_seed(seed)
     norm = nn.BatchNorm2d(32) if batch_norm else nn.Identity()
     return nn.Sequential(
-        nn.Conv2d(3, 32, 3, 2, 1), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, classes, bias=bias)
+        nn.Conv2d(3, 32, 3, 2, 1),
+        norm,
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128, classes, bias=bias),
     )
 
 

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torchvision
-from material import pictures, small_net
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from material import pictures, small_net
 from unsum import UnsumError, Update, capture
 from unsum.head import Head, collect_features, find_head
 
@@ -69,7 +69,9 @@ def test_finds_the_head_of_torchvision_classifiers(name: str, head: str) -> None
     assert (found, linear.out_features) == (head, 17)
 
 
-@pytest.mark.parametrize(("model", "head"), [(LayersInOddOrder(), "classify"), (Untraceable(), "head"), (Normalised(), "head")])
+@pytest.mark.parametrize(
+    ("model", "head"), [(LayersInOddOrder(), "classify"), (Untraceable(), "head"), (Normalised(), "head")]
+)
 def test_finds_the_head_of_a_users_own_module(model: nn.Module, head: str) -> None:
     assert find_head(model)[0] == head
 

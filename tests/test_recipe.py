@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from material import pictures, small_net
 
+from material import pictures, small_net
 from unsum import Noise, UnsumError, attack, capture
 from unsum.models import load_model
 

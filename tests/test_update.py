@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from material import small_net
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
-from unsum import Update, UnsumError
+from material import small_net
+from unsum import UnsumError, Update
 
 
 def gradients_like(model: nn.Module) -> dict[str, torch.Tensor]:

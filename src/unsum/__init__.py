@@ -14,8 +14,7 @@ from unsum.recipe import attack
 from unsum.score import score
 from unsum.separate import separate
 from unsum.update import Update
-
-__version__ = "0.1.0"
+from unsum.version import __version__
 
 __all__ = [
     "Audit",
@@ -26,6 +25,7 @@ __all__ = [
     "Prune",
     "UnsumError",
     "Update",
+    "__version__",
     "attack",
     "audit",
     "capture",

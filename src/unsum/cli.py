@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -172,7 +173,7 @@ def _device(name: str) -> str:
 
 
 def _command() -> str:
-    return " ".join(["unsum", *sys.argv[1:]])
+    return shlex.join(["unsum", *sys.argv[1:]])
 
 
 def main() -> None:

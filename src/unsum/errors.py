@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-
 _LISTABLE = 12  # more valid names than this are listed only when none is near
 
 

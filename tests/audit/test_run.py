@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from material import pictures, small_net
 
 import unsum
+from material import pictures, small_net
 from unsum.data import embedded_batch
 
 

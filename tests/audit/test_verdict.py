@@ -38,4 +38,16 @@ def test_sentences_count_right() -> None:
     text = " ".join(verdict.details)
     for part in ("2 of 2 labels", "1 of 2 samples", "1 of 2 pictures", "mean 18.5 dB", "calls the answer exact"):
         assert part in text
-    assert "believed in 3 samples; there were 2" in " ".join(judge(leak(3), [sample(1.0), sample(1.0)]).details)
+
+
+def test_a_wrong_batch_size_is_said() -> None:
+    fewer = " ".join(judge(leak(1), [sample(1.0), sample(1.0)]).details)
+    more = " ".join(judge(leak(3), [sample(1.0), sample(1.0)]).details)
+    assert "took the batch for 1 instead of 2 samples." in fewer
+    assert "took the batch for 3 instead of 2 samples; each true sample is compared" in more
+
+
+def test_a_sample_that_was_not_found_did_not_come_back() -> None:
+    grey = SampleScore(None, 0.0, 1.0, 1.0, 0.0, psnr=30.0, ssim=0.9, lpips=0.1)  # a greyish photo, "recovered" as grey
+    verdict = judge(leak(1), [sample(1e-6, psnr=25.0), grey])
+    assert any(detail.startswith("1 of 2 pictures") for detail in verdict.details)

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from material import pictures, small_net
 from torch import nn
 
+from material import pictures, small_net
 from unsum import Clip, Noise, UnsumError, capture, mixup, smooth_labels
 
 

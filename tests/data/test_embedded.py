@@ -41,5 +41,5 @@ def test_a_smaller_batch_is_the_beginning_of_a_larger_one() -> None:
 
 @pytest.mark.parametrize(("size", "same"), [(0, 0), (17, 0), (8, 9), (8, -1)])
 def test_impossible_batches_are_refused(size: int, same: int) -> None:
-    with pytest.raises(UnsumError, match="embedded photos|share a label"):
+    with pytest.raises(UnsumError, match=r"embedded photos|share a label"):
         embedded_batch(size, image_size=32, same_label=same)

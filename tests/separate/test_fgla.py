@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from material import pictures, small_net
 from torch import nn
 
+from material import pictures, small_net
 from unsum import UnsumError, capture, score, separate
 from unsum.client.capture import in_mode
 from unsum.head import collect_features

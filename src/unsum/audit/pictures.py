@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
+from torchvision.transforms.functional import to_pil_image
 
 if TYPE_CHECKING:
     from unsum.audit.result import Audit
@@ -16,9 +17,8 @@ _PER_LINE = 8
 
 
 def to_image(picture: Tensor) -> Image.Image:
-    """An 8-bit picture from (3, h, w) in [0, 1], rounded to the nearest value."""
-    values = picture.detach().cpu().float().clamp(0, 1).mul(255).round().byte()
-    return Image.fromarray(values.permute(1, 2, 0).contiguous().numpy())
+    """An 8-bit picture from (1 or 3, h, w) in [0, 1], rounded to the nearest value (torchvision would round floats down)."""
+    return to_pil_image(picture.detach().cpu().float().nan_to_num().clamp(0, 1).mul(255).round().byte())  # type: ignore[no-any-return]
 
 
 def picture_grid(audit: Audit) -> Image.Image:
@@ -31,7 +31,9 @@ def picture_grid(audit: Audit) -> Image.Image:
     for line in range(lines):
         top = _GAP + line * line_height
         for row, text in enumerate(("private photo", "read back from the update")):
-            draw.multiline_text((_GAP, top + row * (_TILE + _GAP) + _TILE // 2 - 20), textwrap.fill(text, 10), "black", font)
+            draw.multiline_text(
+                (_GAP, top + row * (_TILE + _GAP) + _TILE // 2 - 20), textwrap.fill(text, 10), "black", font
+            )
     for i in range(count):
         left = _MARGIN + i % _PER_LINE * (_TILE + _GAP)
         top = _GAP + i // _PER_LINE * line_height

@@ -10,11 +10,10 @@ import math
 from dataclasses import dataclass
 from importlib.resources import files
 
-import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from torch import Tensor
-from torchvision.transforms.functional import to_pil_image
 
+from unsum.audit.pictures import to_image
 from unsum.audit.result import Audit
 from unsum.audit.verdict import CLOSE_ERROR, Level
 from unsum.score import SampleScore
@@ -91,10 +90,8 @@ def _data_uri(picture: Tensor) -> str | None:
     """A (1 or 3, h, w) tensor in [0, 1] as PNG; None for samples that are no pictures, such as rows of a table."""
     if picture.ndim != 3 or len(picture) not in (1, 3):
         return None
-    # to_pil_image would round floats down, which darkens by half a grey level.
-    pixels = (picture.detach().cpu().float().nan_to_num().clamp(0, 1) * 255).round().to(torch.uint8)
     buffer = io.BytesIO()
-    to_pil_image(pixels).save(buffer, format="PNG")
+    to_image(picture).save(buffer, format="PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 

@@ -21,6 +21,7 @@ from unsum.models import DEFAULT_MODEL, load_model
 from unsum.recipe import AUTO, check_recipe
 from unsum.recipe import attack as run_attack
 from unsum.score import score, score_samples
+from unsum.version import __version__
 
 Say = Callable[[str], None]
 
@@ -84,6 +85,7 @@ def audit(
             device=_device_name(chosen),
             command=command,
             versions={
+                "unsum": __version__,
                 "python": platform.python_version(),
                 "torch": torch.__version__,
                 "torchvision": torchvision.__version__,

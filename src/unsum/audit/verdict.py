@@ -57,15 +57,21 @@ def _details(leak: Leak, samples: list[SampleScore], labels: int) -> list[str]:
         f"(largest error {worst:.1e}).",
         _certificate(leak),
     ]
-    pictures = [row.psnr for row in samples if not math.isnan(row.psnr)]
+    pictures = [row for row in samples if not math.isnan(row.psnr)]
     if pictures:
-        good = sum(value >= RECOGNISABLE_PSNR for value in pictures)
+        # A sample that was not found is scored as mid-grey: it counts in the mean, but it did not come back.
+        good = sum(row.found is not None and row.psnr >= RECOGNISABLE_PSNR for row in pictures)
         details.append(
             f"{good} of {total} pictures came back at {RECOGNISABLE_PSNR:g} dB or better, where people usually recognise "
-            f"them (mean {math.fsum(pictures) / total:.1f} dB)."
+            f"them (mean {math.fsum(row.psnr for row in pictures) / len(pictures):.1f} dB)."
         )
-    if leak.batch_size != total:
-        details.append(f"The attack believed in {leak.batch_size} samples; there were {total}.")
+    if leak.batch_size < total:
+        details.append(f"The attack took the batch for {leak.batch_size} instead of {total} samples.")
+    if leak.batch_size > total:
+        details.append(
+            f"The attack took the batch for {leak.batch_size} instead of {total} samples; each true sample is compared with "
+            "the nearest of them, which flatters the attack."
+        )
     return details
 
 

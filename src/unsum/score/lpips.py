@@ -22,7 +22,7 @@ def lpips_status() -> str | None:
     path = weights_file()
     if path.is_file():
         return None
-    return f"LPIPS is not reported: put torchvision's AlexNet weights, {path.name}, into {path.parent}."
+    return f"LPIPS is not reported: torchvision's AlexNet weights, {path.name}, are not in torch.hub's folder of checkpoints."
 
 
 def lpips(found: Tensor, true: Tensor) -> float:

@@ -1,0 +1,137 @@
+"""The command as a user types it. One real process; the rest in this one, to spare PyTorch's import."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from unsum import cli
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def unsum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """Run `unsum …` in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str) -> Result:
+        monkeypatch.setattr(sys, "argv", ["unsum", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        captured = capsys.readouterr()
+        return Result(int(stop.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+def test_the_default_audit_in_a_process_of_its_own(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("unsum")), "audit", "--json"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    first_sign_of_life = process.stderr.readline()
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "loading PyTorch" in first_sign_of_life
+    result = json.loads(out)  # nothing but JSON on stdout
+    assert result["scores"]["label_correct"] == 1
+    assert result["scores"]["worst_feature_error"] < 1e-4
+    assert result["scores"]["psnr"] >= 18
+    assert result["attack"]["exact"] is True
+    assert (tmp_path / "unsum-report" / "report.html").stat().st_size > 100_000
+    assert json.loads((tmp_path / "unsum-report" / "result.json").read_text()) == {
+        key: value for key, value in result.items() if key != "report"
+    }
+
+
+def test_the_table_shows_what_was_granted_and_recovered(unsum: Callable[..., Result]) -> None:
+    result = unsum("audit", "--batch", "3", "--same-label", "2")
+    assert result.code == 0
+    for part in (
+        "The model's weights and one client update",
+        "Chelsea the cat",
+        "exact",
+        "3 of 3 labels",
+        "report.html",
+    ):
+        assert part in result.out
+    assert "Separating the batch" in result.err
+    assert Path("unsum-report/pictures.png").stat().st_size > 10_000
+
+
+def test_options_reach_the_audit(unsum: Callable[..., Result]) -> None:
+    arguments = ["--batch", "2", "--seed", "7", "--out", "elsewhere", "--eval-mode", "--attack", "fgla"]
+    defences = ["--defense", "noise:1e-7|clip:0.5", "--defense", "prune:0.1"]
+    result = json.loads(unsum("audit", "--json", *arguments, *defences).out)
+    setting = result["setting"]
+    assert setting["defenses"] == "Noise(1e-07) | Clip(0.5) | Prune(0.1)"
+    assert (setting["batch_size"], setting["seed"], setting["mode"], setting["attack"]) == (2, 7, "eval", "fgla")
+    assert result["report"] == "elsewhere/report.html"
+    assert setting["command"].endswith("--defense 'noise:1e-7|clip:0.5' --defense prune:0.1")
+
+
+def test_an_existing_report_is_kept_unless_forced(unsum: Callable[..., Result]) -> None:
+    Path("unsum-report").mkdir()
+    Path("unsum-report/report.html").write_text("mine")
+    start = time.perf_counter()
+    refused = unsum("audit")
+    assert refused.code == 2
+    assert "add --force" in refused.err
+    assert Path("unsum-report/report.html").read_text() == "mine"
+    assert time.perf_counter() - start < 5  # refused before the audit, not after
+    assert unsum("audit", "--batch", "1", "--force").code == 0
+    assert Path("unsum-report/report.html").read_text() != "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--model", "resnet18"], "did you mean 'torchvision:resnet18'"),
+        (["--model", "torchvision:resnet81"], "did you mean 'resnet18'"),
+        (["--model", "torchvision:squeezenet1_1"], "has no linear head"),
+        (["--attack", "exakt"], "did you mean 'exact'"),
+        (["--defense", "nosie:1"], "did you mean 'noise'"),
+        (["--defense", "noise"], "strength is missing"),
+        (["--batch", "17"], "choose a batch of 1 to 16"),
+        (["--batch", "0"], "choose a batch of 1 to 16"),
+        (["--same-label", "9"], "can share a label"),
+        (["--device", "gpu"], "There is no device 'gpu'"),
+        (["--device", "cuda:99"], "cannot be used here; try --device cpu"),
+    ],
+)
+def test_bad_values_give_one_sentence_and_exit_code_2(
+    unsum: Callable[..., Result], arguments: list[str], sentence: str
+) -> None:
+    result = unsum("audit", *arguments)
+    assert result.code == 2
+    assert sentence in result.err
+    assert "Traceback" not in result.err
+    assert result.err.strip().splitlines()[-1].startswith("unsum: ")
+    assert not Path("unsum-report").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--bach", "3"], ["--batch", "many"]])
+def test_bad_usage_exits_with_2(unsum: Callable[..., Result], arguments: list[str]) -> None:
+    result = unsum("audit", *arguments)
+    assert result.code == 2
+    assert "--batch" in result.err
+
+
+def test_list_names_every_method(unsum: Callable[..., Result]) -> None:
+    plain = unsum("list")
+    families = json.loads(unsum("list", "--json").out)
+    names = [row["name"] for rows in families.values() for row in rows]
+    assert {"exact", "fgla", "bias-sign", "learned", "noise", "clip", "prune"} <= set(names)
+    assert all(name in plain.out for name in names)
