@@ -7,8 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.separate.conjugate import NormalSystem
 from unsum.separate.equation import Equation, Linearised, Unknowns
+from unsum.separate.levenberg import is_small
 from unsum.separate.observation import Observation
+
+_DRAWS = 4  # of simulated noise, where the normal matrix is too large to invert
 
 
 @dataclass(frozen=True)
@@ -38,23 +42,54 @@ def certify(equation: Equation, at: Unknowns, observation: Observation) -> Certi
     equations = int((equation.weight > 0).sum()) * equation.U.shape[1]
     misfit = float((here.cost / max(equations - unknowns, 1)).sqrt())
     size = at.T.norm(dim=1).clamp_min(1e-300)
-    N = here.normal_matrix()
     # The prior that features are not larger than they came out: a direction nothing determines has an error of 100 %.
     prior = torch.cat([size.pow(-2).repeat_interleave(R), size.new_ones(2)]) * max(misfit, 1.0) ** 2
-    N = N + torch.diag(prior)
-    scale = N.diagonal().rsqrt()
-    factor, failed = torch.linalg.cholesky_ex(scale[:, None] * N * scale)
-    if equations < unknowns or bool(failed):
+    scatter = _scatter(here, prior) if is_small(at.T) else _simulated_scatter(here, prior)
+    if equations < unknowns or scatter is None:
         nothing = torch.full((B,), torch.inf, dtype=torch.float64, device=size.device)
         return Certificate(misfit, nothing, torch.diag(nothing), torch.inf, torch.inf)
-    inverse = scale[:, None] * torch.cholesky_inverse(factor) * scale * max(misfit, 1.0) ** 2
-    covariance = inverse[: B * R, : B * R].view(B, R, B, R).diagonal(dim1=1, dim2=3).sum(-1)
+    covariance, deviations = scatter[0] * max(misfit, 1.0) ** 2, scatter[1] * max(misfit, 1.0)
     covariance = covariance + torch.diag(_outside(here, observation).square())
     errors = covariance.diagonal().clamp_min(0).sqrt() / size
-    deviations = inverse.diagonal()[-2:].clamp_min(0).sqrt()
     return Certificate(
         misfit, errors.nan_to_num(nan=torch.inf), covariance, float(deviations[0]), float(deviations[1])
     )
+
+
+def _scatter(here: Linearised, prior: Tensor) -> tuple[Tensor, Tensor] | None:
+    """(B, B) covariance of the samples and (2,) deviations of floor and log α, by inverting the normal matrix."""
+    B, R = here.at.T.shape
+    N = here.normal_matrix() + torch.diag(prior)
+    scale = N.diagonal().rsqrt()
+    factor, failed = torch.linalg.cholesky_ex(scale[:, None] * N * scale)
+    if bool(failed):
+        return None
+    inverse = scale[:, None] * torch.cholesky_inverse(factor) * scale
+    covariance = inverse[: B * R, : B * R].view(B, R, B, R).diagonal(dim1=1, dim2=3).sum(-1)
+    return covariance, inverse.diagonal()[-2:].clamp_min(0).sqrt()
+
+
+def _simulated_scatter(here: Linearised, prior: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The same without the matrix: solve for what simulated noise of unit variance does to T.
+
+    N x = Jᵀ r + √prior·z with standard normal r and z has covariance N⁻¹ exactly; one draw already averages over the R
+    directions. A solve that does not converge leaves a direction unexplored, so nothing is certified then.
+    """
+    B, R = here.at.T.shape
+    generator = torch.Generator(device=prior.device).manual_seed(0)
+    system = NormalSystem.of(here, prior, 1e-9)
+    draws = []
+    for _ in range(_DRAWS):
+        r, z = torch.empty_like(here.residual), torch.empty_like(prior)
+        right = here.pull(r.normal_(generator=generator)) + prior.sqrt() * z.normal_(generator=generator)
+        x, converged = system.solve(right, tolerance=1e-4, iterations=1000)
+        if not converged:
+            return None
+        draws.append(x)
+    X = torch.stack(draws)
+    T = X[:, : B * R].view(_DRAWS, B, R)
+    covariance = torch.einsum("nik,njk->ij", T, T) / _DRAWS
+    return covariance, X[:, -2:].square().mean(0).sqrt()
 
 
 def indistinguishable(certificate: Certificate, T: Tensor, labels: Tensor) -> list[list[int]]:

@@ -121,6 +121,21 @@ class Linearised:
             change = change + step[-1] * self.alpha_derivative()
         return change
 
+    def normal_diagonal(self) -> Tensor:
+        """The diagonal of JᵀJ; 1 for scalars that are not free."""
+        equation, at, K = self.equation, self.at, self.equation.K
+        squared = equation.weight.square()
+        mean = self.P @ K.T
+        spread = self.nP.square() * squared
+        own = spread @ K.T.square() - 2 * mean * (spread @ K.T) + mean.square() * spread.sum(1, keepdim=True)
+        mixed = self.E * squared * self.nP
+        cross = mixed @ K.T - mean * mixed.sum(1, keepdim=True)
+        T_part = self.T.square().sum(1, keepdim=True) * own + 2 * at.T * cross
+        T_part = T_part + (self.E.square() @ squared)[:, None]
+        floor = self.floor_derivative().square().sum() if equation.floor_free else T_part.new_ones(())
+        alpha = self.alpha_derivative().square().sum() if equation.alpha_free else T_part.new_ones(())
+        return torch.cat([(at.alpha.square() * T_part).flatten(), floor[None], alpha[None]])
+
     def normal_matrix(self) -> Tensor:
         """JᵀJ, (B·R + 2)², from its structure: C·(B R)² operations where J itself would need R times as many."""
         equation, at = self.equation, self.at

@@ -8,7 +8,7 @@ another sample's prediction had hidden come to light.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -95,7 +95,7 @@ def _snapped(alpha: float, observation: Observation) -> float:
     if observation.reduction != "mean":
         return 1.0 if abs(alpha - 1) < 2e-3 else alpha
     B = max(round(1 / alpha), observation.rank)
-    return 1 / B if abs(alpha * B - 1) < 2e-3 and B <= 2 * observation.rank else alpha
+    return 1 / B if abs(alpha * B - 1) < 2e-3 and 2 * observation.rank >= B else alpha
 
 
 def _label_starts(observation: Observation, left: Remainder) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,7 @@
-"""Levenberg–Marquardt on the equation: dense normal matrix, Marquardt's scaling, Nielsen's damping."""
+"""Levenberg–Marquardt on the equation, with Marquardt's scaling and Nielsen's damping.
+
+Small systems are solved by Cholesky on the normal matrix, larger ones by preconditioned conjugate gradients.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.separate.conjugate import NormalSystem
 from unsum.separate.equation import Equation, Linearised, Unknowns
+
+_DENSE = 300  # unknowns up to which the normal matrix is formed
 
 
 @dataclass(frozen=True)
@@ -19,22 +25,28 @@ class Solution:
     iterations: int
 
 
+def is_small(T: Tensor) -> bool:
+    """Whether forming the normal matrix is cheaper than avoiding it."""
+    return T.numel() <= _DENSE
+
+
 def work(R: int, C: int) -> float:
-    """Floating-point operations of one dense iteration with R samples."""
-    return 2.0 * C * R**4 + R**6 / 3
+    """Floating-point operations of one iteration with R samples, roughly."""
+    return 2.0 * C * R**4 + R**6 / 3 if R * R <= _DENSE else 300.0 * C * R**2
 
 
-def solve(equation: Equation, start: Unknowns, iterations: int = 100, target: float = 0.0) -> Solution:
-    """Minimise ‖residual‖² from `start`; stop at `target`, at stagnation or after `iterations`."""
+def solve(equation: Equation, start: Unknowns, iterations: int = 100) -> Solution:
+    """Minimise ‖residual‖² from `start`, until it stagnates or for `iterations`."""
     here = Linearised(equation, start)
     cost = float(here.cost)
-    damping, growth = 1e-3, 2.0
-    N, g, stalled = here.normal_matrix(), here.pull(here.residual), 0
+    damping, growth, stalled = 1e-3, 2.0, 0
+    N = here.normal_matrix() if is_small(start.T) else None
+    g = here.pull(here.residual)
     for iteration in range(1, iterations + 1):
-        step = _damped_step(N, g, damping)
+        step = _dense_step(N, g, damping) if N is not None else _iterative_step(here, g, damping)
         there = Linearised(equation, here.at.moved(step))
         new_cost = float(there.cost)
-        promised = -float(step @ (2 * g + N @ step))
+        promised = -float(2 * (step @ g) + here.push(step).square().sum())
         gain = (cost - new_cost) / promised if promised > 0 else -1.0
         if not gain > 0:  # also when new_cost is NaN
             damping, growth = damping * growth, growth * 2
@@ -44,17 +56,25 @@ def solve(equation: Equation, start: Unknowns, iterations: int = 100, target: fl
         stalled = stalled + 1 if new_cost > 0.999 * cost else 0
         here, cost = there, new_cost
         damping, growth = max(damping * max(1 / 3, 1 - (2 * gain - 1) ** 3), 1e-15), 2.0
-        if cost <= target or stalled >= 5:
+        if stalled >= 3:
             return Solution(here.at, cost, iteration)
-        N, g = here.normal_matrix(), here.pull(here.residual)
+        N = here.normal_matrix() if N is not None else None
+        g = here.pull(here.residual)
     return Solution(here.at, cost, iterations)
 
 
-def _damped_step(N: Tensor, g: Tensor, damping: float) -> Tensor:
+def _dense_step(N: Tensor, g: Tensor, damping: float) -> Tensor:
     """−(N + damping·diag N)⁻¹ g; the damping grows until the matrix is positive definite."""
     diagonal = N.diagonal().clamp_min(N.diagonal().max() * 1e-30)
-    while True:
+    for _ in range(60):
         factor, failed = torch.linalg.cholesky_ex(N + torch.diag(diagonal * damping))
         if not bool(failed):
             return -torch.cholesky_solve(g[:, None], factor)[:, 0]
         damping = damping * 10
+    return torch.zeros_like(g)
+
+
+def _iterative_step(here: Linearised, g: Tensor, damping: float) -> Tensor:
+    """The same, to the accuracy that a step in a nonlinear problem deserves."""
+    step, _ = NormalSystem.damped(here, damping).solve(-g, tolerance=0.1, iterations=100)
+    return step

@@ -17,7 +17,7 @@ def find_doubts(
             f"The answer misses the gradient by {certificate.misfit:.1e} times its noise: "
             "it is the best of several starts, not a solution."
         )
-        if B >= observation.classes - 1:
+        if observation.classes - 1 <= B:
             doubts.append("A batch of about as many samples as classes or more leaves too few equations.")
     for group in groups:
         members = ", ".join(str(index) for index in group)

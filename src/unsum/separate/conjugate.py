@@ -1,0 +1,73 @@
+"""Preconditioned conjugate gradients for the damped normal equations, without ever forming their matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unsum.separate.equation import Linearised
+
+
+@dataclass(frozen=True)
+class NormalSystem:
+    """(JᵀJ + diag) x = right side at one point, with a preconditioner.
+
+    The term of JᵀJ that couples the samples is (α² E W² Eᵀ) ⊗ 1, the same for every direction of T: its B×B inverse,
+    applied from the left, is the preconditioner. The two scalars are scaled by their own diagonal.
+    """
+
+    here: Linearised
+    diagonal: Tensor  # (B·R + 2,) added to JᵀJ
+    left: Tensor  # (B, B)
+    scalars: Tensor  # (2,)
+
+    @classmethod
+    def damped(cls, here: Linearised, damping: float) -> NormalSystem:
+        return cls.of(here, damping * here.normal_diagonal(), damping)
+
+    @classmethod
+    def of(cls, here: Linearised, diagonal: Tensor, damping: float) -> NormalSystem:
+        weighted = here.E * here.equation.weight
+        coupling = here.at.alpha.square() * (weighted @ weighted.T)
+        ridge = (damping + 1e-13) * coupling.diagonal()
+        left = torch.cholesky_inverse(torch.linalg.cholesky(coupling + torch.diag(ridge)))
+        return cls(here, diagonal, left, 1 / here.normal_diagonal()[-2:])
+
+    def matvec(self, x: Tensor) -> Tensor:
+        return self.here.pull(self.here.push(x)) + self.diagonal * x
+
+    def precondition(self, x: Tensor) -> Tensor:
+        B = len(self.left)
+        return torch.cat([(self.left @ x[:-2].view(B, -1)).flatten(), self.scalars * x[-2:]])
+
+    def solve(self, right: Tensor, tolerance: float, iterations: int) -> tuple[Tensor, bool]:
+        """x, and whether the preconditioned residual fell below `tolerance` of where it began."""
+        return conjugate_gradients(self.matvec, self.precondition, right, tolerance, iterations)
+
+
+def conjugate_gradients(
+    matvec: Callable[[Tensor], Tensor],
+    precondition: Callable[[Tensor], Tensor],
+    right: Tensor,
+    tolerance: float,
+    iterations: int,
+) -> tuple[Tensor, bool]:
+    """Solve matvec(x) = right for a symmetric positive definite operator."""
+    x, left = torch.zeros_like(right), right
+    z = precondition(left)
+    direction, size = z, left @ z
+    goal = tolerance**2 * float(size)
+    for _ in range(iterations):
+        if float(size) <= goal:
+            return x, True
+        image = matvec(direction)
+        step = size / (direction @ image)
+        x, left = x + step * direction, left - step * image
+        z = precondition(left)
+        new_size = left @ z
+        direction = z + (new_size / size) * direction
+        size = new_size
+    return x, False
