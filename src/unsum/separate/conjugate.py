@@ -32,9 +32,7 @@ class NormalSystem:
     def of(cls, here: Linearised, diagonal: Tensor, damping: float) -> NormalSystem:
         weighted = here.E * here.equation.weight
         coupling = here.at.alpha.square() * (weighted @ weighted.T)
-        ridge = (damping + 1e-13) * coupling.diagonal()
-        left = torch.cholesky_inverse(torch.linalg.cholesky(coupling + torch.diag(ridge)))
-        return cls(here, diagonal, left, 1 / here.normal_diagonal()[-2:])
+        return cls(here, diagonal, _ridge_inverse(coupling, damping), 1 / here.normal_diagonal()[-2:])
 
     def matvec(self, x: Tensor) -> Tensor:
         return self.here.pull(self.here.push(x)) + self.diagonal * x
@@ -46,6 +44,18 @@ class NormalSystem:
     def solve(self, right: Tensor, tolerance: float, iterations: int) -> tuple[Tensor, bool]:
         """x, and whether the preconditioned residual fell below `tolerance` of where it began."""
         return conjugate_gradients(self.matvec, self.precondition, right, tolerance, iterations)
+
+
+def _ridge_inverse(matrix: Tensor, ridge: float) -> Tensor:
+    """(matrix + ridge · its diagonal)⁻¹, with as much ridge as positive definiteness takes."""
+    scale = matrix.diagonal().clamp_min(1e-300).rsqrt()
+    scaled, one = scale[:, None] * matrix * scale, torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    for _ in range(16):
+        factor, failed = torch.linalg.cholesky_ex(scaled + max(ridge, 1e-13) * one)
+        if not bool(failed):
+            return scale[:, None] * torch.cholesky_inverse(factor) * scale
+        ridge = 10 * max(ridge, 1e-13)
+    return torch.diag(scale.square())
 
 
 def conjugate_gradients(

@@ -32,7 +32,7 @@ def is_small(T: Tensor) -> bool:
 
 def work(R: int, C: int) -> float:
     """Floating-point operations of one iteration with R samples, roughly."""
-    return 2.0 * C * R**4 + R**6 / 3 if R * R <= _DENSE else 300.0 * C * R**2
+    return 2.0 * C * R**4 + R**6 / 3 if R * R <= _DENSE else 800.0 * C * R**2
 
 
 def solve(equation: Equation, start: Unknowns, iterations: int = 100) -> Solution:

@@ -21,7 +21,7 @@ from unsum.separate.regression import ClassLine, fit_class_line
 from unsum.separate.starts import rotate_freely, rotate_to_targets
 
 _STARTS = 6
-_PATIENCE = 4e11  # floating-point operations spent on further starts before giving up
+_PATIENCE = 1e11  # floating-point operations spent on further starts before giving up
 
 
 @dataclass(frozen=True)
