@@ -93,7 +93,7 @@ class Update:
                 )
             if not gradient.is_floating_point():
                 raise UnsumError(f"The update's {name!r} holds {gradient.dtype}; gradients must be floating point.")
-            if not bool(torch.isfinite(gradient).all()):
+            if not _is_finite(gradient):
                 raise UnsumError(f"The update's {name!r} holds NaN or Inf; a server would drop it, and so does unsum.")
 
     def save(self, path: str | Path) -> None:
@@ -126,6 +126,11 @@ class Update:
         if kind == "delta":
             return cls.from_delta(tensors, learning_rate)
         return cls(tensors, kind=kind or "gradient", learning_rate=learning_rate)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether no entry is NaN or Inf, without a temporary as large as the tensor: extremes carry both."""
+    return tensor.numel() == 0 or all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(tensor))
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:

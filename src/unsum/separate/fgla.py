@@ -18,6 +18,7 @@ from unsum.knowledge import Knowledge
 from unsum.labels.bias_sign import bias_sign
 from unsum.leak import Leak
 from unsum.separate.method import SEPARATORS
+from unsum.separate.misfit import relative_misfit
 
 
 @SEPARATORS.register(
@@ -49,19 +50,11 @@ def fgla(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
         targets=targets,
         logits=logits,
         features=features.float(),
-        residual=_residual(head, logits, targets, features),
+        residual=relative_misfit(head, logits, targets, features),
         predicted_error=float("nan"),
         exact=False,
         notes=_notes(B, present),
     )
-
-
-def _residual(head: Head, logits: torch.Tensor, targets: torch.Tensor, features: torch.Tensor) -> float:
-    """How much of ∇W the answer leaves unexplained, relative."""
-    size = len(targets) if head.reduction == "mean" else 1
-    G = (logits.softmax(1) - targets) / size
-    gradient = head.grad_W.double()
-    return float((G.T @ features - gradient).norm() / gradient.norm().clamp_min(torch.finfo(torch.float64).tiny))
 
 
 def _notes(B: int, present: torch.Tensor) -> list[str]:
