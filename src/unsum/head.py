@@ -25,7 +25,7 @@ _GRAM_BLOCK = 1 << 24  # values converted to float64 at a time: 128 MB, whatever
 class Factors:
     """∇W = U A with U (C×R) and A (R×H) of orthonormal rows, R the numerical rank, all in float64.
 
-    `singular_values` are those of the row-weighted gradient, all of them; they say how clearly R was chosen.
+    `singular_values` are all of ∇W's where the Gram matrix showed them, else the norms of U's columns.
     """
 
     U: Tensor
@@ -73,54 +73,75 @@ class Head:
     def classes(self) -> int:
         return self.W.shape[0]
 
-    def factorise(
-        self, rank: int | None = None, threshold: float | None = None, row_weight: Tensor | None = None
-    ) -> Factors:
-        """Factor ∇W through a small Gram matrix in float64.
+    def factorise(self, rank: int | None = None, threshold: float | None = None) -> Factors:
+        """Factor ∇W through a small Gram matrix in float64, which shows all singular values.
 
         An SVD of the whole matrix is far slower and needs a float64 copy of it; the Gram matrix needs one pass in
-        blocks. Rows are multiplied by `row_weight` (C,) before their directions are counted, so that classes with
-        small gradients keep a say. `rank` fixes R; otherwise R counts the singular values above `threshold`
-        (1e-6 of the largest by default).
+        blocks. `rank` fixes R; otherwise R counts the singular values above `threshold` (1e-6 of the largest by
+        default).
         """
         C, H = self.grad_W.shape
-        weight = torch.ones(C, dtype=torch.float64, device=self.grad_W.device) if row_weight is None else row_weight
-        eigenvalues, vectors = torch.linalg.eigh(self._gram(weight))
+        eigenvalues, vectors = torch.linalg.eigh(self._gram())
         singular_values = eigenvalues.flip(0).clamp_min(0).sqrt()
         if rank is None:
             limit = 1e-6 * float(singular_values[0]) if threshold is None else threshold
             rank = int((singular_values > limit).sum())
         rank = min(rank, int((singular_values > 0).sum()))
         vectors, kept = vectors.flip(1)[:, :rank], singular_values[:rank]
-        rough = vectors.T if H < C else self._rows_mixed((vectors * weight[:, None] / kept).T)
-        # The Gram matrix squares the condition number: the weakest directions are orthonormal only after a QR.
-        A = torch.linalg.qr(rough.T)[0].T.contiguous()
-        U = torch.zeros(C, rank, dtype=torch.float64, device=A.device)
+        A = orthonormal_rows(vectors.T if H < C else self.mixed_rows((vectors / kept).T))
+        return Factors(self.projected(A), A, singular_values)
+
+    def factorise_rows(self, rows: Tensor, row_weight: Tensor) -> Factors:
+        """Factor ∇W whose row space the given rows span, without a Gram matrix: three thin products.
+
+        The rows' own span is as noisy as they are; a least-squares step over all rows, weighted, averages that out.
+        """
+        A = orthonormal_rows(self.grad_W[rows].double())
+        U = self.projected(A) * row_weight[:, None]
+        inverse = torch.linalg.inv(U.T @ U) @ U.T
+        A = orthonormal_rows(self.mixed_rows(inverse * row_weight))
+        U = self.projected(A)
+        return Factors(U, A, U.norm(dim=0))
+
+    def projected(self, A: Tensor) -> Tensor:
+        """∇W Aᵀ (C, R) in float64, block by block."""
+        U = torch.zeros(self.classes, A.shape[0], dtype=torch.float64, device=A.device)
         for columns in self._blocks():
             U.addmm_(self.grad_W[:, columns].double(), A[:, columns].T)
-        return Factors(U, A, singular_values)
+        return U
 
-    def _gram(self, weight: Tensor) -> Tensor:
-        """D ∇W ∇Wᵀ D, or ∇Wᵀ D² ∇W where that is the smaller of the two."""
+    def mixed_rows(self, mixing: Tensor) -> Tensor:
+        """mixing ∇W (R, H) for mixing (R, C), in float64, block by block."""
+        return torch.cat([mixing @ self.grad_W[:, columns].double() for columns in self._blocks()], dim=1)
+
+    def _gram(self) -> Tensor:
+        """∇W ∇Wᵀ, or ∇Wᵀ ∇W where that is the smaller of the two."""
         C, H = self.grad_W.shape
         if H < C:
-            weighted = self.grad_W.double() * weight[:, None]
-            return weighted.T @ weighted
+            whole = self.grad_W.double()
+            return whole.T @ whole
         gram = torch.zeros(C, C, dtype=torch.float64, device=self.grad_W.device)
         for columns in self._blocks():
-            block = self.grad_W[:, columns].double() * weight[:, None]
+            block = self.grad_W[:, columns].double()
             gram.addmm_(block, block.T)
         return gram
-
-    def _rows_mixed(self, mixing: Tensor) -> Tensor:
-        """mixing ∇W for mixing (R, C), in float64 but block by block."""
-        blocks = [mixing @ self.grad_W[:, columns].double() for columns in self._blocks()]
-        return torch.cat(blocks, dim=1)
 
     def _blocks(self) -> list[slice]:
         C, H = self.grad_W.shape
         step = max(1, _GRAM_BLOCK // C)
         return [slice(start, start + step) for start in range(0, H, step)]
+
+
+def orthonormal_rows(rows: Tensor) -> Tensor:
+    """An orthonormal basis of the span of `rows` (R, H): Cholesky QR twice, all in fast matrix products."""
+    basis: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    for _ in range(3):
+        factor, failed = torch.linalg.cholesky_ex(basis @ basis.T)
+        if bool(failed):  # worse conditioned than 1e8
+            basis = torch.linalg.qr(rows.T)[0].T.contiguous()
+            break
+        basis = torch.linalg.solve_triangular(factor, basis, upper=False)
+    return basis
 
 
 def find_head(model: nn.Module) -> tuple[str, nn.Linear]:

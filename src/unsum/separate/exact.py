@@ -18,6 +18,7 @@ from unsum.separate.method import SEPARATORS
 from unsum.separate.observation import Observation, observe
 from unsum.separate.remarks import find_doubts, find_remarks
 from unsum.separate.search import Search
+from unsum.separate.threads import few_threads
 
 _TRUSTED_ERROR = 1e-3  # certified exact below this predicted error
 
@@ -34,8 +35,9 @@ def exact(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
     observation = observe(head, knowledge.known_batch_size)
     if observation.rank == 0:
         return _nothing(head, knowledge, "Nothing in the gradient stands out of its noise.")
-    search = Search.over(observation, knowledge.targets(head.classes), knowledge.known_batch_size, seed)
-    candidate = search.best()
+    with few_threads(observation.U.numel()):
+        search = Search.over(observation, knowledge.targets(head.classes), knowledge.known_batch_size, seed)
+        candidate = search.best()
     if candidate is None:
         return _nothing(head, knowledge, "No start of the solver led to finite features.")
     return _leak(head, knowledge, observation, candidate)

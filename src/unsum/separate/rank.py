@@ -9,6 +9,9 @@ from torch import Tensor
 
 from unsum.head import Factors, Head
 
+_SKETCH = 96  # first width of the sketch; four times as wide whenever the batch fills it
+_ABOVE = 8.0  # times its own rounding that makes a row's remainder a new direction: sums round more than once
+_ABOVE_COARSE = 4.0  # the same for a gradient that was rounded only once, to fewer digits than it was computed with
 _ADDED_NOISE = 10.0  # column sums this many times above rounding are no rounding: noise was added or entries removed
 
 
@@ -43,12 +46,54 @@ def factorise(head: Head, noise: Noise, batch_size: int | None) -> Factors:
     A granted batch size caps them. Where noise was added it also replaces the count, which noise may have drowned; in a
     clean gradient a missing direction is missing indeed (equal samples, or features that depend on each other).
     """
+    if noise.added:
+        # Largest singular value of pure noise (Marchenko–Pastur), and a little more.
+        C, H = head.grad_W.shape
+        threshold = 1.1 * (C**0.5 + H**0.5) * float(noise.level.square().mean().sqrt())
+        return head.factorise(rank=batch_size, threshold=threshold)
+    rows = spanning_rows(head, noise)
+    return head.factorise_rows(rows if batch_size is None else rows[:batch_size], 1 / noise.level)
+
+
+def spanning_rows(head: Head, noise: Noise) -> Tensor:
+    """Rows of ∇W that span its row space: pivoted projection on a random sketch, rows in units of their noise.
+
+    The sketch keeps lengths; a row that the rows picked so far leave above its noise is a new direction. Relative to
+    their own noise, classes with tiny probabilities count as much as labels do.
+    """
     C, H = head.grad_W.shape
-    edge = C**0.5 + H**0.5  # largest singular value of pure noise of level 1 (Marchenko–Pastur)
-    # Rounding is not quite random, and the Gram matrix itself ends at 1e-8 of the largest singular value.
-    threshold = 1.1 * edge if noise.added else max(4 * edge, 1.5e-7 * (C * H) ** 0.5 / noise.relative)
-    rank = batch_size if noise.added else None
-    factors = head.factorise(rank=rank, threshold=threshold, row_weight=1 / noise.level)
-    if batch_size is not None and factors.A.shape[0] > batch_size:
-        return head.factorise(rank=batch_size, row_weight=1 / noise.level)
-    return factors
+    width = min(_SKETCH, H)
+    coarse = torch.finfo(head.grad_W.dtype).eps > torch.finfo(head.W.dtype).eps
+    above = _ABOVE_COARSE if coarse else _ABOVE
+    while True:
+        sketch = _sketch(head, width) / noise.level[:, None]
+        picked, sizes = _pivots(sketch, min(width, C))
+        rank = int((sizes > above * width**0.5).long().cumprod(0).sum())
+        if rank < 0.75 * width or width >= min(C, H):
+            found: Tensor = picked[:rank]
+            return found
+        width = min(4 * width, C, H)
+
+
+def _sketch(head: Head, width: int) -> Tensor:
+    H = head.grad_W.shape[1]
+    if width >= H:
+        return head.grad_W.double()
+    generator = torch.Generator(device=head.grad_W.device).manual_seed(0)
+    directions = torch.empty(width, H, dtype=torch.float64, device=head.grad_W.device)
+    sketch: Tensor = head.projected(directions.normal_(generator=generator)) / H**0.5
+    return sketch
+
+
+def _pivots(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Indices of the rows picked one after another, each the longest outside the span of those before; its lengths."""
+    picked, sizes = [], []
+    for _ in range(count):
+        lengths = rows.square().sum(1)
+        index = lengths.argmax()
+        size = lengths[index].sqrt()
+        direction = rows[index] / size.clamp_min(1e-300)
+        rows = rows - (rows @ direction)[:, None] * direction
+        picked.append(index)
+        sizes.append(size)
+    return torch.stack(picked), torch.stack(sizes)

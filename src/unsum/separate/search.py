@@ -97,9 +97,16 @@ class Search:
         weight = observation.weights_at(at, Y)
         if not complete:  # each of these stands on its own; together they do not explain the gradient
             return Candidate(at, Y, certify(equation.with_rows(weight), at, observation))
-        at = solve(equation.with_rows(weight.sqrt()), at, iterations=60).at
-        # Every sample has been found on its own as well: that is the second, independent solution.
-        return replace(polish(observation, equation, at), agreed=True)
+        best: Candidate | None = None
+        for power in (0.5, 0.0, 1.0):  # between the gradient's own norm and the noise's: one of them leads down
+            solved = solve(equation.with_rows(weight**power), at, iterations=100).at
+            candidate = polish(observation, equation, solved)
+            if best is None or candidate.certificate.misfit < best.certificate.misfit:
+                # Every sample has been found on its own as well: that is the second, independent solution.
+                best = replace(candidate, agreed=True)
+            if best.explains:
+                break
+        return best
 
     def _equation(self, way: Hypothesis) -> Equation:
         equation = self.observation.equation()
