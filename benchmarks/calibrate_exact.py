@@ -1,0 +1,164 @@
+"""Is the exact solver's certificate honest? Random cases, hopeless ones among them, against the truth.
+
+uv run python benchmarks/calibrate_exact.py --cases 2400 > docs/results/exact-certificate.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import time
+from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+
+import torch
+from torch import nn
+
+import unsum
+from cases import Case, make_case
+
+FALSE_CLAIM, RECOVERED = 1e-2, 1e-3  # an "exact" answer must never be off by more; a recovered one is off by less
+FAMILIES = (
+    "ordinary", "soft labels", "no bias gradient", "trained", "scaled", "sum", "noise", "half precision", "pruned",
+    "nearly equal samples", "equal samples", "zero head", "B near C", "B at least C",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    family: str
+    exact: bool
+    error: float
+    predicted: float
+    seconds: float
+    seed: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=2400)
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--first-seed", type=int, default=0)
+    options = parser.parse_args()
+    jobs = [(FAMILIES[i % len(FAMILIES)], options.first_seed + i) for i in range(options.cases)]
+    outcomes = []
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+        for outcome in pool.map(run, jobs, chunksize=8):
+            outcomes.append(outcome)
+            if len(outcomes) % 100 == 0:
+                print(f"{len(outcomes)}/{len(jobs)}", file=sys.stderr, flush=True)
+    print(table(outcomes))
+
+
+def run(job: tuple[str, int]) -> Outcome:
+    family, seed = job
+    torch.set_num_threads(1)
+    case = build(family, seed)
+    start = time.perf_counter()
+    leak = unsum.separate(case.model, case.update, seed=seed)
+    seconds = time.perf_counter() - start
+    return Outcome(family, leak.exact, case.worst_error(leak), leak.predicted_error, seconds, seed)
+
+
+def build(family: str, seed: int) -> Case:
+    """One random case of a family; the seed decides everything."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def pick(*choices: object) -> object:
+        return choices[int(torch.randint(len(choices), (1,), generator=generator))]
+
+    C = int(pick(10, 30, 100, 300))
+    H = int(pick(64, 256, 1024))
+    B = 1 + int(torch.randint(max(1, min(C // 4, 24)), (1,), generator=generator))
+    kind = str(pick("distinct", "random", "half", "same"))
+    spread = float(pick(0.1, 0.3, 1.0))
+    if family == "soft labels":
+        B, kind = max(1, min(B, C // 8)), str(pick("smooth", "mixup", "both"))
+    if family == "B near C":
+        C, H = int(pick(10, 20, 30)), 256
+        B = int(pick(C // 2, 3 * C // 4, C - 2, C - 1))
+    if family == "B at least C":
+        C, H, B = 10, 256, int(pick(10, 12, 20))
+    if family == "nearly equal samples":
+        spread = 10.0 ** -float(pick(4, 5, 6, 7))
+    margin = float(pick(2.0, 5.0, 10.0, 20.0)) if family == "trained" else 0.0
+    return change(family, make_case(B, C, H, kind, seed=seed, spread=spread, margin=margin), generator)
+
+
+def change(family: str, case: Case, generator: torch.Generator) -> Case:
+    """What the family does to the client's model, batch or update."""
+    strength = 10 ** (-6 + 5 * float(torch.rand(1, generator=generator)))
+    if family == "equal samples":
+        features = case.features.clone()
+        features[-1] = features[0]
+        targets = case.targets.clone()
+        targets[-1] = targets[0]
+        return recapture(case, features, targets)
+    if family == "zero head":
+        nn.init.zeros_(case.model.weight)
+        return recapture(case, case.features, case.targets)
+    update = case.update
+    gradients = dict(update.gradients)
+    if family == "no bias gradient":
+        del gradients["bias"]
+    if family == "half precision":
+        gradients = {name: g.half() if strength < 1e-3 else g.bfloat16() for name, g in gradients.items()}
+    if family == "scaled":
+        gradients = {name: g * strength * 10 for name, g in gradients.items()}
+    if family == "sum":
+        gradients = {name: g * len(case.features) for name, g in gradients.items()}
+        return replace(case, update=replace(update, gradients=gradients, reduction="sum"))
+    update = replace(update, gradients=gradients)
+    if family == "noise":
+        torch.manual_seed(int(strength * 1e9))
+        scale = float(gradients["weight"].std())
+        update = unsum.Noise(strength * scale)(update)
+    if family == "pruned":
+        update = unsum.Prune(min(0.99, 10 * strength))(update)
+    return replace(case, update=update)
+
+
+def recapture(case: Case, features: torch.Tensor, targets: torch.Tensor) -> Case:
+    return replace(case, update=unsum.capture(case.model, features, targets), features=features, targets=targets)
+
+
+def table(outcomes: list[Outcome]) -> str:
+    groups: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        groups[outcome.family].append(outcome)
+    lines = [
+        "# The exact solver's certificate against the truth",
+        "",
+        f"`uv run python benchmarks/calibrate_exact.py --cases {len(outcomes)}`, {platform.machine()}, one core per case.",
+        "A case is *recovered* when every sample's features are within 0.1 % and the batch size is right; a *false claim* is a",
+        "case called exact although some sample is off by more than 1 %. Labels, batch size and scale unknown throughout.",
+        "",
+        "| family | cases | recovered | called exact | of the recovered, called exact | false claims | median s | slowest s |",
+        "|---|---|---|---|---|---|---|---|",
+        *(row(family, groups[family]) for family in FAMILIES if groups[family]),
+        row("**all**", outcomes),
+        "",
+    ]
+    worst = sorted((o for o in outcomes if o.exact and o.error > FALSE_CLAIM), key=lambda o: -o.error)
+    lines += [
+        f"False claim: {o.family}, seed {o.seed}: error {o.error:.1e}, predicted {o.predicted:.1e}." for o in worst
+    ]
+    return "\n".join(lines)
+
+
+def row(name: str, outcomes: list[Outcome]) -> str:
+    recovered = [o for o in outcomes if o.error < RECOVERED]
+    called = [o for o in recovered if o.exact]
+    share = f"{100 * len(called) / len(recovered):.1f} %" if recovered else "–"
+    false = sum(o.exact and not o.error <= FALSE_CLAIM for o in outcomes)
+    seconds = sorted(o.seconds for o in outcomes)
+    cells = [name, len(outcomes), len(recovered), sum(o.exact for o in outcomes), share, false]
+    return "| " + " | ".join(map(str, cells)) + f" | {seconds[len(seconds) // 2]:.3f} | {seconds[-1]:.1f} |"
+
+
+if __name__ == "__main__":
+    main()
