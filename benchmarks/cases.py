@@ -21,9 +21,16 @@ class Case:
     targets: Tensor
 
     def worst_error(self, leak: unsum.Leak) -> float:
-        """The largest relative feature error of any true sample; 1 at least where the batch size is wrong."""
-        worst = max(row.feature_error for row in score_samples(leak, targets=self.targets, features=self.features))
-        return worst if leak.batch_size == len(self.features) else max(worst, 1.0)
+        """The largest relative feature error of any sample, true or found.
+
+        With the right batch size samples are paired one to one. Otherwise each is compared with the nearest on the other
+        side: n equal samples send the very gradient of one, so their number alone is not the attack's mistake.
+        """
+        if leak.batch_size == len(self.features):
+            return max(row.feature_error for row in score_samples(leak, features=self.features))
+        true, found = self.features.double(), leak.features.double()
+        distances = torch.cdist(true, found) / true.norm(dim=1, keepdim=True)
+        return float(torch.maximum(distances.min(0).values.max(), distances.min(1).values.max()))
 
     def worst_target_error(self, leak: unsum.Leak) -> float:
         return max(row.target_error for row in score_samples(leak, targets=self.targets, features=self.features))
