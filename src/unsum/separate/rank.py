@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -10,8 +11,9 @@ from torch import Tensor
 from unsum.head import Factors, Head
 
 _SKETCH = 96  # first width of the sketch; four times as wide whenever the batch fills it
-_ABOVE = 8.0  # times its own rounding that makes a row's remainder a new direction: sums round more than once
-_ABOVE_COARSE = 4.0  # the same for a gradient that was rounded only once, to fewer digits than it was computed with
+# Remainders of a row, in units of its rounding, that surely are noise, and that surely are not. A client's sums round
+# more than once and may reach a few tens; a gradient rounded afterwards to fewer digits has rounded just once.
+_NOISE, _SIGNAL, _SIGNAL_COARSE = 3.0, 300.0, 4.0
 _ADDED_NOISE = 10.0  # column sums this many times above rounding are no rounding: noise was added or entries removed
 
 
@@ -64,15 +66,24 @@ def spanning_rows(head: Head, noise: Noise) -> Tensor:
     C, H = head.grad_W.shape
     width = min(_SKETCH, H)
     coarse = torch.finfo(head.grad_W.dtype).eps > torch.finfo(head.W.dtype).eps
-    above = _ABOVE_COARSE if coarse else _ABOVE
+    signal = _SIGNAL_COARSE if coarse else _SIGNAL
     while True:
         sketch = _sketch(head, width) / noise.level[:, None]
         picked, sizes = _pivots(sketch, min(width, C))
-        rank = int((sizes > above * width**0.5).long().cumprod(0).sum())
+        rank = _count_signals((sizes / width**0.5).tolist(), signal)
         if rank < 0.75 * width or width >= min(C, H):
             found: Tensor = picked[:rank]
             return found
         width = min(4 * width, C, H)
+
+
+def _count_signals(sizes: list[float], signal: float) -> int:
+    """How many of the falling `sizes` are signals: between what is certain, the widest gap decides."""
+    sure = sum(size > signal for size in sizes)
+    possible = sum(size > _NOISE for size in sizes)
+    capped = [signal, *sizes[sure:possible], _NOISE]
+    gaps = [above / below for above, below in pairwise(capped)]
+    return sure + max(range(len(gaps)), key=gaps.__getitem__)
 
 
 def _sketch(head: Head, width: int) -> Tensor:

@@ -45,7 +45,8 @@ def find_remarks(observation: Observation, candidate: Candidate) -> list[str]:
         )
     weak = (candidate.certificate.errors >= 1e-3).nonzero()[:, 0].tolist()
     if candidate.explains and weak:
-        remarks.append(f"Not determined to 0.1 % at this precision: sample {', '.join(str(index) for index in weak)}.")
+        named = ", ".join(str(index) for index in weak[:8]) + (f" and {len(weak) - 8} more" if len(weak) > 8 else "")
+        remarks.append(f"Not determined to 0.1 % at this precision: sample {named}.")
     if candidate.explains and float(candidate.at.floor) > 0:
         remarks.append(f"Label smoothing of {float(candidate.at.floor) * observation.classes:.4f} was found.")
     return remarks

@@ -21,7 +21,10 @@ from unsum.separate.regression import ClassLine, fit_class_line
 from unsum.separate.starts import rotate_freely, rotate_to_targets
 
 _STARTS = 6
+_PEAKED = 20.0  # largest over median probability of an unlabelled class
 _PATIENCE = 1e11  # floating-point operations spent on further starts before giving up
+
+Attempt = Callable[[], Candidate | None]
 
 
 @dataclass(frozen=True)
@@ -50,22 +53,30 @@ class Search:
                 break
         return best
 
-    def _attempts(self) -> Iterator[Callable[[], Candidate | None]]:
+    def _attempts(self) -> Iterator[Attempt]:
         """Quick tries of every kind first; only then many starts, as far as patience reaches."""
         ways = list(hypotheses(self.observation, self.line, self.targets, self.batch_size))
-        for way in ways:
-            if way.Y is not None:
-                yield partial(self._solve, way, starts=2, iterations=60)
-        if self.targets is None:
-            yield self._solve_extracted
-        for way in ways:
-            if way.Y is None:
-                yield partial(self._solve, way, starts=2, iterations=60)
+        patient = 60 if self.observation.rank <= 32 else 150  # large groups of one label turn slowly into place
+        quick: list[Attempt] = [partial(self._solve, way, starts=2, iterations=patient) for way in ways]
+        hard = sum(way.Y is not None for way in ways)
+        singly: list[Attempt] = [self._solve_extracted] if self.targets is None else []
+        if self._peaked():
+            yield from [*singly, *quick]
+        else:
+            yield from [*quick[:hard], *singly, *quick[hard:]]
         affordable = _PATIENCE / work(self.observation.rank, self.observation.classes)
         for way in ways:
             if affordable > 150:
                 yield partial(self._solve, way, starts=min(_STARTS, int(affordable // 150)), iterations=150)
             affordable -= 150 * _STARTS
+
+    def _peaked(self) -> bool:
+        """Whether some unlabelled class is far more likely than most: a trained model, where the line fits badly."""
+        grad_b = self.observation.grad_b
+        if grad_b is None or not bool((grad_b > 0).any()):
+            return False
+        likely = grad_b[grad_b > 0]
+        return float(likely.max() / likely.median()) > _PEAKED
 
     def _solve(self, way: Hypothesis, *, starts: int, iterations: int) -> Candidate | None:
         """Solve one hypothesis from several starts; stop at the first solution that a second start confirms."""
