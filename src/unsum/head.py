@@ -105,10 +105,24 @@ class Head:
 
     def projected(self, A: Tensor) -> Tensor:
         """∇W Aᵀ (C, R) in float64, block by block."""
-        U = torch.zeros(self.classes, A.shape[0], dtype=torch.float64, device=A.device)
+        return self._times(self.grad_W, A)
+
+    def logits(self, A: Tensor) -> Tensor:
+        """A Wᵀ (R, C) in float64, block by block, without the bias."""
+        return self._times(self.W, A).T
+
+    def row_norms(self, matrix: Tensor) -> Tensor:
+        """(C,) norms of the rows of W or ∇W in float64, block by block."""
+        squares = torch.zeros(self.classes, dtype=torch.float64, device=matrix.device)
         for columns in self._blocks():
-            U.addmm_(self.grad_W[:, columns].double(), A[:, columns].T)
-        return U
+            squares += matrix[:, columns].double().square_().sum(1)
+        return squares.sqrt()
+
+    def _times(self, matrix: Tensor, A: Tensor) -> Tensor:
+        product = torch.zeros(self.classes, A.shape[0], dtype=torch.float64, device=A.device)
+        for columns in self._blocks():
+            product.addmm_(matrix[:, columns].double(), A[:, columns].T)
+        return product
 
     def mixed_rows(self, mixing: Tensor) -> Tensor:
         """mixing ∇W (R, H) for mixing (R, C), in float64, block by block."""

@@ -65,7 +65,7 @@ def observe(head: Head, batch_size: int | None) -> Observation:
     """Measure the noise, choose the rank and factor the gradient; `batch_size` caps the rank where it is granted."""
     noise = measure_noise(head)
     factors = factorise(head, noise, batch_size)
-    K = factors.A @ head.W.double().T
+    K = head.logits(factors.A)
     b = torch.zeros_like(K[0]) if head.b is None else head.b.double()
     grad_b = None if head.grad_b is None else head.grad_b.double()
     # The client's own softmax, computed in W's precision, errs alike in every column: no averaging over columns.
@@ -78,7 +78,7 @@ def observe(head: Head, batch_size: int | None) -> Observation:
         precision = max(torch.finfo(head.grad_W.dtype).eps / 2, client_precision)
         bias_deviation = (added**2 + (precision * grad_b).square()).sqrt()
         beta = float((deviation / bias_deviation.clamp_min(1e-12 * bias_deviation.max())).median())
-    row_norms = torch.linalg.vector_norm(head.W, dim=1, dtype=torch.float64)
+    row_norms = head.row_norms(head.W)
     return Observation(
         factors.U, factors.A, K, b, grad_b, noise, 1 / deviation, beta, head.reduction, row_norms, client_precision
     )

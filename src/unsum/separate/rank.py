@@ -31,7 +31,7 @@ def measure_noise(head: Head) -> Noise:
     gradient = head.grad_W
     C, H = gradient.shape
     precision = torch.finfo(gradient.dtype).eps / 2
-    row_norms = torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64)
+    row_norms = head.row_norms(gradient)
     size = float(row_norms.norm())
     rounding = (precision * row_norms) / H**0.5
     rounding = rounding.clamp_min(torch.finfo(gradient.dtype).smallest_normal * precision + 1e-9 * precision * size)
