@@ -35,7 +35,8 @@ def measure_noise(head: Head) -> Noise:
     size = float(row_norms.norm())
     rounding = (precision * row_norms) / H**0.5
     rounding = rounding.clamp_min(torch.finfo(gradient.dtype).smallest_normal * precision + 1e-9 * precision * size)
-    added = float(gradient.sum(0, dtype=torch.float64).norm()) / (C * H) ** 0.5
+    column_sums = head.mixed_rows(row_norms.new_ones(1, C))
+    added = float(column_sums.norm()) / (C * H) ** 0.5
     if added <= _ADDED_NOISE * float(rounding.square().mean().sqrt()):
         return Noise(rounding, False, precision)
     level = (rounding.square() + added**2).sqrt()
