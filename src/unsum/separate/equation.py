@@ -144,7 +144,7 @@ class Linearised:
         centred = equation.K - (self.P @ equation.K.T)[:, :, None]  # (B, R, C)
         Q = self.nP[:, None, :] * centred
         Qw = Q * squared
-        N = (Qw.view(B * R, -1) @ Q.view(B * R, -1).T).view(B, R, B, R)
+        N = (Qw.reshape(B * R, -1) @ Q.reshape(B * R, -1).T).view(B, R, B, R)
         N = N * (self.T @ self.T.T)[:, None, :, None]
         cross = torch.einsum("ic,jlc->ijl", self.E, Qw)  # (i; j, l)
         cross = torch.einsum("jk,ijl->ikjl", at.T, cross)

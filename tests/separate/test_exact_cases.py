@@ -1,0 +1,159 @@
+"""The exact solver beyond hard labels on fresh heads: soft targets, no bias, trained models, degenerate batches."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from separate.test_exact import (
+    NOTHING,
+    Case,
+    assert_exact,
+    backbone_features,
+    case,
+    feature_error,
+    one_hot,
+    order,
+    resnet_case,
+)
+from torch import Tensor, nn
+
+from unsum.knowledge import Knowledge
+from unsum.separate.exact import exact
+
+
+def mixed_up(B: int, classes: int, smoothing: float = 0.0) -> Tensor:
+    generator = torch.Generator().manual_seed(B)
+    share = torch.rand(B, 1, generator=generator, dtype=torch.float64) * 0.8 + 0.1
+    first, second = (one_hot(torch.randint(classes, (B,), generator=generator), classes) for _ in range(2))
+    return (share * first + (1 - share) * second) * (1 - smoothing) + smoothing / classes
+
+
+def synthetic(labels: list[int], classes: int, features: int = 512, seed: int = 0) -> Case:
+    torch.manual_seed(seed)
+    F = torch.relu(torch.randn(features) + torch.randn(len(labels), features))
+    return case(F, nn.Linear(features, classes), one_hot(labels, classes))
+
+
+def trained(B: int, seed: int, confidence: float, classes: int = 200) -> Case:
+    """A head whose rows point at class centres; some samples are confident, some wrong, as after training."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.relu(torch.randn(classes, 256, generator=generator))
+    linear = nn.Linear(256, classes)
+    with torch.no_grad():
+        centred = centres - centres.mean(0)
+        linear.weight.copy_(confidence * centred / centred.norm(dim=1, keepdim=True))
+        linear.bias.zero_()
+    labels = torch.randint(classes, (B,), generator=generator)
+    noise = torch.randn(B, 256, generator=generator)
+    features = torch.relu(0.6 * centres[labels] + 0.4 * centres.mean(0) + 0.4 * noise)
+    return case(features, linear, one_hot(labels, classes))
+
+
+@pytest.mark.parametrize("B", [1, 8])
+@pytest.mark.parametrize("bias", [True, False])
+def test_label_smoothing_of_unknown_strength(B: int, bias: bool) -> None:
+    truth = resnet_case([4] * (B - B // 2) + list(range(B // 2)), 100, smoothing=0.1, bias=bias, train=B > 1)
+    leak = exact(truth.head, NOTHING, seed=0)
+    assert_exact(leak, truth)
+    assert float(leak.targets.min()) * 100 == pytest.approx(0.1, abs=1e-4)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("bias", [True, False])
+def test_mixup(smoothing: float, bias: bool) -> None:
+    truth = case(backbone_features(8), nn.Linear(512, 100, bias=bias), mixed_up(8, 100, smoothing))
+    assert_exact(exact(truth.head, NOTHING, seed=0), truth, targets=1e-4)
+
+
+@pytest.mark.parametrize("labels", [[3], [5, 5, 5, 5, 1, 2, 3, 9], [7] * 8])
+def test_missing_bias_gradient(labels: list[int]) -> None:
+    truth = resnet_case(labels, 100, train=len(labels) > 1)
+    truth = dataclasses.replace(truth, head=dataclasses.replace(truth.head, grad_b=None))
+    assert_exact(exact(truth.head, NOTHING, seed=0), truth)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_sum_over_the_batch_and_scale_together(smoothing: float) -> None:
+    targets = one_hot([5, 5, 5, 1, 2], 100) * (1 - smoothing) + smoothing / 100
+    truth = case(backbone_features(5), nn.Linear(512, 100), targets, reduction="sum", scale=0.25)
+    leak = exact(truth.head, NOTHING, seed=0)
+    assert leak.scale == pytest.approx(0.25, rel=1e-4)
+    assert_exact(leak, truth)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
+def test_error_follows_the_precision(dtype: torch.dtype, error: float) -> None:
+    truth = resnet_case([5, 5, 5, 5, 1, 2, 3, 9], 100)
+    coarse = dataclasses.replace(truth.head, grad_W=truth.head.grad_W.to(dtype), grad_b=truth.head.grad_b.to(dtype))
+    leak = exact(coarse, NOTHING, seed=0)
+    assert sorted(leak.labels.tolist()) == [1, 2, 3, 5, 5, 5, 5, 9]
+    assert feature_error(leak, truth) < error
+    assert feature_error(leak, truth) < 2 * leak.predicted_error < 0.2
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("B", "confidence"), [(2, 2.0), (8, 1.0), (8, 2.0), (16, 1.5)])
+def test_trained_models(B: int, confidence: float, seed: int) -> None:
+    truth = trained(B, seed, confidence)
+    assert_exact(exact(truth.head, NOTHING, seed=0), truth)
+
+
+@pytest.mark.parametrize(("B", "classes"), [(40, 400), (48, 100)])
+def test_large_batches(B: int, classes: int) -> None:
+    truth = synthetic([0] * (B // 4) + list(range(B - B // 4)), classes)
+    assert_exact(exact(truth.head, NOTHING, seed=0), truth)
+
+
+def test_fewer_features_than_samples() -> None:
+    truth = synthetic([5, 5, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11], 100, features=8, seed=1)
+    assert_exact(exact(truth.head, NOTHING, seed=0), truth)
+
+
+def test_zero_initialised_head() -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(64, 50)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    labels = [5, 5, 5, 1, 2]
+    truth = case(torch.randn(5, 64), linear, one_hot(labels, 50))
+    leak = exact(truth.head, NOTHING, seed=0)
+    means = torch.cat([truth.features[:3].mean(0).expand(3, -1), truth.features[3:]])
+    assert leak.labels.sort().values.tolist() == sorted(labels)
+    assert not leak.exact
+    found = leak.features[order(leak, dataclasses.replace(truth, features=means))]
+    assert float((found - means).norm() / means.norm()) < 1e-5
+    assert any("mean" in note for note in leak.notes)
+
+
+def test_zero_initialised_head_with_known_batch_size() -> None:
+    linear = nn.Linear(64, 50)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    truth = case(torch.randn(4, 64), linear, one_hot([5, 1, 2, 9], 50))
+    assert_exact(exact(truth.head, Knowledge(batch_size=4), seed=0), truth)
+
+
+@pytest.mark.parametrize("B", [12, 64])
+def test_as_many_samples_as_classes_is_admitted(B: int) -> None:
+    truth = synthetic([index % 10 for index in range(B)], 10)
+    leak = exact(truth.head, NOTHING, seed=0)
+    assert not leak.exact
+    assert leak.notes
+
+
+def test_wrong_batch_size_is_noticed() -> None:
+    truth = synthetic([1, 2, 3, 3], 50)
+    for claimed in (2, 6):
+        leak = exact(truth.head, Knowledge(batch_size=claimed), seed=0)
+        assert not leak.exact
+        assert leak.notes
+
+
+def test_a_constant_added_to_all_biases_changes_nothing() -> None:
+    truth = synthetic([5, 5, 1, 2], 40)
+    assert truth.head.b is not None
+    shifted = dataclasses.replace(truth.head, b=truth.head.b + 3)
+    first, second = exact(truth.head, NOTHING, seed=0), exact(shifted, NOTHING, seed=0)
+    assert torch.allclose(first.features, second.features, rtol=0, atol=1e-4)
