@@ -109,7 +109,7 @@ class Head:
 
     def logits(self, A: Tensor) -> Tensor:
         """A Wᵀ (R, C) in float64, block by block, without the bias."""
-        return self._times(self.W, A).T
+        return self._times(self.W, A).T.contiguous()
 
     def row_norms(self, matrix: Tensor) -> Tensor:
         """(C,) norms of the rows of W or ∇W in float64, block by block."""

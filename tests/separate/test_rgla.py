@@ -27,7 +27,7 @@ def test_distinct_labels_converge_to_the_truth() -> None:
     late = rgla(Head.of(model, update), Knowledge(labels), seed=0, steps=6000)
     assert score(late, features=features)["feature_error"] < 1e-3
     assert late.residual < 0.1 * early.residual
-    torch.testing.assert_close(late.logits.float(), model(features).detach(), rtol=0, atol=0.3)  # features settle long before logits
+    torch.testing.assert_close(late.logits.float(), model(features).detach(), rtol=0, atol=0.3)
     assert not late.exact
 
 

@@ -14,6 +14,7 @@ from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.separate.candidate import Candidate
 from unsum.separate.certificate import indistinguishable
+from unsum.separate.hidden import doubt_number
 from unsum.separate.method import SEPARATORS
 from unsum.separate.observation import Observation, observe
 from unsum.separate.remarks import find_doubts, find_remarks
@@ -51,6 +52,8 @@ def _leak(head: Head, knowledge: Knowledge, observation: Observation, candidate:
         T = T.index_copy(0, T.new_tensor(group, dtype=torch.long), T[group].mean(0).expand(len(group), -1))
     scale = observation.scale(float(candidate.at.alpha), B)
     doubts = find_doubts(observation, candidate, groups, knowledge.known_batch_size)
+    if knowledge.known_batch_size is None:
+        doubts += doubt_number(head, observation, candidate)
     sure = not doubts and candidate.agreed and certificate.predicted_error < _TRUSTED_ERROR
     dtype = head.W.dtype if head.W.dtype in (torch.float32, torch.float64) else torch.float32
     return Leak(

@@ -50,12 +50,22 @@ def factorise(head: Head, noise: Noise, batch_size: int | None) -> Factors:
     clean gradient a missing direction is missing indeed (equal samples, or features that depend on each other).
     """
     if noise.added:
-        # Largest singular value of pure noise (Marchenko–Pastur), and a little more.
-        C, H = head.grad_W.shape
-        threshold = 1.1 * (C**0.5 + H**0.5) * float(noise.level.square().mean().sqrt())
-        return head.factorise(rank=batch_size, threshold=threshold)
+        return head.factorise(rank=batch_size, threshold=noise_threshold(head, noise))
     rows = spanning_rows(head, noise)
     return head.factorise_rows(rows if batch_size is None else rows[:batch_size], 1 / noise.level)
+
+
+def noise_threshold(head: Head, noise: Noise) -> float:
+    """The singular value above which a direction is no added noise: the largest of pure noise (Marchenko–Pastur) and more."""
+    C, H = head.grad_W.shape
+    largest: float = 1.1 * (C**0.5 + H**0.5) * float(noise.level.square().mean().sqrt())
+    return largest
+
+
+def rounding_threshold(head: Head, noise: Noise) -> Tensor:
+    """(C,) the norm above which a row's remainder is no rounding: half-way between surely noise and surely signal."""
+    limit: Tensor = (_NOISE * _SIGNAL * head.grad_W.shape[1]) ** 0.5 * noise.level
+    return limit
 
 
 def spanning_rows(head: Head, noise: Noise) -> Tensor:
