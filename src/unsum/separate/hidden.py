@@ -19,17 +19,20 @@ _TRUSTED_SPREAD = 1e-2
 
 
 def doubt_number(head: Head, observation: Observation, candidate: Candidate) -> list[str]:
-    """The doubt that there were more samples than were found, if they may differ by more than 1 %.
+    """The doubt that there were more samples than were found.
 
     A sample that stands for two carries twice the weight of its neighbours and gives itself away. Only when all of them
     stand for equally many is nothing left to compare with: in practice, when one or two were found.
     """
-    spread = hidden_spread(head, observation, candidate)
-    if len(candidate.at.T) > _FEW or spread < _TRUSTED_SPREAD:
-        return []
-    return [
-        f"Samples of one label that differ by less than {100 * spread:.2g} % would look like one at this precision."
+    crowded = ((candidate.Y - candidate.at.floor) > _TRUSTED_SPREAD).sum(1).gt(2).nonzero()[:, 0].tolist()
+    doubts = [
+        f"Sample {i} carries several labels at once: it may be several samples with equal features." for i in crowded
     ]
+    spread = hidden_spread(head, observation, candidate)
+    if len(candidate.at.T) <= _FEW and spread > _TRUSTED_SPREAD:
+        apart = f"that differ by less than {100 * spread:.2g} %" if spread < 1 else "however different"
+        doubts.append(f"Samples of one label, {apart}, would look like one here: there may be more than were found.")
+    return doubts
 
 
 def hidden_spread(head: Head, observation: Observation, candidate: Candidate) -> float:

@@ -24,11 +24,6 @@ def find_doubts(
         doubts.append(f"Samples {members} cannot be told apart at the gradient's precision; each is their mean.")
     if batch_size is not None and batch_size != B:
         doubts.append(f"The batch was said to hold {batch_size} samples, but {B} were found.")
-    elif batch_size is None and _blind(observation, candidate):
-        doubts.append(
-            "The head answers every input alike (it is zero-initialised): samples of one label look like their mean, "
-            "and without the batch size nobody can say how many there are."
-        )
     missing = _without_trace(observation, candidate)
     if missing:
         doubts.append(f"The batch held {B + missing} samples; {missing} of them left no trace above the precision.")
@@ -50,11 +45,6 @@ def find_remarks(observation: Observation, candidate: Candidate) -> list[str]:
     if candidate.explains and float(candidate.at.floor) > 0:
         remarks.append(f"Label smoothing of {float(candidate.at.floor) * observation.classes:.4f} was found.")
     return remarks
-
-
-def _blind(observation: Observation, candidate: Candidate) -> bool:
-    """Whether the logits hardly depend on the features, so that equal labels merge."""
-    return float((candidate.at.T @ observation.K).std(dim=1).max()) < 100 * observation.client_precision
 
 
 def _without_trace(observation: Observation, candidate: Candidate) -> int:
