@@ -6,6 +6,8 @@ import dataclasses
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from separate.test_exact import (
     NOTHING,
     Case,
@@ -17,8 +19,6 @@ from separate.test_exact import (
     order,
     resnet_case,
 )
-from torch import Tensor, nn
-
 from unsum.knowledge import Knowledge
 from unsum.separate.exact import exact
 
@@ -100,7 +100,7 @@ def test_trained_models(B: int, confidence: float, seed: int) -> None:
     assert_exact(exact(truth.head, NOTHING, seed=0), truth)
 
 
-@pytest.mark.parametrize(("B", "classes"), [(40, 400), (48, 100)])
+@pytest.mark.parametrize(("B", "classes"), [(40, 400), (48, 100), (15, 20), (7, 10)])
 def test_large_batches(B: int, classes: int) -> None:
     truth = synthetic([0] * (B // 4) + list(range(B - B // 4)), classes)
     assert_exact(exact(truth.head, NOTHING, seed=0), truth)

@@ -6,12 +6,15 @@ logits that is a line, a + M k_c, whose slope M is the covariance of the t_i. Ro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from unsum.separate.observation import Observation
+
+Fit = Callable[[Tensor, Tensor, Tensor], Tensor]  # (design, values, square roots of the weights) → line
 
 _OUTLIER = 8.0  # median deviations off the line that make a row a label
 
@@ -39,10 +42,12 @@ def fit_class_line(observation: Observation) -> ClassLine:
 def _fit_ratios(K: Tensor, b: Tensor, U: Tensor, grad_b: Tensor) -> ClassLine:
     """U_c / ∇b_c = a + M k_c."""
     positive = grad_b > 1e-9 * grad_b.abs().max()
+    if 4 * len(K) >= len(b):
+        positive = _likely_unlabelled(K, b, U, grad_b, positive)
     ratios = U / torch.where(positive, grad_b, torch.ones_like(grad_b))[:, None]
     design = torch.cat([torch.ones_like(b)[:, None], K.T], dim=1)
-    inside, line = _robust_line(design, ratios, grad_b.clamp_min(0).sqrt(), positive)
-    intercept, slope = line[0], (line[1:] + line[1:].T) / 2
+    inside, line = _robust_line(design, ratios, grad_b.clamp_min(0).sqrt(), positive, _symmetric_least_squares)
+    intercept, slope = line[0], line[1:]
     covariance = _positive_part(slope)
     p_bar = torch.softmax(b, dim=0)
     mean = intercept
@@ -55,6 +60,16 @@ def _fit_ratios(K: Tensor, b: Tensor, U: Tensor, grad_b: Tensor) -> ClassLine:
     return ClassLine(~inside, mean, covariance, scale, mass, sums)
 
 
+def _likely_unlabelled(K: Tensor, b: Tensor, U: Tensor, grad_b: Tensor, positive: Tensor) -> Tensor:
+    """Rows whose ∇b is no smaller than the mean feature explains; in a crowded batch a label's may be positive, too."""
+    inside = positive
+    for _ in range(5):
+        mean = U[inside].sum(0) / grad_b[inside].sum()
+        size = grad_b / torch.softmax(b + mean @ K, dim=0)
+        inside = positive & (size > 0.5 * size[inside].median())
+    return inside
+
+
 def _fit_rows(K: Tensor, b: Tensor, U: Tensor, grad_b: Tensor | None, weight: Tensor) -> ClassLine:
     """Without a usable ∇b: U_c = s p̄_c (a + M k_c), where log p̄ is a line over classes, too."""
     direction, zeta, log_scale, inside = _fit_sizes(K, b, U, weight)
@@ -65,9 +80,9 @@ def _fit_rows(K: Tensor, b: Tensor, U: Tensor, grad_b: Tensor | None, weight: Te
     for _ in range(10):
         p_bar = _mean_probabilities(K, b, mean, covariance)
         size = (scale * p_bar)[:, None]
-        inside, line = _robust_line(design, U / size, size[:, 0] * weight, inside)
-        covariance = _positive_part((line[1:] + line[1:].T) / 2)
-        mean = line[0] + line[1:].T @ (K @ p_bar)
+        inside, line = _robust_line(design, U / size, size[:, 0] * weight, inside, _symmetric_least_squares)
+        covariance = _positive_part(line[1:])
+        mean = line[0] + line[1:] @ (K @ p_bar)
     sums = size * (design @ line) - U
     mass = sums @ mean / (scale * mean.square().sum()) if grad_b is None else p_bar - grad_b / scale
     mass = torch.where(inside, torch.zeros_like(mass), mass)
@@ -90,16 +105,16 @@ def _fit_sizes(K: Tensor, b: Tensor, U: Tensor, weight: Tensor) -> tuple[Tensor,
     positive = along > 0
     heights = along.clamp_min(1e-300).log() - b
     design = torch.stack([torch.ones_like(b), direction @ K], dim=1)
-    inside, line = _robust_line(design, heights[:, None], torch.ones_like(b), positive)
+    inside, line = _robust_line(design, heights[:, None], torch.ones_like(b), positive, _least_squares)
     zeta = line[1, 0].clamp_min(1e-6 * along.abs().max())
     log_total = torch.logsumexp(b + zeta * design[:, 1], dim=0)
     return direction, zeta, line[0, 0] - zeta.log() + log_total, inside
 
 
-def _robust_line(design: Tensor, values: Tensor, root: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+def _robust_line(design: Tensor, values: Tensor, root: Tensor, inside: Tensor, fit: Fit) -> tuple[Tensor, Tensor]:
     """Least squares over the rows `inside`, dropping outliers until they settle."""
     allowed, least = inside, max(design.shape[1] + 1, len(design) // 2)
-    line = _least_squares(design[inside], values[inside], root[inside])
+    line = fit(design[inside], values[inside], root[inside])
     for _ in range(20):
         deviation = (values - design @ line) * root[:, None]
         spread = deviation[inside].abs().median(dim=0).values.clamp_min(1e-300)
@@ -108,7 +123,7 @@ def _robust_line(design: Tensor, values: Tensor, root: Tensor, inside: Tensor) -
         if int(settled.sum()) < least or bool((settled == inside).all()):
             break
         inside = settled
-        line = _least_squares(design[inside], values[inside], root[inside])
+        line = fit(design[inside], values[inside], root[inside])
     return inside, line
 
 
@@ -119,6 +134,23 @@ def _least_squares(design: Tensor, values: Tensor, root: Tensor) -> Tensor:
     ridge = 1e-13 * gram.diagonal().max() + 1e-12 * gram.diagonal() + 1e-300
     line: Tensor = torch.linalg.solve(gram + torch.diag(ridge), A.T @ Y)
     return line
+
+
+def _symmetric_least_squares(design: Tensor, values: Tensor, root: Tensor) -> Tensor:
+    """The same with a symmetric slope, as a covariance is: half as many unknowns, so half as many rows suffice.
+
+    The normal equations are S M + M S = Q + Qᵀ, solved in the eigenvectors of S.
+    """
+    share = (root.square() / root.square().sum().clamp_min(1e-300))[:, None]
+    centre_k, centre_v = (share * design[:, 1:]).sum(0), (share * values).sum(0)
+    k, v = design[:, 1:] - centre_k, values - centre_v
+    eigenvalues, V = torch.linalg.eigh((share * k).T @ k)
+    Q = V.T @ ((share * k).T @ v) @ V
+    sums = eigenvalues[:, None] + eigenvalues
+    # With hardly more rows than directions the slope is more noise than covariance: shrink it.
+    ridge = 1e-13 * sums.max() if len(k) > 1.2 * k.shape[1] + 2 else 0.3 * sums.mean()
+    slope = V @ ((Q + Q.T) / (sums + ridge + 1e-300)) @ V.T
+    return torch.cat([(centre_v - slope @ centre_k)[None], slope])
 
 
 def _positive_part(slope: Tensor) -> Tensor:

@@ -19,6 +19,8 @@ def find_doubts(
         )
         if observation.classes - 1 <= B:
             doubts.append("A batch of about as many samples as classes or more leaves too few equations.")
+    elif not candidate.agreed:
+        doubts.append("No second start led to this solution.")
     for group in groups:
         members = ", ".join(str(index) for index in group)
         doubts.append(f"Samples {members} cannot be told apart at the gradient's precision; each is their mean.")

@@ -21,6 +21,7 @@ from unsum.separate.regression import ClassLine, fit_class_line
 from unsum.separate.starts import rotate_freely, rotate_to_targets
 
 _STARTS = 6
+_CONFIRMATIONS = 3  # further starts that may confirm a solution which the last ones found
 _PEAKED = 20.0  # largest over median probability of an unlabelled class
 _PATIENCE = 1e11  # floating-point operations spent on further starts before giving up
 
@@ -82,7 +83,9 @@ class Search:
         """Solve one hypothesis from several starts; stop at the first solution that a second start confirms."""
         equation = self._equation(way)
         best: Candidate | None = None
-        for _ in range(starts):
+        for start in range(starts + _CONFIRMATIONS):
+            if start >= starts and (best is None or not best.explains):
+                break
             at = solve(equation, self._start(way), iterations).at
             if not bool(torch.isfinite(at.T).all()):
                 continue
