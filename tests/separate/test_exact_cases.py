@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -157,3 +158,28 @@ def test_a_constant_added_to_all_biases_changes_nothing() -> None:
     shifted = dataclasses.replace(truth.head, b=truth.head.b + 3)
     first, second = exact(truth.head, NOTHING, seed=0), exact(shifted, NOTHING, seed=0)
     assert torch.allclose(first.features, second.features, rtol=0, atol=1e-4)
+
+
+DAMAGE = {
+    "pruned": lambda gradient: gradient * (gradient.abs() > gradient.abs().flatten().quantile(0.9)),
+    "signs": torch.sign,
+    "noise only": lambda gradient: torch.randn(gradient.shape, generator=torch.Generator().manual_seed(0)),
+    "one row": lambda gradient: gradient * (torch.arange(len(gradient)) == 0).view(-1, *[1] * (gradient.ndim - 1)),
+    "coarse": lambda gradient: (gradient * 50).round() / 50,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize(("classes", "features"), [(2, 4), (10, 64), (50, 1)])
+@pytest.mark.parametrize("bias", ["kept", "zero", "missing"])
+def test_damaged_gradients_neither_crash_nor_pass(
+    damage: Callable[[Tensor], Tensor], classes: int, features: int, bias: str
+) -> None:
+    head = synthetic([0, 1, 1], classes, features).head
+    assert head.grad_b is not None
+    grad_b = {"kept": damage(head.grad_b), "zero": torch.zeros(classes), "missing": None}[bias]
+    head = dataclasses.replace(head, grad_W=damage(head.grad_W), grad_b=grad_b)
+    for knowledge in (NOTHING, Knowledge(batch_size=3), Knowledge(labels=torch.tensor([0, 1, 1]))):
+        leak = exact(head, knowledge, seed=0)
+        assert not leak.exact
+        assert torch.isfinite(leak.features).all()

@@ -57,7 +57,8 @@ def targets_of(equation: Equation, at: Unknowns) -> Tensor:
 def _reweighted(observation: Observation, equation: Equation, at: Unknowns) -> tuple[Candidate, Equation]:
     weight = observation.weights_at(at, targets_of(equation, at)) * (equation.weight > 0)
     equation = equation.with_rows(weight)
-    at = solve(equation, at, iterations=20).at
+    polished = solve(equation, at, iterations=20).at
+    at = polished if polished.is_sound else at
     return Candidate(at, targets_of(equation, at), certify(equation, at, observation)), equation
 
 

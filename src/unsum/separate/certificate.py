@@ -12,6 +12,7 @@ from unsum.separate.equation import Equation, Linearised, Unknowns
 from unsum.separate.levenberg import is_small
 from unsum.separate.observation import Observation
 
+_SPARE = 3  # equations left over without which a perfect fit proves nothing
 _DRAWS = 4  # of simulated noise, where the normal matrix is too large to invert
 
 
@@ -39,21 +40,20 @@ def certify(equation: Equation, at: Unknowns, observation: Observation) -> Certi
     here = Linearised(equation, at)
     B, R = at.T.shape
     unknowns = B * R + equation.floor_free + equation.alpha_free
-    equations = int((equation.weight > 0).sum()) * equation.U.shape[1]
+    # All columns sum to zero: one row says nothing new.
+    equations = min(int((equation.weight > 0).sum()), len(equation.b) - 1) * equation.U.shape[1]
     misfit = float((here.cost / max(equations - unknowns, 1)).sqrt())
     size = at.T.norm(dim=1).clamp_min(1e-300)
     # The prior that features are not larger than they came out: a direction nothing determines has an error of 100 %.
     prior = torch.cat([size.pow(-2).repeat_interleave(R), size.new_ones(2)]) * max(misfit, 1.0) ** 2
     scatter = _scatter(here, prior) if is_small(at.T) else _simulated_scatter(here, prior)
-    if equations < unknowns or scatter is None:
+    if equations < unknowns + _SPARE or scatter is None:
         nothing = torch.full((B,), torch.inf, dtype=torch.float64, device=size.device)
         return Certificate(misfit, nothing, torch.diag(nothing), torch.inf, torch.inf)
     covariance, deviations = scatter[0] * max(misfit, 1.0) ** 2, scatter[1] * max(misfit, 1.0)
     covariance = covariance + torch.diag(_outside(here, observation).square())
     errors = covariance.diagonal().clamp_min(0).sqrt() / size
-    return Certificate(
-        misfit, errors.nan_to_num(nan=torch.inf), covariance, float(deviations[0]), float(deviations[1])
-    )
+    return Certificate(misfit, errors.nan_to_num(nan=torch.inf), covariance, float(deviations[0]), float(deviations[1]))
 
 
 def _scatter(here: Linearised, prior: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -20,6 +20,12 @@ class Unknowns:
     def alpha(self) -> Tensor:
         return self.log_alpha.exp()
 
+    @property
+    def is_sound(self) -> bool:
+        """Finite, with an α that can be divided by."""
+        alpha = float(self.alpha)
+        return float(self.T.abs().max()) < 1e30 and 1e-100 < alpha < 1e100 and abs(float(self.floor)) < 1e100
+
     def moved(self, step: Tensor) -> Unknowns:
         """The point one step further; `step` holds T's entries, then floor, then log α."""
         B, R = self.T.shape

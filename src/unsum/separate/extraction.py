@@ -48,7 +48,10 @@ def extract(observation: Observation, rounds: int = 24) -> tuple[Tensor, Tensor,
     R = observation.rank
     singles = SingleSamples(observation, _label_weights(observation))
     left = Remainder(
-        observation.U, observation.grad_b, observation.U[:0], torch.zeros(0, dtype=torch.long, device=observation.U.device)
+        observation.U,
+        observation.grad_b,
+        observation.U[:0],
+        torch.zeros(0, dtype=torch.long, device=observation.U.device),
     )
     alpha = _find_alpha(observation, singles)
     if alpha is None:

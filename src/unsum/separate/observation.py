@@ -66,8 +66,9 @@ def observe(head: Head, batch_size: int | None) -> Observation:
     noise = measure_noise(head)
     factors = factorise(head, noise, batch_size)
     K = head.logits(factors.A)
-    b = torch.zeros_like(K[0]) if head.b is None else head.b.double()
-    grad_b = None if head.grad_b is None else head.grad_b.double()
+    b = K.new_zeros(head.classes) if head.b is None else head.b.double()
+    # A bias gradient of zeros was frozen or pruned away: it says nothing.
+    grad_b = head.grad_b.double() if head.grad_b is not None and bool(head.grad_b.any()) else None
     # The client's own softmax, computed in W's precision, errs alike in every column: no averaging over columns.
     client_precision = torch.finfo(head.W.dtype).eps / 2
     client = client_precision * factors.U.norm(dim=1)

@@ -75,11 +75,11 @@ def _fit_rows(K: Tensor, b: Tensor, U: Tensor, grad_b: Tensor | None, weight: Te
     direction, zeta, log_scale, inside = _fit_sizes(K, b, U, weight)
     mean, covariance = zeta * direction, torch.zeros_like(K @ K.T)
     design = torch.cat([torch.ones_like(b)[:, None], K.T], dim=1)
-    scale = float(log_scale.exp())
+    scale = min(max(float(log_scale.exp()), 1e-50), 1e50)
     line = torch.zeros(len(mean) + 1, len(mean), dtype=b.dtype, device=b.device)
     for _ in range(10):
         p_bar = _mean_probabilities(K, b, mean, covariance)
-        size = (scale * p_bar)[:, None]
+        size = (scale * p_bar)[:, None].clamp_min(1e-100)
         inside, line = _robust_line(design, U / size, size[:, 0] * weight, inside, _symmetric_least_squares)
         covariance = _positive_part(line[1:])
         mean = line[0] + line[1:] @ (K @ p_bar)
@@ -113,6 +113,8 @@ def _fit_sizes(K: Tensor, b: Tensor, U: Tensor, weight: Tensor) -> tuple[Tensor,
 
 def _robust_line(design: Tensor, values: Tensor, root: Tensor, inside: Tensor, fit: Fit) -> tuple[Tensor, Tensor]:
     """Least squares over the rows `inside`, dropping outliers until they settle."""
+    if not bool(inside.any()):
+        inside = torch.ones_like(inside)
     allowed, least = inside, max(design.shape[1] + 1, len(design) // 2)
     line = fit(design[inside], values[inside], root[inside])
     for _ in range(20):
@@ -144,7 +146,7 @@ def _symmetric_least_squares(design: Tensor, values: Tensor, root: Tensor) -> Te
     share = (root.square() / root.square().sum().clamp_min(1e-300))[:, None]
     centre_k, centre_v = (share * design[:, 1:]).sum(0), (share * values).sum(0)
     k, v = design[:, 1:] - centre_k, values - centre_v
-    eigenvalues, V = torch.linalg.eigh((share * k).T @ k)
+    eigenvalues, V = torch.linalg.eigh(((share * k).T @ k).nan_to_num(posinf=0.0, neginf=0.0))
     Q = V.T @ ((share * k).T @ v) @ V
     sums = eigenvalues[:, None] + eigenvalues
     # With hardly more rows than directions the slope is more noise than covariance: shrink it.

@@ -26,6 +26,10 @@ def find_doubts(
         doubts.append(f"Samples {members} cannot be told apart at the gradient's precision; each is their mean.")
     if batch_size is not None and batch_size != B:
         doubts.append(f"The batch was said to hold {batch_size} samples, but {B} were found.")
+    elif batch_size is None and observation.grad_b is None and observation.rank >= observation.A.shape[1]:
+        doubts.append(
+            "Without a bias gradient, a batch may hold more samples than the head has inputs; nothing shows it."
+        )
     missing = _without_trace(observation, candidate)
     if missing:
         doubts.append(f"The batch held {B + missing} samples; {missing} of them left no trace above the precision.")

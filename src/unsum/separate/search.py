@@ -87,7 +87,7 @@ class Search:
             if start >= starts and (best is None or not best.explains):
                 break
             at = solve(equation, self._start(way), iterations).at
-            if not bool(torch.isfinite(at.T).all()):
+            if not at.is_sound:
                 continue
             candidate = polish(self.observation, equation, at)
             if best is not None and best.explains and candidate.explains:
