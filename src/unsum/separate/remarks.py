@@ -33,6 +33,9 @@ def find_doubts(
     missing = _without_trace(observation, candidate)
     if missing:
         doubts.append(f"The batch held {B + missing} samples; {missing} of them left no trace above the precision.")
+    factor = float(candidate.at.alpha)
+    if observation.reduction == "sum" and round(factor) > 1 and abs(factor / round(factor) - 1) < 1e-4:
+        doubts.append(f"A sum {round(factor)} times too large: each sample may stand for that many of its like.")
     return doubts
 
 
