@@ -88,7 +88,7 @@ def build(family: str, seed: int) -> Case:
     if family == "B at least C":
         C, H, B = 10, 256, int(pick(10, 12, 20))
     if family == "nearly equal samples":
-        spread = 10.0 ** -float(pick(4, 5, 6, 7))
+        spread = 10.0 ** -float(pick(2, 2.5, 3, 4, 5, 6, 7))
     margin = float(pick(2.0, 5.0, 10.0, 20.0)) if family == "trained" else 0.0
     return change(family, make_case(B, C, H, kind, seed=seed, spread=spread, margin=margin), generator)
 

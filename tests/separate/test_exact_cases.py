@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from separate.test_exact import (
+from head_cases import (
     NOTHING,
     Case,
     assert_exact,

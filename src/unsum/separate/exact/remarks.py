@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from unsum.separate.candidate import Candidate
-from unsum.separate.observation import Observation
+from unsum.separate.exact.candidate import Candidate
+from unsum.separate.exact.observation import Observation
 
 
 def find_doubts(

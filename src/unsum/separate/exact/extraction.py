@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.separate.equation import Equation, Unknowns
-from unsum.separate.levenberg import solve
-from unsum.separate.observation import Observation
-from unsum.separate.simplex import hunt_corners
-from unsum.separate.single import SingleSamples
+from unsum.separate.exact.equation import Equation, Unknowns
+from unsum.separate.exact.levenberg import solve
+from unsum.separate.exact.observation import Observation
+from unsum.separate.exact.simplex import hunt_corners
+from unsum.separate.exact.single import SingleSamples
 
 _ACCEPTED = 8.0  # misfit of a sample, in units of the noise
 _SAME_SAMPLE = 0.25  # relative distance below which two answers of one label may be one sample found twice

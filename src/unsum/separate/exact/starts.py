@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsum.separate.regression import ClassLine
+from unsum.separate.exact.regression import ClassLine
 
 
 def rotate_freely(line: ClassLine, B: int, generator: torch.Generator) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.separate.observation import Observation
+from unsum.separate.exact.observation import Observation
 
 _BATCH = 1 << 24  # entries of the batched Jacobian that are held at a time
 

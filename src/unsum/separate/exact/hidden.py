@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 
 from unsum.head import Head
-from unsum.separate.candidate import Candidate
-from unsum.separate.observation import Observation
-from unsum.separate.rank import noise_threshold, rounding_threshold
+from unsum.separate.exact.candidate import Candidate
+from unsum.separate.exact.observation import Observation
+from unsum.separate.exact.rank import noise_threshold, rounding_threshold
 
 _FEW = 2  # samples that may each hide another; that every one of more does, none being left out, is far-fetched
 _TRUSTED_SPREAD = 1e-2

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.separate.equation import Linearised
+from unsum.separate.exact.equation import Linearised
 
 
 @dataclass(frozen=True)

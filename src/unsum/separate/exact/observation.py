@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from unsum.head import Head
-from unsum.separate.equation import Equation, Unknowns
-from unsum.separate.rank import Noise, factorise, measure_noise
+from unsum.separate.exact.equation import Equation, Unknowns
+from unsum.separate.exact.rank import Noise, factorise, measure_noise
 
 
 @dataclass(frozen=True)

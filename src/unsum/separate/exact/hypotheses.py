@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.separate.observation import Observation
-from unsum.separate.regression import ClassLine
+from unsum.separate.exact.observation import Observation
+from unsum.separate.exact.regression import ClassLine
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.separate.conjugate import NormalSystem
-from unsum.separate.equation import Equation, Linearised, Unknowns
+from unsum.separate.exact.conjugate import NormalSystem
+from unsum.separate.exact.equation import Equation, Linearised, Unknowns
 
 _DENSE = 300  # unknowns up to which the normal matrix is formed
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.separate.conjugate import NormalSystem
-from unsum.separate.equation import Equation, Linearised, Unknowns
-from unsum.separate.levenberg import is_small
-from unsum.separate.observation import Observation
+from unsum.separate.exact.conjugate import NormalSystem
+from unsum.separate.exact.equation import Equation, Linearised, Unknowns
+from unsum.separate.exact.levenberg import is_small
+from unsum.separate.exact.observation import Observation
 
 _SPARE = 3  # equations left over without which a perfect fit proves nothing
 _DRAWS = 4  # of simulated noise, where the normal matrix is too large to invert

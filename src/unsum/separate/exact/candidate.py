@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unsum.separate.certificate import Certificate, certify
-from unsum.separate.equation import Equation, Unknowns
-from unsum.separate.levenberg import solve
-from unsum.separate.observation import Observation
+from unsum.separate.exact.certificate import Certificate, certify
+from unsum.separate.exact.equation import Equation, Unknowns
+from unsum.separate.exact.levenberg import solve
+from unsum.separate.exact.observation import Observation
 
 _EXPLAINED = 5.0  # a misfit below this many standard deviations is a solution, not a local minimum
 _SAME = 5.0  # standard deviations within which an unknown counts as its natural value

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.separate.observation import Observation
+from unsum.separate.exact.observation import Observation
 
 Fit = Callable[[Tensor, Tensor, Tensor], Tensor]  # (design, values, square roots of the weights) → line
 

@@ -12,14 +12,14 @@ from torch import Tensor
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.separate.candidate import Candidate
-from unsum.separate.certificate import indistinguishable
-from unsum.separate.hidden import doubt_number
+from unsum.separate.exact.candidate import Candidate
+from unsum.separate.exact.certificate import indistinguishable
+from unsum.separate.exact.hidden import doubt_number
+from unsum.separate.exact.observation import Observation, observe
+from unsum.separate.exact.remarks import find_doubts, find_remarks
+from unsum.separate.exact.search import Search
+from unsum.separate.exact.threads import few_threads
 from unsum.separate.method import SEPARATORS
-from unsum.separate.observation import Observation, observe
-from unsum.separate.remarks import find_doubts, find_remarks
-from unsum.separate.search import Search
-from unsum.separate.threads import few_threads
 
 _TRUSTED_ERROR = 1e-3  # certified exact below this predicted error
 

@@ -10,15 +10,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from unsum.separate.candidate import Candidate, polish
-from unsum.separate.certificate import certify
-from unsum.separate.equation import Equation, Unknowns
-from unsum.separate.extraction import extract
-from unsum.separate.hypotheses import Hypothesis, hypotheses
-from unsum.separate.levenberg import solve, work
-from unsum.separate.observation import Observation
-from unsum.separate.regression import ClassLine, fit_class_line
-from unsum.separate.starts import rotate_freely, rotate_to_targets
+from unsum.separate.exact.candidate import Candidate, polish
+from unsum.separate.exact.certificate import certify
+from unsum.separate.exact.equation import Equation, Unknowns
+from unsum.separate.exact.extraction import extract
+from unsum.separate.exact.hypotheses import Hypothesis, hypotheses
+from unsum.separate.exact.levenberg import solve, work
+from unsum.separate.exact.observation import Observation
+from unsum.separate.exact.regression import ClassLine, fit_class_line
+from unsum.separate.exact.starts import rotate_freely, rotate_to_targets
 
 _STARTS = 6
 _CONFIRMATIONS = 3  # further starts that may confirm a solution which the last ones found

@@ -1,0 +1,13 @@
+"""The exact solver, one idea per file. To read it in the order of the computation:
+
+- `solver`: the method itself, from head to `Leak`;
+- `rank`, `observation`: noise, rank and factors of the gradient, which is all that is known;
+- `equation`: the one equation with its derivatives; `levenberg`, `conjugate`: how it is solved;
+- `regression`, `hypotheses`, `starts`: labels first, for fresh heads; `single`, `simplex`, `extraction`: sample by sample,
+  for trained ones; `search`: in which order all this is tried;
+- `candidate`, `certificate`, `hidden`, `remarks`: how sure the answer is, and what a person is told.
+"""
+
+from unsum.separate.exact.solver import exact
+
+__all__ = ["exact"]
