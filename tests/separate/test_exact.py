@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from head_cases import NOTHING, assert_exact, feature_error, resnet_case
+from head_cases import NOTHING, assert_exact, backbone_features, case, feature_error, one_hot, resnet_case
 from unsum.knowledge import Knowledge
 from unsum.separate.exact import exact
 
