@@ -13,7 +13,7 @@ from unsum.separate.exact.levenberg import is_small
 from unsum.separate.exact.observation import Observation
 
 _SPARE = 3  # equations left over without which a perfect fit proves nothing
-_DRAWS = 4  # of simulated noise, where the normal matrix is too large to invert
+_DIRECTIONS = 256  # that simulated noise is averaged over, where the normal matrix is too large to invert
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _simulated_scatter(here: Linearised, prior: Tensor) -> tuple[Tensor, Tensor]
     generator = torch.Generator(device=prior.device).manual_seed(0)
     system = NormalSystem.of(here, prior, 1e-9)
     draws = []
-    for _ in range(_DRAWS):
+    for _ in range(min(4, max(1, _DIRECTIONS // R))):
         r, z = torch.empty_like(here.residual), torch.empty_like(prior)
         right = here.pull(r.normal_(generator=generator)) + prior.sqrt() * z.normal_(generator=generator)
         x, converged = system.solve(right, tolerance=1e-4, iterations=1000)
@@ -87,8 +87,8 @@ def _simulated_scatter(here: Linearised, prior: Tensor) -> tuple[Tensor, Tensor]
             return None
         draws.append(x)
     X = torch.stack(draws)
-    T = X[:, : B * R].view(_DRAWS, B, R)
-    covariance = torch.einsum("nik,njk->ij", T, T) / _DRAWS
+    T = X[:, : B * R].view(-1, B, R)
+    covariance = torch.einsum("nik,njk->ij", T, T) / len(draws)
     return covariance, X[:, -2:].square().mean(0).sqrt()
 
 

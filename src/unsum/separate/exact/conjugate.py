@@ -10,6 +10,10 @@ from torch import Tensor
 
 from unsum.separate.exact.equation import Linearised
 
+RECORD = True
+_STRIDE = 8  # iterations between two looks at the residual on a GPU, where each look waits for the device
+_TINY = 1e-300
+
 
 @dataclass(frozen=True)
 class NormalSystem:
@@ -66,18 +70,44 @@ def conjugate_gradients(
     iterations: int,
 ) -> tuple[Tensor, bool]:
     """Solve matvec(x) = right for a symmetric positive definite operator."""
-    x, left = torch.zeros_like(right), right
-    z = precondition(left)
-    direction, size = z, left @ z
+    x, left = torch.zeros_like(right), right.clone()
+    direction = precondition(left).clone()
+    size = left @ direction
     goal = tolerance**2 * float(size)
-    for _ in range(iterations):
-        if float(size) <= goal:
-            return x, True
+
+    def advance() -> None:
         image = matvec(direction)
-        step = size / (direction @ image)
-        x, left = x + step * direction, left - step * image
+        step = size / (direction @ image).clamp_min(_TINY)
+        x.add_(step * direction)
+        left.sub_(step * image)
         z = precondition(left)
         new_size = left @ z
-        direction = z + (new_size / size) * direction
-        size = new_size
-    return x, False
+        direction.mul_(new_size / size.clamp_min(_TINY)).add_(z)
+        size.copy_(new_size)
+
+    run, stride = (_recorded(advance), _STRIDE) if right.is_cuda else (advance, 1)
+    for _ in range(0, iterations, stride):
+        if float(size) <= goal:
+            return x, True
+        for _ in range(stride):
+            run()
+    return x, float(size) <= goal
+
+
+def _recorded(work: Callable[[], None]) -> Callable[[], None]:
+    """`work` as a CUDA graph: launching its many small kernels one by one takes longer than running them.
+
+    Runs `work` once, so that libraries set themselves up outside of the recording. torch.cuda.graph would also collect
+    garbage and empty the cache, every time.
+    """
+    if not RECORD:
+        return work
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+        graph.capture_begin()
+        work()
+        graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph.replay

@@ -21,8 +21,9 @@ from unsum.separate.exact.regression import ClassLine, fit_class_line
 from unsum.separate.exact.starts import rotate_freely, rotate_to_targets
 
 _STARTS = 6
-_CONFIRMATIONS = 3  # further starts that may confirm a solution which the last ones found
+_CONFIRMATIONS = 4  # further starts that may confirm a solution
 _PEAKED = 20.0  # largest over median probability of an unlabelled class
+_SAME_SOLUTION = 1e-3  # relative distance; another solution is much farther away
 _PATIENCE = 1e11  # floating-point operations spent on further starts before giving up
 
 Attempt = Callable[[], Candidate | None]
@@ -80,22 +81,32 @@ class Search:
         return float(likely.max() / likely.median()) > _PEAKED
 
     def _solve(self, way: Hypothesis, *, starts: int, iterations: int) -> Candidate | None:
-        """Solve one hypothesis from several starts; stop at the first solution that a second start confirms."""
+        """Solve one hypothesis from several starts, until one explains the gradient; then ask for a second opinion."""
         equation = self._equation(way)
         best: Candidate | None = None
-        for start in range(starts + _CONFIRMATIONS):
-            if start >= starts and (best is None or not best.explains):
-                break
+        for _ in range(starts):
             at = solve(equation, self._start(way), iterations).at
             if not at.is_sound:
                 continue
             candidate = polish(self.observation, equation, at)
-            if best is not None and best.explains and candidate.explains:
-                tolerance = max(10 * best.certificate.predicted_error, 1e-6)
-                return replace(best, agreed=_distance(best.at.T, candidate.at.T) < tolerance)
             if best is None or candidate.certificate.misfit < best.certificate.misfit:
                 best = candidate
+            if best.explains:
+                return self._confirmed(best, way, equation, iterations)
         return best
+
+    def _confirmed(self, found: Candidate, way: Hypothesis, equation: Equation, iterations: int) -> Candidate:
+        """The candidate, marked as agreed if the next start that leads to a solution leads to the same one."""
+        for _ in range(_CONFIRMATIONS):
+            at = solve(equation, self._start(way), iterations).at
+            if not at.is_sound:
+                continue
+            if _distance(found.at.T, at.T) < _SAME_SOLUTION:
+                return replace(found, agreed=True)
+            other = polish(self.observation, equation, at)
+            if other.explains:
+                return replace(found, agreed=_distance(found.at.T, other.at.T) < _SAME_SOLUTION)
+        return found
 
     def _solve_extracted(self) -> Candidate | None:
         """Samples found one at a time, then solved for together."""
