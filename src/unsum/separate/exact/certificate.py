@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unsum.separate.exact.conjugate import NormalSystem
 from unsum.separate.exact.equation import Equation, Linearised, Unknowns
-from unsum.separate.exact.levenberg import is_small
+from unsum.separate.exact.levenberg import can_be_dense
 from unsum.separate.exact.observation import Observation
 
 _SPARE = 3  # equations left over without which a perfect fit proves nothing
@@ -46,7 +46,7 @@ def certify(equation: Equation, at: Unknowns, observation: Observation) -> Certi
     size = at.T.norm(dim=1).clamp_min(1e-300)
     # The prior that features are not larger than they came out: a direction nothing determines has an error of 100 %.
     prior = torch.cat([size.pow(-2).repeat_interleave(R), size.new_ones(2)]) * max(misfit, 1.0) ** 2
-    scatter = _scatter(here, prior) if is_small(at.T) else _simulated_scatter(here, prior)
+    scatter = _scatter(here, prior) if can_be_dense(at.T, len(equation.b)) else _simulated_scatter(here, prior)
     if equations < unknowns + _SPARE or scatter is None:
         nothing = torch.full((B,), torch.inf, dtype=torch.float64, device=size.device)
         return Certificate(misfit, nothing, torch.diag(nothing), torch.inf, torch.inf)

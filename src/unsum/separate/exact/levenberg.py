@@ -1,6 +1,7 @@
 """Levenberg–Marquardt on the equation, with Marquardt's scaling and Nielsen's damping.
 
-Small systems are solved by Cholesky on the normal matrix, larger ones by preconditioned conjugate gradients.
+Small systems are solved by Cholesky on the normal matrix, larger ones by preconditioned conjugate gradients for as long
+as these converge.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from torch import Tensor
 from unsum.separate.exact.conjugate import NormalSystem
 from unsum.separate.exact.equation import Equation, Linearised, Unknowns
 
-_DENSE = 300  # unknowns up to which the normal matrix is formed
+_SMALL = 300  # unknowns up to which the normal matrix is formed at once
+_AFFORDABLE = 1e9  # floating-point operations up to which it is formed where conjugate gradients give up
 
 
 @dataclass(frozen=True)
@@ -25,14 +27,20 @@ class Solution:
     iterations: int
 
 
-def is_small(T: Tensor) -> bool:
-    """Whether forming the normal matrix is cheaper than avoiding it."""
-    return T.numel() <= _DENSE
+def can_be_dense(T: Tensor, C: int) -> bool:
+    """Whether the normal matrix of this many unknowns can be formed and factored in a fraction of a second."""
+    return _dense_work(T.numel(), C) < _AFFORDABLE
 
 
-def work(R: int, C: int) -> float:
-    """Floating-point operations of one iteration with R samples, roughly."""
-    return 2.0 * C * R**4 + R**6 / 3 if R * R <= _DENSE else 800.0 * C * R**2
+def seconds_per_iteration(unknowns: int, C: int) -> float:
+    """What one iteration takes at worst on one core, roughly: small products cost their overhead, large ones their size."""
+    iterative = 100 * (2e-4 + 8.0 * C * unknowns / 5e9)
+    dense = 5e-4 + _dense_work(unknowns, C) / 1e10
+    return min(dense, iterative) if unknowns > _SMALL else dense
+
+
+def _dense_work(unknowns: int, C: int) -> float:
+    return 2.0 * C * unknowns**2 + unknowns**3 / 3
 
 
 def solve(equation: Equation, start: Unknowns, iterations: int = 100) -> Solution:
@@ -40,10 +48,15 @@ def solve(equation: Equation, start: Unknowns, iterations: int = 100) -> Solutio
     here = Linearised(equation, start)
     cost = float(here.cost)
     damping, growth, stalled = 1e-3, 2.0, 0
-    N = here.normal_matrix() if is_small(start.T) else None
+    N = here.normal_matrix() if start.T.numel() <= _SMALL else None
     g = here.pull(here.residual)
     for iteration in range(1, iterations + 1):
-        step = _dense_step(N, g, damping) if N is not None else _iterative_step(here, g, damping)
+        if N is None:
+            step, converged = _iterative_step(here, g, damping)
+            if not converged and can_be_dense(start.T, len(equation.b)):
+                N = here.normal_matrix()
+        if N is not None:
+            step = _dense_step(N, g, damping)
         there = Linearised(equation, here.at.moved(step))
         new_cost = float(there.cost)
         promised = -float(2 * (step @ g) + here.push(step).square().sum())
@@ -74,7 +87,6 @@ def _dense_step(N: Tensor, g: Tensor, damping: float) -> Tensor:
     return torch.zeros_like(g)
 
 
-def _iterative_step(here: Linearised, g: Tensor, damping: float) -> Tensor:
-    """The same, to the accuracy that a step in a nonlinear problem deserves."""
-    step, _ = NormalSystem.damped(here, damping).solve(-g, tolerance=0.1, iterations=100)
-    return step
+def _iterative_step(here: Linearised, g: Tensor, damping: float) -> tuple[Tensor, bool]:
+    """The same, to the accuracy that a step in a nonlinear problem deserves, and whether it was reached."""
+    return NormalSystem.damped(here, damping).solve(-g, tolerance=0.1, iterations=100)

@@ -15,7 +15,7 @@ from unsum.separate.exact.certificate import certify
 from unsum.separate.exact.equation import Equation, Unknowns
 from unsum.separate.exact.extraction import extract
 from unsum.separate.exact.hypotheses import Hypothesis, hypotheses
-from unsum.separate.exact.levenberg import solve, work
+from unsum.separate.exact.levenberg import seconds_per_iteration, solve
 from unsum.separate.exact.observation import Observation
 from unsum.separate.exact.regression import ClassLine, fit_class_line
 from unsum.separate.exact.starts import rotate_freely, rotate_to_targets
@@ -24,7 +24,7 @@ _STARTS = 6
 _CONFIRMATIONS = 4  # further starts that may confirm a solution
 _PEAKED = 20.0  # largest over median probability of an unlabelled class
 _SAME_SOLUTION = 1e-3  # relative distance; another solution is much farther away
-_PATIENCE = 1e11  # floating-point operations spent on further starts before giving up
+_PATIENCE = 8.0  # estimated seconds spent on further starts before giving up
 
 Attempt = Callable[[], Candidate | None]
 
@@ -66,7 +66,7 @@ class Search:
             yield from [*singly, *quick]
         else:
             yield from [*quick[:hard], *singly, *quick[hard:]]
-        affordable = _PATIENCE / work(self.observation.rank, self.observation.classes)
+        affordable = _PATIENCE / seconds_per_iteration(self.observation.rank**2, self.observation.classes)
         for way in ways:
             if affordable > 150:
                 yield partial(self._solve, way, starts=min(_STARTS, int(affordable // 150)), iterations=150)
