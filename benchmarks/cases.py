@@ -32,6 +32,14 @@ class Case:
         distances = torch.cdist(true, found) / true.norm(dim=1, keepdim=True)
         return float(torch.maximum(distances.min(0).values.max(), distances.min(1).values.max()))
 
+    @property
+    def closest(self) -> float:
+        """The smallest relative distance between two samples; infinite for one."""
+        features = self.features.double()
+        distances = torch.cdist(features, features) / features.norm(dim=1)
+        distances.fill_diagonal_(torch.inf)
+        return float(distances.min())
+
     def worst_target_error(self, leak: unsum.Leak) -> float:
         return max(row.target_error for row in score_samples(leak, targets=self.targets, features=self.features))
 

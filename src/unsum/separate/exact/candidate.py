@@ -13,7 +13,7 @@ from unsum.separate.exact.equation import Equation, Unknowns
 from unsum.separate.exact.levenberg import solve
 from unsum.separate.exact.observation import Observation
 
-_EXPLAINED = 5.0  # a misfit below this many standard deviations is a solution, not a local minimum
+_EXPLAINED = 20.0  # standard deviations: solutions stay below even where a client rounds badly, local minima far above
 _SAME = 5.0  # standard deviations within which an unknown counts as its natural value
 _HARD = 1e-3  # distance from a hard label within which a soft one is taken for it
 

@@ -32,7 +32,7 @@ def find_doubts(
         )
     missing = _without_trace(observation, candidate)
     if missing:
-        doubts.append(f"The batch held {B + missing} samples; {missing} of them left no trace above the precision.")
+        doubts.append(f"The batch may have held {B + missing} samples: {missing} of them would have left no trace.")
     factor = float(candidate.at.alpha)
     if observation.reduction == "sum" and round(factor) > 1 and abs(factor / round(factor) - 1) < 1e-4:
         doubts.append(f"A sum {round(factor)} times too large: each sample may stand for that many of its like.")
@@ -62,4 +62,5 @@ def _without_trace(observation: Observation, candidate: Candidate) -> int:
         return 0
     B = len(candidate.at.T)
     total = 1 / float(candidate.at.alpha)
-    return round(total) - B if B < round(total) <= 2 * B and abs(total / round(total) - 1) < 1e-4 else 0
+    tolerance = min(1e-2, max(1e-4, 5 * candidate.certificate.log_alpha_deviation))
+    return round(total) - B if B < round(total) <= 2 * B + 8 and abs(total / round(total) - 1) < tolerance else 0
