@@ -84,7 +84,7 @@ def build(family: str, seed: int) -> Case:
     if family == "soft labels":
         B, kind = max(1, min(B, C // 8)), str(pick("smooth", "mixup", "both"))
     if family == "B near C":
-        C, H = int(pick(10, 20, 30)), 256
+        C, H = int(pick(10, 20)), 256
         B = int(pick(C // 2, 3 * C // 4, C - 2, C - 1))
     if family == "B at least C":
         C, H, B = 10, 256, int(pick(10, 12, 20))
