@@ -10,7 +10,6 @@ from torch import Tensor
 
 from unsum.separate.exact.equation import Linearised
 
-RECORD = True
 _STRIDE = 8  # iterations between two looks at the residual on a GPU, where each look waits for the device
 _TINY = 1e-300
 
@@ -100,8 +99,6 @@ def _recorded(work: Callable[[], None]) -> Callable[[], None]:
     Runs `work` once, so that libraries set themselves up outside of the recording. torch.cuda.graph would also collect
     garbage and empty the cache, every time.
     """
-    if not RECORD:
-        return work
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
