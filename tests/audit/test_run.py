@@ -68,6 +68,14 @@ def test_a_model_and_data_of_ones_own() -> None:
     assert result.true_label(3) == "class 17"
 
 
+def test_dropout_is_the_clients_own() -> None:
+    """The truth that features are compared with comes from the same dropout mask as the update."""
+    net = small_net()
+    dropping = torch.nn.Sequential(*net[:5], torch.nn.Dropout(0.5), net[5])
+    result = unsum.audit(dropping, (pictures(4), torch.tensor([1, 1, 2, 3])))
+    assert result.scores["worst_feature_error"] < 1e-4
+
+
 def test_embedded_photos_through_a_torchvision_model() -> None:
     result = unsum.audit("torchvision:mobilenet_v3_small", batch=2)
     assert result.scores["label_correct"] == 1

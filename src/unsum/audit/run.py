@@ -58,7 +58,6 @@ def audit(
     say = progress or (lambda _sentence: None)
     say("Loading the model and the client's photos")
     check_recipe(attack)  # before the client computes anything
-    torch.manual_seed(seed)
     chosen = torch.device(device or "cpu")
     name, network, truth = _prepare(model, data, batch, same_label, seed)
     network = network.to(chosen)
@@ -66,10 +65,12 @@ def audit(
     steps = [defenses] if isinstance(defenses, Defense) else list(defenses)
 
     say("The client computes its update")
+    torch.manual_seed(seed)
     update = capture(network, images, truth.targets.to(chosen), train=train, defenses=steps)
     leak = run_attack(network, update, attack, device=chosen, seed=seed, progress=say)
 
     say("Comparing with the truth")
+    torch.manual_seed(seed)  # dropout must fall as it fell in the client's own pass
     with in_mode(network, train):
         features = collect_features(network, images)
     compared = (images, truth.targets, features)
