@@ -128,6 +128,20 @@ def test_zero_initialised_head() -> None:
     assert any("mean" in note for note in leak.notes)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_equal_rows_add_no_directions(seed: int) -> None:
+    """Behind a zero head all unlabelled rows are one and the same; projecting it out leaves rounding of rounding."""
+    torch.manual_seed(seed)
+    linear = nn.Linear(768, 100)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    labels = [28, 35, 50, 95, 74, 73, 74, 40]
+    truth = case(nn.functional.layer_norm(torch.randn(8, 768), (768,)), linear, one_hot(labels, 100))
+    leak = exact(truth.head, NOTHING, seed=0)
+    assert sorted(leak.labels.tolist()) == sorted(labels)
+    assert not leak.exact  # 74 twice: only their mean can be known
+
+
 def test_zero_initialised_head_with_known_batch_size() -> None:
     linear = nn.Linear(64, 50)
     nn.init.zeros_(linear.weight)

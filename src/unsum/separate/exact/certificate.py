@@ -100,11 +100,15 @@ def indistinguishable(certificate: Certificate, T: Tensor, labels: Tensor) -> li
         members = (blurred & (labels == label)).nonzero()[:, 0]
         if len(members) < 2:
             continue
-        variance = certificate.covariance[members][:, members].mean()
-        mean_error = float(variance.clamp_min(0).sqrt() / T[members].mean(0).norm().clamp_min(1e-300))
-        if mean_error < 0.1 * float(certificate.errors[members].min()):
+        if error_of_mean(certificate, T, members.tolist()) < 0.1 * float(certificate.errors[members].min()):
             groups.append(members.tolist())
     return groups
+
+
+def error_of_mean(certificate: Certificate, T: Tensor, members: list[int]) -> float:
+    """The predicted relative error of the mean of some samples' features."""
+    variance = certificate.covariance[members][:, members].mean()
+    return float(variance.clamp_min(0).sqrt() / T[members].mean(0).norm().clamp_min(1e-300))
 
 
 def _outside(here: Linearised, observation: Observation) -> Tensor:

@@ -114,7 +114,9 @@ def _pivots(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
         lengths = rows.square().sum(1)
         index = lengths.argmax()
         size = lengths[index].sqrt()
-        direction = rows[index] / size.clamp_min(1e-300)
+        # Rows come in units of their noise. What is shorter than that must not be blown up to a direction: rounding, then
+        # rounding of rounding, would return as ever new ones.
+        direction = rows[index] / size.clamp_min(1.0)
         rows = rows - (rows @ direction)[:, None] * direction
         picked.append(index)
         sizes.append(size)

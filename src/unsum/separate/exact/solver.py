@@ -13,7 +13,7 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.separate.exact.candidate import Candidate
-from unsum.separate.exact.certificate import indistinguishable
+from unsum.separate.exact.certificate import error_of_mean, indistinguishable
 from unsum.separate.exact.hidden import doubt_number
 from unsum.separate.exact.observation import Observation, observe
 from unsum.separate.exact.remarks import find_doubts, find_remarks
@@ -48,13 +48,15 @@ def exact(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
 def _leak(head: Head, knowledge: Knowledge, observation: Observation, candidate: Candidate) -> Leak:
     certificate, T, B = candidate.certificate, candidate.at.T, len(candidate.at.T)
     groups = indistinguishable(certificate, T, candidate.Y.argmax(1)) if candidate.explains else []
-    for group in groups:
+    errors = certificate.errors.clone()
+    for group in groups:  # what is returned for them is their mean, so that is what the prediction is about
+        errors[group] = error_of_mean(certificate, T, group)
         T = T.index_copy(0, T.new_tensor(group, dtype=torch.long), T[group].mean(0).expand(len(group), -1))
     scale = observation.scale(float(candidate.at.alpha), B)
     doubts = find_doubts(observation, candidate, groups, knowledge.known_batch_size)
     if knowledge.known_batch_size is None:
         doubts += doubt_number(head, observation, candidate)
-    sure = not doubts and candidate.agreed and certificate.predicted_error < _TRUSTED_ERROR
+    sure = not doubts and candidate.agreed and float(errors.max()) < _TRUSTED_ERROR
     dtype = head.W.dtype if head.W.dtype in (torch.float32, torch.float64) else torch.float32
     return Leak(
         method="exact",
@@ -62,7 +64,7 @@ def _leak(head: Head, knowledge: Knowledge, observation: Observation, candidate:
         logits=T @ observation.K + observation.b,
         features=(T @ observation.A).to(dtype),
         residual=_relative_residual(observation, candidate),
-        predicted_error=certificate.predicted_error,
+        predicted_error=float(errors.max()),
         exact=sure,
         scale=scale,
         notes=doubts + find_remarks(observation, candidate),
