@@ -78,4 +78,4 @@ def _auto(model: nn.Module, update: Update, known: dict[str, Any]) -> Leak:
     except UnsumError:  # no bias gradient, or every class present: nothing to fall back to
         return leak
     reason = f"The exact solver predicted an error of {leak.predicted_error:.1g}, so the ratio method (fgla) was used instead."
-    return replace(crude, seconds=leak.seconds + crude.seconds, notes=[reason, *leak.notes, *crude.notes])
+    return replace(crude, seconds=leak.seconds + crude.seconds, notes=[reason, *crude.notes])
