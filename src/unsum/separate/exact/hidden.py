@@ -52,6 +52,6 @@ def hidden_spread(head: Head, observation: Observation, candidate: Candidate) ->
 def _row_spread(head: Head, p: torch.Tensor) -> torch.Tensor:
     """(C,) ‖W_c − Σ_k p_k W_k‖ without a second matrix of W's size."""
     mean = p.to(head.W.dtype) @ head.W
-    squares = torch.linalg.vector_norm(head.W, dim=1).square() - 2 * head.W @ mean + mean @ mean
+    squares = torch.linalg.vector_norm(head.W, dim=1).square() - 2 * (head.W @ mean) + mean @ mean
     spread: torch.Tensor = squares.double().clamp_min(0).sqrt()
     return spread
