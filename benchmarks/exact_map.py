@@ -58,7 +58,8 @@ def page(classes: list[int], seeds: int, shares: dict[tuple[int, int, str], list
         "# How far the exact solver goes",
         "",
         f"`uv run python benchmarks/exact_map.py --classes {' '.join(map(str, classes))} --seeds {seeds}`,",
-        f"{platform.machine()}, one core per case. Percent of samples whose features came back within 0.1 %, labels and batch size unknown; synthetic features (H = 512), a freshly initialised head,",
+        f"{platform.machine()}, one core per case. Percent of samples whose features came back within 0.1 %,",
+        "labels and batch size unknown; synthetic features (H = 512), a freshly initialised head,",
         "float32 gradients. `half`: one label on half of the batch. `both`: mixup and smoothing together.",
     ]
     for C in classes:
