@@ -40,9 +40,6 @@ class Case:
         distances.fill_diagonal_(torch.inf)
         return float(distances.min())
 
-    def worst_target_error(self, leak: unsum.Leak) -> float:
-        return max(row.target_error for row in score_samples(leak, targets=self.targets, features=self.features))
-
 
 def make_case(
     B: int,

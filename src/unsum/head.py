@@ -43,7 +43,6 @@ class Head:
     grad_W: Tensor  # (C, H)
     grad_b: Tensor | None  # (C,)
     reduction: str = "mean"
-    scale_known: bool = True
 
     @classmethod
     def of(cls, model: nn.Module, update: Update, device: torch.device | str | None = None) -> Head:
@@ -66,7 +65,6 @@ class Head:
             update.gradients[weight_name].detach().to(target),
             None if grad_b is None else grad_b.detach().to(target),
             update.reduction,
-            update.scale_known,
         )
 
     @property
