@@ -15,7 +15,7 @@ from unsum.separate.exact.observation import Observation
 
 _EXPLAINED = 20.0  # standard deviations: solutions stay below even where a client rounds badly, local minima far above
 _SAME = 5.0  # standard deviations within which an unknown counts as its natural value
-_HARD = 1e-3  # distance from a hard label within which a soft one is taken for it
+_HARD = 1e-3  # distance from a hard label within which a soft one is taken for it, and from [0, 1] for a probability
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,19 @@ class Candidate:
 
     @property
     def explains(self) -> bool:
-        return self.certificate.misfit < _EXPLAINED
+        return self.certificate.misfit < _EXPLAINED and self.plausible
+
+    @property
+    def plausible(self) -> bool:
+        """Whether the targets are probabilities, as far as they are known at all."""
+        beyond = torch.maximum(-self.Y.min(), self.Y.max() - 1)
+        return float(beyond) < _HARD + self.certificate.predicted_error
+
+    def better_than(self, other: Candidate | None) -> bool:
+        return other is None or (other.plausible, -other.certificate.misfit) < (
+            self.plausible,
+            -self.certificate.misfit,
+        )
 
 
 def polish(observation: Observation, equation: Equation, at: Unknowns) -> Candidate:
@@ -57,7 +69,7 @@ def targets_of(equation: Equation, at: Unknowns) -> Tensor:
 def _reweighted(observation: Observation, equation: Equation, at: Unknowns) -> tuple[Candidate, Equation]:
     weight = observation.weights_at(at, targets_of(equation, at)) * (equation.weight > 0)
     equation = equation.with_rows(weight)
-    polished = solve(equation, at, iterations=20).at
+    polished = solve(equation, at, iterations=20, in_noise_units=True).at
     at = polished if polished.is_sound else at
     return Candidate(at, targets_of(equation, at), certify(equation, at, observation)), equation
 

@@ -112,7 +112,10 @@ def error_of_mean(certificate: Certificate, T: Tensor, members: list[int]) -> fl
 
 
 def _outside(here: Linearised, observation: Observation) -> Tensor:
-    """(B,) noise of A itself: F = (α Eᵀ)⁺ ∇W passes on the noise of every entry, also outside the span of A."""
-    inverse: Tensor = torch.linalg.pinv(here.at.alpha * here.E.T)
+    """(B,) noise of A itself: F is a least-squares solution of α Eᵀ F = ∇W, rows weighted by their noise as in the
+
+    factorisation, and passes on the noise of every entry, also outside the span of A.
+    """
+    inverse: Tensor = torch.linalg.pinv(here.at.alpha * here.E.T / observation.noise.level[:, None])
     H = observation.A.shape[1]
-    return ((inverse * observation.noise.level).square().sum(1) * H).sqrt()
+    return inverse.norm(dim=1) * H**0.5

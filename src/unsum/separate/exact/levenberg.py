@@ -43,8 +43,11 @@ def _dense_work(unknowns: int, C: int) -> float:
     return 2.0 * C * unknowns**2 + unknowns**3 / 3
 
 
-def solve(equation: Equation, start: Unknowns, iterations: int = 100) -> Solution:
-    """Minimise ‖residual‖² from `start`, until it stagnates or for `iterations`."""
+def solve(equation: Equation, start: Unknowns, iterations: int = 100, *, in_noise_units: bool = False) -> Solution:
+    """Minimise ‖residual‖² from `start`, until it stagnates or for `iterations`.
+
+    Where the residual comes in units of its noise, what is below that noise need not be pursued further.
+    """
     here = Linearised(equation, start)
     cost = float(here.cost)
     damping, growth, stalled = 1e-3, 2.0, 0
@@ -67,9 +70,10 @@ def solve(equation: Equation, start: Unknowns, iterations: int = 100) -> Solutio
                 return Solution(here.at, cost, iteration)
             continue
         stalled = stalled + 1 if new_cost > 0.999 * cost else 0
+        settled = in_noise_units and 0.9 * cost < new_cost < here.residual.numel()
         here, cost = there, new_cost
         damping, growth = max(damping * max(1 / 3, 1 - (2 * gain - 1) ** 3), 1e-15), 2.0
-        if stalled >= 3:
+        if settled or stalled >= 3:
             return Solution(here.at, cost, iteration)
         N = here.normal_matrix() if N is not None else None
         g = here.pull(here.residual)

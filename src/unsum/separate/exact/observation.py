@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unsum.head import Head
 from unsum.separate.exact.equation import Equation, Unknowns
-from unsum.separate.exact.rank import Noise, factorise, measure_noise
+from unsum.separate.exact.rank import Noise, factorise, measure_noise, rounding_of_an_entry
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,7 @@ def observe(head: Head, batch_size: int | None) -> Observation:
     factors = factorise(head, noise, batch_size)
     K = head.logits(factors.A)
     b = K.new_zeros(head.classes) if head.b is None else head.b.double()
-    # A bias gradient of zeros was frozen or pruned away: it says nothing.
-    grad_b = head.grad_b.double() if head.grad_b is not None and bool(head.grad_b.any()) else None
+    grad_b = _complete_bias(head, factors.U)
     # The client's own softmax, computed in W's precision, errs alike in every column: no averaging over columns.
     client_precision = torch.finfo(head.W.dtype).eps / 2
     client = client_precision * factors.U.norm(dim=1)
@@ -76,10 +75,17 @@ def observe(head: Head, batch_size: int | None) -> Observation:
     beta = 1.0
     if grad_b is not None:
         added = float(noise.level.min()) if noise.added else 0.0
-        precision = max(torch.finfo(head.grad_W.dtype).eps / 2, client_precision)
+        precision = max(rounding_of_an_entry(head), client_precision)
         bias_deviation = (added**2 + (precision * grad_b).square()).sqrt()
         beta = float((deviation / bias_deviation.clamp_min(1e-12 * bias_deviation.max())).median())
     row_norms = head.row_norms(head.W)
     return Observation(
         factors.U, factors.A, K, b, grad_b, noise, 1 / deviation, beta, head.reduction, row_norms, client_precision
     )
+
+
+def _complete_bias(head: Head, U: Tensor) -> Tensor | None:
+    """∇b, unless entries were frozen or pruned away: zero there although the same row of ∇W is not."""
+    if head.grad_b is None or bool(((head.grad_b == 0) & (U.norm(dim=1) > 0)).any()):
+        return None
+    return head.grad_b.double()

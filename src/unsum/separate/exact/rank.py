@@ -10,10 +10,11 @@ from torch import Tensor
 
 from unsum.head import Factors, Head
 
-_SKETCH = 96  # first width of the sketch; four times as wide whenever the batch fills it
+_SKETCH = 32  # first width of the sketch; four times as wide whenever the batch fills it
 # Remainders of a row, in units of its rounding, that surely are noise, and that surely are not. A client's sums round
-# more than once and may reach a few tens; a gradient rounded afterwards to fewer digits has rounded just once.
-_NOISE, _SIGNAL, _SIGNAL_COARSE = 3.0, 300.0, 4.0
+# more than once and may reach a few tens; a gradient rounded afterwards to fewer digits has rounded just once, and only
+# the rows subtracted before may add to that.
+_LIMITS, _LIMITS_COARSE = (3.0, 300.0), (7.0, 9.0)
 _ADDED_NOISE = 10.0  # column sums this many times above rounding are no rounding: noise was added or entries removed
 
 
@@ -26,11 +27,26 @@ class Noise:
     relative: float  # of the whole gradient
 
 
+def is_coarse(head: Head) -> bool:
+    """Whether the gradient was rounded to fewer digits than the client computed with."""
+    return torch.finfo(head.grad_W.dtype).eps > torch.finfo(head.W.dtype).eps
+
+
+def rounding_of_an_entry(head: Head) -> float:
+    """Relative standard deviation of one entry: half a unit in the last place where sums rounded several times.
+
+    Rounding once afterwards is uniform within half a unit, and entries are up to twice the power of two that fixes it:
+    together 0.22 units.
+    """
+    unit: float = torch.finfo(head.grad_W.dtype).eps
+    return 0.22 * unit if is_coarse(head) else 0.5 * unit
+
+
 def measure_noise(head: Head) -> Noise:
     """Rows of G sum to zero, so the columns of ∇W do: what they sum to instead is noise, whatever its source."""
     gradient = head.grad_W
     C, H = gradient.shape
-    precision = torch.finfo(gradient.dtype).eps / 2
+    precision = rounding_of_an_entry(head)
     row_norms = head.row_norms(gradient)
     size = float(row_norms.norm())
     rounding = (precision * row_norms) / H**0.5
@@ -64,7 +80,8 @@ def noise_threshold(head: Head, noise: Noise) -> float:
 
 def rounding_threshold(head: Head, noise: Noise) -> Tensor:
     """(C,) the norm above which a row's remainder is no rounding: half-way between surely noise and surely signal."""
-    limit: Tensor = (_NOISE * _SIGNAL * head.grad_W.shape[1]) ** 0.5 * noise.level
+    surely_noise, surely_signal = _limits(head)
+    limit: Tensor = (surely_noise * surely_signal * head.grad_W.shape[1]) ** 0.5 * noise.level
     return limit
 
 
@@ -76,23 +93,25 @@ def spanning_rows(head: Head, noise: Noise) -> Tensor:
     """
     C, H = head.grad_W.shape
     width = min(_SKETCH, H)
-    coarse = torch.finfo(head.grad_W.dtype).eps > torch.finfo(head.W.dtype).eps
-    signal = _SIGNAL_COARSE if coarse else _SIGNAL
     while True:
         sketch = _sketch(head, width) / noise.level[:, None]
         picked, sizes = _pivots(sketch, min(width, C))
-        rank = _count_signals((sizes / width**0.5).tolist(), signal)
+        rank = _count_signals((sizes / width**0.5).tolist(), *_limits(head))
         if rank < 0.75 * width or width >= min(C, H):
             found: Tensor = picked[:rank]
             return found
         width = min(4 * width, C, H)
 
 
-def _count_signals(sizes: list[float], signal: float) -> int:
+def _limits(head: Head) -> tuple[float, float]:
+    return _LIMITS_COARSE if is_coarse(head) else _LIMITS
+
+
+def _count_signals(sizes: list[float], noise: float, signal: float) -> int:
     """How many of the falling `sizes` are signals: between what is certain, the widest gap decides."""
     sure = sum(size > signal for size in sizes)
-    possible = sum(size > _NOISE for size in sizes)
-    capped = [signal, *sizes[sure:possible], _NOISE]
+    possible = sum(size > noise for size in sizes)
+    capped = [signal, *sizes[sure:possible], noise]
     gaps = [above / below for above, below in pairwise(capped)]
     return sure + max(range(len(gaps)), key=gaps.__getitem__)
 

@@ -12,7 +12,9 @@ def find_doubts(
     """Every reason why the answer must not be called exact, beyond its predicted error."""
     doubts = []
     B, certificate = len(candidate.at.T), candidate.certificate
-    if not candidate.explains:
+    if not candidate.plausible:
+        doubts.append("The targets that fit best are no probabilities: this is not a solution.")
+    elif not candidate.explains:
         doubts.append(
             f"The answer misses the gradient by {certificate.misfit:.1e} times its noise: "
             "it is the best of several starts, not a solution."

@@ -21,7 +21,8 @@ from unsum.separate.exact.regression import ClassLine, fit_class_line
 from unsum.separate.exact.starts import rotate_freely, rotate_to_targets
 
 _STARTS = 6
-_CONFIRMATIONS = 4  # further starts that may confirm a solution
+_CONFIRMATIONS, _MORE_CONFIRMATIONS = 4, 30  # further starts that may confirm a solution; more where they are cheap
+_CONFIRMATION_SECONDS = 2.0  # estimated; up to which they are
 _PEAKED = 20.0  # largest over median probability of an unlabelled class
 _SAME_SOLUTION = 1e-3  # relative distance; another solution is much farther away
 _PATIENCE = 8.0  # estimated seconds spent on further starts before giving up
@@ -49,7 +50,7 @@ class Search:
         best: Candidate | None = None
         for attempt in self._attempts():
             candidate = attempt()
-            if candidate is not None and (best is None or candidate.certificate.misfit < best.certificate.misfit):
+            if candidate is not None and candidate.better_than(best):
                 best = candidate
             if best is not None and best.explains:
                 break
@@ -85,11 +86,11 @@ class Search:
         equation = self._equation(way)
         best: Candidate | None = None
         for _ in range(starts):
-            at = solve(equation, self._start(way), iterations).at
+            at = solve(equation, self._start(way), iterations, in_noise_units=True).at
             if not at.is_sound:
                 continue
             candidate = polish(self.observation, equation, at)
-            if best is None or candidate.certificate.misfit < best.certificate.misfit:
+            if candidate.better_than(best):
                 best = candidate
             if best.explains:
                 return self._confirmed(best, way, equation, iterations)
@@ -97,8 +98,9 @@ class Search:
 
     def _confirmed(self, found: Candidate, way: Hypothesis, equation: Equation, iterations: int) -> Candidate:
         """The candidate, marked as agreed if the next start that leads to a solution leads to the same one."""
-        for _ in range(_CONFIRMATIONS):
-            at = solve(equation, self._start(way), iterations).at
+        cost = iterations * seconds_per_iteration(found.at.T.numel(), self.observation.classes)
+        for _ in range(max(_CONFIRMATIONS, min(_MORE_CONFIRMATIONS, int(_CONFIRMATION_SECONDS / cost)))):
+            at = solve(equation, self._start(way), iterations, in_noise_units=True).at
             if not at.is_sound:
                 continue
             if _distance(found.at.T, at.T) < _SAME_SOLUTION:
@@ -126,7 +128,7 @@ class Search:
         for power in (0.5, 0.0, 1.0):  # between the gradient's own norm and the noise's: one of them leads down
             solved = solve(equation.with_rows(weight**power), at, iterations=100).at
             candidate = polish(observation, equation, solved)
-            if best is None or candidate.certificate.misfit < best.certificate.misfit:
+            if candidate.better_than(best):
                 # Every sample has been found on its own as well: that is the second, independent solution.
                 best = replace(candidate, agreed=True)
             if best.explains:
