@@ -10,8 +10,10 @@ at least 1e-5: the client computes p − 1 in float32, which leaves 0.6 % of tha
 from __future__ import annotations
 
 import argparse
+import copy
 import io
 import platform
+import sys
 import tarfile
 import time
 from collections.abc import Iterator
@@ -26,7 +28,7 @@ from torch import Tensor, nn
 
 import unsum
 from unsum.client.capture import in_mode
-from unsum.head import collect_features
+from unsum.head import collect_features, find_head
 from unsum.score import score_samples
 
 REACH, RECOVERED = 1e-5, 1e-3
@@ -44,6 +46,11 @@ class Tally:
     false_claims: int = 0
     missed: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+
+    def show(self, *cells: object) -> None:
+        print(self.row(*cells), flush=True)
+        for note in self.missed:
+            print(f"missed at {cells}: {note}", file=sys.stderr, flush=True)
 
     def row(self, *cells: object) -> str:
         share = 100 * self.recovered_within_reach / max(self.within_reach, 1)
@@ -90,8 +97,7 @@ def mobilenet(options: argparse.Namespace) -> None:
     for train in (True, False):
         for size in options.sizes:
             tally = attack_batches(model.to(options.device), images, labels, size, train, options)
-            print(tally.row("train" if train else "eval", size), flush=True)
-            print("\n".join(f"  missed: {note}" for note in tally.missed), end="\n" if tally.missed else "", flush=True)
+            tally.show("train" if train else "eval", size)
 
 
 def cifar(options: argparse.Namespace) -> None:
@@ -106,10 +112,7 @@ def cifar(options: argparse.Namespace) -> None:
         for train in (True, False):
             for size in options.sizes:
                 tally = attack_batches(model, images, labels, size, train, options)
-                print(tally.row(f"{accuracy:.0%}", "train" if train else "eval", size), flush=True)
-                print(
-                    "\n".join(f"  missed: {note}" for note in tally.missed), end="\n" if tally.missed else "", flush=True
-                )
+                tally.show(f"{accuracy:.0%}", "train" if train else "eval", size)
 
 
 def read_photos(path: Path) -> Iterator[tuple[int, Tensor]]:
@@ -141,7 +144,9 @@ def train_until(model: nn.Module, images: Tensor, labels: Tensor, accuracies: tu
             optimiser.step()
         model.eval()
         with torch.no_grad():
-            right = sum(int((model(i).argmax(1) == y).sum()) for i, y in zip(images.split(500), labels.split(500)))
+            right = sum(
+                int((model(i).argmax(1) == y).sum()) for i, y in zip(images.split(500), labels.split(500), strict=True)
+            )
         accuracy = right / len(images)
         if accuracy >= marks[0]:
             while marks and accuracy >= marks[0]:
@@ -158,14 +163,8 @@ def attack_batches(
         private, y = images[part].to(options.device), labels[part]
         with in_mode(model, train):
             features = collect_features(model, private).cpu()
-        head = nn.Linear(features.shape[1], int(list(model.parameters())[-1].numel()))
-        head.load_state_dict({name: value.cpu() for name, value in last_linear(model).state_dict().items()})
-        count(tally, head, features, y)
+        count(tally, copy.deepcopy(find_head(model)[1]).cpu(), features, y)
     return tally
-
-
-def last_linear(model: nn.Module) -> nn.Linear:
-    return unsum.head.find_head(model)[1]
 
 
 def count(tally: Tally, head: nn.Linear, features: Tensor, labels: Tensor) -> None:
@@ -186,8 +185,12 @@ def count(tally: Tally, head: nn.Linear, features: Tensor, labels: Tensor) -> No
     tally.recovered_within_reach += sum(f and r for f, r in zip(found, reach, strict=True))
     tally.batches += 1
     tally.certified += leak.exact
-    tally.false_claims += leak.exact and max(e for e, r in zip(errors, reach, strict=True) if r) > 1e-2 if any(reach) else 0
-    missed = [f"1 − p = {float(c):.0e}, error {e:.0e}" for c, e, f, r in zip(confidence, errors, found, reach, strict=True) if r and not f]
+    tally.false_claims += leak.exact and any(r and e > 1e-2 for e, r in zip(errors, reach, strict=True))
+    missed = [
+        f"1 − p = {float(c):.0e}, error {e:.0e}"
+        for c, e, f, r in zip(confidence, errors, found, reach, strict=True)
+        if r and not f
+    ]
     if missed:
         tally.missed.append("; ".join(missed) + f" | predicted {leak.predicted_error:.0e}, {' '.join(leak.notes)}")
 
