@@ -152,7 +152,7 @@ def table(outcomes: list[Outcome], first_seed: int) -> str:
         "sample; a *false claim* is a case called exact although some sample, true or found, is off by more than 1 %. Labels,",
         "batch size and scale are unknown, but for the size of zero heads. Equal samples cannot be counted, for n of them send",
         "the gradient of one: *B off* counts the cases called exact whose batch size is wrong. *Number in doubt* counts",
-        "recovered cases refused because one or two samples were found and noise could hide others of the same label behind them.",
+        "recovered cases refused because one or two samples were found and noise could hide others of the same label behind.",
         "",
         "| family | cases | recovered | called exact | of the recovered | number in doubt | of the others | false claims "
         "| B off | median s | slowest s |",

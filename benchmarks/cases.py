@@ -62,7 +62,7 @@ def make_case(
     shared = torch.randn(H, generator=generator)
     features = (shared + spread * torch.randn(B, H, generator=generator)).relu()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(seed + 1_000_003)  # another stream than the features': equal bits would make W and F related
         model = nn.Linear(H, C, bias=bias)
     labels = hard_labels(B, C, kind, generator)
     if margin:

@@ -14,6 +14,7 @@ from unsum.separate.exact.levenberg import solve
 from unsum.separate.exact.observation import Observation
 
 _EXPLAINED = 20.0  # standard deviations: solutions stay below even where a client rounds badly, local minima far above
+_VAGUE = 0.5  # predicted error from which an answer is hardly one
 _SAME = 5.0  # standard deviations within which an unknown counts as its natural value
 _HARD = 1e-3  # distance from a hard label within which a soft one is taken for it, and from [0, 1] for a probability
 
@@ -37,11 +38,17 @@ class Candidate:
         beyond = torch.maximum(-self.Y.min(), self.Y.max() - 1)
         return float(beyond) < _HARD + self.certificate.predicted_error
 
+    @property
+    def settles(self) -> bool:
+        """Explains the gradient and says something about every sample: no need to look further."""
+        return self.explains and self.certificate.predicted_error < _VAGUE
+
     def better_than(self, other: Candidate | None) -> bool:
-        return other is None or (other.plausible, -other.certificate.misfit) < (
-            self.plausible,
-            -self.certificate.misfit,
-        )
+        return other is None or self._rank > other._rank
+
+    @property
+    def _rank(self) -> tuple[bool, bool, bool, float]:
+        return self.plausible, self.explains, self.settles, -self.certificate.misfit
 
 
 def polish(observation: Observation, equation: Equation, at: Unknowns) -> Candidate:

@@ -117,5 +117,5 @@ def _outside(here: Linearised, observation: Observation) -> Tensor:
     factorisation, and passes on the noise of every entry, also outside the span of A.
     """
     inverse: Tensor = torch.linalg.pinv(here.at.alpha * here.E.T / observation.noise.level[:, None])
-    H = observation.A.shape[1]
-    return inverse.norm(dim=1) * H**0.5
+    noise: Tensor = inverse.norm(dim=1) * observation.A.shape[1] ** 0.5
+    return noise

@@ -28,12 +28,11 @@ def hypotheses(
     observation: Observation, line: ClassLine, targets: Tensor | None, batch_size: int | None
 ) -> Iterator[Hypothesis]:
     """From the simplest to the most general."""
-    B = observation.rank if batch_size is None else batch_size
-    Y = targets.to(observation.b.device) if targets is not None else hard_targets(line, B, 0.3)
+    size = observation.rank if batch_size is None else batch_size
+    Y = targets.to(observation.b.device) if targets is not None else hard_targets(line, size, 0.3)
     if Y is None and batch_size is None:
-        Y = more_samples_than_directions(line, B)
-    if Y is not None:
-        B = len(Y)
+        Y = more_samples_than_directions(line, size)
+    B = size if Y is None else len(Y)
     guess = line.scale if observation.reduction == "mean" else line.scale / B
     if Y is not None and abs(math.log(guess)) < 0.05:
         yield Hypothesis(Y, B, 1.0, False, False)
@@ -43,9 +42,9 @@ def hypotheses(
         yield Hypothesis(Y, B, guess, True, False)
     if Y is not None and targets is None:
         yield Hypothesis(Y, B, guess, True, True)
-    if targets is None:
-        yield Hypothesis(None, B, 1.0, False, True)
-        yield Hypothesis(None, B, guess, True, True)
+    if targets is None:  # soft: one sample per direction, for open targets and more samples would explain anything
+        yield Hypothesis(None, size, 1.0, False, True)
+        yield Hypothesis(None, size, line.scale if observation.reduction == "mean" else line.scale / size, True, True)
 
 
 def hard_targets(line: ClassLine, B: int, tolerance: float) -> Tensor | None:

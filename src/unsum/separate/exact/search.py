@@ -46,19 +46,17 @@ class Search:
         return cls(observation, fit_class_line(observation), targets, batch_size, generator)
 
     def best(self) -> Candidate | None:
-        """The first candidate that explains the gradient, or the one that comes closest."""
-        best: Candidate | None = None
-        for attempt in self._attempts():
-            candidate = attempt()
-            if candidate is not None and candidate.better_than(best):
-                best = candidate
-            if best is not None and best.explains:
-                break
+        """The first candidate that settles it, or the one that comes closest.
+
+        Quick tries of every kind come first; only where none explains the gradient, many starts.
+        """
+        ways = list(hypotheses(self.observation, self.line, self.targets, self.batch_size))
+        best = _first(self._quick(ways), lambda found: found.settles, None)
+        if best is None or not best.explains:
+            best = _first(self._patient(ways), lambda found: found.explains, best)
         return best
 
-    def _attempts(self) -> Iterator[Attempt]:
-        """Quick tries of every kind first; only then many starts, as far as patience reaches."""
-        ways = list(hypotheses(self.observation, self.line, self.targets, self.batch_size))
+    def _quick(self, ways: list[Hypothesis]) -> Iterator[Attempt]:
         patient = 60 if self.observation.rank <= 32 else 150  # large groups of one label turn slowly into place
         quick: list[Attempt] = [partial(self._solve, way, starts=2, iterations=patient) for way in ways]
         hard = sum(way.Y is not None for way in ways)
@@ -67,6 +65,8 @@ class Search:
             yield from [*singly, *quick]
         else:
             yield from [*quick[:hard], *singly, *quick[hard:]]
+
+    def _patient(self, ways: list[Hypothesis]) -> Iterator[Attempt]:
         affordable = _PATIENCE / seconds_per_iteration(self.observation.rank**2, self.observation.classes)
         for way in ways:
             if affordable > 150:
@@ -90,10 +90,10 @@ class Search:
             if not at.is_sound:
                 continue
             candidate = polish(self.observation, equation, at)
+            if candidate.explains:
+                return self._confirmed(candidate, way, equation, iterations)
             if candidate.better_than(best):
                 best = candidate
-            if best.explains:
-                return self._confirmed(best, way, equation, iterations)
         return best
 
     def _confirmed(self, found: Candidate, way: Hypothesis, equation: Equation, iterations: int) -> Candidate:
@@ -127,12 +127,12 @@ class Search:
         best: Candidate | None = None
         for power in (0.5, 0.0, 1.0):  # between the gradient's own norm and the noise's: one of them leads down
             solved = solve(equation.with_rows(weight**power), at, iterations=100).at
-            candidate = polish(observation, equation, solved)
+            # Every sample has been found on its own as well: that is the second, independent solution.
+            candidate = replace(polish(observation, equation, solved), agreed=True)
+            if candidate.explains:
+                return candidate
             if candidate.better_than(best):
-                # Every sample has been found on its own as well: that is the second, independent solution.
-                best = replace(candidate, agreed=True)
-            if best.explains:
-                break
+                best = candidate
         return best
 
     def _equation(self, way: Hypothesis) -> Equation:
@@ -148,6 +148,19 @@ class Search:
             T = rotate_to_targets(self.line, way.Y, self.generator)
         alpha = self.observation.alpha(way.scale, way.B)
         return Unknowns(T, T.new_zeros(()), T.new_tensor(math.log(alpha)))
+
+
+def _first(
+    attempts: Iterator[Attempt], good_enough: Callable[[Candidate], bool], best: Candidate | None
+) -> Candidate | None:
+    """The best of `best` and the attempts up to the first that is good enough."""
+    for attempt in attempts:
+        candidate = attempt()
+        if candidate is not None and candidate.better_than(best):
+            best = candidate
+        if best is not None and good_enough(best):
+            break
+    return best
 
 
 def _distance(T: Tensor, other: Tensor) -> float:
