@@ -14,7 +14,7 @@ import unsum
 from material import pictures, small_net
 from unsum import UnsumError, Update, capture
 from unsum.labels import LABEL_RULES, gather
-from unsum.labels.ilrg import whole_counts
+from unsum.labels.ilrg import solve_counts, whole_counts
 from unsum.labels.llg import count_down
 from unsum.labels.probe import Probe
 
@@ -134,6 +134,21 @@ def test_counts_are_rounded_to_a_sum_of_B() -> None:
     assert whole_counts(torch.tensor([1.8, 1.7, 0.6]), 4).tolist() == [2, 2, 0]
     assert whole_counts(torch.tensor([0.4, 0.3, 0.2]), 1).tolist() == [1, 0, 0]
     assert whole_counts(torch.tensor([-5.0, 40.0]), 4).tolist() == [0, 4]
+
+
+def test_the_system_of_ilrg_is_exact_for_the_true_class_means() -> None:
+    """A confident head, where the estimates p̂ fail: with the classes' true mean probabilities the counts are right."""
+    torch.manual_seed(0)
+    model, targets = nn.Linear(16, 12).double(), torch.tensor([0, 0, 0, 3, 3, 7, 9])
+    nn.init.normal_(model.weight)
+    features = torch.rand(7, 16).double()
+    grad_b = capture(model, features, targets).gradients["bias"]
+    P = model(features).softmax(1).detach()
+    means = torch.full((12, 12), 1 / 12).double()
+    for label in targets.unique():
+        means[label] = P[targets == label].mean(0)
+    assert float(P.max()) > 0.9
+    assert solve_counts(means, grad_b, 7).tolist() == torch.bincount(targets, minlength=12).tolist()
 
 
 def test_llg_plus_measures_what_autograd_measures(net: nn.Sequential) -> None:

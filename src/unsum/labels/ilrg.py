@@ -25,12 +25,15 @@ from unsum.labels.needs import Needs
 )
 def ilrg(evidence: Evidence) -> Tensor:
     """(B,) labels, each class as often as the system says."""
-    B, grad_b = evidence.B, evidence.grad_b
-    P = _class_probabilities(evidence)
+    counts = solve_counts(_class_probabilities(evidence), evidence.grad_b, evidence.B)
+    return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+
+
+def solve_counts(P: Tensor, grad_b: Tensor, B: int) -> Tensor:
+    """(C,) n from the system above, for P (C, C) with p̂_c in row c."""
     equations = torch.cat([torch.ones_like(P[:1]), P.T - torch.eye(len(P)).to(P)])
     values = B * torch.cat([torch.ones_like(grad_b[:1]), grad_b])
-    counts = whole_counts(torch.linalg.pinv(equations) @ values, B)
-    return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+    return whole_counts(torch.linalg.pinv(equations) @ values, B)
 
 
 def _class_probabilities(evidence: Evidence) -> Tensor:
