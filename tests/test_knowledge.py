@@ -43,3 +43,16 @@ def test_contradictions_are_refused(labels: torch.Tensor | None, size: int | Non
 def test_labels_outside_the_classes_are_refused(labels: list[int], sentence: str) -> None:
     with pytest.raises(UnsumError, match=sentence):
         Knowledge(torch.tensor(labels)).targets(5)
+
+
+def test_auxiliary_samples_are_checked_and_said() -> None:
+    knowledge = Knowledge(auxiliary=(torch.zeros(6, 3, 4, 4), torch.tensor([0, 1, 1, 4, 4, 4])))
+    assert knowledge.granted()[-1] == "6 labelled samples of its own, of 3 classes."
+    for images, labels in [
+        (3, torch.zeros(2).long()),
+        (2, torch.zeros(2)),
+        (2, torch.zeros(2, 2).long()),
+        (0, torch.ones(0)),
+    ]:
+        with pytest.raises(UnsumError, match="one whole class number per image"):
+            Knowledge(auxiliary=(torch.zeros(images, 3), labels))

@@ -45,3 +45,48 @@ def test_an_inverse_asked_for_by_name_must_fit(tmp_path) -> None:
     update = capture(net, pictures(2), torch.tensor([0, 1]))
     with pytest.raises(UnsumError, match="is not an inverse"):
         attack(net, update, inverse=tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize("recipe", ["exact", "fgla", "auto"])
+def test_any_label_rule_goes_before_any_separator(recipe: str) -> None:
+    net, labels = small_net(), [1, 1, 2, 3]
+    stages: list[str] = []
+    update = capture(net, pictures(4), torch.tensor(labels))
+    leak = attack(net, update, recipe, label_rule="ilrg", batch_size=4, progress=stages.append)
+    assert sorted(leak.labels.tolist()) == labels  # fgla by itself would find three distinct labels
+    assert leak.notes[0] == "Labels were found by the rule 'ilrg'."
+    assert stages[:2] == ["Finding the labels", "Separating the batch"]
+    granted = leak.knowledge.granted()
+    assert "The batch size (4)." in granted
+    assert "The labels of the batch." not in granted  # found, not given
+
+
+def test_auxiliary_samples_are_part_of_what_was_granted() -> None:
+    net = small_net()
+    update = capture(net, pictures(3), torch.tensor([1, 1, 2]))
+    own = (pictures(40, seed=9), torch.arange(40))
+    leak = attack(net, update, "fgla", label_rule="llg+", batch_size=3, auxiliary=own)
+    assert leak.labels.tolist() == [1, 1, 2]
+    assert "40 labelled samples of its own, of 40 classes." in leak.knowledge.granted()
+
+
+def test_what_a_rule_takes_on_trust_is_noted() -> None:
+    model = torch.nn.Linear(8, 5)  # its inputs are the features: nothing shows their sign
+    update = capture(model, torch.rand(1, 8), torch.tensor([3]))
+    leak = attack(model, update, "exact", label_rule="idlg")
+    assert leak.labels.tolist() == [3]
+    assert any("the model does not show whether they are" in note for note in leak.notes)
+    assert any("takes the batch for a single sample" in note for note in leak.notes)
+
+
+def test_contradictory_wishes_are_refused() -> None:
+    net = small_net()
+    update = capture(net, pictures(2), torch.tensor([0, 1]))
+    with pytest.raises(UnsumError, match=r"leave out labels= or label_rule="):
+        attack(net, update, labels=torch.tensor([0, 1]), label_rule="llg")
+    with pytest.raises(UnsumError, match="Only label rules use auxiliary data"):
+        attack(net, update, auxiliary=(pictures(2), torch.tensor([0, 1])))
+    with pytest.raises(UnsumError, match="did you mean 'ilrg'"):
+        attack(net, update, label_rule="ilgr")
+    with pytest.raises(UnsumError, match="needs the batch size"):
+        attack(net, update, label_rule="ilrg")

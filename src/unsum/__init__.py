@@ -9,6 +9,7 @@ from unsum.defend import Clip, Noise, Prune
 from unsum.errors import UnsumError
 from unsum.invert import invert
 from unsum.knowledge import Knowledge
+from unsum.labels import labels
 from unsum.leak import Leak
 from unsum.recipe import attack
 from unsum.score import score
@@ -30,6 +31,7 @@ __all__ = [
     "audit",
     "capture",
     "invert",
+    "labels",
     "mixup",
     "score",
     "separate",

@@ -45,6 +45,12 @@ def audit(
         list[str] | None, typer.Option(help="noise:STD, clip:NORM, prune:FRACTION; repeat to chain.")
     ] = None,
     attack: Annotated[str, typer.Option(help="auto, or an attack from `unsum list`.")] = "auto",
+    labels: Annotated[
+        str | None, typer.Option(help="A label rule from `unsum list` that finds the labels first.")
+    ] = None,
+    batch_size_known: Annotated[
+        bool, typer.Option("--batch-size-known", help="Grant the attacker the batch size.")
+    ] = False,
     eval_mode: Annotated[
         bool, typer.Option("--eval-mode", help="The client's BatchNorm uses running statistics.")
     ] = False,
@@ -63,6 +69,8 @@ def audit(
             same_label=same_label,
             defenses=[parse_defense(text) for text in defense or []],
             attack=attack,
+            label_rule=labels,
+            batch_size_known=batch_size_known,
             train=not eval_mode,
             device=_device(device),
             seed=seed,
@@ -84,7 +92,7 @@ def list_methods(
     """Every attack, label rule, inverter and defence, with what it needs."""
     families: dict[str, Any] = {
         "attacks (--attack)": SEPARATORS,
-        "label rules": LABEL_RULES,
+        "label rules (--labels)": LABEL_RULES,
         "inverters": INVERTERS,
         "defences (--defense)": DEFENSES,
     }
@@ -129,7 +137,7 @@ def _setting_table(result: Audit) -> Table:
     table.add_row("private batch", f"{setting.batch_size} photos, {setting.classes} classes, {setting.mode} mode")
     table.add_row("defence", setting.defenses)
     table.add_row("granted to the attacker", "\n".join(result.granted))
-    table.add_row("attack", leak.method)
+    table.add_row("attack", setting.attack)
     table.add_row("samples found", f"{leak.batch_size} (there are {setting.batch_size})")
     table.add_row("certificate", "exact" if leak.exact else "not exact")
     table.add_row("predicted feature error", f"{leak.predicted_error:.1e}")

@@ -165,7 +165,7 @@ def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
     if isinstance(model, nn.Linear):
         return "", model
     try:
-        graph = _trace(model)
+        graph = trace(model)
     except Exception:  # tracing runs the user's own forward on proxies: any exception means "cannot be traced"
         return _last_registered(model)
     node = _output_source(graph)
@@ -193,7 +193,8 @@ def collect_features(model: nn.Module, images: Tensor) -> Tensor:
     return seen[-1].flatten(1)
 
 
-def _trace(model: nn.Module) -> fx.Graph:
+def trace(model: nn.Module) -> fx.Graph:
+    """The data flow of `model` in eval mode; whatever its own forward raises on proxies comes through."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()  # auxiliary classifiers (GoogLeNet, Inception) add outputs in train mode
     try:

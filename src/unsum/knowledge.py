@@ -15,17 +15,21 @@ class Knowledge:
     """Everything that was granted to the attacker; the defaults grant nothing.
 
     `labels` are (B,) class numbers or (B, C) rows of probabilities. `auxiliary_photos` describes public photos
-    the attacker used (to train an inverse, say). `may_change_model` is true for a malicious server.
+    the attacker used (to train an inverse, say); `auxiliary` are labelled samples of its own, inputs of the model with
+    (N,) class numbers. `may_change_model` is true for a malicious server.
     """
 
     labels: Tensor | None = None
     batch_size: int | None = None
     auxiliary_photos: str = ""
     may_change_model: bool = False
+    auxiliary: tuple[Tensor, Tensor] | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
             raise UnsumError(f"The batch size must be at least 1, not {self.batch_size}.")
+        if self.auxiliary is not None:
+            _check_auxiliary(*self.auxiliary)
         if self.labels is None:
             return
         if self.labels.ndim not in (1, 2) or len(self.labels) == 0:
@@ -64,6 +68,17 @@ class Knowledge:
             sentences.append(f"The batch size ({self.known_batch_size}).")
         if self.auxiliary_photos:
             sentences.append(f"Public photos: {self.auxiliary_photos}.")
+        if self.auxiliary is not None:
+            classes = self.auxiliary[1].unique()
+            sentences.append(f"{len(self.auxiliary[0])} labelled samples of its own, of {len(classes)} classes.")
         if self.may_change_model:
             sentences.append("Permission to change the model before the client trains.")
         return sentences
+
+
+def _check_auxiliary(images: Tensor, labels: Tensor) -> None:
+    if len(images) == 0 or labels.ndim != 1 or len(images) != len(labels) or labels.is_floating_point():
+        raise UnsumError(
+            f"auxiliary must be (images, labels) with one whole class number per image, not {tuple(images.shape)} and "
+            f"{tuple(labels.shape)} of {labels.dtype}."
+        )

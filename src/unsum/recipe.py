@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from unsum.errors import UnsumError, unknown_name
 from unsum.invert import invert, load_inverse
+from unsum.labels import LABEL_RULES, gather
 from unsum.leak import Leak
 from unsum.separate import SEPARATORS, separate
 from unsum.update import Update
@@ -29,6 +30,8 @@ def attack(
     *,
     labels: Tensor | None = None,
     batch_size: int | None = None,
+    label_rule: str | None = None,
+    auxiliary: tuple[Tensor, Tensor] | None = None,
     inverse: str | Path | None = None,
     device: torch.device | str | None = None,
     seed: int = 0,
@@ -40,15 +43,24 @@ def attack(
         recipe: `auto` takes the exact solver, or the ratio method where the solver itself expects to fail (a noisy
             gradient, say); any other name is a separator from `unsum list`.
         labels, batch_size: what the attacker knows besides, as in `separate`.
+        label_rule: a rule from `unsum list` that finds the labels first, instead of the recipe's own way.
+        auxiliary: labelled samples of the attacker's own, for label rules that need them.
         inverse: a trained inverse for this model's backbone; the embedded one by default.
         progress: called with a sentence when a new stage begins.
     """
-    check_recipe(recipe)
+    check_recipe(recipe, label_rule)
+    if label_rule is not None and labels is not None:
+        raise UnsumError("The labels are given, so there is none to find; leave out labels= or label_rule=.")
+    if auxiliary is not None and label_rule is None:
+        raise UnsumError("Only label rules use auxiliary data; name one with label_rule=, or leave auxiliary= out.")
     say = progress or (lambda _sentence: None)
     start = time.perf_counter()
-    say("Separating the batch")
-    known: dict[str, Any] = {"labels": labels, "batch_size": batch_size, "device": device, "seed": seed}
-    leak = _auto(model, update, known) if recipe == AUTO else separate(model, update, recipe, **known)
+    known: dict[str, Any] = {"batch_size": batch_size, "device": device, "seed": seed}
+    if label_rule is None:
+        say("Separating the batch")
+        leak = _separate(model, update, recipe, known | {"labels": labels})
+    else:
+        leak = _with_rule(model, update, recipe, label_rule, known | {"auxiliary": auxiliary}, say)
     say("Turning features into pictures")
     try:
         loaded = load_inverse(model, inverse)
@@ -61,11 +73,34 @@ def attack(
     return replace(leak, images=images, knowledge=knowledge, seconds=time.perf_counter() - start)
 
 
-def check_recipe(recipe: str) -> None:
-    """Refuse an unknown recipe, before anything is computed for it."""
+def check_recipe(recipe: str, label_rule: str | None = None) -> None:
+    """Refuse an unknown recipe or label rule, before anything is computed for it."""
     names = [AUTO, *(entry.name for entry in SEPARATORS)]
     if recipe not in names:
         raise unknown_name("attack", recipe, names)
+    if label_rule is not None:
+        LABEL_RULES[label_rule]
+
+
+def _separate(model: nn.Module, update: Update, recipe: str, known: dict[str, Any]) -> Leak:
+    return _auto(model, update, known) if recipe == AUTO else separate(model, update, recipe, **known)
+
+
+def _with_rule(model: nn.Module, update: Update, recipe: str, name: str, known: dict[str, Any], say: Say) -> Leak:
+    """Labels by a rule, then the batch with those labels. What was found is not recorded as granted."""
+    say("Finding the labels")
+    start = time.perf_counter()
+    rule, evidence = LABEL_RULES[name], gather(model, update, **known)
+    found = rule(evidence)
+    say("Separating the batch")
+    leak = _separate(model, update, recipe, {"labels": found, "device": known["device"], "seed": known["seed"]})
+    remarks = rule.needs.remarks(name, evidence.head, model, evidence.knowledge)
+    return replace(
+        leak,
+        knowledge=evidence.knowledge,
+        seconds=time.perf_counter() - start,
+        notes=[f"Labels were found by the rule {name!r}.", *remarks, *leak.notes],
+    )
 
 
 def _auto(model: nn.Module, update: Update, known: dict[str, Any]) -> Leak:

@@ -8,6 +8,7 @@ import torch
 
 import unsum
 from material import pictures, small_net
+from unsum.audit.report import render
 from unsum.data import embedded_batch
 
 
@@ -128,3 +129,26 @@ def test_a_wrong_attack_is_refused_before_anything_runs() -> None:
 def test_a_batch_with_names_of_its_own() -> None:
     batch = embedded_batch(2, image_size=128)
     assert unsum.audit("default", batch).truth.titles == batch.titles
+
+
+def test_a_label_rule_and_what_it_is_granted_are_shown() -> None:
+    net, images, targets = small_net(), pictures(5), torch.tensor([4, 4, 4, 17, 30])
+    result = unsum.audit(net, (images, targets), attack="fgla", label_rule="llg", batch_size_known=True)
+    assert result.scores["label_correct"] == 1
+    assert result.setting.attack == "fgla, labels by llg"
+    assert "The batch size (5)." in result.granted
+    assert "The labels of the batch." not in result.granted
+    assert "rule &#39;llg&#39;" in render(result)
+    with pytest.raises(unsum.UnsumError, match="needs the batch size"):
+        unsum.audit(net, (images, targets), attack="fgla", label_rule="llg")
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_rules_that_probe_the_model_see_it_as_clients_train_it(train: bool) -> None:
+    net, modes = small_net(), []
+    net[1].register_forward_hook(lambda module, _inputs, _output: modes.append(module.training))
+    data = pictures(4), torch.tensor([4, 4, 17, 30])
+    unsum.audit(net, data, train=train, label_rule="llg*", batch_size_known=True)
+    assert len(modes) > 10  # the client's pass, the probes, the features to compare with
+    assert set(modes) == {train}
+    assert net.training

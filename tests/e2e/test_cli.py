@@ -82,6 +82,16 @@ def test_options_reach_the_audit(unsum: Callable[..., Result]) -> None:
     assert setting["command"].endswith("--defense 'noise:1e-7|clip:0.5' --defense prune:0.1")
 
 
+def test_a_label_rule_reaches_the_audit(unsum: Callable[..., Result]) -> None:
+    result = unsum("audit", "--batch", "4", "--attack", "fgla", "--labels", "ilrg", "--batch-size-known")
+    assert result.code == 0
+    for part in ("fgla, labels by ilrg", "The batch size (4)", "Labels were found by the rule 'ilrg'", "4 of 4 labels"):
+        assert part in result.out
+    page = Path("unsum-report/report.html").read_text("utf-8")
+    assert "labels by ilrg" in page
+    assert "The batch size (4)" in page
+
+
 def test_an_existing_report_is_kept_unless_forced(unsum: Callable[..., Result]) -> None:
     Path("unsum-report").mkdir()
     Path("unsum-report/report.html").write_text("mine")
@@ -102,6 +112,9 @@ def test_an_existing_report_is_kept_unless_forced(unsum: Callable[..., Result]) 
         (["--model", "torchvision:resnet81"], "did you mean 'resnet18'"),
         (["--model", "torchvision:squeezenet1_1"], "has no linear head"),
         (["--attack", "exakt"], "did you mean 'exact'"),
+        (["--labels", "ilgr"], "did you mean 'ilrg'"),
+        (["--labels", "ilrg"], "needs the batch size; give batch_size= (unsum audit: --batch-size-known)"),
+        (["--labels", "llg+", "--batch-size-known"], "needs auxiliary data"),
         (["--defense", "nosie:1"], "did you mean 'noise'"),
         (["--defense", "noise"], "strength is missing"),
         (["--batch", "17"], "choose a batch of 1 to 16"),
@@ -133,5 +146,5 @@ def test_list_names_every_method(unsum: Callable[..., Result]) -> None:
     plain = unsum("list")
     families = json.loads(unsum("list", "--json").out)
     names = [row["name"] for rows in families.values() for row in rows]
-    assert {"exact", "fgla", "bias-sign", "learned", "noise", "clip", "prune"} <= set(names)
+    assert {"exact", "fgla", "bias-sign", "llg+", "ilrg", "learned", "noise", "clip", "prune"} <= set(names)
     assert all(name in plain.out for name in names)

@@ -5,7 +5,7 @@ import torch
 
 from unsum import UnsumError
 from unsum.head import Head
-from unsum.labels import LABEL_RULES
+from unsum.labels.bias_sign import bias_sign
 
 
 def head(*grad_b: float) -> Head:
@@ -14,16 +14,14 @@ def head(*grad_b: float) -> Head:
 
 
 def test_negative_rows_are_labels() -> None:
-    rule = LABEL_RULES["bias-sign"]
-    assert rule(head(0.1, -0.2, 0.05, -0.01), None).tolist() == [1, 3]
-    assert rule(head(0.1, -0.2, 0.05, -0.01), 3).tolist() == [1, 2, 3]
+    assert bias_sign(head(0.1, -0.2, 0.05, -0.01), None).tolist() == [1, 3]
+    assert bias_sign(head(0.1, -0.2, 0.05, -0.01), 3).tolist() == [1, 2, 3]
 
 
 def test_what_it_cannot_do_is_refused() -> None:
-    rule = LABEL_RULES["bias-sign"]
     with pytest.raises(UnsumError, match="finds no label"):
-        rule(head(0.1, 0.2), None)
-    with pytest.raises(UnsumError, match="3 samples cannot have 2 classes"):
-        rule(head(0.1, -0.2), 3)
+        bias_sign(head(0.1, 0.2), None)
+    with pytest.raises(UnsumError, match="3 samples of 2 classes cannot have"):
+        bias_sign(head(0.1, -0.2), 3)
     with pytest.raises(UnsumError, match="needs the head's bias gradient"):
-        rule(Head("head", torch.zeros(2, 2), None, torch.zeros(2, 2), None), None)
+        bias_sign(Head("head", torch.zeros(2, 2), None, torch.zeros(2, 2), None), None)

@@ -34,6 +34,9 @@ def audit(
     same_label: int = 0,
     defenses: Defense | Iterable[Defense] = (),
     attack: str = AUTO,
+    label_rule: str | None = None,
+    batch_size_known: bool = False,
+    auxiliary: tuple[Tensor, Tensor] | None = None,
     train: bool = True,
     device: torch.device | str | None = None,
     seed: int = 0,
@@ -48,6 +51,9 @@ def audit(
         batch, same_label: how many embedded photos, and how many of them share one label.
         defenses: applied to the update before the server sees it.
         attack: `auto` or the name of a separator; the attacker is given the model and the update, nothing else.
+        label_rule: a rule that finds the labels first; without one the attack finds them in its own way.
+        batch_size_known, auxiliary: grant the attacker the batch size, or labelled samples of its own, which some label
+            rules need; the result says so.
         train: the client's BatchNorm mode.
         progress: called with a sentence when a new stage begins.
 
@@ -57,7 +63,7 @@ def audit(
     start = time.perf_counter()
     say = progress or (lambda _sentence: None)
     say("Loading the model and the client's photos")
-    check_recipe(attack)  # before the client computes anything
+    check_recipe(attack, label_rule)  # before the client computes anything
     chosen = torch.device(device or "cpu")
     name, network, truth = _prepare(model, data, batch, same_label, seed)
     network = network.to(chosen)
@@ -67,7 +73,18 @@ def audit(
     say("The client computes its update")
     torch.manual_seed(seed)
     update = capture(network, images, truth.targets.to(chosen), train=train, defenses=steps)
-    leak = run_attack(network, update, attack, device=chosen, seed=seed, progress=say)
+    with in_mode(network, train):  # how clients train is the server's own protocol
+        leak = run_attack(
+            network,
+            update,
+            attack,
+            batch_size=len(images) if batch_size_known else None,
+            label_rule=label_rule,
+            auxiliary=auxiliary,
+            device=chosen,
+            seed=seed,
+            progress=say,
+        )
 
     say("Comparing with the truth")
     torch.manual_seed(seed)  # dropout must fall as it fell in the client's own pass
@@ -81,7 +98,7 @@ def audit(
             classes=leak.targets.shape[1],
             mode="train" if train else "eval",
             defenses=" | ".join(repr(step) for step in steps) or "none",
-            attack=leak.method,
+            attack=leak.method if label_rule is None else f"{leak.method}, labels by {label_rule}",
             seed=seed,
             device=_device_name(chosen),
             command=command,

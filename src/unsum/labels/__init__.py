@@ -1,6 +1,53 @@
 """Update → labels only."""
 
-from unsum.labels import bias_sign  # noqa: F401 (registers the rule)
-from unsum.labels.method import LABEL_RULES
+from __future__ import annotations
 
-__all__ = ["LABEL_RULES"]
+import torch
+from torch import Tensor, nn
+
+from unsum.head import Head
+from unsum.knowledge import Knowledge
+from unsum.labels import bias_sign, exact, gradinversion, idlg, ilrg, llg, llg_plus, llg_star  # noqa: F401 (registers them)
+from unsum.labels.method import LABEL_RULES, Evidence, LabelRule
+from unsum.update import Update
+
+__all__ = ["LABEL_RULES", "Evidence", "LabelRule", "gather", "labels"]
+
+
+def labels(
+    model: nn.Module,
+    update: Update,
+    method: str = "exact",
+    *,
+    batch_size: int | None = None,
+    auxiliary: tuple[Tensor, Tensor] | None = None,
+    device: torch.device | str | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """The labels of the batch behind one update: (B,) class numbers, sorted, duplicates repeated.
+
+    Args:
+        model: the model the client trained, with the weights it started from, in the mode the client trains it in.
+        update: what the server received.
+        method: a label rule from `unsum list`, which says what each needs.
+        batch_size: B if the attacker knows it; taken from the update where the protocol discloses it.
+        auxiliary: labelled samples of the attacker's own, (images, labels), for rules that need them.
+        device: where to compute; the model's own device by default.
+        seed: fixes every random choice.
+    """
+    rule = LABEL_RULES[method]
+    return rule(gather(model, update, batch_size=batch_size, auxiliary=auxiliary, device=device, seed=seed))
+
+
+def gather(
+    model: nn.Module,
+    update: Update,
+    *,
+    batch_size: int | None = None,
+    auxiliary: tuple[Tensor, Tensor] | None = None,
+    device: torch.device | str | None = None,
+    seed: int = 0,
+) -> Evidence:
+    """What a label rule is given, from what `labels` is given."""
+    known = Knowledge(batch_size=update.batch_size if batch_size is None else batch_size, auxiliary=auxiliary)
+    return Evidence(Head.of(model, update, device), model, update, known, seed)

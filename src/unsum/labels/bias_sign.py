@@ -11,16 +11,22 @@ from torch import Tensor
 
 from unsum.errors import UnsumError
 from unsum.head import Head
-from unsum.labels.method import LABEL_RULES
+from unsum.labels.method import Evidence, label_rule
+from unsum.labels.needs import Needs
 
 
-@LABEL_RULES.register(
-    "bias-sign", summary="classes whose bias gradient is negative", needs="bias, distinct hard labels"
+@label_rule(
+    "bias-sign", summary="classes whose bias gradient is negative", needs=Needs(bias=True, distinct_labels=True)
 )
+def rule(evidence: Evidence) -> Tensor:
+    """See `bias_sign`."""
+    return bias_sign(evidence.head, evidence.knowledge.known_batch_size)
+
+
 def bias_sign(head: Head, batch_size: int | None) -> Tensor:
     """The classes of negative bias gradient, or the `batch_size` lowest ones where the size is known."""
-    if head.grad_b is None:
-        raise UnsumError("The label rule 'bias-sign' needs the head's bias gradient; give the labels instead.")
+    if head.grad_b is None:  # separators call this straight, without the declared needs
+        raise UnsumError("'bias-sign' needs the head's bias gradient; give the labels instead.")
     if batch_size is None:
         found = torch.nonzero(head.grad_b < 0).flatten()
         if len(found) == 0:
@@ -28,6 +34,7 @@ def bias_sign(head: Head, batch_size: int | None) -> Tensor:
         return found
     if batch_size > head.classes:
         raise UnsumError(
-            f"'bias-sign' finds distinct labels, and {batch_size} samples cannot have {head.classes} classes."
+            f"'bias-sign' finds distinct labels, which {batch_size} samples of {head.classes} classes cannot have; "
+            "give the labels."
         )
     return head.grad_b.argsort()[:batch_size].sort().values

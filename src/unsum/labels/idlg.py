@@ -1,0 +1,23 @@
+"""iDLG: the label of a single sample is the row of the head's gradient that points against the features.
+
+For one sample ∇W_c = (p_c − y_c) f with f ≥ 0. Only c = y has a negative factor, so only its row sums to something negative:
+
+    y = argmin_c Σ_k ∇W_ck
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from unsum.labels.method import Evidence, label_rule
+from unsum.labels.needs import Needs
+
+
+@label_rule(
+    "idlg",
+    summary="one sample's label: the lowest row sum (iDLG)",
+    needs=Needs(non_negative_features=True, one_sample=True),
+)
+def idlg(evidence: Evidence) -> Tensor:
+    """(1,) the class of the lowest row sum."""
+    return evidence.row_sums.argmin()[None]

@@ -1,0 +1,100 @@
+"""Send inputs of the attacker's own through the model, and see which gradient they would have left in the head.
+
+The head's gradient has a closed form, so a forward pass is enough: for labels all equal to a,
+g_c = Σ_k ∇W_ck = mean_i (p_ic − [c = a]) S_i with S_i = Σ_k f_ik. The model stays in the mode it is in (pass it as the client
+trains it) and is left untouched: BatchNorm writes its statistics into copies of its buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from unsum.errors import UnsumError
+from unsum.head import Head
+from unsum.labels.method import Evidence
+
+ROUNDS = 10
+_SIDES = (64, 224, 32, 28, 16, 96, 128, 256, 299)  # tried in turn; networks that pool take the first
+
+
+def probe_size(B: int) -> int:
+    """Inputs per round: the batch's own number, but two for BatchNorm to compare and 64 where more only cost time."""
+    return min(max(B, 2), 64)
+
+
+def negative_impact(name: str, impact: float) -> float:
+    """The impact m, refused where it is zero: then nothing pulls a row down."""
+    if impact < 0:
+        return impact
+    raise UnsumError(
+        f"The model's features vanish for the inputs that {name!r} sends through it; use 'llg' or 'exact'."
+    )
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A model under trial, and the head that its features reach."""
+
+    head: Head
+    model: nn.Module
+    size: int  # what the gradient is multiplied by where it is a sum over the batch
+    seed: int
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> Probe:
+        size = evidence.B if evidence.head.reduction == "sum" else 1
+        return cls(evidence.head, evidence.model, size, evidence.seed)
+
+    def row_sums(self, inputs: Tensor, label: int | None) -> Tensor:
+        """(C,) g for a batch of one label, in float64; None leaves out the label's own share and so gives the offset."""
+        W, b = self.head.W, self.head.b
+        features = self._features(inputs).to(W)
+        sums = features.sum(1, dtype=torch.float64)
+        P = torch.nn.functional.linear(features, W, b).double().softmax(1)
+        g = (P * sums[:, None]).mean(0)
+        if label is not None:
+            g[label] -= sums.mean()
+        return g * self.size
+
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input, found by trying: the first layer tells the channels, the forward pass the rest."""
+        for shape in self._likely_shapes():
+            try:
+                self._features(torch.zeros(2, *shape))
+            except RuntimeError:  # what torch raises where shapes do not fit
+                continue
+            return shape
+        raise UnsumError("'llg*' cannot tell which inputs the model takes; use 'llg+' with auxiliary=(images, labels).")
+
+    def _likely_shapes(self) -> Iterator[tuple[int, ...]]:
+        for module in self.model.modules():
+            if isinstance(module, nn.Conv2d):
+                yield from ((module.in_channels, side, side) for side in _SIDES)
+                return
+            if isinstance(module, nn.Linear):
+                yield (module.in_features,)
+                for channels in (3, 1):  # a network that flattens pictures itself
+                    side = round((module.in_features / channels) ** 0.5)
+                    yield (channels, side, side)
+                return
+
+    def _features(self, inputs: Tensor) -> Tensor:
+        """(n, H) what reaches the head; dropout is drawn anew from the seed, not from the caller's random state."""
+        linear = self.model.get_submodule(self.head.name)
+        weight = next(self.model.parameters())
+        seen: list[Tensor] = []
+        hook = linear.register_forward_pre_hook(lambda _module, args: seen.append(args[0].detach()))
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        devices = [weight.device] if weight.device.type == "cuda" else []
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=devices):
+                torch.manual_seed(self.seed)
+                functional_call(self.model, buffers, (inputs.to(weight),))
+        finally:
+            hook.remove()
+        return seen[-1].flatten(1)
