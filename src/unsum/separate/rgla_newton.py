@@ -7,8 +7,8 @@ Minimises the same α_w L_w + α_b L_b + α_loss L_loss over the logits. Each st
 by conjugate gradients, JᵀJ never formed (`Objective.curvature`); μ falls after a good step and rises after a bad one
 (Nielsen's rule). The term of JᵀJ that couples samples is α_w D Dᵀ for every class: its B×B inverse is the preconditioner.
 
-l̂ is only an estimate, so that the minimum of all three lies beside the truth. When L_loss has done its work, to lead away from twins,
-the equations that hold exactly, L_w and L_b, are solved alone from there (`polish`).
+l̂ is only an estimate, so that the minimum of all three lies beside the truth. Once L_loss has done its work, to lead away from
+twins, the equations that hold exactly, L_w and L_b, are solved alone from there (`polish`).
 """
 
 from __future__ import annotations
@@ -130,4 +130,5 @@ def _damped_step(objective: Objective, logits: Tensor, descent: Tensor, mu: floa
     def precondition(x: Tensor) -> Tensor:
         return (left @ x.view_as(D)).flatten()
 
-    return conjugate_gradients(matvec, precondition, descent, _INNER_TOLERANCE, _INNER_STEPS)[0].view_as(D)
+    step, _converged = conjugate_gradients(matvec, precondition, descent, _INNER_TOLERANCE, _INNER_STEPS)
+    return step.view_as(D)

@@ -64,7 +64,7 @@ class Objective:
         """(3,) L_w, L_b and L_loss without their weights, dropped terms too."""
         D = self.difference(logits.softmax(1))
         Z = logits - self.b
-        S, E, V = self._split(D, Z)
+        _S, E, V = self._split(D, Z)
         outside = 0 if E is None else ((E @ E.T) * (Z @ Z.T)).sum().clamp_min(0)  # ‖EᵀZ‖²
         bias = (D.sum(0) - self.grad_b).square().sum()
         return torch.stack([V.square().sum() + outside, bias, (self._entropy(logits) - self.loss).square()])

@@ -1,7 +1,7 @@
 """Where RGLA may begin: the six starts that the paper compares.
 
 randn, rand, zeros, ones      of those distributions and constants
-photos                        the logits that the model gives to natural photos of the attacker's own, passed as `start_logits`
+photos                        the model's logits for natural photos of the attacker's own, passed as `start_logits`
 fgla                          the logits of FGLA's features of the same update (the paper feeds FGLA's pictures to the model)
 """
 
