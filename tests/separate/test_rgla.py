@@ -107,7 +107,7 @@ def test_the_curvature_is_the_jacobian_squared() -> None:
     J = J.flatten(1)
     direction = torch.randn(3, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     expected = (J.T @ (J @ direction.flatten())).view(3, 12)
-    torch.testing.assert_close(objective.curvature(logits, direction), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(objective.curvature(logits)(direction), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_a_noisy_gradient_is_not_forced_into_a_low_rank() -> None:

@@ -121,11 +121,11 @@ def _descend(objective: Objective, logits: Tensor, steps: int, record: Record) -
 
 def _damped_step(objective: Objective, logits: Tensor, descent: Tensor, mu: float) -> Tensor:
     """(B, C) the solution of (JᵀJ + μ) step = descent."""
-    D = objective.difference(logits.softmax(1))
-    left = torch.linalg.inv(objective.weights["w"] * D @ D.T + mu * torch.eye(len(D)).to(D))
+    D, curvature = objective.difference(logits.softmax(1)), objective.curvature(logits)
+    left: Tensor = torch.linalg.inv(objective.weights["w"] * D @ D.T + mu * torch.eye(len(D)).to(D))
 
     def matvec(x: Tensor) -> Tensor:
-        return objective.curvature(logits, x.view_as(D)).flatten() + mu * x
+        return curvature(x.view_as(D)).flatten() + mu * x
 
     def precondition(x: Tensor) -> Tensor:
         return (left @ x.view_as(D)).flatten()

@@ -21,7 +21,7 @@ B²C products instead of BC², the same numbers, and no difference of large ones
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -96,19 +96,24 @@ class Objective:
             result = result + D * ((self._entropy(logits) - self.loss) * (2 * self.weights["loss"]))
         return result
 
-    def curvature(self, logits: Tensor, direction: Tensor) -> Tensor:
-        """JᵀJ times a direction (B, C), J the Jacobian of the weighted residuals: Gauss–Newton's half of the Hessian.
+    def curvature(self, logits: Tensor) -> Callable[[Tensor], Tensor]:
+        """x ↦ JᵀJ x for directions (B, C), J the Jacobian of the weighted residuals at `logits`: Gauss–Newton's Hessian, halved.
 
-        For dZ = direction and dD = P∘(dZ − rowsum(P∘dZ))/B the residual moves by dR = dDᵀZ + DᵀdZ, and D dR and Z dRᵀ
-        again need no C×C matrix.
+        For dZ = x and dD = P∘(dZ − rowsum(P∘dZ))/B the residual moves by dR = dDᵀZ + DᵀdZ, and D dR and Z dRᵀ again need no
+        C×C matrix.
         """
         P = logits.softmax(1)
-        D, Z, dZ = self.difference(P), logits - self.b, direction
-        dD = self.through_softmax(P, dZ)
+        D, Z = self.difference(P), logits - self.b
+        gram_D, gram_Z = D @ D.T, Z @ Z.T
         a_w, a_b, a_loss = self.weights.values()
-        wrt_Z = D @ dD.T @ Z + D @ D.T @ dZ
-        wrt_D = a_w * (Z @ Z.T @ dD + Z @ dZ.T @ D) + a_b * dD.sum(0)
-        return a_w * wrt_Z + self.through_softmax(P, wrt_D) + a_loss * (D * dZ).sum() * D
+
+        def product(dZ: Tensor) -> Tensor:
+            dD = self.through_softmax(P, dZ)
+            wrt_Z = D @ dD.T @ Z + gram_D @ dZ
+            wrt_D = a_w * (gram_Z @ dD + Z @ dZ.T @ D) + a_b * dD.sum(0)
+            return a_w * wrt_Z + self.through_softmax(P, wrt_D) + a_loss * (D * dZ).sum() * D
+
+        return product
 
     def difference(self, P: Tensor) -> Tensor:
         """D = (P − Y)/B."""
