@@ -250,12 +250,13 @@ def test_starts_are_what_they_are_called() -> None:
     torch.testing.assert_close(begin("photos", start_logits=photos), photos.detach()[[0, 1, 0]])
 
 
-def test_photos_are_declared_as_knowledge() -> None:
+@pytest.mark.parametrize("method", ["rgla", "rgla-newton"])
+def test_photos_are_declared_as_knowledge(method: str) -> None:
     labels = torch.tensor([2, 5, 11])
     model, _features, update = linear_case(labels)
-    leak = separate(model, update, "rgla", labels=labels, steps=1, start="photos", start_logits=torch.zeros(4, 30))
+    leak = separate(model, update, method, labels=labels, steps=1, start="photos", start_logits=torch.zeros(4, 30))
     assert any("logits for 4 of the attacker's own" in sentence for sentence in leak.knowledge.granted())
-    plain = separate(model, update, "rgla", labels=labels, steps=1)
+    plain = separate(model, update, method, labels=labels, steps=1)
     assert not any("hotos" in sentence for sentence in plain.knowledge.granted())
 
 
@@ -289,6 +290,7 @@ def test_labels_are_found_when_they_are_not_granted() -> None:
     ("options", "sentence"),
     [
         ({"objectives": ()}, "'objectives' takes one or more of w, b, loss"),
+        ({"objectives": None}, "'objectives' takes one or more of w, b, loss, not None"),
         ({"objectives": ("w", "c")}, "'objectives' takes one or more of w, b, loss"),
         ({"start": "normal"}, "'start' must be one of randn, rand, zeros, ones, photos, fgla, not 'normal'"),
         ({"start": "photos"}, r"needs start_logits=model\(photos\)"),

@@ -29,11 +29,10 @@ from unsum.separate.misfit import relative_misfit
 from unsum.separate.options import positive, whole
 from unsum.separate.rgla_adam import Progress, Record, minimise
 from unsum.separate.rgla_objective import WEIGHTS, Objective
-from unsum.separate.rgla_starts import check_start, starting_logits
+from unsum.separate.rgla_starts import check_start, declare_start, starting_logits
 
 RATE, STEPS = 1e-3, 20_000
 EVERYTHING = tuple(WEIGHTS)
-_ALIKE = ("zeros", "ones")
 
 
 @SEPARATORS.register(
@@ -79,14 +78,7 @@ def rgla(
         objective, begin, steps=steps, rate=rate, every=sample_every, stop_below=stop_below, record=record
     )
     leak = explain("rgla", head, objective, logits)
-    notes = [*leak.notes, *_start_notes(start, labels)]
-    photos = (
-        ""
-        if start_logits is None
-        else f"the model's logits for {len(start_logits)} of the attacker's own, as RGLA's start"
-    )
-    granted = replace(knowledge, auxiliary_photos=photos)
-    return replace(leak, notes=notes, history=record.history, knowledge=granted)
+    return declare_start(replace(leak, history=record.history), knowledge, start, start_logits)
 
 
 def check_head(method: str, head: Head, knowledge: Knowledge) -> None:
@@ -97,7 +89,9 @@ def check_head(method: str, head: Head, knowledge: Knowledge) -> None:
 
 def check_objectives(objectives: Collection[str]) -> tuple[str, ...]:
     """The names as a tuple, if there is at least one and each exists."""
-    names = (objectives,) if isinstance(objectives, str) else tuple(objectives)
+    names = (
+        tuple(objectives) if isinstance(objectives, Collection) and not isinstance(objectives, str) else (objectives,)
+    )
     if not names or not set(names) <= set(WEIGHTS):
         raise UnsumError(f"The option 'objectives' takes one or more of {', '.join(WEIGHTS)}, not {objectives!r}.")
     return names
@@ -130,12 +124,3 @@ def explain(method: str, head: Head, objective: Objective, logits: Tensor) -> Le
         exact=False,
         notes=notes,
     )
-
-
-def _start_notes(start: str, labels: Tensor) -> list[str]:
-    if start in _ALIKE and len(labels.unique()) < len(labels):
-        return [
-            f"From start={start!r} samples of one label are alike and remain so: every step is the same for each of them; "
-            "use start='randn' to tell them apart."
-        ]
-    return []

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
@@ -30,7 +31,7 @@ from unsum.separate.options import whole
 from unsum.separate.rgla import EVERYTHING, check_head, check_objectives, explain
 from unsum.separate.rgla_adam import Progress, Record
 from unsum.separate.rgla_objective import Objective
-from unsum.separate.rgla_starts import check_start, starting_logits
+from unsum.separate.rgla_starts import check_start, declare_start, starting_logits
 
 STEPS = 100
 _INNER_STEPS, _INNER_TOLERANCE = 300, 1e-3
@@ -65,6 +66,8 @@ def rgla_newton(
     check_head("rgla-newton", head, knowledge)
     check_start(start, start_logits, head.classes)
     whole("steps", steps, 1)
+    if not isinstance(polish, bool):
+        raise UnsumError(f"The option 'polish' must be True or False, not {polish!r}.")
     names = check_objectives(objectives)
     labels = hard_labels(head, knowledge)
     objective = Objective.of(head, labels, names, torch.float64)
@@ -74,7 +77,8 @@ def rgla_newton(
         logits = _descend(objective, logits, steps, record)
         if polish and {"w", "loss"} <= set(names):
             logits = _descend(replace(objective, weights=objective.weights | {"loss": 0.0}), logits, steps, record)
-    return replace(explain("rgla-newton", head, objective, logits), history=record.history)
+    leak = explain("rgla-newton", head, objective, logits)
+    return declare_start(replace(leak, history=record.history), knowledge, start, start_logits)
 
 
 @dataclass

@@ -7,16 +7,20 @@ fgla                          the logits of FGLA's features of the same update (
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
+from unsum.leak import Leak
 from unsum.separate.fgla import fgla
 from unsum.separate.options import choice
 
 STARTS = ("randn", "rand", "zeros", "ones", "photos", "fgla")
+_ALIKE = ("zeros", "ones")  # the same for every sample
 
 
 def check_start(start: str, start_logits: Tensor | None, classes: int) -> None:
@@ -48,3 +52,17 @@ def starting_logits(
     if start == "rand":
         return torch.rand(like.shape, generator=generator).to(like)
     return torch.full_like(like, 0.0 if start == "zeros" else 1.0)
+
+
+def declare_start(leak: Leak, knowledge: Knowledge, start: str, start_logits: Tensor | None) -> Leak:
+    """The same leak, saying that photos were used, and what a start that treats all samples alike cannot tell apart."""
+    notes = list(leak.notes)
+    if start in _ALIKE and len(leak.labels.unique()) < leak.batch_size:
+        notes.append(
+            f"From start={start!r} samples of one label are alike and remain so: every step is the same for each of them; "
+            "use start='randn' to tell them apart."
+        )
+    photos = knowledge.auxiliary_photos
+    if start_logits is not None:
+        photos = f"the model's logits for {len(start_logits)} of the attacker's own, as RGLA's start"
+    return replace(leak, notes=notes, knowledge=replace(knowledge, auxiliary_photos=photos))
