@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -89,6 +90,19 @@ def test_losses_and_gradient_are_those_of_the_paper(objectives: tuple[str, ...],
     torch.testing.assert_close(
         objective.gradient(logits.detach()), expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max())
     )
+
+
+@pytest.mark.parametrize("classes", [12, 60])
+def test_a_constant_D_is_left_out_of_the_gradient_and_takes_L_b_with_it(classes: int) -> None:
+    labels = torch.tensor([2, 5, 5, 11])
+    objective = dataclasses.replace(objective_for(labels, classes), constant_D=True)
+    M = objective.K if objective.Q is None else objective.Q @ objective.K
+    logits = torch.randn(4, classes, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    D = ((logits.softmax(1) - objective.Y) / 4).detach()
+    loss_w = (M - D.T @ (logits - objective.b)).square().sum()
+    loss_loss = (nn.functional.cross_entropy(logits, labels) - objective.loss).square()
+    (expected,) = torch.autograd.grad(WEIGHTS["w"] * loss_w + WEIGHTS["loss"] * loss_loss, logits)
+    torch.testing.assert_close(objective.gradient(logits.detach()), expected, rtol=1e-8, atol=1e-8)
 
 
 def test_the_curvature_is_the_jacobian_squared() -> None:
@@ -300,6 +314,8 @@ def test_labels_are_found_when_they_are_not_granted() -> None:
         ({"steps": 2.5}, "'steps' must be a whole number"),
         ({"rate": -1}, "'rate' must be a positive number"),
         ({"rate": "fast"}, "'rate' must be a positive number"),
+        ({"constant_D": 1}, "'constant_D' must be True or False, not 1"),
+        ({"constant_D": True, "objectives": ("b",)}, "'b' has no gradient"),
         ({"stop_below": 0.0}, "'stop_below' must be a positive number"),
         ({"sample_every": 0}, "'sample_every' must be a whole number"),
     ],

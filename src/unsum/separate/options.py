@@ -60,3 +60,9 @@ def positive(name: str, value: Any) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf:
         return float(value)
     raise UnsumError(f"The option {name!r} must be a positive number, not {value!r}.")
+
+
+def yes_or_no(name: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise UnsumError(f"The option {name!r} must be True or False, not {value!r}.")

@@ -26,7 +26,7 @@ from unsum.leak import Leak
 from unsum.separate.hard_labels import hard_labels, refuse_soft
 from unsum.separate.method import SEPARATORS
 from unsum.separate.misfit import relative_misfit
-from unsum.separate.options import positive, whole
+from unsum.separate.options import positive, whole, yes_or_no
 from unsum.separate.rgla_adam import Progress, Record, minimise
 from unsum.separate.rgla_objective import WEIGHTS, Objective
 from unsum.separate.rgla_starts import check_start, declare_start, starting_logits
@@ -49,6 +49,7 @@ def rgla(
     start_logits: Tensor | None = None,
     steps: int = STEPS,
     rate: float = RATE,
+    constant_D: bool = False,
     stop_below: float | None = None,
     sample_every: int = 100,
 ) -> Leak:
@@ -60,6 +61,8 @@ def rgla(
         start: "randn", "rand", "zeros", "ones", "photos" or "fgla".
         start_logits: for "photos": (n, C), `model(photos)` for any natural photos of the attacker's.
         steps, rate: of Adam.
+        constant_D: leave the derivative of D out, as the authors' released code does; "b" then has no effect. Measured, this ends
+            in twins less often than the paper's own gradient.
         stop_below: end as soon as the weighted sum is below this; off by default, as published.
         sample_every: steps between two entries of `leak.history` ("step", "loss_w", "loss_b", "loss_loss").
     """
@@ -68,10 +71,14 @@ def rgla(
     whole("steps", steps, 1)
     whole("sample_every", sample_every, 1)
     positive("rate", rate)
+    yes_or_no("constant_D", constant_D)
     if stop_below is not None:
         positive("stop_below", stop_below)
     labels = hard_labels(head, knowledge)
-    objective = Objective.of(head, labels, check_objectives(objectives), working_type(head))
+    names = check_objectives(objectives)
+    if constant_D and set(names) == {"b"}:
+        raise UnsumError("With constant_D the objective 'b' has no gradient; add 'w' or 'loss' to the objectives.")
+    objective = replace(Objective.of(head, labels, names, working_type(head)), constant_D=constant_D)
     record = Record(objective, progress)
     begin = starting_logits(start, start_logits, head, knowledge, objective.Y, seed)
     logits = minimise(

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
@@ -27,7 +26,7 @@ from unsum.separate.exact.conjugate import conjugate_gradients
 from unsum.separate.exact.threads import few_threads
 from unsum.separate.hard_labels import hard_labels
 from unsum.separate.method import SEPARATORS
-from unsum.separate.options import whole
+from unsum.separate.options import whole, yes_or_no
 from unsum.separate.rgla import EVERYTHING, check_head, check_objectives, explain
 from unsum.separate.rgla_adam import Progress, Record
 from unsum.separate.rgla_objective import Objective
@@ -66,8 +65,7 @@ def rgla_newton(
     check_head("rgla-newton", head, knowledge)
     check_start(start, start_logits, head.classes)
     whole("steps", steps, 1)
-    if not isinstance(polish, bool):
-        raise UnsumError(f"The option 'polish' must be True or False, not {polish!r}.")
+    yes_or_no("polish", polish)
     names = check_objectives(objectives)
     labels = hard_labels(head, knowledge)
     objective = Objective.of(head, labels, names, torch.float64)

@@ -11,6 +11,8 @@ D depends on Ŷ and is differentiated: for ∂D and ∂Z the partial derivatives
     ∂Ŷ = ∂Z + P∘(∂D − rowsum(P∘∂D))/B,      L_w: ∂Z = 2 D R, ∂D = 2 Z Rᵀ with R = DᵀZ − M,
     L_b: ∂D = 2·1(Dᵀ1 − ∇b)ᵀ,               L_loss: ∂Ŷ = 2 (CE − l̂) D.
 
+With `constant_D` the part through ∂D is left out, as the authors' released code does: L_b then has no effect.
+
 **Without C×C matrices.** M = Gᵀ F Wᵀ has rank B. Write M = Q K, Q (C×R) with orthonormal columns, and split D = S Qᵀ + E with
 S = D Q. Then R = Q V + EᵀZ with V = SᵀZ − K, the two parts are orthogonal, and
 
@@ -46,6 +48,7 @@ class Objective:
     Y: Tensor  # (B, C) one-hot
     loss: Tensor  # l̂
     weights: dict[str, float]
+    constant_D: bool = False
 
     @classmethod
     def of(cls, head: Head, labels: Tensor, objectives: Collection[str], dtype: torch.dtype) -> Objective:
@@ -91,7 +94,8 @@ class Objective:
             wrt_D = wrt_D.mul_(2 * self.weights["w"])
         if self.weights["b"]:
             wrt_D = wrt_D + (D.sum(0) - self.grad_b) * (2 * self.weights["b"])
-        result = result + self.through_softmax(P, wrt_D)
+        if not self.constant_D:
+            result = result + self.through_softmax(P, wrt_D)
         if self.weights["loss"]:
             result = result + D * ((self._entropy(logits) - self.loss) * (2 * self.weights["loss"]))
         return result
