@@ -20,7 +20,7 @@ import tarfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ class Setting:
     batches: int
     steps: int
     sizes: list[int]
-    seconds_per_table: float
+    seconds: float  # for the table under way
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def seeds(setting: Setting, table: str) -> Iterator[int]:
     start = time.perf_counter()
     for batch in range(setting.batches):
         elapsed = time.perf_counter() - start
-        if batch and elapsed * (batch + 1) / batch > setting.seconds_per_table:
+        if batch and elapsed * (batch + 1) / batch > setting.seconds:
             say(f"table {table}: stopped after {batch} of {setting.batches} batches, its time is over")
             return
         say(f"table {table}: batch {batch + 1} of {setting.batches}, {elapsed:.0f} s")
@@ -363,7 +363,8 @@ def table_9(setting: Setting) -> None:
 
 
 def heading(title: str, runs: dict[Any, list[Run]]) -> None:
-    count = f"\n\n{len(next(iter(runs.values())))} batches." if runs else ""
+    number = len(next(iter(runs.values()), []))
+    count = f"\n\n{number} batch{'es' if number > 1 else ''}." if number else ""
     print(f"\n## Table {title}{count}\n", flush=True)
 
 
@@ -388,7 +389,7 @@ def main() -> None:
         batches=options.batches or (2 if small else 10),
         steps=options.steps,
         sizes=sizes,
-        seconds_per_table=options.minutes * 60 / len(tables),
+        seconds=options.minutes * 60,
     )
     name = (
         torch.cuda.get_device_name()
@@ -401,9 +402,12 @@ def main() -> None:
         f"{setting.steps} steps of Adam; {name}, torch {torch.__version__}.",
         flush=True,
     )
-    for table in tables:
+    end = time.perf_counter() + setting.seconds
+    for place, table in enumerate(tables):
         start = time.perf_counter()
-        TABLES[table](setting)
+        TABLES[table](
+            replace(setting, seconds=(end - start) / (len(tables) - place))
+        )  # what one table saves, the others have
         say(f"table {table}: done in {time.perf_counter() - start:.0f} s")
         sys.stdout.flush()
 

@@ -30,11 +30,12 @@ from unsum.separate.options import whole, yes_or_no
 from unsum.separate.rgla import EVERYTHING, check_head, check_objectives, explain
 from unsum.separate.rgla_adam import Progress, Record
 from unsum.separate.rgla_objective import Objective
-from unsum.separate.rgla_starts import check_start, declare_start, starting_logits
+from unsum.separate.rgla_starts import RANDOM, check_start, declare_start, starting_logits
 
 STEPS = 100
 _INNER_STEPS, _INNER_TOLERANCE = 300, 1e-3
 _FIRST_DAMPING = 1e-3  # of the largest diagonal entry of α_w D Dᵀ
+_EXPLAINED = 1e-10  # L_w over ‖M‖² at which nothing but the gradient's rounding is left
 _STANDSTILL = 1e-10  # relative decrease below which further steps are rounding
 
 
@@ -54,27 +55,43 @@ def rgla_newton(
     start_logits: Tensor | None = None,
     steps: int = STEPS,
     polish: bool = True,
+    tries: int = 4,
 ) -> Leak:
     """As `rgla`, by second-order steps.
 
     Args:
         progress, objectives, start, start_logits: as for `rgla`; `leak.history` has an entry per step.
         steps: at most so many, in each of the two stages.
+        tries: how many random starts at most, while L_w stays above rounding: a twin explains the gradient less well.
         polish: whether L_loss is dropped for the second stage (where it was in use beside L_w).
     """
     check_head("rgla-newton", head, knowledge)
     check_start(start, start_logits, head.classes)
     whole("steps", steps, 1)
+    whole("tries", tries, 1)
     yes_or_no("polish", polish)
     names = check_objectives(objectives)
-    labels = hard_labels(head, knowledge)
-    objective = Objective.of(head, labels, names, torch.float64)
-    record = Record(objective, progress)
-    logits = starting_logits(start, start_logits, head, knowledge, objective.Y, seed)
-    with torch.no_grad(), few_threads(logits.numel()):
-        logits = _descend(objective, logits, steps, record)
-        if polish and {"w", "loss"} <= set(names):
-            logits = _descend(replace(objective, weights=objective.weights | {"loss": 0.0}), logits, steps, record)
+    objective = Objective.of(head, hard_labels(head, knowledge), names, torch.float64)
+    second = (
+        replace(objective, weights=objective.weights | {"loss": 0.0})
+        if polish and {"w", "loss"} <= set(names)
+        else None
+    )
+    best: tuple[float, Tensor, Record] | None = None
+    for number in range(tries if start in RANDOM else 1):
+        record = Record(objective, progress)
+        logits = starting_logits(start, start_logits, head, knowledge, objective.Y, seed + number)
+        with torch.no_grad(), few_threads(logits.numel()):
+            logits = _descend(objective, logits, steps, record)
+            if second is not None:
+                logits = _descend(second, logits, steps, record)
+        unexplained = float(record.losses[-1][0] / objective.K.square().sum())
+        if best is None or unexplained < best[0]:
+            best = unexplained, logits, record
+        if unexplained < _EXPLAINED:
+            break
+    assert best is not None
+    _unexplained, logits, record = best
     leak = explain("rgla-newton", head, objective, logits)
     return declare_start(replace(leak, history=record.history), knowledge, start, start_logits)
 

@@ -20,6 +20,7 @@ from unsum.separate.fgla import fgla
 from unsum.separate.options import choice
 
 STARTS = ("randn", "rand", "zeros", "ones", "photos", "fgla")
+RANDOM = ("randn", "rand")
 _ALIKE = ("zeros", "ones")  # the same for every sample
 
 
