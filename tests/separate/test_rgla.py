@@ -208,6 +208,23 @@ def test_newton_without_polish_ends_where_adam_ends() -> None:
     assert errors[1] < 1e-5 < errors[0]
 
 
+def test_newton_tries_again_only_while_the_gradient_is_unexplained() -> None:
+    labels = torch.tensor([2, 5, 11])
+    model, _features, update = linear_case(labels)
+    calls: list[int] = []
+    done = separate(model, update, "rgla-newton", labels=labels, progress=lambda step, *_losses: calls.append(step))
+    starts = calls.count(0)
+    assert starts == 1
+    assert not any("twin" in note for note in done.notes)
+    calls.clear()
+    options = {"labels": labels, "steps": 1, "polish": False, "progress": lambda step, *_losses: calls.append(step)}
+    cut = separate(model, update, "rgla-newton", tries=3, **options)
+    assert calls.count(0) == 3
+    assert any("None of 3 start(s)" in note and "twin" in note for note in cut.notes)
+    ends = [separate(model, update, "rgla-newton", tries=1, seed=s, **options).history["loss_w"][-1] for s in range(3)]
+    assert cut.history["loss_w"][-1] == min(ends)
+
+
 def test_dropped_objectives_are_not_minimised_but_noted() -> None:
     labels = torch.tensor([2, 5, 11])
     model, _features, update = linear_case(labels)
