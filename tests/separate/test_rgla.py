@@ -217,12 +217,21 @@ def test_newton_tries_again_only_while_the_gradient_is_unexplained() -> None:
     assert starts == 1
     assert not any("twin" in note for note in done.notes)
     calls.clear()
-    options = {"labels": labels, "steps": 1, "polish": False, "progress": lambda step, *_losses: calls.append(step)}
+    options = {
+        "labels": labels,
+        "steps": 1,
+        "objectives": ("w", "b"),
+        "progress": lambda step, *_losses: calls.append(step),
+    }
     cut = separate(model, update, "rgla-newton", tries=3, **options)
     assert calls.count(0) == 3
     assert any("None of 3 start(s)" in note and "twin" in note for note in cut.notes)
     ends = [separate(model, update, "rgla-newton", tries=1, seed=s, **options).history["loss_w"][-1] for s in range(3)]
     assert cut.history["loss_w"][-1] == min(ends)
+    calls.clear()
+    kept = separate(model, update, "rgla-newton", polish=False, **options | {"objectives": EVERYTHING})
+    assert calls.count(0) == 1
+    assert not any("twin" in note for note in kept.notes)
 
 
 def test_dropped_objectives_are_not_minimised_but_noted() -> None:

@@ -62,8 +62,9 @@ def rgla_newton(
     Args:
         progress, objectives, start, start_logits: as for `rgla`; `leak.history` has an entry per step.
         steps: at most so many, in each of the two stages.
-        tries: how many random starts at most, while L_w stays above rounding: a twin explains the gradient less well.
         polish: whether L_loss is dropped for the second stage (where it was in use beside L_w).
+        tries: how many random starts at most, while L_w stays above rounding: a twin explains the gradient less well.
+            Without `polish` L_loss keeps L_w above it in any case, and there is one try.
     """
     check_head("rgla-newton", head, knowledge)
     check_start(start, start_logits, head.classes)
@@ -75,15 +76,16 @@ def rgla_newton(
     stages = [objective]
     if polish and {"w", "loss"} <= set(names):
         stages.append(replace(objective, weights=objective.weights | {"loss": 0.0}))
+    checkable = stages[-1].weights["w"] > 0 == stages[-1].weights["loss"]  # l̂ keeps L_w from vanishing, twin or not
     answers = []
-    for number in range(tries if start in RANDOM else 1):
+    for number in range(tries if checkable and start in RANDOM else 1):
         begin = starting_logits(start, start_logits, head, knowledge, objective.Y, seed + number)
         answers.append(_attempt(stages, begin, steps, Record(objective, progress)))
         if answers[-1].unexplained < _EXPLAINED:
             break
     best = min(answers, key=lambda answer: answer.unexplained)
     leak = replace(explain("rgla-newton", head, objective, best.logits), history=best.record.history)
-    if best.unexplained >= _EXPLAINED:
+    if checkable and best.unexplained >= _EXPLAINED:
         leak.notes.append(
             f"None of {len(answers)} start(s) explained the gradient down to its rounding: expect a twin, or a defended gradient."
         )
