@@ -15,6 +15,10 @@ class Leak:
 
     `residual` is how well the answer explains the gradient (relative). `predicted_error` is the relative error the
     attack itself expects in `features`; `exact` is the certificate: the attack vouches for that prediction.
+
+    `history` says how an attack that iterates got there: a tensor (S,) for every name, entry by entry at the iterations
+    in `history["step"]`. RGLA notes `loss_w`, `loss_b` and `loss_loss`, its three losses without their weights, at the start,
+    every so many steps and at the end. Methods that do not iterate leave it empty.
     """
 
     method: str
@@ -29,6 +33,7 @@ class Leak:
     knowledge: Knowledge = field(default_factory=Knowledge)
     images: Tensor | None = None  # (B, 3, h, w) in [0, 1]
     notes: list[str] = field(default_factory=list)
+    history: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def batch_size(self) -> int:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from material import pictures, small_net
-from unsum import UnsumError, capture, score, separate
+from unsum import Prune, UnsumError, Update, capture, score, separate, smooth_labels
 from unsum.client.capture import in_mode
 from unsum.head import collect_features
 
@@ -69,3 +69,46 @@ def test_every_class_present_is_refused() -> None:
 def test_unknown_methods_are_refused(net: nn.Sequential) -> None:
     with pytest.raises(UnsumError, match="no attack 'flga'; did you mean 'fgla'"):
         separate(net, capture(net, pictures(2), torch.tensor([0, 1])), "flga")
+
+
+def test_the_published_formula_value_by_value(net: nn.Sequential) -> None:
+    targets = torch.tensor([3, 3, 12])
+    update = capture(net, pictures(3), targets)
+    grad_W, grad_b = update.gradients["5.weight"].double(), update.gradients["5.bias"].double()
+    others = [c for c in range(40) if c not in (3, 12)]
+    o_W, o_b = grad_W[others].mean(0) * 2 / 3, grad_b[others].mean() * 2 / 3
+    expected = torch.stack([(grad_W[y] - o_W) / (grad_b[y] - o_b) for y in targets.tolist()])
+    leak = separate(net, update, "fgla", labels=targets)
+    torch.testing.assert_close(leak.features.double(), expected, rtol=1e-5, atol=1e-7)
+    summed = Update({name: 3 * g for name, g in update.gradients.items()}, reduction="sum")
+    torch.testing.assert_close(separate(net, summed, "fgla", labels=targets).features, leak.features)
+
+
+def test_pruned_bias_entries_and_columns_are_counted_and_come_back_as_zero(net: nn.Sequential) -> None:
+    targets = torch.tensor([3, 9, 12])
+    whole = capture(net, pictures(3), targets)
+    grad_W, grad_b = whole.gradients["5.weight"].clone(), whole.gradients["5.bias"].clone()
+    grad_b[9] = 0
+    grad_W[:, :5] = 0
+    pruned = Update({**whole.gradients, "5.weight": grad_W, "5.bias": grad_b})
+    leak = separate(net, pruned, "fgla", labels=targets)
+    assert torch.equal(leak.features[1], torch.zeros(128))
+    assert torch.equal(leak.features[:, :5], torch.zeros(3, 5))
+    expected = separate(net, whole, "fgla", labels=targets).features[[0, 2], 5:]
+    torch.testing.assert_close(leak.features[[0, 2], 5:], expected, rtol=1e-2, atol=1e-3)
+    assert any("1 of 3 labels have no bias gradient left" in note for note in leak.notes)
+    assert any("5 of 128 features are zero in every label row" in note for note in leak.notes)
+
+
+def test_hard_pruning_leaves_finite_numbers(net: nn.Sequential) -> None:
+    targets = torch.tensor([3, 9, 12])
+    leak = separate(net, capture(net, pictures(3), targets, defenses=Prune(0.99)), "fgla", labels=targets)
+    assert bool(leak.features.isfinite().all())
+    assert any("no bias gradient left" in note for note in leak.notes)
+
+
+def test_soft_labels_are_used_by_their_largest_entry_and_said_to_be(net: nn.Sequential) -> None:
+    rows = smooth_labels(torch.tensor([3, 9]), 0.1, 40)
+    leak = separate(net, capture(net, pictures(2), rows), "fgla", labels=rows)
+    assert leak.labels.tolist() == [3, 9]
+    assert any("soft" in note for note in leak.notes)

@@ -5,18 +5,24 @@ With G = (P − Y)/B, the row of a label y that only sample i carries is
     ∇W_y = (p_iy − 1)/B · f_i + Σ_{j≠i} p_jy/B · f_j        and ∇b_y alike with f = 1.
 
 Near initialisation p hardly depends on the class, so the last sum is about (B − 1)/B of the mean row of the classes that
-nobody carries; subtract it and divide. Samples that share a label share a row and come back as one weighted mean.
+nobody carries; subtract it and divide:
+
+    f_i = (∇W_y − oW) / (∇b_y − ob),    oW = (B − 1)/B · mean_{c∉y} ∇W_c,  ob alike,    0/0 → 0.
+
+Samples that share a label share a row and come back as one weighted mean. Of a compressed gradient, what was set to zero is
+lost: a label without its bias entry has no denominator and comes back as zeros (as published where ob vanished too).
 """
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
-from unsum.labels.bias_sign import bias_sign
 from unsum.leak import Leak
+from unsum.separate.hard_labels import are_soft, hard_labels
 from unsum.separate.method import SEPARATORS
 from unsum.separate.misfit import relative_misfit
 
@@ -28,39 +34,66 @@ def fgla(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
     """Features by f_i = (∇W_y − oW) / (∇b_y − ob), o = (B − 1)/B · mean over unlabelled classes. Uses no randomness."""
     if head.grad_b is None:
         raise UnsumError("The attack 'fgla' needs the head's bias gradient; use 'exact', which does not.")
-    granted = knowledge.targets(head.classes)
-    labels = bias_sign(head, knowledge.batch_size) if granted is None else granted.argmax(1).to(head.W.device)
-    B, present = len(labels), labels.unique()
+    labels = hard_labels(head, knowledge)
+    present = labels.unique()
     absent = torch.ones(head.classes, dtype=torch.bool, device=labels.device)
     absent[present] = False
     if not absent.any():
         raise UnsumError("The attack 'fgla' needs a class that no sample carries; every class is in this batch.")
 
-    others_share = (B - 1) / B
-    o_W = head.grad_W[absent].double().mean(0) * others_share
-    o_b = head.grad_b[absent].double().mean() * others_share
-    ratios = (head.grad_W[present].double() - o_W) / (head.grad_b[present].double() - o_b).unsqueeze(1)
-    ratios = torch.nan_to_num(ratios, nan=0.0, posinf=0.0, neginf=0.0)
-    features = ratios[torch.searchsorted(present, labels)]
-
+    features = _ratios(head, head.grad_b, present, absent, len(labels))[torch.searchsorted(present, labels)]
     targets = torch.nn.functional.one_hot(labels, head.classes).double()
     logits = features @ head.W.double().T + (0 if head.b is None else head.b.double())
     return Leak(
         method="fgla",
         targets=targets,
         logits=logits,
-        features=features.float(),
+        features=features.to(torch.promote_types(head.W.dtype, torch.float32)),
         residual=relative_misfit(head, logits, targets, features),
         predicted_error=float("nan"),
         exact=False,
-        notes=_notes(B, present),
+        notes=[*_notes(len(labels), present, are_soft(head, knowledge)), *_losses(head, head.grad_b, present)],
     )
 
 
-def _notes(B: int, present: torch.Tensor) -> list[str]:
+def _ratios(head: Head, grad_b: Tensor, present: Tensor, absent: Tensor, B: int) -> Tensor:
+    """(labels, H) in float64: one row for every class in `present`."""
+    mean = absent.double() / absent.sum()
+    others_share = (B - 1) / B
+    o_W = head.mixed_rows(mean.unsqueeze(0)) * others_share
+    o_b = (grad_b.double() @ mean) * others_share
+    denominator = grad_b[present].double() - o_b
+    denominator[grad_b[present] == 0] = torch.inf  # pruned: what is left of it would be the others' share alone
+    return torch.nan_to_num(
+        (head.grad_W[present].double() - o_W) / denominator[:, None], nan=0.0, posinf=0.0, neginf=0.0
+    )
+
+
+def _notes(B: int, present: Tensor, soft: bool) -> list[str]:
     notes = ["The ratio method carries no certificate: its features are approximate and their error is not predicted."]
+    if soft:
+        notes.append(
+            "The granted labels are soft; the ratio method is made for hard ones and used their largest entry only."
+        )
     if len(present) < B:
         notes.append(
             f"{B} samples share {len(present)} labels: samples of one label are returned as one weighted mean."
+        )
+    return notes
+
+
+def _losses(head: Head, grad_b: Tensor, present: Tensor) -> list[str]:
+    """What a compressed gradient no longer holds."""
+    notes = []
+    without_bias = int((grad_b[present] == 0).sum())
+    if without_bias:
+        notes.append(
+            f"{without_bias} of {len(present)} labels have no bias gradient left (pruned): their features come back as zeros."
+        )
+    silent = int((~head.grad_W[present].any(0)).sum())
+    if silent:
+        notes.append(
+            f"{silent} of {head.grad_W.shape[1]} features are zero in every label row, pruned or silent in every sample; "
+            "they are lost here."
         )
     return notes

@@ -11,7 +11,11 @@ from unsum.registry import Registry
 
 
 class Separator(Protocol):
-    """Takes the head with its gradient and what was granted; `seed` fixes every random choice."""
+    """Takes the head with its gradient and what was granted; `seed` fixes every random choice.
+
+    Further keyword-only arguments with defaults are the method's options: `separate(..., name=value)` passes them on and
+    reads their names from the signature. One called `progress` gets the caller's `progress`.
+    """
 
     def __call__(self, head: Head, knowledge: Knowledge, *, seed: int) -> Leak: ...
 

@@ -8,9 +8,13 @@ With targets Y known and D = (softmax(Ŷ) − Y)/B, the paper minimises over Ŷ 
     1e4 L_w + L_b + 100 L_loss        Adam, rate 1e-3, 20 000 steps, start from standard normal logits
 
 and then takes F = pinv(Dᵀ) ∇W. L_loss keeps it away from twin solutions near the labels. D is differentiated.
+The three terms and their gradient are in `rgla_objective`, l̂ in `rgla_loss`, Adam in `rgla_adam`, the starts in `rgla_starts`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,62 +22,112 @@ from torch import Tensor
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
-from unsum.labels.bias_sign import bias_sign
 from unsum.leak import Leak
+from unsum.separate.hard_labels import hard_labels, refuse_soft
 from unsum.separate.method import SEPARATORS
 from unsum.separate.misfit import relative_misfit
+from unsum.separate.options import positive, whole, yes_or_no
+from unsum.separate.rgla_adam import Progress, Record, minimise
+from unsum.separate.rgla_objective import WEIGHTS, Objective
+from unsum.separate.rgla_starts import check_start, declare_start, starting_logits
 
-WEIGHT_W, WEIGHT_B, WEIGHT_LOSS = 1e4, 1.0, 100.0
 RATE, STEPS = 1e-3, 20_000
+EVERYTHING = tuple(WEIGHTS)
 
 
 @SEPARATORS.register(
     "rgla", summary="logits by 20 000 steps of Adam (RGLA)", needs="bias gradient, hard labels, early training"
 )
-def rgla(head: Head, knowledge: Knowledge, *, seed: int, steps: int = STEPS) -> Leak:
-    """Logits by optimisation, features by the Moore–Penrose inverse. Labels come from `bias-sign` unless granted."""
-    if head.b is None or head.grad_b is None:
-        raise UnsumError("The attack 'rgla' needs the head's bias and its gradient; use 'exact', which does not.")
-    granted = knowledge.targets(head.classes)
-    labels = bias_sign(head, knowledge.batch_size) if granted is None else granted.argmax(1).to(head.W.device)
-    Y = torch.nn.functional.one_hot(labels, head.classes).to(head.W)
-    grad_W_Wt = head.grad_W.to(head.W) @ head.W.T
-    logits = _optimise(head.b, grad_W_Wt, head.grad_b.to(head.W), labels, Y, seed, steps)
-    D = (logits.softmax(1) - Y) / len(Y)
-    features = torch.linalg.lstsq(
-        D.T.double(), head.grad_W.double(), driver="gelsd" if D.device.type == "cpu" else None
+def rgla(
+    head: Head,
+    knowledge: Knowledge,
+    *,
+    seed: int,
+    progress: Progress | None = None,
+    objectives: Collection[str] = EVERYTHING,
+    start: str = "randn",
+    start_logits: Tensor | None = None,
+    steps: int = STEPS,
+    rate: float = RATE,
+    constant_D: bool = False,
+    stop_below: float | None = None,
+    sample_every: int = 100,
+) -> Leak:
+    """Logits by optimisation, features by the Moore–Penrose inverse. Labels come from `bias-sign` unless granted.
+
+    Args:
+        progress: called with (step, L_w, L_b, L_loss) whenever the losses are noted.
+        objectives: which of "w", "b" and "loss" are minimised; the others are only noted.
+        start: "randn", "rand", "zeros", "ones", "photos" or "fgla".
+        start_logits: for "photos": (n, C), `model(photos)` for any natural photos of the attacker's.
+        steps, rate: of Adam.
+        constant_D: leave the derivative of D out, as the authors' released code does; "b" then has no effect. Measured, this ends
+            in twins less often than the paper's own gradient.
+        stop_below: end as soon as the weighted sum is below this; off by default, as published.
+        sample_every: steps between two entries of `leak.history` ("step", "loss_w", "loss_b", "loss_loss").
+    """
+    check_head("rgla", head, knowledge)
+    check_start(start, start_logits, head.classes)
+    whole("steps", steps, 1)
+    whole("sample_every", sample_every, 1)
+    positive("rate", rate)
+    yes_or_no("constant_D", constant_D)
+    if stop_below is not None:
+        positive("stop_below", stop_below)
+    labels = hard_labels(head, knowledge)
+    names = check_objectives(objectives)
+    if constant_D and set(names) == {"b"}:
+        raise UnsumError("With constant_D the objective 'b' has no gradient; add 'w' or 'loss' to the objectives.")
+    objective = replace(Objective.of(head, labels, names, working_type(head)), constant_D=constant_D)
+    record = Record(objective, progress)
+    begin = starting_logits(start, start_logits, head, knowledge, objective.Y, seed)
+    logits = minimise(
+        objective, begin, steps=steps, rate=rate, every=sample_every, stop_below=stop_below, record=record
     )
-    found = features.solution
+    leak = explain("rgla", head, objective, logits)
+    return declare_start(replace(leak, history=record.history), knowledge, start, start_logits)
+
+
+def check_head(method: str, head: Head, knowledge: Knowledge) -> None:
+    if head.b is None or head.grad_b is None:
+        raise UnsumError(f"The attack {method!r} needs the head's bias and its gradient; use 'exact', which does not.")
+    refuse_soft(method, head, knowledge)
+
+
+def check_objectives(objectives: Collection[str]) -> tuple[str, ...]:
+    """The names as a tuple, if there is at least one and each exists."""
+    names = (
+        tuple(objectives) if isinstance(objectives, Collection) and not isinstance(objectives, str) else (objectives,)
+    )
+    if not names or not set(names) <= set(WEIGHTS):
+        raise UnsumError(f"The option 'objectives' takes one or more of {', '.join(WEIGHTS)}, not {objectives!r}.")
+    return names
+
+
+def working_type(head: Head) -> torch.dtype:
+    """The model's own precision, float32 at least."""
+    return torch.promote_types(head.W.dtype, torch.float32)
+
+
+def explain(method: str, head: Head, objective: Objective, logits: Tensor) -> Leak:
+    """From logits to a `Leak`: F = pinv(Dᵀ) ∇W, without a float64 copy of the gradient."""
+    logits, Y = logits.double(), objective.Y.double()
+    B, C = Y.shape
+    D = (logits.softmax(1) - Y) / (B if head.reduction == "mean" else 1)
+    features = head.mixed_rows(torch.linalg.pinv(D.T))
+    notes = ["RGLA carries no certificate: its features are approximate and their error is not predicted."]
+    if B > C + 1:
+        notes.append(
+            f"{B} samples of {C} classes leave {B * C} unknown logits to {C * (C + 1) + 1} equations: "
+            f"under-determined, so do not trust the features; RGLA needs B ≤ C + 1 = {C + 1}."
+        )
     return Leak(
-        method="rgla",
-        targets=Y.double(),
-        logits=logits.double(),
-        features=found.to(head.W),
-        residual=relative_misfit(head, logits.double(), Y.double(), found),
+        method=method,
+        targets=Y,
+        logits=logits,
+        features=features.to(working_type(head)),
+        residual=relative_misfit(head, logits, Y, features),
         predicted_error=float("nan"),
         exact=False,
-        notes=["RGLA carries no certificate: its features are approximate and their error is not predicted."],
+        notes=notes,
     )
-
-
-def _optimise(b: Tensor, grad_W_Wt: Tensor, grad_b: Tensor, labels: Tensor, Y: Tensor, seed: int, steps: int) -> Tensor:
-    """(B, C) the logits at which Adam ends."""
-    estimated_loss = _estimated_loss(grad_b, labels)
-    generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(Y.shape, generator=generator).to(Y).requires_grad_()
-    optimiser = torch.optim.Adam([logits], RATE, fused=True)  # one kernel per step: the fastest form on any device
-    for _ in range(steps):
-        log_p = logits.log_softmax(1)
-        D = (log_p.exp() - Y) / len(Y)
-        loss_W = (grad_W_Wt - D.T @ (logits - b)).square().sum()
-        loss_b = (grad_b - D.sum(0)).square().sum()
-        loss_value = (-(log_p * Y).sum(1).mean() - estimated_loss).square()
-        (logits.grad,) = torch.autograd.grad(WEIGHT_W * loss_W + WEIGHT_B * loss_b + WEIGHT_LOSS * loss_value, logits)
-        optimiser.step()
-    return logits.detach()
-
-
-def _estimated_loss(grad_b: Tensor, labels: Tensor) -> Tensor:
-    """l̂: near initialisation p_y ≈ ∇b_y + n_y/B for every sample of class y, because ∇b_y = mean_i p_iy − n_y/B."""
-    counts = torch.bincount(labels, minlength=len(grad_b)).to(grad_b)
-    return -(grad_b + counts / len(labels))[labels].clamp_min(torch.finfo(grad_b.dtype).tiny).log().mean()

@@ -1,0 +1,68 @@
+"""Options of a separator: read from its signature, refused in one sentence when they do not exist or make no sense."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from unsum.errors import UnsumError, nearest
+from unsum.leak import Leak
+
+_GIVEN_ANYWAY = ("seed", "progress")  # arguments of `separate` itself
+
+
+def options_of(separator: Callable[..., Leak]) -> list[str]:
+    """The names of a separator's own options, in the order of its signature.
+
+    >>> def halve(head, knowledge, *, seed, steps=10): ...
+    >>> options_of(halve)
+    ['steps']
+    """
+    parameters = inspect.signature(separator).parameters.values()
+    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _GIVEN_ANYWAY]
+
+
+def reports_progress(separator: Callable[..., Leak]) -> bool:
+    return "progress" in inspect.signature(separator).parameters
+
+
+def check_options(method: str, separator: Callable[..., Leak], options: Iterable[str]) -> None:
+    """Refuse the first option that the method does not have, and say which ones it has."""
+    known = options_of(separator)
+    for name in options:
+        if name in known:
+            continue
+        if not known:
+            raise UnsumError(f"The attack {method!r} takes no options; leave {name!r} out.")
+        raise UnsumError(
+            f"The attack {method!r} has no option {name!r}; {nearest(name, known)}Its options: {', '.join(known)}."
+        )
+
+
+def choice(name: str, value: Any, allowed: Collection[str]) -> str:
+    """`value` if it is one of the words that the option takes."""
+    if isinstance(value, str) and value in allowed:
+        return value
+    raise UnsumError(f"The option {name!r} must be one of {', '.join(allowed)}, not {value!r}.")
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """`value` if it is a whole number of at least `least`."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+        return value
+    raise UnsumError(f"The option {name!r} must be a whole number of at least {least}, not {value!r}.")
+
+
+def positive(name: str, value: Any) -> float:
+    """`value` if it is a positive finite number."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    raise UnsumError(f"The option {name!r} must be a positive number, not {value!r}.")
+
+
+def yes_or_no(name: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise UnsumError(f"The option {name!r} must be True or False, not {value!r}.")
