@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unsum.separate.exact.certificate import Certificate, certify
+from unsum.separate.exact.certificate import Certificate, certify, error_of_mean, indistinguishable
 from unsum.separate.exact.equation import Equation, Unknowns
 from unsum.separate.exact.levenberg import solve
 from unsum.separate.exact.observation import Observation
@@ -27,6 +27,7 @@ class Candidate:
     Y: Tensor  # (B, C)
     certificate: Certificate
     agreed: bool = False  # found twice, from independent starts
+    verified: bool = False  # a part of the batch only, but every sample stands on its own
 
     @property
     def explains(self) -> bool:
@@ -40,15 +41,25 @@ class Candidate:
 
     @property
     def settles(self) -> bool:
-        """Explains the gradient and says something about every sample: no need to look further."""
-        return self.explains and self.certificate.predicted_error < _VAGUE
+        """Explains the gradient and says something about every sample or group: no need to look further."""
+        return self.explains and float(self.merged()[1].max()) < _VAGUE
+
+    def merged(self) -> tuple[list[list[int]], Tensor]:
+        """Groups of samples that only their mean is known of, and every sample's predicted error with that mean in place."""
+        if not self.explains:
+            return [], self.certificate.errors
+        groups = indistinguishable(self.certificate, self.at.T, self.Y.argmax(1))
+        errors = self.certificate.errors.clone()
+        for group in groups:
+            errors[group] = error_of_mean(self.certificate, self.at.T, group)
+        return groups, errors
 
     def better_than(self, other: Candidate | None) -> bool:
         return other is None or self._rank > other._rank
 
     @property
-    def _rank(self) -> tuple[bool, bool, bool, float]:
-        return self.plausible, self.explains, self.settles, -self.certificate.misfit
+    def _rank(self) -> tuple[bool, bool, bool, bool, float]:
+        return self.plausible, self.explains, self.settles, self.verified, -self.certificate.misfit
 
 
 def polish(observation: Observation, equation: Equation, at: Unknowns) -> Candidate:

@@ -20,77 +20,135 @@ from unsum.separate.exact.simplex import hunt_corners
 from unsum.separate.exact.single import SingleSamples
 
 _ACCEPTED = 8.0  # misfit of a sample, in units of the noise
-_SAME_SAMPLE = 0.25  # relative distance below which two answers of one label may be one sample found twice
+_SAME_SAMPLE = 0.05  # relative distance below which two answers of one label may be one sample found twice
+_USUAL = 20.0  # times the size of a usual row's ratio: samples are not larger
 _VISIBLE = 30.0  # deviations of ∇b that make a row's sign certain
+_ROUNDS = 24
 
 
-@dataclass
-class Remainder:
-    """What is left of the gradient after the samples found so far."""
+@dataclass(frozen=True)
+class Extracted:
+    """Samples found on their own: T (n, R), labels (n,) and the factor α that they share."""
 
-    U: Tensor  # (C, R)
-    grad_b: Tensor  # (C,)
-    T: Tensor  # (n, R) found
-    labels: Tensor  # (n,)
-
-    def subtract(self, observation: Observation, T: Tensor, labels: Tensor, alpha: float) -> None:
-        E = torch.softmax(T @ observation.K + observation.b, dim=1)
-        E = E - torch.nn.functional.one_hot(labels, observation.classes)
-        self.U = self.U - alpha * E.T @ T
-        self.grad_b = self.grad_b - alpha * E.sum(0)
-        self.T, self.labels = torch.cat([self.T, T]), torch.cat([self.labels, labels])
+    T: Tensor
+    labels: Tensor
+    alpha: float
 
 
-def extract(observation: Observation, rounds: int = 24) -> tuple[Tensor, Tensor, float] | None:
-    """T (n, R), labels (n,) and α for as many samples of hard label as can be found, at most R."""
+def extract(observation: Observation) -> Extracted | None:
+    """As many samples of hard label as can be found, at most R; None where the equations do not allow to try."""
     if observation.grad_b is None or observation.classes < 2 * observation.rank + 1:
         return None
-    R = observation.rank
-    singles = SingleSamples(observation, _label_weights(observation))
-    left = Remainder(
-        observation.U,
-        observation.grad_b,
-        observation.U[:0],
-        torch.zeros(0, dtype=torch.long, device=observation.U.device),
-    )
-    alpha = _find_alpha(observation, singles)
-    if alpha is None:
+    left = _Remainder(observation, observation.grad_b)
+    if len(left.label_starts()[0]) == 0:
         return None
-    hidden = torch.zeros_like(observation.b, dtype=torch.bool)
-    for _ in range(rounds):
-        if len(left.T) == R:
-            break
-        if _accept(observation, singles, left, *_label_starts(observation, left), alpha):
-            continue
-        T, worst = _corner_starts(observation, singles, left, alpha, hidden)
-        if _accept(observation, singles, left, T, singles.labels(T), alpha):
-            hidden = torch.zeros_like(hidden)
-        else:
-            hidden = hidden | worst
-    return left.T, left.labels, alpha
+    # Samples beyond doubt first. What they leave has fewer directions, and in those the faint ones are found, too.
+    for faint in (False, True):
+        left.search(faint)
+    return Extracted(left.T, left.labels, left.alpha)
 
 
-def _label_weights(observation: Observation) -> Tensor:
+class _Remainder:
+    """What is left of the gradient after the samples found so far."""
+
+    def __init__(self, observation: Observation, grad_b: Tensor) -> None:
+        self.observation = observation
+        self.U, self.grad_b = observation.U, grad_b
+        self.T, self.labels = observation.U[:0], observation.U[:0, 0].long()
+        self.singles = SingleSamples(observation, _label_weights(observation, grad_b))
+        self.usual = (observation.U.norm(dim=1) / grad_b.abs()).median()
+        self.visible = _VISIBLE / (observation.weight * observation.beta)
+        self.alpha = self._find_alpha()
+
+    @property
+    def missing(self) -> int:
+        return self.observation.rank - len(self.T)
+
+    def search(self, faint: bool) -> None:
+        """Accept samples from label rows and corners until none is missing or nothing new comes up."""
+        hidden = torch.zeros_like(self.grad_b, dtype=torch.bool)
+        for _ in range(_ROUNDS):
+            if self.missing == 0 or bool(hidden.all()):
+                return
+            if self._accept(*self.label_starts(), faint):
+                continue
+            T, worst = self._corner_starts(hidden)
+            if self._accept(T, self.singles.labels(T), faint):
+                hidden = torch.zeros_like(hidden)
+            else:
+                hidden = hidden | worst
+
+    def label_starts(self) -> tuple[Tensor, Tensor]:
+        """The ratio of every row whose ∇b is surely negative: a label, near the sample that carries it."""
+        labels = (self.grad_b < -self.visible).nonzero()[:, 0]
+        return self.U[labels] / self.grad_b[labels][:, None], labels
+
+    def _find_alpha(self) -> float:
+        """α from the samples themselves: each label row's start, refined without the coupling, says q·t = 1/α."""
+        T, labels = self.label_starts()
+        T = self.singles.refine(T, labels, None)
+        couplings = self.singles.couplings(T, labels)[self._are_samples(T, labels, faint=False)]
+        couplings = couplings[couplings > 0]
+        plain = self.observation.alpha(1.0, self.observation.rank)
+        return _snapped(1 / float(couplings.median()), self.observation) if len(couplings) else plain
+
+    def _are_samples(self, T: Tensor, labels: Tensor, faint: bool) -> Tensor:
+        """(n,) bool: whether p − e_y lies in the span of U as it does for a sample, and t is of a sample's size."""
+        inside: Tensor = self.singles.outside(T, labels) < self.singles.slack(T, labels, faint)
+        usual: Tensor = T.norm(dim=1) < _USUAL * self.usual
+        return inside & usual & (self.singles.misfits(T, labels) < _ACCEPTED)
+
+    def _accept(self, T: Tensor, labels: Tensor, faint: bool) -> bool:
+        """Refine the starts, keep those that are samples and new, and subtract them; whether any was found."""
+        if len(T) == 0:
+            return False
+        T = self.singles.refine(T, labels, self.alpha)
+        off = (self.alpha * self.singles.couplings(T, labels) - 1).abs()
+        accepted = self._are_samples(T, labels, faint) & (off < 10 * self.singles.slack(T, labels, faint))
+        kept: list[int] = []
+        for index in self.singles.misfits(T, labels).argsort().tolist():
+            alike = [k for k in kept if labels[k] == labels[index]]
+            same = torch.cat([self.T[self.labels == labels[index]], T[alike]])
+            distances = (same - T[index]).norm(dim=1) / T[index].norm()
+            if accepted[index] and not bool((distances < _SAME_SAMPLE).any()):
+                kept.append(index)
+        kept = kept[: self.missing]
+        if kept:
+            self._subtract(T[kept], labels[kept])
+        return bool(kept)
+
+    def _subtract(self, T: Tensor, labels: Tensor) -> None:
+        E = torch.softmax(T @ self.observation.K + self.observation.b, dim=1)
+        E = E - torch.nn.functional.one_hot(labels, self.observation.classes)
+        self.U = self.U - self.alpha * E.T @ T
+        self.grad_b = self.grad_b - self.alpha * E.sum(0)
+        self.T, self.labels = torch.cat([self.T, T]), torch.cat([self.labels, labels])
+
+    def _corner_starts(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Corners of what is left, before and after solving for all of them together; and the rows that fit worst."""
+        observation, D = self.observation, self.singles.D
+        inside = (self.grad_b > self.visible) & ~hidden
+        if int(inside.sum()) <= self.missing + 1:
+            return self.U[:0], torch.ones_like(hidden)
+        basis = torch.linalg.svd(D[:, None] * self.U, full_matrices=False)[2][: self.missing]
+        U = self.U @ basis.T
+        ratios = U[inside] / self.grad_b[inside][:, None]
+        corners = ratios[hunt_corners(ratios, self.missing)]
+        labelled = (self.grad_b < -self.visible) | hidden
+        extended = torch.cat([U, observation.beta * self.grad_b[:, None]], dim=1)
+        equation = Equation(basis @ observation.K, observation.b, extended, D * ~labelled, observation.beta)
+        start = Unknowns(corners, corners.new_zeros(()), corners.new_tensor(math.log(self.alpha)))
+        solved = solve(equation, start, iterations=40).at
+        relative = equation.residual(solved).norm(dim=1) / D * observation.weight
+        starts = torch.cat([solved.T, corners]) @ basis
+        return starts[torch.isfinite(starts).all(1)], relative > 0.2 * relative.max()
+
+
+def _label_weights(observation: Observation, grad_b: Tensor) -> Tensor:
     """Row weights that know that a label row's p − 1 carries the rounding of 1, however small it is."""
-    assert observation.grad_b is not None
-    size = observation.U.norm() / observation.grad_b.norm()
-    rounding = observation.client_precision * size / observation.rank * (observation.grad_b < 0)
+    size = observation.U.norm() / grad_b.norm()
+    rounding = observation.client_precision * size / observation.rank * (grad_b < 0)
     return torch.rsqrt(observation.weight.pow(-2) + rounding.square())
-
-
-def _find_alpha(observation: Observation, singles: SingleSamples) -> float | None:
-    """α from the samples themselves: each label row's start, refined without the coupling, says q·t = 1/α."""
-    assert observation.grad_b is not None
-    left = Remainder(observation.U, observation.grad_b, observation.U[:0], observation.U[:0, 0].long())
-    T, labels = _label_starts(observation, left)
-    if len(T) == 0:
-        return None
-    T = singles.refine(T, labels, None)
-    couplings = singles.couplings(T, labels)[singles.misfits(T, labels) < _ACCEPTED]
-    couplings = couplings[couplings > 0.2 * couplings.max()] if len(couplings) else couplings
-    if len(couplings) == 0:
-        return None
-    return _snapped(1 / float(couplings.median()), observation)
 
 
 def _snapped(alpha: float, observation: Observation) -> float:
@@ -99,55 +157,3 @@ def _snapped(alpha: float, observation: Observation) -> float:
         return 1.0 if abs(alpha - 1) < 2e-3 else alpha
     B = max(round(1 / alpha), observation.rank)
     return 1 / B if abs(alpha * B - 1) < 2e-3 and 2 * observation.rank >= B else alpha
-
-
-def _label_starts(observation: Observation, left: Remainder) -> tuple[Tensor, Tensor]:
-    """The ratio of every row whose ∇b is surely negative: a label, near the sample that carries it."""
-    limit = _VISIBLE / (observation.weight * observation.beta)
-    labels = (left.grad_b < -limit).nonzero()[:, 0]
-    return left.U[labels] / left.grad_b[labels][:, None], labels
-
-
-def _corner_starts(
-    observation: Observation, singles: SingleSamples, left: Remainder, alpha: float, hidden: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Corners of what is left, before and after solving for all of them together; and the rows that fit worst."""
-    missing = observation.rank - len(left.T)
-    limit = _VISIBLE / (observation.weight * observation.beta)
-    inside = (left.grad_b > limit) & ~hidden
-    if int(inside.sum()) <= missing + 1:
-        return left.U[:0], torch.zeros_like(hidden)
-    basis = torch.linalg.svd(singles.D[:, None] * left.U, full_matrices=False)[2][:missing]
-    U = left.U @ basis.T
-    ratios = U[inside] / left.grad_b[inside][:, None]
-    corners = ratios[hunt_corners(ratios, missing)]
-    labelled = (left.grad_b < -limit) | hidden
-    extended = torch.cat([U, observation.beta * left.grad_b[:, None]], dim=1)
-    equation = Equation(basis @ observation.K, observation.b, extended, singles.D * ~labelled, observation.beta)
-    start = Unknowns(corners, corners.new_zeros(()), corners.new_tensor(math.log(alpha)))
-    solved = solve(equation, start, iterations=40).at
-    relative = equation.residual(solved).norm(dim=1) / singles.D * observation.weight
-    starts = torch.cat([solved.T, corners]) @ basis
-    return starts[torch.isfinite(starts).all(1)], relative > 0.2 * relative.max()
-
-
-def _accept(
-    observation: Observation, singles: SingleSamples, left: Remainder, T: Tensor, labels: Tensor, alpha: float
-) -> bool:
-    """Refine the starts, keep those that are samples and new, and subtract them; whether any was found."""
-    if len(T) == 0:
-        return False
-    T = singles.refine(T, labels, alpha)
-    misfits, couplings = singles.misfits(T, labels), alpha * singles.couplings(T, labels)
-    kept: list[int] = []
-    for index in misfits.argsort().tolist():
-        if not (misfits[index] < _ACCEPTED and abs(float(couplings[index]) - 1) < 0.1):
-            continue
-        same = torch.cat([left.T[left.labels == labels[index]], T[[k for k in kept if labels[k] == labels[index]]]])
-        distance = (same - T[index]).norm(dim=1) / T[index].norm()
-        if len(same) == 0 or float(distance.min()) > _SAME_SAMPLE:
-            kept.append(index)
-    kept = kept[: observation.rank - len(left.T)]
-    if kept:
-        left.subtract(observation, T[kept], labels[kept], alpha)
-    return bool(kept)

@@ -70,7 +70,8 @@ def solve(equation: Equation, start: Unknowns, iterations: int = 100, *, in_nois
                 return Solution(here.at, cost, iteration)
             continue
         stalled = stalled + 1 if new_cost > 0.999 * cost else 0
-        settled = in_noise_units and 0.9 * cost < new_cost < here.residual.numel()
+        # Not where steps are inexact: a long valley may lead on below what the noise was taken for.
+        settled = N is not None and in_noise_units and 0.9 * cost < new_cost < here.residual.numel()
         here, cost = there, new_cost
         damping, growth = max(damping * max(1 / 3, 1 - (2 * gain - 1) ** 3), 1e-15), 2.0
         if settled or stalled >= 3:

@@ -14,6 +14,11 @@ def find_doubts(
     B, certificate = len(candidate.at.T), candidate.certificate
     if not candidate.plausible:
         doubts.append("The targets that fit best are no probabilities: this is not a solution.")
+    elif candidate.verified:
+        doubts.append(
+            f"{B} samples of about {observation.rank} are given: each fits the gradient on its own, "
+            "but together they do not explain it, so some are missing or wrong."
+        )
     elif not candidate.explains:
         doubts.append(
             f"The answer misses the gradient by {certificate.misfit:.1e} times its noise: "

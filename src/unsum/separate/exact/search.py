@@ -114,26 +114,23 @@ class Search:
         """Samples found one at a time, then solved for together."""
         observation = self.observation
         extracted = extract(observation)
-        if extracted is None or len(extracted[0]) == 0:
+        if extracted is None or len(extracted.T) == 0:
             return None
-        T, labels, alpha = extracted
-        Y = torch.nn.functional.one_hot(labels, observation.classes).double()
-        at = Unknowns(T, T.new_zeros(()), T.new_tensor(math.log(alpha)))
-        complete = len(T) == observation.rank
-        equation = replace(observation.equation(), Y=Y, alpha_free=complete)
+        T = extracted.T
+        Y = torch.nn.functional.one_hot(extracted.labels, observation.classes).double()
+        at = Unknowns(T, T.new_zeros(()), T.new_tensor(math.log(extracted.alpha)))
+        equation = replace(observation.equation(), Y=Y, alpha_free=True)
         weight = observation.weights_at(at, Y)
-        if not complete:  # each of these stands on its own; together they do not explain the gradient
-            return Candidate(at, Y, certify(equation.with_rows(weight), at, observation))
-        best: Candidate | None = None
-        for power in (0.5, 0.0, 1.0):  # between the gradient's own norm and the noise's: one of them leads down
-            solved = solve(equation.with_rows(weight**power), at, iterations=100).at
-            # Every sample has been found on its own as well: that is the second, independent solution.
-            candidate = replace(polish(observation, equation, solved), agreed=True)
-            if candidate.explains:
-                return candidate
-            if candidate.better_than(best):
-                best = candidate
-        return best
+        if len(T) == observation.rank:
+            for power in (0.5, 0.0, 1.0):  # between the gradient's own norm and the noise's: one of them leads down
+                solved = solve(equation.with_rows(weight**power), at, iterations=100).at
+                candidate = polish(observation, equation, solved)
+                if (
+                    candidate.explains
+                ):  # every sample has been found on its own as well: the second, independent solution
+                    return replace(candidate, agreed=True)
+        alone = replace(equation, alpha_free=False).with_rows(weight)
+        return Candidate(at, Y, certify(alone, at, observation), verified=2 * len(T) > observation.rank)
 
     def _equation(self, way: Hypothesis) -> Equation:
         equation = self.observation.equation()

@@ -54,6 +54,23 @@ class SingleSamples:
         """(n,) q·t: 1/α for every true sample, 0 for the trivial root at infinity."""
         return self._state(T, labels).coupling
 
+    def slack(self, T: Tensor, labels: Tensor, faint: bool) -> Tensor:
+        """(n,) how much of p − e_y may lie outside the span of U, relatively, for a sample.
+
+        A `faint` one has p so near e_y that the client's rounding of p − 1 is a large part of it. That excuse would serve
+        roots far out as well, where p → e_y, which are no samples.
+        """
+        P = torch.softmax(T @ self.observation.K + self.observation.b, dim=1)
+        size = 1 - P[torch.arange(len(T), device=T.device), labels]
+        noise = self.observation.noise.relative
+        rounding: Tensor = 3 * self.observation.client_precision / size.clamp_min(1e-300)
+        return 1e-3 + 100 * noise + (rounding if faint else torch.zeros_like(rounding))
+
+    def outside(self, T: Tensor, labels: Tensor) -> Tensor:
+        """(n,) the share of p − e_y that lies outside the span of U."""
+        state = self._state(T, labels)
+        return torch.div(state.outside.norm(dim=1), state.size.clamp_min(1e-300))
+
     def misfits(self, T: Tensor, labels: Tensor) -> Tensor:
         """(n,) distance from the span of U in units of what noise alone explains."""
         observation, state = self.observation, self._state(T, labels)

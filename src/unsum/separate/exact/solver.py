@@ -13,7 +13,6 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.separate.exact.candidate import Candidate
-from unsum.separate.exact.certificate import error_of_mean, indistinguishable
 from unsum.separate.exact.hidden import doubt_number
 from unsum.separate.exact.observation import Observation, observe
 from unsum.separate.exact.remarks import find_doubts, find_remarks
@@ -46,11 +45,9 @@ def exact(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
 
 
 def _leak(head: Head, knowledge: Knowledge, observation: Observation, candidate: Candidate) -> Leak:
-    certificate, T, B = candidate.certificate, candidate.at.T, len(candidate.at.T)
-    groups = indistinguishable(certificate, T, candidate.Y.argmax(1)) if candidate.explains else []
-    errors = certificate.errors.clone()
-    for group in groups:  # what is returned for them is their mean, so that is what the prediction is about
-        errors[group] = error_of_mean(certificate, T, group)
+    T, B = candidate.at.T, len(candidate.at.T)
+    groups, errors = candidate.merged()
+    for group in groups:
         T = T.index_copy(0, T.new_tensor(group, dtype=torch.long), T[group].mean(0).expand(len(group), -1))
     scale = observation.scale(float(candidate.at.alpha), B)
     doubts = find_doubts(observation, candidate, groups, knowledge.known_batch_size)
