@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.separate import exact, fgla, rgla  # noqa: F401 (registers the methods)
+from unsum.separate import exact, fgla, rgla, soft  # noqa: F401 (registers the methods)
 from unsum.separate.method import SEPARATORS
 from unsum.update import Update
 
