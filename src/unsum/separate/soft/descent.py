@@ -1,7 +1,7 @@
 """L-BFGS from λ = +1 and from −1, as published, and the last step to the bottom of the well it ended in.
 
-On each side at most 100 steps of torch's L-BFGS with rate 0.5. Three losses in a row within 0.1 % are a stall: then λ jumps outward by
-0.5, by 1 at the next stall, and so on. A side is abandoned beyond |λ| = 100 and has succeeded below a loss of 1e-9.
+On each side at most 100 steps of torch's L-BFGS with rate 0.5. Three losses in a row within 0.1 % are a stall: then λ jumps
+outward by 0.5, by 1 at the next stall, and so on. A side is abandoned beyond |λ| = 100 and succeeds below a loss of 1e-9.
 """
 
 from __future__ import annotations

@@ -20,6 +20,9 @@ from unsum.errors import UnsumError
 from unsum.head import Factors, Head
 from unsum.separate.exact.rank import Noise, factorise, measure_noise
 
+_BLOCK = 1 << 22  # entries of ∇W looked at together
+_VISIBLE = 10.0  # remainders this many times above rounding are noise
+
 
 @dataclass(frozen=True)
 class Ray:
@@ -29,8 +32,9 @@ class Ray:
     k: Tensor  # (C,) W v, logits per unit of λ
     b: Tensor  # (C,) zeros where the head has none
     u: Tensor  # (C,) ∇W_i[a]/v[a], the same for every a
-    noise: float  # standard deviation of an entry of u
-    noisy: bool  # whether that is more than rounding
+    noise_u: float  # standard deviation of an entry of u
+    noise_k: float  # and of k, whose v is as noisy
+    noisy: bool  # whether they are more than rounding
     bias_length: float | None  # λ*, where the bias gradient tells it
 
     def probabilities(self, lengths: Tensor) -> Tensor:
@@ -62,6 +66,8 @@ def _ray(head: Head, factors: Factors, noise: Noise, coefficient: float) -> Ray:
     So is the largest |U_r| in place of the published largest |Σ_k ∇W_rk|, which features of zero sum would make 0/0.
     """
     U, A = factors.U[:, 0], factors.A[0]
+    remainder = _remainder(head, U, A)
+    rounding = torch.finfo(head.grad_W.dtype).eps / 2 * float(U.norm()) / head.grad_W.numel() ** 0.5
     row = int(U.abs().argmax())
     largest = float(U[row])
     b = U.new_zeros(head.classes) if head.b is None else head.b.double()
@@ -70,10 +76,25 @@ def _ray(head: Head, factors: Factors, noise: Noise, coefficient: float) -> Ray:
         k=(head.logits(factors.A)[0] * (largest / coefficient)).cpu(),
         b=b.cpu(),
         u=(U * (coefficient / largest)).cpu(),
-        noise=abs(coefficient / largest) * float(noise.level.square().mean().sqrt()),
-        noisy=noise.added,
+        noise_u=abs(coefficient / largest) * remainder,
+        noise_k=abs(largest / coefficient)
+        * remainder
+        / float(U.norm())
+        * float(head.row_norms(head.W).square().mean().sqrt()),
+        noisy=remainder > _VISIBLE * rounding,
         bias_length=_bias_length(head, U, largest / coefficient),
     )
+
+
+def _remainder(head: Head, U: Tensor, A: Tensor) -> float:
+    """Standard deviation of an entry of ∇W that rank one does not explain.
+
+    The columns' sums, the exact solver's measure, would take a label for noise whose float32 entries do not sum to 1 exactly.
+    """
+    step = max(1, _BLOCK // A.numel())
+    blocks = zip(head.grad_W.split(step), U.split(step), strict=True)
+    square = sum(float((rows.double() - torch.outer(part, A)).square().sum()) for rows, part in blocks)
+    return float((square / head.grad_W.numel()) ** 0.5)
 
 
 def _bias_length(head: Head, U: Tensor, unit: float) -> float | None:

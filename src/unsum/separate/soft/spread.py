@@ -46,10 +46,11 @@ class Spread:
         change = P * (ray.k - P @ ray.k) + ray.u / length**2
         chosen = Y.topk(self.equal, largest=False, sorted=False).indices
         from_mean = Y[chosen] - Y[chosen].mean()
-        return FACTOR * float(from_mean @ from_mean) / self.equal, 2 * FACTOR * float(
-            from_mean @ change[chosen]
-        ) / self.equal
+        value, slope = from_mean @ from_mean, 2 * from_mean @ change[chosen]
+        return FACTOR / self.equal * float(value), FACTOR / self.equal * float(slope)
 
     def noise_floor(self, length: float) -> float:
-        """The loss that the gradient's noise alone leaves at λ."""
-        return FACTOR * (self.ray.noise / length) ** 2
+        """The loss that the gradient's noise alone leaves at λ: in u, and through the logits λ k in p."""
+        ray = self.ray
+        P = torch.softmax(length * ray.k + ray.b, dim=0).topk(self.equal, largest=False, sorted=False).values
+        return FACTOR * ((ray.noise_u / length) ** 2 + float((P * length * ray.noise_k).square().mean()))

@@ -1,8 +1,9 @@
 """Particles where L-BFGS finds nothing: intervals of λ that lead outward, positive and negative in turn.
 
-500 particles, 40 iterations, inertia 0.8, pulls 0.5 to their own and to the common best, over [0.7, 6], [−6.3, −1], [5.7, 10], … to 70; for a noisy
-gradient 200 particles, 30 iterations, to 10. nevergrad's swarm draws the speeds from a normal distribution and reflects at the bounds
-where the published one draws them uniformly and stops there; the rest is the same. All particles share one softmax.
+500 particles, 40 iterations, inertia 0.8, pulls of 0.5 to their own and to the common best, over [0.7, 6], [−6.3, −1],
+[5.7, 10], … to 70; for a noisy gradient 200 particles, 30 iterations, to 10. All particles share one softmax. nevergrad's
+swarm draws its first speeds from a normal distribution and reflects at the bounds, where the published one draws them
+uniformly and stops there; the rest is the same.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 from unsum.errors import UnsumError
+from unsum.separate.soft.descent import bottom
 from unsum.separate.soft.spread import SUCCESS, Spread
 
 _OVERLAP = 0.3
@@ -37,14 +39,17 @@ CLEAN = Plan(500, 40, (1.0, 6.0, 10.0, 30.0, 50.0, 70.0))
 NOISY = Plan(200, 30, (1.0, 5.0, 10.0))
 
 
-def swarm(loss: Spread, plan: Plan, interval: tuple[float, float], seed: int) -> float:
-    """The best λ that the particles saw; they stop early below a loss of 1e-9."""
+def swarm(loss: Spread, plan: Plan, interval: tuple[float, float], seed: int) -> float | None:
+    """The minimum next to the best λ that the particles saw, or None where that leads to the saturated softmax.
+
+    The minimum is looked for after every iteration, which costs less than two particles do and ends most swarms at the first.
+    """
     nevergrad = _nevergrad()
     space = nevergrad.p.Scalar(lower=interval[0], upper=interval[1])
     space.random_state = np.random.RandomState(seed)
     settings = nevergrad.optimizers.ConfPSO(popsize=plan.particles, omega=0.8, phip=0.5, phig=0.5)
     optimiser = settings(space, budget=plan.particles * plan.iterations, num_workers=plan.particles)
-    best, least = interval[0], float("inf")
+    minimum, least = None, float("inf")
     for _ in range(plan.iterations):
         particles = [optimiser.ask() for _ in range(plan.particles)]
         lengths = torch.tensor([particle.value for particle in particles], dtype=torch.float64)
@@ -52,10 +57,11 @@ def swarm(loss: Spread, plan: Plan, interval: tuple[float, float], seed: int) ->
         for particle, value in zip(particles, losses.tolist(), strict=True):
             optimiser.tell(particle, value)
         if float(losses.min()) < least:
-            best, least = float(lengths[losses.argmin()]), float(losses.min())
-        if least < SUCCESS:
-            break
-    return best
+            least = float(losses.min())
+            minimum = bottom(loss, float(lengths[losses.argmin()]))
+            if minimum is not None and loss.at(minimum) < SUCCESS:
+                break
+    return minimum
 
 
 def _nevergrad() -> Any:
