@@ -2,9 +2,9 @@
 
 uv run python benchmarks/soft_labels.py --cifar FILE.npz --flowers TAR --imagenet TAR --trained
 
-Every draw is one photo with a smoothed label (ε uniform in 0…0.5) or two mixed photos and labels (weight uniform in 0…1), one network in eval mode,
-the float32 gradient of its head. Both attacks get the weights and the head's weight gradient; the second column of the exact solver has
-the bias gradient too. Neither knows the kind of label, and only the exact solver has to find the batch size.
+Every draw is one photo with a smoothed label (ε uniform in 0…0.5) or two mixed photos and labels (weight uniform in 0…1), one
+network in eval mode, the float32 gradient of its head. Both attacks get the weights and the head's weight gradient; the exact
+solver runs a second time with the bias gradient too. Neither knows the kind of label; the exact solver also finds the batch size.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import io
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -64,13 +65,12 @@ def main() -> None:
     parser.add_argument(
         "--trained", action="store_true", help="also LeNets trained for a few epochs on the CIFAR photos"
     )
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--coefficient", type=float, default=4.0)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(
-        "| network | photos | label | soft: recovered | claimed | s | exact, no ∇b: recovered | certified | s | exact, ∇b | certified | s |"
-    )
+    attacks = "soft | succeeds | s | exact, no ∇b | certified | s | exact, ∇b | certified | s"
+    print(f"| network | photos | label | {attacks} |")
     print("|---" * 12 + "|")
     for network, photos, build in cells(options):
         model = build(photos.classes)
@@ -94,7 +94,7 @@ def cells(options: argparse.Namespace) -> Iterator[tuple[str, Photos, Callable[[
                 yield (
                     "LeNet, trained",
                     photos,
-                    lambda classes, photos=photos: train(lenet(classes), photos, options.epochs),
+                    partial(train, photos=photos, epochs=options.epochs),
                 )
         yield "ResNet-18", resized(cifar, 64), resnet
     if options.flowers:
@@ -171,7 +171,13 @@ def spread_out(model: nn.Sequential) -> nn.Sequential:
     return model
 
 
-def train(model: nn.Sequential, photos: Photos, epochs: int) -> nn.Sequential:
+def train(classes: int, *, photos: Photos, epochs: int) -> nn.Sequential:
+    model = lenet(classes)
+    for module in model:
+        if isinstance(
+            module, nn.Conv2d | nn.Linear
+        ):  # sigmoids need larger weights than torch's default to learn at all
+            nn.init.xavier_normal_(module.weight, 4.0)
     optimiser = torch.optim.Adam(model.parameters(), 3e-3)
     generator = torch.Generator().manual_seed(0)
     for _ in range(epochs):

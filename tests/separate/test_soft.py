@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import math
 from typing import Any
@@ -21,7 +20,7 @@ from unsum.separate.soft import recovery, soft
 from unsum.separate.soft.descent import bottom, descend
 from unsum.separate.soft.ray import find_ray
 from unsum.separate.soft.spread import SUCCESS, Spread
-from unsum.separate.soft.swarm import CLEAN, NOISY, Plan
+from unsum.separate.soft.swarm import CLEAN, NOISY
 
 FEATURES = backbone_features(18, train=False)
 
@@ -54,14 +53,6 @@ def assert_recovered(leak: Leak, truth: Case, tolerance: float = 1e-4) -> None:
     assert math.isnan(leak.predicted_error)  # no certificate, and no claim of failure either
 
 
-@pytest.fixture
-def small_swarm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer particles than published: nevergrad takes a third of a millisecond for each."""
-    pytest.importorskip("nevergrad")
-    monkeypatch.setattr(recovery, "CLEAN", Plan(60, 6, CLEAN.edges))
-    monkeypatch.setattr(recovery, "NOISY", Plan(60, 10, NOISY.edges))
-
-
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize(
     ("kind", "said"), [("hard", "Hard label, class 2"), ("smoothing", "ε = 0.3000"), ("mixup", "Mixed")]
@@ -83,8 +74,9 @@ def test_a_thousand_classes(kind: str) -> None:
 
 def test_closed_form() -> None:
     """p, y and f chosen by hand; λ* = κ/(p_r − y_r) with r the row of the label."""
-    p, y = torch.tensor([0.1, 0.2, 0.4, 0.3]).double(), torch.tensor([0.1, 0.1, 0.7, 0.1]).double()
-    f = torch.tensor([1.0, -2.0, 0.5]).double()
+    p, y, f = (
+        torch.tensor(row, dtype=torch.float64) for row in ([0.1, 0.2, 0.4, 0.3], [0.1, 0.1, 0.7, 0.1], [1.0, -2.0, 0.5])
+    )
     W = torch.outer(p.log(), f) / (f @ f)  # softmax(W f) = p
     head = Head("fc", W, None, torch.outer(p - y, f), None)
     leak = search(head, kind="smoothing", coefficient=2.0)
@@ -135,8 +127,8 @@ def test_the_saturated_softmax_is_no_root() -> None:
 def test_of_two_roots_the_nearer_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     truth = one_sample("smoothing")
     roots = {1.0: 9.0, -1.0: find_ray(truth.head, None, 4.0).bias_length}
-    monkeypatch.setattr(recovery, "descend", lambda loss, side: roots[side])
-    monkeypatch.setattr(recovery, "bottom", lambda loss, start: start)
+    monkeypatch.setattr(recovery, "descend", lambda _loss, side: roots[side])
+    monkeypatch.setattr(recovery, "bottom", lambda _loss, start: start)
     assert_recovered(search(truth.head), truth)
     roots[1.0] = 2.0
     assert "λ = 2," in search(truth.head).notes[0] or "at λ = 2 " in search(truth.head).notes[0]
@@ -149,7 +141,7 @@ def stubborn() -> Case:
     return case(FEATURES[12:13], nn.Linear(512, 10), targets)
 
 
-def test_particles_find_what_descent_does_not(small_swarm: None) -> None:
+def test_particles_find_what_descent_does_not() -> None:
     truth = stubborn()
     loss = Spread(find_ray(truth.head, None, 1.0), "mixup")
     assert descend(loss, 1.0) is None
@@ -161,21 +153,13 @@ def test_particles_find_what_descent_does_not(small_swarm: None) -> None:
     assert torch.equal(leak.targets, again.targets)  # the seed fixes the particles
 
 
-def test_without_nevergrad_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def missing(name: str, *rest: Any) -> Any:
-        if name == "nevergrad":
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(UnsumError, match="install unsum with its extra 'matching'"):
-        search(stubborn().head, kind="mixup", coefficient=1.0)
-    assert_recovered(search(one_sample("smoothing").head), one_sample("smoothing"))  # needed only where it is needed
+def test_intervals_lead_outward() -> None:
+    assert list(CLEAN.intervals())[:4] == [(0.7, 6.0), (-6.3, -1.0), (5.7, 10.0), (-10.3, -6.0)]
+    assert list(CLEAN.intervals())[-1] == (-70.3, -50.0)
+    assert list(NOISY.intervals())[-1] == (-10.3, -5.0)
 
 
-def test_what_no_kind_explains_is_not_passed_off_as_found(small_swarm: None) -> None:
+def test_what_no_kind_explains_is_not_passed_off_as_found() -> None:
     torch.manual_seed(3)
     truth = case(FEATURES[:1], nn.Linear(512, 8), torch.rand(1, 8).double().softmax(1))
     leak = search(truth.head)
@@ -185,7 +169,7 @@ def test_what_no_kind_explains_is_not_passed_off_as_found(small_swarm: None) -> 
 
 
 @pytest.mark.parametrize("kind", ["smoothing", "mixup"])
-def test_noise_is_seen_and_survived(kind: str, small_swarm: None) -> None:
+def test_noise_is_seen_and_survived(kind: str) -> None:
     truth = one_sample(kind)
     generator = torch.Generator().manual_seed(0)
     noise = 1e-4 * torch.randn(truth.head.grad_W.shape, generator=generator)
@@ -261,6 +245,6 @@ def test_bad_input_is_refused_in_one_sentence() -> None:
     three = case(FEATURES[:1], nn.Linear(512, 3), one_hot([1], 3))
     with pytest.raises(UnsumError, match="at least 4 classes, not 3"):
         search(three.head, kind="mixup")
+    model = nn.Linear(4, 3)
     with pytest.raises(UnsumError, match="lacks 'weight'"):
-        model = nn.Linear(4, 3)
         unsum.separate(model, unsum.Update({"bias": torch.ones(3)}), "soft")

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from unsum.errors import UnsumError
-from unsum.head import Factors, Head
-from unsum.separate.exact.rank import Noise, factorise, measure_noise
+from unsum.head import Head
 
 _BLOCK = 1 << 22  # entries of ∇W looked at together
 _VISIBLE = 10.0  # remainders this many times above rounding are noise
+_STANDS_OUT = 1.5  # singular values this many times above the largest of white noise are no noise
+_POWER_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -47,54 +48,58 @@ class Ray:
 
 
 def find_ray(head: Head, batch_size: int | None, coefficient: float) -> Ray:
-    """The ray of a gradient of one sample; refuses any other gradient. `coefficient` is κ."""
-    _check(head, batch_size)
-    noise = measure_noise(head)
-    # In noise a declared batch size says more than the count of directions; in a clean gradient the count does.
-    factors = factorise(head, noise, batch_size if noise.added else None)
-    rank = factors.A.shape[0]
-    if rank > 1:
-        raise UnsumError("The gradient holds more than one sample and 'soft' recovers only one; use 'exact'.")
-    if rank == 0:
-        raise UnsumError("Nothing in the gradient stands out of its noise; there is no sample to recover.")
-    return _ray(head, factors, noise, coefficient)
+    """The ray of a gradient of one sample; refuses any other gradient. `coefficient` is κ.
 
-
-def _ray(head: Head, factors: Factors, noise: Noise, coefficient: float) -> Ray:
-    """∇W = U A with A of unit length in place of single entries: equal for rank one, and rounding averages out.
-
-    So is the largest |U_r| in place of the published largest |Σ_k ∇W_rk|, which features of zero sum would make 0/0.
+    ∇W = U A with A of unit length stands in for single entries: equal for rank one, and rounding averages out. So does the
+    largest |U_r| for the published largest |Σ_k ∇W_rk|, which features of zero sum would make 0/0.
     """
+    _check(head, batch_size)
+    longest = head.row_norms(head.grad_W).argmax()
+    factors = head.factorise_rows(longest[None], head.W.new_ones(head.classes, dtype=torch.float64))
     U, A = factors.U[:, 0], factors.A[0]
     remainder = _remainder(head, U, A)
     rounding = torch.finfo(head.grad_W.dtype).eps / 2 * float(U.norm()) / head.grad_W.numel() ** 0.5
-    row = int(U.abs().argmax())
-    largest = float(U[row])
-    b = U.new_zeros(head.classes) if head.b is None else head.b.double()
+    noisy = remainder > _VISIBLE * rounding
+    if noisy:
+        _check_one_sample(head, U, A, remainder, batch_size)
+    unit = float(U[U.abs().argmax()]) / coefficient
+    row_size = float(head.row_norms(head.W).square().mean().sqrt())
     return Ray(
-        v=A * (largest / coefficient),
-        k=(head.logits(factors.A)[0] * (largest / coefficient)).cpu(),
-        b=b.cpu(),
-        u=(U * (coefficient / largest)).cpu(),
-        noise_u=abs(coefficient / largest) * remainder,
-        noise_k=abs(largest / coefficient)
-        * remainder
-        / float(U.norm())
-        * float(head.row_norms(head.W).square().mean().sqrt()),
-        noisy=remainder > _VISIBLE * rounding,
-        bias_length=_bias_length(head, U, largest / coefficient),
+        v=A * unit,
+        k=(head.logits(A[None])[0] * unit).cpu(),
+        b=torch.zeros(head.classes, dtype=torch.float64) if head.b is None else head.b.double().cpu(),
+        u=(U / unit).cpu(),
+        noise_u=remainder / abs(unit),
+        noise_k=remainder / float(U.norm()) * abs(unit) * row_size,
+        noisy=noisy,
+        bias_length=_bias_length(head, U, unit),
     )
 
 
 def _remainder(head: Head, U: Tensor, A: Tensor) -> float:
-    """Standard deviation of an entry of ∇W that rank one does not explain.
-
-    The columns' sums, the exact solver's measure, would take a label for noise whose float32 entries do not sum to 1 exactly.
-    """
+    """Standard deviation of an entry of ∇W that rank one does not explain."""
     step = max(1, _BLOCK // A.numel())
     blocks = zip(head.grad_W.split(step), U.split(step), strict=True)
     square = sum(float((rows.double() - torch.outer(part, A)).square().sum()) for rows, part in blocks)
     return float((square / head.grad_W.numel()) ** 0.5)
+
+
+def _check_one_sample(head: Head, U: Tensor, A: Tensor, remainder: float, batch_size: int | None) -> None:
+    """Tell noise, whose directions are all alike, from a second sample, which is a direction of its own."""
+    C, H = head.grad_W.shape
+    noise = remainder * (C**0.5 + H**0.5)  # the largest singular value of white noise
+    if float(U.norm()) < _STANDS_OUT * noise:
+        raise UnsumError("Nothing in the gradient stands out of its noise; there is no sample to recover.")
+    if batch_size == 1:
+        return
+    direction = torch.randn(1, H, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(U.device)
+    size = 0.0
+    for _ in range(_POWER_STEPS):
+        image = head.projected(direction / direction.norm())[:, 0] - U * float(A @ direction[0] / direction.norm())
+        size = float(image.norm())
+        direction = head.mixed_rows(image[None]) - A * float(U @ image)
+    if size > _STANDS_OUT * noise:
+        raise UnsumError("The gradient holds more than one sample and 'soft' recovers only one; use 'exact'.")
 
 
 def _bias_length(head: Head, U: Tensor, unit: float) -> float | None:
