@@ -206,6 +206,7 @@ def test_the_bias_gradient_tells_any_label_at_once() -> None:
     leak = soft(truth.head, NOTHING, seed=0)
     assert float((leak.targets - truth.targets).abs().max()) < 1e-6
     assert float((leak.features - truth.features).norm() / truth.features.norm()) < 1e-5
+    assert "neither smoothed nor mixed" in leak.notes[0]
     smoothed = one_sample("smoothing")
     leak = soft(smoothed.head, NOTHING, seed=0)
     assert_recovered(leak, smoothed, 1e-5)

@@ -118,7 +118,8 @@ def _check(head: Head, batch_size: int | None) -> None:
         raise UnsumError(
             f"The attack 'soft' compares entries of a label and needs at least 3 classes, not {head.classes}."
         )
-    extremes = [extreme for part in (head.grad_W, head.W) for extreme in torch.aminmax(part)]
+    parts = [part for part in (head.W, head.b, head.grad_W, head.grad_b) if part is not None]
+    extremes = [extreme for part in parts for extreme in torch.aminmax(part)]
     if not all(bool(torch.isfinite(extreme)) for extreme in extremes):
         raise UnsumError("The head or its gradient holds NaN or Inf; a server would drop it, and so does unsum.")
     if not bool(head.grad_W.any()):

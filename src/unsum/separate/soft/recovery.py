@@ -25,7 +25,7 @@ from unsum.separate.soft.spread import DISTINCT, SUCCESS, Spread
 from unsum.separate.soft.swarm import CLEAN, NOISY, swarm
 
 AUTO = "auto"
-COEFFICIENT = 4.0  # of the published 4, 2 and 1 the one with which L-BFGS missed nothing in any of our trials
+COEFFICIENT = 4.0  # of the published 4, 2 and 1 the one with which L-BFGS missed least in our trials
 _HARD = 1e-3  # a label that is this close to a hard one is called hard
 _NOISE_FACTOR = 2.0  # how far above what noise leaves a loss may lie and still be explained by it
 
@@ -38,6 +38,7 @@ class Found:
     length: float
     value: float
     how: str
+    given: bool = False  # by the bias gradient, which needs no prior on the label
 
     @property
     def explained(self) -> bool:
@@ -92,7 +93,7 @@ def _losses(kind: str, ray: Ray) -> list[Spread]:
 
 
 def _from_bias(losses: list[Spread], length: float) -> Found:
-    candidates = [Found(loss, length, loss.at(length), "read off the bias gradient") for loss in losses]
+    candidates = [Found(loss, length, loss.at(length), "read off the bias gradient", True) for loss in losses]
     return next((found for found in candidates if found.explained), candidates[-1])
 
 
@@ -158,7 +159,7 @@ def _leak(head: Head, knowledge: Knowledge, found: Found, evaluations: int) -> L
         features=features.to(dtype),
         # ŷ itself explains the gradient at every λ; only a label of the assumed shape can fail to.
         residual=relative_misfit(head, logits, shaped, features),
-        predicted_error=float("nan") if found.explained else float("inf"),
+        predicted_error=float("nan") if found.explained or found.given else float("inf"),
         exact=False,
         notes=_notes(found, targets[0], evaluations, knowledge),
     )
@@ -173,14 +174,14 @@ def _shaped(targets: Tensor, distinct: int) -> Tensor:
 
 
 def _notes(found: Found, label: Tensor, evaluations: int, knowledge: Knowledge) -> list[str]:
-    notes = [
-        f"{_describe(found.loss.kind, label)}: λ = {found.length:.6g}, {found.how}, "
-        f"loss {found.value:.1e} after {evaluations} evaluations."
-        if found.explained
-        else f"Not recovered: the lowest loss, {found.value:.1e} at λ = {found.length:.6g} "
-        f"after {evaluations} evaluations, is no root; the label may be neither smoothed nor mixed, or the gradient was scaled.",
-        "Soft-label recovery carries no certificate: how far its features are off is not predicted.",
-    ]
+    place = f"λ = {found.length:.6g}, {found.how}, loss {found.value:.1e} after {evaluations} evaluations."
+    if found.explained:
+        first = f"{_describe(found.loss.kind, label)}: {place}"
+    elif found.given:
+        first = f"A label that is neither smoothed nor mixed, or a gradient that was scaled: {place}"
+    else:
+        first = f"Not recovered, the label may be neither smoothed nor mixed or the gradient scaled; lowest minimum: {place}"
+    notes = [first, "Soft-label recovery carries no certificate: how far its features are off is not predicted."]
     if knowledge.labels is not None:
         notes.append("The granted label was not used: this attack finds it.")
     return notes
