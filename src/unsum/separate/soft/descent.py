@@ -21,7 +21,8 @@ _STALL = 1e-3
 def descend(loss: Spread, side: float) -> float | None:
     """λ with a loss below 1e-9, searched from `side` (+1 or −1), or None."""
     length = torch.tensor(side, dtype=torch.float64, requires_grad=True)
-    optimiser = torch.optim.LBFGS([length], lr=RATE)
+    # In one dimension the last two slopes alone determine the step: a longer history changes nothing but the time.
+    optimiser = torch.optim.LBFGS([length], lr=RATE, history_size=1)
     jump, recent = FIRST_JUMP * side, deque([0.0, 0.0, 0.0], maxlen=3)
 
     def closure() -> float:
