@@ -66,7 +66,7 @@ def main() -> None:
         "--trained", action="store_true", help="also LeNets trained for a few epochs on the CIFAR photos"
     )
     parser.add_argument("--epochs", type=int, default=60)
-    parser.add_argument("--coefficient", type=float, default=4.0)
+    parser.add_argument("--coefficient", type=float, default=1.0, help="κ of soft-label recovery")
     options = parser.parse_args()
     torch.set_num_threads(1)
     attacks = "soft | succeeds | s | exact, no ∇b | certified | s | exact, ∇b | certified | s"

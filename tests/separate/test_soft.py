@@ -96,7 +96,7 @@ def test_closed_form() -> None:
 @pytest.mark.parametrize("length", [-7.0, -0.8, 1.3, 30.0])
 def test_the_loss_and_its_slope(kind: str, length: float) -> None:
     """1000 times the population variance of the smallest entries; the slope against autograd."""
-    loss = Spread(find_ray(one_sample("smoothing").head, None, 4.0), kind)
+    loss = Spread(find_ray(one_sample("smoothing").head, None, 1.0), kind)
     at = torch.tensor([length], dtype=torch.float64, requires_grad=True)
     entries = loss.ray.labels(at)[0].sort().values[: 19 if kind == "smoothing" else 18]
     expected = 1000 * (entries - entries.mean()).square().mean()
@@ -111,7 +111,7 @@ def test_the_saturated_softmax_is_no_root() -> None:
     linear = nn.Linear(512, 20, bias=False)
     linear.weight.data *= 8
     truth = case(FEATURES[:1], linear, label("smoothing", 20))
-    loss = Spread(find_ray(truth.head, None, 4.0), "smoothing")
+    loss = Spread(find_ray(truth.head, None, 1.0), "smoothing")
     leak = search(truth.head)
     assert_recovered(leak, truth)
     found = float((leak.features[0].double() @ loss.ray.v) / loss.ray.v.square().sum())
@@ -126,12 +126,12 @@ def test_the_saturated_softmax_is_no_root() -> None:
 
 def test_of_two_roots_the_nearer_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     truth = one_sample("smoothing")
-    roots = {1.0: 9.0, -1.0: find_ray(truth.head, None, 4.0).bias_length}
+    roots = {1.0: 9.0, -1.0: find_ray(truth.head, None, 1.0).bias_length}
     monkeypatch.setattr(recovery, "descend", lambda _loss, side: roots[side])
     monkeypatch.setattr(recovery, "bottom", lambda _loss, start: start)
     assert_recovered(search(truth.head), truth)
-    roots[1.0] = 2.0
-    assert "λ = 2," in search(truth.head).notes[0] or "at λ = 2 " in search(truth.head).notes[0]
+    roots[1.0] = 1.25
+    assert "λ = 1.25," in search(truth.head).notes[0]
 
 
 def stubborn() -> Case:
@@ -174,8 +174,8 @@ def test_noise_is_seen_and_survived(kind: str) -> None:
     generator = torch.Generator().manual_seed(0)
     noise = 1e-4 * torch.randn(truth.head.grad_W.shape, generator=generator)
     head = dataclasses.replace(truth.head, grad_W=truth.head.grad_W + noise)
-    assert find_ray(head, None, 4.0).noisy
-    assert not find_ray(truth.head, None, 4.0).noisy
+    assert find_ray(head, None, 1.0).noisy
+    assert not find_ray(truth.head, None, 1.0).noisy
     leak = search(head)
     assert_recovered(leak, truth, 2e-3)
     assert float((leak.targets - truth.targets).abs().max()) > 1e-7  # noise leaves its mark
