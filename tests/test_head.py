@@ -139,3 +139,10 @@ def test_factors_multiply_back_to_the_gradient(rows: int, columns: int, rank: in
     torch.testing.assert_close(factors.A @ factors.A.T, torch.eye(rank, dtype=torch.float64), rtol=0, atol=1e-5)
     expected = torch.linalg.svdvals(gradient)[:rank]
     torch.testing.assert_close(factors.singular_values[:rank], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_row_norms_leave_a_float64_gradient_as_it_was() -> None:
+    gradient = torch.tensor([[3.0, 4.0], [0.0, -2.0]], dtype=torch.float64)
+    head = Head("head", gradient, None, gradient.clone(), None)
+    assert head.row_norms(head.grad_W).tolist() == [5.0, 2.0]
+    assert torch.equal(head.grad_W, gradient)

@@ -113,7 +113,7 @@ class Head:
         """(C,) norms of the rows of W or ∇W in float64, block by block."""
         squares = torch.zeros(self.classes, dtype=torch.float64, device=matrix.device)
         for columns in self._blocks():
-            squares += matrix[:, columns].double().square_().sum(1)
+            squares += matrix[:, columns].double().square().sum(1)  # not in place: float64 is no copy
         return squares.sqrt()
 
     def _times(self, matrix: Tensor, A: Tensor) -> Tensor:
