@@ -174,6 +174,57 @@ def test_a_constant_added_to_all_biases_changes_nothing() -> None:
     assert torch.allclose(first.features, second.features, rtol=0, atol=1e-4)
 
 
+def peaked(classes: int, target: Tensor, seed: int = 0) -> Case:
+    """One sample of a network that is sure of something, behind a head without bias."""
+    torch.manual_seed(seed)
+    linear = nn.Linear(64, classes, bias=False)
+    nn.init.uniform_(linear.weight, -1, 1)
+    return case(torch.rand(1, 64), linear, target)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("share", [1.0, 0.505, 0.9])
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_one_sample_without_bias_and_a_peaked_softmax(share: float, smoothing: float, seed: int) -> None:
+    """The soft-label paper's own case. At 0.505 two samples of hard label, with proportional features, nearly fit, too."""
+    target = share * one_hot([3], 100) + (1 - share) * one_hot([8], 100)
+    truth = peaked(100, target * (1 - smoothing) + smoothing / 100, seed)
+    assert_exact(exact(truth.head, NOTHING, seed=0), truth, targets=1e-4)
+
+
+def test_two_samples_are_not_claimed_where_one_with_a_mixed_label_fits() -> None:
+    truth = synthetic([2, 5], 60)
+    parallel = dataclasses.replace(truth, features=truth.features[:1] * torch.tensor([[1.0], [1.02]]))
+    torch.manual_seed(0)
+    parallel = case(parallel.features, nn.Linear(512, 60), one_hot([2, 5], 60))
+    assert not exact(parallel.head, NOTHING, seed=0).exact
+
+
+def test_pruned_bias_entries_are_no_labels() -> None:
+    truth = synthetic([5, 5, 1, 2], 40)
+    assert truth.head.grad_b is not None
+    pruned = truth.head.grad_b * (truth.head.grad_b.abs() > truth.head.grad_b.abs().median())
+    truth = dataclasses.replace(truth, head=dataclasses.replace(truth.head, grad_b=pruned))
+    assert_exact(exact(truth.head, NOTHING, seed=0), truth)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_coarse_gradients_predict_their_own_error(dtype: torch.dtype) -> None:
+    truth = synthetic([5, 5, 1, 2, 9, 30], 100)
+    coarse = dataclasses.replace(truth.head, grad_W=truth.head.grad_W.to(dtype), grad_b=truth.head.grad_b.to(dtype))
+    leak = exact(coarse, NOTHING, seed=0)
+    assert 0.4 < feature_error(leak, truth) / leak.predicted_error < 2.5
+
+
+def test_targets_that_do_not_quite_sum_to_one_are_no_noise() -> None:
+    truth = synthetic([5, 5, 1, 2], 400)
+    targets = (truth.targets * 0.9 + 0.1 / 400) * (1 + 1e-6)
+    torch.manual_seed(0)
+    leak = exact(case(truth.features, nn.Linear(512, 400), targets).head, NOTHING, seed=0)
+    assert leak.exact
+    assert not any("Noise" in note for note in leak.notes)
+
+
 DAMAGE = {
     "pruned": lambda gradient: gradient * (gradient.abs() > gradient.abs().flatten().quantile(0.9)),
     "signs": torch.sign,

@@ -26,6 +26,7 @@ class Candidate:
     at: Unknowns
     Y: Tensor  # (B, C)
     certificate: Certificate
+    equation: Equation  # that it solves
     agreed: bool = False  # found twice, from independent starts
     verified: bool = False  # a part of the batch only, but every sample stands on its own
 
@@ -64,13 +65,13 @@ class Candidate:
 
 def polish(observation: Observation, equation: Equation, at: Unknowns) -> Candidate:
     """Solve on with the weights that only a solution can supply, then prefer the simplest explanation that holds."""
-    candidate, equation = _reweighted(observation, equation, at)
-    for simpler, start in _simplifications(observation, equation, candidate):
+    candidate = reweighted(observation, equation, at)
+    for simpler, start in _simplifications(observation, candidate):
         if not candidate.explains:
             break
-        simple, simple_equation = _reweighted(observation, simpler, start)
+        simple = reweighted(observation, simpler, start)
         if simple.certificate.misfit < max(1.5 * candidate.certificate.misfit, 1.0):
-            candidate, equation = simple, simple_equation
+            candidate = simple
     return candidate
 
 
@@ -84,19 +85,18 @@ def targets_of(equation: Equation, at: Unknowns) -> Tensor:
     return torch.where(equation.weight > 0, at.floor, Y)
 
 
-def _reweighted(observation: Observation, equation: Equation, at: Unknowns) -> tuple[Candidate, Equation]:
+def reweighted(observation: Observation, equation: Equation, at: Unknowns) -> Candidate:
+    """Solved on from `at` with the noise model's weights there."""
     weight = observation.weights_at(at, targets_of(equation, at)) * (equation.weight > 0)
     equation = equation.with_rows(weight)
     polished = solve(equation, at, iterations=20, in_noise_units=True).at
     at = polished if polished.is_sound else at
-    return Candidate(at, targets_of(equation, at), certify(equation, at, observation)), equation
+    return Candidate(at, targets_of(equation, at), certify(equation, at, observation), equation)
 
 
-def _simplifications(
-    observation: Observation, equation: Equation, candidate: Candidate
-) -> list[tuple[Equation, Unknowns]]:
+def _simplifications(observation: Observation, candidate: Candidate) -> list[tuple[Equation, Unknowns]]:
     """Equations with fewer unknowns that the candidate suggests, each with its start."""
-    at, certificate, B = candidate.at, candidate.certificate, len(candidate.at.T)
+    at, equation, certificate, B = candidate.at, candidate.equation, candidate.certificate, len(candidate.at.T)
     plain = math.log(observation.alpha(1.0, B))
     if equation.floor_free and float(at.floor) < _SAME * certificate.floor_deviation:
         at, equation = replace(at, floor=torch.zeros_like(at.floor)), replace(equation, floor_free=False)

@@ -1,4 +1,4 @@
-"""What may hide behind one answer: samples of one label so alike that the gradient shows them as a single one.
+"""What may hide behind one answer: samples so alike, or so well predicted, that the gradient does not show them apart.
 
 Two samples f ± δ‖f‖u of equal label differ from two copies of f, to leading order, by α δ²‖f‖² (J W u) uᵀ in ∇W, with J the
 derivative of softmax. That is quadratic in δ: features may differ far more than the precision before a second direction
@@ -7,15 +7,19 @@ rises above the noise. Nobody who is not told the batch size can exclude it.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import torch
 
 from unsum.head import Head
-from unsum.separate.exact.candidate import Candidate
+from unsum.separate.exact.candidate import Candidate, reweighted
 from unsum.separate.exact.observation import Observation
 from unsum.separate.exact.rank import noise_threshold, rounding_threshold
 
 _FEW = 2  # samples that may each hide another; that every one of more does, none being left out, is far-fetched
 _TRUSTED_SPREAD = 1e-2
+_SURE = 1e-2  # largest difference of prediction and target at which the softmax hardly tells the scale
 
 
 def doubt_number(head: Head, observation: Observation, candidate: Candidate) -> list[str]:
@@ -28,11 +32,36 @@ def doubt_number(head: Head, observation: Observation, candidate: Candidate) -> 
     doubts = [
         f"Sample {i} carries several labels at once: it may be several samples with equal features." for i in crowded
     ]
+    doubts += _doubt_proportional(observation, candidate) + _doubt_scale(observation, candidate)
     spread = hidden_spread(head, observation, candidate)
     if len(candidate.at.T) <= _FEW and spread > _TRUSTED_SPREAD:
         apart = f"that differ by less than {100 * spread:.2g} %" if spread < 1 else "however different"
         doubts.append(f"Samples of one label, {apart}, would look like one here: there may be more than were found.")
     return doubts
+
+
+def _doubt_proportional(observation: Observation, candidate: Candidate) -> list[str]:
+    """Two samples with proportional features and different labels pass for one with a mixed label, and it for them."""
+    T, labels = candidate.at.T, candidate.Y.argmax(1)
+    if len(T) <= observation.rank or observation.rank == observation.A.shape[1]:
+        return []
+    unit = T / T.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    pairs = ((unit @ unit.T > 1 - 1e-4) & (labels[:, None] != labels)).triu(1).nonzero().tolist()
+    return [f"Samples {i} and {j} may be one with a mixed label: their features are proportional." for i, j in pairs]
+
+
+def _doubt_scale(observation: Observation, candidate: Candidate) -> list[str]:
+    """Where the model is sure of every sample found, one more that left no trace, and so another mean, may fit as well."""
+    P = torch.softmax(candidate.at.T @ observation.K + observation.b, dim=1)
+    sure = float((P - candidate.Y).abs().max()) < _SURE
+    if not sure or not candidate.explains or observation.reduction != "mean" or candidate.equation.alpha_free:
+        return []
+    B = len(candidate.at.T)
+    other = replace(candidate.at, log_alpha=candidate.at.log_alpha + math.log(B / (B + 1)))
+    misfit = reweighted(observation, candidate.equation, other).certificate.misfit
+    if misfit > max(2 * candidate.certificate.misfit, 2.0):
+        return []
+    return ["The model is so sure of every sample that one without a trace may be missing, and sizes be off with it."]
 
 
 def hidden_spread(head: Head, observation: Observation, candidate: Candidate) -> float:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from unsum.head import Factors, Head
+from unsum.head import Factors, Head, orthonormal_rows
 
 _SKETCH = 32  # first width of the sketch; four times as wide whenever the batch fills it
 # Remainders of a row, in units of its rounding, that surely are noise, and that surely are not. A client's sums round
@@ -52,11 +52,25 @@ def measure_noise(head: Head) -> Noise:
     rounding = (precision * row_norms) / H**0.5
     rounding = rounding.clamp_min(torch.finfo(gradient.dtype).smallest_normal * precision + 1e-9 * precision * size)
     column_sums = head.mixed_rows(row_norms.new_ones(1, C))
+    limit = _ADDED_NOISE * float(rounding.square().mean().sqrt()) * (C * H) ** 0.5
+    if float(column_sums.norm()) > limit and min(C, H) > 2 * _SKETCH:
+        column_sums = _outside_largest(head, column_sums, rounding)
     added = float(column_sums.norm()) / (C * H) ** 0.5
-    if added <= _ADDED_NOISE * float(rounding.square().mean().sqrt()):
+    if float(column_sums.norm()) <= limit:
         return Noise(rounding, False, precision)
     level = (rounding.square() + added**2).sqrt()
     return Noise(level, True, added * (C * H) ** 0.5 / size)
+
+
+def _outside_largest(head: Head, vector: Tensor, rounding: Tensor) -> Tensor:
+    """The part of a row vector (1, H) outside the largest directions of ∇W.
+
+    Targets that do not quite sum to one, as a thousand rounded entries may, leave column sums in the span of the features;
+    noise leaves them anywhere.
+    """
+    picked, _ = _pivots(_sketch(head, _SKETCH) / rounding[:, None], 3 * _SKETCH // 4)
+    basis = orthonormal_rows(head.grad_W[picked].double())
+    return vector - (vector @ basis.T) @ basis
 
 
 def factorise(head: Head, noise: Noise, batch_size: int | None) -> Factors:

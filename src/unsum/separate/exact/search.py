@@ -16,6 +16,7 @@ from unsum.separate.exact.equation import Equation, Unknowns
 from unsum.separate.exact.extraction import extract
 from unsum.separate.exact.hypotheses import Hypothesis, hypotheses
 from unsum.separate.exact.levenberg import seconds_per_iteration, solve
+from unsum.separate.exact.lone import lone_starts
 from unsum.separate.exact.observation import Observation
 from unsum.separate.exact.regression import ClassLine, fit_class_line
 from unsum.separate.exact.starts import rotate_freely, rotate_to_targets
@@ -61,6 +62,8 @@ class Search:
         quick: list[Attempt] = [partial(self._solve, way, starts=2, iterations=patient) for way in ways]
         hard = sum(way.Y is not None for way in ways)
         singly: list[Attempt] = [self._solve_extracted] if self.targets is None else []
+        if self.targets is None and self.observation.rank == 1 and self.batch_size in (None, 1):
+            yield self._solve_alone
         if self._peaked():
             yield from [*singly, *quick]
         else:
@@ -110,6 +113,22 @@ class Search:
                 return replace(found, agreed=_distance(found.at.T, other.at.T) < _SAME_SOLUTION)
         return found
 
+    def _solve_alone(self) -> Candidate | None:
+        """One sample, looked for along the whole range of its length; the root of smallest length counts."""
+        roots: list[Candidate] = []
+        for start in lone_starts(self.observation):
+            equation = self.observation.equation()
+            equation = replace(equation.with_rows(equation.weight * ~start.labelled), floor_free=True)
+            equation = replace(equation, alpha_free=equation.has_bias)
+            at = solve(equation, start.at, 60, in_noise_units=True).at
+            if at.is_sound:
+                roots.append(polish(self.observation, equation, at))
+        solutions = [root for root in roots if root.explains]
+        if not solutions:
+            return None
+        best = min(solutions, key=lambda root: float(root.at.T.norm()))
+        return replace(best, agreed=True)  # the whole range was searched
+
     def _solve_extracted(self) -> Candidate | None:
         """Samples found one at a time, then solved for together."""
         observation = self.observation
@@ -130,7 +149,7 @@ class Search:
                 ):  # every sample has been found on its own as well: the second, independent solution
                     return replace(candidate, agreed=True)
         alone = replace(equation, alpha_free=False).with_rows(weight)
-        return Candidate(at, Y, certify(alone, at, observation), verified=2 * len(T) > observation.rank)
+        return Candidate(at, Y, certify(alone, at, observation), alone, verified=2 * len(T) > observation.rank)
 
     def _equation(self, way: Hypothesis) -> Equation:
         equation = self.observation.equation()
