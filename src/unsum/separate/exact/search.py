@@ -100,7 +100,10 @@ class Search:
         return best
 
     def _confirmed(self, found: Candidate, way: Hypothesis, equation: Equation, iterations: int) -> Candidate:
-        """The candidate, marked as agreed if the next start that leads to a solution leads to the same one."""
+        """The candidate, marked as agreed if another start leads to it and none to a solution that is as good.
+
+        The noise is estimated on the safe side, so that a local minimum may lie below it: a much better one takes over.
+        """
         cost = iterations * seconds_per_iteration(found.at.T.numel(), self.observation.classes)
         for _ in range(max(_CONFIRMATIONS, min(_MORE_CONFIRMATIONS, int(_CONFIRMATION_SECONDS / cost)))):
             at = solve(equation, self._start(way), iterations, in_noise_units=True).at
@@ -109,8 +112,13 @@ class Search:
             if _distance(found.at.T, at.T) < _SAME_SOLUTION:
                 return replace(found, agreed=True)
             other = polish(self.observation, equation, at)
-            if other.explains:
-                return replace(found, agreed=_distance(found.at.T, other.at.T) < _SAME_SOLUTION)
+            if not other.explains or other.certificate.misfit > 2 * found.certificate.misfit:
+                continue
+            if _distance(found.at.T, other.at.T) < _SAME_SOLUTION:
+                return replace(found, agreed=True)
+            if other.certificate.misfit > 0.5 * found.certificate.misfit:
+                break
+            found = other
         return found
 
     def _solve_alone(self) -> Candidate | None:
