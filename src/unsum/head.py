@@ -18,7 +18,7 @@ _TRANSPARENT_CALLS: set[Any] = {
     torch.flatten, torch.squeeze, torch.nn.functional.dropout, torch.nn.functional.log_softmax, torch.log_softmax,
     "flatten", "squeeze", "view", "reshape", "contiguous", "float", "log_softmax",
 }  # fmt: skip
-_GRAM_BLOCK = 1 << 24  # values converted to float64 at a time: 128 MB, whatever the gradient's size
+_BLOCK = 1 << 22  # values converted to float64 at a time: 32 MB, whatever the gradient's size
 
 
 @dataclass(frozen=True)
@@ -111,20 +111,17 @@ class Head:
 
     def row_norms(self, matrix: Tensor) -> Tensor:
         """(C,) norms of the rows of W or ∇W in float64, block by block."""
-        squares = torch.zeros(self.classes, dtype=torch.float64, device=matrix.device)
-        for columns in self._blocks():
-            squares += matrix[:, columns].double().square().sum(1)  # not in place: float64 is no copy
-        return squares.sqrt()
+        return torch.cat([matrix[rows].double().norm(dim=1) for rows in self._row_blocks()])
 
     def _times(self, matrix: Tensor, A: Tensor) -> Tensor:
-        product = torch.zeros(self.classes, A.shape[0], dtype=torch.float64, device=A.device)
-        for columns in self._blocks():
-            product.addmm_(matrix[:, columns].double(), A[:, columns].T)
-        return product
+        return torch.cat([matrix[rows].double() @ A.T for rows in self._row_blocks()])
 
     def mixed_rows(self, mixing: Tensor) -> Tensor:
         """mixing ∇W (R, H) for mixing (R, C), in float64, block by block."""
-        return torch.cat([mixing @ self.grad_W[:, columns].double() for columns in self._blocks()], dim=1)
+        mixed = torch.zeros(len(mixing), self.grad_W.shape[1], dtype=torch.float64, device=mixing.device)
+        for rows in self._row_blocks():
+            mixed.addmm_(mixing[:, rows], self.grad_W[rows].double())
+        return mixed
 
     def _gram(self) -> Tensor:
         """∇W ∇Wᵀ, or ∇Wᵀ ∇W where that is the smaller of the two."""
@@ -133,15 +130,23 @@ class Head:
             whole = self.grad_W.double()
             return whole.T @ whole
         gram = torch.zeros(C, C, dtype=torch.float64, device=self.grad_W.device)
-        for columns in self._blocks():
+        for columns in self._column_blocks():
             block = self.grad_W[:, columns].double()
             gram.addmm_(block, block.T)
         return gram
 
-    def _blocks(self) -> list[slice]:
+    def _row_blocks(self) -> list[slice]:
+        """Rows lie together, in memory as in a mapped file: this is the way to stream."""
         C, H = self.grad_W.shape
-        step = max(1, _GRAM_BLOCK // C)
-        return [slice(start, start + step) for start in range(0, H, step)]
+        return _slices(C, max(1, _BLOCK // H))
+
+    def _column_blocks(self) -> list[slice]:
+        C, H = self.grad_W.shape
+        return _slices(H, max(1, _BLOCK // C))
+
+
+def _slices(length: int, step: int) -> list[slice]:
+    return [slice(start, start + step) for start in range(0, length, step)]
 
 
 def orthonormal_rows(rows: Tensor) -> Tensor:
