@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +20,9 @@ from unsum.defend import DEFENSES, parse_defense
 from unsum.errors import UnsumError, unknown_name
 from unsum.invert import INVERTERS
 from unsum.labels import LABEL_RULES
+from unsum.recipe import steps_of
 from unsum.separate import SEPARATORS
+from unsum.stages import stages
 
 app = typer.Typer(
     name="unsum",
@@ -62,7 +62,7 @@ def audit(
 ) -> None:
     """Simulate one federated round, attack its update, and report what was recovered."""
     check_folder(out, force=force)
-    with _stages() as say:
+    with stages(_PROGRESS, steps_of(attack)) as shown:
         result = run_audit(
             model,
             batch=batch,
@@ -75,9 +75,10 @@ def audit(
             device=_device(device),
             seed=seed,
             command=_command(),
-            progress=say,
+            progress=shown.say,
+            steps=shown.steps,
         )
-        say("Writing the report")
+        shown.say("Writing the report")
         page = result.write(out, force=force)
     if as_json:
         typer.echo(json.dumps(result.to_dict() | {"report": str(page)}, indent=2))
@@ -108,16 +109,6 @@ def list_methods(
         for row in entries:
             table.add_row(*row)
         _OUT.print(table)
-
-
-@contextmanager
-def _stages() -> Iterator[Callable[[str], None]]:
-    """Says each stage as it begins: a spinner on a terminal, plain lines in a log."""
-    if not _PROGRESS.is_terminal:
-        yield lambda sentence: _PROGRESS.print(f"unsum: {sentence}", markup=False, highlight=False)
-        return
-    with _PROGRESS.status("Starting") as status:
-        yield status.update
 
 
 def _show(result: Audit, page: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,6 +37,7 @@ def attack(
     device: torch.device | str | None = None,
     seed: int = 0,
     progress: Say | None = None,
+    steps: Callable[..., None] | None = None,
 ) -> Leak:
     """Everything that can be read out of one update: a `Leak`, with `.images` where the model has an inverse.
 
@@ -47,6 +49,7 @@ def attack(
         auxiliary: labelled samples of the attacker's own, for label rules that need them.
         inverse: a trained inverse for this model's backbone; the embedded one by default.
         progress: called with a sentence when a new stage begins.
+        steps: called as `steps(step, *losses)` by recipes that iterate.
     """
     check_recipe(recipe, label_rule)
     if label_rule is not None and labels is not None:
@@ -58,9 +61,9 @@ def attack(
     known: dict[str, Any] = {"batch_size": batch_size, "device": device, "seed": seed}
     if label_rule is None:
         say("Separating the batch")
-        leak = _separate(model, update, recipe, known | {"labels": labels})
+        leak = _separate(model, update, recipe, known | {"labels": labels, "progress": steps})
     else:
-        leak = _with_rule(model, update, recipe, label_rule, known | {"auxiliary": auxiliary}, say)
+        leak = _with_rule(model, update, recipe, label_rule, known | {"auxiliary": auxiliary}, say, steps)
     say("Turning features into pictures")
     try:
         loaded = load_inverse(model, inverse)
@@ -82,18 +85,35 @@ def check_recipe(recipe: str, label_rule: str | None = None) -> None:
         LABEL_RULES[label_rule]
 
 
+def steps_of(recipe: str) -> int | None:
+    """How many steps a recipe takes that iterates a fixed number of them."""
+    if recipe not in [entry.name for entry in SEPARATORS]:
+        return None
+    option = inspect.signature(SEPARATORS[recipe]).parameters.get("steps")
+    return None if option is None else int(option.default)
+
+
 def _separate(model: nn.Module, update: Update, recipe: str, known: dict[str, Any]) -> Leak:
     return _auto(model, update, known) if recipe == AUTO else separate(model, update, recipe, **known)
 
 
-def _with_rule(model: nn.Module, update: Update, recipe: str, name: str, known: dict[str, Any], say: Say) -> Leak:
+def _with_rule(
+    model: nn.Module,
+    update: Update,
+    recipe: str,
+    name: str,
+    known: dict[str, Any],
+    say: Say,
+    steps: Callable[..., None] | None,
+) -> Leak:
     """Labels by a rule, then the batch with those labels. What was found is not recorded as granted."""
     say("Finding the labels")
     start = time.perf_counter()
     rule, evidence = LABEL_RULES[name], gather(model, update, **known)
     found = rule(evidence)
     say("Separating the batch")
-    leak = _separate(model, update, recipe, {"labels": found, "device": known["device"], "seed": known["seed"]})
+    granted = {"labels": found, "device": known["device"], "seed": known["seed"], "progress": steps}
+    leak = _separate(model, update, recipe, granted)
     remarks = rule.needs.remarks(name, evidence.head, model, evidence.knowledge)
     return replace(
         leak,

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import io
 import sys
 
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 
 from material import pictures
@@ -14,7 +12,6 @@ from unsum.head import Head
 from unsum.separate.method import SEPARATORS
 from unsum.separate.misfit import relative_misfit
 from unsum.separate.options import options_of
-from unsum.separate.progress_bar import progress_bar
 
 
 def test_unknown_options_are_refused_with_those_there_are(net: nn.Sequential) -> None:
@@ -61,12 +58,3 @@ def test_a_misfit_in_blocks_is_the_misfit(monkeypatch: pytest.MonkeyPatch, net: 
         sys.modules[relative_misfit.__module__], "_BLOCK", 40 * 50
     )  # 50 columns at a time, the last block smaller
     assert relative_misfit(head, logits, targets, features) == pytest.approx(expected, rel=1e-12)
-
-
-def test_the_bar_shows_steps_and_losses_on_a_terminal_and_nothing_elsewhere() -> None:
-    for terminal in (True, False):
-        stream = io.StringIO()
-        with progress_bar(Console(file=stream, force_terminal=terminal, width=100), 100, "RGLA") as show:
-            show(50, 1.5e-3, 2.0)
-        assert ("1.5e-03 2.0e+00" in stream.getvalue()) == terminal
-        assert terminal or stream.getvalue().strip() == ""

@@ -42,6 +42,7 @@ def audit(
     seed: int = 0,
     command: str = "",
     progress: Say | None = None,
+    steps: Callable[..., None] | None = None,
 ) -> Audit:
     """What would one client update of this model give away?
 
@@ -56,6 +57,7 @@ def audit(
             rules need; the result says so.
         train: the client's BatchNorm mode.
         progress: called with a sentence when a new stage begins.
+        steps: called as `steps(step, *losses)` by attacks that iterate.
 
     Returns:
         An `Audit`; `audit.write("folder")` makes the report.
@@ -68,11 +70,11 @@ def audit(
     name, network, truth = _prepare(model, data, batch, same_label, seed)
     network = network.to(chosen)
     images = truth.images.to(chosen)
-    steps = [defenses] if isinstance(defenses, Defense) else list(defenses)
+    chain = [defenses] if isinstance(defenses, Defense) else list(defenses)
 
     say("The client computes its update")
     torch.manual_seed(seed)
-    update = capture(network, images, truth.targets.to(chosen), train=train, defenses=steps)
+    update = capture(network, images, truth.targets.to(chosen), train=train, defenses=chain)
     with in_mode(network, train):  # how clients train is the server's own protocol
         leak = run_attack(
             network,
@@ -84,6 +86,7 @@ def audit(
             device=chosen,
             seed=seed,
             progress=say,
+            steps=steps,
         )
 
     say("Comparing with the truth")
@@ -97,7 +100,7 @@ def audit(
             batch_size=len(images),
             classes=leak.targets.shape[1],
             mode="train" if train else "eval",
-            defenses=" | ".join(repr(step) for step in steps) or "none",
+            defenses=" | ".join(repr(step) for step in chain) or "none",
             attack=leak.method if label_rule is None else f"{leak.method}, labels by {label_rule}",
             seed=seed,
             device=_device_name(chosen),

@@ -1,0 +1,46 @@
+"""What a person at a terminal sees while an attack runs: the stage, and a bar with the losses of methods that iterate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+
+class Stages:
+    """`say` names the stage that begins; `steps` shows how far an iteration is. In a log only stages appear, as lines."""
+
+    def __init__(self, console: Console, bars: Progress | None, total: int | None) -> None:
+        self._console, self._bars, self._total = console, bars, total
+        self._task = bars.add_task("Starting", total=None, losses="") if bars else None
+
+    def say(self, sentence: str) -> None:
+        if self._bars is None or self._task is None:
+            self._console.print(f"unsum: {sentence}", markup=False, highlight=False)
+        else:
+            self._bars.reset(self._task, total=None, description=sentence, losses="")
+
+    def steps(self, step: int, *losses: float) -> None:
+        """For `separate(..., progress=…)`: the step reached, and losses to show beside it."""
+        if self._bars is not None and self._task is not None:
+            shown = " ".join(f"{loss:.1e}" for loss in losses)
+            self._bars.update(self._task, completed=step, total=self._total, losses=f"step {step}: {shown}")
+
+
+@contextmanager
+def stages(console: Console, total: int | None = None) -> Iterator[Stages]:
+    """Stages on `console`; `total` is how many steps an iteration will take, where that is known."""
+    if not console.is_terminal:
+        yield Stages(console, None, total)
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[losses]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bars:
+        yield Stages(console, bars, total)
