@@ -100,3 +100,42 @@ def test_order_scale_and_a_common_bias_change_nothing(order: list[int], scale: f
 
 def _rows(leak: unsum.Leak, features: Tensor) -> Tensor:
     return torch.cdist(features, leak.features).argmin(1)
+
+
+def small_vit() -> torchvision.models.VisionTransformer:
+    torch.manual_seed(0)
+    return torchvision.models.VisionTransformer(
+        image_size=32, patch_size=8, num_layers=2, num_heads=4, hidden_dim=64, mlp_dim=128, num_classes=CLASSES
+    )
+
+
+def attacked(model: nn.Module, labels: list[int]) -> tuple[unsum.Leak, Tensor]:
+    images = pictures(len(labels), 32)
+    leak = unsum.separate(model, unsum.capture(model, images, torch.tensor(labels)))
+    with in_mode(model, True):
+        return leak, collect_features(model, images)
+
+
+def test_a_vision_transformer_starts_with_a_zero_head_that_tells_labels_apart() -> None:
+    leak, features = attacked(small_vit(), [7, 3, 20, 41])
+    assert sorted(leak.labels.tolist()) == [3, 7, 20, 41]
+    assert unsum.score(leak, features=features)["worst_feature_error"] < 1e-4
+
+
+def test_behind_a_zero_head_equal_labels_come_back_as_their_mean() -> None:
+    leak, features = attacked(small_vit(), LABELS)
+    assert sorted(leak.labels.tolist()) == LABELS
+    assert not leak.exact
+    mean = features[:3].mean(0)
+    found = leak.features[leak.labels == 7]
+    assert float((found - mean).norm(dim=1).max() / mean.norm()) < 1e-4
+    assert any("cannot be told apart" in note for note in leak.notes)
+
+
+def test_a_vision_transformer_after_its_first_steps() -> None:
+    model = small_vit()
+    nn.init.normal_(model.heads.head.weight, std=0.05)
+    leak, features = attacked(model, LABELS)
+    assert sorted(leak.labels.tolist()) == LABELS
+    assert leak.exact
+    assert unsum.score(leak, features=features)["worst_feature_error"] < 1e-3
