@@ -33,8 +33,10 @@ def doubt_number(head: Head, observation: Observation, candidate: Candidate) -> 
         f"Sample {i} carries several labels at once: it may be several samples with equal features." for i in crowded
     ]
     doubts += _doubt_proportional(observation, candidate) + _doubt_scale(observation, candidate)
+    if len(candidate.at.T) > _FEW:
+        return doubts
     spread = hidden_spread(head, observation, candidate)
-    if len(candidate.at.T) <= _FEW and spread > _TRUSTED_SPREAD:
+    if spread > _TRUSTED_SPREAD:
         apart = f"that differ by less than {100 * spread:.2g} %" if spread < 1 else "however different"
         doubts.append(f"Samples of one label, {apart}, would look like one here: there may be more than were found.")
     return doubts
