@@ -8,7 +8,7 @@ that is on), the chain begins above it, and `stop` says what it was.
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -71,7 +71,7 @@ class Chain:
 
     steps: list[Step]
     stop: str | None
-    starts_flat: bool = field(default=True)  # the model's own input enters the first step as it is, not flattened by the model
+    flattens: bool = False  # the model itself flattens what the first step takes
 
     @property
     def complete(self) -> bool:
@@ -84,14 +84,39 @@ def find_chain(model: nn.Module, update: Update, device: torch.device | str | No
     update.validate(model)
     if isinstance(model, nn.Linear):
         return Chain([_step("", model, IDENTITY, update, device)], None)
+    return _walk(model, _graph(model), update, device)
+
+
+def first_linear(model: nn.Module, update: Update, device: torch.device | str | None = None) -> tuple[Step, bool]:
+    """The Linear that takes the model's own input, whatever comes after it, and whether the model flattens before it."""
+    update.validate(model)
+    if isinstance(model, nn.Linear):
+        return _step("", model, IDENTITY, update, device), False
+    graph = _graph(model)
+    node = next(node for node in graph.nodes if node.op == "placeholder")
+    flattened = False
+    while len(node.users) == 1:
+        node = next(iter(node.users))
+        layer = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(layer, nn.Linear):
+            problem = _weight_problem(str(node.target), layer, update)
+            if problem:
+                raise UnsumError(f"The first layer says nothing: {problem}.")
+            return _step(str(node.target), layer, IDENTITY, update, device), flattened
+        if not _passes(node, layer):
+            break
+        flattened |= _reshapes(node, layer)
+    raise UnsumError(f"The model's input does not go into a Linear but into {_title(node, model)}; use 'layers'.")
+
+
+def _graph(model: nn.Module) -> fx.Graph:
     try:
-        graph = trace(model)
+        return trace(model)
     except Exception:  # tracing runs the user's own forward on proxies: any exception means "cannot be traced"
         raise UnsumError(
             f"{type(model).__name__} cannot be traced by torch.fx, so its layers cannot be peeled; "
             "remove data-dependent control flow from its forward."
         ) from None
-    return _walk(model, graph, update, device)
 
 
 def _walk(model: nn.Module, graph: fx.Graph, update: Update, device: torch.device | str | None) -> Chain:
@@ -126,7 +151,7 @@ def _walk(model: nn.Module, graph: fx.Graph, update: Update, device: torch.devic
         raise UnsumError(f"Nothing can be peeled: {stop}; peeling starts at a Linear that gives the logits.")
     if stop is None and activation is not IDENTITY:
         stop = "an activation stands before the first layer"
-    return Chain(steps[::-1], stop, starts_flat=not flattened)
+    return Chain(steps[::-1], stop, flattened)
 
 
 def _step(

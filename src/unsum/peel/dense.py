@@ -30,7 +30,9 @@ from unsum.peel.chain import Step
 
 _CUT = 20.0  # predicted errors of y within which a ReLU's state is left open
 _RARE = 0.01  # expected number of misjudged units below which the threshold alone may decide
-_CLEAR = 0.2  # a prediction nearer than this share of the candidates' distance decides; beyond it the choice is ambiguous
+_CLEAR = (
+    0.2  # a prediction nearer than this share of the candidates' distance decides; beyond it the choice is ambiguous
+)
 _SMALL = 1 << 20  # entries up to which a second pass over ∇W costs nothing
 _SPARE = 4  # equations left over without which a residual proves nothing
 
@@ -78,7 +80,7 @@ def standard_errors(
 
 def rounding(dtype: torch.dtype) -> float:
     """The largest relative residual that a client's arithmetic in this precision explains."""
-    return min(1000 * torch.finfo(dtype).eps, 1e-3)
+    return min(100 * torch.finfo(dtype).eps, 1e-3)
 
 
 def _residual(grad_W: Tensor, delta: Tensor, X: Tensor, difference: float) -> float:

@@ -24,7 +24,13 @@ class Fit:
 
 
 def least_squares(
-    J: Product, transpose: Product, right: Tensor, *, prior: float = 0.0, tolerance: float = 1e-10, iterations: int = 500
+    J: Product,
+    transpose: Product,
+    right: Tensor,
+    *,
+    prior: float = 0.0,
+    tolerance: float = 1e-10,
+    iterations: int = 500,
 ) -> Fit:
     """Solve (JᵀJ + prior) x = Jᵀ right by conjugate gradients without forming JᵀJ; from zero, so of least norm for prior 0."""
     return normal_solve(J, transpose, transpose(right), prior=prior, tolerance=tolerance, iterations=iterations)

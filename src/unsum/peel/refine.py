@@ -41,6 +41,7 @@ class Refined:
     """X (B, D), predicted relative errors (B,), the largest relative residual of any layer, and the gain per round."""
 
     X: Tensor
+    delta: Tensor  # of the deepest layer
     errors: Tensor
     residual: float
     gain: float
@@ -98,7 +99,7 @@ class Rounds:
     def turn(self, T: Tensor, errors: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The next T, and the δ of the deepest layer that it was solved with; mixed labels' weights follow T."""
         z, x = self.outputs(T)
-        if errors is not None and bool(self.free.any()) and x:
+        if bool(self.free.any()) and x:
             self.Y = refit(self.Y, self.free, z[-1].softmax(1), x[-1], self.steps[-1].grad_W, self.factor)
         delta = self.deltas(z, errors)[0]
         return torch.linalg.lstsq(delta.T, self.U).solution, delta
@@ -170,4 +171,4 @@ def _certified(rounds: Rounds, T: Tensor, residual: float, change: float, count:
     dtype = rounds.steps[0].grad_W.dtype
     own = standard_errors(torch.linalg.pinv(delta.T), T, missing, residual, delta, dtype)
     errors = _SAFETY * (own + change * gain) / (1 - gain) if gain < _CONTRACTS else torch.full_like(own, torch.inf)
-    return Refined(T @ rounds.A, errors, residual, gain, count)
+    return Refined(T @ rounds.A, delta, errors, residual, gain, count)
