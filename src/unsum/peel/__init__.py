@@ -57,7 +57,7 @@ def peel(
         chain = find_chain(model, update)
         method = "rgap" if chain.steps[-1].W.shape[0] == 1 else "layers"
     peeler = cast("Callable[..., Peeled]", PEELERS[method])
-    check_options(method, peeler, (name for name in options if name != "shape"))
+    check_options(method, cast("Callable[..., Any]", peeler), (name for name in options if name != "shape"))
     start = time.perf_counter()
     if leak is None and method == "layers":
         leak = separate(model, update, seed=seed)

@@ -36,4 +36,4 @@ def residual_norm(matrix: Tensor, left: Tensor, right: Tensor) -> float:
     squares = 0.0
     for rows in _rows(matrix):
         squares += float((matrix[rows].double() - left[:, rows].T @ right).square_().sum())
-    return squares**0.5
+    return float(squares**0.5)

@@ -1,8 +1,8 @@
 """The part of a model that can be peeled: a chain of layers from the logits downwards, found by its data flow.
 
-A chain is a list of `Step`s in the order of the forward pass. Each is a layer with weights (Linear or Conv2d) with the activation that
-follows it; the last step is the head. Where the flow meets something that cannot be undone (pooling, a second path, batch statistics, dropout
-that is on), the chain begins above it, and `stop` says what it was.
+A chain is a list of `Step`s in the order of the forward pass. Each is a layer with weights (Linear or Conv2d) with the
+activation that follows it; the last step is the head. Where the flow meets something that cannot be undone (pooling, a
+second path, batch statistics, dropout that is on), the chain begins above it, and `stop` says what it was.
 """
 
 from __future__ import annotations

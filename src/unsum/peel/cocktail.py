@@ -1,8 +1,8 @@
 """Cocktail Party Attack: the first layer's gradient as a mixture of pictures, unmixed by independent component analysis.
 
-∇W = δᵀ X: every row is a mixture of the B inputs, as a microphone hears all guests at a party. Nothing but the batch size is used. Each row is
-centred, the rows are whitened to B (unit variance, uncorrelated: X_w = M ∇W), and unit vectors v_i are sought so that s_i = v_i X_w look like
-pictures. Minimised with Adam:
+∇W = δᵀ X: every row is a mixture of the B inputs, as a microphone hears all guests at a party. Nothing but the batch size
+is used. Each row is centred, the rows are whitened to B (unit variance, uncorrelated: X_w = M ∇W), and unit vectors v_i are
+sought so that s_i = v_i X_w look like pictures. Minimised with Adam:
 
     − mean_i E[log²cosh(a s_i)]/a²       far from Gaussian (negentropy)
     + decorrelation · mean_{i≠j} (e^{T |cos(v_i, v_j)|} − 1)       no guest twice

@@ -6,10 +6,11 @@ For z = W ∗ x + b two kinds of equations are linear in the inputs x of the who
     Σ_i corr(δ_i, x_i) = ∇W      once for the batch; corr is the correlation that gives a convolution's weight gradient.
 
 Where a slope is small, z is known the less: an equation counts with the slope of its activation, relative to the steepest.
-Padding adds no unknowns: zeros outside the picture are part of both maps. R-GAP is the case of one sample. With B samples the second kind counts
-once, so that a layer may determine one input but not sixteen. Whether it does is asked before solving: first by counting, then by a
-rehearsal. A random input v is put in, its equations are disturbed by the errors that z and δ are expected to have, and solved: what comes
-back instead of v shows what noise does and what nothing determines (for a random v, the lost share of its energy is the share of lost dimensions).
+Padding adds no unknowns: zeros outside the picture are part of both maps. R-GAP is the case of one sample. With B samples
+the second kind counts once, so that a layer may determine one input but not sixteen. Whether it does is asked before
+solving: first by counting, then by a rehearsal. A random input v is put in, its equations are disturbed by the errors that
+z and δ are expected to have, and solved: what comes back instead of v shows what noise does and what nothing determines
+(for a random v, the lost share of its energy is the share of lost dimensions).
 
 Solved by conjugate gradients on convolutions and transposed convolutions, from zero: of all inputs that fit, the smallest.
 """
@@ -74,7 +75,8 @@ class ConvSystem:
         gradient = self.weight_g * r[split:].view(W.shape)
         back: Tensor = conv2d_input(self.shape, W, outputs, **geometry)
         # Σ_i ⟨corr(δ_i, x_i), V⟩ = Σ_i ⟨δ_i, V ∗ x_i⟩, so its transpose carries δ back through V as if V were the weights.
-        return (back + conv2d_input(self.shape, gradient, self.delta, **geometry)).flatten()
+        both: Tensor = back + conv2d_input(self.shape, gradient, self.delta, **geometry)
+        return both.flatten()
 
     def right_side(self, z: Tensor) -> Tensor:
         b = 0.0 if self.step.b is None else self.step.b.double()[:, None, None]

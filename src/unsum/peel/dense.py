@@ -4,17 +4,19 @@ For z = W x + b with δ = ∂loss/∂z (B×n, one row per sample) the server hol
 
     X = lstsq(δᵀ, ∇W)      exact while rank δ = B,
 
-and every column of ∇W is one regression with n equations for B unknowns, all of the same design δᵀ. So its textbook standard error holds:
-the residual R = ∇W − δᵀ X estimates the noise (rounding, a defence, an error of δ itself), and sample i is off by about
+and every column of ∇W is one regression with n equations for B unknowns, all of the same design δᵀ. So its textbook
+standard error holds: the residual R = ∇W − δᵀ X estimates the noise (rounding, a defence, an error of δ itself), and sample
+i is off by about
 
     ‖row i of pinv(δᵀ)‖ · ‖R‖ / √(n′ − B),      n′ = units that are active for any sample.
 
-That is what noise does. A residual beyond the gradient's own rounding is no noise but a wrong δ somewhere (one ReLU taken for on, say), which
-may point anywhere; the worst case is then without the root.
+That is what noise does. A residual beyond the gradient's own rounding is no noise but a wrong δ somewhere (one ReLU taken
+for on, say), which may point anywhere; the worst case is then without the root.
 
-δ comes from the layer above, δ = (δ₊ W₊) ∘ a′(z), where y = a(z) is known but a′ may not be: ReLU near 0 within y's error, GELU and SiLU
-wherever y < 0. Decide with what is certain: ∇W = U A has the column space of δᵀ, so every sample's row of δ is a combination of
-the columns of U. The certain units determine that combination; it predicts the others, and the nearer candidate is taken.
+δ comes from the layer above, δ = (δ₊ W₊) ∘ a′(z), where y = a(z) is known but a′ may not be: ReLU near 0 within y's error,
+GELU and SiLU wherever y < 0. Decide with what is certain: ∇W = U A has the column space of δᵀ, so every sample's row of δ
+is a combination of the columns of U. The certain units determine that combination; it predicts the others, and the nearer
+candidate is taken.
 """
 
 from __future__ import annotations
@@ -71,7 +73,10 @@ def solve_dense(step: Step, delta: Tensor) -> DenseSolution:
 def standard_errors(
     inverse: Tensor, X: Tensor, missing: float, residual: float, delta: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """(B,) relative errors of X = inverse·(…), from the absolute and the relative residual; infinite without equations to spare."""
+    """(B,) relative errors of X = inverse·(…), from the absolute and the relative residual.
+
+    Infinite where no equations are to spare: a perfect fit proves nothing then.
+    """
     spare = int((delta.abs().amax(0) > 0).sum()) - len(delta)
     averaged = 1.0 if residual > rounding(dtype) else max(spare, 1) ** 0.5
     errors: Tensor = inverse.norm(dim=1) * missing / averaged / X.norm(dim=1).clamp_min(1e-300)
@@ -84,7 +89,7 @@ def rounding(dtype: torch.dtype) -> float:
 
 
 def _residual(grad_W: Tensor, delta: Tensor, X: Tensor, difference: float) -> float:
-    """‖∇W − δᵀX‖. Pythagoras' difference of squares saves a pass over large matrices; it resolves 1e-8 of ‖∇W‖, float32 has 6e-8."""
+    """‖∇W − δᵀX‖; for large matrices Pythagoras' difference of squares, which saves a pass and still resolves 1e-8 of ‖∇W‖."""
     if grad_W.numel() <= _SMALL or grad_W.dtype == torch.float64:
         return residual_norm(grad_W, delta, X)
     return float(max(difference, 0.0) ** 0.5)
@@ -112,7 +117,8 @@ def resolve_slopes(
     if not bool(doubtful.any()):
         return slopes, None
     return slopes, (
-        f"{int(doubtful.sum())} of {doubtful.numel()} slopes of the activation after {step.name!r} stay ambiguous at this precision."
+        f"{int(doubtful.sum())} of {doubtful.numel()} slopes of the activation after {step.name!r} stay ambiguous at this "
+        "precision."
     )
 
 

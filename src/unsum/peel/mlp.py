@@ -4,9 +4,10 @@ The separator gives every sample's features x_{L−1} and δ_L = s (P − Y)/B, 
 
     δ_l = (δ_{l+1} W_{l+1}) ∘ a′_l(z_l),      x_{l−1} = lstsq(δ_lᵀ, ∇W_l)      until x_0, the model's input.
 
-Errors are followed by simulation: a few copies of the answer, disturbed by as much as the separator's certificate allows, go the same
-way down; each layer adds the standard error of its own regression. How far the copies scatter is the predicted error. What must be scattered at
-a layer lives in the B-dimensional row space of ∇W_l, so that the copies cost next to nothing.
+Errors are followed by simulation: a few copies of the answer, disturbed by as much as the separator's certificate allows,
+go the same way down; each layer adds the standard error of its own regression. How far the copies scatter is the predicted
+error. What must be scattered at a layer lives in the B-dimensional row space of ∇W_l, so that the copies cost next to
+nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Phong's ratio at the first layer: one sample's input is any row of that layer's weight gradient over its bias gradient.
 
-For B = 1 the first Linear has ∇W_i = δ_i x and ∇b_i = δ_i, so x = ∇W_i / ∇b_i for every unit i with δ_i ≠ 0; the unit of the largest
-|∇b_i| is the most precise. Nothing above the first layer is needed, nor the labels. For B > 1 it is a mean with unknown weights.
+For B = 1 the first Linear has ∇W_i = δ_i x and ∇b_i = δ_i, so x = ∇W_i / ∇b_i for every unit i with δ_i ≠ 0; the unit of
+the largest |∇b_i| is the most precise. Nothing above the first layer is needed, nor the labels. For B > 1 it is a mean with
+unknown weights.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """Round and round: the input gives every activation above it, these give every δ, and δ gives the input, more precisely.
 
-Peeling goes down once, with δ made of what the separator found. But the deepest X also *predicts* everything above it: z_l, the softmax and
-so δ_l, with the errors of a forward pass instead of the errors of an inversion. Solving the deepest layer again with these,
+Peeling goes down once, with δ made of what the separator found. But the deepest X also *predicts* everything above it: z_l,
+the softmax and so δ_l, with the errors of a forward pass instead of the errors of an inversion. Solving the deepest layer
+again with these,
 
     X ← lstsq(δ_1(X)ᵀ, ∇W_1),
 
-is a fixed-point iteration. The truth is its fixed point. Near it, errors shrink by a factor per round (the `gain`), which is small where logits
-move little with the input: precisely where the separator has the most trouble. X = T A stays in the row space A of ∇W_1, so that a round
-costs B² numbers and a pass over the upper layers, whatever the input's size. For ReLU the sign of z decides, and within the error of z the
-column space of ∇W_l does (`dense.decide`).
+is a fixed-point iteration. The truth is its fixed point. Near it, errors shrink by a factor per round (the `gain`), which
+is small where logits move little with the input: precisely where the separator has the most trouble. X = T A stays in the
+row space A of ∇W_1, so that a round costs B² numbers and a pass over the upper layers, whatever the input's size. For ReLU
+the sign of z decides, and within the error of z the column space of ∇W_l does (`dense.decide`).
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def _settle(rounds: Rounds, T: Tensor, open_errors: Tensor, seed: int) -> Refine
     """Turn until T stays; the round whose residual is smallest counts."""
     best, change = (math.inf, T, math.inf, rounds.masks, rounds.Y), math.inf
     count = 0
-    for count in range(1, _ROUNDS + 1):  # noqa: B007 (reported)
+    for count in range(1, _ROUNDS + 1):
         moved, _ = rounds.turn(T, open_errors)
         moves = (moved - T).norm(dim=1) / T.norm(dim=1).clamp_min(1e-300)
         T, previous, change = moved, change, float(moves.max())
@@ -164,7 +165,7 @@ def _settle(rounds: Rounds, T: Tensor, open_errors: Tensor, seed: int) -> Refine
 
 
 def _certified(rounds: Rounds, T: Tensor, residual: float, change: float, count: int, seed: int) -> Refined:
-    """What is left to move, the regression's own error, and both again for every further round: a geometric series of the gain."""
+    """What is left to move and the regression's own error, and both again in every further round: a geometric series."""
     gain = rounds.gain(T, seed)
     delta = rounds.turn(T)[1]
     missing = float((delta.T @ T - rounds.U).norm()) + residual * float(rounds.U.norm())

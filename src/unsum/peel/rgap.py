@@ -1,18 +1,19 @@
 """R-GAP, the recursive gradient attack on privacy: one sample, two classes, one logit, no bias.
 
-With label y = ±1, logit w·x and u = y w·x the logistic loss log(1 + e^{−u}) has the derivative k = −y / (1 + e^u) with respect to the logit,
-and the head's gradient is g = k x. Its product with the weights holds one unknown,
+With label y = ±1, logit w·x and u = y w·x the logistic loss log(1 + e^{−u}) has the derivative k = −y / (1 + e^u) with
+respect to the logit, and the head's gradient is g = k x. Its product with the weights holds one unknown,
 
     ⟨g, w⟩ = k w·x = −u / (1 + e^u),
 
-which is solved for u. It falls for u < 1.278… and rises after, so that a rightly classified sample (u > 0) has a twin. Then k, and layer by layer:
+which is solved for u. It falls for u < 1.278… and rises after, so that a rightly classified sample (u > 0) has a twin. Then
+k, and layer by layer:
 
     fully connected   x = mean over units of g_i / k_i
     convolution       x = lstsq of three constraints: ∇W (from k), the known outputs W ∗ x, and zeros in the padding
     further down      k ← (Wᵀ k) ∘ a′
 
-The paper takes y as known; here it may be given, and otherwise both labels and both twins are tried. Which one is right is told by the
-gradient that the recovered input would have sent.
+The paper takes y as known; here it may be given, and otherwise both labels and both twins are tried. Which one is right is
+told by the gradient that the recovered input would have sent.
 """
 
 from __future__ import annotations

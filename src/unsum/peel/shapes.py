@@ -89,12 +89,14 @@ def _sizes(chain: Chain, side: int) -> list[tuple[int, ...]] | None:
                 return None
             shapes.append(_flat(step))
             continue
+        paddings = step.module.padding
+        assert not isinstance(paddings, str)  # refused by the chain
         channels = step.W.shape[1] * step.module.groups
         shapes.append((channels, height, height))
         heights = {
-            (height + 2 * int(pad) - dilation * (kernel - 1) - 1) // stride + 1
+            (height + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
             for pad, dilation, kernel, stride in zip(
-                step.module.padding, step.module.dilation, step.module.kernel_size, step.module.stride, strict=True
+                paddings, step.module.dilation, step.module.kernel_size, step.module.stride, strict=True
             )
         }
         if len(heights) > 1 or min(heights) < 1:

@@ -1,8 +1,8 @@
 """What targets usually are: found ones are near one-hot, smoothed or mixed rows, and rounding is taken off them.
 
-A separator that is a little off spreads its error over the entries of Y. One-hot and smoothed rows have a form of their own, so that nearness to
-it tells what they were: onehot (1 − C f) + f with one floor f for the whole batch. Mixed rows keep their large entries and
-lose the small ones.
+A separator that is a little off spreads its error over the entries of Y. One-hot and smoothed rows have a form of their
+own, so that nearness to it tells what they were: onehot (1 − C f) + f with one floor f for the whole batch. Mixed rows keep
+their large entries and lose the small ones.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def _mixed(Y: Tensor, floor: float) -> Tensor:
 
 def open_entries(Y: Tensor) -> Tensor:
     """(B, C) entries of mixed rows whose weight only the gradient can tell; none in one-hot and smoothed rows."""
-    large = Y > _floor(Y) + _WEIGHT / 2
+    limit = _floor(Y) + _WEIGHT / 2
+    large = limit < Y
     return large & (large.sum(1, keepdim=True) > 1)
 
 
