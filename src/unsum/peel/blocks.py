@@ -22,7 +22,7 @@ def left_product(mixing: Tensor, matrix: Tensor) -> tuple[Tensor, float]:
     for rows in _rows(matrix):
         block = matrix[rows].double()
         product.addmm_(mixing[:, rows], block)
-        squares += float(block.square_().sum())
+        squares += float(block.square().sum())  # not in place: a float64 block is the gradient itself
     return product, squares
 
 

@@ -140,9 +140,9 @@ def decide(U: Tensor, above: Tensor, candidates: tuple[Tensor, Tensor], certain:
     gap = (high - low).abs()
     for _ in range(2):  # the second time with every entry that the first has decided
         normal = torch.einsum("ik,kab->iab", weight, U[:, :, None] * U[:, None, :])
-        ridge = 1e-13 * normal.diagonal(dim1=1, dim2=2).sum(1)[:, None, None] * torch.eye(U.shape[1]).to(normal)
         right = (weight * above * slopes) @ U
-        predicted = torch.linalg.solve(normal + ridge, right) @ U.T
+        combination = torch.linalg.pinv(normal, rtol=1e-13, hermitian=True) @ right[:, :, None]
+        predicted = combination[:, :, 0] @ U.T
         to_first, to_second = (predicted - low).abs(), (predicted - high).abs()
         slopes = torch.where(~certain & (to_first < to_second), first, second)
         doubtful = ~certain & (gap > 1e-9 * above.abs().amax()) & (torch.minimum(to_first, to_second) > _CLEAR * gap)

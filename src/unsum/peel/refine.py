@@ -103,7 +103,9 @@ class Rounds:
         if bool(self.free.any()) and x:
             self.Y = refit(self.Y, self.free, z[-1].softmax(1), x[-1], self.steps[-1].grad_W, self.factor)
         delta = self.deltas(z, errors)[0]
-        return torch.linalg.lstsq(delta.T, self.U).solution, delta
+        if not bool(torch.isfinite(delta).all()):
+            return torch.full_like(T, torch.nan), delta
+        return torch.linalg.pinv(delta.T, rtol=1e-14) @ self.U, delta
 
     def residuals(self, T: Tensor) -> list[float]:
         """Every layer's ‖∇W_l − δ_lᵀ x_{l−1}‖ / ‖∇W_l‖, the deepest one in its row space."""
@@ -126,7 +128,7 @@ class Rounds:
             after = self.turn(T + disturbance)[0] - here
             ratio = float(after.norm() / disturbance.norm())
             disturbance = after
-            if ratio < 1e-3:
+            if not ratio >= 1e-3:  # settled at once, or not finite
                 break
         return ratio
 
@@ -152,6 +154,8 @@ def _settle(rounds: Rounds, T: Tensor, open_errors: Tensor, seed: int) -> Refine
     count = 0
     for count in range(1, _ROUNDS + 1):
         moved, _ = rounds.turn(T, open_errors)
+        if not bool(torch.isfinite(moved).all()):
+            break
         moves = (moved - T).norm(dim=1) / T.norm(dim=1).clamp_min(1e-300)
         T, previous, change = moved, change, float(moves.max())
         residual = max(rounds.residuals(T))
@@ -161,6 +165,8 @@ def _settle(rounds: Rounds, T: Tensor, open_errors: Tensor, seed: int) -> Refine
         if not change > _STILL or (count > 3 and change > 0.7 * previous):
             break
     residual, T, change, rounds.masks, rounds.Y = best
+    if residual == math.inf:
+        return Refined(T @ rounds.A, T, torch.full_like(open_errors, torch.inf), residual, math.inf, count)
     return _certified(rounds, T, residual, change, count, seed)
 
 
