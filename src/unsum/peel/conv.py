@@ -29,7 +29,7 @@ from unsum.peel.dense import open_range
 from unsum.peel.least_squares import least_squares
 from unsum.peel.method import PeeledLayer
 
-_ITERATIONS = 3000
+_ITERATIONS = 2000
 _TOLERANCE = 1e-11
 _FAINT = 1e-4  # weight below which an output says nothing (a saturated sigmoid)
 _SAFETY = 2.0

@@ -61,10 +61,8 @@ class Rounds:
         self.U = right_product(steps[0].grad_W, self.A)
         self.W = [step.W.double() for step in steps[1:]]
         self.b = [0.0 if step.b is None else step.b.double() for step in steps]
-        self.spaces = [
-            column_space(step.grad_W, len(X)) if step.activation.family == "relu" else None for step in steps[:-1]
-        ]
-        self.masks: list[Tensor | None] = [None] * len(self.spaces)
+        self.spaces: dict[int, Tensor] = {}
+        self.masks: list[Tensor | None] = [None] * (len(steps) - 1)
 
     def outputs(self, T: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """z of every layer, and x of every layer but the first; a ReLU lets through what was decided before, if anything."""
@@ -78,14 +76,14 @@ class Rounds:
     def deltas(self, z: list[Tensor], errors: Tensor | None) -> list[Tensor]:
         """δ of every layer; with `errors` (B,) given, the ReLUs' states are decided anew, else they stay."""
         deltas = [self.factor * (z[-1].softmax(1) - self.Y)]
-        for i in range(len(self.spaces) - 1, -1, -1):
+        for i in range(len(self.steps) - 2, -1, -1):
             passed = deltas[0] @ self.W[i]
             deltas.insert(0, passed * self._slope(i, z[i], passed, errors))
         return deltas
 
     def _slope(self, i: int, z: Tensor, passed: Tensor, errors: Tensor | None) -> Tensor:
-        space, mask = self.spaces[i], self.masks[i]
-        if space is None:
+        mask = self.masks[i]
+        if self.steps[i].activation.family != "relu":
             return self.steps[i].activation.slope(z)
         if mask is not None and errors is None:
             return mask
@@ -93,9 +91,15 @@ class Rounds:
         if errors is not None:
             certain = z.abs() > open_range(z, errors)[1]
             if not bool(certain.all()):
-                sign = decide(space, passed, (1 - sign, sign), certain)[0]
+                sign = decide(self._space(i), passed, (1 - sign, sign), certain)[0]
         self.masks[i] = sign
         return sign
+
+    def _space(self, i: int) -> Tensor:
+        """The column space of a layer's gradient, found when it is first asked for: it costs two passes."""
+        if i not in self.spaces:
+            self.spaces[i] = column_space(self.steps[i].grad_W, len(self.A))
+        return self.spaces[i]
 
     def turn(self, T: Tensor, errors: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The next T, and the δ of the deepest layer that it was solved with; mixed labels' weights follow T."""
@@ -141,7 +145,7 @@ def refine(steps: list[Step], X: Tensor, errors: Tensor, leak: Leak, reduction: 
     rounds = Rounds(steps, X, leak, reduction)
     answers = []
     for Y in likely_targets(rounds.Y):
-        rounds.Y, rounds.free, rounds.masks = Y, open_entries(Y), [None] * len(rounds.spaces)
+        rounds.Y, rounds.free, rounds.masks = Y, open_entries(Y), [None] * (len(steps) - 1)
         answers.append(_settle(rounds, X @ rounds.A.T, errors.clamp(max=_WIDEST), seed))
         if answers[-1].residual < _EXPLAINED:
             break
