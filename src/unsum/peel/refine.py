@@ -14,6 +14,7 @@ the sign of z decides, and within the error of z the column space of ∇W_l does
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -30,7 +31,12 @@ from unsum.peel.targets import likely_targets, open_entries, refit
 
 _ROUNDS = 12
 _STILL = 1e-9  # relative movement of T at which it has settled
-_WIDEST = 0.1  # of what a ReLU's input is large, the share that may be left to the column space
+_WIDTHS = (
+    1e-3,
+    1e-2,
+    1e-1,
+    1e-4,
+)  # errors of z to begin with, where predicted ones are worst cases and leave everything open
 _EXPLAINED = 1e-5  # residual at which there is nothing left for other targets to explain
 _CONTRACTS = 0.9  # a larger gain says that the rounds lead nowhere
 _SAFETY = 3.0
@@ -143,11 +149,12 @@ def refine(steps: list[Step], X: Tensor, errors: Tensor, leak: Leak, reduction: 
     The targets are tried tidied first and then as found; what explains the gradients better is returned.
     """
     rounds = Rounds(steps, X, leak, reduction)
-    answers = []
-    for Y in likely_targets(rounds.Y):
+    relu = any(step.activation.family == "relu" for step in steps)  # without one, widths make no difference
+    answers: list[Refined] = []
+    for Y, width in itertools.product(likely_targets(rounds.Y), _WIDTHS):
         rounds.Y, rounds.free, rounds.masks = Y, open_entries(Y), [None] * (len(steps) - 1)
-        answers.append(_settle(rounds, X @ rounds.A.T, errors.clamp(max=_WIDEST), seed))
-        if answers[-1].residual < _EXPLAINED:
+        answers.append(_settle(rounds, X @ rounds.A.T, errors.clamp(max=width), seed))
+        if answers[-1].residual < _EXPLAINED or not relu:
             break
     return min(answers, key=lambda answer: answer.residual)
 
@@ -165,7 +172,9 @@ def _settle(rounds: Rounds, T: Tensor, open_errors: Tensor, seed: int) -> Refine
         residual = max(rounds.residuals(T))
         if residual < best[0]:
             best = residual, T, change, list(rounds.masks), rounds.Y
-        open_errors = torch.minimum(open_errors, moves + 1e-6)
+        open_errors = torch.minimum(
+            open_errors, moves + residual + 1e-6
+        )  # unexplained: some state is wrong, keep asking
         if not change > _STILL or (count > 3 and change > 0.7 * previous):
             break
     residual, T, change, rounds.masks, rounds.Y = best
