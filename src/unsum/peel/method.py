@@ -11,7 +11,9 @@ from unsum.leak import Leak
 from unsum.registry import Registry
 from unsum.update import Update
 
-TRUSTED_ERROR = 2e-4  # predicted relative error below which an input is certified to 0.1 %: predictions may be off by a factor
+TRUSTED_ERROR = (
+    2e-4  # predicted relative error below which an input is certified to 0.1 %: predictions may be off by a factor
+)
 
 
 @dataclass(frozen=True)
