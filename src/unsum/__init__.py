@@ -11,6 +11,7 @@ from unsum.invert import invert
 from unsum.knowledge import Knowledge
 from unsum.labels import labels
 from unsum.leak import Leak
+from unsum.peel import Peeled, peel
 from unsum.recipe import attack
 from unsum.score import score
 from unsum.separate import separate
@@ -23,6 +24,7 @@ __all__ = [
     "Knowledge",
     "Leak",
     "Noise",
+    "Peeled",
     "Prune",
     "UnsumError",
     "Update",
@@ -33,6 +35,7 @@ __all__ = [
     "invert",
     "labels",
     "mixup",
+    "peel",
     "score",
     "separate",
     "smooth_labels",

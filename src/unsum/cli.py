@@ -20,6 +20,7 @@ from unsum.defend import DEFENSES, parse_defense
 from unsum.errors import UnsumError, unknown_name
 from unsum.invert import INVERTERS
 from unsum.labels import LABEL_RULES
+from unsum.peel import PEELERS
 from unsum.recipe import steps_of
 from unsum.separate import SEPARATORS
 from unsum.stages import stages
@@ -90,10 +91,11 @@ def audit(
 def list_methods(
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON instead of tables.")] = False,
 ) -> None:
-    """Every attack, label rule, inverter and defence, with what it needs."""
+    """Every attack, label rule, peeler, inverter and defence, with what it needs."""
     families: dict[str, Any] = {
         "attacks (--attack)": SEPARATORS,
         "label rules (--labels)": LABEL_RULES,
+        "peelers": PEELERS,
         "inverters": INVERTERS,
         "defences (--defense)": DEFENSES,
     }

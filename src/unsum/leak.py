@@ -31,7 +31,11 @@ class Leak:
     scale: float = 1.0  # factor the gradient had been multiplied by
     seconds: float = 0.0
     knowledge: Knowledge = field(default_factory=Knowledge)
-    images: Tensor | None = None  # (B, 3, h, w) in [0, 1]
+    images: Tensor | None = (
+        None  # (B, 3, h, w): in [0, 1] from an inverse, as the model takes them where they were peeled
+    )
+    inputs: Tensor | None = None  # (B, …) raw inputs of the model, where its layers could be peeled
+    inputs_exact: Tensor | None = None  # (B,) bool, the certificate of each input
     notes: list[str] = field(default_factory=list)
     history: dict[str, Tensor] = field(default_factory=dict)
 

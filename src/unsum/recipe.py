@@ -1,4 +1,4 @@
-"""A whole attack: separate the batch, then turn its features into pictures where that is possible."""
+"""A whole attack: separate the batch, then peel its layers down to the input, or turn its features into pictures."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from unsum.errors import UnsumError, unknown_name
 from unsum.invert import invert, load_inverse
 from unsum.labels import LABEL_RULES, gather
 from unsum.leak import Leak
+from unsum.peel import Peeled, obstacle, peel
 from unsum.separate import SEPARATORS, separate
 from unsum.update import Update
 
 Say = Callable[[str], None]
 AUTO = "auto"
+_SMALLEST_PICTURE = 11  # side of the window that structural similarity is measured in
 _HOPELESS = 0.3  # predicted relative error above which the exact solver's own features are worth little
 
 
@@ -39,11 +41,12 @@ def attack(
     progress: Say | None = None,
     steps: Callable[..., None] | None = None,
 ) -> Leak:
-    """Everything that can be read out of one update: a `Leak`, with `.images` where the model has an inverse.
+    """Everything that can be read out of one update: a `Leak`, with `.images` where layers peel or the model has an inverse.
 
     Args:
         recipe: `auto` takes the exact solver, or the ratio method where the solver itself expects to fail (a noisy
-            gradient, say); any other name is a separator from `unsum list`.
+            gradient, say), and then peels the layers down to the exact inputs where every layer can be undone; any other
+            name is a separator from `unsum list`. What cannot be peeled goes to the inverse.
         labels, batch_size: what the attacker knows besides, as in `separate`.
         label_rule: a rule from `unsum list` that finds the labels first, instead of the recipe's own way.
         auxiliary: labelled samples of the attacker's own, for label rules that need them.
@@ -64,6 +67,10 @@ def attack(
         leak = _separate(model, update, recipe, known | {"labels": labels, "progress": steps})
     else:
         leak = _with_rule(model, update, recipe, label_rule, known | {"auxiliary": auxiliary}, say, steps)
+    if recipe == AUTO and inverse is None:
+        leak = _peeled(model, update, leak, seed, say)
+        if leak.inputs is not None and (leak.images is not None or leak.inputs.ndim == 2):
+            return replace(leak, seconds=time.perf_counter() - start)
     say("Turning features into pictures")
     try:
         loaded = load_inverse(model, inverse)
@@ -74,6 +81,33 @@ def attack(
     images = invert(model, leak, inverse=loaded)
     knowledge = replace(leak.knowledge, auxiliary_photos=loaded.photos)
     return replace(leak, images=images, knowledge=knowledge, seconds=time.perf_counter() - start)
+
+
+def _peeled(model: nn.Module, update: Update, leak: Leak, seed: int, say: Say) -> Leak:
+    """The leak with its inputs, where every layer can be undone, and a note that says why not otherwise."""
+    if leak.predicted_error >= _HOPELESS or leak.method != "exact":
+        return leak
+    reason = obstacle(model, update)
+    if reason is not None:
+        return replace(leak, notes=[*leak.notes, f"The layers cannot be peeled down to the input: {reason}."])
+    say("Peeling layer after layer")
+    try:
+        peeled = peel(model, update, leak, seed=seed)
+    except UnsumError as error:
+        return replace(leak, notes=[*leak.notes, f"The layers cannot be peeled: {error}"])
+    notes = [*leak.notes, *peeled.notes]
+    if not peeled.complete or float(peeled.errors.min()) >= _HOPELESS:
+        return replace(leak, notes=[*notes, "Peeling did not reach the inputs, so they stay unknown."])
+    count = int(peeled.exact.sum())
+    notes.append(f"Inputs were peeled layer by layer: {count} of {leak.batch_size} certified exact.")
+    images = peeled.inputs.float() if _are_pictures(peeled) else None
+    return replace(leak, inputs=peeled.inputs, inputs_exact=peeled.exact, images=images, notes=notes)
+
+
+def _are_pictures(peeled: Peeled) -> bool:
+    """Grey or coloured, and large enough for a score of pictures."""
+    shape = peeled.inputs.shape[1:]
+    return len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= _SMALLEST_PICTURE
 
 
 def check_recipe(recipe: str, label_rule: str | None = None) -> None:

@@ -1,0 +1,74 @@
+"""Features → exact inputs, layer by layer. To read it in the order of the computation:
+
+- `walk`: the whole method; `chain`, `shapes`: which layers can be undone, found by data flow;
+- `mlp`, `dense`, `blocks`: fully connected layers; `activations`: their slopes and inverses;
+- `refine`, `targets`: rounds through all layers that remove what errors have accumulated;
+- `conv`, `least_squares`: convolutions;
+- `rgap`, `phong_input`, `cocktail`: published methods, for comparison.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+from torch import nn
+
+from unsum.errors import UnsumError
+from unsum.leak import Leak
+from unsum.peel import cocktail, phong_input, rgap, walk  # noqa: F401 (registers the methods)
+from unsum.peel.chain import Chain, find_chain
+from unsum.peel.method import PEELERS, Peeled, PeeledLayer
+from unsum.separate import separate
+from unsum.separate.options import check_options
+from unsum.update import Update
+
+__all__ = ["PEELERS", "Peeled", "PeeledLayer", "obstacle", "peel"]
+AUTO = "auto"
+
+
+def peel(
+    model: nn.Module,
+    update: Update,
+    leak: Leak | None = None,
+    method: str = AUTO,
+    *,
+    shape: tuple[int, ...] | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Peeled:
+    """Every sample's input out of the gradients of all layers, as far down as the architecture allows.
+
+    Args:
+        model, update: as in `separate`. The mode (train or eval) that `model` is in is taken for the client's.
+        leak: the separation to continue; by default the exact solver's, made here.
+        method: a name from `unsum list`; `auto` takes R-GAP for models with a single logit and `layers` for all others.
+        shape: the shape of one input, (channels, height, width), where the attacker knows it. Otherwise the layers must tell:
+            a convolution's input is taken for a square, and what the model flattens itself for a square picture.
+        seed: fixes every random choice.
+        options: the method's own.
+
+    Returns:
+        A `Peeled` in the leak's order: raw inputs of the model, with a certificate per sample and figures per layer.
+    """
+    if method == AUTO:
+        chain = find_chain(model, update)
+        method = "rgap" if chain.steps[-1].W.shape[0] == 1 else "layers"
+    peeler = cast("Callable[..., Peeled]", PEELERS[method])
+    check_options(method, cast("Callable[..., Any]", peeler), (name for name in options if name != "shape"))
+    start = time.perf_counter()
+    if leak is None and method == "layers":
+        leak = separate(model, update, seed=seed)
+    peeled = peeler(model, update, leak, shape=shape, seed=seed, **options)
+    return replace(peeled, seconds=time.perf_counter() - start)
+
+
+def obstacle(model: nn.Module, update: Update) -> str | None:
+    """Why the model's own input cannot be peeled, or None where every layer can be undone."""
+    try:
+        chain: Chain = find_chain(model, update)
+    except UnsumError as reason:
+        return str(reason).rstrip(".")
+    return chain.stop

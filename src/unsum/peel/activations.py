@@ -1,0 +1,126 @@
+"""Activations that can be undone: from what comes out of one back to what went in, and its slope there.
+
+Let y = a(z). To peel further, the slope a′(z) is needed, and for convolutions z itself. Three families:
+
+- one-to-one (LeakyReLU, ELU, Tanh, Sigmoid, none at all): z = a⁻¹(y), one slope per entry;
+- ReLU: z = y where y > 0, slope 1; elsewhere only z ≤ 0 is known, slope 0;
+- folded (GELU, SiLU): they fall to a minimum at z₀ < 0 and rise after it, so that every y < 0 has two z, and two slopes.
+  Which of the two holds is decided by the layer below (`dense.resolve_slopes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Family = Literal["one-to-one", "relu", "folded"]
+_BISECTIONS = 60  # halve an interval of width 60 down to float64's precision
+_FAR = 40.0  # beyond which GELU and SiLU are the identity or zero
+
+
+@dataclass(frozen=True)
+class Activation:
+    """`function` works entry by entry; `inverse` is there for the one-to-one family alone."""
+
+    name: str
+    function: Callable[[Tensor], Tensor]
+    family: Family
+    inverse: Callable[[Tensor], Tensor] | None = None
+
+    def slope(self, z: Tensor) -> Tensor:
+        """a′(z) by automatic differentiation."""
+        with torch.enable_grad():
+            z = z.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(self.function(z).sum(), z)
+        return slope.detach()
+
+    def branches(self, y: Tensor) -> list[Tensor]:
+        """The pre-activations that give y: one tensor, or two where the activation is folded (equal for y ≥ 0).
+
+        For ReLU the entries with y ≤ 0 come out as y itself, which is right about nothing but the sign.
+        """
+        if self.family == "folded":
+            return _folded_branches(self.function, y)
+        return [y if self.inverse is None else self.inverse(y)]
+
+
+def activation_of(module: nn.Module) -> Activation | None:
+    """The activation that a module is, or None."""
+    slope = getattr(module, "negative_slope", 0.0)
+    if isinstance(module, nn.LeakyReLU) and slope > 0:
+        return leaky_relu(slope)
+    if isinstance(module, nn.GELU):
+        approximate = module.approximate
+        return Activation("GELU", lambda z: nn.functional.gelu(z, approximate=approximate), "folded")
+    if isinstance(module, nn.ELU) and module.alpha > 0:
+        return elu(module.alpha)
+    plain: dict[type[nn.Module], Activation] = {nn.ReLU: RELU, nn.Tanh: TANH, nn.Sigmoid: SIGMOID, nn.SiLU: SILU}
+    return plain.get(type(module))
+
+
+def leaky_relu(slope: float) -> Activation:
+    return Activation(
+        "LeakyReLU",
+        lambda z: nn.functional.leaky_relu(z, slope),
+        "one-to-one",
+        lambda y: torch.where(y > 0, y, y / slope),
+    )
+
+
+def elu(alpha: float) -> Activation:
+    def inverse(y: Tensor) -> Tensor:
+        return torch.where(y > 0, y, torch.log1p((y / alpha).clamp(_above(y, -1), 0)))
+
+    return Activation("ELU", lambda z: nn.functional.elu(z, alpha), "one-to-one", inverse)
+
+
+def _above(like: Tensor, bound: float) -> float:
+    """The least number that is still inside an open range: rounding must not turn into infinity."""
+    return bound + torch.finfo(like.dtype).eps
+
+
+def _atanh(y: Tensor) -> Tensor:
+    return torch.atanh(y.clamp(_above(y, -1), -_above(y, -1)))
+
+
+def _logit(y: Tensor) -> Tensor:
+    return torch.logit(y, eps=torch.finfo(y.dtype).eps)
+
+
+IDENTITY = Activation("none", lambda z: 1.0 * z, "one-to-one")
+RELU = Activation("ReLU", torch.relu, "relu")
+TANH = Activation("Tanh", torch.tanh, "one-to-one", _atanh)
+SIGMOID = Activation("Sigmoid", torch.sigmoid, "one-to-one", _logit)
+SILU = Activation("SiLU", nn.functional.silu, "folded")
+GELU = Activation("GELU", nn.functional.gelu, "folded")
+
+
+def _folded_branches(function: Callable[[Tensor], Tensor], y: Tensor) -> list[Tensor]:
+    """[z right of the minimum, z left of it], by bisection; y below the minimum (rounding) is taken for the minimum."""
+    bottom = _minimum(function, y)
+    right = _bisect(function, y, bottom, torch.maximum(y.abs() + 1, bottom + _FAR), rising=True)
+    left = _bisect(function, y, bottom - _FAR, bottom, rising=False)
+    return [right, torch.where(y < 0, left, right)]
+
+
+def _minimum(function: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
+    """The z of the one minimum, by thirds: it lies between −3 and 0 for GELU and SiLU."""
+    low, high = like.new_tensor(-3.0), like.new_tensor(0.0)
+    for _ in range(2 * _BISECTIONS):
+        third = (high - low) / 3
+        falls = function(low + third) > function(high - third)
+        low, high = torch.where(falls, low + third, low), torch.where(falls, high, high - third)
+    return (low + high) / 2
+
+
+def _bisect(function: Callable[[Tensor], Tensor], y: Tensor, low: Tensor, high: Tensor, *, rising: bool) -> Tensor:
+    low, high = low.expand_as(y).clone(), high.expand_as(y).clone()
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        go_up = (function(middle) < y) == rising
+        low, high = torch.where(go_up, middle, low), torch.where(go_up, high, middle)
+    return (low + high) / 2

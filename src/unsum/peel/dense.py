@@ -1,0 +1,163 @@
+"""One fully connected layer: every sample's input out of the layer's weight gradient, and how sure that is.
+
+For z = W x + b with δ = ∂loss/∂z (B×n, one row per sample) the server holds ∇W = δᵀ X (n×D) and ∇b = δᵀ 1. Once δ is known,
+
+    X = lstsq(δᵀ, ∇W)      exact while rank δ = B,
+
+and every column of ∇W is one regression with n equations for B unknowns, all of the same design δᵀ. So its textbook
+standard error holds: the residual R = ∇W − δᵀ X estimates the noise (rounding, a defence, an error of δ itself), and sample
+i is off by about
+
+    ‖row i of pinv(δᵀ)‖ · ‖R‖ / √(n′ − B),      n′ = units that are active for any sample.
+
+That is what noise does. A residual beyond the gradient's own rounding is no noise but a wrong δ somewhere (one ReLU taken
+for on, say), which may point anywhere; the worst case is then without the root.
+
+δ comes from the layer above, δ = (δ₊ W₊) ∘ a′(z), where y = a(z) is known but a′ may not be: ReLU near 0 within y's error,
+GELU and SiLU wherever y < 0. Decide with what is certain: ∇W = U A has the column space of δᵀ, so every sample's row of δ
+is a combination of the columns of U. The certain units determine that combination; it predicts the others, and the nearer
+candidate is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unsum.peel.activations import Activation
+from unsum.peel.blocks import left_product, residual_norm
+from unsum.peel.chain import Step
+
+_CUT = 20.0  # predicted errors of y within which a ReLU's state is left open
+_RARE = 0.01  # expected number of misjudged units below which the threshold alone may decide
+_CLEAR = (
+    0.2  # a prediction nearer than this share of the candidates' distance decides; beyond it the choice is ambiguous
+)
+_SMALL = 1 << 20  # entries up to which a second pass over ∇W costs nothing
+_SPARE = 4  # equations left over without which a residual proves nothing
+
+
+@dataclass(frozen=True)
+class DenseSolution:
+    """X (B, D), its predicted relative error per sample, and the figures behind that prediction."""
+
+    X: Tensor
+    errors: Tensor  # (B,)
+    residual: float  # ‖∇W − δᵀX‖ / ‖∇W‖
+    rank: int  # numerical rank of δ
+    constant: float | None  # largest deviation of the bias column from 1
+
+
+def solve_dense(step: Step, delta: Tensor) -> DenseSolution:
+    """X = lstsq(δᵀ, ∇W) in float64 through a QR factorisation of δᵀ; one pass over ∇W."""
+    B, n = delta.shape
+    Q, R = torch.linalg.qr(delta.T)
+    singular_values = torch.linalg.svdvals(R)
+    rank = int((singular_values > 1e-12 * max(n, B) * singular_values[0]).sum()) if float(delta.abs().max()) > 0 else 0
+    inverse = torch.linalg.pinv(R) if rank < B else torch.linalg.inv(R)
+    mixed, squares = left_product(Q.T, step.grad_W)
+    X: Tensor = inverse @ mixed
+    missing = _residual(step.grad_W, delta, X, squares - float(mixed.square().sum()))
+    residual = missing / max(squares**0.5, 1e-300)
+    errors = standard_errors(inverse, X, missing, residual, delta, step.grad_W.dtype)
+    if rank < B:
+        errors = torch.full_like(errors, torch.inf)
+    constant = None
+    if step.grad_b is not None:
+        constant = float((inverse @ (Q.T @ step.grad_b.double()) - 1).abs().max())
+    return DenseSolution(X, errors, residual, rank, constant)
+
+
+def standard_errors(
+    inverse: Tensor, X: Tensor, missing: float, residual: float, delta: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """(B,) relative errors of X = inverse·(…), from the absolute and the relative residual.
+
+    Infinite where no equations are to spare: a perfect fit proves nothing then.
+    """
+    spare = int((delta.abs().amax(0) > 0).sum()) - len(delta)
+    averaged = 1.0 if residual > rounding(dtype) else max(spare, 1) ** 0.5
+    errors: Tensor = inverse.norm(dim=1) * missing / averaged / X.norm(dim=1).clamp_min(1e-300)
+    return errors + torch.finfo(dtype).eps if spare >= _SPARE else torch.full_like(errors, torch.inf)
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """The largest relative residual that a client's arithmetic in this precision explains."""
+    return min(100 * torch.finfo(dtype).eps, 1e-3)
+
+
+def _residual(grad_W: Tensor, delta: Tensor, X: Tensor, difference: float) -> float:
+    """‖∇W − δᵀX‖; for large matrices Pythagoras' difference of squares, which saves a pass and still resolves 1e-8 of ‖∇W‖."""
+    if grad_W.numel() <= _SMALL or grad_W.dtype == torch.float64:
+        return residual_norm(grad_W, delta, X)
+    return float(max(difference, 0.0) ** 0.5)
+
+
+def resolve_slopes(
+    activation: Activation, y: Tensor, errors: Tensor, above: Tensor, step: Step
+) -> tuple[Tensor, str | None]:
+    """a′(z) (B, n) from y = a(z) known to relative `errors` (B,), and a remark where it stays ambiguous.
+
+    `above` is δ₊ W₊, the derivative with respect to y.
+    """
+    if activation.family == "one-to-one":
+        return activation.slope(activation.branches(y)[0]), None
+    scale, cut = open_range(y, errors)
+    certain = y > cut
+    if activation.family == "relu":
+        if float((cut / scale).sum()) * y.shape[1] < _RARE:
+            return certain.to(y), None
+        candidates = torch.zeros_like(y), torch.ones_like(y)
+    else:
+        right, left = activation.branches(y)
+        candidates = activation.slope(left), activation.slope(right)
+    slopes, doubtful = decide(column_space(step.grad_W, len(y)), above, candidates, certain)
+    if not bool(doubtful.any()):
+        return slopes, None
+    return slopes, (
+        f"{int(doubtful.sum())} of {doubtful.numel()} slopes of the activation after {step.name!r} stay ambiguous at this "
+        "precision."
+    )
+
+
+def open_range(y: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, 1) each: the size of y's entries, and how near to 0 one must be for its sign to be open."""
+    scale = y.square().mean(1, keepdim=True).sqrt().clamp_min(1e-300)
+    return scale, (_CUT * errors[:, None]).clamp(1e-12, 1.0) * scale
+
+
+def decide(U: Tensor, above: Tensor, candidates: tuple[Tensor, Tensor], certain: Tensor) -> tuple[Tensor, Tensor]:
+    """Slopes (B, n), the second candidate where `certain`, elsewhere the one that the column space U (n, B) agrees with.
+
+    Also which entries agree with neither.
+    """
+    first, second = candidates
+    slopes, weight = second, certain.to(above)
+    doubtful = torch.zeros_like(certain)
+    low, high = above * first, above * second
+    gap = (high - low).abs()
+    for _ in range(2):  # the second time with every entry that the first has decided
+        normal = torch.einsum("ik,kab->iab", weight, U[:, :, None] * U[:, None, :])
+        right = (weight * above * slopes) @ U
+        combination = torch.linalg.pinv(normal, rtol=1e-13, hermitian=True) @ right[:, :, None]
+        predicted = combination[:, :, 0] @ U.T
+        to_first, to_second = (predicted - low).abs(), (predicted - high).abs()
+        slopes = torch.where(~certain & (to_first < to_second), first, second)
+        doubtful = ~certain & (gap > 1e-9 * above.abs().amax()) & (torch.minimum(to_first, to_second) > _CLEAR * gap)
+        weight = (~doubtful).to(above)
+    return slopes, doubtful
+
+
+def column_space(grad_W: Tensor, rank: int) -> Tensor:
+    """(n, rank) an orthonormal basis of the leading column space, by a randomised range finder with one power step."""
+    generator = torch.Generator(device=grad_W.device).manual_seed(0)
+    n, D = grad_W.shape
+    width = min(rank + 8, n, D)
+    probe = torch.randn(D, width, dtype=grad_W.dtype, device=grad_W.device, generator=generator)
+    wide = torch.linalg.qr((grad_W @ probe).double())[0]
+    small, _ = left_product(wide.T, grad_W)
+    left = torch.linalg.svd(small @ small.T)[0][:, :rank]
+    basis: Tensor = wide @ left
+    return basis

@@ -1,0 +1,70 @@
+"""What a peeler is, and what it answers: the inputs of a batch, layer by layer, with a certificate for each layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from unsum.leak import Leak
+from unsum.registry import Registry
+from unsum.update import Update
+
+TRUSTED_ERROR = (
+    2e-4  # predicted relative error below which an input is certified to 0.1 %: predictions may be off by a factor
+)
+
+
+@dataclass(frozen=True)
+class PeeledLayer:
+    """One layer whose input was read back: its figures, deepest layer last in `Peeled.layers`."""
+
+    name: str
+    predicted_error: float  # of the worst sample's input, relative
+    residual: float  # share of the layer's equations that the answer leaves unexplained
+    unknowns: int = 0  # per batch
+    equations: int = 0
+    deficiency: int = 0  # unknowns that nothing determines; the answer has the smallest norm among those that fit
+
+    @property
+    def determined(self) -> bool:
+        return self.deficiency == 0
+
+
+@dataclass(frozen=True)
+class Peeled:
+    """Every sample's input, in the order of the leak that it continues.
+
+    `inputs` are raw inputs of the model (whatever normalisation the client applied is still in them), or, where `complete`
+    is false, of the layer that peeling stopped at (`layers[-1]`). `errors` predicts each sample's relative error;
+    `exact` is the certificate, sample by sample.
+    """
+
+    method: str
+    inputs: Tensor  # (B, …)
+    errors: Tensor  # (B,)
+    exact: Tensor  # (B,) bool
+    complete: bool
+    layers: list[PeeledLayer] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        where = "inputs" if self.complete else f"inputs of {self.layers[-1].name!r}" if self.layers else "features"
+        shape = "×".join(map(str, self.inputs.shape[1:]))
+        return f"Peeled({self.method}: {where} {shape}, {int(self.exact.sum())} of {len(self.exact)} exact)"
+
+
+class Peeler(Protocol):
+    """Takes the model, the update and, where it continues a separation, its leak; `shape` is one input's shape if known.
+
+    Further keyword-only arguments with defaults are the method's options.
+    """
+
+    def __call__(
+        self, model: nn.Module, update: Update, leak: Leak | None, *, shape: tuple[int, ...] | None, seed: int
+    ) -> Peeled: ...
+
+
+PEELERS: Registry[Peeler] = Registry("peeler")
