@@ -2,7 +2,7 @@
 
 uv run python benchmarks/peel_mlp.py single             # the soft-label paper's network and one photo
 uv run python benchmarks/peel_mlp.py batches            # B = 8 … 64, C = 100 and 1000, all kinds of labels
-uv run python benchmarks/peel_mlp.py others             # Cocktail Party and Phong's ratio beside it
+uv run python benchmarks/peel_mlp.py others             # Cocktail Party, Phong's ratio and DLG beside it
 uv run python benchmarks/peel_mlp.py depth              # float32 and float64 gradients, 2 to 12 layers
 uv run python benchmarks/peel_mlp.py conv               # CNN6, CNN6-d, LeNet, a small VGG-like network
 uv run python benchmarks/peel_mlp.py picture FILE.png   # sixteen photos of one batch, above what came back
@@ -159,6 +159,34 @@ def others(options: argparse.Namespace) -> None:
                 f"| {B} | {method} | {peeled.seconds:.2f} | {statistics.fmean(values):.1f} | {min(values):.1f} |",
                 flush=True,
             )
+        start = time.perf_counter()
+        values = quality(deep_leakage(model, update, x.shape), x)
+        seconds = time.perf_counter() - start
+        print(
+            f"| {B} | dlg | {seconds:.2f} | {statistics.fmean(values):.1f} | {min(values):.1f} |",
+            flush=True,
+        )
+
+
+def deep_leakage(model: nn.Module, update: unsum.Update, shape: torch.Size) -> Tensor:
+    """DLG: pictures and soft labels whose gradient matches the update, ‖∇ − ∇′‖², by 300 steps of L-BFGS; B is granted."""
+    torch.manual_seed(0)
+    pictures = torch.randn(shape, requires_grad=True)
+    guesses = torch.randn(len(pictures), 100, requires_grad=True)
+    seen = [update.gradients[name] for name, _ in model.named_parameters()]
+    optimiser = torch.optim.LBFGS([pictures, guesses], lr=1)
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = nn.functional.cross_entropy(model(pictures), guesses.softmax(1))
+        gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        distance = sum((a - b).square().sum() for a, b in zip(gradients, seen, strict=True))
+        distance.backward(inputs=[pictures, guesses])
+        return distance
+
+    for _ in range(300):
+        optimiser.step(closure)
+    return pictures.detach()
 
 
 def depth(options: argparse.Namespace) -> None:
