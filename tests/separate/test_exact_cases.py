@@ -61,6 +61,21 @@ def test_label_smoothing_of_unknown_strength(B: int, bias: bool) -> None:
     assert float(leak.targets.min()) * 100 == pytest.approx(0.1, abs=1e-4)
 
 
+@pytest.mark.parametrize("seed", [3, 4])
+def test_strong_smoothing_without_bias(seed: int) -> None:
+    """A floor takes the same from every row; for seed 4 no start that leaves it out leads to the solution."""
+    torch.manual_seed(seed)
+    level, contrast = torch.rand(8, 1, 1), torch.rand(8, 48, 1) * torch.rand(8, 1, 1)
+    x = (0.5 * level + contrast).expand(8, 48, 4).reshape(8, 192)
+    for width, wider in ((192, 256), (256, 128)):
+        x = torch.relu(x @ torch.randn(width, wider) * (2 / width) ** 0.5)
+    linear = nn.Linear(128, 100, bias=False)
+    nn.init.normal_(linear.weight, std=0.125)
+    targets = one_hot([3, 3, 8, 20, 41, 50, 66, 90], 100) * 0.63 + 0.37 / 100
+    truth = case(x, linear, targets)
+    assert_exact(exact(truth.head, NOTHING, seed=0), truth)
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("bias", [True, False])
 def test_mixup(smoothing: float, bias: bool) -> None:

@@ -6,8 +6,8 @@ logits that is a line, a + M k_c, whose slope M is the covariance of the t_i. Ro
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from unsum.separate.exact.observation import Observation
 
 Fit = Callable[[Tensor, Tensor, Tensor], Tensor]  # (design, values, square roots of the weights) → line
 
+_LIFTS = (0.15, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 4.0)
 _OUTLIER = 8.0  # median deviations off the line that make a row a label
 
 
@@ -29,6 +30,7 @@ class ClassLine:
     scale: float  # α B: what a gradient averaged over the batch was multiplied by
     mass: Tensor  # (C,) share of the batch's targets in each class: count / B for hard labels
     sums: Tensor  # (C, R) scale · Σ_i Y_ic t_i / B
+    floor: float = 0.0  # of all targets, where one was assumed
 
 
 def fit_class_line(observation: Observation) -> ClassLine:
@@ -37,6 +39,22 @@ def fit_class_line(observation: Observation) -> ClassLine:
     if grad_b is not None and float((grad_b.abs() * observation.weight).median()) * observation.beta > 30:
         return _fit_ratios(K, b, U, grad_b)
     return _fit_rows(K, b, U, grad_b, observation.weight)
+
+
+def fit_lifted_lines(observation: Observation) -> Iterator[ClassLine]:
+    """The same without ∇b for smoothed labels, whose floor e takes the same −α e Σ_i t_i from every row.
+
+    That is a vector along the mean feature. Its length is not known, so several are given back in turn, in parts of a
+    usual row.
+    """
+    K, b, U, weight = observation.K, observation.b, observation.U, observation.weight
+    direction = _shared_direction(U, weight)
+    along = U @ direction
+    usual = float(along[along > 0].median()) if bool((along > 0).any()) else 0.0
+    for part in _LIFTS:
+        line = _fit_rows(K, b, U + part * usual * direction, None, weight)
+        size = float(line.mean.norm()) * line.scale
+        yield replace(line, floor=part * usual / size if size > 0 else 0.0)
 
 
 def _fit_ratios(K: Tensor, b: Tensor, U: Tensor, grad_b: Tensor) -> ClassLine:
@@ -94,13 +112,7 @@ def _fit_sizes(K: Tensor, b: Tensor, U: Tensor, weight: Tensor) -> tuple[Tensor,
 
     U_c · u ≈ s p̄_c ζ with p̄_c ∝ exp(b_c + ζ u·k_c): a line of slope ζ in u·k_c. For one sample it is exact.
     """
-    weighted = U * weight[:, None]
-    typical = weighted / weighted.norm(dim=1, keepdim=True).clamp_min(1e-300)
-    direction = typical.sum(0)
-    for _ in range(20):  # the direction most rows share: label rows point the other way or elsewhere
-        direction = direction / direction.norm().clamp_min(1e-300)
-        direction = (typical * (typical @ direction).clamp_min(0)[:, None]).sum(0)
-    direction = direction / direction.norm().clamp_min(1e-300)
+    direction = _shared_direction(U, weight)
     along = U @ direction
     positive = along > 0
     heights = along.clamp_min(1e-300).log() - b
@@ -109,6 +121,18 @@ def _fit_sizes(K: Tensor, b: Tensor, U: Tensor, weight: Tensor) -> tuple[Tensor,
     zeta = line[1, 0].clamp_min(1e-6 * along.abs().max())
     log_total = torch.logsumexp(b + zeta * design[:, 1], dim=0)
     return direction, zeta, line[0, 0] - zeta.log() + log_total, inside
+
+
+def _shared_direction(U: Tensor, weight: Tensor) -> Tensor:
+    """(R,) the direction most rows share: label rows point the other way or elsewhere."""
+    weighted = U * weight[:, None]
+    typical = weighted / weighted.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    direction: Tensor = typical.sum(0)
+    for _ in range(20):
+        direction = direction / direction.norm().clamp_min(1e-300)
+        direction = (typical * (typical @ direction).clamp_min(0)[:, None]).sum(0)
+    unit: Tensor = direction / direction.norm().clamp_min(1e-300)
+    return unit
 
 
 def _robust_line(design: Tensor, values: Tensor, root: Tensor, inside: Tensor, fit: Fit) -> tuple[Tensor, Tensor]:

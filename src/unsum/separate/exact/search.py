@@ -18,7 +18,7 @@ from unsum.separate.exact.hypotheses import Hypothesis, hypotheses
 from unsum.separate.exact.levenberg import seconds_per_iteration, solve
 from unsum.separate.exact.lone import lone_starts
 from unsum.separate.exact.observation import Observation
-from unsum.separate.exact.regression import ClassLine, fit_class_line
+from unsum.separate.exact.regression import ClassLine, fit_class_line, fit_lifted_lines
 from unsum.separate.exact.starts import rotate_freely, rotate_to_targets
 
 _STARTS = 6
@@ -53,6 +53,8 @@ class Search:
         """
         ways = list(hypotheses(self.observation, self.line, self.targets, self.batch_size))
         best = _first(self._quick(ways), lambda found: found.settles, None)
+        if (best is None or not best.explains) and self.observation.grad_b is None and self.targets is None:
+            best = _first(self._smoothed(), lambda found: found.explains, best)
         if best is None or not best.explains:
             best = _first(self._patient(ways), lambda found: found.explains, best)
         return best
@@ -68,6 +70,14 @@ class Search:
             yield from [*singly, *quick]
         else:
             yield from [*quick[:hard], *singly, *quick[hard:]]
+
+    def _smoothed(self) -> Iterator[Attempt]:
+        """Without ∇b the line itself depends on the smoothing: several strengths of it in turn."""
+        for line in fit_lifted_lines(self.observation):
+            search = replace(self, line=line)
+            for way in hypotheses(self.observation, line, None, self.batch_size):
+                if way.floor_free:
+                    yield partial(search._solve, way, starts=1, iterations=60)
 
     def _patient(self, ways: list[Hypothesis]) -> Iterator[Attempt]:
         affordable = _PATIENCE / seconds_per_iteration(self.observation.rank**2, self.observation.classes)
@@ -171,7 +181,8 @@ class Search:
         else:
             T = rotate_to_targets(self.line, way.Y, self.generator)
         alpha = self.observation.alpha(way.scale, way.B)
-        return Unknowns(T, T.new_zeros(()), T.new_tensor(math.log(alpha)))
+        floor = self.line.floor if way.floor_free else 0.0
+        return Unknowns(T, T.new_tensor(floor), T.new_tensor(math.log(alpha)))
 
 
 def _first(
