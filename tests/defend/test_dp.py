@@ -57,6 +57,7 @@ def test_the_noise_is_sigma_times_clip_over_batch() -> None:
     assert float(difference.mean()) == pytest.approx(0, abs=0.002)
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook:UserWarning")
 def test_it_is_what_opacus_makes_of_its_own_hooks() -> None:
     """The same seed draws the same noise, so the whole private gradient must agree, not only its distribution."""
     from opacus import GradSampleModule
@@ -101,6 +102,7 @@ def test_frozen_layers_are_neither_clipped_nor_sent() -> None:
     assert list(capture(net, pictures(4), LABELS, defenses=DPSGD(1)).gradients) == ["5.weight", "5.bias"]
 
 
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")  # Opacus' own, at a sampling rate of 1
 def test_epsilon_of_the_plain_gaussian_mechanism() -> None:
     """Without subsampling Rényi accounting has a closed form, and the exact ε solves the Gaussian's own δ(ε)."""
     sigma, steps, delta = 2.0, 10, 1e-5

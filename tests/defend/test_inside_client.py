@@ -94,6 +94,25 @@ def test_soteria_on_one_linear_layer_in_closed_form() -> None:
     assert (sent.gradients["weight"] == 0).all(0).nonzero().flatten().tolist() == sorted(scores.argsort()[:2].tolist())
 
 
+@pytest.mark.parametrize("train", [True, False])
+def test_soterias_estimate_is_near_the_exact_score(
+    net: nn.Sequential, train: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = first_step(net, pictures(3), LABELS, train)
+    exact = feature_scores(step)
+    monkeypatch.setattr("unsum.defend.soteria._EXACT_UP_TO", 100)  # the net has 128
+    torch.manual_seed(0)
+    estimate = feature_scores(step, probes=200)
+    assert torch.equal(estimate == 0, exact == 0)  # features that ReLU has switched off for the whole batch
+    ratio = (estimate / exact)[exact > 0]
+    assert len(ratio) > 100
+    assert not torch.equal(ratio, torch.ones_like(ratio))
+    # Each norm to 1/√400 = 5 %, the sum of three samples somewhat better; 128 features reach out to three deviations.
+    assert float(ratio.std()) < 0.06
+    assert float((ratio - 1).abs().max()) < 0.2
+    assert torch.equal(feature_scores(step, probes=0), exact)
+
+
 def test_soteria_leaves_the_model_as_it_was(net: nn.Sequential) -> None:
     before = {name: value.clone() for name, value in net.state_dict().items()}
     capture(net.eval(), pictures(3), LABELS, defenses=Soteria(0.5))
