@@ -47,7 +47,7 @@ def aggregate(updates: Sequence[Update], *, sizes: Sequence[int] | None = None) 
 @DEFENSES.register(
     "secagg",
     summary="secure aggregation: the server sees only the mean over this many clients",
-    needs="the others' updates",
+    needs="the other clients' updates (in Python)",
 )
 class SecAgg(Defense):
     """This client's update together with those of the `clients` − 1 others."""

@@ -26,7 +26,9 @@ _ACCOUNTANTS = ("prv", "rdp", "gdp")
 
 
 @DEFENSES.register(
-    "dp", summary="DP-SGD: clip every sample's gradient to norm 1, add noise of this multiplier", needs="opacus"
+    "dp",
+    summary="DP-SGD: clip every sample's gradient to norm 1, add noise of this multiplier",
+    needs="Opacus (the extra dp), and no BatchNorm in train mode",
 )
 class DPSGD(ClientDefense):
     """One differentially private step; noise of standard deviation `noise · clip / B` on every entry.
@@ -95,11 +97,11 @@ def privacy_spent(noise: float, *, steps: int, sampling_rate: float, delta: floa
 def per_sample_gradients(step: Step) -> Gradients:
     """(B, …) for every trainable parameter: the gradient of each sample's own cross-entropy, in the model's present mode."""
     trainable = {name: p.detach() for name, p in step.model.named_parameters() if p.requires_grad}
-    rows = as_probabilities(step.targets, step.classes).to(step.images)
+    rows = as_probabilities(step.targets, step.classes).to(step.images.device)
 
     def loss(parameters: Mapping[str, Tensor], image: Tensor, row: Tensor) -> Tensor:
-        output = torch.func.functional_call(step.model, dict(parameters), (image[None],))
-        return nn.functional.cross_entropy(main_output(output), row[None])
+        logits = main_output(torch.func.functional_call(step.model, dict(parameters), (image[None],)))
+        return nn.functional.cross_entropy(logits, row[None].to(logits))
 
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")
     gradients: Gradients = each(trainable, step.images, rows)
