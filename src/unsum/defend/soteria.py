@@ -37,7 +37,7 @@ _AT_A_TIME = 16  # features differentiated together: each needs a backward pass 
     "soteria", summary="zero the head's gradient for this fraction of its inputs, those that pin the images down most"
 )
 class Soteria(ClientDefense):
-    """Zeroes the columns of the head's weight gradient that score below the quantile `fraction` (the authors' code: 0.01 and 0.6).
+    """Zeroes the head's weight-gradient columns that score below the quantile `fraction` (the authors' code: 0.01 and 0.6).
 
     `probes` random directions per sample estimate the scores of heads with more than 2048 inputs; 0 computes them exactly.
     """
