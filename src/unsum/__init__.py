@@ -4,8 +4,29 @@ The public API, re-exported. Audit only systems that you operate or have permiss
 """
 
 from unsum.audit import Audit, audit
-from unsum.client import capture, mixup, smooth_labels
-from unsum.defend import Clip, Noise, Prune
+from unsum.client import capture, capture_local, mixup, smooth_labels
+from unsum.defend import (
+    DPSGD,
+    QSGD,
+    BFloat16,
+    Clip,
+    ClipLayers,
+    DropBias,
+    DropHead,
+    Float16,
+    Laplace,
+    Mixup,
+    Noise,
+    Prune,
+    PruneGlobal,
+    Quantise,
+    SecAgg,
+    Sign,
+    SmoothLabels,
+    Soteria,
+    aggregate,
+    privacy_spent,
+)
 from unsum.errors import UnsumError
 from unsum.invert import invert
 from unsum.knowledge import Knowledge
@@ -19,23 +40,41 @@ from unsum.update import Update
 from unsum.version import __version__
 
 __all__ = [
+    "DPSGD",
+    "QSGD",
     "Audit",
+    "BFloat16",
     "Clip",
+    "ClipLayers",
+    "DropBias",
+    "DropHead",
+    "Float16",
     "Knowledge",
+    "Laplace",
     "Leak",
+    "Mixup",
     "Noise",
     "Peeled",
     "Prune",
+    "PruneGlobal",
+    "Quantise",
+    "SecAgg",
+    "Sign",
+    "SmoothLabels",
+    "Soteria",
     "UnsumError",
     "Update",
     "__version__",
+    "aggregate",
     "attack",
     "audit",
     "capture",
+    "capture_local",
     "invert",
     "labels",
     "mixup",
     "peel",
+    "privacy_spent",
     "score",
     "separate",
     "smooth_labels",

@@ -43,7 +43,8 @@ def audit(
     batch: Annotated[int, typer.Option(help="How many of the embedded photos the client trains on.")] = 8,
     same_label: Annotated[int, typer.Option(help="How many of them share one label; 0 keeps their own tags.")] = 0,
     defense: Annotated[
-        list[str] | None, typer.Option(help="noise:STD, clip:NORM, prune:FRACTION; repeat to chain.")
+        list[str] | None,
+        typer.Option(help="noise:STD, clip:NORM, sign … from `unsum list`; repeat to chain, in order."),
     ] = None,
     attack: Annotated[str, typer.Option(help="auto, or an attack from `unsum list`.")] = "auto",
     labels: Annotated[

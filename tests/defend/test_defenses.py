@@ -5,6 +5,7 @@ import torch
 
 from unsum import Clip, Noise, Prune, UnsumError, Update
 from unsum.defend import DEFENSES, parse_defense
+from unsum.defend.defense import has_strength
 
 
 def update(*values: float) -> Update:
@@ -53,9 +54,17 @@ def test_order_is_visible_and_kept() -> None:
 
 
 def test_every_defence_can_be_named_on_the_command_line() -> None:
-    assert {entry.name for entry in DEFENSES} == {"noise", "clip", "prune"}
+    assert {entry.name for entry in DEFENSES} == {
+        "noise", "laplace", "clip", "clip-layers", "prune", "prune-global", "qsgd", "sign", "quantise", "float16", "bfloat16",
+        "soteria", "dp", "smooth", "mixup", "secagg", "drop-bias", "drop-head",
+    }  # fmt: skip
     for entry in DEFENSES:
-        assert parse_defense(f"{entry.name}:0.5").strength == 0.5
+        if entry.name == "secagg":  # needs other clients, whom the command line does not have
+            continue
+        strength = entry.method.example if has_strength(entry.method) else None
+        defense = parse_defense(entry.name if strength is None else f"{entry.name}:{strength}")
+        assert type(defense) is entry.method
+        assert strength is None or defense.strength == strength
 
 
 @pytest.mark.parametrize(
@@ -70,6 +79,23 @@ def test_every_defence_can_be_named_on_the_command_line() -> None:
         ("clip:0", "positive norm"),
         ("clip:inf", "positive norm"),
         ("prune:1", "below 1"),
+        ("prune-global:1", "below 1"),
+        ("laplace:-1", "scale of at least 0"),
+        ("clip-layers:0", "positive norm"),
+        ("qsgd", "write it as 'qsgd:4'"),
+        ("qsgd:0", "whole and at least 1"),
+        ("qsgd:2.5", "whole and at least 1"),
+        ("qsgd:inf", "whole and at least 1"),
+        ("quantise:0", "whole and at least 1"),
+        ("quantise:32", "24 or fewer"),
+        ("sign:1", "takes no strength; write it as 'sign'"),
+        ("drop-head:", "takes no strength"),
+        ("soteria:1.5", "between 0 and 1"),
+        ("dp:-1", "noise multiplier"),
+        ("smooth:2", "between 0 and 1"),
+        ("mixup:0", "positive alpha"),
+        ("secagg:1", "whole and at least 2"),
+        ("secagg:4", "needs the updates of the 3 others"),
     ],
 )
 def test_bad_defences_are_refused(text: str, sentence: str) -> None:

@@ -2,5 +2,6 @@
 
 from unsum.client.augment import mixup, smooth_labels
 from unsum.client.capture import capture
+from unsum.client.local import capture_local
 
-__all__ = ["capture", "mixup", "smooth_labels"]
+__all__ = ["capture", "capture_local", "mixup", "smooth_labels"]

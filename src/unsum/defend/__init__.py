@@ -1,8 +1,48 @@
-"""Update → Update: what a client or protocol does to an update before the server sees it."""
+"""Update → Update, or a change inside the client: what happens to an update before the server sees it."""
 
+from unsum.defend.aggregate import SecAgg, aggregate
 from unsum.defend.clip import Clip
-from unsum.defend.defense import DEFENSES, Chain, Defense, parse_defense
+from unsum.defend.clip_layers import ClipLayers
+from unsum.defend.defense import DEFENSES, Chain, ClientDefense, Defense, parse_defense
+from unsum.defend.dp import DPSGD, privacy_spent, replace_batch_norm
+from unsum.defend.drop import DropBias, DropHead
+from unsum.defend.half import BFloat16, Float16
+from unsum.defend.laplace import Laplace
+from unsum.defend.mix import Mixup
 from unsum.defend.noise import Noise
 from unsum.defend.prune import Prune
+from unsum.defend.prune_global import PruneGlobal
+from unsum.defend.qsgd import QSGD
+from unsum.defend.quantise import Quantise
+from unsum.defend.sign import Sign
+from unsum.defend.smooth import SmoothLabels
+from unsum.defend.soteria import Soteria
 
-__all__ = ["DEFENSES", "Chain", "Clip", "Defense", "Noise", "Prune", "parse_defense"]
+__all__ = [
+    "DEFENSES",
+    "DPSGD",
+    "QSGD",
+    "BFloat16",
+    "Chain",
+    "ClientDefense",
+    "Clip",
+    "ClipLayers",
+    "Defense",
+    "DropBias",
+    "DropHead",
+    "Float16",
+    "Laplace",
+    "Mixup",
+    "Noise",
+    "Prune",
+    "PruneGlobal",
+    "Quantise",
+    "SecAgg",
+    "Sign",
+    "SmoothLabels",
+    "Soteria",
+    "aggregate",
+    "parse_defense",
+    "privacy_spent",
+    "replace_batch_norm",
+]

@@ -1,9 +1,17 @@
-"""What a defence is: a function from Update to Update with one strength; `a | b` applies a, then b."""
+"""What a defence is: a function from Update to Update with one strength; `a | b` applies a, then b.
+
+Some defences need more than the update: they change the batch, the way the gradient is computed, or need the model to know what
+they change. These are `ClientDefense`s and work only inside the client, through `unsum.capture(..., defenses=…)`.
+"""
 
 from __future__ import annotations
 
+import inspect
+import math
 from abc import ABC, abstractmethod
+from typing import cast
 
+from unsum.client.step import Stage, Step
 from unsum.errors import UnsumError
 from unsum.registry import Registry
 from unsum.update import Update
@@ -12,11 +20,22 @@ from unsum.update import Update
 class Defense(ABC):
     """One defence. Its `repr` shows name and strength; reports print it in the order of application."""
 
+    stage: Stage = Stage.UPDATE
+    example: float = 0.5  # a strength for the sentence that says how to write it
+
     def __init__(self, strength: float) -> None:
         self.strength = strength
 
     @abstractmethod
     def __call__(self, update: Update) -> Update: ...
+
+    def before(self, step: Step) -> Step:
+        """The client's step as this defence wants it computed."""
+        return step
+
+    def after(self, update: Update, step: Step) -> Update:  # noqa: ARG002 (for those that need the batch)
+        """What becomes of the update, with the model and the batch at hand."""
+        return self(update)
 
     def __or__(self, after: Defense) -> Chain:
         return Chain(*self.parts(), *after.parts())
@@ -28,11 +47,34 @@ class Defense(ABC):
         return f"{type(self).__name__}({self.strength:g})"
 
 
+class ClientDefense(Defense):
+    """A defence that cannot be applied to an update alone; it overrides `before`, `after` or both."""
+
+    def __call__(self, update: Update) -> Update:  # noqa: ARG002 (refused whatever it is)
+        raise UnsumError(
+            f"{self!r} works inside the client, where the model and the batch are; "
+            "pass it to unsum.capture(..., defenses=...)."
+        )
+
+    def after(self, update: Update, step: Step) -> Update:  # noqa: ARG002 (for those that need the batch)
+        return update
+
+
+class Switch(Defense):
+    """A defence that is on or off: no strength to choose."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
 class Chain(Defense):
     """Several defences, applied from left to right."""
 
     def __init__(self, *parts: Defense) -> None:
-        self._parts = parts
+        self._parts = tuple(single for part in parts for single in part.parts())
 
     def parts(self) -> tuple[Defense, ...]:
         return self._parts
@@ -50,18 +92,34 @@ DEFENSES: Registry[type[Defense]] = Registry("defence")
 
 
 def parse_defense(text: str) -> Defense:
-    """A defence from its command-line form, `noise:0.01`, or several in order, `noise:0.01|clip:4`."""
+    """A defence from its command-line form, `noise:0.01`, or several in order, `noise:0.01|clip:4|sign`."""
     parts = [_parse_one(part.strip()) for part in text.split("|")]
     return parts[0] if len(parts) == 1 else Chain(*parts)
+
+
+def whole_number(value: float, least: int, what: str) -> int:
+    """`value` as an int, or one sentence; `what` names the defence and its unit: "QSGD needs a number of levels"."""
+    if not (math.isfinite(value) and value == int(value) and value >= least):
+        raise UnsumError(f"{what} that is whole and at least {least}, not {value:g}.")
+    return int(value)
+
+
+def has_strength(kind: type[Defense]) -> bool:
+    """Whether the command line must give a number; `sign` and `drop-bias` are on or off."""
+    return any(p.kind is p.POSITIONAL_OR_KEYWORD for p in inspect.signature(kind).parameters.values())
 
 
 def _parse_one(text: str) -> Defense:
     name, colon, strength = text.partition(":")
     kind = DEFENSES[name]
+    if not has_strength(kind):
+        if colon:
+            raise UnsumError(f"The defence {text!r} cannot be read: it takes no strength; write it as {name!r}.")
+        return cast("type[Switch]", kind)()
     try:
         value = float(strength)
     except ValueError:
-        example = f"{name}:0.5"
+        example = f"{name}:{kind.example:g}"
         missing = f"{strength!r} is not a number" if colon else "its strength is missing"
         raise UnsumError(f"The defence {text!r} cannot be read: {missing}; write it as {example!r}.") from None
     return kind(value)

@@ -1,0 +1,154 @@
+"""One step of a client, in three stages, so that defences can work where they belong.
+
+    batch     images and targets are changed before they are used                (label smoothing, mixup)
+    gradient  the gradient is computed in another way than by the mean loss      (DP-SGD)
+    update    what was computed is changed, with the model and the batch at hand (Soteria) or without (noise, clipping, …)
+
+Every defence is asked twice: `before` the gradient exists and `after`. A plain function Update → Update is of the last stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import pairwise
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from unsum.client.augment import as_probabilities
+from unsum.errors import UnsumError
+from unsum.update import Update
+
+Gradients = dict[str, Tensor]
+
+
+class Stage(IntEnum):
+    """What a defence changes; later stages cannot come before earlier ones."""
+
+    BATCH = 0
+    GRADIENT = 1
+    UPDATE = 2
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the client has at hand; `gradient(step)` computes what it will send."""
+
+    model: nn.Module
+    images: Tensor
+    targets: Tensor
+    train: bool
+    gradient: Callable[[Step], Gradients]
+
+    @property
+    def classes(self) -> int:
+        """The number of classes, from the targets if they are rows, else from the model's output for one image."""
+        if self.targets.ndim == 2:
+            return self.targets.shape[1]
+        with in_mode(self.model, False), torch.no_grad():
+            return main_output(self.model(self.images[:1])).shape[1]
+
+
+@runtime_checkable
+class InsideClient(Protocol):
+    """What `capture` asks of a defence that is more than a function from Update to Update."""
+
+    @property
+    def stage(self) -> Stage: ...
+
+    def parts(self) -> Sequence[InsideClient]: ...
+
+    def before(self, step: Step) -> Step: ...
+
+    def after(self, update: Update, step: Step) -> Update: ...
+
+
+AnyDefense = InsideClient | Callable[[Update], Update]
+
+
+def ordered(defenses: Iterable[AnyDefense] | AnyDefense) -> list[AnyDefense]:
+    """The single defences in order of application; refuses an order that the client could not keep."""
+    given = [defenses] if callable(defenses) or isinstance(defenses, InsideClient) else defenses
+    parts = [part for defense in given for part in _parts(defense)]
+    for first, second in pairwise(parts):
+        one, two = _stage(first), _stage(second)
+        if two < one:
+            raise UnsumError(
+                f"{second!r} changes the {two.name.lower()} and cannot come after {first!r}, which changes "
+                f"the {one.name.lower()}; name {second!r} first."
+            )
+        if one == two == Stage.GRADIENT:
+            raise UnsumError(f"{first!r} and {second!r} both decide how the gradient is computed; choose one of them.")
+    return parts
+
+
+def before(parts: Iterable[AnyDefense], step: Step) -> Step:
+    """The step as the defences want it computed."""
+    for part in parts:
+        if isinstance(part, InsideClient):
+            step = part.before(step)
+    return step
+
+
+def after(parts: Iterable[AnyDefense], update: Update, step: Step) -> Update:
+    """The update as it leaves the client."""
+    for part in parts:
+        update = part.after(update, step) if isinstance(part, InsideClient) else part(update)
+    return update
+
+
+def mean_loss_gradient(step: Step) -> Gradients:
+    """∇ (1/B) Σ_i cross-entropy_i of every trainable parameter that the loss depends on."""
+    trainable = {name: p for name, p in step.model.named_parameters() if p.requires_grad}
+    with in_mode(step.model, step.train), torch.enable_grad():
+        logits = main_output(step.model(step.images))
+        rows = as_probabilities(step.targets, logits.shape[1]).to(logits)
+        loss = nn.functional.cross_entropy(logits, rows)
+        gradients = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)
+    return {name: g.detach() for name, g in zip(trainable, gradients, strict=True) if g is not None}
+
+
+def first_step(model: nn.Module, images: Tensor, targets: Tensor, train: bool) -> Step:
+    """The undefended step on this batch, or one sentence why there is none."""
+    if len(images) == 0 or len(images) != len(targets):
+        raise UnsumError(
+            f"A batch needs as many targets as images; found {len(images)} images and {len(targets)} targets."
+        )
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UnsumError(
+            "The model has no trainable parameter; set requires_grad on the layers that the client trains."
+        )
+    return Step(model, images, targets, train, mean_loss_gradient)
+
+
+def main_output(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """The main output of models that return auxiliary ones beside it (GoogLeNet, Inception in train mode)."""
+    return output if isinstance(output, Tensor) else output[0]
+
+
+@contextmanager
+def in_mode(model: nn.Module, train: bool) -> Iterator[None]:
+    """Run in the mode asked for, then put every module's mode and every buffer back."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    model.train(train)
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        with torch.no_grad():
+            for buffer, earlier in buffers:
+                buffer.copy_(earlier)
+
+
+def _parts(defense: AnyDefense) -> Sequence[AnyDefense]:
+    return defense.parts() if isinstance(defense, InsideClient) else (defense,)
+
+
+def _stage(defense: AnyDefense) -> Stage:
+    return defense.stage if isinstance(defense, InsideClient) else Stage.UPDATE

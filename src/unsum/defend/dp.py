@@ -1,0 +1,139 @@
+"""DP-SGD (Abadi et al. 2016) through Opacus: every sample's gradient is clipped, then noise is added to their sum.
+
+    g = (Σ_i g_i · min(1, c/‖g_i‖) + N(0, σ² c²)) / B
+
+with g_i the gradient of sample i over all parameters together, c the clipping norm and σ the noise multiplier. Opacus clips,
+adds the noise and keeps the accounts; the per-sample gradients come from torch.func, because Opacus' own hooks pass over
+layers in eval mode. What the accountant promises presumes that each sample enters by itself: a mixup before it breaks that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unsum.client.augment import as_probabilities
+from unsum.client.step import Gradients, Stage, Step, in_mode, main_output
+from unsum.defend.defense import DEFENSES, ClientDefense
+from unsum.errors import UnsumError, unknown_name
+
+_ACCOUNTANTS = ("prv", "rdp", "gdp")
+
+
+@DEFENSES.register(
+    "dp",
+    summary="DP-SGD: clip every sample's gradient to norm 1, add noise of this multiplier",
+    needs="Opacus (the extra dp), and no BatchNorm in train mode",
+)
+class DPSGD(ClientDefense):
+    """One differentially private step; noise of standard deviation `noise · clip / B` on every entry.
+
+    `privacy_spent` says what ε a training of such steps costs.
+    """
+
+    stage = Stage.GRADIENT
+    example = 1.0
+
+    def __init__(self, noise: float, *, clip: float = 1.0) -> None:
+        if not (noise >= 0 and math.isfinite(noise)):
+            raise UnsumError(f"DP-SGD needs a noise multiplier of at least 0, not {noise}.")
+        if not (clip > 0 and math.isfinite(clip)):
+            raise UnsumError(f"DP-SGD needs a positive norm to clip each sample's gradient to, not {clip}.")
+        super().__init__(noise)
+        self.clip = clip
+
+    def before(self, step: Step) -> Step:
+        _opacus()
+        return replace(step, gradient=self._private_gradient)
+
+    def _private_gradient(self, step: Step) -> Gradients:
+        with in_mode(step.model, step.train):
+            _refuse_batch_norm(step.model)
+            samples = per_sample_gradients(step)
+        parameters = {name: nn.Parameter(torch.zeros_like(g[0])) for name, g in samples.items()}
+        for name, parameter in parameters.items():
+            parameter.grad_sample = samples[name]  # type: ignore[attr-defined]
+        optimizer = _opacus().optimizers.DPOptimizer(
+            torch.optim.SGD(parameters.values()),
+            noise_multiplier=self.strength,
+            max_grad_norm=self.clip,
+            expected_batch_size=len(step.images),
+        )
+        optimizer.pre_step()  # clip, sum, noise, mean: everything but moving the weights
+        return {name: p.grad.detach() for name, p in parameters.items() if p.grad is not None}
+
+    def __repr__(self) -> str:
+        return f"DPSGD({self.strength:g}, clip={self.clip:g})"
+
+
+def privacy_spent(noise: float, *, steps: int, sampling_rate: float, delta: float, accountant: str = "prv") -> float:
+    """The ε for which `steps` steps of DP-SGD are (ε, delta)-differentially private, by Opacus' accountant.
+
+    Args:
+        noise: the noise multiplier σ.
+        sampling_rate: the chance of a sample to be in one step's batch, B / (number of the client's samples).
+        delta: usually below 1 / (number of the client's samples).
+        accountant: `prv` (the tightest, Opacus' default), `rdp` (Rényi) or `gdp` (Gaussian, approximate).
+    """
+    if not (noise > 0 and math.isfinite(noise)):
+        raise UnsumError(f"Without noise there is no privacy to account for; give a positive multiplier, not {noise}.")
+    if not (0 < sampling_rate <= 1 and 0 < delta < 1 and steps >= 1):
+        raise UnsumError(
+            "Privacy is accounted for at least one step, a sampling rate above 0 and up to 1, and a delta between 0 and 1; "
+            f"found {steps}, {sampling_rate} and {delta}."
+        )
+    if accountant not in _ACCOUNTANTS:
+        raise unknown_name("privacy accountant", accountant, _ACCOUNTANTS)
+    accounts = _opacus().accountants.create_accountant(accountant)
+    accounts.history = [(noise, sampling_rate, steps)]
+    return float(accounts.get_epsilon(delta))
+
+
+def per_sample_gradients(step: Step) -> Gradients:
+    """(B, …) for every trainable parameter: the gradient of each sample's own cross-entropy, in the model's present mode."""
+    trainable = {name: p.detach() for name, p in step.model.named_parameters() if p.requires_grad}
+    rows = as_probabilities(step.targets, step.classes).to(step.images.device)
+
+    def loss(parameters: Mapping[str, Tensor], image: Tensor, row: Tensor) -> Tensor:
+        logits = main_output(torch.func.functional_call(step.model, dict(parameters), (image[None],)))
+        return nn.functional.cross_entropy(logits, row[None].to(logits))
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")
+    gradients: Gradients = each(trainable, step.images, rows)
+    return gradients
+
+
+def replace_batch_norm(model: nn.Module) -> nn.Module:
+    """A copy of `model` that DP-SGD can train: every BatchNorm replaced by a GroupNorm (Opacus' `ModuleValidator.fix`).
+
+    The replaced layers start fresh; the server must send out, and the attack must be given, this model.
+    """
+    fixed: nn.Module = _opacus().validators.ModuleValidator.fix(model)
+    return fixed
+
+
+def _refuse_batch_norm(model: nn.Module) -> None:
+    """BatchNorm that uses the batch's own statistics mixes the samples: there is no per-sample gradient to clip."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+            raise UnsumError(
+                f"DP-SGD cannot train {name!r}, a {type(module).__name__} that mixes the samples of a batch; replace it with "
+                "model = unsum.defend.replace_batch_norm(model), or use eval mode (train=False, --eval-mode)."
+            )
+
+
+def _opacus() -> Any:
+    """Opacus, imported when it is first needed: it is an extra, and slow to import."""
+    try:
+        import opacus
+        import opacus.accountants
+        import opacus.optimizers
+        import opacus.validators
+    except ImportError:
+        raise UnsumError("DP-SGD needs Opacus; install it with: pip install 'unsum[dp]'.") from None
+    return opacus

@@ -1,0 +1,34 @@
+"""Mixup as a defence (Zhang et al. 2018): the client trains on blends of two samples, images and targets alike.
+
+x̃ = λ x + (1 − λ) x′,   ỹ = λ y + (1 − λ) y′,   λ ~ Beta(α, α), one for the batch; x′ is a random sample of the same batch
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from unsum.client.augment import mixup
+from unsum.client.step import Stage, Step
+from unsum.defend.defense import DEFENSES, ClientDefense
+from unsum.errors import UnsumError
+
+
+@DEFENSES.register("mixup", summary="blend each sample with another of the batch, with a weight from Beta(α, α)")
+class Mixup(ClientDefense):
+    """The batch becomes `mixup(…, weight=λ, partner=a random permutation)`; drawn from torch's global generator."""
+
+    stage = Stage.BATCH
+
+    def __init__(self, alpha: float) -> None:
+        if not (alpha > 0 and math.isfinite(alpha)):
+            raise UnsumError(f"Mixup needs a positive alpha for Beta(alpha, alpha), not {alpha}.")
+        super().__init__(alpha)
+
+    def before(self, step: Step) -> Step:
+        weight = float(torch.distributions.Beta(self.strength, self.strength).sample())
+        partner = torch.randperm(len(step.images)).to(step.images.device)
+        images, targets = mixup(step.images, step.targets, step.classes, weight=weight, partner=partner)
+        return replace(step, images=images, targets=targets)
