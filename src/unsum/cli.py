@@ -39,7 +39,7 @@ _COLOURS = {"severe": "bold red", "partial": "bold yellow", "labels": "bold yell
 
 @app.command()
 def audit(
-    model: Annotated[str, typer.Option(help="default, or torchvision:NAME (random weights).")] = "default",
+    model: Annotated[str, typer.Option(help="default, mlp, or torchvision:NAME (random weights).")] = "default",
     batch: Annotated[int, typer.Option(help="How many of the embedded photos the client trains on.")] = 8,
     same_label: Annotated[int, typer.Option(help="How many of them share one label; 0 keeps their own tags.")] = 0,
     defense: Annotated[

@@ -38,6 +38,15 @@ def test_shared_labels_do_not_help_the_client() -> None:
     assert ratio.scores["psnr"] < result.scores["psnr"] - 3  # what the exact solver is for
 
 
+@pytest.mark.parametrize("same_label", [0, 8])
+def test_a_fully_connected_network_gives_its_photos_away_exactly(same_label: int) -> None:
+    result = unsum.audit("mlp", same_label=same_label)
+    assert result.scores["psnr"] > 60
+    assert result.leak.inputs_exact is not None
+    assert bool(result.leak.inputs_exact.all())
+    assert any("peeled" in note for note in result.leak.notes)
+
+
 def test_clipping_does_not_help_either() -> None:
     result = unsum.audit(defenses=unsum.Clip(0.5))
     assert result.leak.scale < 0.9

@@ -47,7 +47,7 @@ def audit(
     """What would one client update of this model give away?
 
     Args:
-        model: `default`, `torchvision:NAME`, or your own module (then give `data` too).
+        model: `default`, `mlp`, `torchvision:NAME`, or your own module (then give `data` too).
         data: the client's private (images, targets); the embedded photos by default.
         batch, same_label: how many embedded photos, and how many of them share one label.
         defenses: applied to the update before the server sees it.

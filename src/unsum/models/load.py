@@ -14,6 +14,7 @@ from unsum.errors import UnsumError, unknown_name
 from unsum.models.small_resnet import INPUT_SIZE, SmallResNet
 
 DEFAULT_MODEL = "default"
+MLP, _MLP_SIZE = "mlp", 64
 _SIZES = {"inception_v3": 299}
 _USUAL_SIZE = 224
 
@@ -28,15 +29,17 @@ class LoadedModel:
 
 
 def load_model(spec: str, *, classes: int, seed: int = 0) -> LoadedModel:
-    """`default` or `torchvision:NAME`, with a fresh head for `classes` classes; `seed` fixes what is random.
+    """`default`, `mlp` or `torchvision:NAME`, with a fresh head for `classes` classes; `seed` fixes what is random.
 
-    torchvision models come with random weights: nothing is downloaded.
+    `mlp` and torchvision models come with random weights: nothing is downloaded.
     """
     if spec == DEFAULT_MODEL:
         return LoadedModel(default_model(classes=classes, seed=seed), "embedded small ResNet, 128²", INPUT_SIZE)
+    if spec == MLP:
+        return LoadedModel(_plain_network(classes, seed), f"fully connected, random weights, {_MLP_SIZE}²", _MLP_SIZE)
     source, _, name = spec.partition(":")
     if source != "torchvision":
-        raise unknown_name("model", spec, [DEFAULT_MODEL, "torchvision:resnet18", "torchvision:mobilenet_v2"])
+        raise unknown_name("model", spec, [DEFAULT_MODEL, MLP, "torchvision:resnet18", "torchvision:mobilenet_v2"])
     return _torchvision_model(name, classes, seed)
 
 
@@ -49,6 +52,20 @@ def default_model(*, classes: int, seed: int = 0) -> SmallResNet:
         weights = load_file(path)
     model.backbone.load_state_dict({name: w.float() if w.is_floating_point() else w for name, w in weights.items()})
     return model
+
+
+def _plain_network(classes: int, seed: int) -> nn.Sequential:
+    """A network of the kind that gives its inputs away entirely."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(3 * _MLP_SIZE**2, 1024),
+            nn.ReLU(),
+            nn.Linear(1024, 512),
+            nn.ReLU(),
+            nn.Linear(512, classes),
+        )
 
 
 def _torchvision_model(name: str, classes: int, seed: int) -> LoadedModel:
