@@ -76,7 +76,8 @@ def test_labels_and_features_of_every_family(name: str, soft: bool) -> None:
         assert worst < 1e-3
     else:  # a default-initialised MLP or LeNet hardly tells samples apart: then the certificate must say so
         assert name in ("lenet", "mlp")
-        assert leak.predicted_error > 1e-4
+        assert leak.notes
+        assert worst < 10 * leak.predicted_error
 
 
 @settings(max_examples=8)
