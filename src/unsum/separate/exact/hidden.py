@@ -48,8 +48,9 @@ def _doubt_proportional(observation: Observation, candidate: Candidate) -> list[
     if len(T) <= observation.rank or observation.rank == observation.A.shape[1]:
         return []
     unit = T / T.norm(dim=1, keepdim=True).clamp_min(1e-300)
-    pairs = ((unit @ unit.T > 1 - 1e-4) & (labels[:, None] != labels)).triu(1).nonzero().tolist()
-    return [f"Samples {i} and {j} may be one with a mixed label: their features are proportional." for i, j in pairs]
+    alike = (unit @ unit.T > 1 - 1e-4) & (labels[:, None] != labels)
+    named = ", ".join(map(str, alike.any(1).nonzero()[:, 0].tolist()))
+    return [f"Samples {named} have proportional features: some may be one with a mixed label."] if named else []
 
 
 def _doubt_scale(observation: Observation, candidate: Candidate) -> list[str]:
