@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,6 +23,9 @@ from head_cases import (
 )
 from unsum.knowledge import Knowledge
 from unsum.separate.exact import exact
+from unsum.separate.exact.candidate import reweighted
+from unsum.separate.exact.equation import Unknowns
+from unsum.separate.exact.observation import observe
 
 
 def mixed_up(B: int, classes: int, smoothing: float = 0.0) -> Tensor:
@@ -213,6 +217,33 @@ def test_two_samples_are_not_claimed_where_one_with_a_mixed_label_fits() -> None
     torch.manual_seed(0)
     parallel = case(parallel.features, nn.Linear(512, 60), one_hot([2, 5], 60))
     assert not exact(parallel.head, NOTHING, seed=0).exact
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_sample_without_a_trace_leaves_a_doubt(seed: int) -> None:
+    """Predicted with probability 1 it sends nothing, yet the mean over the batch counts it: the other's size is off."""
+    torch.manual_seed(seed)
+    linear = nn.Linear(64, 30)
+    features = torch.rand(2, 64)
+    with torch.no_grad():
+        gap = linear(features)[0].max() - linear(features)[0, 5]
+        linear.weight[5] += (10 + gap) * features[0] / features[0].square().sum()
+        linear.weight[9] += 400 * (features[1] - features[1] @ features[0] / features[0].square().sum() * features[0])
+    truth = case(features, linear, one_hot([5, 9], 30))
+    leak = exact(truth.head, NOTHING, seed=0)
+    assert not leak.exact
+    assert any("left no trace" in note for note in leak.notes)
+
+
+def test_targets_beyond_probabilities_are_no_solution() -> None:
+    truth = synthetic([5, 1], 40)
+    observation = observe(truth.head, None)
+    at = Unknowns(truth.features.double() @ observation.A.T, torch.zeros(()).double(), torch.tensor(0.5).double().log())
+    found = reweighted(observation, replace(observation.equation(), Y=truth.targets), at)
+    assert found.explains
+    beyond = replace(found, Y=found.Y + 0.002 * torch.sign(found.Y - 0.5))
+    assert not beyond.explains
+    assert found.better_than(beyond)
 
 
 def test_pruned_bias_entries_are_no_labels() -> None:
