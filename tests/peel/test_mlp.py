@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import unsum
 import unsum.data
+from unsum.head import collect_features
 from unsum.peel import Peeled, peel
 from unsum.peel.activations import GELU, SIGMOID, SILU, TANH, elu, leaky_relu
 
@@ -209,3 +210,17 @@ def test_activations_are_inverted_on_the_right_branch(activation) -> None:
     numeric = (activation.function(z + step) - activation.function(z - step)) / (2 * step)
     away = z.abs() > 1e-3  # from LeakyReLU's kink
     torch.testing.assert_close(activation.slope(z)[away], numeric[away], rtol=1e-6, atol=1e-8)
+
+
+def test_inputs_come_in_the_order_of_the_separation() -> None:
+    """Every input, sent through the network again, gives the features of its own row of the leak."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(60, 50), nn.ReLU(), nn.Linear(50, 40), nn.ReLU(), nn.Linear(40, 30))
+    nn.init.normal_(model[4].weight, std=0.3)
+    x = torch.rand(5, 60)
+    update = unsum.capture(model, x, torch.tensor([9, 2, 2, 17, 5]))
+    leak = unsum.separate(model, update)
+    peeled = peel(model, update, leak)
+    assert bool(peeled.exact.all())
+    features = collect_features(model, peeled.inputs.float())
+    assert float(((features - leak.features).norm(dim=1) / leak.features.norm(dim=1)).max()) < 1e-3
