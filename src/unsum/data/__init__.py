@@ -1,5 +1,6 @@
-"""Photos that ship with the package: the private data of the default victim."""
+"""Private data of an audited client: photos that ship with the package, and the user's own."""
 
 from unsum.data.embedded import Batch, embedded_batch, photo_count, tags
+from unsum.data.pictures import Photos, read_photos
 
-__all__ = ["Batch", "embedded_batch", "photo_count", "tags"]
+__all__ = ["Batch", "Photos", "embedded_batch", "photo_count", "read_photos", "tags"]

@@ -1,0 +1,155 @@
+"""Where pictures stand: the names, classes and still encoded contents of a folder, a tar or an npz."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from lzma import LZMAError
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsum.errors import UnsumError
+
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+_MOST_BYTES = 1 << 28  # of one encoded picture: beyond this a tar's header lies, or it is no photo
+_TAR_ERRORS = (tarfile.TarError, OSError, EOFError, zlib.error, LZMAError)
+
+Pictures = Iterator[bytes | NDArray[np.uint8]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Every picture's name and class, in the order in which `pictures()` gives their contents.
+
+    `class_order` is the source's own order of its classes, if it has one.
+    """
+
+    names: list[str]
+    classes: list[str]
+    pictures: Callable[[], Pictures]
+    class_order: list[str] | None = None
+
+
+def open_source(path: Path) -> Source:
+    if not path.exists():
+        raise UnsumError(f"There is no file or folder {str(path)!r}.")
+    if path.is_dir():
+        source = _folder(path)
+    else:
+        source = _npz(path) if path.suffix.lower() == ".npz" else _tar(path)
+    if not source.names:
+        kinds = ", ".join(suffix.removeprefix(".") for suffix in _SUFFIXES)
+        raise UnsumError(f"{path.name!r} holds no pictures; unsum looks for {kinds}.")
+    return source
+
+
+def _is_picture(name: str) -> bool:
+    """By its name; what macOS leaves beside every file in an archive begins with a dot."""
+    return name.lower().endswith(_SUFFIXES) and not name.startswith(".")
+
+
+def _folder(path: Path) -> Source:
+    files = sorted(file for file in path.rglob("*") if _is_picture(file.name) and file.is_file())
+
+    def pictures() -> Pictures:
+        for file in files:
+            try:
+                yield file.read_bytes()
+            except OSError as error:
+                raise UnsumError(f"{str(file)!r} cannot be read: {error.strerror}.") from error
+
+    names = [file.relative_to(path).as_posix() for file in files]
+    top = path.resolve().name  # `.` has no name
+    return Source(names, [top if file.parent == path else file.parent.name for file in files], pictures)
+
+
+def _tar(path: Path) -> Source:
+    """Nothing is unpacked to disk; links and everything else that is not a file are passed over."""
+    try:
+        with tarfile.open(path) as archive:
+            members = [m for m in archive if m.isfile() and _is_picture(PurePosixPath(m.name).name)]
+    except _TAR_ERRORS as error:
+        raise UnsumError(f"{path.name!r} is neither a folder nor a readable tar or npz: {error}.") from error
+    for member in members:
+        if member.size > _MOST_BYTES:
+            raise UnsumError(f"{member.name!r} in {path.name!r} is too large for a picture: {member.size:,} bytes.")
+
+    def pictures() -> Pictures:
+        with tarfile.open(path) as archive:
+            for member in members:
+                try:
+                    file = archive.extractfile(member)
+                    content = b"" if file is None else file.read()
+                except _TAR_ERRORS as error:
+                    raise UnsumError(f"{member.name!r} in {path.name!r} cannot be read: {error}.") from error
+                yield content
+
+    names = [str(PurePosixPath(member.name)) for member in members]
+    return Source(names, [_tar_class(name, path) for name in names], pictures)
+
+
+def _tar_class(name: str, path: Path) -> str:
+    """CLASS/name.jpg or CLASS_name.jpg; a picture with neither is of the class that the tar is called."""
+    inside = PurePosixPath(name)
+    if inside.parent.name:
+        return inside.parent.name
+    prefix, underscore, _ = inside.name.partition("_")
+    return prefix if underscore else path.name.partition(".")[0]
+
+
+def _npz(path: Path) -> Source:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            held = {key: arrays[key] for key in ("images", "labels", "classes") if key in arrays}
+            keys = ", ".join(list(arrays)[:6])
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        TypeError,
+        AttributeError,
+        MemoryError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        reason = str(error).split("\n")[0].rstrip(".")
+        raise UnsumError(f"{path.name!r} cannot be read as npz: {reason}.") from error
+    images = held.get("images")
+    if images is None:
+        raise UnsumError(f"{path.name!r} needs an array `images`; it holds {keys or 'nothing'}.")
+    if images.dtype != np.uint8 or not (images.ndim == 3 or (images.ndim == 4 and images.shape[3] in (1, 3))):
+        raise UnsumError(
+            f"`images` of {path.name!r} must be uint8 of shape (N, height, width, 3), not {images.dtype} {images.shape}."
+        )
+    if 0 in images.shape[1:]:
+        raise UnsumError(f"`images` of {path.name!r} has no pixels: its shape is {images.shape}.")
+    if images.ndim == 4 and images.shape[3] == 1:
+        images = images[..., 0]
+    names = [f"{path.stem}/{number}" for number in range(len(images))]
+    classes, order = _npz_classes(path, held, len(images))
+    return Source(names, classes, lambda: iter(images), order)
+
+
+def _npz_classes(path: Path, held: dict[str, NDArray[Any]], count: int) -> tuple[list[str], list[str] | None]:
+    """Every image's class, and the order of the classes if the file names them."""
+    labels = held.get("labels")
+    if labels is None:
+        return [path.stem] * count, None
+    if labels.size != count or labels.dtype.kind not in "iuU":
+        raise UnsumError(f"`labels` of {path.name!r} must be {count} integers or names, one for each image.")
+    flat = labels.reshape(-1)
+    if flat.dtype.kind == "U" or "classes" not in held:
+        return [str(label) for label in flat], None
+    called = [str(name) for name in held["classes"].reshape(-1)]
+    often = Counter(called)  # ImageNet has two classes called crane
+    order = [f"{name} ({place})" if often[name] > 1 else name for place, name in enumerate(called)]
+    if count and not 0 <= int(flat.min()) <= int(flat.max()) < len(order):
+        raise UnsumError(f"`labels` of {path.name!r} must be numbers of its {len(order)} `classes`, counted from 0.")
+    return [order[int(label)] for label in flat], order
