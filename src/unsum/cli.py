@@ -39,7 +39,10 @@ _COLOURS = {"severe": "bold red", "partial": "bold yellow", "labels": "bold yell
 
 @app.command()
 def audit(
-    model: Annotated[str, typer.Option(help="default, mlp, or torchvision:NAME (random weights).")] = "default",
+    model: Annotated[
+        str, typer.Option(help="default, mlp, torchvision:NAME (random weights), or FILE.py:FACTORY of your own.")
+    ] = "default",
+    weights: Annotated[Path | None, typer.Option(help="A .safetensors or .pt state dict for the model.")] = None,
     batch: Annotated[int, typer.Option(help="How many of the embedded photos the client trains on.")] = 8,
     same_label: Annotated[int, typer.Option(help="How many of them share one label; 0 keeps their own tags.")] = 0,
     defense: Annotated[
@@ -67,6 +70,7 @@ def audit(
     with stages(_PROGRESS, steps_of(attack)) as shown:
         result = run_audit(
             model,
+            weights=weights,
             batch=batch,
             same_label=same_label,
             defenses=[parse_defense(text) for text in defense or []],

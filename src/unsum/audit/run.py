@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import torch
 import torchvision
@@ -30,6 +31,7 @@ def audit(
     model: nn.Module | str = DEFAULT_MODEL,
     data: tuple[Tensor, Tensor] | Batch | None = None,
     *,
+    weights: str | Path | None = None,
     batch: int = 8,
     same_label: int = 0,
     defenses: Defense | Iterable[Defense] = (),
@@ -47,7 +49,8 @@ def audit(
     """What would one client update of this model give away?
 
     Args:
-        model: `default`, `mlp`, `torchvision:NAME`, or your own module (then give `data` too).
+        model: `default`, `mlp`, `torchvision:NAME`, `path/to/file.py:factory`, or your own module (then give `data` too).
+        weights: a `.safetensors` or `.pt` state dict for a model given by name.
         data: the client's private (images, targets); the embedded photos by default.
         batch, same_label: how many embedded photos, and how many of them share one label.
         defenses: applied to the update before the server sees it.
@@ -67,7 +70,7 @@ def audit(
     say("Loading the model and the client's photos")
     check_recipe(attack, label_rule)  # before the client computes anything
     chosen = torch.device(device or "cpu")
-    name, network, truth = _prepare(model, data, batch, same_label, seed)
+    name, network, truth = _prepare(model, weights, data, batch, same_label, seed)
     network = network.to(chosen)
     images = truth.images.to(chosen)
     chain = [defenses] if isinstance(defenses, Defense) else list(defenses)
@@ -121,16 +124,23 @@ def audit(
 
 
 def _prepare(
-    model: nn.Module | str, data: tuple[Tensor, Tensor] | Batch | None, batch: int, same_label: int, seed: int
+    model: nn.Module | str,
+    weights: str | Path | None,
+    data: tuple[Tensor, Tensor] | Batch | None,
+    batch: int,
+    same_label: int,
+    seed: int,
 ) -> tuple[str, nn.Module, Batch]:
     if isinstance(model, str):
         classes = len(tags()) if data is None else _classes(data)
-        loaded = load_model(model, classes=classes, seed=seed)
+        loaded = load_model(model, classes=classes, seed=seed, weights=weights)
         name, network, size = loaded.name, loaded.model, loaded.image_size
         if data is None:
             return name, network, embedded_batch(batch, image_size=size, same_label=same_label)
     else:
         name, network = type(model).__name__, model
+        if weights is not None:
+            raise UnsumError("Load the weights into your own model yourself; `weights` is for models given by name.")
         if data is None:
             raise UnsumError(
                 "Give data=(images, targets) along with your own model; the embedded photos may not fit it."

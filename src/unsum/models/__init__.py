@@ -1,4 +1,4 @@
-"""Models by name: the embedded default and torchvision's classifiers."""
+"""Models by name: the embedded default, torchvision's classifiers, and the user's own with their weights."""
 
 from unsum.models.fingerprint import backbone_fingerprint
 from unsum.models.load import DEFAULT_MODEL, LoadedModel, load_model

@@ -1,9 +1,10 @@
-"""From a name on the command line to a model with a fresh head, and the size of the photos it takes."""
+"""From a name on the command line to a model, and the size of the photos it takes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.resources import as_file, files
+from pathlib import Path
 
 import torch
 import torchvision
@@ -11,7 +12,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from unsum.errors import UnsumError, unknown_name
+from unsum.head import find_head
+from unsum.models.from_file import build_from_file
 from unsum.models.small_resnet import INPUT_SIZE, SmallResNet
+from unsum.models.weights_file import load_weights
 
 DEFAULT_MODEL = "default"
 MLP, _MLP_SIZE = "mlp", 64
@@ -28,19 +32,71 @@ class LoadedModel:
     image_size: int
 
 
-def load_model(spec: str, *, classes: int, seed: int = 0) -> LoadedModel:
-    """`default`, `mlp` or `torchvision:NAME`, with a fresh head for `classes` classes; `seed` fixes what is random.
+@dataclass(frozen=True)
+class _Built:
+    """A model before any weights of the user's: what it is, where its weights come from, and its photos' side."""
 
-    `mlp` and torchvision models come with random weights: nothing is downloaded.
+    model: nn.Module
+    kind: str
+    size: int
+    origin: str = "random weights"
+    any_size: bool = False
+
+
+def load_model(
+    spec: str, *, classes: int, seed: int = 0, weights: str | Path | None = None, size: int | None = None
+) -> LoadedModel:
+    """`default`, `mlp`, `torchvision:NAME` or `path/to/file.py:factory`, with a head for `classes` classes.
+
+    `mlp`, torchvision models and one's own come with random weights, which `seed` fixes: nothing is downloaded. A file is
+    run, as Python would run it, and its factory called with `num_classes=classes` if it takes that.
+
+    Args:
+        weights: a `.safetensors` or `.pt` state dict for the model; a head of another shape is passed over, and the
+            name of the model then says that its head is fresh.
+        size: the side of the photos, instead of the usual one: 224, or the `image_size` of one's own model.
     """
+    built = _build(spec, classes, seed)
+    if size is not None and size != built.size and not built.any_size:
+        raise UnsumError(f"The model {spec!r} takes photos of {built.size}²; leave size={size} out.")
+    if size is not None and size < 1:
+        raise UnsumError(f"Photos need a side of at least one pixel, not {size}.")
+    origin = built.origin
+    if weights is not None:
+        filled = load_weights(built.model, Path(weights))
+        origin = f"weights of {Path(weights).name}" + ("" if filled else " under a fresh head")
+    side = size or built.size
+    return LoadedModel(built.model, ", ".join(filter(None, [built.kind, origin, f"{side}²"])), side)
+
+
+def _build(spec: str, classes: int, seed: int) -> _Built:
     if spec == DEFAULT_MODEL:
-        return LoadedModel(default_model(classes=classes, seed=seed), "embedded small ResNet, 128²", INPUT_SIZE)
+        return _Built(default_model(classes=classes, seed=seed), "embedded small ResNet", INPUT_SIZE, origin="")
     if spec == MLP:
-        return LoadedModel(_plain_network(classes, seed), f"fully connected, random weights, {_MLP_SIZE}²", _MLP_SIZE)
+        return _Built(_plain_network(classes, seed), "fully connected", _MLP_SIZE)
+    file, _, factory = spec.rpartition(":") if not spec.endswith(".py") else (spec, "", "")
+    if file.endswith(".py"):
+        return _own_model(Path(file), factory, classes, seed)
     source, _, name = spec.partition(":")
     if source != "torchvision":
-        raise unknown_name("model", spec, [DEFAULT_MODEL, MLP, "torchvision:resnet18", "torchvision:mobilenet_v2"])
+        known = [DEFAULT_MODEL, MLP, "torchvision:resnet18", "torchvision:mobilenet_v2", "path/to/file.py:factory"]
+        raise unknown_name("model", spec, known)
     return _torchvision_model(name, classes, seed)
+
+
+def _own_model(path: Path, factory: str, classes: int, seed: int) -> _Built:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build_from_file(path, factory, classes)
+    made = find_head(model)[1].out_features
+    if made < classes:
+        raise UnsumError(
+            f"{factory!r} of {path.name!r} makes {made} classes of the {classes} needed; let it take num_classes."
+        )
+    size = getattr(model, "image_size", _USUAL_SIZE)
+    if not isinstance(size, int) or size < 1:
+        raise UnsumError(f"`image_size` of the model in {path.name!r} must be the side of its photos, not {size!r}.")
+    return _Built(model, f"{factory} of {path.name}", size, any_size=True)
 
 
 def default_model(*, classes: int, seed: int = 0) -> SmallResNet:
@@ -68,7 +124,7 @@ def _plain_network(classes: int, seed: int) -> nn.Sequential:
         )
 
 
-def _torchvision_model(name: str, classes: int, seed: int) -> LoadedModel:
+def _torchvision_model(name: str, classes: int, seed: int) -> _Built:
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
         raise unknown_name("torchvision model", name, known)
@@ -79,5 +135,4 @@ def _torchvision_model(name: str, classes: int, seed: int) -> LoadedModel:
             model = torchvision.models.get_model(name, weights=None, num_classes=classes, **options)
     except (ValueError, RuntimeError) as error:
         raise UnsumError(f"torchvision cannot build {name!r}: {error}.") from error
-    size = _SIZES.get(name, _USUAL_SIZE)
-    return LoadedModel(model, f"torchvision {name}, random weights, {size}²", size)
+    return _Built(model, f"torchvision {name}", _SIZES.get(name, _USUAL_SIZE), any_size=True)

@@ -1,0 +1,70 @@
+"""A model out of a Python file that the user names: `path/to/file.py:factory`."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from unsum.errors import UnsumError, unknown_name
+
+
+def build_from_file(path: Path, factory_name: str, classes: int) -> nn.Module:
+    """Run the file and call its factory, with `num_classes` where it takes that."""
+    factory = _factory(_import(path), path, factory_name)
+    try:
+        model = factory(num_classes=classes) if _takes_classes(factory) else factory()
+    except Exception as error:  # the user's own code
+        raise UnsumError(f"{factory_name!r} of {path.name!r} failed: {_told(error)}.") from error
+    if not isinstance(model, nn.Module):
+        raise UnsumError(
+            f"{factory_name!r} of {path.name!r} must return a torch.nn.Module, not a {type(model).__name__}."
+        )
+    return model
+
+
+def _import(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UnsumError(f"There is no file {str(path)!r}.")
+    name = f"unsum_user_model_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None  # for a name that ends in .py it never is
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise UnsumError(f"{path.name!r} cannot be imported: {_told(error)}.") from error
+    return module
+
+
+def _factory(module: ModuleType, path: Path, name: str) -> Callable[..., Any]:
+    own = [
+        n
+        for n, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", "") == module.__name__
+    ]
+    factory: Callable[..., Any] | None = getattr(module, name, None)
+    if callable(factory):
+        return factory
+    if name:
+        raise unknown_name(f"function in {path.name!r} called", name, own)
+    raise UnsumError(f"Name a function of {path.name!r} after a colon; it has {', '.join(own) or 'none'}.")
+
+
+def _takes_classes(factory: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(factory).parameters
+    return "num_classes" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _told(error: Exception) -> str:
+    reason = str(error).strip().split("\n")[0].rstrip(".")
+    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__

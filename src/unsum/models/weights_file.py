@@ -1,0 +1,90 @@
+"""A state dict out of a file into a model: everything must fit but the head, which a new task replaces."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from unsum.errors import UnsumError, unknown_name
+from unsum.head import find_head
+
+_SHOWN = 3  # names in an error
+
+
+def load_weights(model: nn.Module, path: Path) -> bool:
+    """Fill `model` from a `.safetensors` or `.pt` state dict in the model's own dtype; whether the head was filled too.
+
+    A head that is missing or has another shape stays as it is in `model`, fresh. Nothing in the file is executed.
+    """
+    state = _read(path)
+    own = model.state_dict()
+    head = _head_prefix(model)
+    own_head, given_head = ({n for n in names if head is not None and n.startswith(head)} for names in (own, state))
+    fits = own_head == given_head and all(_alike(own[name], state[name]) for name in own_head)
+    left_out = set() if fits else own_head | given_head
+    given = {name: tensor for name, tensor in state.items() if name not in left_out}
+    expected = {name: tensor for name, tensor in own.items() if name not in left_out}
+    _check(path, given, expected)
+    model.load_state_dict(given, strict=False)
+    return fits
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    suffixes = (".safetensors", ".pt", ".pth")
+    if path.suffix not in suffixes:
+        raise unknown_name("weights format", path.suffix or path.name, suffixes)
+    if not path.is_file():
+        raise UnsumError(f"There is no file {str(path)!r}.")
+    try:
+        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except pickle.UnpicklingError:  # torch's own message advises to switch the protection off
+        raise UnsumError(
+            f"{path.name!r} holds more than tensors, and unsum runs no code out of files; save model.state_dict() instead."
+        ) from None
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, EOFError) as error:
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        raise UnsumError(f"{path.name!r} cannot be read as {path.suffix}: {reason}.") from error
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UnsumError(f"{path.name!r} must map parameter names to tensors, as model.state_dict() does.")
+    return dict(state)
+
+
+def _head_prefix(model: nn.Module) -> str | None:
+    try:
+        name, _ = find_head(model)
+    except UnsumError:  # the attacks will refuse this model themselves; its weights can be read all the same
+        return None
+    return f"{name}." if name else ""
+
+
+def _alike(own: Tensor, given: Tensor) -> bool:
+    return own.shape == given.shape and own.is_floating_point() == given.is_floating_point()
+
+
+def _check(path: Path, given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    # A counter that old files lack and that BatchNorm uses only where its momentum is None.
+    lacking = [n for n in expected if n not in given and not n.endswith("num_batches_tracked")]
+    foreign = [n for n in given if n not in expected]
+    others = [n for n in given if n in expected and not _alike(expected[n], given[n])]
+    reasons = []
+    if lacking:
+        reasons.append(f"it lacks {_some(lacking)}")
+    if foreign:
+        reasons.append(f"the model has no {_some(foreign)}")
+    if others:
+        shapes = [f"{n} {tuple(given[n].shape)} for {tuple(expected[n].shape)}" for n in others]
+        reasons.append(f"it has other shapes or types: {_some(shapes)}")
+    if reasons:
+        raise UnsumError(f"The weights in {path.name!r} do not fit the model: {'; '.join(reasons)}.")
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    rest = len(listed) - _SHOWN
+    return ", ".join(listed[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
