@@ -11,24 +11,22 @@ from __future__ import annotations
 
 import argparse
 import copy
-import io
 import platform
 import sys
-import tarfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 import torchvision
-from PIL import Image
 from torch import Tensor, nn
 
 import unsum
 from unsum.client.capture import in_mode
+from unsum.data import read_photos
 from unsum.head import collect_features, find_head
+from unsum.models import load_model
 from unsum.score import score_samples
 
 REACH, RECOVERED = 1e-5, 1e-3
@@ -88,11 +86,11 @@ def main() -> None:
 
 
 def mobilenet(options: argparse.Namespace) -> None:
-    model = torchvision.models.mobilenet_v2(dropout=0.0)
-    model.load_state_dict(torch.load(options.weights, weights_only=True))
-    photos = dict(read_photos(options.photos))
-    labels = torch.tensor(sorted(photos))
-    images = torch.stack([photos[int(label)] for label in labels])
+    model = load_model("torchvision:mobilenet_v2", classes=1000, weights=options.weights).model
+    model.classifier[0].p = 0.0  # dropout would hide features from the comparison
+    photos = read_photos(options.photos, size=224)
+    labels, order = photos.labels.sort(stable=True)
+    images = normalised(photos.images[order])
     print("| mode | B " + HEADER.replace("\n|", "\n|---|---|"), flush=True)
     for train in (True, False):
         for size in options.sizes:
@@ -101,9 +99,8 @@ def mobilenet(options: argparse.Namespace) -> None:
 
 
 def cifar(options: argparse.Namespace) -> None:
-    with np.load(options.images) as file:
-        images = torch.as_tensor(file["images"]).permute(0, 3, 1, 2).float() / 255
-        labels = torch.as_tensor(file["labels"]).long()
+    photos = read_photos(options.images, size=32)
+    images, labels = photos.images.float() / 255, photos.labels
     model = torchvision.models.resnet18(num_classes=100)
     model.conv1, model.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
     model.to(options.device)
@@ -115,18 +112,10 @@ def cifar(options: argparse.Namespace) -> None:
                 tally.show(f"{accuracy:.0%}", "train" if train else "eval", size)
 
 
-def read_photos(path: Path) -> Iterator[tuple[int, Tensor]]:
-    """One normalised photo per class out of a tar with members CLASS/name.jpg."""
+def normalised(images: Tensor) -> Tensor:
+    """ImageNet's own normalisation of photos in bytes."""
     mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-    with tarfile.open(path) as tar:
-        for member in tar:
-            if not member.isfile():
-                continue
-            stream = tar.extractfile(member)
-            assert stream is not None
-            pixels = np.asarray(Image.open(io.BytesIO(stream.read())).convert("RGB"))
-            picture = torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255
-            yield int(member.name.split("/")[-2]), (picture - mean[:, None, None]) / deviation[:, None, None]
+    return (images.float() / 255 - mean[:, None, None]) / deviation[:, None, None]
 
 
 def train_until(model: nn.Module, images: Tensor, labels: Tensor, accuracies: tuple[float, ...]) -> Iterator[float]:

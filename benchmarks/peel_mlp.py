@@ -12,22 +12,18 @@ from __future__ import annotations
 
 import argparse
 import copy
-import io
 import itertools
 import statistics
-import tarfile
 import time
 from pathlib import Path
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
-from torchvision.transforms.functional import pil_to_tensor
 from torchvision.utils import make_grid, save_image
 
 import unsum
 from cases import soft_targets
-from unsum.data import embedded_batch
+from unsum.data import embedded_batch, read_photos
 from unsum.score.assignment import assign
 from unsum.score.image import psnr
 
@@ -39,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=["single", "batches", "others", "depth", "conv", "picture"])
     parser.add_argument("file", nargs="?", type=Path)
-    parser.add_argument("--photos", type=Path, help="a tar of CLASS/name.jpg instead of the embedded photos")
+    parser.add_argument("--photos", type=Path, help="a tar or folder of CLASS/name.jpg instead of the embedded photos")
     parser.add_argument("--batches", type=int, nargs="+", default=[8, 16, 32, 64])
     parser.add_argument("--classes", type=int, nargs="+", default=[100, 1000])
     parser.add_argument("--kinds", nargs="+", default=KINDS)
@@ -56,14 +52,7 @@ def photos(options: argparse.Namespace, B: int, side: int) -> Tensor:
         own = embedded_batch(min(B, 16), image_size=side).images
         turned = [own, own.flip(3), own.flip(2), own.transpose(2, 3)]
         return torch.cat(turned)[:B].contiguous()
-    found = []
-    with tarfile.open(options.photos) as tar:
-        for member in itertools.islice((m for m in tar if m.name.lower().endswith((".jpg", ".jpeg", ".png"))), B):
-            file = tar.extractfile(member)
-            assert file is not None
-            image = Image.open(io.BytesIO(file.read())).convert("RGB").resize((side, side), Image.Resampling.LANCZOS)
-            found.append(pil_to_tensor(image).float() / 255)
-    return torch.stack(found)
+    return read_photos(options.photos, size=side, limit=B).images.float() / 255
 
 
 def mlp(

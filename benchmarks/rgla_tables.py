@@ -12,25 +12,22 @@ pictures (PSNR), here the features and logits that the pictures are made of are 
 from __future__ import annotations
 
 import argparse
-import io
 import platform
 import statistics
 import sys
-import tarfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
-import torchvision
-from PIL import Image
-from safetensors.torch import load_file
 from torch import Tensor, nn
-from torchvision.transforms.functional import to_tensor
 
 import unsum
+from unsum.data import read_photos
+from unsum.models import load_model
 from unsum.score import score_samples
 from unsum.separate import estimated_loss
 from unsum.separate.rgla_objective import WEIGHTS
@@ -83,18 +80,9 @@ class Run:
 
 def load_backbone(weights: str | None, pooled: bool) -> nn.Module:
     """ResNet-50 of the first version (stride in the 1×1 convolution), or an untrained ResNet-18 without weights."""
-    torch.manual_seed(0)
-    if weights is None:
-        network = torchvision.models.resnet18(weights=None)
-    else:
-        network = torchvision.models.resnet50(weights=None)
-        for layer in (network.layer2, network.layer3, network.layer4):
-            layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)
-        state = {name: t.float() if t.is_floating_point() else t for name, t in load_file(weights).items()}
-        missing = network.load_state_dict({n: t for n, t in state.items() if not n.startswith("fc.")}, strict=False)
-        lacking = [n for n in missing.missing_keys if not n.startswith("fc.") and not n.endswith("num_batches_tracked")]
-        if lacking or missing.unexpected_keys:
-            raise SystemExit(f"The weights do not fit ResNet-50: {(lacking + missing.unexpected_keys)[:3]}")
+    own = Path(__file__).parents[1] / "examples" / "resnet50_v1.py"
+    spec = "torchvision:resnet18" if weights is None else f"{own}:pooled"
+    network = load_model(spec, classes=1000, weights=weights).model
     network.fc = nn.Identity()
     if not pooled:
         network.avgpool = nn.Identity()
@@ -102,17 +90,11 @@ def load_backbone(weights: str | None, pooled: bool) -> nn.Module:
 
 
 def load_photos(path: str, size: int) -> dict[int, list[Tensor]]:
-    """The pictures of a tar file of CLASS/name.jpg, by class."""
+    """The pictures of a source whose classes are numbers, by class."""
     photos: dict[int, list[Tensor]] = defaultdict(list)
-    with tarfile.open(path) as archive:
-        for member in archive:
-            file = archive.extractfile(member) if member.name.endswith(".jpg") else None
-            if file is None:
-                continue
-            picture = Image.open(io.BytesIO(file.read())).convert("RGB")
-            if picture.size != (size, size):
-                picture = picture.resize((size, size), Image.Resampling.BICUBIC)
-            photos[int(member.name.split("/")[-2])].append(to_tensor(picture))
+    found = read_photos(path, size=size)
+    for label, image in zip(found.labels.tolist(), found.images.float() / 255, strict=True):
+        photos[label].append(image)
     return photos
 
 
@@ -414,7 +396,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--photos", required=True, help="tar file with members CLASS/name.jpg")
+    parser.add_argument("--photos", required=True, help="tar or folder of CLASS/name.jpg")
     parser.add_argument("--weights", help="ResNet-50 weights, safetensors with torchvision's names")
     parser.add_argument("--table", choices=[*TABLES, "all"], default="all", help="6 holds 7 as well")
     parser.add_argument("--size", choices=["full", "small"], default="full")

@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import io
-import tarfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 import torchvision
-from PIL import Image
 from torch import Tensor, nn
 
 import unsum
+from unsum.data import read_photos
 from unsum.head import collect_features, find_head
 
 RECOVERED = 1e-3
@@ -87,7 +84,7 @@ def main() -> None:
 def cells(options: argparse.Namespace) -> Iterator[tuple[str, Photos, Callable[[int], nn.Module]]]:
     """Network, photos at the size it takes, and how to build it for a number of classes."""
     if options.cifar:
-        cifar = read_npz(options.cifar)
+        cifar = read(options.cifar, "CIFAR-100", 100, 32)
         yield "LeNet", cifar, lenet
         yield "LeNet, weights in ±0.5", cifar, lambda classes: spread_out(lenet(classes))
         if options.trained:
@@ -102,11 +99,11 @@ def cells(options: argparse.Namespace) -> Iterator[tuple[str, Photos, Callable[[
                 )
         yield "ResNet-18", resized(cifar, 64), resnet
     if options.flowers:
-        flowers = read_tar(options.flowers, "Flowers-102", 102)
+        flowers = read(options.flowers, "Flowers-102", 102, 128)
         yield "ResNet-18", resized(flowers, 64), resnet
         yield "AlexNet", flowers, alexnet
     if options.imagenet:
-        imagenet = read_tar(options.imagenet, "ImageNet", 1000)
+        imagenet = read(options.imagenet, "ImageNet", 1000, 224)
         yield "ResNet-18", resized(imagenet, 64), resnet
         yield "AlexNet", imagenet, alexnet
 
@@ -198,22 +195,10 @@ def train(classes: int, *, photos: Photos, epochs: int) -> nn.Sequential:
     return model
 
 
-def read_npz(path: Path) -> Photos:
-    with np.load(path) as arrays:
-        images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"]).long()
-    return Photos("CIFAR-100", images.permute(0, 3, 1, 2).float() / 255, labels, 100)
-
-
-def read_tar(path: Path, name: str, classes: int) -> Photos:
-    images, labels = [], []
-    with tarfile.open(path) as archive:
-        for member in archive:
-            file = archive.extractfile(member) if member.name.endswith(".jpg") else None
-            if file is not None:
-                picture = Image.open(io.BytesIO(file.read())).convert("RGB")
-                images.append(torch.from_numpy(np.array(picture)).permute(2, 0, 1))
-                labels.append(int(Path(member.name).parent.name))
-    return Photos(name, torch.stack(images).float() / 255, torch.tensor(labels), classes)
+def read(path: Path, name: str, classes: int, size: int) -> Photos:
+    photos = read_photos(path, size=size)
+    labels = photos.labels - photos.labels.min()  # Flowers-102 counts its classes from 1
+    return Photos(name, photos.images.float() / 255, labels, classes)
 
 
 def resized(photos: Photos, size: int) -> Photos:

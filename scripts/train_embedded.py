@@ -3,30 +3,26 @@
     python scripts/train_embedded.py --photos train.tar [--photos more.tar …] --labelled tenclasses.tar \\
         --held-out test.tar --out FOLDER
 
-A tar holds JPEGs named CLASS/anything.jpg or CLASS_anything.jpg. The backbone learns to classify the `--labelled` photos
-(a tenth held out for its accuracy); the inverse learns photos from features on all of them and all `--photos`. Neither
-sees `--held-out`, which is only scored, nor the photos embedded in the package. Runs on a GPU if there is one (seven
-minutes on an H200), else on the CPU (most of a day).
+A tar holds JPEGs named CLASS/anything.jpg or CLASS_anything.jpg; folders and npz files do as well. The backbone learns
+to classify the `--labelled` photos (a tenth held out for its accuracy); the inverse learns photos from features on all of
+them and all `--photos`. Neither sees `--held-out`, which is only scored, nor the photos embedded in the package. Runs on a
+GPU if there is one (seven minutes on an H200), else on the CPU (most of a day).
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import io
 import json
-import re
-import tarfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unsum.data import read_photos
 from unsum.invert.decoder import Decoder
 from unsum.models.fingerprint import backbone_fingerprint
 from unsum.models.small_resnet import FEATURE_SHAPE, INPUT_SIZE, SmallResNet
@@ -53,40 +49,15 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     options.out.mkdir(parents=True, exist_ok=True)
 
-    labelled, classes = read_tar(options.labelled)
-    model, accuracy = train_backbone(labelled.to(device), classes.to(device), options.backbone_epochs)
-    save_backbone(model, options.out, {"accuracy": round(accuracy, 4), "photos": len(labelled)})
+    labelled = read_photos(options.labelled, size=STORED_SIZE)
+    model, accuracy = train_backbone(labelled.images.to(device), labelled.labels.to(device), options.backbone_epochs)
+    save_backbone(model, options.out, {"accuracy": round(accuracy, 4)} | labelled.card)
 
-    photos = torch.cat([labelled, *(read_tar(path)[0] for path in options.photos)]).to(device)
-    held_out = read_tar(options.held_out)[0].to(device)
-    inverse, psnr = train_inverse(model, photos, held_out, options.inverse_steps)
-    card = {"photos": len(photos), "steps": options.inverse_steps, "held_out_psnr_batch_8": round(psnr, 2)}
+    photos = read_photos([options.labelled, *options.photos], size=STORED_SIZE)
+    held_out = read_photos(options.held_out, size=STORED_SIZE).images.to(device)
+    inverse, psnr = train_inverse(model, photos.images.to(device), held_out, options.inverse_steps)
+    card = {"steps": options.inverse_steps, "held_out_psnr_batch_8": round(psnr, 2)} | photos.card
     save_inverse(inverse, model, options.out, card)
-
-
-def decode(jpeg: bytes) -> Tensor:
-    image = Image.open(io.BytesIO(jpeg)).convert("RGB")
-    side = min(image.size)
-    left, top = (image.width - side) // 2, (image.height - side) // 2
-    image = image.crop((left, top, left + side, top + side)).resize(
-        (STORED_SIZE, STORED_SIZE), Image.Resampling.LANCZOS
-    )
-    return (
-        torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
-        .view(STORED_SIZE, STORED_SIZE, 3)
-        .permute(2, 0, 1)
-    )
-
-
-def read_tar(path: Path) -> tuple[Tensor, Tensor]:
-    """(N, 3, 160, 160) uint8 photos and (N,) classes, numbered in the order of their names."""
-    with tarfile.open(path) as archive:
-        members = [m for m in archive if m.isfile() and m.name.lower().endswith((".jpg", ".jpeg"))]
-        files = [(re.split(r"[/_]", m.name.removeprefix("./"))[0], archive.extractfile(m).read()) for m in members]  # type: ignore[union-attr]
-    names = sorted({name for name, _ in files})
-    with ThreadPoolExecutor() as pool:
-        images = torch.stack(list(pool.map(decode, [jpeg for _, jpeg in files])))
-    return images, torch.tensor([names.index(name) for name, _ in files])
 
 
 def augment(photos: Tensor, smallest: float) -> Tensor:
