@@ -230,8 +230,9 @@ def test_sources_that_are_none_are_refused_in_a_sentence(tmp_path: Path) -> None
         "labels.npz": "must be 2 integers or names",
         "range.npz": "numbers of its 2 `classes`",
     }.items():
-        with pytest.raises(UnsumError, match=sentence):
+        with pytest.raises(UnsumError, match=sentence) as refusal:
             read_photos(tmp_path / name, size=8)
+        assert "\n" not in str(refusal.value)
 
 
 def test_impossible_sizes_and_counts_are_refused(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from unsum import cli
 
@@ -148,3 +150,22 @@ def test_list_names_every_method(unsum: Callable[..., Result]) -> None:
     names = [row["name"] for rows in families.values() for row in rows]
     assert {"exact", "fgla", "bias-sign", "llg+", "ilrg", "learned", "noise", "clip", "prune"} <= set(names)
     assert all(name in plain.out for name in names)
+
+
+def test_a_model_and_weights_of_ones_own(unsum: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "def net(num_classes):\n"
+        "    model = nn.Sequential(nn.Conv2d(3, 8, 3, 4), nn.ReLU(), nn.Flatten(), nn.Linear(512, num_classes))\n"
+        "    model.image_size = 32\n"
+        "    return model\n"
+    )
+    weights = {"0.weight": torch.rand(8, 3, 3, 3).half(), "0.bias": torch.zeros(8).half()}
+    save_file(weights, tmp_path / "trained.safetensors")
+    result = unsum("audit", "--model", "mine.py:net", "--weights", "trained.safetensors", "--batch", "3", "--json")
+    assert result.code == 0, result.err
+    setting = json.loads(result.out)["setting"]
+    assert setting["model"] == "net of mine.py, weights of trained.safetensors under a fresh head, 32²"
+    refused = unsum("audit", "--model", "mlp", "--weights", "trained.safetensors", "--force")
+    assert refused.code == 2
+    assert "do not fit the model: it lacks 1.weight" in refused.err

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from unsum.data.sources import Source, open_source
+from unsum.data.sources import Source, first_line, open_source
 from unsum.errors import UnsumError
 
 # Other formats stay closed even under a .jpg name: some of them start programs, none is usual for photos.
@@ -85,7 +85,7 @@ def read_photos(
     pictures = islice(chain.from_iterable(source.pictures() for source in sources), len(names))
     fingerprint = _decode_all(names, pictures, images, progress)
     class_names, labels = _numbered(sources, classes)
-    return Photos(images, labels, class_names, names, [Path(path).name for path in several], fingerprint)
+    return Photos(images, labels, class_names, names, [Path(path).resolve().name for path in several], fingerprint)
 
 
 def _room(count: int, size: int) -> Tensor:
@@ -133,8 +133,7 @@ def _place(room: NDArray[np.uint8], name: str, picture: bytes | NDArray[np.uint8
     try:
         square = _square(picture, room.shape[-1])
     except Exception as error:  # a hostile file can make a decoder raise nearly anything
-        reason = (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(".")
-        raise UnsumError(f"The picture {name!r} cannot be read ({reason}); remove or repair it.") from error
+        raise UnsumError(f"The picture {name!r} cannot be read ({first_line(error)}); remove or repair it.") from error
     room[:] = np.asarray(square).transpose(2, 0, 1)
     content = picture if isinstance(picture, bytes) else np.ascontiguousarray(picture).tobytes()
     return hashlib.sha256(name.encode("utf-8", "surrogateescape") + b"\0" + content).digest()
