@@ -21,8 +21,8 @@ from unsum.audit.result import Audit, Setting
 from unsum.data import Batch
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
+from unsum.models.lpips import lpips_status, weights_file
 from unsum.score import score, score_samples
-from unsum.score.lpips import lpips_status, weights_file
 
 HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>']
 TITLES = ["a lighthouse", "two boats", "fog & rain"]

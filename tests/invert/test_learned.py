@@ -25,7 +25,7 @@ def test_pictures_belong_to_their_features(default_audit: unsum.Audit) -> None:
 
 def test_the_card_tells_its_origin() -> None:
     inverse = load_inverse(load_model("default", classes=5).model)
-    assert inverse.decoder.image_size == 128
+    assert inverse.decoder.size == 128
     assert inverse.card["held_out_psnr_batch_8"] > 20
     assert "8,192" in inverse.photos
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unsum import Leak, UnsumError, score
+from unsum.models.lpips import lpips, weights_file
 from unsum.score import lpips_status, score_samples
 from unsum.score.assignment import assign
 from unsum.score.image import psnr, ssim
-from unsum.score.lpips import lpips, weights_file
 
 
 def perfect(features: torch.Tensor, labels: torch.Tensor, images: torch.Tensor) -> Leak:

@@ -16,8 +16,8 @@ from torch import Tensor
 from unsum.audit.pictures import to_image
 from unsum.audit.result import Audit
 from unsum.audit.verdict import CLOSE_ERROR, Level
+from unsum.models.lpips import lpips_status
 from unsum.score import SampleScore
-from unsum.score.lpips import lpips_status
 
 _BADGES: dict[Level, str] = {
     "severe": "Severe leakage",

@@ -1,8 +1,23 @@
-"""The network behind the learned inverse: a feature map goes in, a picture comes out."""
+"""The networks behind the learned inverse: features go in, a picture comes out."""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+from unsum.invert.layout import Layout
+from unsum.registry import Registry
+
+# Width and residual blocks where the picture is 2, 4, 8, … times as large as the map: about 18 M parameters from a 7×7 map.
+_STAGES = {2: (64, 1), 4: (96, 2), 8: (192, 2), 16: (320, 2), 32: (512, 2), 64: (512, 2)}
+_VECTOR_WIDTH, _VECTOR_CODE = 384, 256  # a pooled vector spends its parameters on finding places
+_COARSEST = 32  # a vector is first spread over a map that is so many times smaller than the picture
+
+DECODERS: Registry[type[nn.Module]] = Registry("decoder")
 
 
 class _Residual(nn.Module):
@@ -17,32 +32,113 @@ class _Residual(nn.Module):
         return out
 
 
+@DECODERS.register("decoder", summary="residual stages, pixel shuffle, under 20 M parameters")
 class Decoder(nn.Module):
-    """(B, C·h·w) features → (B, 3, s, s) in [0, 1].
+    """(B, H) features → (B, 3, s, s) in [0, 1].
 
-    A stage is (width, residual blocks): mix channels, refine, double the side; the last doubling is a pixel shuffle.
-    No normalisation: brightness and contrast must pass through.
+    A stage is (width, residual blocks): mix channels, refine, double the side; a last pixel shuffle makes `patch`² pixels
+    of every place. No normalisation: brightness and contrast must pass through. `compress` takes the logarithm of large
+    features, which are rare and far out after a ReLU.
     """
 
-    def __init__(self, feature_shape: tuple[int, int, int], stages: tuple[tuple[int, int], ...]) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        size: int,
+        stages: tuple[tuple[int, int], ...] | None = None,
+        *,
+        stem: int = 1,
+        patch: int | None = None,
+        compress: bool = True,
+    ) -> None:
         super().__init__()
-        self.feature_shape = feature_shape
-        self.stages = stages
-        layers: list[nn.Module] = []
-        inputs = feature_shape[0]
-        for number, (width, blocks) in enumerate(stages):
+        self.layout, self.size = layout, size
+        channels, side, _ = layout.grid
+        self.patch = patch or (4 if size >= 96 else 2)
+        spread: list[nn.Module] = []
+        if side == 1:
+            side = max(2, round(size / _COARSEST))
+            spread = [
+                nn.Conv2d(channels, _VECTOR_CODE, 1),
+                nn.SiLU(),
+                nn.ConvTranspose2d(_VECTOR_CODE, _VECTOR_WIDTH, side),
+            ]
+            channels = _VECTOR_WIDTH
+        self.stages = stages or _stages(side, size, self.patch, widest=_VECTOR_WIDTH if spread else 512)
+        self.settings = {"stages": self.stages, "stem": stem, "patch": self.patch, "compress": compress}
+        self.compress = compress
+        self.gain: Tensor
+        self.register_buffer("gain", torch.ones(()))
+        layers = spread
+        for number, (width, blocks) in enumerate(self.stages):
             if number:
                 layers.append(nn.Upsample(scale_factor=2, mode="nearest"))
-            layers += [nn.Conv2d(inputs, width, 3, 1, 1), nn.SiLU(inplace=True)]
+            kernel = (
+                3 if number else stem
+            )  # the first map has the most channels: 3×3 there would be half of all weights
+            layers += [nn.Conv2d(channels, width, kernel, 1, kernel // 2), nn.SiLU(inplace=True)]
             layers += [_Residual(width) for _ in range(blocks)]
-            inputs = width
-        layers += [nn.SiLU(inplace=True), nn.Conv2d(inputs, 12, 3, 1, 1), nn.PixelShuffle(2), nn.Sigmoid()]
+            channels = width
+        last = nn.Conv2d(channels, 3 * self.patch**2, 3, 1, 1)
+        layers += [nn.SiLU(inplace=True), last, nn.PixelShuffle(self.patch), nn.Sigmoid()]
         self.layers = nn.Sequential(*layers)
 
-    @property
-    def image_size(self) -> int:
-        return self.feature_shape[1] << len(self.stages)
+    def calibrate(self, features: Tensor) -> None:
+        """Bring features of any size to about one, from some of them."""
+        self.gain.copy_(1 / features.float().square().mean().sqrt().clamp(min=1e-12))
 
     def forward(self, features: Tensor) -> Tensor:
-        images: Tensor = self.layers(features.view(-1, *self.feature_shape))
+        maps = self.layout.as_map(features * self.gain)
+        if self.compress:
+            maps = maps.sign() * maps.abs().log1p()
+        return _to_size(self.layers(maps), self.size)
+
+
+def _stages(side: int, size: int, patch: int, widest: int) -> tuple[tuple[int, int], ...]:
+    """From a map of `side` to the side at which `patch` makes the picture."""
+    doublings = max(0, round(math.log2(size / (side * patch))))
+    reductions = [patch << k for k in range(doublings, -1, -1)]
+    chosen = [_STAGES[min(max(_STAGES), max(min(_STAGES), r))] for r in reductions]
+    return tuple((min(width, widest), blocks) for width, blocks in chosen)
+
+
+def _to_size(images: Tensor, size: int) -> Tensor:
+    """Backbones round up: 336² becomes a map of 11×11, whose picture is 352²."""
+    if images.shape[-1] == size:
         return images
+    return F.interpolate(images, (size, size), mode="bilinear", antialias=True).clamp(0, 1)
+
+
+class _ResConv(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(width, width, 3, 1, 1), nn.LeakyReLU(0.2), nn.Conv2d(width, width, 3, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.leaky_relu(x + self.body(x), 0.2)
+
+
+@DECODERS.register(
+    "fgla-generator", summary="the generator published with FGLA, about 100 M parameters at 2048 channels"
+)
+class FglaGenerator(nn.Module):
+    """Five stages of ConvTranspose (kernel 3, stride 2) + LeakyReLU + three residual convolutions, each halving the width.
+
+    The number of convolutions in a residual block is not published; two give the published ~100 M parameters.
+    """
+
+    def __init__(self, layout: Layout, size: int) -> None:
+        super().__init__()
+        self.layout, self.size = layout, size
+        self.settings: dict[str, Any] = {}
+        channels, side, _ = layout.grid
+        layers: list[nn.Module] = []
+        for _ in range(max(1, round(math.log2(size / side)))):
+            width = max(16, channels // 2)
+            layers += [nn.ConvTranspose2d(channels, width, 3, 2, 1, output_padding=1), nn.LeakyReLU(0.2)]
+            layers += [_ResConv(width) for _ in range(3)]
+            channels = width
+        self.layers = nn.Sequential(*layers, nn.Conv2d(channels, 3, 1), nn.Sigmoid())
+
+    def forward(self, features: Tensor) -> Tensor:
+        return _to_size(self.layers(self.layout.as_map(features)), self.size)

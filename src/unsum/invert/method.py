@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from unsum.invert.decoder import Decoder
+from unsum.errors import UnsumError
+from unsum.invert.decoder import DECODERS
+from unsum.invert.layout import Layout
 from unsum.leak import Leak
 from unsum.registry import Registry
 
@@ -17,13 +22,40 @@ from unsum.registry import Registry
 class Inverse:
     """A trained decoder and its card: the backbone it belongs to, the photos and steps it was trained with, its score."""
 
-    decoder: Decoder
+    decoder: nn.Module
     card: dict[str, Any]
 
     @property
     def photos(self) -> str:
         """What the attacker needed besides the model, for the list of what was granted."""
         return f"{self.card['photos']:,} of other origin, to train the inverse"
+
+    def save(self, path: Path) -> None:
+        """Weights in half precision, with the card."""
+        weights = {name: weight.half().cpu().contiguous() for name, weight in self.decoder.state_dict().items()}
+        save_file(weights, path, {"card": json.dumps(self.card)})
+
+    @staticmethod
+    def load(path: Path) -> Inverse:
+        try:
+            with safe_open(path, framework="pt") as file:
+                card = json.loads((file.metadata() or {})["card"])
+                weights = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 (not a dict)
+            decoder = build_decoder(card)
+            decoder.load_state_dict(weights)
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise UnsumError(f"{str(path)!r} is not an inverse written by unsum: {reason}.") from error
+        return Inverse(decoder.eval(), card)
+
+
+def build_decoder(card: dict[str, Any]) -> nn.Module:
+    """The decoder that a card describes, with fresh weights."""
+    layout = Layout(card["layout"]["kind"], tuple(card["layout"]["shape"]))
+    settings = dict(card["settings"])
+    if "stages" in settings:
+        settings["stages"] = tuple((int(width), int(blocks)) for width, blocks in settings["stages"])
+    return DECODERS[card["architecture"]](layout, card["size"], **settings)
 
 
 class Inverter(Protocol):

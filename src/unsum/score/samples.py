@@ -11,9 +11,9 @@ from torch import Tensor
 from unsum.client.augment import as_probabilities
 from unsum.errors import UnsumError
 from unsum.leak import Leak
+from unsum.models.lpips import lpips
 from unsum.score.assignment import assign
 from unsum.score.image import psnr, ssim
-from unsum.score.lpips import lpips
 
 
 @dataclass(frozen=True)

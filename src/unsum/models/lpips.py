@@ -30,11 +30,13 @@ def lpips(found: Tensor, true: Tensor) -> float:
     if lpips_status() is not None:
         return float("nan")
     with torch.no_grad():
-        return float(_metric(str(weights_file()))(found[None].clamp(0, 1), true[None]))
+        network = lpips_network(str(found.device), str(weights_file()))
+        return float(network(found[None].clamp(0, 1), true[None], normalize=True))
 
 
 @cache
-def _metric(_path: str) -> Any:
+def lpips_network(device: str, _path: str = "") -> Any:
+    """The network itself, called as network(found, true, normalize=True) → (B, 1, 1, 1), with derivatives."""
     from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity
 
-    return LearnedPerceptualImagePatchSimilarity(net_type="alex", normalize=True)
+    return LearnedPerceptualImagePatchSimilarity(net_type="alex", normalize=True).net.to(device).requires_grad_(False)

@@ -1,0 +1,42 @@
+"""The state of a training run on disk: written whole or not at all, and refused by another run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unsum.errors import UnsumError
+
+FILE = "checkpoint.pt"
+
+
+def write(folder: Path, state: dict[str, Any]) -> None:
+    """A kill at any moment leaves either the last checkpoint or this one."""
+    temporary = folder / f"{FILE}.part"
+    with temporary.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(folder / FILE)
+
+
+def read(folder: Path, run: dict[str, Any]) -> dict[str, Any] | None:
+    """The state that `write` left for the same run, None if there is none. `run` says what must not have changed."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        before = state["run"]
+    except Exception as error:  # torch raises whatever its readers raise on a damaged file
+        raise UnsumError(f"The checkpoint {str(path)!r} cannot be read; delete it to start over.") from error
+    changed = sorted(key for key in run if before.get(key) != run[key])
+    if changed:
+        raise UnsumError(
+            f"The checkpoint {str(path)!r} belongs to a run with another {changed[0]} "
+            f"({before.get(changed[0])}, now {run[changed[0]]}); choose another --out, or delete it to start over."
+        )
+    return state

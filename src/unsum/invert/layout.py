@@ -1,0 +1,82 @@
+"""How a backbone's features lie in space: a map, tokens of a grid, or a vector that pooling left."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from unsum.head import collect_features
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`map`: (C, h, w); `tokens`: (N, D), N a square, or one more for a class token; `vector`: (H,)."""
+
+    kind: Literal["map", "tokens", "vector"]
+    shape: tuple[int, ...]
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """(channels, height, width); a vector is a map of one place."""
+        if self.kind == "map":
+            channels, height, width = self.shape
+            return channels, height, width
+        if self.kind == "tokens":
+            side = math.isqrt(self.shape[0])
+            return self.shape[1], side, side
+        return self.shape[0], 1, 1
+
+    def as_map(self, features: Tensor) -> Tensor:
+        """(B, H) → (B, C, h, w)."""
+        channels, height, width = self.grid
+        if self.kind == "tokens":
+            tokens = features.unflatten(1, self.shape)[:, -height * width :]  # a class token stands in front
+            return tokens.transpose(1, 2).unflatten(2, (height, width))
+        maps: Tensor = features.view(-1, channels, height, width)
+        return maps
+
+
+def feature_layout(model: nn.Module, size: int) -> Layout:
+    """Found by running `model` on one picture of `size`²: the last map or grid of tokens that the head reads unchanged."""
+    seen: list[Tensor] = []
+    hooks = [module.register_forward_hook(_keep(seen)) for module in model.modules()]
+    parameter = next(model.parameters())
+    picture = torch.linspace(0, 1, 3 * size * size, device=parameter.device, dtype=parameter.dtype).view(
+        1, 3, size, size
+    )
+    training = model.training
+    model.eval()
+    try:
+        features = collect_features(model, picture)[0]
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    for output in reversed(seen):
+        if output[0].numel() != features.numel() or not _same(output[0].flatten(), features):
+            continue
+        if output.ndim == 4 and output[0, 0].numel() > 1:
+            return Layout("map", tuple(output.shape[1:]))
+        if output.ndim == 3 and _is_grid(output.shape[1]):
+            return Layout("tokens", tuple(output.shape[1:]))
+    return Layout("vector", (features.numel(),))
+
+
+def _keep(seen: list[Tensor]) -> Any:
+    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.ndim in (3, 4) and len(output) == 1:
+            seen.append(output.detach().clone())  # a later in-place activation would change it
+
+    return hook
+
+
+def _same(output: Tensor, features: Tensor) -> bool:
+    return torch.equal(output, features) or torch.equal(output.relu(), features)
+
+
+def _is_grid(tokens: int) -> bool:
+    return tokens > 1 and (math.isqrt(tokens) ** 2 == tokens or math.isqrt(tokens - 1) ** 2 == tokens - 1 > 0)

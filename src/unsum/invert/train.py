@@ -1,0 +1,312 @@
+"""Train an inverse for a backbone: photos go through the frozen backbone, a decoder learns the way back."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unsum.errors import UnsumError
+from unsum.invert import checkpoint
+from unsum.invert.augment import augment
+from unsum.invert.decoder import DECODERS
+from unsum.invert.layout import feature_layout
+from unsum.invert.losses import check_loss, psnr
+from unsum.invert.method import Inverse
+from unsum.models.client_batches import ClientFeatures, sharing
+from unsum.models.fingerprint import backbone_fingerprint
+
+_WARM_UP = 150  # steps
+_FLOOR = 1e-3  # of the learning rate, at the end of the cosine
+
+
+@dataclass(frozen=True)
+class Training:
+    """How long and how. Exactly one of `hours` and `steps` ends the run; the cosine schedule follows it.
+
+    `clients`: batch sizes of the simulated clients, whose BatchNorm statistics the features depend on; a step takes one
+    at random, repeat a size to make it likelier, 0 stands for running statistics.
+    """
+
+    hours: float | None = None
+    steps: int | None = None
+    size: int = 224
+    batch: int = 256
+    rate: float = 1e-3
+    weight_decay: float = 0.05
+    average: float = 0.999
+    clients: tuple[int, ...] = (8, 8, 8, 32, 256)
+    loss: str = "psnr"
+    decoder: str = "decoder"
+    seed: int = 0
+    save_every: float = 30.0  # seconds
+
+    def __post_init__(self) -> None:
+        if (self.hours is None) == (self.steps is None):
+            raise UnsumError("Say how long to train, either with hours or with steps.")
+        if min(self.batch, self.size, self.hours or 1, self.steps or 1) <= 0 or min(self.clients) < 0:
+            raise UnsumError("Sizes, hours and steps of a training run must be positive.")
+
+    def done(self, step: int, seconds: float) -> float:
+        """The share of the run that is over."""
+        return step / self.steps if self.steps is not None else seconds / (3600 * (self.hours or math.inf))
+
+
+@dataclass
+class Progress:
+    """Where a run stands."""
+
+    done: float = 0.0
+    step: int = 0
+    seconds: float = 0.0  # of training, over all restarts
+    photos_per_second: float = 0.0
+    train_psnr: float = math.nan
+    held_out_psnr: float = math.nan
+
+
+Watch = Callable[[Progress], None]
+Draw = Callable[
+    [int, dict[str, float], Tensor], None
+]  # step, scalars, (2, n, 3, s, s) held-out pictures and the answers
+
+
+def train_inverse(
+    model: nn.Module,
+    photos: Tensor,
+    held_out: Tensor,
+    folder: Path,
+    training: Training,
+    *,
+    card: dict[str, Any],
+    start: Path | None = None,
+    fabric: Any = None,
+    watch: Watch | None = None,
+    draw: Draw | None = None,
+) -> Inverse:
+    """The inverse of `model`'s backbone, also written to `folder`; continues from the checkpoint there, if any.
+
+    Args:
+        photos, held_out: (N, 3, s, s) uint8; the second are only scored.
+        card: what to say of the photos; the run's own figures are added.
+        start: an inverse to begin with, for fine-tuning.
+        fabric: a `lightning.fabric.Fabric`, launched; by default one for this machine.
+    """
+    run = Run(model, photos, held_out, folder, training, card, start, fabric or new_fabric())
+    run.train(watch or (lambda _progress: None), draw or (lambda _step, _scalars, _pictures: None))
+    return run.finish()
+
+
+def new_fabric(**options: Any) -> Any:
+    """A launched Fabric: mixed precision on GPUs, several of them or several nodes under `torchrun`."""
+    try:
+        from lightning_fabric import Fabric
+    except ImportError as error:
+        raise UnsumError("Training needs Lightning Fabric; install it with: pip install 'unsum[train]'.") from error
+    options.setdefault("precision", "bf16-mixed" if torch.cuda.is_available() else "32-true")
+    fabric = Fabric(**options)
+    fabric.launch()
+    return fabric
+
+
+class Run:
+    """One training run on one process; every process sees its own photos."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        photos: Tensor,
+        held_out: Tensor,
+        folder: Path,
+        training: Training,
+        card: dict[str, Any],
+        start: Path | None,
+        fabric: Any,
+    ) -> None:
+        self.training, self.folder, self.fabric, self.card = training, folder, fabric, card
+        self.device = fabric.device
+        self.smallest = min(size for size in (*training.clients, training.batch) if size)
+        for size in training.clients:
+            sharing(training.batch, size or self.smallest, self.smallest)  # refuses sizes that do not fit
+        self.loss = check_loss(training.loss)
+        # Uint8 photos are small beside a GPU's memory, and a step is faster than a copy from the host would be.
+        self.photos, self.held_out = photos.to(self.device), held_out.to(self.device)
+        layout = feature_layout(model, training.size)
+        backbone: Any = ClientFeatures(model)
+        backbone = backbone.to(device=self.device, memory_format=torch.channels_last)
+        torch.manual_seed(training.seed)  # every process starts from the same weights
+        began: Any = Inverse.load(start).decoder if start else DECODERS[training.decoder](layout, training.size)
+        self.decoder = began.to(device=self.device, memory_format=torch.channels_last).train()
+        # Compiling takes half a minute and pays on a GPU only: the grouped BatchNorm becomes four times as fast.
+        compiled: Any = torch.compile if self.device.type == "cuda" else (lambda module, **_options: module)
+        self.backbone = compiled(backbone, dynamic=False)
+        self.optimiser = torch.optim.AdamW(
+            self.decoder.parameters(),
+            training.rate,
+            betas=(0.9, 0.98),
+            weight_decay=training.weight_decay,
+            fused=self.device.type == "cuda",
+        )
+        self.parallel, self.optimiser = fabric.setup(compiled(self.decoder, dynamic=False), self.optimiser)
+        self.average = copy.deepcopy(self.decoder).requires_grad_(False)
+        self.progress = Progress()
+        # What a checkpoint must agree with: how it trains may not change, how often it saves may.
+        self.identity = {"backbone": backbone_fingerprint(model), **asdict(training), **card}
+        del self.identity["save_every"]
+        if not self._restore() and start is None and hasattr(self.decoder, "calibrate"):
+            some = self._features(self._view(step=-1), self.smallest)
+            self.decoder.calibrate(some)
+            self.average.calibrate(some)
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def train(self, watch: Watch, draw: Draw) -> None:
+        progress, saved, scored = self.progress, time.monotonic(), 0.0
+        while progress.done < 1:
+            began = time.monotonic()
+            value = self._step(progress.step)
+            progress.step += 1
+            if progress.step % 10 == 0 or self.device.type == "cpu":
+                progress.train_psnr = float(value)  # waits for the device, so that seconds are true
+            progress.seconds += time.monotonic() - began
+            progress.done = self._agreed(self.training.done(progress.step, progress.seconds))
+            progress.photos_per_second = progress.step * self.training.batch * self.fabric.world_size / progress.seconds
+            now = time.monotonic()
+            if now - scored > self.training.save_every or progress.done >= 1:
+                scored = now
+                self._score(draw)
+            if now - saved > self.training.save_every or progress.done >= 1:
+                saved = now
+                self._save()
+            watch(progress)
+
+    def finish(self) -> Inverse:
+        """Score all held-out photos and write the inverse; the checkpoint stays, a finished run does nothing again."""
+        decoder = self.average
+        channels = {"kind": decoder.layout.kind, "shape": list(decoder.layout.shape)}
+        card = {
+            **self.card,
+            "backbone": self.identity["backbone"],
+            "architecture": self.training.decoder,
+            "size": self.training.size,
+            "layout": channels,
+            "settings": decoder.settings,
+            "parameters": sum(p.numel() for p in decoder.parameters()),
+            "loss": self.training.loss,
+            "clients": list(self.training.clients),
+            "steps": self.progress.step,
+            "photos_seen": self.progress.step * self.training.batch * self.fabric.world_size,
+            "hours": round(self.progress.seconds / 3600, 4),
+            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else self.device.type,
+            "held_out_photos": len(self.held_out),
+            f"held_out_psnr_batch_{self.smallest}": round(float(self._held_out(len(self.held_out))[0].mean()), 2),
+        }
+        inverse = Inverse(decoder.eval(), card)
+        if self.fabric.is_global_zero:
+            inverse.save(self.folder / "inverse.safetensors")
+        self.fabric.barrier()
+        return inverse
+
+    def _step(self, step: int) -> Tensor:
+        training = self.training
+        images = self._view(step)
+        chosen = torch.Generator().manual_seed(training.seed + step)  # the same size on every process: one graph
+        client = training.clients[int(torch.randint(len(training.clients), (), generator=chosen))]
+        features = self._features(images, client)
+        rate = training.rate * min(1, (step + 1) / _WARM_UP) * (_cosine(self.progress.done) + _FLOOR)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        found = self.parallel(features).float()
+        loss = self.loss(found, images)
+        self.optimiser.zero_grad()
+        self.fabric.backward(loss)
+        self.fabric.clip_gradients(self.parallel, self.optimiser, max_norm=1.0, error_if_nonfinite=False)
+        self.optimiser.step()
+        self._follow(step)
+        return psnr(found.detach(), images).mean()
+
+    def _view(self, step: int) -> Tensor:
+        """The same views whenever a step is taken again: a resumed run goes on as if it had never stopped."""
+        seed = (self.training.seed * 1_000_003 + step + 1) * 4096 + self.fabric.global_rank
+        generator = torch.Generator(self.device).manual_seed(seed)
+        chosen = torch.randint(len(self.photos), (self.training.batch,), device=self.device, generator=generator)
+        return augment(self.photos[chosen], self.training.size, generator)
+
+    def _features(self, images: Tensor, client: int) -> Tensor:
+        together = sharing(len(images), client, self.smallest).to(self.device) if client else None
+        with torch.no_grad(), self.fabric.autocast():
+            features: Tensor = self.backbone(images, together)
+        return features
+
+    def _held_out(self, count: int) -> tuple[Tensor, Tensor]:
+        """(n,) PSNR of the averaged decoder, in clients of the smallest size, and (2, 8, 3, s, s) pictures to look at."""
+        decoder, scores, shown = self.average.eval(), [], None
+        # Full steps only, the last one filled up with photos from the beginning: other shapes would be compiled anew.
+        whole = torch.arange(-(-count // self.training.batch) * self.training.batch, device=self.device) % count
+        for chosen in whole.split(self.training.batch):
+            images = _fit(self.held_out[chosen], self.training.size)
+            with torch.no_grad(), self.fabric.autocast():
+                found = decoder(self._features(images, self.smallest)).float()
+            scores.append(psnr(found, images))
+            shown = torch.stack([images[:8], found[:8]]) if shown is None else shown
+        assert shown is not None
+        return torch.cat(scores)[:count], shown
+
+    def _score(self, draw: Draw) -> None:
+        if self.fabric.is_global_zero:
+            scores, pictures = self._held_out(min(512, len(self.held_out)))
+            self.progress.held_out_psnr = float(scores.mean())
+            scalars = {"psnr/held-out": self.progress.held_out_psnr, "psnr/train": self.progress.train_psnr}
+            draw(self.progress.step, scalars, pictures.cpu())
+        self.fabric.barrier()
+
+    def _save(self) -> None:
+        if self.fabric.is_global_zero:
+            state = {
+                "run": self.identity,
+                "decoder": self.decoder.state_dict(),
+                "average": self.average.state_dict(),
+                "optimiser": self.optimiser.state_dict(),
+                "progress": asdict(self.progress),
+            }
+            checkpoint.write(self.folder, state)
+        self.fabric.barrier()
+
+    def _restore(self) -> bool:
+        state = checkpoint.read(self.folder, self.identity)
+        if state is None:
+            return False
+        self.decoder.load_state_dict(state["decoder"])
+        self.average.load_state_dict(state["average"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.progress = Progress(**state["progress"])
+        return True
+
+    def _agreed(self, done: float) -> float:
+        """Clocks differ: the first process tells how much of the time is over."""
+        if self.fabric.world_size == 1:
+            return done
+        return float(self.fabric.broadcast(done))
+
+    def _follow(self, step: int) -> None:
+        """The average of the weights, short at first: its memory grows with the steps up to `average`."""
+        keep = min(self.training.average, (1 + step) / (10 + step))
+        with torch.no_grad():
+            for kept, new in zip(self.average.parameters(), self.decoder.parameters(), strict=True):
+                kept.lerp_(new, 1 - keep)
+
+
+def _cosine(done: float) -> float:
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+def _fit(photos: Tensor, size: int) -> Tensor:
+    images = photos.float() / 255
+    if images.shape[-1] != size:
+        images = nn.functional.interpolate(images, (size, size), mode="bilinear", antialias=True).clamp(0, 1)
+    return images.contiguous(memory_format=torch.channels_last)
