@@ -16,6 +16,7 @@ from rich.table import Table
 from unsum.audit import Audit
 from unsum.audit import audit as run_audit
 from unsum.audit.result import check_folder
+from unsum.cli_train import command as train_inverse
 from unsum.defend import DEFENSES, parse_defense
 from unsum.errors import UnsumError, unknown_name
 from unsum.invert import INVERTERS
@@ -90,6 +91,9 @@ def audit(
         typer.echo(json.dumps(result.to_dict() | {"report": str(page)}, indent=2))
     else:
         _show(result, page)
+
+
+app.command("train-inverse")(train_inverse)
 
 
 @app.command("list")

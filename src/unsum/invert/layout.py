@@ -35,9 +35,8 @@ class Layout:
         channels, height, width = self.grid
         if self.kind == "tokens":
             tokens = features.unflatten(1, self.shape)[:, -height * width :]  # a class token stands in front
-            return tokens.transpose(1, 2).unflatten(2, (height, width))
-        maps: Tensor = features.view(-1, channels, height, width)
-        return maps
+            features = tokens.transpose(1, 2)
+        return features.reshape(-1, channels, height, width)
 
 
 def feature_layout(model: nn.Module, size: int) -> Layout:

@@ -51,7 +51,8 @@ class Training:
     def __post_init__(self) -> None:
         if (self.hours is None) == (self.steps is None):
             raise UnsumError("Say how long to train, either with hours or with steps.")
-        if min(self.batch, self.size, self.hours or 1, self.steps or 1) <= 0 or min(self.clients) < 0:
+        lengths = [length for length in (self.hours, self.steps) if length is not None]
+        if min(self.batch, self.size, *lengths) <= 0 or not self.clients or min(self.clients) < 0:
             raise UnsumError("Sizes, hours and steps of a training run must be positive.")
 
     def done(self, step: int, seconds: float) -> float:

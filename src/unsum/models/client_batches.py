@@ -77,7 +77,8 @@ class _ClientBatchNorm(nn.Module):
         shift = -mean * scale + (self.layer.bias if self.layer.affine else 0)
         shape = (len(matrix), 1, -1, *(1,) * (groups.ndim - 3))
         normal = groups * scale.view(shape) + shift.view(shape)
-        return normal.flatten(0, 1).to(x.dtype)
+        together: Tensor = normal.flatten(0, 1)
+        return together.to(x.dtype)
 
 
 def _replace(module: nn.Module, sharing: _Sharing) -> None:

@@ -1,0 +1,287 @@
+"""RGLA's tables 4, 8, 10 and 11 as the paper scores them: pictures of exact, RGLA's and FGLA's features through one inverse.
+
+python benchmarks/picture_tables.py --weights resnet50.safetensors --photos test.tar --inverse inverse.safetensors --device cuda \\
+    --alexnet alexnet-features.safetensors --cells t10-b8 t10-b256 --results results.jsonl
+python benchmarks/picture_tables.py --show results.jsonl --grid pictures.png
+
+Setting of the paper: ResNet-50 with ImageNet weights and a fresh random head without global pooling, inputs in [0, 1], BatchNorm in
+train mode, labels known to RGLA and FGLA (the exact solver is given none). Photos must not have trained the inverse. Every
+finished batch is a line of the results file; a run that was stopped goes on where it was. Several processes may share a
+GPU, each with its own cells and file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torchmetrics.functional.image import structural_similarity_index_measure
+from torchvision.utils import save_image
+
+import unsum
+from unsum.data import read_photos
+from unsum.head import collect_features
+from unsum.invert import Inverse, load_inverse
+from unsum.invert.losses import psnr
+from unsum.models import load_model
+from unsum.models.lpips import lpips_network, weights_file
+from unsum.score.assignment import assign
+
+RESNET = Path(__file__).parents[1] / "examples" / "resnet50_v1.py"
+METHODS = ("exact", "rgla", "fgla")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A batch size, how many of its labels are the same, classes, size of the photos, and what the paper has for it."""
+
+    B: int
+    same: int = 0
+    classes: int = 1000
+    size: int = 224
+    batches: int = 20
+    published: str = ""
+
+
+CELLS = {
+    **{
+        f"t8-{same}of8": Cell(8, same, published=figures)
+        for same, figures in {
+            0: "RGLA 19.242, FGLA 18.779",
+            2: "RGLA 18.936, FGLA 16.963",
+            4: "RGLA 18.556, FGLA 15.182",
+            6: "RGLA 18.178, FGLA 12.805",
+            8: "RGLA 17.845, FGLA 10.748",
+        }.items()
+    },
+    **{
+        f"t10-b{B}": Cell(B, batches=20 if B < 128 else 5, published=figures)
+        for B, figures in {
+            16: "RGLA 19.080 / .500 / .562, FGLA 18.42",
+            32: "RGLA 18.924 / .498 / .566, FGLA 18.41",
+            64: "RGLA 18.746 / .494 / .571, FGLA 18.33",
+            128: "RGLA 18.693 / .494 / .583, FGLA 18.17",
+            256: "RGLA 18.569 / .493 / .595, FGLA 18.09",
+        }.items()
+    },
+    "t4-b64": Cell(64, classes=100, published="RGLA 20.68 / .792 / .328"),
+    "t4-b128": Cell(128, classes=100, batches=5, published="RGLA 7.85 / .316 / .929 (B > C + 1)"),
+    "t11-336": Cell(8, size=336, published="somewhat below 224²"),
+    "t11-336-8of8": Cell(8, 8, size=336),
+}
+
+
+class Bench:
+    """The model, the photos and the inverse of one size of photos."""
+
+    def __init__(self, options: argparse.Namespace, size: int) -> None:
+        self.device = options.device
+        factory = f"{RESNET}:unpooled" if size == 224 else f"{RESNET}:unpooled_336"
+        # One class only: the head of a cell is made for each of its batches.
+        self.model = load_model(factory, classes=1, weights=options.weights).model.to(self.device).train()
+        photos = read_photos(options.photos, size=size)
+        self.images, self.labels = photos.images, photos.labels
+        own = load_model(f"{RESNET}:unpooled", classes=1, weights=options.weights).model
+        self.inverse = _for_size(load_inverse(own, options.inverse), size, self.model)
+
+    def draw(self, cell: Cell, seed: int) -> tuple[Tensor, Tensor, Tensor, nn.Linear]:
+        """Photos, features, labels and the batch's head; photos of distinct labels as far as the classes reach."""
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(self.labels), generator=generator)
+        labels = self.labels[order] % cell.classes
+        if cell.classes >= cell.B:
+            first: dict[int, int] = {}
+            for place, label in enumerate(labels.tolist()):
+                first.setdefault(label, place)
+            chosen = torch.tensor(list(first.values())[: cell.B])
+        else:
+            chosen = torch.arange(cell.B)
+        images = (self.images[order[chosen]].float() / 255).to(self.device)
+        labels = labels[chosen].to(self.device)
+        labels[: cell.same] = labels[0]
+        features = collect_features(self.model, images)
+        torch.manual_seed(seed)
+        return images, features, labels, nn.Linear(features.shape[1], cell.classes, device=self.device)
+
+
+def _for_size(inverse: Inverse, size: int, model: nn.Module) -> Inverse:
+    """A decoder is convolutional: the one trained at 224² reads the larger map of 336², too."""
+    if size == inverse.card["size"]:
+        return inverse
+    from unsum.invert.layout import feature_layout
+    from unsum.invert.method import build_decoder
+
+    layout = feature_layout(model, size)
+    card = {**inverse.card, "size": size, "layout": {"kind": layout.kind, "shape": list(layout.shape)}}
+    decoder = build_decoder(card)
+    decoder.load_state_dict(inverse.decoder.state_dict())
+    return Inverse(decoder.eval(), card)
+
+
+def measure(bench: Bench, cell: Cell, seed: int, method: str, keep: Path | None) -> dict[str, Any]:
+    """One batch through one separator and the inverse."""
+    images, features, labels, head = bench.draw(cell, seed)
+    update = unsum.capture(head, features, labels)
+    granted = None if method == "exact" else labels
+    _wait(bench.device)
+    start = time.perf_counter()
+    leak = unsum.separate(head, update, method, labels=granted)
+    _wait(bench.device)
+    separated = time.perf_counter()
+    found = unsum.invert(bench.model, replace(leak, features=leak.features.to(bench.device)), inverse=bench.inverse)
+    _wait(bench.device)
+    seconds = {"separate": separated - start, "invert": time.perf_counter() - separated}
+    partner = assign(leak.features, features)
+    grey = torch.full_like(images[0], 0.5)
+    answer = torch.stack([grey if p is None else found[p].to(grey) for p in partner])
+    rows = [
+        torch.zeros_like(f) if p is None else leak.features[p].to(f) for p, f in zip(partner, features, strict=True)
+    ]
+    error = (torch.stack(rows) - features).norm(dim=1) / features.norm(dim=1)
+    if keep is not None and seed == 0:
+        torch.save({"true": images.cpu(), "found": answer.cpu()}, keep)
+    return {"seconds": seconds, "exact": leak.exact, "error": error.tolist(), **_scores(answer, images)}
+
+
+@torch.no_grad()
+def _scores(found: Tensor, true: Tensor) -> dict[str, list[float]]:
+    """Every picture by itself, as a person would score it."""
+    columns: dict[str, list[float]] = {"psnr": [], "ssim": [], "lpips": []}
+    for f, t in zip(found.split(32), true.split(32), strict=True):
+        columns["psnr"] += psnr(f, t).tolist()
+        similarity = structural_similarity_index_measure(f, t, data_range=1.0, reduction="none")
+        assert isinstance(similarity, Tensor)
+        columns["ssim"] += similarity.tolist()
+        if weights_file().is_file():
+            network = lpips_network(str(f.device), str(weights_file()))
+            columns["lpips"] += network(f, t, normalize=True).flatten().tolist()
+    return columns
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def provide_alexnet(features: Path) -> None:
+    """LPIPS takes AlexNet from torch.hub's folder; only its convolutions count, so a file of those will do."""
+    torch.hub.set_dir(tempfile.mkdtemp())
+    network = torchvision.models.alexnet(weights=None)
+    network.features.load_state_dict({name.removeprefix("features."): w for name, w in load_file(features).items()})
+    weights_file().parent.mkdir(parents=True)
+    torch.save(network.state_dict(), weights_file())
+
+
+def run(options: argparse.Namespace) -> None:
+    if options.alexnet:
+        provide_alexnet(options.alexnet)
+    done = {(r["cell"], r["seed"], r["method"]) for r in _read(options.results)} if options.results.exists() else set()
+    benches: dict[int, Bench] = {}
+    hardware = torch.cuda.get_device_name() if options.device.startswith("cuda") else platform.processor() or "CPU"
+    for name in options.cells:
+        cell = CELLS[name]
+        bench = benches.setdefault(cell.size, Bench(options, cell.size))
+        for seed in range(options.batches or cell.batches):
+            for method in options.methods:
+                if (name, seed, method) in done:
+                    continue
+                keep = options.results.parent / f"{name}-{method}.pt" if options.keep else None
+                record = measure(bench, cell, seed, method, keep)
+                line = {"cell": name, "seed": seed, "method": method, "hardware": hardware, **record}
+                with options.results.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+            print(f"{name}: batch {seed + 1} of {options.batches or cell.batches}", file=sys.stderr, flush=True)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def show(paths: list[Path]) -> None:
+    """One Markdown table per table of the paper."""
+    cells: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for path in paths:
+        for record in _read(path):
+            cells[record["cell"], record["method"]].append(record)
+    titles = {
+        "t8": "Table 8: k of 8 labels the same",
+        "t10": "Table 10: batch size",
+        "t4": "Table 4: 100 classes",
+        "t11": "Table 11: 336²",
+    }
+    for table, title in titles.items():
+        print(
+            f"\n## {title}\n\n| cell | published PSNR / SSIM / LPIPS | features | batches | PSNR | SSIM | LPIPS | feature error, median (worst) | seconds |"
+        )
+        print("|---|---|---|---|---|---|---|---|---|")
+        for name, cell in CELLS.items():
+            for method in METHODS:
+                runs = cells.get((name, method), [])
+                if name.startswith(f"{table}-") and runs:
+                    print(f"| {name} | {cell.published if method == 'exact' else ''} | {method} | {_row(runs)} |")
+
+
+def _row(runs: list[dict[str, Any]]) -> str:
+    def mean(column: str) -> str:
+        values = [v for run in runs for v in run[column]]
+        return f"{statistics.mean(values):.3f}" if values else ""
+
+    errors = [e for run in runs for e in run["error"]]
+    seconds = statistics.median(run["seconds"]["separate"] + run["seconds"]["invert"] for run in runs)
+    return (
+        f"{len(runs)} | {mean('psnr')} | {mean('ssim')} | {mean('lpips')} "
+        f"| {statistics.median(errors):.1e} ({max(errors):.1e}) | {seconds:.2f}"
+    )
+
+
+def grid(folder: Path, path: Path) -> None:
+    """Original, exact, RGLA, FGLA from top to bottom; distinct labels on the left, identical ones on the right."""
+    halves = []
+    for name in ("t8-0of8", "t8-8of8"):
+        kept = [torch.load(folder / f"{name}-{method}.pt", weights_only=True) for method in METHODS]
+        halves.append(torch.stack([kept[0]["true"][:6], *(k["found"][:6] for k in kept)]))
+    strips = [torch.cat(list(half[row]), 2) for half in halves for row in range(len(METHODS) + 1)]
+    left, right = torch.cat(strips[:4], 1), torch.cat(strips[4:], 1)
+    save_image(torch.cat([left, torch.ones(3, left.shape[1], 24), right], 2), path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", type=Path, help="ResNet-50 version 1, torchvision's names")
+    parser.add_argument(
+        "--photos", help="photos that the inverse was not trained on, folders or members CLASS/name.jpg"
+    )
+    parser.add_argument("--inverse", type=Path)
+    parser.add_argument("--alexnet", type=Path, help="AlexNet's convolutions, for LPIPS")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--cells", nargs="+", choices=list(CELLS), default=list(CELLS))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--batches", type=int, help="instead of the cells' own numbers")
+    parser.add_argument("--results", type=Path, default=Path("picture-tables.jsonl"))
+    parser.add_argument("--keep", action="store_true", help="keep the first batch's pictures beside the results")
+    parser.add_argument("--show", type=Path, nargs="+", help="print the tables of results files")
+    parser.add_argument("--grid", type=Path, help="with --show: picture of the kept batches")
+    options = parser.parse_args()
+    if options.show:
+        show(options.show)
+        if options.grid:
+            grid(options.show[0].parent, options.grid)
+    else:
+        run(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Training an inverse: it learns, it survives a kill, it fits its backbone and no other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import unsum
+from unsum.invert import Inverse, checkpoint, load_inverse
+from unsum.invert.train import Progress, Training, Watch, train_inverse
+
+SIZE = 16
+SHORT = Training(steps=12, size=SIZE, batch=16, clients=(4, 8), save_every=0.0)
+
+
+def backbone(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(3, 12, 3, 2, 1), nn.BatchNorm2d(12), nn.ReLU(), nn.Flatten(), nn.Linear(12 * 8 * 8, 5)
+    )
+
+
+def photos(count: int, seed: int = 0) -> Tensor:
+    """Two tones with an edge between them, anywhere."""
+    generator = torch.Generator().manual_seed(seed)
+    tones = torch.rand(count, 2, 3, 1, 1, generator=generator) * 255
+    edge = torch.randint(4, SIZE - 4, (count, 1, 1, 1), generator=generator)
+    left = torch.arange(SIZE).view(1, 1, 1, SIZE) < edge
+    return torch.where(left, tones[:, 0], tones[:, 1]).expand(-1, -1, SIZE, -1).to(torch.uint8)
+
+
+def weights(inverse: Inverse) -> Tensor:
+    return torch.cat([p.flatten() for p in inverse.decoder.parameters()])
+
+
+def test_it_learns_pictures_it_was_not_trained_on(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    training = Training(steps=250, size=SIZE, batch=32, clients=(8,), rate=3e-3)
+    inverse = train_inverse(
+        backbone(), photos(256), photos(64, seed=1), tmp_path, training, card={"photos": 256}, watch=seen_by(seen)
+    )
+    grey = float(-10 * ((photos(64, seed=1) / 255 - 0.5) ** 2).mean().log10())
+    assert inverse.card["held_out_psnr_batch_8"] > grey + 6
+    assert inverse.card["photos_seen"] == 250 * 32
+    assert seen[-1].held_out_psnr > seen[0].held_out_psnr + 4
+    stored = load_inverse(backbone(), tmp_path / "inverse.safetensors")
+    assert stored.card == inverse.card
+    torch.testing.assert_close(weights(stored), weights(inverse), atol=1e-3, rtol=1e-3)  # stored in half precision
+
+
+def seen_by(seen: list[Progress]) -> Watch:
+    return lambda progress: seen.append(replace(progress))
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("moment", [1, 7])
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path: Path, moment: int) -> None:
+    def kill(progress: Progress) -> None:
+        if progress.step == moment:
+            raise KilledError
+
+    model = backbone()
+    with pytest.raises(KilledError):
+        train_inverse(model, photos(40), photos(8, 1), tmp_path / "a", SHORT, card={"photos": 40}, watch=kill)
+    steps: list[Progress] = []
+    resumed = train_inverse(
+        model, photos(40), photos(8, 1), tmp_path / "a", SHORT, card={"photos": 40}, watch=seen_by(steps)
+    )
+    whole = train_inverse(model, photos(40), photos(8, 1), tmp_path / "b", SHORT, card={"photos": 40})
+    assert steps[0].step == moment + 1
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_a_finished_run_does_nothing_again(tmp_path: Path) -> None:
+    first = train_inverse(backbone(), photos(40), photos(8, 1), tmp_path, SHORT, card={"photos": 40})
+    steps: list[Progress] = []
+    again = train_inverse(
+        backbone(), photos(40), photos(8, 1), tmp_path, SHORT, card={"photos": 40}, watch=seen_by(steps)
+    )
+    assert steps == []
+    assert torch.equal(weights(first), weights(again))
+
+
+def test_a_checkpoint_is_refused_by_another_run(tmp_path: Path) -> None:
+    train_inverse(backbone(), photos(40), photos(8, 1), tmp_path, SHORT, card={"photos": 40})
+    for changed, word in ((replace(SHORT, rate=1e-4), "rate"), (replace(SHORT, seed=1), "seed")):
+        with pytest.raises(unsum.UnsumError, match=f"another {word}"):
+            train_inverse(backbone(), photos(40), photos(8, 1), tmp_path, changed, card={"photos": 40})
+    with pytest.raises(unsum.UnsumError, match="another backbone"):
+        train_inverse(backbone(1), photos(40), photos(8, 1), tmp_path, SHORT, card={"photos": 40})
+    (tmp_path / checkpoint.FILE).write_bytes(b"nothing")
+    with pytest.raises(unsum.UnsumError, match="cannot be read; delete it"):
+        train_inverse(backbone(), photos(40), photos(8, 1), tmp_path, SHORT, card={"photos": 40})
+
+
+def test_an_inverse_is_refused_by_another_backbone(tmp_path: Path) -> None:
+    train_inverse(backbone(), photos(40), photos(8, 1), tmp_path, SHORT, card={"photos": 40})
+    with pytest.raises(unsum.UnsumError, match="was trained for backbone"):
+        load_inverse(backbone(1), tmp_path / "inverse.safetensors")
+
+
+def test_fine_tuning_starts_from_an_inverse(tmp_path: Path) -> None:
+    train_inverse(backbone(), photos(40), photos(8, 1), tmp_path / "a", SHORT, card={"photos": 40})
+    first = load_inverse(backbone(), tmp_path / "a" / "inverse.safetensors")
+    tuning = replace(SHORT, steps=1, rate=1e-9, loss="mse")
+    start = tmp_path / "a" / "inverse.safetensors"
+    tuned = train_inverse(
+        backbone(), photos(40), photos(8, 1), tmp_path / "b", tuning, card={"photos": 40}, start=start
+    )
+    torch.testing.assert_close(weights(tuned), weights(first), atol=1e-6, rtol=0)
+    assert tuned.card["loss"] == "mse"
+
+
+def test_what_cannot_be_trained_is_refused() -> None:
+    with pytest.raises(unsum.UnsumError, match="either with hours or with steps"):
+        Training()
+    with pytest.raises(unsum.UnsumError, match="either with hours or with steps"):
+        Training(hours=1, steps=1)
+    with pytest.raises(unsum.UnsumError, match="must be positive"):
+        Training(steps=0)
+
+
+def test_clients_must_fit_into_a_step(tmp_path: Path) -> None:
+    training = replace(SHORT, clients=(6, 16))
+    with pytest.raises(unsum.UnsumError, match="multiples of the smallest client"):
+        train_inverse(backbone(), photos(40), photos(8, 1), tmp_path, training, card={"photos": 40})
