@@ -67,7 +67,7 @@ def audit(
     say("Loading the model and the client's photos")
     check_recipe(attack, label_rule)  # before the client computes anything
     chosen = torch.device(device or "cpu")
-    name, network, truth = _prepare(model, data, batch, same_label, seed)
+    name, network, truth = prepare(model, data, batch, same_label, seed)
     network = network.to(chosen)
     images = truth.images.to(chosen)
     chain = [defenses] if isinstance(defenses, Defense) else list(defenses)
@@ -120,9 +120,10 @@ def audit(
     )
 
 
-def _prepare(
+def prepare(
     model: nn.Module | str, data: tuple[Tensor, Tensor] | Batch | None, batch: int, same_label: int, seed: int
 ) -> tuple[str, nn.Module, Batch]:
+    """The model's name in reports, the model itself, and the client's batch."""
     if isinstance(model, str):
         classes = len(tags()) if data is None else _classes(data)
         loaded = load_model(model, classes=classes, seed=seed)
