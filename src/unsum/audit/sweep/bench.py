@@ -39,7 +39,9 @@ class Bench:
     ) -> None:
         self._model, self._truth, self._pictures, self._say, self._seed = model, truth, pictures, say, seed
         self._options = {**attack_options, "train": client_trains, "device": device, "seed": seed}
+        self._trains = client_trains
         images, targets = truth.images.to(device), truth.targets.to(device)
+        self._batch = images, targets
         torch.manual_seed(seed)  # dropout as it will fall in the client's pass
         with in_mode(model, client_trains):
             self._against = yardstick(images, collect_features(model, images))
@@ -47,6 +49,10 @@ class Bench:
         if pictures is not None:
             torch.manual_seed(seed)
             self.scale = scale_to(pictures, capture(model, images, targets, train=client_trains), seed)
+
+    def check(self, chain: list[Defense]) -> None:
+        """Refuse at once what the client itself cannot do, rather than after the other strengths."""
+        capture(self._model, *self._batch, train=self._trains, defenses=chain)
 
     def undefended(self) -> tuple[Point, Setting, list[str]]:
         """The reference, the setting that all strengths share, and what the attacker was granted. Raises what it cannot do."""

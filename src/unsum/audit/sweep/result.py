@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,9 @@ class Point:
     refused: str = ""
     accuracy: Accuracy | None = None
     untrained: str = ""  # why there is no accuracy
-    pictures: tuple[Tensor, Tensor | None] | None = None  # the most leaked sample, and what came back of it
+    pictures: tuple[Tensor, Tensor | None] | None = field(
+        default=None, repr=False
+    )  # the most leaked sample, what came back
 
     @property
     def worst(self) -> float:

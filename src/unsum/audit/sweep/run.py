@@ -84,6 +84,8 @@ def sweep(
         attack_options=attack_options,
     )
     count = _Count(1 + bool(before) + sum(len(p.defenses) for p in plans), steps)
+    for p in plans:
+        bench.check([*before, p.defenses[0]])
     undefended, setting, granted = bench.undefended()
     references = [count(undefended)]
     if before:
@@ -92,7 +94,6 @@ def sweep(
         Curve(p.name, p.axis, [count(bench.defended([*before, d], d.strength if p.axis else None)) for d in p.defenses])
         for p in plans
     ]
-    _refuse_an_empty_answer(curves)
     return Sweep(
         replace(setting, model=name, defenses=shown(before), command=command),
         keep_under,
@@ -127,10 +128,3 @@ def _check(plans: list[Plan], before: list[Defense]) -> None:
         raise UnsumError(f"{total} strengths are too many for one page; try at most {_MOST_POINTS} together.")
     for p in plans:
         ordered([*before, p.defenses[0]])
-
-
-def _refuse_an_empty_answer(curves: list[Curve]) -> None:
-    """If no strength could be attacked, the reason is the answer, and it belongs on the command line."""
-    points = [point for curve in curves for point in curve.points]
-    if all(point.refused for point in points):
-        raise UnsumError(points[0].refused)

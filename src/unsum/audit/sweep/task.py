@@ -28,7 +28,9 @@ from unsum.update import Update
 
 SIDE = 32  # of the pictures, in pixels
 CLIENTS, BATCH, ROUNDS, RUNS = 4, 32, 60, 3
-_LEARNING_RATE = 1e-2  # at the start; it falls evenly to zero, which makes the accuracy at the end less a matter of luck
+_LEARNING_RATE = (
+    1e-2  # at the start; it falls evenly to zero, which makes the accuracy at the end less a matter of luck
+)
 _PATIENCE = 60.0  # seconds that one strength may take; Soteria would take several minutes
 _PHOTO_SIDE = 256
 _MOST = 4096  # pictures taken from the user's file: more would change the time, not the answer
@@ -106,9 +108,7 @@ def pictures_from_file(path: str | Path, *, seed: int = 0) -> Pictures:
     return Pictures((small[test:], numbers[test:]), (small[:test], numbers[:test]), f"The labelled pictures in {name}.")
 
 
-def train(
-    pictures: Pictures, defenses: Iterable[Defense], *, scale: float = 1.0, seed: int = 0
-) -> Accuracy:
+def train(pictures: Pictures, defenses: Iterable[Defense], *, scale: float = 1.0, seed: int = 0) -> Accuracy:
     """Accuracy after the federated training, with every client's update defended; the same seeds for every defence."""
     chain = _scaled(ordered(list(defenses)), scale)
     results = [_train_once(pictures, chain, seed + run) for run in range(RUNS)]
@@ -160,7 +160,9 @@ def _train_once(pictures: Pictures, chain: list[AnyDefense], seed: int) -> float
 def _check_pace(elapsed: float, rounds: int) -> None:
     expected = elapsed / rounds * ROUNDS * RUNS
     if rounds == 2 and expected > _PATIENCE:
-        raise UnsumError(f"Training with it would take about {expected:.0f} s, more than the {_PATIENCE:.0f} s allowed.")
+        raise UnsumError(
+            f"Training with it would take about {expected:.0f} s, more than the {_PATIENCE:.0f} s allowed."
+        )
 
 
 def _network(classes: int, seed: int) -> nn.Sequential:
@@ -184,7 +186,9 @@ def _scaled(parts: list[AnyDefense], factor: float) -> list[AnyDefense]:
     def scale(update: Update) -> Update:
         return update.map(lambda _name, gradient: gradient * factor)
 
-    first = next((i for i, part in enumerate(parts) if getattr(part, "stage", Stage.UPDATE) == Stage.UPDATE), len(parts))
+    first = next(
+        (i for i, part in enumerate(parts) if getattr(part, "stage", Stage.UPDATE) == Stage.UPDATE), len(parts)
+    )
     return [*parts[:first], scale, *parts[first:]]
 
 
