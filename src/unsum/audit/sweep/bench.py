@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from unsum.audit.result import Audit, Setting
 from unsum.audit.run import Say, audit
 from unsum.audit.sweep.leakage import leakage, yardstick
+from unsum.audit.sweep.pictures import Pictures
 from unsum.audit.sweep.result import Point, SampleLeak
-from unsum.audit.sweep.task import Accuracy, Pictures, scale_to, train
+from unsum.audit.sweep.task import Accuracy, scale_to, train
 from unsum.client import capture
 from unsum.client.step import in_mode
 from unsum.data import Batch
@@ -69,12 +70,16 @@ class Bench:
             result = audit(self._model, self._truth, defenses=chain, **self._options)
         except UnsumError as reason:
             seconds = time.perf_counter() - start
-            return Point(name, strength, [], seconds=seconds, refused=str(reason), **self._training(chain))
+            accuracy, untrained = self._training(chain)
+            return Point(
+                name, strength, [], seconds=seconds, refused=str(reason), accuracy=accuracy, untrained=untrained
+            )
         return self._point(result, chain, strength)
 
     def _point(self, result: Audit, chain: list[Defense], strength: float | None) -> Point:
         rows = [self._sample(result, i) for i in range(len(result.samples))]
         worst = max(range(len(rows)), key=lambda i: rows[i].leakage)
+        accuracy, untrained = self._training(chain)
         return Point(
             shown(chain),
             strength,
@@ -83,7 +88,8 @@ class Bench:
             method=result.leak.method,
             seconds=result.leak.seconds,
             pictures=_pictures(result, worst),
-            **self._training(chain),
+            accuracy=accuracy,
+            untrained=untrained,
         )
 
     def _sample(self, result: Audit, i: int) -> SampleLeak:
@@ -97,15 +103,15 @@ class Bench:
             psnr=row.psnr,
         )
 
-    def _training(self, chain: list[Defense]) -> dict[str, Accuracy | str]:
-        """`accuracy`, or `untrained` with the reason why there is none."""
+    def _training(self, chain: list[Defense]) -> tuple[Accuracy | None, str]:
+        """The accuracy, or the reason why there is none."""
         if self._pictures is None:
-            return {"untrained": "Accuracy was not asked for."}
-        self._say(f"{shown(chain)}: training")
+            return None, "It was not asked for."
+        self._say(f"{shown(chain)}: training" if chain else "No defence: training")
         try:
-            return {"accuracy": train(self._pictures, chain, scale=self.scale, seed=self._seed)}
+            return train(self._pictures, chain, scale=self.scale, seed=self._seed), ""
         except UnsumError as reason:
-            return {"untrained": str(reason)}
+            return None, str(reason)
 
 
 def shown(chain: Iterable[Defense]) -> str:

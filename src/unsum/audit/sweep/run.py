@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from unsum.audit.run import Say, prepare
 from unsum.audit.sweep.bench import Bench, shown
 from unsum.audit.sweep.leakage import DEFAULT_LEVEL
+from unsum.audit.sweep.pictures import photo_tiles, pictures_from_file
 from unsum.audit.sweep.plan import Plan, plan
 from unsum.audit.sweep.result import Curve, Point, Sweep
-from unsum.audit.sweep.task import describe, photo_tiles, pictures_from_file
+from unsum.audit.sweep.task import describe
 from unsum.client.step import ordered
 from unsum.data import Batch
 from unsum.defend import Defense
