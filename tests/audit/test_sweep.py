@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,13 @@ from material import pictures, small_net
 from unsum.audit.result import Setting
 from unsum.audit.sweep.leakage import leakage, yardstick
 from unsum.audit.sweep.plan import plan
+from unsum.audit.sweep.plot import plot
 from unsum.audit.sweep.report import render
 from unsum.audit.sweep.result import Curve, Point, SampleLeak, Sweep
 from unsum.audit.sweep.task import Accuracy, Task
 from unsum.audit.sweep.words import closer, headline, level, sentences
 from unsum.defend import DEFENSES
-from unsum.defend.axis import NORM, SCALE
+from unsum.defend.axis import FRACTION, NORM, SCALE
 from unsum.defend.defense import has_strength
 from unsum.score import SampleScore
 
@@ -46,7 +48,7 @@ def constructed(*curves: Curve, keep_under: float = 0.3) -> Sweep:
     setting = Setting(
         "tiny net", 2, 4, "train", "none", "exact", 7, "abacus", f"unsum {HOSTILE[0]}", {"torch": "9.8.7"}
     )
-    task = Task("Which is which?", 4, 100, 50, 4, 32, 60, 3, 0.25, 1.5)
+    task = Task("Which is which?", 4, 100, 50, 4, 32, 60, 3, 0.25, 1.5, 7000, 4_000_000)
     baseline = replace(point(1.0, 0.9, accuracy=0.6), defenses="none", exact=True)
     return Sweep(setting, keep_under, [baseline], list(curves), task, ["The weights."], HOSTILE, 12.5)
 
@@ -189,7 +191,7 @@ class TestEnough:
         weak = Curve("noise", SCALE, [point(1, 1, strength=1), point(0.1, 0.6, strength=2)])
         switch = Curve("sign", None, [point(0.1, 0.2)])
         assert headline(constructed(weak)) == "None of the strengths tried keeps every sample under 30 %."
-        assert "at 2, the strongest, 1 of 2 samples leak 30 % or more" in sentences(constructed(weak))[1]
+        assert "at 2, the strongest, 1 of 2 samples leaks 30 % or more" in sentences(constructed(weak))[1]
         assert level(constructed(weak)) == "severe"
         assert headline(constructed(weak, switch)) == "1 of 2 defences keep every sample under 30 %."
         assert level(constructed(weak, switch)) == "partial"
@@ -226,6 +228,7 @@ class TestPage:
             "23.0",  # points of accuracy lost
             "Not attacked at on:",
             "may recover more",
+            "7,000 weights, the audited model 4,000,000",
         ):
             assert expected in page
 
@@ -247,6 +250,15 @@ class TestPage:
         assert page.count('class="chosen-line"') == 1
         assert page.count("<svg") - page.count('<svg viewBox="0 0 32 12"') == 3  # two drawings and the level's bar
         assert "not attacked" in page
+
+    def test_crowded_strengths_are_drawn_evenly_and_numbers_keep_apart(self) -> None:
+        crowded = Curve("prune", FRACTION, [point(1, strength=s) for s in (0.5, 0.9, 0.99, 0.999)])
+        drawing = plot(constructed(crowded), crowded)
+        assert [mark.x for mark in drawing.marks[1:]] == pytest.approx([168, 350.7, 533.3, 716])
+        assert "not to scale" in drawing.axis
+        many = Curve("noise", SCALE, [point(1, strength=1.0 + i) for i in range(24)])
+        written = [mark.x for mark in plot(constructed(many), many).marks if mark.tick]
+        assert all(second - first >= 50 for first, second in pairwise(written))
 
     def test_a_sweep_without_training_has_no_accuracy(self) -> None:
         sweep = constructed(*self.curves)

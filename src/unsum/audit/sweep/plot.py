@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from unsum.audit.sweep.result import Curve, Point, Sweep
 from unsum.audit.sweep.words import percent, short
@@ -14,7 +15,8 @@ _NONE = 96  # where "no defence" stands, apart from the axis
 _FIRST, _LAST = 168, 716  # where the weakest and the strongest stand
 _LEAKAGE = (34, 234)  # top and bottom of the panels
 _ACCURACY = (298, 428)
-_CLOSE = 46  # ticks nearer than this would run into each other
+_CLOSE = 52  # numbers nearer than this would run into each other
+_APART = 22  # and so would dots nearer than this
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Plot:
     undefended: float | None
     chance: float | None
     summary: str
+    axis: str
     paths: dict[str, str] = field(default_factory=dict)
     width: int = WIDTH
     height: int = HEIGHT
@@ -60,11 +63,13 @@ def plot(sweep: Sweep, curve: Curve) -> Plot:
     enough = curve.enough(sweep.keep_under)
     top = _accuracy_top(sweep)
     marks = [_mark(reference, _NONE, "none" if reference is sweep.undefended else "before", True, top, False)]
-    last_tick = -math.inf
-    for point, x in zip(curve.points, _places(curve), strict=True):
-        tick = x - last_tick >= _CLOSE or point is enough
-        last_tick = x if tick else last_tick
-        marks.append(_mark(point, x, short(point.strength), tick, top, point is enough))
+    places = _places(curve)
+    even = _crowded(places)
+    if even:
+        places = [_FIRST + (_LAST - _FIRST) * i / (len(places) - 1) for i in range(len(places))]
+    ticks = _ticks(places, curve.points.index(enough) if enough else len(places) - 1)
+    for point, x in zip(curve.points, places, strict=True):
+        marks.append(_mark(point, x, short(point.strength), x in ticks, top, point is enough))
     undefended, chance = sweep.undefended.accuracy, sweep.task.chance if sweep.task else None
     return Plot(
         marks=marks,
@@ -74,6 +79,7 @@ def plot(sweep: Sweep, curve: Curve) -> Plot:
         undefended=_height(undefended.mean, top, _ACCURACY) if undefended else None,
         chance=_height(chance, top, _ACCURACY) if chance is not None else None,
         summary=_summary(sweep, curve),
+        axis=_axis(curve, even),
         paths={name: _path(marks[1:], name) for name in ("worst", "mean", "accuracy")},
     )
 
@@ -87,6 +93,26 @@ def _places(curve: Curve) -> list[float]:
     if first == last:
         return [(_FIRST + _LAST) / 2 for _ in values]
     return [_FIRST + (_LAST - _FIRST) * (value - first) / (last - first) for value in values]
+
+
+def _crowded(places: list[float]) -> bool:
+    return any(second - first < _APART for first, second in pairwise(places))
+
+
+def _ticks(places: list[float], first: int) -> set[float]:
+    """Which places get their number written below: the most important one, then all that do not run into another."""
+    chosen = {places[first]}
+    for place in places:
+        if all(abs(place - other) >= _CLOSE for other in chosen):
+            chosen.add(place)
+    return chosen
+
+
+def _axis(curve: Curve, even: bool) -> str:
+    if curve.axis is None:
+        return f"{curve.name}: off or on"
+    spacing = "not to scale" if even else "logarithmic scale" if curve.axis.spacing == "geometric" else "linear scale"
+    return f"{curve.name}: {curve.axis.meaning}, {spacing}; stronger to the right →"
 
 
 def _mark(point: Point, x: float, label: str, tick: bool, top: float, enough: bool) -> Mark:

@@ -100,7 +100,7 @@ def sweep(
         keep_under,
         references,
         curves,
-        describe(pictures, bench.scale) if pictures else None,
+        describe(pictures, bench.scale, network) if pictures else None,
         granted,
         truth.titles,
         time.perf_counter() - start,

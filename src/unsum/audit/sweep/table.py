@@ -34,16 +34,16 @@ def show(sweep: Sweep, page: Path, console: Console) -> None:
 
 def _table(sweep: Sweep, curve: Curve) -> Table:
     before = "" if sweep.setting.defenses == "none" else f", after {sweep.setting.defenses}"
-    table = Table(title=f"{curve.name}{before}", title_justify="left")
+    table = Table(title=f"{curve.name}{before}: largest and mean leakage of the samples", title_justify="left")
     table.add_column("strength", no_wrap=True)
     for heading in (
-        "largest leakage",
+        "largest",
         "mean",
-        f"≥ {percent(sweep.keep_under)}",
+        f"≥{percent(sweep.keep_under)}",
         "labels",
         "PSNR",
         "exact",
-        "accuracy",
+        "acc.",
         "s",
     ):
         table.add_column(heading, justify="right")
@@ -59,7 +59,7 @@ def _table(sweep: Sweep, curve: Curve) -> Table:
 def _cells(sweep: Sweep, point: Point, name: str) -> list[str]:
     accuracy = percent(point.accuracy.mean) if point.accuracy else "–"
     if point.refused:
-        return [name, "not attacked", "–", "–", "–", "–", "–", accuracy, f"{point.seconds:.1f}"]
+        return [name, "–", "–", "–", "–", "–", "–", accuracy, f"{point.seconds:.1f}"]
     total = len(sweep.titles)
     return [
         name,

@@ -51,6 +51,8 @@ class Task:
     runs: int
     chance: float
     gradient_scale: float  # by which clients multiply, so that their updates are as large as the audited one
+    weights: int  # of the small network
+    audited_weights: int
 
 
 def train(pictures: Pictures, defenses: Iterable[Defense], *, scale: float = 1.0, seed: int = 0) -> Accuracy:
@@ -60,10 +62,20 @@ def train(pictures: Pictures, defenses: Iterable[Defense], *, scale: float = 1.0
     return Accuracy(math.fsum(results) / len(results), min(results), max(results))
 
 
-def describe(pictures: Pictures, scale: float) -> Task:
-    sizes = len(pictures.train[0]), len(pictures.test[0])
+def describe(pictures: Pictures, scale: float, audited: nn.Module) -> Task:
     return Task(
-        pictures.about, pictures.classes, *sizes, CLIENTS, BATCH, ROUNDS, RUNS, pictures.chance, gradient_scale=scale
+        about=pictures.about,
+        classes=pictures.classes,
+        train_pictures=len(pictures.train[0]),
+        test_pictures=len(pictures.test[0]),
+        clients=CLIENTS,
+        batch=BATCH,
+        rounds=ROUNDS,
+        runs=RUNS,
+        chance=pictures.chance,
+        gradient_scale=scale,
+        weights=_weights(_network(pictures.classes, 0)),
+        audited_weights=_weights(audited),
     )
 
 
@@ -135,6 +147,10 @@ def _scaled(parts: list[AnyDefense], factor: float) -> list[AnyDefense]:
         (i for i, part in enumerate(parts) if getattr(part, "stage", Stage.UPDATE) == Stage.UPDATE), len(parts)
     )
     return [*parts[:first], scale, *parts[first:]]
+
+
+def _weights(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def _entry_size(update: Update) -> float:

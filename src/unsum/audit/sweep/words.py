@@ -48,10 +48,9 @@ def level(sweep: Sweep) -> Level:
 
 def sentences(sweep: Sweep) -> list[str]:
     """One for no defence and one for each defence that was tried."""
-    total = len(sweep.titles)
     point = sweep.undefended
-    first = f"Without any defence, {point.over(sweep.keep_under)} of {total} samples leak {percent(sweep.keep_under)} or more"
-    trained = f"; the model learns to {percent(point.accuracy.mean)} accuracy." if point.accuracy else "."
+    first = f"Without any defence, {_leaking(sweep, point)}"
+    trained = f"; a small network learns to {percent(point.accuracy.mean)} accuracy." if point.accuracy else "."
     return [first + trained, *(_sentence(sweep, curve) for curve in sweep.curves)]
 
 
@@ -59,13 +58,13 @@ def _sentence(sweep: Sweep, curve: Curve) -> str:
     point, total = curve.enough(sweep.keep_under), len(sweep.titles)
     if point is not None:
         weakest = " is the weakest strength tried that is enough" if curve.axis else " is enough"
-        labels = f"; {point.labels_right} of {total} labels are still found" if point.labels_right else ""
+        labels = f"; labels still found: {point.labels_right} of {total}" if point.labels_right else ""
         return f"{_called(curve, point)}{weakest}{_price(sweep, point)}{labels}."
     measured = [p for p in curve.points if not p.refused]
     if not measured:
         return f"{curve.name}: could not be attacked, so nothing speaks for it. {curve.points[0].refused}"
     strongest = measured[-1]
-    leaking = f"{strongest.over(sweep.keep_under)} of {total} samples leak {percent(sweep.keep_under)} or more"
+    leaking = _leaking(sweep, strongest)
     if curve.axis is None:
         return f"{curve.name} is not enough: {leaking}{_price(sweep, strongest)}."
     reached = f"at {short(strongest.strength)}, the strongest, {leaking}"
@@ -84,6 +83,11 @@ def closer(sweep: Sweep, curve: Curve) -> str:
         f"Between {short(weaker.strength)} and {short(point.strength)} the largest leakage falls from {percent(weaker.worst)} to "
         f"{percent(point.worst)}; --sweep {curve.name}={low}..{high} finds the place more closely."
     )
+
+
+def _leaking(sweep: Sweep, point: Point) -> str:
+    count, total = point.over(sweep.keep_under), len(sweep.titles)
+    return f"{count} of {total} samples {'leaks' if count == 1 else 'leak'} {percent(sweep.keep_under)} or more"
 
 
 def _called(curve: Curve, point: Point) -> str:
