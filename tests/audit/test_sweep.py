@@ -197,6 +197,13 @@ class TestEnough:
         assert level(constructed(weak, switch)) == "partial"
         assert closer(constructed(weak), weak) == ""
 
+    def test_of_several_that_are_enough_the_cheapest_is_named(self) -> None:
+        dear = Curve("noise", SCALE, [point(0.1, 0.2, strength=1, accuracy=0.2)])
+        cheap = Curve("sign", None, [point(0.1, 0.2, accuracy=0.5)])
+        assert headline(constructed(dear, cheap)).endswith(
+            "2 of 2 defences keep every sample under 30 %; sign costs least."
+        )
+
     def test_the_words_when_nothing_can_be_said(self) -> None:
         refused = Curve("drop-head", None, [point(refused="The update lacks 'head.weight'.")])
         assert "cannot say" in headline(constructed(refused))

@@ -112,7 +112,7 @@ def test_a_sweep_as_json_with_accuracy_on_ones_own_pictures(unsum: Callable[...,
     result = unsum("audit", "--sweep", "noise=1e-7,1e-1", *options)
     content = json.loads(result.out)  # nothing but JSON on stdout
     assert content["enough"][0]["strength"] == 0.1
-    assert content["keep_under"] == 0.3
+    assert content["keep_under"] == 0.2
     assert content["references"][0]["accuracy"]["mean"] > 0.9
     assert content["sweeps"][0]["points"][1]["accuracy"] is not None
     assert content["report"] == "unsum-report/sweep.html"

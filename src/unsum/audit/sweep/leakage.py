@@ -21,7 +21,7 @@ from torch import Tensor
 
 from unsum.score import SampleScore
 
-DEFAULT_LEVEL = 0.3
+DEFAULT_LEVEL = 0.2
 _MID_GREY = 0.5
 
 

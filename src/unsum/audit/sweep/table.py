@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -34,10 +35,14 @@ def show(sweep: Sweep, page: Path, console: Console) -> None:
 
 def _table(sweep: Sweep, curve: Curve) -> Table:
     before = "" if sweep.setting.defenses == "none" else f", after {sweep.setting.defenses}"
-    table = Table(title=f"{curve.name}{before}: largest and mean leakage of the samples", title_justify="left")
+    table = Table(
+        title=f"{curve.name}{before}: worst and mean leakage of the samples",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
     table.add_column("strength", no_wrap=True)
     for heading in (
-        "largest",
+        "worst",
         "mean",
         f"≥{percent(sweep.keep_under)}",
         "labels",

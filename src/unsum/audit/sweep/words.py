@@ -32,7 +32,7 @@ def headline(sweep: Sweep) -> str:
     if not found:
         return f"None of the strengths tried keeps every sample under {level}."
     if len(sweep.curves) > 1:
-        return f"{len(found)} of {len(sweep.curves)} defences keep every sample under {level}."
+        return f"{len(found)} of {len(sweep.curves)} defences keep every sample under {level}{_cheapest(sweep, found)}."
     point = found[0].enough(sweep.keep_under)
     assert point is not None
     return f"{_called(found[0], point)} keeps every sample under {level}."
@@ -83,6 +83,15 @@ def closer(sweep: Sweep, curve: Curve) -> str:
         f"Between {short(weaker.strength)} and {short(point.strength)} the largest leakage falls from {percent(weaker.worst)} to "
         f"{percent(point.worst)}; --sweep {curve.name}={low}..{high} finds the place more closely."
     )
+
+
+def _cheapest(sweep: Sweep, found: list[Curve]) -> str:
+    """Which of several that are enough costs least, where accuracy was measured."""
+    pairs = [(curve, point) for curve in found if (point := curve.enough(sweep.keep_under)) is not None]
+    priced = [pair for pair in pairs if not math.isnan(sweep.cost(pair[1]))]
+    if len(priced) < 2:
+        return ""
+    return f"; {_called(*min(priced, key=lambda pair: sweep.cost(pair[1])))} costs least"
 
 
 def _leaking(sweep: Sweep, point: Point) -> str:
