@@ -3,7 +3,7 @@
 The public API, re-exported. Audit only systems that you operate or have permission to test.
 """
 
-from unsum.audit import Audit, audit
+from unsum.audit import Audit, Sweep, audit, sweep
 from unsum.client import capture, capture_local, mixup, smooth_labels
 from unsum.defend import (
     DPSGD,
@@ -62,6 +62,7 @@ __all__ = [
     "Sign",
     "SmoothLabels",
     "Soteria",
+    "Sweep",
     "UnsumError",
     "Update",
     "__version__",
@@ -78,4 +79,5 @@ __all__ = [
     "score",
     "separate",
     "smooth_labels",
+    "sweep",
 ]

@@ -13,9 +13,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from unsum.audit import Audit
+from unsum.audit import Audit, Sweep
 from unsum.audit import audit as run_audit
+from unsum.audit import sweep as run_sweep
 from unsum.audit.result import check_folder
+from unsum.audit.sweep.leakage import DEFAULT_LEVEL
+from unsum.audit.sweep.table import show as show_sweep
 from unsum.cli_train import command as train_inverse
 from unsum.defend import DEFENSES, parse_defense
 from unsum.errors import UnsumError, unknown_name
@@ -44,12 +47,39 @@ def audit(
         str, typer.Option(help="default, mlp, torchvision:NAME (random weights), or FILE.py:FACTORY of your own.")
     ] = "default",
     weights: Annotated[Path | None, typer.Option(help="A .safetensors or .pt state dict for the model.")] = None,
+    inverse: Annotated[
+        Path | None, typer.Option(help="An inverse from `unsum train-inverse` for this backbone, for pictures.")
+    ] = None,
     batch: Annotated[int, typer.Option(help="How many of the embedded photos the client trains on.")] = 8,
     same_label: Annotated[int, typer.Option(help="How many of them share one label; 0 keeps their own tags.")] = 0,
     defense: Annotated[
         list[str] | None,
         typer.Option(help="noise:STD, clip:NORM, sign … from `unsum list`; repeat to chain, in order."),
     ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Try a defence at many strengths: NAME=LOW..HIGH, NAME=LOW..HIGH/STEPS, NAME=a,b,c or NAME; repeat for several."
+        ),
+    ] = None,
+    keep_under: Annotated[
+        float | None,
+        typer.Option(
+            help="With --sweep: the leakage no sample may reach, from 0 (no better than a typical sample) to 1 (the sample "
+            f"itself). [default: {DEFAULT_LEVEL:g}]",
+            show_default=False,
+        ),
+    ] = None,
+    utility_data: Annotated[
+        Path | None,
+        typer.Option(help="With --sweep: an .npz with `images` and `labels` to measure accuracy on."),
+    ] = None,
+    no_utility: Annotated[
+        bool,
+        typer.Option(
+            "--no-utility", help="With --sweep: leave out the accuracy, which takes a few seconds a strength."
+        ),
+    ] = False,
     attack: Annotated[str, typer.Option(help="auto, or an attack from `unsum list`.")] = "auto",
     labels: Annotated[
         str | None, typer.Option(help="A label rule from `unsum list` that finds the labels first.")
@@ -60,7 +90,9 @@ def audit(
     eval_mode: Annotated[
         bool, typer.Option("--eval-mode", help="The client's BatchNorm uses running statistics.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for report.html and result.json.")] = Path("unsum-report"),
+    out: Annotated[
+        Path, typer.Option(help="Folder for report.html and result.json (sweep.html and sweep.json).")
+    ] = Path("unsum-report"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing report folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps …")] = "cpu",
@@ -68,32 +100,55 @@ def audit(
 ) -> None:
     """Simulate one federated round, attack its update, and report what was recovered."""
     check_folder(out, force=force)
-    with stages(_PROGRESS, steps_of(attack)) as shown:
-        result = run_audit(
-            model,
-            weights=weights,
-            batch=batch,
-            same_label=same_label,
-            defenses=[parse_defense(text) for text in defense or []],
-            attack=attack,
-            label_rule=labels,
-            batch_size_known=batch_size_known,
-            train=not eval_mode,
-            device=_device(device),
-            seed=seed,
-            command=_command(),
-            progress=shown.say,
-            steps=shown.steps,
+    settings: dict[str, Any] = {
+        "weights": weights,
+        "inverse": inverse,
+        "batch": batch,
+        "same_label": same_label,
+        "defenses": [parse_defense(text) for text in defense or []],
+        "attack": attack,
+        "label_rule": labels,
+        "batch_size_known": batch_size_known,
+        "train": not eval_mode,
+        "device": _device(device),
+        "seed": seed,
+        "command": _command(),
+    }
+    if sweep:
+        level = DEFAULT_LEVEL if keep_under is None else keep_under
+        trained = {"utility": not no_utility, "utility_data": utility_data}
+        swept, page = _sweep(model, sweep, settings | trained | {"keep_under": level}, out, force)
+        if as_json:
+            _print(swept.to_dict(), page)
+        else:
+            show_sweep(swept, page, _OUT)
+        return
+    if keep_under is not None or utility_data is not None or no_utility:
+        raise UnsumError(
+            "--keep-under, --utility-data and --no-utility belong to a sweep; add, say, --sweep noise=1e-5..1e-1."
         )
+    with stages(_PROGRESS, steps_of(attack)) as shown:
+        result = run_audit(model, **settings, progress=shown.say, steps=shown.steps)
         shown.say("Writing the report")
         page = result.write(out, force=force)
     if as_json:
-        typer.echo(json.dumps(result.to_dict() | {"report": str(page)}, indent=2))
+        _print(result.to_dict(), page)
     else:
         _show(result, page)
 
 
 app.command("train-inverse")(train_inverse)
+
+
+def _sweep(model: str, over: list[str], settings: dict[str, Any], out: Path, force: bool) -> tuple[Sweep, Path]:
+    with stages(_PROGRESS) as shown:
+        result = run_sweep(model, over=over, **settings, progress=shown.say, steps=shown.part)
+        shown.say("Writing the page")
+        return result, result.write(out, force=force)
+
+
+def _print(content: dict[str, Any], page: Path) -> None:
+    typer.echo(json.dumps(content | {"report": str(page)}, indent=2))
 
 
 @app.command("list")

@@ -14,6 +14,7 @@ class Stages:
 
     def __init__(self, console: Console, bars: Progress | None, total: int | None) -> None:
         self._console, self._bars, self._total = console, bars, total
+        self._parts: tuple[int, int] | None = None
         self._task = bars.add_task("Starting", total=None, losses="") if bars else None
 
     def say(self, sentence: str) -> None:
@@ -21,12 +22,23 @@ class Stages:
             self._console.print(f"unsum: {sentence}", markup=False, highlight=False)
         else:
             self._bars.reset(self._task, total=None, description=sentence, losses="")
+            self._show_parts()
 
     def steps(self, step: int, *losses: float) -> None:
         """For `separate(..., progress=…)`: the step reached, and losses to show beside it."""
         if self._bars is not None and self._task is not None:
             shown = " ".join(f"{loss:.1e}" for loss in losses)
             self._bars.update(self._task, completed=step, total=self._total, losses=f"step {step}: {shown}")
+
+    def part(self, done: int, total: int) -> None:
+        """For work of several equal parts: how many are done. The bar stays while `say` names the next."""
+        self._parts = (done, total)
+        self._show_parts()
+
+    def _show_parts(self) -> None:
+        if self._bars is not None and self._task is not None and self._parts is not None:
+            done, total = self._parts
+            self._bars.update(self._task, completed=done, total=total, losses=f"{done} of {total}")
 
 
 @contextmanager

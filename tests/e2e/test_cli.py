@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -94,6 +95,34 @@ def test_a_label_rule_reaches_the_audit(unsum: Callable[..., Result]) -> None:
     assert "The batch size (4)" in page
 
 
+def test_a_sweep_prints_its_answer_and_writes_its_page(unsum: Callable[..., Result]) -> None:
+    sweeps = ["--sweep", "noise=1e-7,1e-1", "--sweep", "sign", "--defense", "clip:0.5"]
+    result = unsum("audit", "--attack", "fgla", "--batch", "2", "--no-utility", "--keep-under", "0.4", *sweeps)
+    assert result.code == 0
+    for part in ("no defence", "0.1 ← enough", "after Clip(0.5)", "keep every sample under 40 %", "sweep.html"):
+        assert part in result.out
+    assert "Clip(0.5) | Noise(0.1): attacking" in result.err
+    page = Path("unsum-report/sweep.html").read_text("utf-8")
+    assert "unsum audit --attack fgla --batch 2 --no-utility --keep-under 0.4 --sweep noise=1e-7,1e-1" in page
+
+
+def test_a_sweep_as_json_with_accuracy_on_ones_own_pictures(unsum: Callable[..., Result]) -> None:
+    labels = np.arange(128) % 2
+    bright = np.random.default_rng(0).integers(0, 100, (128, 8, 8, 3)) + 150 * labels[:, None, None, None]
+    np.savez("task.npz", images=bright.astype(np.uint8), labels=labels)
+    options = ["--attack", "fgla", "--batch", "2", "--utility-data", "task.npz", "--json"]
+    result = unsum("audit", "--sweep", "noise=1e-7,1e-1", *options)
+    content = json.loads(result.out)  # nothing but JSON on stdout
+    assert content["enough"][0]["strength"] == 0.1
+    assert content["keep_under"] == 0.2
+    assert content["references"][0]["accuracy"]["mean"] > 0.9
+    assert content["sweeps"][0]["points"][1]["accuracy"] is not None
+    assert content["report"] == "unsum-report/sweep.html"
+    assert json.loads(Path("unsum-report/sweep.json").read_text()) == {
+        key: value for key, value in content.items() if key != "report"
+    }
+
+
 def test_an_existing_report_is_kept_unless_forced(unsum: Callable[..., Result]) -> None:
     Path("unsum-report").mkdir()
     Path("unsum-report/report.html").write_text("mine")
@@ -122,6 +151,12 @@ def test_an_existing_report_is_kept_unless_forced(unsum: Callable[..., Result]) 
         (["--batch", "17"], "choose a batch of 1 to 16"),
         (["--batch", "0"], "choose a batch of 1 to 16"),
         (["--same-label", "9"], "can share a label"),
+        (["--sweep", "nosie=1..2"], "did you mean 'noise'"),
+        (["--sweep", "noise=2..1"], "the smaller number first"),
+        (["--sweep", "dp=1"], "or use eval mode (train=False, --eval-mode)"),
+        (["--sweep", "sign", "--keep-under", "30"], "a share above 0 and up to 1, not 30"),
+        (["--sweep", "sign", "--utility-data", "absent.npz"], "There is no file 'absent.npz'"),
+        (["--keep-under", "0.5"], "belong to a sweep; add, say, --sweep noise=1e-5..1e-1"),
         (["--device", "gpu"], "There is no device 'gpu'"),
         (["--device", "cuda:99"], "cannot be used here; try --device cpu"),
     ],

@@ -2,86 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Dialog, Page, sync_playwright
+from playwright.sync_api import Page
 
 import unsum
-
-HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>']
-ARGUMENTS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
-
-
-@dataclass
-class Heard:
-    """All that a page complained about, asked for or popped up."""
-
-    complaints: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-    dialogs: list[str] = field(default_factory=list)
-
-    def listen(self, page: Page) -> None:
-        page.on("console", lambda message: self._console(message.type, message.text))
-        page.on("pageerror", lambda error: self.complaints.append(f"pageerror: {error}"))
-        page.on("requestfailed", lambda request: self.complaints.append(f"failed: {request.url[:80]}"))
-        page.on("request", lambda request: self.requests.append(request.url))
-        page.on("dialog", self._dialog)
-
-    def _console(self, kind: str, text: str) -> None:
-        if kind in ("error", "warning"):
-            self.complaints.append(f"{kind}: {text}")
-
-    def _dialog(self, dialog: Dialog) -> None:
-        self.dialogs.append(dialog.message)
-        dialog.dismiss()  # an open dialog would halt the page
+from browsing import HOSTILE, Heard
 
 
 @pytest.fixture(scope="session")
 def audit() -> unsum.Audit:
     return unsum.audit(command="unsum audit")
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    executable = next(filter(None, map(shutil.which, names)), None)
-    if executable is None:
-        advice = "No Chromium on the PATH; install it (Debian, Ubuntu: apt install chromium) to test the report in a browser."
-        if os.environ.get("UNSUM_REQUIRE_BROWSER") == "1":
-            pytest.fail(advice)
-        pytest.skip(advice)
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    opened = browser.new_page(viewport={"width": 1400, "height": 900})
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def heard(page: Page) -> Heard:
-    collected = Heard()
-    collected.listen(page)
-    return collected
 
 
 def test_default_report_loads_completely(audit: unsum.Audit, page: Page, heard: Heard, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def render(audit: Audit) -> str:
     """The complete page. Titles, class names and the command are escaped: they may come from anywhere."""
     rows = [_row(audit, i) for i in range(len(audit.samples))]
     verdict = audit.verdict
-    template = _environment().get_template("report.html.j2")
+    template = environment().get_template("report.html.j2")
     return template.render(
         audit=audit,
         setting=audit.setting,
@@ -58,11 +58,11 @@ def render(audit: Audit) -> str:
         worst_error=audit.scores.get("worst_feature_error", math.nan),
         some_missing=any(row.found_label is None for row in rows),
         lpips_missing=lpips_status(),
-        credits=_credits(audit.truth.titles),
+        credits=credits_of(audit.truth.titles),
     )
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("unsum.audit"),
         autoescape=True,
@@ -95,7 +95,7 @@ def _data_uri(picture: Tensor) -> str | None:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def _credits(titles: list[str]) -> list[dict[str, str]]:
+def credits_of(titles: list[str]) -> list[dict[str, str]]:
     """Author and licence of every photo, if all carry titles of embedded ones, else nothing: somebody's own photos."""
     manifest = (files("unsum.data") / "photos" / "manifest.json").read_text("utf-8")
     known: dict[str, dict[str, str]] = {photo["title"]: photo for photo in json.loads(manifest)}

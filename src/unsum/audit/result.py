@@ -72,7 +72,7 @@ class Audit:
             "samples": [self._sample(i) for i in range(len(self.samples))],
             "seconds": self.seconds,
         }
-        plain: dict[str, Any] = _finite(content)
+        plain: dict[str, Any] = finite(content)
         return plain
 
     def _sample(self, i: int) -> dict[str, Any]:
@@ -120,12 +120,12 @@ def check_folder(folder: Path, *, force: bool) -> None:
         )
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """JSON knows neither NaN nor infinity."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

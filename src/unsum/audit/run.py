@@ -39,6 +39,7 @@ def audit(
     label_rule: str | None = None,
     batch_size_known: bool = False,
     auxiliary: tuple[Tensor, Tensor] | None = None,
+    inverse: str | Path | None = None,
     train: bool = True,
     device: torch.device | str | None = None,
     seed: int = 0,
@@ -58,6 +59,7 @@ def audit(
         label_rule: a rule that finds the labels first; without one the attack finds them in its own way.
         batch_size_known, auxiliary: grant the attacker the batch size, or labelled samples of its own, which some label
             rules need; the result says so.
+        inverse: an inverse that `unsum train-inverse` made for this backbone, for pictures.
         train: the client's BatchNorm mode.
         progress: called with a sentence when a new stage begins.
         steps: called as `steps(step, *losses)` by attacks that iterate.
@@ -70,7 +72,7 @@ def audit(
     say("Loading the model and the client's photos")
     check_recipe(attack, label_rule)  # before the client computes anything
     chosen = torch.device(device or "cpu")
-    name, network, truth = _prepare(model, weights, data, batch, same_label, seed)
+    name, network, truth = prepare(model, weights, data, batch, same_label, seed)
     network = network.to(chosen)
     images = truth.images.to(chosen)
     chain = [defenses] if isinstance(defenses, Defense) else list(defenses)
@@ -86,6 +88,7 @@ def audit(
             batch_size=len(images) if batch_size_known else None,
             label_rule=label_rule,
             auxiliary=auxiliary,
+            inverse=inverse,
             device=chosen,
             seed=seed,
             progress=say,
@@ -123,7 +126,7 @@ def audit(
     )
 
 
-def _prepare(
+def prepare(
     model: nn.Module | str,
     weights: str | Path | None,
     data: tuple[Tensor, Tensor] | Batch | None,
@@ -131,6 +134,7 @@ def _prepare(
     same_label: int,
     seed: int,
 ) -> tuple[str, nn.Module, Batch]:
+    """The model's name in reports, the model itself, and the client's batch."""
     if isinstance(model, str):
         classes = len(tags()) if data is None else _classes(data)
         loaded = load_model(model, classes=classes, seed=seed, weights=weights)

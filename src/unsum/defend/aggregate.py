@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from unsum.defend.axis import Axis
 from unsum.defend.defense import DEFENSES, Defense, whole_number
 from unsum.errors import UnsumError
 from unsum.update import Update
@@ -53,6 +54,7 @@ class SecAgg(Defense):
     """This client's update together with those of the `clients` − 1 others."""
 
     example = 4
+    axis = Axis("clients", spacing="linear", whole=True)
 
     def __init__(self, clients: float, *, others: Sequence[Update] = (), sizes: Sequence[int] | None = None) -> None:
         count = whole_number(clients, 2, "Secure aggregation needs a number of clients")

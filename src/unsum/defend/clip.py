@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from unsum.defend.axis import NORM
 from unsum.defend.defense import DEFENSES, Defense
 from unsum.errors import UnsumError
 from unsum.update import Update
@@ -14,6 +15,8 @@ from unsum.update import Update
 @DEFENSES.register("clip", summary="scale the whole update down to at most this Euclidean norm")
 class Clip(Defense):
     """g · min(1, c / ‖g‖), the norm taken over all tensors together."""
+
+    axis = NORM
 
     def __init__(self, norm: float) -> None:
         if not (norm > 0 and math.isfinite(norm)):

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from unsum.defend.axis import NORM
 from unsum.defend.defense import DEFENSES, Defense
 from unsum.errors import UnsumError
 from unsum.update import Update
@@ -15,6 +16,8 @@ from unsum.update import Update
 @DEFENSES.register("clip-layers", summary="scale each tensor down to at most this Euclidean norm")
 class ClipLayers(Defense):
     """g_l · min(1, c / ‖g_l‖) for every parameter tensor l, so that each has a factor of its own."""
+
+    axis = NORM
 
     def __init__(self, norm: float) -> None:
         if not (norm > 0 and math.isfinite(norm)):

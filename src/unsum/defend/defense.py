@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from typing import cast
 
 from unsum.client.step import Stage, Step
+from unsum.defend.axis import SCALE, Axis
 from unsum.errors import UnsumError
 from unsum.registry import Registry
 from unsum.update import Update
@@ -22,6 +23,7 @@ class Defense(ABC):
 
     stage: Stage = Stage.UPDATE
     example: float = 0.5  # a strength for the sentence that says how to write it
+    axis: Axis = SCALE
 
     def __init__(self, strength: float) -> None:
         self.strength = strength

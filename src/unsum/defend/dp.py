@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from unsum.client.augment import as_probabilities
 from unsum.client.step import Gradients, Stage, Step, in_mode, main_output
+from unsum.defend.axis import Axis
 from unsum.defend.defense import DEFENSES, ClientDefense
 from unsum.errors import UnsumError, unknown_name
 
@@ -38,6 +39,7 @@ class DPSGD(ClientDefense):
 
     stage = Stage.GRADIENT
     example = 1.0
+    axis = Axis("noise multiplier")
 
     def __init__(self, noise: float, *, clip: float = 1.0) -> None:
         if not (noise >= 0 and math.isfinite(noise)):

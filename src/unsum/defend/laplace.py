@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from unsum.defend.axis import Axis
 from unsum.defend.defense import DEFENSES, Defense
 from unsum.errors import UnsumError
 from unsum.update import Update
@@ -17,6 +18,8 @@ class Laplace(Defense):
 
     The difference of two exponential variables of mean b has this distribution.
     """
+
+    axis = Axis("scale b")
 
     def __init__(self, scale: float) -> None:
         if not (scale >= 0 and math.isfinite(scale)):

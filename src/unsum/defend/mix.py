@@ -12,6 +12,7 @@ import torch
 
 from unsum.client.augment import mixup
 from unsum.client.step import Stage, Step
+from unsum.defend.axis import Axis
 from unsum.defend.defense import DEFENSES, ClientDefense
 from unsum.errors import UnsumError
 
@@ -21,6 +22,7 @@ class Mixup(ClientDefense):
     """The batch becomes `mixup(…, weight=λ, partner=a random permutation)`; drawn from torch's global generator."""
 
     stage = Stage.BATCH
+    axis = Axis("α of Beta(α, α)")
 
     def __init__(self, alpha: float) -> None:
         if not (alpha > 0 and math.isfinite(alpha)):

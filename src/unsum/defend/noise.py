@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from unsum.defend.axis import Axis
 from unsum.defend.defense import DEFENSES, Defense
 from unsum.errors import UnsumError
 from unsum.update import Update
@@ -14,6 +15,8 @@ from unsum.update import Update
 @DEFENSES.register("noise", summary="Gaussian noise of this standard deviation on every entry")
 class Noise(Defense):
     """g + N(0, σ²), drawn from torch's global generator (`torch.manual_seed` makes it repeatable)."""
+
+    axis = Axis("standard deviation")
 
     def __init__(self, std: float) -> None:
         if not (std >= 0 and math.isfinite(std)):

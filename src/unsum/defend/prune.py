@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from unsum.defend.axis import FRACTION
 from unsum.defend.defense import DEFENSES, Defense
 from unsum.errors import UnsumError
 from unsum.update import Update
@@ -12,6 +13,8 @@ from unsum.update import Update
 @DEFENSES.register("prune", summary="set this fraction of each tensor's entries, the smallest, to zero")
 class Prune(Defense):
     """Keeps the ceil((1 − fraction) · n) largest entries of each tensor, at least one."""
+
+    axis = FRACTION
 
     def __init__(self, fraction: float) -> None:
         if not 0 <= fraction < 1:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from unsum.defend.axis import FRACTION
 from unsum.defend.defense import DEFENSES, Defense
 from unsum.errors import UnsumError
 from unsum.update import Update
@@ -17,6 +18,8 @@ class PruneGlobal(Defense):
 
     A layer of small gradients may vanish altogether, which pruning per tensor (`Prune`) never does.
     """
+
+    axis = FRACTION
 
     def __init__(self, fraction: float) -> None:
         if not 0 <= fraction < 1:

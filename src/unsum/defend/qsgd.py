@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unsum.defend.axis import Axis
 from unsum.defend.defense import DEFENSES, Defense, whole_number
 from unsum.update import Update
 
@@ -21,6 +22,7 @@ class QSGD(Defense):
     """Q_s of every tensor, the whole tensor as one bucket; drawn from torch's global generator."""
 
     example = 4
+    axis = Axis("levels", rising=False, whole=True)
 
     def __init__(self, levels: float) -> None:
         super().__init__(whole_number(levels, 1, "QSGD needs a number of levels"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from unsum.defend.axis import Axis
 from unsum.defend.defense import DEFENSES, Defense, whole_number
 from unsum.errors import UnsumError
 from unsum.update import Update
@@ -14,6 +15,7 @@ class Quantise(Defense):
     """min + Δ · round((g − min)/Δ) with Δ = (max − min)/(2ⁿ − 1): no entry moves by more than Δ/2."""
 
     example = 8
+    axis = Axis("bits", spacing="linear", rising=False, whole=True)
 
     def __init__(self, bits: float) -> None:
         super().__init__(whole_number(bits, 1, "Quantisation needs a number of bits"))

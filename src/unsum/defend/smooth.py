@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from unsum.client.augment import smooth_labels
 from unsum.client.step import Stage, Step
+from unsum.defend.axis import FRACTION
 from unsum.defend.defense import DEFENSES, ClientDefense
 from unsum.errors import UnsumError
 
@@ -15,6 +16,7 @@ class SmoothLabels(ClientDefense):
     """The targets of the batch become `smooth_labels(targets, epsilon, classes)`."""
 
     stage = Stage.BATCH
+    axis = FRACTION
 
     def __init__(self, epsilon: float) -> None:
         if not 0 <= epsilon <= 1:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from unsum.client.step import Step, in_mode
+from unsum.defend.axis import FRACTION
 from unsum.defend.defense import DEFENSES, ClientDefense, whole_number
 from unsum.errors import UnsumError
 from unsum.head import find_head
@@ -43,6 +44,7 @@ class Soteria(ClientDefense):
     """
 
     example = 0.1
+    axis = FRACTION
 
     def __init__(self, fraction: float, *, probes: int = 32) -> None:
         if not 0 <= fraction <= 1:

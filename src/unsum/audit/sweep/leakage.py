@@ -1,0 +1,64 @@
+"""Leakage of a sample as one number from 0 to 1: how much of what sets it apart from the other samples came back.
+
+With x the sample, x̂ what the attack answered for it and m the mean of the batch's other samples (what a typical sample of this
+client looks like),
+
+    leakage = 1 − ‖x̂ − x‖² / ‖m − x‖²,   between 0 and 1
+
+so that 1 is the sample itself, and 0 is no better than answering with a typical sample. It is measured twice and the larger one
+counts: on the features that reach the last layer, there up to a factor, so that an attack that finds the direction alone counts;
+and on the pixels, where the attack made a picture. Where the mean is worse than no answer at all (zero features, a mid-grey
+picture) or there are no other samples, that takes its place.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unsum.score import SampleScore
+
+DEFAULT_LEVEL = 0.2
+_MID_GREY = 0.5
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """What leakage is measured against: for each sample, how far a typical answer is from it."""
+
+    features: Tensor  # (B,) ‖m − f‖² / ‖f‖²
+    pixels: Tensor  # (B,) mean squared error of m
+
+
+def yardstick(images: Tensor, features: Tensor) -> Yardstick:
+    """From the truth: (B, …) images and (B, H) features."""
+    flat = features.detach().cpu().double().flatten(1)
+    pixels = images.detach().cpu().double().flatten(1)
+    energy = flat.square().sum(1).clamp_min(1e-30)
+    return Yardstick(
+        torch.minimum((_others(flat) - flat).square().sum(1) / energy, torch.ones_like(energy)),
+        torch.minimum((_others(pixels) - pixels).square().mean(1), (_MID_GREY - pixels).square().mean(1)),
+    )
+
+
+def leakage(score: SampleScore, i: int, against: Yardstick) -> float:
+    """The leakage of sample `i`, from how it was scored."""
+    if score.found is None:
+        return 0.0
+    parts = [0.0]
+    if score.feature_cosine > 0:
+        # The best multiple of f̂ leaves (1 − cos²) ‖f‖² unexplained.
+        parts.append(1 - (1 - score.feature_cosine**2) / max(float(against.features[i]), 1e-30))
+    if not math.isnan(score.psnr):
+        parts.append(1 - 10 ** (-score.psnr / 10) / max(float(against.pixels[i]), 1e-30))
+    return min(max(parts), 1.0)
+
+
+def _others(rows: Tensor) -> Tensor:
+    """(B, n) the mean of all other rows; far away where there are none, so that it is never the nearer answer."""
+    if len(rows) == 1:
+        return torch.full_like(rows, math.inf)
+    return (rows.sum(0, keepdim=True) - rows) / (len(rows) - 1)

@@ -1,0 +1,161 @@
+"""Where everything goes in the drawing: leakage against strength above, accuracy below, one horizontal axis for both."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from unsum.audit.sweep.result import Curve, Point, Sweep
+from unsum.audit.sweep.words import percent, short
+
+WIDTH, HEIGHT = 760, 486
+_LEFT, _RIGHT = 64, 742
+_NONE = 96  # where "no defence" stands, apart from the axis
+_FIRST, _LAST = 168, 716  # where the weakest and the strongest stand
+_LEAKAGE = (34, 234)  # top and bottom of the panels
+_ACCURACY = (298, 428)
+_CLOSE = 52  # numbers nearer than this would run into each other
+_APART = 22  # and so would dots nearer than this
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One strength in the drawing; heights are None for what was not measured."""
+
+    x: float
+    label: str
+    tick: bool
+    hint: str
+    samples: list[float]
+    worst: float | None
+    mean: float | None
+    accuracy: float | None
+    low: float | None
+    high: float | None
+    enough: bool = False
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A drawing in numbers; the template only writes them down."""
+
+    marks: list[Mark]
+    level: float
+    leakage_ticks: list[tuple[float, str]]
+    accuracy_ticks: list[tuple[float, str]]
+    undefended: float | None
+    chance: float | None
+    summary: str
+    axis: str
+    paths: dict[str, str] = field(default_factory=dict)
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = _LEFT
+    right: int = _RIGHT
+    leakage: tuple[int, int] = _LEAKAGE
+    accuracy: tuple[int, int] = _ACCURACY
+
+
+def plot(sweep: Sweep, curve: Curve) -> Plot:
+    """The drawing of one defence, beside no defence at all."""
+    reference = sweep.references[-1]
+    enough = curve.enough(sweep.keep_under)
+    top = _accuracy_top(sweep)
+    marks = [_mark(reference, _NONE, "none" if reference is sweep.undefended else "before", True, top, False)]
+    places = _places(curve)
+    even = _crowded(places)
+    if even:
+        places = [_FIRST + (_LAST - _FIRST) * i / (len(places) - 1) for i in range(len(places))]
+    ticks = _ticks(places, curve.points.index(enough) if enough else len(places) - 1)
+    for point, x in zip(curve.points, places, strict=True):
+        marks.append(_mark(point, x, short(point.strength), x in ticks, top, point is enough))
+    undefended, chance = sweep.undefended.accuracy, sweep.task.chance if sweep.task else None
+    return Plot(
+        marks=marks,
+        level=_height(sweep.keep_under, 1.0, _LEAKAGE),
+        leakage_ticks=[(_height(i / 4, 1.0, _LEAKAGE), f"{25 * i} %") for i in range(5)],
+        accuracy_ticks=[(_height(top * i / 2, top, _ACCURACY), f"{100 * top * i / 2:.0f} %") for i in range(3)],
+        undefended=_height(undefended.mean, top, _ACCURACY) if undefended else None,
+        chance=_height(chance, top, _ACCURACY) if chance is not None else None,
+        summary=_summary(sweep, curve),
+        axis=_axis(curve, even),
+        paths={name: _path(marks[1:], name) for name in ("worst", "mean", "accuracy")},
+    )
+
+
+def _places(curve: Curve) -> list[float]:
+    """Where the strengths stand: by their logarithm where they are spaced by a factor, the weakest always at the left."""
+    values = [1.0 if point.strength is None else point.strength for point in curve.points]
+    if curve.axis is not None and curve.axis.spacing == "geometric" and min(values) > 0:
+        values = [math.log(value) for value in values]
+    first, last = values[0], values[-1]
+    if first == last:
+        return [(_FIRST + _LAST) / 2 for _ in values]
+    return [_FIRST + (_LAST - _FIRST) * (value - first) / (last - first) for value in values]
+
+
+def _crowded(places: list[float]) -> bool:
+    return any(second - first < _APART for first, second in pairwise(places))
+
+
+def _ticks(places: list[float], first: int) -> set[float]:
+    """Which places get their number written below: the most important one, then all that do not run into another."""
+    chosen = {places[first]}
+    for place in places:
+        if all(abs(place - other) >= _CLOSE for other in chosen):
+            chosen.add(place)
+    return chosen
+
+
+def _axis(curve: Curve, even: bool) -> str:
+    if curve.axis is None:
+        return f"{curve.name}: off or on"
+    spacing = "not to scale" if even else "logarithmic scale" if curve.axis.spacing == "geometric" else "linear scale"
+    return f"{curve.name}: {curve.axis.meaning}, {spacing}; stronger to the right →"
+
+
+def _mark(point: Point, x: float, label: str, tick: bool, top: float, enough: bool) -> Mark:
+    accuracy = point.accuracy
+    return Mark(
+        x=round(x, 1),
+        label=label,
+        tick=tick,
+        hint=f"{point.defenses}: largest leakage {percent(point.worst)}"
+        + (f", accuracy {percent(accuracy.mean)}" if accuracy else ""),
+        samples=[_height(row.leakage, 1.0, _LEAKAGE) for row in point.samples],
+        worst=None if point.refused else _height(point.worst, 1.0, _LEAKAGE),
+        mean=None if point.refused else _height(point.mean, 1.0, _LEAKAGE),
+        accuracy=_height(accuracy.mean, top, _ACCURACY) if accuracy else None,
+        low=_height(accuracy.low, top, _ACCURACY) if accuracy else None,
+        high=_height(accuracy.high, top, _ACCURACY) if accuracy else None,
+        enough=enough,
+    )
+
+
+def _height(value: float, top: float, panel: tuple[int, int]) -> float:
+    return round(panel[1] - (panel[1] - panel[0]) * min(max(value / top, 0.0), 1.0), 1)
+
+
+def _accuracy_top(sweep: Sweep) -> float:
+    """The upper end of the accuracy axis: the next whole 20 % above everything that was measured."""
+    points = [*sweep.references, *(point for curve in sweep.curves for point in curve.points)]
+    highest = max((point.accuracy.high for point in points if point.accuracy), default=1.0)
+    return min(math.ceil(highest * 5 + 1e-9) / 5, 1.0)
+
+
+def _path(marks: list[Mark], name: str) -> str:
+    """An SVG path through the marks, broken where one was not measured."""
+    commands, connected = [], False
+    for mark in marks:
+        y = getattr(mark, name)
+        if y is not None:
+            commands.append(f"{'L' if connected else 'M'}{mark.x} {y}")
+        connected = y is not None
+    return " ".join(commands)
+
+
+def _summary(sweep: Sweep, curve: Curve) -> str:
+    """The drawing in words, for those who cannot see it."""
+    shown = ", ".join(f"{short(p.strength)}: {percent(p.worst)}" for p in curve.points)
+    return f"Largest leakage of any sample without defence: {percent(sweep.undefended.worst)}; with {curve.name} at {shown}."

@@ -1,0 +1,103 @@
+"""The sweep as one HTML page that opens from disk: no network, no script, drawings and pictures inside."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from unsum.audit.pictures import to_image
+from unsum.audit.report import credits_of, environment
+from unsum.audit.sweep.plot import Plot, plot
+from unsum.audit.sweep.result import Curve, Point, Sweep
+from unsum.audit.sweep.words import closer, headline, level, percent, sentences, short
+from unsum.defend import DEFENSES
+
+
+@dataclass(frozen=True)
+class Row:
+    """One strength as the page shows it; pictures are data URIs."""
+
+    point: Point
+    label: str
+    cost: float
+    enough: bool
+    title: str  # of the sample that leaked most
+    original: str | None
+    recovered: str | None
+
+
+@dataclass(frozen=True)
+class Section:
+    """One defence on the page."""
+
+    curve: Curve
+    summary: str
+    plot: Plot
+    rows: list[Row]
+    notes: list[str]
+
+
+def render(sweep: Sweep) -> str:
+    """The complete page. Titles and the command are escaped: they may come from anywhere."""
+    template = environment().get_template("sweep.html.j2")
+    return template.render(
+        sweep=sweep,
+        setting=sweep.setting,
+        task=sweep.task,
+        headline=_together(headline(sweep)),
+        level=level(sweep),
+        sentences=[_together(sentence) for sentence in sentences(sweep)],
+        sections=[_section(sweep, curve) for curve in sweep.curves],
+        credits=credits_of(sweep.titles),
+        percent=lambda value: _together(percent(value)),
+    )
+
+
+def _together(text: str) -> str:
+    """The same with no line break between a number and its per cent sign."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")
+
+
+def _section(sweep: Sweep, curve: Curve) -> Section:
+    enough = curve.enough(sweep.keep_under)
+    names = ["no defence", f"{sweep.setting.defenses} alone"]
+    rows = [_row(sweep, point, name, False) for point, name in zip(sweep.references, names, strict=False)]
+    rows += [_row(sweep, point, short(point.strength), point is enough) for point in curve.points]
+    reasons = [f"{row.label}: {reason}" for row in rows for reason in (row.point.refused,) if reason]
+    untrained = {row.point.untrained for row in rows if row.point.untrained} if sweep.task else set()
+    summary = next((entry.summary for entry in DEFENSES if entry.name == curve.name), "")
+    return Section(
+        curve,
+        summary,
+        plot(sweep, curve),
+        rows,
+        [note for note in (closer(sweep, curve),) if note]
+        + [f"Not attacked at {reason}" for reason in reasons]
+        + [f"Accuracy was not measured: {reason}" for reason in sorted(untrained)],
+    )
+
+
+def _row(sweep: Sweep, point: Point, label: str, enough: bool) -> Row:
+    most = max(point.samples, key=lambda row: row.leakage, default=None)
+    original, recovered = point.pictures or (None, None)
+    return Row(
+        point,
+        label,
+        sweep.cost(point),
+        enough,
+        most.title if most else "",
+        _data_uri(original),
+        _data_uri(recovered),
+    )
+
+
+def _data_uri(picture: Tensor | None) -> str | None:
+    """A (1 or 3, h, w) tensor in [0, 1] as JPEG: a page with many strengths must stay small enough to send."""
+    if picture is None or picture.ndim != 3 or len(picture) not in (1, 3):
+        return None
+    buffer = io.BytesIO()
+    to_image(picture).save(buffer, format="JPEG", quality=85)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

@@ -1,0 +1,132 @@
+"""Try every strength: the same batch, the same attack, the same training; only the defence changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unsum.audit.run import Say, prepare
+from unsum.audit.sweep.bench import Bench, shown
+from unsum.audit.sweep.leakage import DEFAULT_LEVEL
+from unsum.audit.sweep.pictures import photo_tiles, pictures_from_file
+from unsum.audit.sweep.plan import Plan, plan
+from unsum.audit.sweep.result import Curve, Point, Sweep
+from unsum.audit.sweep.task import describe
+from unsum.client.step import ordered
+from unsum.data import Batch
+from unsum.defend import Defense
+from unsum.errors import UnsumError
+from unsum.models import DEFAULT_MODEL
+
+_MOST_POINTS = 60
+
+
+def sweep(
+    model: nn.Module | str = DEFAULT_MODEL,
+    data: tuple[Tensor, Tensor] | Batch | None = None,
+    *,
+    weights: str | Path | None = None,
+    over: str | Iterable[str] = "noise=1e-5..1e-1",
+    keep_under: float = DEFAULT_LEVEL,
+    defenses: Defense | Iterable[Defense] = (),
+    utility: bool = True,
+    utility_data: str | Path | None = None,
+    batch: int = 8,
+    same_label: int = 0,
+    train: bool = True,
+    device: torch.device | str | None = None,
+    seed: int = 0,
+    command: str = "",
+    progress: Say | None = None,
+    steps: Callable[[int, int], None] | None = None,
+    **attack_options: Any,
+) -> Sweep:
+    """How strong must a defence be so that one update gives no sample away, and what does it cost?
+
+    Args:
+        over: what to vary: `NAME=LOW..HIGH`, `NAME=LOW..HIGH/STEPS`, `NAME=a,b,c`, or the name of a defence that is on or off;
+            one or several.
+        keep_under: the leakage, from 0 to 1, that no sample may reach: 1 is the sample itself, 0 is no better than answering
+            with the mean of the batch's other samples (see `unsum.audit.sweep.leakage`).
+        defenses: applied before the varied one, in order, at every strength.
+        utility: measure the accuracy of a small federated training at every strength, too.
+        utility_data: an .npz file with `images` and `labels` to train on instead of tiles of the embedded photos.
+        model, weights, data, batch, same_label, train, device, seed, command, progress: as in `unsum.audit`.
+        steps: called as `steps(done, total)` after every strength.
+        attack_options: `attack`, `label_rule`, `batch_size_known`, `auxiliary` and `inverse`, as in `unsum.audit`.
+
+    Returns:
+        A `Sweep`; `sweep.write("folder")` makes the page.
+    """
+    start = time.perf_counter()
+    if not 0 < keep_under <= 1:
+        raise UnsumError(f"The leakage to keep under is a share above 0 and up to 1, not {keep_under:g}.")
+    before = list(defenses.parts() if isinstance(defenses, Defense) else defenses)
+    plans = [plan(text) for text in ([over] if isinstance(over, str) else over)]
+    _check(plans, before)
+    say = progress or (lambda _sentence: None)
+    say("Loading the model and the client's photos")
+    pictures = None if not utility else photo_tiles() if utility_data is None else pictures_from_file(utility_data)
+    chosen = torch.device(device or "cpu")
+    name, network, truth = prepare(model, weights, data, batch, same_label, seed)
+    bench = Bench(
+        network.to(chosen),
+        truth,
+        pictures,
+        say,
+        client_trains=train,
+        device=chosen,
+        seed=seed,
+        attack_options=attack_options,
+    )
+    count = _Count(1 + bool(before) + sum(len(p.defenses) for p in plans), steps)
+    for p in plans:
+        bench.check([*before, p.defenses[0]])
+    undefended, setting, granted = bench.undefended()
+    references = [count(undefended)]
+    if before:
+        references.append(count(bench.defended(before, None)))
+    curves = [
+        Curve(p.name, p.axis, [count(bench.defended([*before, d], d.strength if p.axis else None)) for d in p.defenses])
+        for p in plans
+    ]
+    return Sweep(
+        replace(setting, model=name, defenses=shown(before), command=command),
+        keep_under,
+        references,
+        curves,
+        describe(pictures, bench.scale, network) if pictures else None,
+        granted,
+        truth.titles,
+        time.perf_counter() - start,
+    )
+
+
+class _Count:
+    """Counts points as they come by, and tells."""
+
+    def __init__(self, total: int, tell: Callable[[int, int], None] | None) -> None:
+        self._done, self._total, self._tell = 0, total, tell
+
+    def __call__(self, point: Point) -> Point:
+        self._done += 1
+        if self._tell is not None:
+            self._tell(self._done, self._total)
+        return point
+
+
+def _check(plans: list[Plan], before: list[Defense]) -> None:
+    """Refuse what could only fail later: nothing to try, too much, or an order that no client can keep."""
+    if not plans:
+        raise UnsumError("There is nothing to sweep over; write, for example, 'noise=1e-5..1e-1'.")
+    total = sum(len(p.defenses) for p in plans)
+    if total > _MOST_POINTS:
+        raise UnsumError(f"{total} strengths are too many for one page; try at most {_MOST_POINTS} together.")
+    for p in plans:
+        ordered([*before, p.defenses[0]])

@@ -1,0 +1,365 @@
+"""Sweeps: what is tried, what leakage is, which strength is enough, and what the page says."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+import unsum
+from material import pictures, small_net
+from unsum.audit.result import Setting
+from unsum.audit.sweep.leakage import leakage, yardstick
+from unsum.audit.sweep.plan import plan
+from unsum.audit.sweep.plot import plot
+from unsum.audit.sweep.report import render
+from unsum.audit.sweep.result import Curve, Point, SampleLeak, Sweep
+from unsum.audit.sweep.task import Accuracy, Task
+from unsum.audit.sweep.words import closer, headline, level, sentences
+from unsum.defend import DEFENSES
+from unsum.defend.axis import FRACTION, NORM, SCALE
+from unsum.defend.defense import has_strength
+from unsum.score import SampleScore
+
+HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>']
+
+
+def strengths(text: str) -> list[float]:
+    return [defense.strength for defense in plan(text).defenses]
+
+
+def point(*shares: float, strength: float | None = None, accuracy: float = 0.5, refused: str = "") -> Point:
+    """A strength at which samples leak these shares, and whose training ends there."""
+    names = HOSTILE if len(shares) == 2 else [f"photo {i}" for i in range(len(shares))]
+    rows = [
+        SampleLeak(name, share, share > 0.5, 1 - share, share, math.nan)
+        for name, share in zip(names, shares, strict=True)
+    ]
+    learned = Accuracy(accuracy, accuracy - 0.05, accuracy + 0.05)
+    return Point(f"Noise({strength})", strength, rows, method="exact", refused=refused, accuracy=learned)
+
+
+def constructed(*curves: Curve, keep_under: float = 0.3) -> Sweep:
+    setting = Setting(
+        "tiny net", 2, 4, "train", "none", "exact", 7, "abacus", f"unsum {HOSTILE[0]}", {"torch": "9.8.7"}
+    )
+    task = Task("Which is which?", 4, 100, 50, 4, 32, 60, 3, 0.25, 1.5, 7000, 4_000_000)
+    baseline = replace(point(1.0, 0.9, accuracy=0.6), defenses="none", exact=True)
+    return Sweep(setting, keep_under, [baseline], list(curves), task, ["The weights."], HOSTILE, 12.5)
+
+
+class TestPlan:
+    def test_scales_are_spaced_by_a_factor(self) -> None:
+        assert strengths("noise=1e-5..1e-1") == [1e-5, 6.31e-5, 3.98e-4, 2.51e-3, 1.58e-2, 1e-1]
+        assert strengths("noise=1e-4..1e-1/4") == [1e-4, 1e-3, 1e-2, 1e-1]
+
+    def test_fractions_are_spaced_evenly(self) -> None:
+        assert strengths("prune=0.1..0.9/5") == [0.1, 0.3, 0.5, 0.7, 0.9]
+        assert strengths("smooth=0..1/3") == [0, 0.5, 1]
+
+    def test_the_weakest_comes_first_whichever_way_the_numbers_run(self) -> None:
+        assert strengths("clip=0.01..1/3") == [1, 0.1, 0.01]
+        assert strengths("clip=0.5,4,1") == [4, 1, 0.5]
+        assert strengths("noise=0.1,0.01") == [0.01, 0.1]
+
+    def test_counts_are_whole_and_tried_once(self) -> None:
+        assert strengths("quantise=1..8/24") == [8, 7, 6, 5, 4, 3, 2, 1]
+        assert strengths("qsgd=1..64/4") == [64, 16, 4, 1]
+
+    def test_a_switch_is_on(self) -> None:
+        switch = plan("sign")
+        assert switch.axis is None
+        assert [repr(defense) for defense in switch.defenses] == ["Sign()"]
+
+    def test_every_registered_defence_can_be_planned(self) -> None:
+        """But secure aggregation, which needs the other clients' updates and says so."""
+        for entry in DEFENSES:
+            if entry.name == "secagg":
+                with pytest.raises(unsum.UnsumError, match="needs the updates of the 3 others"):
+                    plan("secagg=4")
+                continue
+            text = f"{entry.name}={entry.method.example:g}" if has_strength(entry.method) else entry.name
+            assert len(plan(text).defenses) == 1
+
+    @pytest.mark.parametrize(
+        ("text", "sentence"),
+        [
+            ("nosie=1..2", "did you mean 'noise'"),
+            ("noise", "its strengths are missing; write it as 'noise="),
+            ("noise=", "its strengths are missing"),
+            ("noise=1e-5..lots", "'lots' is not a number"),
+            ("noise=1,,2", "'' is not a number"),
+            ("noise=1e-5..nan", "not a finite number"),
+            ("noise=0.1..0.01", "the smaller number first"),
+            ("noise=0.1..0.1", "the smaller number first"),
+            ("noise=0..1", "must start above 0"),
+            ("noise=1e-5..1e-1/1", "from 2 to 24"),
+            ("noise=1e-5..1e-1/1000000", "from 2 to 24"),
+            ("noise=1e-5..1e-1/six", "from 2 to 24"),
+            ("noise=" + ",".join("1" * 25), "at most 24"),
+            ("sign=1", "is on or off; write it as 'sign'"),
+            ("prune=0.5..1.5", "a fraction of at least 0 and below 1"),
+            ("noise=-1,1", "a standard deviation of at least 0"),
+        ],
+    )
+    def test_what_cannot_be_read_gives_one_sentence(self, text: str, sentence: str) -> None:
+        with pytest.raises(unsum.UnsumError) as error:
+            plan(text)
+        assert sentence in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+class TestLeakage:
+    features = torch.tensor([[3.0, 0, 0, 1], [0, 3, 0, 1], [0, 0, 3, 1]])
+    images = pictures(3)
+
+    def row(self, cosine: float = 0.0, psnr: float = math.nan, found: int | None = 0) -> SampleScore:
+        return SampleScore(found, 0, 0, 0, cosine, psnr, math.nan, math.nan)
+
+    def test_the_sample_itself_is_all_of_it(self) -> None:
+        against = yardstick(self.images, self.features)
+        assert leakage(self.row(cosine=1.0), 0, against) == 1
+        assert leakage(self.row(psnr=100), 0, against) == pytest.approx(1, abs=1e-6)
+
+    def test_the_mean_of_the_others_is_nothing(self) -> None:
+        against = yardstick(self.images, self.features)
+        guess = self.images[1:].mean(0)
+        psnr = -10 * math.log10(float((guess - self.images[0]).square().mean()))
+        assert leakage(self.row(psnr=psnr), 0, against) == pytest.approx(0, abs=1e-6)
+        cosine = float(torch.cosine_similarity(self.features[1:].mean(0), self.features[0], dim=0))
+        assert leakage(self.row(cosine=cosine), 0, against) < 0.03
+
+    def test_half_of_the_squared_error_is_half(self) -> None:
+        against = yardstick(self.images, self.features)
+        half = -10 * math.log10(float(against.pixels[1]) / 2)
+        assert leakage(self.row(psnr=half), 1, against) == pytest.approx(0.5)
+
+    def test_the_larger_of_features_and_pixels_counts(self) -> None:
+        against = yardstick(self.images, self.features)
+        assert leakage(self.row(cosine=1.0, psnr=1.0), 0, against) == 1
+        assert leakage(self.row(cosine=-1.0, psnr=100), 0, against) == pytest.approx(1, abs=1e-6)
+
+    def test_nothing_found_or_worse_than_a_guess_is_nothing(self) -> None:
+        against = yardstick(self.images, self.features)
+        assert leakage(self.row(cosine=1.0, psnr=100, found=None), 0, against) == 0
+        assert leakage(self.row(cosine=-0.9, psnr=1.0), 0, against) == 0
+
+    def test_a_single_sample_is_compared_with_no_answer(self) -> None:
+        against = yardstick(self.images[:1], self.features[:1])
+        assert float(against.features[0]) == 1
+        grey = float((self.images[0] - 0.5).square().mean())
+        assert float(against.pixels[0]) == pytest.approx(grey, rel=1e-5)
+
+
+class TestEnough:
+    def test_the_weakest_that_keeps_every_sample_under(self) -> None:
+        curve = Curve(
+            "noise", SCALE, [point(1, 1, strength=1), point(0, 0.3, strength=2), point(0.29, 0.1, strength=3)]
+        )
+        enough = curve.enough(0.3)
+        assert enough is not None
+        assert enough.strength == 3  # at 2 a sample leaks 30 %, which is not under 30 %
+        assert curve.enough(0.31) is curve.points[1]
+        assert curve.enough(0.1) is None
+
+    def test_a_strength_that_was_lucky_is_not_enough(self) -> None:
+        lucky = Curve("noise", SCALE, [point(0, strength=1), point(0.9, strength=2), point(0, strength=3)])
+        assert lucky.enough(0.3) is lucky.points[2]
+        assert Curve("noise", SCALE, [point(0, strength=1), point(0.9, strength=2)]).enough(0.3) is None
+
+    def test_what_could_not_be_attacked_speaks_neither_for_nor_against(self) -> None:
+        refused = Curve("noise", SCALE, [point(0.1, strength=1), point(strength=2, refused="It is infinite.")])
+        assert refused.enough(0.3) is refused.points[0]
+        assert Curve("noise", SCALE, [point(strength=2, refused="It is infinite.")]).enough(0.3) is None
+
+    def test_the_words_name_it_and_its_price(self) -> None:
+        curve = Curve("clip", NORM, [point(1, 1, strength=4), point(0.1, 0.2, strength=0.5, accuracy=0.4)])
+        sweep = constructed(curve)
+        assert headline(sweep) == "clip of 0.5 keeps every sample under 30 %."
+        assert level(sweep) == "low"
+        assert sentences(sweep)[0].startswith("Without any defence, 2 of 2 samples leak 30 % or more")
+        assert "accuracy is 40 % instead of 60 %" in sentences(sweep)[1]
+        assert "--sweep clip=0.5..4 finds" in closer(sweep, curve)
+        assert sweep.cost(curve.points[1]) == pytest.approx(0.2)
+
+    def test_the_words_when_none_is_enough(self) -> None:
+        weak = Curve("noise", SCALE, [point(1, 1, strength=1), point(0.1, 0.6, strength=2)])
+        switch = Curve("sign", None, [point(0.1, 0.2)])
+        assert headline(constructed(weak)) == "None of the strengths tried keeps every sample under 30 %."
+        assert "at 2, the strongest, 1 of 2 samples leaks 30 % or more" in sentences(constructed(weak))[1]
+        assert level(constructed(weak)) == "severe"
+        assert headline(constructed(weak, switch)) == "1 of 2 defences keep every sample under 30 %."
+        assert level(constructed(weak, switch)) == "partial"
+        assert closer(constructed(weak), weak) == ""
+
+    def test_of_several_that_are_enough_the_cheapest_is_named(self) -> None:
+        dear = Curve("noise", SCALE, [point(0.1, 0.2, strength=1, accuracy=0.2)])
+        cheap = Curve("sign", None, [point(0.1, 0.2, accuracy=0.5)])
+        assert headline(constructed(dear, cheap)).endswith(
+            "2 of 2 defences keep every sample under 30 %; sign costs least."
+        )
+
+    def test_the_words_when_nothing_can_be_said(self) -> None:
+        refused = Curve("drop-head", None, [point(refused="The update lacks 'head.weight'.")])
+        assert "cannot say" in headline(constructed(refused))
+        assert "nothing speaks for it. The update lacks" in sentences(constructed(refused))[1]
+
+    def test_the_words_when_no_defence_is_needed(self) -> None:
+        sweep = constructed(Curve("sign", None, [point(0.1, 0.2)]), keep_under=1.0)
+        calm = replace(sweep, references=[replace(sweep.undefended, samples=point(0.2, 0.1).samples)])
+        assert headline(calm).startswith("Without any defence, this attack already stays under")
+
+
+class TestPage:
+    curves = (
+        Curve("noise", SCALE, [point(1, 1, strength=0.01), point(0.12, 0.2, strength=0.1, accuracy=0.37)]),
+        Curve("sign", None, [point(refused=f"It is {HOSTILE[1]}.")]),
+    )
+
+    def test_it_says_everything(self) -> None:
+        page = render(constructed(*self.curves)).replace("\N{NO-BREAK SPACE}", " ")
+        for expected in (
+            "1 of 2 defences keep every sample under 30 %.",
+            "0.1 <span",
+            "tiny net",
+            "abacus",
+            "torch 9.8.7",
+            "The weights.",
+            "Which is which?",
+            "37 %",
+            "23.0",  # points of accuracy lost
+            "Not attacked at on:",
+            "may recover more",
+            "7,000 weights, the audited model 4,000,000",
+        ):
+            assert expected in page
+
+    def test_hostile_names_are_escaped(self) -> None:
+        page = render(constructed(*self.curves))
+        assert "<script" not in page
+        assert "<img src=x" not in page
+        assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 2
+
+    def test_nothing_is_loaded_and_nothing_is_styled_inline(self) -> None:
+        page = render(constructed(*self.curves))
+        assert "default-src 'none'" in page
+        assert " style=" not in page
+        assert "http:" not in page.replace('http-equiv="', "")
+        assert "https:" not in page
+
+    def test_the_drawing_marks_what_is_enough(self) -> None:
+        page = render(constructed(*self.curves))
+        assert page.count('class="chosen-line"') == 1
+        assert page.count("<svg") - page.count('<svg viewBox="0 0 32 12"') == 3  # two drawings and the level's bar
+        assert "not attacked" in page
+
+    def test_crowded_strengths_are_drawn_evenly_and_numbers_keep_apart(self) -> None:
+        crowded = Curve("prune", FRACTION, [point(1, strength=s) for s in (0.5, 0.9, 0.99, 0.999)])
+        drawing = plot(constructed(crowded), crowded)
+        assert [mark.x for mark in drawing.marks[1:]] == pytest.approx([168, 350.7, 533.3, 716])
+        assert "not to scale" in drawing.axis
+        many = Curve("noise", SCALE, [point(1, strength=1.0 + i) for i in range(24)])
+        written = [mark.x for mark in plot(constructed(many), many).marks if mark.tick]
+        assert all(second - first >= 50 for first, second in pairwise(written))
+
+    def test_a_sweep_without_training_has_no_accuracy(self) -> None:
+        sweep = constructed(*self.curves)
+        bare = replace(
+            sweep,
+            task=None,
+            references=[replace(sweep.undefended, accuracy=None)],
+            curves=[replace(c, points=[replace(p, accuracy=None) for p in c.points]) for c in sweep.curves],
+        )
+        assert "How accuracy was measured" not in render(bare)
+        assert "learned-dot" not in render(bare).split("</style>")[1]
+
+    def test_files(self, tmp_path: Path) -> None:
+        sweep = constructed(*self.curves)
+        page = sweep.write(tmp_path / "sweep")
+        assert page.name == "sweep.html"
+        content = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+        assert content["enough"][0] == {
+            "defense": "noise",
+            "found": True,
+            "strength": 0.1,
+            "defenses": "Noise(0.1)",
+            "accuracy_cost": pytest.approx(0.23),
+        }
+        assert content["enough"][1]["found"] is False
+        assert content["sweeps"][0]["points"][0]["samples"][0]["psnr"] is None
+        with pytest.raises(unsum.UnsumError, match="add --force"):
+            sweep.write(tmp_path / "sweep")
+
+
+@pytest.fixture(scope="module")
+def default_sweep() -> Sweep:
+    """Three photos under noise that is far below and far above what matters."""
+    return unsum.sweep(over=["noise=1e-7,1e-1", "drop-head"], batch=3, utility=False)
+
+
+class TestOnTheDefaultModel:
+    def test_weak_noise_stops_nothing_and_strong_noise_everything(self, default_sweep: Sweep) -> None:
+        weak, strong = default_sweep.curves[0].points
+        assert [round(row.leakage, 3) for row in default_sweep.undefended.samples] == [1, 1, 1]
+        assert [round(row.leakage, 3) for row in weak.samples] == [1, 1, 1]
+        assert weak.labels_right == 3
+        assert strong.worst < 0.05
+        assert not strong.exact
+        assert default_sweep.curves[0].enough(default_sweep.keep_under) is strong
+
+    def test_what_the_attack_refuses_is_part_of_the_answer(self, default_sweep: Sweep) -> None:
+        (dropped,) = default_sweep.curves[1].points
+        assert "lacks 'head.weight'" in dropped.refused
+        assert math.isnan(dropped.worst)
+        assert default_sweep.curves[1].enough(1.0) is None
+
+    def test_the_picture_of_the_most_leaked_sample_is_on_the_page(self, default_sweep: Sweep) -> None:
+        page = render(default_sweep)
+        assert page.count("data:image/jpeg") == 2 * (3 + 1)  # no defence twice, two noises
+        assert "Chelsea the cat" in page
+        assert "via scikit-image" in page
+
+
+class TestSweep:
+    data = pictures(3), torch.tensor([1, 1, 2])
+
+    def test_defences_given_besides_come_before_and_are_shown(self) -> None:
+        told: list[tuple[int, int]] = []
+        sweep = unsum.sweep(
+            small_net(),
+            self.data,
+            over="noise=1e-8,10",
+            defenses=unsum.SmoothLabels(0.1) | unsum.Clip(0.5),
+            utility=False,
+            steps=lambda done, total: told.append((done, total)),
+        )
+        assert [p.defenses for p in sweep.references] == ["none", "SmoothLabels(0.1) | Clip(0.5)"]
+        assert sweep.curves[0].points[1].defenses == "SmoothLabels(0.1) | Clip(0.5) | Noise(10)"
+        assert sweep.setting.defenses == "SmoothLabels(0.1) | Clip(0.5)"
+        assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+    def test_clipping_costs_the_attack_nothing(self) -> None:
+        sweep = unsum.sweep(small_net(), self.data, over="clip=1e-3..1/3", utility=False)
+        assert [round(p.worst, 3) for p in sweep.curves[0].points] == [1, 1, 1]
+        assert headline(sweep).startswith("None of the strengths")
+
+    @pytest.mark.parametrize(
+        ("arguments", "sentence"),
+        [
+            ({"over": []}, "nothing to sweep over"),
+            ({"over": ["noise=1..2/24", "laplace=1..2/24", "dp=1..2/24"]}, "at most 60 together"),
+            ({"keep_under": 0}, "above 0 and up to 1"),
+            ({"keep_under": 30}, "above 0 and up to 1"),
+            ({"over": "smooth=0.1", "defenses": unsum.Noise(1)}, "cannot come after Noise"),
+            ({"over": "dp=1"}, "DP-SGD cannot train"),
+            ({"attack": "exakt"}, "did you mean 'exact'"),
+        ],
+    )
+    def test_what_cannot_work_is_refused_in_one_sentence(self, arguments: dict[str, object], sentence: str) -> None:
+        with pytest.raises(unsum.UnsumError, match=sentence):
+            unsum.sweep(small_net(), self.data, **{"utility": False, **arguments})  # type: ignore[arg-type]
