@@ -85,6 +85,17 @@ CELLS = {
 }
 
 
+@dataclass(frozen=True)
+class Case:
+    """One client's photos as they reach its head, and the head's update."""
+
+    images: Tensor
+    features: Tensor
+    labels: Tensor
+    head: nn.Linear
+    update: unsum.Update
+
+
 class Bench:
     """The model, the photos and the inverse of one size of photos."""
 
@@ -98,8 +109,8 @@ class Bench:
         own = load_model(f"{RESNET}:unpooled", classes=1, weights=options.weights).model
         self.inverse = _for_size(load_inverse(own, options.inverse), size, self.model)
 
-    def draw(self, cell: Cell, seed: int) -> tuple[Tensor, Tensor, Tensor, nn.Linear]:
-        """Photos, features, labels and the batch's head; photos of distinct labels as far as the classes reach."""
+    def draw(self, cell: Cell, seed: int) -> Case:
+        """Photos of distinct labels, as far as the classes reach."""
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(self.labels), generator=generator)
         labels = self.labels[order] % cell.classes
@@ -115,7 +126,8 @@ class Bench:
         labels[: cell.same] = labels[0]
         features = collect_features(self.model, images)
         torch.manual_seed(seed)
-        return images, features, labels, nn.Linear(features.shape[1], cell.classes, device=self.device)
+        head = nn.Linear(features.shape[1], cell.classes, device=self.device)
+        return Case(images, features, labels, head, unsum.capture(head, features, labels))
 
 
 def _for_size(inverse: Inverse, size: int, model: nn.Module) -> Inverse:
@@ -132,14 +144,13 @@ def _for_size(inverse: Inverse, size: int, model: nn.Module) -> Inverse:
     return Inverse(decoder.eval(), card)
 
 
-def measure(bench: Bench, cell: Cell, seed: int, method: str, keep: Path | None) -> dict[str, Any]:
+def measure(bench: Bench, case: Case, method: str, keep: Path | None) -> dict[str, Any]:
     """One batch through one separator and the inverse."""
-    images, features, labels, head = bench.draw(cell, seed)
-    update = unsum.capture(head, features, labels)
-    granted = None if method == "exact" else labels
+    images, features = case.images, case.features
+    granted = None if method == "exact" else case.labels
     _wait(bench.device)
     start = time.perf_counter()
-    leak = unsum.separate(head, update, method.removesuffix("-labels"), labels=granted)
+    leak = unsum.separate(case.head, case.update, method.removesuffix("-labels"), labels=granted)
     _wait(bench.device)
     separated = time.perf_counter()
     found = unsum.invert(bench.model, replace(leak, features=leak.features.to(bench.device)), inverse=bench.inverse)
@@ -152,7 +163,7 @@ def measure(bench: Bench, cell: Cell, seed: int, method: str, keep: Path | None)
         torch.zeros_like(f) if p is None else leak.features[p].to(f) for p, f in zip(partner, features, strict=True)
     ]
     error = (torch.stack(rows) - features).norm(dim=1) / features.norm(dim=1)
-    if keep is not None and seed == 0:
+    if keep is not None:
         torch.save({"true": images.cpu(), "found": answer.cpu()}, keep)
     return {"seconds": seconds, "exact": leak.exact, "error": error.tolist(), **_scores(answer, images)}
 
@@ -196,11 +207,12 @@ def run(options: argparse.Namespace) -> None:
         cell = CELLS[name]
         bench = benches.setdefault(cell.size, Bench(options, cell.size))
         for seed in range(options.batches or cell.batches):
-            for method in options.methods:
-                if (name, seed, method) in done:
-                    continue
-                keep = options.results.parent / f"{name}-{method}.pt" if options.keep else None
-                record = measure(bench, cell, seed, method, keep)
+            missing = [method for method in options.methods if (name, seed, method) not in done]
+            case = bench.draw(cell, seed) if missing else None
+            for method in missing:
+                assert case is not None
+                keep = options.results.parent / f"{name}-{method}.pt" if options.keep and seed == 0 else None
+                record = measure(bench, case, method, keep)
                 line = {"cell": name, "seed": seed, "method": method, "hardware": hardware, **record}
                 with options.results.open("a") as file:
                     file.write(json.dumps(line) + "\n")

@@ -12,7 +12,6 @@ GPU if there is one (seven minutes on an H200), else on the CPU (most of a day).
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import time
 from pathlib import Path
@@ -23,7 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unsum.data import read_photos
+from unsum.invert import Inverse
 from unsum.invert.decoder import Decoder
+from unsum.invert.layout import Layout
+from unsum.models.client_batches import ClientFeatures, sharing
 from unsum.models.fingerprint import backbone_fingerprint
 from unsum.models.small_resnet import FEATURE_SHAPE, INPUT_SIZE, SmallResNet
 
@@ -108,47 +110,14 @@ def train_backbone(photos: Tensor, classes: Tensor, epochs: int, batch: int = 64
     return model, accuracy
 
 
-class ClientBatchNorm(nn.Module):
-    """BatchNorm whose statistics come from each client's share of the batch, so that many clients run at once."""
-
-    def __init__(self, layer: nn.BatchNorm2d) -> None:
-        super().__init__()
-        self.layer = layer
-        self.size = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.size == 0:
-            return self.layer(x)
-        groups = x.view(-1, self.size, *x.shape[1:])
-        var, mean = torch.var_mean(groups, (1, 3, 4), correction=0, keepdim=True)
-        normal = ((groups - mean) * (var + self.layer.eps).rsqrt()).view_as(x)
-        return normal * self.layer.weight.view(1, -1, 1, 1) + self.layer.bias.view(1, -1, 1, 1)
-
-
-def client_backbone(model: SmallResNet) -> nn.Module:
-    backbone = copy.deepcopy(model.backbone).eval().requires_grad_(False)
-    for module in list(backbone.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.BatchNorm2d):
-                setattr(module, name, ClientBatchNorm(child))
-    return backbone
-
-
-def client_features(backbone: nn.Module, images: Tensor, size: int) -> Tensor:
-    """(B, H) what the head would see if `images` were consecutive batches of `size` (0: eval mode)."""
-    for module in backbone.modules():
-        if isinstance(module, ClientBatchNorm):
-            module.size = size
-    with torch.no_grad():
-        return backbone(images).flatten(1)
-
-
 def train_inverse(
     model: SmallResNet, photos: Tensor, held_out: Tensor, steps: int, batch: int = 128
 ) -> tuple[Decoder, float]:
     """Mean squared error plus a little L1, Adam, an average of the weights over the last steps."""
-    backbone = client_backbone(model)
-    decoder = Decoder(FEATURE_SHAPE, DECODER_STAGES).to(photos.device, memory_format=torch.channels_last)
+    backbone = ClientFeatures(model)
+    layout = Layout("map", FEATURE_SHAPE)
+    decoder = Decoder(layout, INPUT_SIZE, DECODER_STAGES, stem=3, patch=2, compress=False)
+    decoder = decoder.to(photos.device, memory_format=torch.channels_last)
     average = torch.optim.swa_utils.AveragedModel(
         decoder, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.999)
     )
@@ -178,8 +147,15 @@ def train_inverse(
     return average.module, psnr
 
 
+def client_features(backbone: ClientFeatures, images: Tensor, size: int) -> Tensor:
+    """(B, H) what the head would see if `images` were consecutive batches of `size` (0: eval mode)."""
+    together = sharing(len(images), size, size).to(images.device) if size else None
+    with torch.no_grad():
+        return backbone(images, together)
+
+
 @torch.no_grad()
-def held_out_psnr(decoder: nn.Module, backbone: nn.Module, photos: Tensor, size: int = 8) -> float:
+def held_out_psnr(decoder: nn.Module, backbone: ClientFeatures, photos: Tensor, size: int = 8) -> float:
     """Mean over photos of 10 log10(1 / MSE), each photo in a client batch of eight."""
     values = []
     for chunk in photos[: len(photos) // size * size].split(size * 32):
@@ -201,9 +177,14 @@ def save_backbone(model: SmallResNet, folder: Path, card: dict[str, object]) -> 
 
 
 def save_inverse(inverse: Decoder, model: SmallResNet, folder: Path, card: dict[str, object]) -> None:
-    card |= {"backbone": backbone_fingerprint(model), "feature_shape": FEATURE_SHAPE, "stages": DECODER_STAGES}
-    weights = {name: w.half().cpu().contiguous() for name, w in inverse.state_dict().items()}
-    save_file(weights, folder / "default-inverse.safetensors", {"card": json.dumps(card)})
+    card |= {
+        "backbone": backbone_fingerprint(model),
+        "architecture": "decoder",
+        "size": INPUT_SIZE,
+        "layout": {"kind": inverse.layout.kind, "shape": inverse.layout.shape},
+        "settings": inverse.settings,
+    }
+    Inverse(inverse, card).save(folder / "default-inverse.safetensors")
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def command(
             scored,
             out,
             training,
-            card=photos.card,
+            card=photos.card | {"photos": len(photos.images)},
             start=start,
             fabric=fabric,
             watch=watch,

@@ -35,6 +35,11 @@ def test_another_backbone_is_refused() -> None:
         load_inverse(load_model("torchvision:resnet18", classes=5).model)
 
 
+def test_photos_of_another_size_are_refused() -> None:
+    with pytest.raises(unsum.UnsumError, match="reads 32768 features of photos of 128², and this head 2048"):
+        load_inverse(load_model("default", classes=5, size=32).model)
+
+
 def test_an_inverse_from_a_file_is_used(tmp_path: Path) -> None:
     source = files("unsum.invert") / "weights" / "default-inverse.safetensors"
     copy = tmp_path / "mine.safetensors"

@@ -224,8 +224,11 @@ def test_weights_files_that_are_none_are_refused(tiny: str, tmp_path: Path) -> N
 def test_sizes_that_a_model_does_not_take_are_refused() -> None:
     assert load_model("torchvision:resnet18", classes=3, size=64).image_size == 64
     assert load_model("default", classes=3, size=128).image_size == 128
-    with pytest.raises(UnsumError, match="takes photos of 128²"):
-        load_model("default", classes=3, size=64)
+    assert load_model("default", classes=3, size=64).model(torch.rand(1, 3, 64, 64)).shape == (1, 3)
+    with pytest.raises(UnsumError, match="a multiple of 8 from 16², not 60²"):
+        load_model("default", classes=3, size=60)
+    with pytest.raises(UnsumError, match="takes photos of 64²"):
+        load_model("mlp", classes=3, size=128)
     with pytest.raises(UnsumError, match="at least one pixel"):
         load_model("torchvision:resnet18", classes=3, size=0)
 

@@ -65,7 +65,12 @@ class Decoder(nn.Module):
             ]
             channels = _VECTOR_WIDTH
         self.stages = stages or _stages(side, size, self.patch, widest=_VECTOR_WIDTH if spread else 512)
-        self.settings = {"stages": self.stages, "stem": stem, "patch": self.patch, "compress": compress}
+        self.settings = {
+            "stages": [list(stage) for stage in self.stages],
+            "stem": stem,
+            "patch": self.patch,
+            "compress": compress,
+        }
         self.compress = compress
         self.gain: Tensor
         self.register_buffer("gain", torch.ones(()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
+from unsum.head import find_head
 from unsum.invert.method import INVERTERS, Inverse
 from unsum.leak import Leak
 from unsum.models.fingerprint import backbone_fingerprint
@@ -37,5 +39,11 @@ def load_inverse(model: nn.Module, path: str | Path | None = None) -> Inverse:
         which = "the embedded inverse" if path is None else f"the inverse in {str(path)!r}"
         raise UnsumError(
             f"There are no pictures for this model: {which} was trained for backbone {expected}, and this one is {actual}."
+        )
+    features, reads = find_head(model)[1].in_features, math.prod(found.card["layout"]["shape"])
+    if features != reads:
+        raise UnsumError(
+            f"There are no pictures for this model: the inverse reads {reads} features of photos of {found.card['size']}², "
+            f"and this head {features}."
         )
     return found

@@ -14,7 +14,7 @@ from torch import nn
 from unsum.errors import UnsumError, unknown_name
 from unsum.head import find_head
 from unsum.models.from_file import build_from_file
-from unsum.models.small_resnet import INPUT_SIZE, SmallResNet
+from unsum.models.small_resnet import INPUT_SIZE, REDUCTION, SmallResNet
 from unsum.models.weights_file import load_weights
 
 DEFAULT_MODEL = "default"
@@ -56,7 +56,7 @@ def load_model(
             name of the model then says that its head is fresh.
         size: the side of the photos, instead of the usual one: 224, or the `image_size` of one's own model.
     """
-    built = _build(spec, classes, seed)
+    built = _build(spec, classes, seed, size)
     if size is not None and size != built.size and not built.any_size:
         raise UnsumError(f"The model {spec!r} takes photos of {built.size}²; leave size={size} out.")
     if size is not None and size < 1:
@@ -69,9 +69,10 @@ def load_model(
     return LoadedModel(built.model, ", ".join(filter(None, [built.kind, origin, f"{side}²"])), side)
 
 
-def _build(spec: str, classes: int, seed: int) -> _Built:
+def _build(spec: str, classes: int, seed: int, size: int | None) -> _Built:
     if spec == DEFAULT_MODEL:
-        return _Built(default_model(classes=classes, seed=seed), "embedded small ResNet", INPUT_SIZE, origin="")
+        side = INPUT_SIZE if size is None else size
+        return _Built(default_model(classes=classes, seed=seed, size=side), "embedded small ResNet", side, origin="")
     if spec == MLP:
         return _Built(_plain_network(classes, seed), "fully connected", _MLP_SIZE)
     file, _, factory = spec.rpartition(":") if not spec.endswith(".py") else (spec, "", "")
@@ -99,11 +100,15 @@ def _own_model(path: Path, factory: str, classes: int, seed: int) -> _Built:
     return _Built(model, f"{factory} of {path.name}", size, any_size=True)
 
 
-def default_model(*, classes: int, seed: int = 0) -> SmallResNet:
+def default_model(*, classes: int, seed: int = 0, size: int = INPUT_SIZE) -> SmallResNet:
     """The embedded backbone under a head that is fresh from its initialisation, as in the first round of fine-tuning."""
+    if size < 2 * REDUCTION or size % REDUCTION:
+        raise UnsumError(
+            f"The default model takes photos of a multiple of {REDUCTION} from {2 * REDUCTION}², not {size}²."
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = SmallResNet(classes)
+        model = SmallResNet(classes, size)
     with as_file(files("unsum.models") / "weights" / "default-backbone.safetensors") as path:
         weights = load_file(path)
     model.backbone.load_state_dict({name: w.float() if w.is_floating_point() else w for name, w in weights.items()})

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 INPUT_SIZE = 128
-FEATURE_SHAPE = (128, 16, 16)
+REDUCTION = 8
+FEATURE_SHAPE = (128, INPUT_SIZE // REDUCTION, INPUT_SIZE // REDUCTION)
 
 
 class ResidualBlock(nn.Module):
@@ -35,10 +36,11 @@ class ResidualBlock(nn.Module):
 class SmallResNet(nn.Module):
     """(B, 3, 128, 128) in [0, 1] → features 128×16×16, flattened → `num_classes` logits.
 
-    Global pooling is left out, as in the RGLA paper: the head sees 32 768 features per photo.
+    Global pooling is left out, as in the RGLA paper: the head sees 32 768 features per photo. Photos of another `size`,
+    a multiple of eight, take another head.
     """
 
-    def __init__(self, num_classes: int = 100) -> None:
+    def __init__(self, num_classes: int = 100, size: int = INPUT_SIZE) -> None:
         super().__init__()
         self.backbone = nn.Sequential(
             nn.Conv2d(3, 32, 3, 2, 1, bias=False),
@@ -49,7 +51,7 @@ class SmallResNet(nn.Module):
             ResidualBlock(64, 128, 2),
             ResidualBlock(128, FEATURE_SHAPE[0], 1),
         )
-        self.head = nn.Linear(FEATURE_SHAPE[0] * FEATURE_SHAPE[1] * FEATURE_SHAPE[2], num_classes)
+        self.head = nn.Linear(FEATURE_SHAPE[0] * (size // REDUCTION) ** 2, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.backbone(x).flatten(1))
