@@ -28,6 +28,7 @@ class Batch:
     counts: Tensor  # (g,) samples of each
     scale: float  # the gradient was multiplied by this
     scale_known: bool  # whether `scale` is a plain 1
+    size_known: bool  # whether the number of samples was granted
     notes: list[str]
 
     @property
@@ -46,7 +47,7 @@ def find_batch(head: Head, knowledge: Knowledge, defence: Defence) -> Batch | No
     if granted is not None:
         labels, counts = granted.argmax(1).to(head.W.device).unique(return_counts=True)
         scale, plain = _scale(head, defence, labels)
-        return Batch(labels, counts, scale, plain, [])
+        return Batch(labels, counts, scale, plain, True, [])
     labels = _label_rows(head, defence, energy, knowledge.batch_size)
     if len(labels) == 0:
         return None
@@ -54,7 +55,7 @@ def find_batch(head: Head, knowledge: Knowledge, defence: Defence) -> Batch | No
     mass, how = _masses(head, defence, energy, labels, scale)
     counts = _counts(mass, knowledge.batch_size, head.reduction)
     notes = [f"Labels are the classes of the largest rows; how many samples carry each comes from {how}."]
-    return Batch(labels, counts, scale, plain, notes)
+    return Batch(labels, counts, scale, plain, knowledge.batch_size is not None, notes)
 
 
 def row_energies(head: Head, defence: Defence) -> Tensor:

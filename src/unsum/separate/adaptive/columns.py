@@ -72,3 +72,43 @@ def _solve(N: Tensor, Q: Tensor, mean: Tensor, precision: Tensor, *, signed: boo
         system = N * keep[:, :, None] * keep[:, None, :] + torch.diag_embed(1 - keep)
         f = torch.linalg.solve(system, right * keep)
     return f.clamp_min(0)
+
+
+def normal_equations(head: Head, coefficient: Tensor, outside: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+    """N (n, n) and Q (n, H) of min ‖∇W − outsideᵀ features − coefficientᵀ F‖² over F (n, H)."""
+    Q = head.mixed_rows(coefficient) - (coefficient @ outside.T) @ features
+    return coefficient @ coefficient.T, Q
+
+
+def normal_equations_of_survivors(
+    head: Head, coefficient: Tensor, outside: Tensor, features: Tensor, present: Tensor, labels: Tensor, threshold: float
+) -> tuple[Tensor, Tensor]:
+    """N (n, n, H) and Q (n, H) of the same over the entries that are not zero, and over those that should be.
+
+    `present` (n, H) are the features as last estimated. A removed entry that they put above the threshold says that they are
+    wrong: it counts as one at the threshold. Every other removed entry says nothing. Of the label rows only the first of
+    `labels`, the group's own, takes part, in double precision: it is a thousand times larger than the rest.
+    """
+    n, (C, H) = len(coefficient), head.grad_W.shape
+    every = torch.cat([coefficient, outside]).index_fill(1, labels, 0.0).float()
+    own, own_outside = coefficient[:, labels[0]], outside[:, labels[0]]
+    current = torch.cat([present, features]).float()
+    left, right = torch.triu_indices(n, n, device=every.device)
+    inner = every[left] * every[right]
+    cross = (every[:n, None] * every[None, n:]).flatten(0, 1)
+    products = torch.cat([inner, cross])
+    N, Q = features.new_empty(n, n, H), features.new_empty(n, H)
+    step = max(1, _BLOCK // C)
+    for columns in (slice(start, start + step) for start in range(0, H, step)):
+        X = head.grad_W[:, columns].float()
+        predicted = every.T @ current[:, columns]
+        wrong = (X == 0) & (predicted.abs() > threshold)
+        X = torch.where(wrong, predicted.sign() * threshold, X)
+        found = (products @ (X != 0).float()).double()
+        N[left, right, columns] = found[: len(left)]
+        N[right, left, columns] = found[: len(left)]
+        others = found[len(left) :].view(n, -1, X.shape[1])
+        Q[:, columns] = (every[:n] @ X).double() - (others * features[:, columns]).sum(1)
+    N += (own[:, None] * own)[:, :, None]
+    Q += own[:, None] * (head.grad_W[labels[0]].double() - own_outside @ features)
+    return N, Q

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.separate.adaptive.answer import answer
-from unsum.separate.adaptive.batch import find_batch
-from unsum.separate.adaptive.recognise import recognise
+from unsum.separate.adaptive.apart import tell_apart
+from unsum.separate.adaptive.batch import Batch, find_batch
+from unsum.separate.adaptive.crude import fit_hits, fit_signs
+from unsum.separate.adaptive.missing import with_missing_columns
+from unsum.separate.adaptive.recognise import Defence, recognise
 from unsum.separate.adaptive.rounds import fit_noisy, fit_pruned
 from unsum.separate.exact import exact
+from unsum.separate.hard_labels import are_soft
 from unsum.separate.method import SEPARATORS
+
+_GOOD = 0.3  # predicted error up to which the exact solver need not be asked as well
+_MISFIT = 1.05  # residual, in units of the noise, up to which a fit explains the gradient
 
 
 @SEPARATORS.register(
@@ -24,9 +34,62 @@ def adaptive(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
     """Separate a batch whose gradient was tampered with; `notes` say which defence was found and what was done."""
     defence = recognise(head)
     if defence.kind == "none":
-        return replace(exact(head, knowledge, seed=seed), method="adaptive")
-    batch = find_batch(head, knowledge, defence)
+        return with_missing_columns(head, knowledge, exact(head, knowledge, seed=seed))
+    if defence.kind == "sixteen-bits":
+        return _sixteen_bits(head, knowledge, defence, seed)
+    batch = None if are_soft(head, knowledge) else find_batch(head, knowledge, defence)
     if batch is None:
-        return replace(exact(head, knowledge, seed=seed), method="adaptive")
-    fit = fit_noisy(head, batch, defence) if defence.is_noise else fit_pruned(head, batch, defence)
-    return answer(head, batch, defence, fit)
+        found = exact(head, knowledge, seed=seed)
+        return replace(found, method="adaptive", exact=False, notes=[defence.sentence, *found.notes])
+    if defence.kind == "noise" or defence.kind == "grid":
+        return _noisy(head, knowledge, defence, batch, seed)
+    return _removed(head, defence, batch)
+
+
+def _noisy(head: Head, knowledge: Knowledge, defence: Defence, batch: Batch, seed: int) -> Leak:
+    """Rounds over groups; the exact solver where samples share labels, or where the rounds did not settle it."""
+    fit = fit_noisy(head, batch, defence)
+    done = "Features are posterior means: least squares over all rows, and a prior learned from the estimates themselves."
+    found = answer(head, batch, defence, tell_apart(head, batch, defence, fit, None), done)
+    size = float(head.row_norms(head.grad_W).norm())
+    noise = defence.sigma * head.grad_W.numel() ** 0.5
+    if found.predicted_error < _GOOD and found.residual * size < _MISFIT * noise:
+        return found
+    other = exact(head, _told(knowledge, batch), seed=seed)
+    if bool((batch.counts > 1).any()) and other.batch_size == batch.size:
+        samples = tell_apart(head, batch, defence, fit, _in_order(other, batch))
+        found = answer(head, batch, defence, samples, done)
+    if not other.predicted_error < found.predicted_error or other.batch_size != batch.size:
+        return found
+    note = "The exact solver expects the smaller error here, so its answer is given."
+    return replace(other, method="adaptive", exact=False, notes=[defence.sentence, note, *other.notes])
+
+
+def _removed(head: Head, defence: Defence, batch: Batch) -> Leak:
+    if defence.kind == "sign":
+        fit, done = fit_signs(head, batch), "Only which features a sample has is known, not how large they are."
+    elif defence.kind == "random-grid":
+        fit, done = fit_hits(head, batch, defence), "Features are posterior means given the levels of their label's row."
+    else:
+        fit = fit_pruned(head, batch, defence)
+        done = "Only surviving entries were fitted; features that pruning hid are set to what is usual below the threshold."
+    return answer(head, batch, defence, tell_apart(head, batch, defence, fit, None), done)
+
+
+def _sixteen_bits(head: Head, knowledge: Knowledge, defence: Defence, seed: int) -> Leak:
+    """The exact solver, told how the entries were rounded."""
+    assert defence.dtype is not None
+    grad_b = None if head.grad_b is None else head.grad_b.to(defence.dtype)
+    found = exact(replace(head, grad_W=head.grad_W.to(defence.dtype), grad_b=grad_b), knowledge, seed=seed)
+    return replace(found, method="adaptive", notes=[defence.sentence, *found.notes])
+
+
+def _told(knowledge: Knowledge, batch: Batch) -> Knowledge:
+    """For the exact solver: the labels as granted or as found."""
+    return knowledge if knowledge.labels is not None else Knowledge(labels=torch.repeat_interleave(batch.labels, batch.counts))
+
+
+def _in_order(leak: Leak, batch: Batch) -> Tensor:
+    """(B, C) the softmax rows of an answer, sorted by label like the groups."""
+    P: Tensor = leak.logits.softmax(1)[leak.labels.argsort(stable=True)]
+    return P

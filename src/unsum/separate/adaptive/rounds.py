@@ -65,7 +65,7 @@ def fit_noisy(head: Head, batch: Batch, defence: Defence) -> Fit:
     for _ in range(_ROUNDS):
         E = errors_of(head, batch, defence, P)
         estimates, deviations = fit_all(head, E, alpha, defence.sigma, rows)
-        signed = looks_signed(estimates, deviations)
+        signed = defence.sigma == 0 or looks_signed(estimates, deviations)
         posterior = denoise(estimates, deviations, signed=signed)
         Z = logits_of(head, posterior.mean)
         P = Z.softmax(1)
