@@ -48,6 +48,7 @@ def adaptive(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
 
 def _noisy(head: Head, knowledge: Knowledge, defence: Defence, batch: Batch, seed: int) -> Leak:
     """Rounds over groups; the exact solver where samples share labels, or where the rounds did not settle it."""
+    head = _recentred(head, defence)
     fit = fit_noisy(head, batch, defence)
     done = "Features are posterior means: least squares over all rows, and a prior learned from the estimates themselves."
     found = answer(head, batch, defence, tell_apart(head, batch, defence, fit, None), done)
@@ -93,3 +94,11 @@ def _in_order(leak: Leak, batch: Batch) -> Tensor:
     """(B, C) the softmax rows of an answer, sorted by label like the groups."""
     P: Tensor = leak.logits.softmax(1)[leak.labels.argsort(stable=True)]
     return P
+
+
+def _recentred(head: Head, defence: Defence) -> Head:
+    """Zeros where the grid point nearest to zero stands: most of what was rounded to it was nothing, or next to it."""
+    if defence.lattice is None:
+        return head
+    grad_W = head.grad_W
+    return replace(head, grad_W=grad_W.masked_fill(grad_W.abs() <= 0.5 * defence.lattice.step, 0.0))
