@@ -3,9 +3,10 @@
 python benchmarks/defence_tables.py --weights resnet50.safetensors --photos imagenet-samples-224.tar --batches 3
 python benchmarks/defence_tables.py --weights … --photos … --pooled --dp        # DP-SGD as well, on a pooled head
 
-Setting of the paper: ResNet-50 with ImageNet weights, a random head without global pooling, 1000 classes, B = 8, BatchNorm in train mode.
-The paper scores pictures; here the features they are made of are scored, and with `--inverse FILE` the pictures as well. RGLA and FGLA
-are given the true labels; the adaptive separator runs twice, with them and with nothing but the batch size. Duplicates: k of 8 labels alike.
+Setting of the paper: ResNet-50 with ImageNet weights, a random head without global pooling, 1000 classes, B = 8, BatchNorm in
+train mode. The paper scores pictures; here the features they are made of are scored, and with `--inverse FILE` the pictures as
+well. RGLA and FGLA are given the true labels; the adaptive separator runs twice, with them and with nothing but the batch size.
+Duplicates: k of 8 labels alike.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ METHODS = {
     "exact+labels": "exact, labels given",
     "fgla+labels": "FGLA, labels given",
     "rgla+labels": "RGLA, labels given",
+    "rgla-newton+labels": "RGLA's equations by Levenberg–Marquardt, labels given",
 }
 EPSILONS = (1.0, 3.0, 8.0)
 
@@ -111,7 +113,10 @@ def measure(setting: Setting, options: argparse.Namespace) -> dict[tuple[str, in
                         return runs
                     run = attack(setting, drawn, update, method, options.inverse)
                     runs[defence, same, method].append(run)
-                    say(f"batch {seed}, {defence}, {same}/8, {method}: cosine {run.cosine:.4f}, error {run.error:.4f}, {run.seconds:.1f} s")
+                    say(
+                        f"batch {seed}, {defence}, {same}/8, {method}: cosine {run.cosine:.4f}, error {run.error:.4f}, "
+                        f"{run.seconds:.1f} s"
+                    )
     return runs
 
 
@@ -141,7 +146,10 @@ def _multiplier(epsilon: float) -> float:
 
 
 def show(runs: dict[tuple[str, int, str], list[Run]]) -> None:
-    print("| defence | labels alike | method | published PSNR, RGLA / FGLA | cosine | error | predicted | labels | PSNR | seconds | batches |")
+    print(
+        "| defence | labels alike | method | published PSNR, RGLA / FGLA | cosine | error | predicted "
+        "| labels | PSNR | seconds | batches |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for (defence, same, method), found in runs.items():
         cosine, error, predicted, labels, seconds, psnr = (
@@ -169,8 +177,14 @@ def main() -> None:
         sizes=[8],
         seconds=60 * options.minutes,
     )
-    name = torch.cuda.get_device_name() if options.device.startswith("cuda") else f"CPU, {torch.get_num_threads()} thread(s)"
-    print(f"ResNet-50, {'pooled' if options.pooled else 'not pooled'}, C = 1000, B = 8, {name}, torch {torch.__version__}.\n")
+    name = (
+        torch.cuda.get_device_name()
+        if options.device.startswith("cuda")
+        else f"CPU, {torch.get_num_threads()} thread(s)"
+    )
+    print(
+        f"ResNet-50, {'pooled' if options.pooled else 'not pooled'}, C = 1000, B = 8, {name}, torch {torch.__version__}.\n"
+    )
     show(measure(setting, options))
     if options.dp:
         print("\nDP-SGD:\n")

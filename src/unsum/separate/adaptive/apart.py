@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +16,17 @@ from unsum.separate.adaptive.recognise import Defence
 from unsum.separate.adaptive.rounds import Fit, errors_of
 from unsum.separate.adaptive.split import Others, split
 from unsum.separate.adaptive.supports import can_be_weighed
-from unsum.separate.exact.threads import few_threads
 
 _LIKENESS = 0.5  # cosine of two samples' features, where no two can be compared
 _ROUGH = (0.3, 0.2)  # of the threshold: what the softmax's own error makes of a surviving entry, first and last
+
+
+Starts = Callable[[], Tensor | None]
+
+
+def no_starts() -> Tensor | None:
+    """Where nothing tells samples of one label apart to begin with."""
+    return None
 
 
 @dataclass(frozen=True)
@@ -32,8 +40,8 @@ class Samples:
     merged: list[list[int]]  # samples that are given as their mean
 
 
-def tell_apart(head: Head, batch: Batch, defence: Defence, fit: Fit, starts: Tensor | None) -> Samples:
-    """Every sample of the batch; `starts` (B, C) are rough softmax rows of all samples in the order of their labels."""
+def tell_apart(head: Head, batch: Batch, defence: Defence, fit: Fit, starts: Starts) -> Samples:
+    """Every sample of the batch; `starts` gives rough softmax rows (B, C) of all samples in the order of their labels."""
     first = 0
     labels, features, logits, errors, merged = [], [], [], [], []
     expected = member_errors(fit, batch)
@@ -42,7 +50,8 @@ def tell_apart(head: Head, batch: Batch, defence: Defence, fit: Fit, starts: Ten
         found = None
         if can_be_weighed(count) and not fit.signed:
             P = hunt_probabilities(head, batch, group) if defence.kind == "pruned" else None
-            P = P if P is not None or starts is None else starts[members]
+            rough = starts() if P is None else None
+            P = P if rough is None else rough[members]
             found = None if P is None else _split(head, batch, defence, fit, group, P)
         if found is not None and float(found[0].relative_errors.max()) < float(expected[group]):
             features.append(found[0].mean)
@@ -65,8 +74,7 @@ def _split(
     E = errors_of(head, batch, defence, fit.logits.softmax(1))
     others = Others(fit.posterior.mean[rest], E[rest], fit.posterior.mean[group], fit.posterior.variance[group])
     noise = [rough * defence.threshold for rough in _ROUGH] if defence.threshold > 0 else [defence.sigma] * 2
-    with few_threads(P.numel()) if head.W.device.type == "cpu" and head.W.shape[1] < 4096 else few_threads(1 << 30):
-        found = split(head, batch, group, P, others, noise, defence.threshold)
+    found = split(head, batch, group, P, others, noise, defence.threshold)
     return None if found is None else (found.posterior, found.logits)
 
 

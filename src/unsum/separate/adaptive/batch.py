@@ -110,7 +110,9 @@ def _masses(head: Head, defence: Defence, energy: Tensor, labels: Tensor, scale:
         return by_rows, "their size"
     if bool(seen.all()):
         return own, "the bias gradient"
-    unit = float((own[seen] / rows[seen].sqrt()).median())  # the rows that lost ∇b, in the measure of those that did not
+    unit = float(
+        (own[seen] / rows[seen].sqrt()).median()
+    )  # the rows that lost ∇b, in the measure of those that did not
     return torch.where(seen, own, unit * rows.sqrt()), "the bias gradient where it survived, and from their size"
 
 

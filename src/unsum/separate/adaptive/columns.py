@@ -81,7 +81,13 @@ def normal_equations(head: Head, coefficient: Tensor, outside: Tensor, features:
 
 
 def normal_equations_of_survivors(
-    head: Head, coefficient: Tensor, outside: Tensor, features: Tensor, present: Tensor, labels: Tensor, threshold: float
+    head: Head,
+    coefficient: Tensor,
+    outside: Tensor,
+    features: Tensor,
+    present: Tensor,
+    labels: Tensor,
+    threshold: float,
 ) -> tuple[Tensor, Tensor]:
     """N (n, n, H) and Q (n, H) of the same over the entries that are not zero, and over those that should be.
 

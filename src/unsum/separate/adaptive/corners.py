@@ -1,7 +1,7 @@
 """Where to start the softmax of samples that share a label, in a pruned gradient: columns that one sample alone fills.
 
-Such a column, over its label row's entry, is the sample's own p_c / (1 − p_y). Others are mixtures: convex combinations, so that the
-pure ones are corners, and successive projection finds corners. No weights of the head are needed for it.
+Such a column, over its label row's entry, is the sample's own p_c / (1 − p_y). Others are mixtures: convex combinations, so
+that the pure ones are corners, and successive projection finds corners. No weights of the head are needed for it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Signs, and rounding so coarse that most entries are zero: what label rows say about each feature by themselves.
 
-A label row's entry is −f (1 − p)/B plus the small share of others, so it is negative where the sample has the feature. Of signs
-nothing else is left. Unbiased random rounding to a step L far above f hits it with probability f/L: counts, whose mean given a hit or
-none follows from a gamma prior.
+A label row's entry is −f (1 − p)/B plus the small share of others, so it is negative where the sample has the feature. Of
+signs nothing else is left. Unbiased random rounding to a step L far above f hits it with probability f/L: counts, and the mean
+of a feature given its count follows from a gamma prior.
 """
 
 from __future__ import annotations

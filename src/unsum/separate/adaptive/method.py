@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.separate.adaptive.answer import answer
-from unsum.separate.adaptive.apart import tell_apart
+from unsum.separate.adaptive.apart import Starts, no_starts, tell_apart
 from unsum.separate.adaptive.batch import Batch, find_batch
 from unsum.separate.adaptive.crude import fit_hits, fit_signs
 from unsum.separate.adaptive.missing import with_missing_columns
@@ -20,6 +21,7 @@ from unsum.separate.adaptive.rounds import fit_noisy, fit_pruned
 from unsum.separate.exact import exact
 from unsum.separate.hard_labels import are_soft
 from unsum.separate.method import SEPARATORS
+from unsum.separate.rgla_newton import rgla_newton
 
 _GOOD = 0.3  # predicted error up to which the exact solver need not be asked as well
 _MISFIT = 1.05  # residual, in units of the noise, up to which a fit explains the gradient
@@ -43,22 +45,24 @@ def adaptive(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
         return replace(found, method="adaptive", exact=False, notes=[defence.sentence, *found.notes])
     if defence.kind == "noise" or defence.kind == "grid":
         return _noisy(head, knowledge, defence, batch, seed)
-    return _removed(head, defence, batch)
+    return _removed(head, defence, batch, seed)
 
 
 def _noisy(head: Head, knowledge: Knowledge, defence: Defence, batch: Batch, seed: int) -> Leak:
     """Rounds over groups; the exact solver where samples share labels, or where the rounds did not settle it."""
     head = _recentred(head, defence)
     fit = fit_noisy(head, batch, defence)
-    done = "Features are posterior means: least squares over all rows, and a prior learned from the estimates themselves."
-    found = answer(head, batch, defence, tell_apart(head, batch, defence, fit, None), done)
+    done = (
+        "Features are posterior means: least squares over all rows, and a prior learned from the estimates themselves."
+    )
+    found = answer(head, batch, defence, tell_apart(head, batch, defence, fit, no_starts), done)
     size = float(head.row_norms(head.grad_W).norm())
     noise = defence.sigma * head.grad_W.numel() ** 0.5
     if found.predicted_error < _GOOD and found.residual * size < _MISFIT * noise:
         return found
     other = exact(head, _told(knowledge, batch), seed=seed)
     if bool((batch.counts > 1).any()) and other.batch_size == batch.size:
-        samples = tell_apart(head, batch, defence, fit, _in_order(other, batch))
+        samples = tell_apart(head, batch, defence, fit, lambda: _in_order(other))
         found = answer(head, batch, defence, samples, done)
     if not other.predicted_error < found.predicted_error or other.batch_size != batch.size:
         return found
@@ -66,15 +70,32 @@ def _noisy(head: Head, knowledge: Knowledge, defence: Defence, batch: Batch, see
     return replace(other, method="adaptive", exact=False, notes=[defence.sentence, note, *other.notes])
 
 
-def _removed(head: Head, defence: Defence, batch: Batch) -> Leak:
+def _removed(head: Head, defence: Defence, batch: Batch, seed: int) -> Leak:
     if defence.kind == "sign":
         fit, done = fit_signs(head, batch), "Only which features a sample has is known, not how large they are."
     elif defence.kind == "random-grid":
-        fit, done = fit_hits(head, batch, defence), "Features are posterior means given the levels of their label's row."
+        fit, done = (
+            fit_hits(head, batch, defence),
+            "Features are posterior means given the levels of their label's row.",
+        )
     else:
         fit = fit_pruned(head, batch, defence)
         done = "Only surviving entries were fitted; features that pruning hid are set to what is usual below the threshold."
-    return answer(head, batch, defence, tell_apart(head, batch, defence, fit, None), done)
+    starts = _logits_first(head, batch, seed) if defence.kind == "pruned" else no_starts
+    return answer(head, batch, defence, tell_apart(head, batch, defence, fit, starts), done)
+
+
+def _logits_first(head: Head, batch: Batch, seed: int) -> Starts:
+    """RGLA's equations start where too few columns survived to start from: they need ∇W Wᵀ only, which sums over all."""
+
+    @cache
+    def rough() -> Tensor | None:
+        if head.b is None or head.grad_b is None:
+            return None
+        labels = torch.repeat_interleave(batch.labels, batch.counts)
+        return _in_order(rgla_newton(head, Knowledge(labels=labels), seed=seed))
+
+    return rough
 
 
 def _sixteen_bits(head: Head, knowledge: Knowledge, defence: Defence, seed: int) -> Leak:
@@ -87,10 +108,14 @@ def _sixteen_bits(head: Head, knowledge: Knowledge, defence: Defence, seed: int)
 
 def _told(knowledge: Knowledge, batch: Batch) -> Knowledge:
     """For the exact solver: the labels as granted or as found."""
-    return knowledge if knowledge.labels is not None else Knowledge(labels=torch.repeat_interleave(batch.labels, batch.counts))
+    return (
+        knowledge
+        if knowledge.labels is not None
+        else Knowledge(labels=torch.repeat_interleave(batch.labels, batch.counts))
+    )
 
 
-def _in_order(leak: Leak, batch: Batch) -> Tensor:
+def _in_order(leak: Leak) -> Tensor:
     """(B, C) the softmax rows of an answer, sorted by label like the groups."""
     P: Tensor = leak.logits.softmax(1)[leak.labels.argsort(stable=True)]
     return P

@@ -8,7 +8,7 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.separate.adaptive.answer import answer
-from unsum.separate.adaptive.apart import tell_apart
+from unsum.separate.adaptive.apart import no_starts, tell_apart
 from unsum.separate.adaptive.batch import find_batch
 from unsum.separate.adaptive.recognise import Defence
 from unsum.separate.adaptive.rounds import fit_noisy
@@ -36,8 +36,10 @@ def with_missing_columns(head: Head, knowledge: Knowledge, leak: Leak) -> Leak:
     if batch is None:
         return replace(leak, notes=[sentence, *leak.notes])
     fit = fit_noisy(head, batch, defence)
-    found = answer(head, batch, defence, tell_apart(head, batch, defence, fit, None), _DONE)
-    others = float(fit.logits.softmax(1).mean()) * len(batch.labels) ** 0.5  # what unknown logits leave of other samples
+    found = answer(head, batch, defence, tell_apart(head, batch, defence, fit, no_starts), _DONE)
+    others = (
+        float(fit.logits.softmax(1).mean()) * len(batch.labels) ** 0.5
+    )  # what unknown logits leave of other samples
     found = replace(found, predicted_error=max(found.predicted_error, others))
     if leak.predicted_error < found.predicted_error:
         return replace(leak, notes=[sentence, *leak.notes])

@@ -49,7 +49,9 @@ def recognise(head: Head) -> Defence:
     dtype = sixteen_bits(head.grad_W)
     if dtype is not None:
         name = {torch.float16: "float16", torch.bfloat16: "bfloat16"}[dtype]
-        return Defence("sixteen-bits", f"Every entry is a {name} number: the update was sent in sixteen bits.", dtype=dtype)
+        return Defence(
+            "sixteen-bits", f"Every entry is a {name} number: the update was sent in sixteen bits.", dtype=dtype
+        )
     noise = measure_noise(head)
     if not noise.added:
         return Defence("none", "")
@@ -59,6 +61,11 @@ def recognise(head: Head) -> Defence:
         f"{100 * noise.relative:.2g} % of the gradient."
     )
     return Defence("noise", sentence, sigma=sigma, sigma_b=sigma)
+
+
+def shows_defence(head: Head) -> bool:
+    """Whether the adaptive separator would do anything else than the exact one: a defence, or columns of zeros."""
+    return recognise(head).kind != "none" or not bool(head.grad_W.any(0).all())
 
 
 def _zeros(head: Head) -> tuple[float, float, float]:
@@ -97,11 +104,16 @@ def _of_lattice(head: Head, lattice: Lattice, zeros: float) -> Defence:
     if lattice.through_zero and levels <= 1:
         kind, sentence = "sign", "All entries have one magnitude: only their signs were sent."
         if zeros > 0.5:  # signs of a gradient are hardly ever zero where its column is not; one random level often is
-            kind, sentence = "random-grid", "Entries are zero or of one magnitude: they were rounded at random to one level."
+            kind, sentence = (
+                "random-grid",
+                "Entries are zero or of one magnitude: they were rounded at random to one level.",
+            )
         return Defence(kind, sentence, lattice=lattice)
     step_b = _step(head.grad_b)
     if lattice.through_zero:
-        sentence = f"Entries are multiples of {lattice.step:.3g}, up to {levels}: they were rounded at random to few levels."
+        sentence = (
+            f"Entries are multiples of {lattice.step:.3g}, up to {levels}: they were rounded at random to few levels."
+        )
         return Defence("random-grid", sentence, sigma_b=step_b / 6**0.5, lattice=lattice)
     sentence = f"Entries lie on a grid of step {lattice.step:.3g} between their extremes: they were quantised."
     sigma = lattice.step / 12**0.5
@@ -109,5 +121,7 @@ def _of_lattice(head: Head, lattice: Lattice, zeros: float) -> Defence:
 
 
 def _step(tensor: Tensor | None) -> float:
-    lattice = None if tensor is None else find_lattice(tensor.repeat(32))  # few entries: each counts as often as it takes
+    lattice = (
+        None if tensor is None else find_lattice(tensor.repeat(32))
+    )  # few entries: each counts as often as it takes
     return 0.0 if lattice is None else lattice.step

@@ -41,7 +41,9 @@ class Split:
     evidence: float
 
 
-def split(head: Head, batch: Batch, group: int, P: Tensor, others: Others, noise: list[float], threshold: float) -> Split | None:
+def split(
+    head: Head, batch: Batch, group: int, P: Tensor, others: Others, noise: list[float], threshold: float
+) -> Split | None:
     """The group's samples from a rough softmax P (n, C); None where their features are not sparse.
 
     Args:
@@ -61,7 +63,9 @@ def split(head: Head, batch: Batch, group: int, P: Tensor, others: Others, noise
         coefficient = alpha * (Z.softmax(1) - Y)
         outside = alpha * others.errors
         if threshold > 0:
-            N, Q = normal_equations_of_survivors(head, coefficient, outside, others.features, present, labels, threshold)
+            N, Q = normal_equations_of_survivors(
+                head, coefficient, outside, others.features, present, labels, threshold
+            )
             N, Q = N[:, :, live], Q[:, live]
         else:
             N, Q = normal_equations(head, coefficient, outside, others.features)

@@ -1,8 +1,8 @@
 """Which samples of a group share a feature's sum: every small set of them is tried, column by column.
 
-After a ReLU few samples of a batch have a given feature at all. For a set S of active samples, with features f_S of mean 1/rate and
-a Gaussian likelihood exp(qᵀf − fᵀNf/2), the evidence is that of a least-squares fit on S alone; all sets are weighed by it. The
-label row pins the sum of f, the other rows only hint at its owner; together with S being small that is often enough.
+After a ReLU few samples of a batch have a given feature at all. For a set S of active samples, with features f_S of mean 1/rate
+and a Gaussian likelihood exp(qᵀf − fᵀNf/2), the evidence is that of a least-squares fit on S alone; all sets are weighed by it.
+The label row pins the sum of f, the other rows only hint at its owner; together with S being small that is often enough.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def weigh(N: Tensor, Q: Tensor, sparsity: Sparsity, largest: int) -> Weighed:
         Q: (n, H) precision times estimate.
         largest: active samples in one column, at most; the work grows with its power.
     """
-    n, H = Q.shape
+    H = Q.shape[1]
     mean, variance = torch.empty_like(Q), torch.empty_like(Q)
     evidence = crowded = 0.0
     for start in range(0, H, _BLOCK):
@@ -65,9 +65,7 @@ def weigh(N: Tensor, Q: Tensor, sparsity: Sparsity, largest: int) -> Weighed:
     return Weighed(Posterior(mean, variance), evidence, crowded / H)
 
 
-def _weigh_block(
-    N: Tensor, Q: Tensor, sparsity: Sparsity, largest: int
-) -> tuple[Tensor, Tensor, float, float]:
+def _weigh_block(N: Tensor, Q: Tensor, sparsity: Sparsity, largest: int) -> tuple[Tensor, Tensor, float, float]:
     """Mean, variance, summed evidence and number of crowded columns."""
     n, H = Q.shape
     sets = [s for k in range(1, min(largest, n) + 1) for s in itertools.combinations(range(n), k)]
@@ -105,9 +103,7 @@ def _fit_set(N: Tensor, Q: Tensor, members: tuple[int, ...], rate: float) -> tup
         z.append((Q[members[a]] - rate - known) / L[a][a])
     inverse = _inverse_columns(L)
     values = [sum((inverse[m][a] * z[m] for m in range(a, k)), start=Q.new_zeros(())) for a in range(k)]
-    deviations = [
-        sum((inverse[m][a].square() for m in range(a, k)), start=Q.new_zeros(())).sqrt() for a in range(k)
-    ]
+    deviations = [sum((inverse[m][a].square() for m in range(a, k)), start=Q.new_zeros(())).sqrt() for a in range(k)]
     evidence = sum((0.5 * z[a].square() - L[a][a].log() for a in range(k)), start=Q.new_zeros(()))
     evidence = evidence + 0.5 * k * math.log(2 * math.pi)
     total = sum(values, start=Q.new_zeros(())).clamp_min(0)
