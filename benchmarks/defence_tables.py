@@ -18,10 +18,10 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 import torch
-from rgla_tables import Setting, batch_features, load_backbone, load_photos, say
 from torch import Tensor, nn
 
 import unsum
+from rgla_tables import Setting, batch_features, load_backbone, load_photos, say
 from unsum.defend import DPSGD, parse_defense, privacy_spent
 from unsum.score import score_samples
 

@@ -17,7 +17,6 @@ from unsum.separate.adaptive.rounds import Fit, errors_of
 from unsum.separate.adaptive.split import Others, split
 from unsum.separate.adaptive.supports import can_be_weighed
 
-_LIKENESS = 0.5  # cosine of two samples' features, where no two can be compared
 _ROUGH = (0.3, 0.2)  # of the threshold: what the softmax's own error makes of a surviving entry, first and last
 
 
@@ -84,15 +83,20 @@ def member_errors(fit: Fit, batch: Batch) -> Tensor:
     With n samples of cosine c, the mean has the squared length (1 + (n − 1) c)/n of a sample's.
     """
     own = fit.posterior.relative_errors
-    n, c = batch.counts.double(), _likeness(fit.posterior.mean)
+    n = batch.counts.double()
+    c = _likeness(fit.posterior.mean, int(batch.counts.max()))
     mean_length = (1 + (n - 1) * c) / n
     return (own.square() * mean_length + (1 - mean_length)).clamp(0, 4).sqrt()
 
 
-def _likeness(features: Tensor) -> float:
-    """The median cosine between the groups' features, as a guess of that inside a group."""
+def _likeness(features: Tensor, members: int) -> float:
+    """The cosine of two samples of one group, guessed: the median between groups, or what their sparsity makes of it.
+
+    Of features that are exponential where they are not zero, a share a, independent ones have the cosine a/2.
+    """
     if len(features) < 2:
-        return _LIKENESS
+        silent = float((features < 0.1 * features.mean()).double().mean())
+        return (1 - silent ** (1 / members)) / 2
     unit = features / features.norm(dim=1, keepdim=True).clamp_min(1e-300)
     upper = torch.triu_indices(len(unit), len(unit), 1, device=unit.device)
     return min(max(float((unit @ unit.T)[upper[0], upper[1]].median()), 0.0), 1.0)
