@@ -47,13 +47,13 @@ def test_counts_come_from_the_bias_gradient() -> None:
 
 def test_what_noise_hides_is_given_as_the_mean() -> None:
     case = sparse_case(same=3)
-    leak = separate(case.model, case.defended("noise:0.1"), "adaptive", labels=case.labels)
+    leak = separate(case.model, case.defended("noise:0.4"), "adaptive", labels=case.labels)
     assert leak.labels.sort().values.tolist() == case.labels.sort().values.tolist()
     members = (leak.labels == case.labels[0]).nonzero()[:, 0].tolist()
     assert torch.equal(leak.features[members[0]], leak.features[members[1]])
     assert any(f"Samples {', '.join(map(str, members))} share a label" in note for note in leak.notes)
     mean = case.features[:3].mean(0)
-    assert float(torch.cosine_similarity(leak.features[members[0]], mean, dim=0)) > 0.8
+    assert float(torch.cosine_similarity(leak.features[members[0]], mean, dim=0)) > 0.5
 
 
 @pytest.mark.parametrize(("fraction", "best"), [(0.8, 4e-3), (0.9, 6e-3), (0.97, 0.03), (0.99, 0.25)])
@@ -88,7 +88,7 @@ def test_clipped_and_noisy() -> None:
     assert leak.scale == pytest.approx(true_scale, rel=0.15)
     cosine, error = case.scored(leak)
     assert cosine > 0.99
-    assert error < 0.5 * case.run("clip:4|noise:0.002", "fgla")[1]
+    assert error < 0.8 * case.run("clip:4|noise:0.002", "fgla")[1]  # the scale is known to a tenth
 
 
 def test_sign_leaves_the_direction_and_claims_no_more() -> None:

@@ -96,7 +96,7 @@ def _likeness(features: Tensor, members: int) -> float:
     """
     if len(features) < 2:
         silent = float((features < 0.1 * features.mean()).double().mean())
-        return (1 - silent ** (1 / members)) / 2
+        return float(1 - silent ** (1 / members)) / 2
     unit = features / features.norm(dim=1, keepdim=True).clamp_min(1e-300)
     upper = torch.triu_indices(len(unit), len(unit), 1, device=unit.device)
     return min(max(float((unit @ unit.T)[upper[0], upper[1]].median()), 0.0), 1.0)
