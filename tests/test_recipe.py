@@ -15,12 +15,13 @@ def test_auto_takes_the_exact_solver_where_it_works() -> None:
     assert leak.exact
 
 
-def test_auto_falls_back_where_the_solver_itself_expects_to_fail() -> None:
+def test_auto_adapts_where_the_solver_itself_expects_to_fail() -> None:
     net = small_net()
     torch.manual_seed(0)
     leak = attack(net, capture(net, pictures(4), torch.arange(4), defenses=Noise(0.05)))
-    assert leak.method == "fgla"
-    assert "the ratio method (fgla) was used instead" in leak.notes[0]
+    assert leak.method == "adaptive"
+    assert "the adaptive separator one of" in leak.notes[0]
+    assert any("noise of standard deviation 0.0" in note for note in leak.notes)
 
 
 def test_granted_knowledge_is_recorded() -> None:
