@@ -16,6 +16,7 @@ import statistics
 import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 import unsum
 from rgla_tables import Setting, batch_features, load_backbone, load_photos, say
 from unsum.defend import DPSGD, parse_defense, privacy_spent
+from unsum.invert import Inverse
 from unsum.score import score_samples
 
 PUBLISHED = {  # PSNR of RGLA and FGLA: table 2 (noise, clip, 99.9 %) and table 12 (the other rates)
@@ -76,16 +78,15 @@ def draw(setting: Setting, seed: int, same: int) -> Drawn:
     return Drawn(torch.stack(pictures), features, labels, head)
 
 
-def attack(setting: Setting, drawn: Drawn, update: unsum.Update, method: str, inverse: str | None) -> Run:
+def attack(setting: Setting, drawn: Drawn, update: unsum.Update, method: str, inverse: Inverse | None) -> Run:
     name, _, granted = method.partition("+")
     options = {"steps": setting.steps} if name == "rgla" else {}
     known = {"labels": drawn.labels} if granted else {"batch_size": len(drawn.labels)}
     leak = unsum.separate(drawn.head, update, name, **known, **options)
     psnr = float("nan")
     if inverse is not None:
-        model = nn.Sequential(setting.backbone, nn.Flatten(), drawn.head)
-        leak = replace(leak, images=unsum.invert(model, leak, inverse=inverse))
-        psnr = unsum.score(leak, images=drawn.photos)["psnr"]
+        leak = replace(leak, images=unsum.invert(drawn.head, leak, inverse=inverse))
+        psnr = unsum.score(leak, images=drawn.photos, features=drawn.features)["psnr"]
     rows = score_samples(leak, features=drawn.features, targets=drawn.labels)
     return Run(
         statistics.mean(row.feature_cosine for row in rows),
@@ -101,7 +102,7 @@ def measure(setting: Setting, options: argparse.Namespace) -> dict[tuple[str, in
     """Runs by defence, duplicates and method, batch after batch while the time lasts."""
     runs: dict[tuple[str, int, str], list[Run]] = defaultdict(list)
     end = time.perf_counter() + 60 * options.minutes
-    for seed in range(setting.batches):
+    for seed in range(options.first, options.first + setting.batches):
         for same in options.same:
             drawn = draw(setting, seed, same)
             clean = unsum.capture(drawn.head, drawn.features, drawn.labels)
@@ -115,7 +116,7 @@ def measure(setting: Setting, options: argparse.Namespace) -> dict[tuple[str, in
                     runs[defence, same, method].append(run)
                     say(
                         f"batch {seed}, {defence}, {same}/8, {method}: cosine {run.cosine:.4f}, error {run.error:.4f}, "
-                        f"{run.seconds:.1f} s"
+                        f"{run.psnr:.2f} dB, {run.seconds:.1f} s"
                     )
     return runs
 
@@ -124,7 +125,7 @@ def measure_dp(setting: Setting, options: argparse.Namespace) -> dict[tuple[str,
     """DP-SGD on the head: 1000 steps of 8 out of 8000 samples, δ = 1e-5, per-sample norm clipped to 1."""
     runs: dict[tuple[str, int, str], list[Run]] = defaultdict(list)
     multipliers = {f"dp, ε = {epsilon:g}": _multiplier(epsilon) for epsilon in EPSILONS} | {"dp, ε = ∞": 0.0}
-    for seed in range(setting.batches):
+    for seed in range(options.first, options.first + setting.batches):
         drawn = draw(setting, seed, 0)
         for name, noise in multipliers.items():
             torch.manual_seed(seed + 1000)
@@ -167,6 +168,8 @@ def show(runs: dict[tuple[str, int, str], list[Run]]) -> None:
 
 def main() -> None:
     options = _options()
+    if options.inverse is not None:  # for this backbone, under any head
+        options.inverse = Inverse.load(options.inverse)
     setting = Setting(
         backbone=load_backbone(options.weights, options.pooled).to(options.device),
         photos=load_photos(options.photos, 224),
@@ -198,10 +201,11 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--photos", required=True, help="tar file with members CLASS/name.jpg")
     parser.add_argument("--weights", required=True, help="ResNet-50 weights, safetensors with torchvision's names")
-    parser.add_argument("--inverse", help="a trained inverse of the backbone, for PSNR")
+    parser.add_argument("--inverse", type=Path, help="a trained inverse of the backbone, for PSNR")
     parser.add_argument("--pooled", action="store_true", help="keep global pooling")
     parser.add_argument("--dp", action="store_true", help="DP-SGD at ε = 1, 3, 8 and ∞ as well; needs the extra dp")
     parser.add_argument("--batches", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first batch")
     parser.add_argument("--same", type=int, nargs="+", default=[0, 4, 8], help="labels of 8 that are alike")
     parser.add_argument("--defences", nargs="*", default=[*PUBLISHED])
     parser.add_argument("--methods", nargs="+", choices=[*METHODS], default=[*METHODS])
