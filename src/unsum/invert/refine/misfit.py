@@ -9,7 +9,7 @@
     g                 ×                        ×                  –
     gf                ×                        ×                  ×
 
-The last three are published with soft-label recovery; `features` leaves every gradient of the backbone free to watch over the result.
+The last three are published with soft-label recovery; `features` leaves all the backbone's gradients free to watch the result.
 """
 
 from __future__ import annotations
@@ -136,9 +136,13 @@ def _shares(mode: Mode, heads: list[str], backbone: list[str], held_out: int) ->
     if mode == "features":
         return [], backbone
     if not backbone:
-        raise UnsumError(f"The update holds no gradient but the head's, so mode {mode!r} has nothing to match; use 'features'.")
+        raise UnsumError(
+            f"The update holds no gradient but the head's, so mode {mode!r} has nothing to match; use 'features'."
+        )
     if held_out == 1 or held_out < 0:
-        raise UnsumError(f"held_out must be 0 (watch none) or at least 2 (watch one tensor in so many), not {held_out}.")
+        raise UnsumError(
+            f"held_out must be 0 (watch none) or at least 2 (watch one tensor in so many), not {held_out}."
+        )
     watched = backbone[held_out // 2 :: held_out] if held_out else []
     fitted = [name for name in backbone if name not in watched]
     return (fitted if mode == "f" else [*fitted, *heads]), watched

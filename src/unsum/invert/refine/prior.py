@@ -26,7 +26,9 @@ from unsum.leak import Leak
 
 Prior = Literal["spectrum", "pixels", "decoder-input", "decoder-weights", "colour"]
 PRIORS: tuple[Prior, ...] = get_args(Prior)
-_FLAT = 1 / 64  # cycles per pixel below which the spectrum of a correction stays level: its error is not one of brightness alone
+_FLAT = (
+    1 / 64
+)  # cycles per pixel below which the spectrum of a correction stays level: its error is not one of brightness alone
 _APART = 0.4  # how freely colours move apart, where 1 is as freely as together
 
 
@@ -53,7 +55,9 @@ def correction(prior: Prior, images: Tensor, leak: Leak, inverse: Inverse | None
     if prior == "pixels":
         return Correction([change], lambda: images + change, 1e-2)
     S, M = spectrum(images), colours(images)
-    return Correction([change], lambda: images + mix(M, torch.fft.irfft2(S * torch.fft.rfft2(change), s=images.shape[2:])), 1e-3)
+    return Correction(
+        [change], lambda: images + mix(M, torch.fft.irfft2(S * torch.fft.rfft2(change), s=images.shape[2:])), 1e-3
+    )
 
 
 def spectrum(images: Tensor) -> Tensor:
@@ -61,7 +65,8 @@ def spectrum(images: Tensor) -> Tensor:
     rows = torch.fft.fftfreq(images.shape[2], device=images.device)[:, None]
     columns = torch.fft.rfftfreq(images.shape[3], device=images.device)[None]
     S = (rows.square() + columns.square() + _FLAT**2).rsqrt()
-    return S / S.mean()
+    scaled: Tensor = S / S.mean()
+    return scaled
 
 
 def colours(images: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The refinement itself: fit features by L-BFGS, then gradients by Adam, and keep the pictures that explain best what was not fitted.
+"""The refinement: fit features by L-BFGS, then gradients by Adam, and keep the pictures that best explain what was not fitted.
 
 Matching gradients is not smooth (every ReLU that turns makes them jump), so that line searches stall: Adam takes those steps. It
 also leads nowhere from pictures whose features are wrong, so that the modes with a feature term fit that one alone first.
@@ -6,6 +6,7 @@ also leads nowhere from pictures whose features are wrong, so that the modes wit
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,8 +32,8 @@ Progress = Callable[..., None]
 class Refined:
     """(B, c, h, w) pictures in [0, 1] in the leak's order, and how they came about.
 
-    `improved` is false where the start explains the watched gradients at least as well, and was kept. `history` holds, look by look,
-    `step`, the mode's `features` and `gradients` misfits and the `watched` one.
+    `improved` is false where the start explains the watched gradients at least as well, and was kept. `history` holds, look by
+    look, `step`, the mode's `features` and `gradients` misfits and the `watched` one.
     """
 
     images: Tensor
@@ -136,7 +137,7 @@ class _Watch:
 
     @property
     def feature_error(self) -> float:
-        return self.rows[-1][1] ** 0.5
+        return math.sqrt(self.rows[-1][1])
 
     def record(self) -> dict[str, Tensor]:
         columns = torch.tensor(self.rows, dtype=torch.float64).T
