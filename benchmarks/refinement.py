@@ -126,8 +126,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         groups[row["variant"]].append(row)
     lines = [
-        "| mode, prior | PSNR | change, smallest … largest | SSIM | features | watched | s |",
-        "|---|---|---|---|---|---|---|",
+        "| mode, prior | batches | PSNR | change, smallest … largest | SSIM | features | watched | s |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, group in groups.items():
         change = [row["psnr"] - row["from"] for row in group]
@@ -137,7 +137,9 @@ def table(rows: list[dict[str, Any]]) -> str:
             for key in ("features", "watched")
         ]
         quality = f"{mean(r['psnr'] for r in group):.2f} | {moved} | {mean(r['ssim'] for r in group):.3f}"
-        lines.append(f"| {name} | {quality} | {' | '.join(misfits)} | {mean(r['seconds'] for r in group):.0f} |")
+        lines.append(
+            f"| {name} | {len(group)} | {quality} | {' | '.join(misfits)} | {mean(r['seconds'] for r in group):.0f} |"
+        )
     return "\n".join(lines)
 
 
