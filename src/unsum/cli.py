@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 import typer
@@ -23,6 +23,7 @@ from unsum.cli_train import command as train_inverse
 from unsum.defend import DEFENSES, parse_defense
 from unsum.errors import UnsumError, unknown_name
 from unsum.invert import INVERTERS
+from unsum.invert.refine import Mode
 from unsum.labels import LABEL_RULES
 from unsum.peel import PEELERS
 from unsum.recipe import steps_of
@@ -84,6 +85,9 @@ def audit(
     labels: Annotated[
         str | None, typer.Option(help="A label rule from `unsum list` that finds the labels first.")
     ] = None,
+    refine: Annotated[
+        str | None, typer.Option(help="Refine the pictures: features (raises PSNR), or the published f, g, gf.")
+    ] = None,
     batch_size_known: Annotated[
         bool, typer.Option("--batch-size-known", help="Grant the attacker the batch size.")
     ] = False,
@@ -108,6 +112,7 @@ def audit(
         "defenses": [parse_defense(text) for text in defense or []],
         "attack": attack,
         "label_rule": labels,
+        "refine": cast("Mode | None", refine),  # checked there, with a sentence
         "batch_size_known": batch_size_known,
         "train": not eval_mode,
         "device": _device(device),

@@ -18,6 +18,7 @@ from unsum.data import Batch, embedded_batch, tags
 from unsum.defend import Defense
 from unsum.errors import UnsumError
 from unsum.head import collect_features, find_head
+from unsum.invert.refine import Mode
 from unsum.models import DEFAULT_MODEL, load_model
 from unsum.recipe import AUTO, check_recipe
 from unsum.recipe import attack as run_attack
@@ -37,6 +38,7 @@ def audit(
     defenses: Defense | Iterable[Defense] = (),
     attack: str = AUTO,
     label_rule: str | None = None,
+    refine: Mode | None = None,
     batch_size_known: bool = False,
     auxiliary: tuple[Tensor, Tensor] | None = None,
     inverse: str | Path | None = None,
@@ -57,6 +59,7 @@ def audit(
         defenses: applied to the update before the server sees it.
         attack: `auto` or the name of a separator; the attacker is given the model and the update, nothing else.
         label_rule: a rule that finds the labels first; without one the attack finds them in its own way.
+        refine: a mode that refines the inverse's pictures, as in `attack`.
         batch_size_known, auxiliary: grant the attacker the batch size, or labelled samples of its own, which some label
             rules need; the result says so.
         inverse: an inverse that `unsum train-inverse` made for this backbone, for pictures.
@@ -70,7 +73,7 @@ def audit(
     start = time.perf_counter()
     say = progress or (lambda _sentence: None)
     say("Loading the model and the client's photos")
-    check_recipe(attack, label_rule)  # before the client computes anything
+    check_recipe(attack, label_rule, refine)  # before the client computes anything
     chosen = torch.device(device or "cpu")
     name, network, truth = prepare(model, weights, data, batch, same_label, seed)
     network = network.to(chosen)
@@ -89,6 +92,7 @@ def audit(
             label_rule=label_rule,
             auxiliary=auxiliary,
             inverse=inverse,
+            refine=refine,
             device=chosen,
             seed=seed,
             progress=say,
