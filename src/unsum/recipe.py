@@ -21,7 +21,7 @@ from unsum.labels import LABEL_RULES, gather
 from unsum.leak import Leak
 from unsum.peel import Peeled, obstacle, peel
 from unsum.separate import SEPARATORS, separate
-from unsum.separate.adaptive import shows_defence
+from unsum.separate.adaptive import recognise
 from unsum.update import Update
 
 Say = Callable[[str], None]
@@ -49,10 +49,10 @@ def attack(
     """Everything that can be read out of one update: a `Leak`, with `.images` where layers peel or the model has an inverse.
 
     Args:
-        recipe: `auto` takes the exact solver, or the adaptive separator where the solver is not certain and that one
-            expects the smaller error (a noisy or pruned gradient, say), or else the ratio method, and then peels the layers
-            down to the exact inputs where every layer can be undone; any other name is a separator from `unsum list`. What
-            cannot be peeled goes to the inverse.
+        recipe: `auto` takes the exact solver, the adaptive separator where a defence left its marks (a noisy or pruned
+            gradient, say), or the ratio method where the solver itself expects to fail, and then peels the layers down to
+            the exact inputs where every layer can be undone; any other name is a separator from `unsum list`. What cannot
+            be peeled goes to the inverse.
         labels, batch_size: what the attacker knows besides, as in `separate`.
         label_rule: a rule from `unsum list` that finds the labels first, instead of the recipe's own way.
         auxiliary: labelled samples of the attacker's own, for label rules that need them.
@@ -197,25 +197,20 @@ def _with_rule(
 
 
 def _auto(model: nn.Module, update: Update, known: dict[str, Any]) -> Leak:
-    """The exact solver; where it is not certain, whichever of the others expects the smaller error."""
+    """The exact solver; the adaptive one where a defence left its marks; the ratio method where the first expects to fail."""
+    head = Head.of(model, update, known["device"])
+    if recognise(head).kind != "none":
+        # It asks the exact solver itself where that may do better: asking first would be a long search in noise.
+        return separate(model, update, "adaptive", **known)
     leak = separate(model, update, "exact", **known)
-    if leak.exact:
-        return leak
-    if shows_defence(Head.of(model, update, known["device"])):
+    if not leak.exact and not bool(head.grad_W.any(0).all()):  # columns held back, as Soteria does, or silent ReLUs
         other = separate(model, update, "adaptive", **known)
-        if other.predicted_error < leak.predicted_error:
-            return _instead(
-                leak, other, f"the adaptive separator one of {other.predicted_error:.1g}, so its answer is given."
-            )
+        leak = other if other.predicted_error < leak.predicted_error else leak
     if leak.predicted_error < _HOPELESS:
         return leak
     try:
         crude = separate(model, update, "fgla", **known)
     except UnsumError:  # no bias gradient, or every class present: nothing to fall back to
         return leak
-    return _instead(leak, crude, "so the ratio method (fgla) was used instead.")
-
-
-def _instead(leak: Leak, other: Leak, reason: str) -> Leak:
-    sentence = f"The exact solver predicted an error of {leak.predicted_error:.1g}, {reason}"
-    return replace(other, seconds=leak.seconds + other.seconds, notes=[sentence, *other.notes])
+    reason = f"The exact solver predicted an error of {leak.predicted_error:.1g}, so the ratio method (fgla) was used instead."
+    return replace(crude, seconds=leak.seconds + crude.seconds, notes=[reason, *crude.notes])

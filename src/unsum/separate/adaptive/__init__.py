@@ -9,6 +9,6 @@
 """
 
 from unsum.separate.adaptive.method import adaptive
-from unsum.separate.adaptive.recognise import shows_defence
+from unsum.separate.adaptive.recognise import recognise
 
-__all__ = ["adaptive", "shows_defence"]
+__all__ = ["adaptive", "recognise"]

@@ -63,11 +63,6 @@ def recognise(head: Head) -> Defence:
     return Defence("noise", sentence, sigma=sigma, sigma_b=sigma)
 
 
-def shows_defence(head: Head) -> bool:
-    """Whether the adaptive separator would do anything else than the exact one: a defence, or columns of zeros."""
-    return recognise(head).kind != "none" or not bool(head.grad_W.any(0).all())
-
-
 def _zeros(head: Head) -> tuple[float, float, float]:
     """The share of exact zeros in the columns that are not zero altogether; the smallest and the largest magnitude."""
     C, H = head.grad_W.shape
