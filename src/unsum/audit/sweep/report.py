@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from unsum.audit.figures import percent
 from unsum.audit.pictures import to_image
 from unsum.audit.report import credits_of, environment
 from unsum.audit.sweep.plot import Plot, plot
 from unsum.audit.sweep.result import Curve, Point, Sweep
-from unsum.audit.sweep.words import closer, headline, level, percent, sentences, short
+from unsum.audit.sweep.words import closer, headline, level, sentences, short
 from unsum.defend import DEFENSES
 
 
