@@ -24,7 +24,12 @@ def render_markdown(audit: Audit) -> str:
 def _verdict(audit: Audit) -> str:
     verdict = audit.verdict
     lines = [f"# {text(verdict.headline)}", "", f"**{BADGES[verdict.level]}.**", "", *_list(verdict.details)]
-    if verdict.level != "severe":
+    if verdict.level == "open":
+        lines += [
+            "",
+            "What was found may be right all the same: an answer that nobody vouches for is no proof of safety.",
+        ]
+    elif verdict.level != "severe":
         lines += [
             "",
             "This is what one attack recovered from one update. A stronger or better informed attack may recover more: little "
@@ -121,7 +126,7 @@ def _setting(audit: Audit) -> str:
     setting = audit.setting
     facts = {
         "Model": setting.model,
-        "Private batch": f"{sample_count(setting.batch_size)}, {setting.classes} classes",
+        "Private batch": f"{sample_count(setting.batch_size) if audit.truth else 'of unknown size'}, {setting.classes} classes",
         "BatchNorm mode": setting.mode,
         "Defence": setting.defenses,
         "Attack": setting.attack,

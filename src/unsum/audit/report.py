@@ -74,7 +74,14 @@ def environment() -> Environment:
         lstrip_blocks=True,
         finalize=_fit,
     )
-    environment.filters |= {"error": error, "fixed": fixed, "percent": _percent, "csp_hash": _csp_hash}
+    environment.filters |= {
+        "error": error,
+        "fixed": fixed,
+        "percent": lambda value: together(percent(value)),
+        "together": together,
+        "sortable": _sortable,
+        "csp_hash": _csp_hash,
+    }
     return environment
 
 
@@ -104,9 +111,14 @@ def _fit(value: Any) -> Any:
     return plain(value) if type(value) is str else value
 
 
-def _percent(value: float) -> str:
-    """With no line break before the sign."""
-    return percent(value).replace(" ", "\N{NO-BREAK SPACE}")
+def together(text: str) -> str:
+    """The same with no line break between a number and its per cent sign."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")
+
+
+def _sortable(value: float) -> str:
+    """The whole number as JavaScript reads it."""
+    return repr(float(value)) if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity"
 
 
 def _mean(values: list[float]) -> float:
