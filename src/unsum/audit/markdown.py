@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 
 from unsum.audit.advice import advice
@@ -175,10 +176,6 @@ def _code(command: str) -> str:
 
 def _block(command: str) -> str:
     """A fence longer than any run of backticks inside, so that the command cannot end it."""
-    command = plain(command).replace("\r", " ")
-    fence = "`" * max(3, 1 + max((len(run) for run in _runs(command)), default=0))
+    command = "\n".join(plain(command).splitlines())
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", command)), default=0))
     return f"{fence}console\n{command}\n{fence}"
-
-
-def _runs(command: str) -> list[str]:
-    return ["`" * len(part) for part in "".join(c if c == "`" else " " for c in command).split()]
