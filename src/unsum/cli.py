@@ -19,8 +19,8 @@ from unsum.audit import audit as run_audit
 from unsum.audit import sweep as run_sweep
 from unsum.audit.figures import error, fixed, percent
 from unsum.audit.gate import check_gate, write_gate
-from unsum.audit.gate import gate as hold
 from unsum.audit.leakage import DEFAULT_LEVEL
+from unsum.audit.plain import plain
 from unsum.audit.result import check_folder
 from unsum.audit.rows import Row
 from unsum.audit.sweep.table import show as show_sweep
@@ -160,7 +160,7 @@ def audit(
         result = run_audit(model, **settings, progress=shown.say, steps=shown.steps)
         shown.say("Writing the report")
         page = result.write(out, force=force)
-    held = hold(result, DEFAULT_LEVEL if fail_above is None else fail_above)
+    held = result.gate(DEFAULT_LEVEL if fail_above is None else fail_above)
     write_gate(result, held, page, junit=junit, sarif=sarif)
     gated = fail_above is not None
     if as_json:
@@ -170,7 +170,7 @@ def audit(
     if gated:
         console = _PROGRESS if as_json else _OUT
         console.print(
-            held.reason, style=None if held.exit_code else "green", markup=False, highlight=False, soft_wrap=True
+            held.reason, style="red" if held.exit_code else "green", markup=False, highlight=False, soft_wrap=True
         )
         raise typer.Exit(held.exit_code)
 
@@ -221,24 +221,28 @@ def _show(result: Audit, page: Path) -> None:
     _OUT.print(_sample_table(result))
     _OUT.print(verdict.headline, style=_COLOURS[verdict.level])
     for sentence in [*verdict.details, *result.leak.notes]:
-        _OUT.print(f"• {sentence}", markup=False, highlight=False)
+        _OUT.print(f"• {plain(sentence)}", markup=False, highlight=False)
     _OUT.print(f"Report: {page}", markup=False, highlight=False)
 
 
 def _setting_table(result: Audit) -> Table:
     leak, setting = result.leak, result.setting
+    batch = f"{setting.batch_size} photos" if result.truth else "of unknown size"
+    facts = {
+        "model": setting.model,
+        "private batch": f"{batch}, {setting.classes} classes, {setting.mode} mode",
+        "defence": setting.defenses,
+        "granted to the attacker": "\n".join(result.granted),
+        "attack": setting.attack,
+        "samples found": f"{leak.batch_size}" + (f" (there are {setting.batch_size})" if result.truth else ""),
+        "certificate": "exact" if leak.exact else "not exact",
+        "predicted feature error": error(leak.predicted_error),
+        "gradient scale found": f"{leak.scale:.6g}",
+        "time": f"attack {leak.seconds:.2f} s, everything {result.seconds:.1f} s on {setting.device}",
+    }
     table = Table(show_header=False, title="One federated round, seen by the server", title_justify="left")
-    table.add_row("model", setting.model)
-    table.add_row("private batch", f"{setting.batch_size} photos, {setting.classes} classes, {setting.mode} mode")
-    table.add_row("defence", setting.defenses)
-    table.add_row("granted to the attacker", "\n".join(result.granted))
-    table.add_row("attack", setting.attack)
-    known = f" (there are {setting.batch_size})" if result.truth else ""
-    table.add_row("samples found", f"{leak.batch_size}{known}")
-    table.add_row("certificate", "exact" if leak.exact else "not exact")
-    table.add_row("predicted feature error", f"{leak.predicted_error:.1e}")
-    table.add_row("gradient scale found", f"{leak.scale:.6g}")
-    table.add_row("time", f"attack {leak.seconds:.2f} s, everything {result.seconds:.1f} s on {setting.device}")
+    for name, value in facts.items():
+        table.add_row(name, Text(plain(value)))
     return table
 
 

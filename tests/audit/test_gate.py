@@ -11,7 +11,7 @@ import torch
 
 from audits import captured, synthetic
 from unsum import UnsumError
-from unsum.audit.gate import check_gate, gate, sentence
+from unsum.audit.gate import check_gate, sentence
 from unsum.audit.leakage import leakages, vouched
 from unsum.audit.result import Audit
 
@@ -33,16 +33,16 @@ def leaking(*shares: float) -> Audit:
     ],
 )
 def test_any_sample_above_the_level_fails(shares: tuple[float, ...], level: float, result: str, code: int) -> None:
-    held = gate(leaking(*shares), level)
+    held = leaking(*shares).gate(level)
     assert (held.result, held.exit_code) == (result, code)
 
 
 def test_the_reason_names_the_worst() -> None:
-    held = gate(leaking(0.25, 0.9, 0.1), 0.2)
+    held = leaking(0.25, 0.9, 0.1).gate(0.2)
     assert held.reason == "Gate failed: 2 of 3 samples leak more than 20 % (most: “two boats” with 90 %)."
-    assert gate(leaking(0.25, 0.1, 0.1), 0.2).reason.startswith("Gate failed: 1 of 3 samples leaks")
+    assert leaking(0.25, 0.1, 0.1).gate(0.2).reason.startswith("Gate failed: 1 of 3 samples leaks")
     assert (
-        gate(leaking(0.25, 0.9, 0.1), 0.9).reason == "Gate passed: none of 3 samples leaks more than 90 % (most: 90 %)."
+        leaking(0.25, 0.9, 0.1).gate(0.9).reason == "Gate passed: none of 3 samples leaks more than 90 % (most: 90 %)."
     )
     assert held.to_dict() == {"level": 0.2, "result": "failed", "above": 2, "reason": held.reason}
 
@@ -50,7 +50,7 @@ def test_the_reason_names_the_worst() -> None:
 @pytest.mark.parametrize("level", [-0.1, 1.0, 20.0, math.nan])
 def test_a_level_that_says_nothing_is_refused(level: float) -> None:
     with pytest.raises(UnsumError, match="from 0 to below 1"):
-        gate(synthetic(), level)
+        synthetic().gate(level)
 
 
 def test_a_sweep_has_no_gate_and_a_folder_is_no_file(tmp_path: Path) -> None:
@@ -73,13 +73,13 @@ def test_the_leakage_of_an_audit_is_that_of_its_samples() -> None:
 
 class TestWithoutTruth:
     def test_a_certificate_is_enough_to_fail(self) -> None:
-        held = gate(captured(), 0.2)
+        held = captured().gate(0.2)
         assert held.result == "failed"
         assert [row.leakage for row in held.rows] == pytest.approx([1 - 1e-6] * 3)
         assert "by the attack's own certificate" in sentence(held.rows[0])
 
     def test_no_certificate_decides_nothing(self) -> None:
-        held = gate(captured(exact=False), 0.2)
+        held = captured(exact=False).gate(0.2)
         assert held.exit_code == 2
         assert "3 of 3 samples is not known" in held.reason
         assert "how much of it leaked is not known" in sentence(held.rows[0])
@@ -89,7 +89,7 @@ class TestWithoutTruth:
         assert vouched(leak, 0) == 1
         assert math.isnan(vouched(leak, 1))
         audit = replace(captured(exact=False), leak=leak)
-        assert gate(audit, 0.5).count("above") == 1
+        assert audit.gate(0.5).count("above") == 1
         assert audit.verdict.level == "partial"
         assert audit.verdict.share == pytest.approx(1 / 3)
 

@@ -20,14 +20,13 @@ from rich.console import Console
 import unsum
 from audits import CLASSES, TITLES, captured, synthetic, with_names
 from material import pictures, small_net
-from unsum.audit.gate import gate
 from unsum.audit.junit import render_junit
 from unsum.audit.markdown import render_markdown
 from unsum.audit.plain import markdown, one_line, plain
 from unsum.audit.report import render
 from unsum.audit.result import Audit
 from unsum.audit.sarif import message_text, render_sarif
-from unsum.cli import _sample_table
+from unsum.cli import _sample_table, _setting_table
 
 DOCS = Path(__file__).parents[2] / "docs"
 HOSTILE = [
@@ -83,7 +82,7 @@ class TestSchema:
         content = json.loads((tmp_path / "report" / "result.json").read_text("utf-8"))
         assert complaints(content) == []
         assert content["schema"] == "1.0"
-        printed = content | {"report": "x", "gate": gate(audit, 0.2).to_dict()}
+        printed = content | {"report": "x", "gate": audit.gate(0.2).to_dict()}
         assert complaints(printed) == []
 
     def test_sweeps_fit(self, tmp_path: Path) -> None:
@@ -211,7 +210,7 @@ def _shape(line: str) -> tuple[str, int]:
 class TestJunit:
     def test_one_case_a_sample_and_failures_say_why(self) -> None:
         audit = replace(synthetic(), leakages=[0.9, 0.1, math.nan])
-        root = ElementTree.fromstring(render_junit(audit, gate(audit, 0.2)))
+        root = ElementTree.fromstring(render_junit(audit, audit.gate(0.2)))
         suite = root[0]
         assert (root.tag, suite.tag) == ("testsuites", "testsuite")
         for element in (root, suite):
@@ -227,12 +226,12 @@ class TestJunit:
         stated = {p.get("name"): p.get("value") for p in suite.iter("property")}
         assert stated["seed"] == "7"
         assert stated["command"] == "unsum audit --seed 7"
-        assert stated["gate"] == gate(audit, 0.2).reason
+        assert stated["gate"] == audit.gate(0.2).reason
 
     @pytest.mark.parametrize("name", HOSTILE)
     def test_hostile_names_are_text(self, name: str) -> None:
         audit = with_names(synthetic(), name)
-        content = render_junit(audit, gate(audit, 0.2))
+        content = render_junit(audit, audit.gate(0.2))
         root = ElementTree.fromstring(content.encode())
         assert {element.tag for element in root.iter()} == {
             "testsuites",
@@ -247,7 +246,7 @@ class TestJunit:
 
 class TestSarif:
     def run(self, audit: Audit, level: float = 0.2, report: Path | None = None) -> dict[str, Any]:
-        content = json.loads(render_sarif(audit, gate(audit, level), report), parse_constant=pytest.fail)
+        content = json.loads(render_sarif(audit, audit.gate(level), report), parse_constant=pytest.fail)
         assert content["version"] == "2.1.0"
         assert content["$schema"].endswith("sarif-schema-2.1.0.json")
         (run,) = content["runs"]
@@ -310,5 +309,6 @@ def test_hostile_names_can_be_written_and_shown(name: str, tmp_path: Path) -> No
         console = Console(width=200, record=True, file=None, quiet=False)
         with console.capture() as shown:
             console.print(_sample_table(wild))
+            console.print(_setting_table(wild))
         assert "\x1b" not in shown.get()
         assert "\x07" not in shown.get()

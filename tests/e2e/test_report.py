@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 import unsum
+from audits import synthetic
 from browsing import HOSTILE, Heard
 
 
@@ -155,3 +156,16 @@ def test_print_fits_the_paper_side_by_side(audit: unsum.Audit, page: Page, tmp_p
     assert clip(page) == "none"
     assert not page.get_by_role("slider").first.is_visible()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_what_was_not_found_stays_beside_its_original(page: Page, tmp_path: Path) -> None:
+    page.goto(synthetic(found=2).write(tmp_path / "report").as_uri())
+    page.get_by_role("radio", name="one over the other").check()
+    assert page.get_by_role("slider").count() == 2
+    original, missing = (
+        page.get_by_alt_text("Original: fog & rain").bounding_box(),
+        page.locator(".absent").bounding_box(),
+    )
+    assert original is not None
+    assert missing is not None
+    assert original["x"] + original["width"] < missing["x"]

@@ -67,12 +67,6 @@ class Gate:
         return {"level": self.level, "result": self.result, "above": self.count("above"), "reason": self.reason}
 
 
-def gate(audit: Audit, level: float) -> Gate:
-    """Hold an audit against a level, from 0 to below 1."""
-    check_level(level)
-    return Gate(level, audit.rows)
-
-
 def check_level(level: float) -> None:
     """Refuse a level that says nothing, before an audit is run rather than after."""
     if not 0 <= level < 1:
@@ -101,10 +95,15 @@ def write_gate(audit: Audit, held: Gate, page: Path, *, junit: Path | None, sari
     from unsum.audit.junit import render_junit
     from unsum.audit.sarif import render_sarif
 
-    for file, content in ((junit, render_junit(audit, held)), (sarif, render_sarif(audit, held, page))):
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(content, encoding="utf-8")
+    if junit is not None:
+        _write(junit, render_junit(audit, held))
+    if sarif is not None:
+        _write(sarif, render_sarif(audit, held, page))
+
+
+def _write(file: Path, content: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content, encoding="utf-8")
 
 
 def sentence(row: Row) -> str:

@@ -6,8 +6,9 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.pictures import picture_grid
 from unsum.audit.rows import Row, rows
 from unsum.audit.verdict import Verdict, judge, judge_captured
@@ -15,6 +16,9 @@ from unsum.data import Batch
 from unsum.errors import UnsumError
 from unsum.leak import Leak
 from unsum.score import SampleScore
+
+if TYPE_CHECKING:
+    from unsum.audit.gate import Gate
 
 SCHEMA_VERSION = "1.0"  # of result.json and sweep.json; described in schema/result.schema.json
 
@@ -65,6 +69,13 @@ class Audit:
     @property
     def rows(self) -> list[Row]:
         return rows(self)
+
+    def gate(self, level: float = DEFAULT_LEVEL) -> Gate:
+        """Whether any sample leaks more than `level`, from 0 to below 1: `.result`, `.exit_code` and `.reason` say."""
+        from unsum.audit.gate import Gate, check_level
+
+        check_level(level)
+        return Gate(level, self.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the pictures, in plain types; what could not be measured is null."""
