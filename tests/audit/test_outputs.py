@@ -305,7 +305,11 @@ def test_hostile_names_can_be_written_and_shown(name: str, tmp_path: Path) -> No
         wild = with_names(audit, name)
         page = wild.write(tmp_path / str(number))
         assert render(wild).splitlines() == page.read_text("utf-8").splitlines()
-        assert json.loads((tmp_path / str(number) / "result.json").read_text("utf-8"))["samples"]
+        stored = json.loads((tmp_path / str(number) / "result.json").read_text("utf-8"))
+        assert complaints(stored) == []
+        found = json.loads(render_sarif(wild, wild.gate(0.2)))
+        for content in (stored, found):
+            json.dumps(content, ensure_ascii=False).encode()  # no lone surrogate is left
         console = Console(width=200, record=True, file=None, quiet=False)
         with console.capture() as shown:
             console.print(_sample_table(wild))

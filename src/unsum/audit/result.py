@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.pictures import picture_grid
+from unsum.audit.plain import plain
 from unsum.audit.rows import Row, rows
 from unsum.audit.verdict import Verdict, judge, judge_captured
 from unsum.data import Batch
@@ -101,8 +102,8 @@ class Audit:
             "samples": [_sample(row) for row in self.rows],
             "seconds": self.seconds,
         }
-        plain: dict[str, Any] = finite(content)
-        return plain
+        fit: dict[str, Any] = finite(content)
+        return fit
 
     def true_label(self, i: int) -> str:
         if self.truth is None:
@@ -163,11 +164,13 @@ def check_folder(folder: Path, *, force: bool) -> None:
 
 
 def finite(value: Any) -> Any:
-    """JSON knows neither NaN nor infinity."""
+    """The same as JSON can hold it: without NaN, infinity and the characters that are not text."""
+    if isinstance(value, str):
+        return plain(value)
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
+        return {finite(key): finite(item) for key, item in value.items()}
     if isinstance(value, list):
         return [finite(item) for item in value]
     return value

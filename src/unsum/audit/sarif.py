@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from unsum.audit.gate import Gate, sentence
 from unsum.audit.plain import one_line
-from unsum.audit.result import Audit
+from unsum.audit.result import Audit, finite
 from unsum.audit.rows import Row
 from unsum.version import __version__
 
@@ -61,7 +61,7 @@ def render_sarif(audit: Audit, gate: Gate, report: Path | None = None) -> str:
                 "exitCodeDescription": gate.reason,
             }
         ],
-        "properties": {"gate": gate.to_dict(), "seed": audit.setting.seed, "versions": audit.setting.versions},
+        "properties": finite({"gate": gate.to_dict(), "seed": audit.setting.seed, "versions": audit.setting.versions}),
         "results": [_result(audit, gate.rows[i], i, rule, ids.index(rule), report) for rule, i in findings],
     }
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, allow_nan=False) + "\n"
