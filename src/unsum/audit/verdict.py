@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from unsum.audit.figures import percent, sample_count
+from unsum.audit.figures import error, percent, sample_count
 from unsum.audit.leakage import DEFAULT_LEVEL, vouched
 from unsum.leak import Leak
 from unsum.score import SampleScore
@@ -85,7 +85,7 @@ def _details(leak: Leak, samples: list[SampleScore], labels: int, leakages: Sequ
     details = [
         f"{labels} of {total} labels were recovered.",
         f"The features that reach the last layer were recovered to within 0.1 % for {exact} of {total} samples "
-        f"(largest error {worst:.1e}).",
+        f"(largest error {error(worst)}).",
         _certificate(leak),
     ]
     if leakages:
