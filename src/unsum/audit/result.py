@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.pictures import picture_grid
-from unsum.audit.verdict import Verdict, judge
+from unsum.audit.plain import plain
+from unsum.audit.rows import Row, rows
+from unsum.audit.verdict import Verdict, judge, judge_captured
 from unsum.data import Batch
 from unsum.errors import UnsumError
 from unsum.leak import Leak
 from unsum.score import SampleScore
+
+if TYPE_CHECKING:
+    from unsum.audit.gate import Gate
+
+SCHEMA_VERSION = "1.0"  # of result.json and sweep.json; described in schema/result.schema.json
 
 
 @dataclass(frozen=True)
@@ -34,27 +42,48 @@ class Setting:
 
 @dataclass(frozen=True)
 class Audit:
-    """The truth of one simulated round beside what the attack made of its update."""
+    """What the attack made of one update, beside the truth where the round was simulated.
+
+    An update captured elsewhere has no truth: `truth` is None, `samples`, `scores` and `leakages` are empty, and every output
+    shows what the attack found and how far it vouches for it.
+    """
 
     setting: Setting
-    truth: Batch
+    truth: Batch | None
     leak: Leak
     samples: list[SampleScore]
     scores: dict[str, float]
     seconds: float
+    leakages: list[float] = field(default_factory=list)  # of every true sample, see unsum.audit.leakage
+    class_names: list[str] = field(default_factory=list)  # where there is no truth to take them from
 
     @property
     def verdict(self) -> Verdict:
-        return judge(self.leak, self.samples)
+        if self.truth is None:
+            return judge_captured(self.leak)
+        return judge(self.leak, self.samples, self.leakages)
 
     @property
     def granted(self) -> list[str]:
         return self.leak.knowledge.granted()
 
+    @property
+    def rows(self) -> list[Row]:
+        return rows(self)
+
+    def gate(self, level: float = DEFAULT_LEVEL) -> Gate:
+        """Whether any sample leaks more than `level`, from 0 to below 1: `.result`, `.exit_code` and `.reason` say."""
+        from unsum.audit.gate import Gate, check_level
+
+        check_level(level)
+        return Gate(level, self.rows)
+
     def to_dict(self) -> dict[str, Any]:
         """Everything but the pictures, in plain types; what could not be measured is null."""
         leak = self.leak
         content = {
+            "schema": SCHEMA_VERSION,
+            "kind": "audit",
             "verdict": asdict(self.verdict),
             "granted": self.granted,
             "setting": asdict(self.setting),
@@ -68,35 +97,35 @@ class Audit:
                 "seconds": leak.seconds,
                 "notes": leak.notes,
             },
+            "truth_known": self.truth is not None,
             "scores": self.scores,
-            "samples": [self._sample(i) for i in range(len(self.samples))],
+            "samples": [_sample(row) for row in self.rows],
             "seconds": self.seconds,
         }
-        plain: dict[str, Any] = finite(content)
-        return plain
-
-    def _sample(self, i: int) -> dict[str, Any]:
-        row = self.samples[i]
-        return {
-            "title": self.truth.titles[i],
-            "label": self.true_label(i),
-            "found_label": self.found_label(i),
-            **asdict(row),
-        }
+        fit: dict[str, Any] = finite(content)
+        return fit
 
     def true_label(self, i: int) -> str:
+        if self.truth is None:
+            raise UnsumError("This update came without the truth, so no true label is known.")
         target = self.truth.targets[i]
-        return self.truth.class_names[int(target if target.ndim == 0 else target.argmax())]
+        return self.class_name(int(target if target.ndim == 0 else target.argmax()))
 
     def found_label(self, i: int) -> str | None:
-        found = self.samples[i].found
-        return None if found is None else self.truth.class_names[int(self.leak.labels[found])]
+        """What the attack takes true sample `i` for; without the truth, its own sample `i`."""
+        found = i if self.truth is None else self.samples[i].found
+        return None if found is None else self.class_name(int(self.leak.labels[found]))
+
+    def class_name(self, number: int) -> str:
+        names = self.class_names if self.truth is None else self.truth.class_names
+        return names[number] if number < len(names) else f"class {number}"
 
     def write(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Write `report.html`, `result.json` and, where there are pictures, `pictures.png`.
+        """Write `report.html`, `report.md`, `result.json` and, where there are pictures, `pictures.png`.
 
         An existing folder is written to only with `force`.
         """
+        from unsum.audit.markdown import render_markdown
         from unsum.audit.report import render  # here, so that importing unsum does not import jinja2
 
         folder = Path(folder)
@@ -104,10 +133,24 @@ class Audit:
         page = render(self)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "report.html").write_text(page, encoding="utf-8")
+        (folder / "report.md").write_text(render_markdown(self), encoding="utf-8")
         if self.leak.images is not None:
             picture_grid(self).save(folder / "pictures.png")
+        else:
+            (folder / "pictures.png").unlink(missing_ok=True)  # those of an earlier audit would pass for this one's
         (folder / "result.json").write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
         return folder / "report.html"
+
+
+def _sample(row: Row) -> dict[str, Any]:
+    figures = {} if row.score is None else asdict(row.score)
+    return {
+        "title": row.title,
+        "label": row.label,
+        "found_label": row.found_label,
+        "leakage": row.leakage,
+        **figures,
+    }
 
 
 def check_folder(folder: Path, *, force: bool) -> None:
@@ -121,11 +164,13 @@ def check_folder(folder: Path, *, force: bool) -> None:
 
 
 def finite(value: Any) -> Any:
-    """JSON knows neither NaN nor infinity."""
+    """The same as JSON can hold it: without NaN, infinity and the characters that are not text."""
+    if isinstance(value, str):
+        return plain(value)
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
+        return {finite(key): finite(item) for key, item in value.items()}
     if isinstance(value, list):
         return [finite(item) for item in value]
     return value

@@ -11,6 +11,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from unsum.audit.leakage import leakages
 from unsum.audit.result import Audit, Setting
 from unsum.client import capture
 from unsum.client.capture import in_mode
@@ -104,6 +105,7 @@ def audit(
     with in_mode(network, train):
         features = collect_features(network, images)
     compared = (images, truth.targets, features)
+    samples = score_samples(leak, *compared)
     return Audit(
         Setting(
             model=name,
@@ -124,9 +126,10 @@ def audit(
         ),
         truth,
         leak,
-        score_samples(leak, *compared),
+        samples,
         score(leak, *compared),
         time.perf_counter() - start,
+        leakages(samples, images, features),
     )
 
 
