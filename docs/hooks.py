@@ -1,0 +1,88 @@
+"""What the site takes from the code itself, when it is built: tables of methods, the command line, and pages that the nav does not name.
+
+A page asks for a table with a comment on a line of its own, `<!-- table: defences -->`, and for the commands with `<!-- commands -->`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+
+_FAMILIES = ("attacks", "label rules", "peelers", "inverters", "defences")
+_MARK = re.compile(r"^<!-- (?:(commands)|table: ([\w ]+)) -->$", re.MULTILINE)
+
+
+def on_page_markdown(markdown: str, page: Any, **_others: Any) -> str:
+    """Put what a page asks for in the place of its comments."""
+    try:
+        return _MARK.sub(lambda found: commands() if found[1] else table(found[2]), markdown)
+    except KeyError as error:
+        raise PluginError(f"{page.file.src_uri} asks for a table of {error}; there are {', '.join(_FAMILIES)}.") from None
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Pages that the nav does not name join it: results in theirs, all others under Guides."""
+    named = set(_paths(config.nav))
+    for file in files.documentation_pages():
+        if file.src_uri not in named:
+            title = "Results" if file.src_uri.startswith("results/") else "Guides"
+            _section(config.nav, title).append(file.src_uri)
+    return files
+
+
+def table(family: str) -> str:
+    """Every method of one family with what it does and needs, as `unsum list` shows it."""
+    from unsum.defend import DEFENSES
+    from unsum.invert import INVERTERS
+    from unsum.labels import LABEL_RULES
+    from unsum.peel import PEELERS
+    from unsum.separate import SEPARATORS
+
+    registries: tuple[Any, ...] = (SEPARATORS, LABEL_RULES, PEELERS, INVERTERS, DEFENSES)
+    entries = list(dict(zip(_FAMILIES, registries, strict=True))[family])
+    with_needs = any(entry.needs for entry in entries)
+    lines = ["| name | what it does | what it needs |", "|---|---|---|"]
+    for entry in entries:
+        lines.append(f"| `{entry.name}` | {_cell(entry.summary)} | {_cell(entry.needs) or '–'} |")
+    return "\n".join(lines if with_needs else [line.rpartition(" | ")[0] + " |" for line in lines])
+
+
+def commands() -> str:
+    """The command line, from the Typer app: a heading for each command, its arguments and options below."""
+    import typer
+    from typer.cli import get_docs_for_click
+
+    from unsum.cli import app
+
+    command = typer.main.get_command(app)
+    text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="unsum", title="unsum")
+    return text.split("\n", 1)[1]  # the page has a title of its own
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _paths(nav: Any) -> Iterator[str]:
+    if isinstance(nav, str):
+        yield nav
+    elif isinstance(nav, dict):
+        for value in nav.values():
+            yield from _paths(value)
+    else:
+        for item in nav or []:
+            yield from _paths(item)
+
+
+def _section(nav: list[Any], title: str) -> list[Any]:
+    """The pages of a section; a new one stands before the reference."""
+    for item in nav:
+        if isinstance(item, dict) and title in item:
+            pages: list[Any] = item[title]
+            return pages
+    place = next((i for i, item in enumerate(nav) if isinstance(item, dict) and "Reference" in item), len(nav))
+    nav.insert(place, {title: []})
+    return _section(nav, title)
