@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from mkdocs.exceptions import PluginError
-
 _FAMILIES = ("attacks", "label rules", "peelers", "inverters", "defences")
+_ELSEWHERE = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
 _MARK = re.compile(r"^<!-- (?:(commands)|table: ([\w ]+)) -->$", re.MULTILINE)
 
 
@@ -20,7 +20,7 @@ def on_page_markdown(markdown: str, page: Any, **_others: Any) -> str:
     try:
         return _MARK.sub(lambda found: commands() if found[1] else table(found[2]), markdown)
     except KeyError as error:
-        raise PluginError(f"{page.file.src_uri} asks for a table of {error}; there are {', '.join(_FAMILIES)}.") from None
+        raise _refused(f"{page.file.src_uri} asks for a table of {error}; there are {', '.join(_FAMILIES)}.") from None
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -31,6 +31,13 @@ def on_files(files: Any, config: Any) -> Any:
             title = "Results" if file.src_uri.startswith("results/") else "Guides"
             _section(config.nav, title).append(file.src_uri)
     return files
+
+
+def on_post_build(config: Any) -> None:
+    """Refuse a site that would ask anybody else for anything: its readers are nobody's business."""
+    for path in Path(config.site_dir).rglob("*.html"):
+        for asked in _ELSEWHERE.findall(path.read_text("utf-8")):
+            raise _refused(f"{path.name} loads something from elsewhere: {asked}")
 
 
 def table(family: str) -> str:
@@ -59,7 +66,16 @@ def commands() -> str:
 
     command = typer.main.get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="unsum", title="unsum")
-    return text.split("\n", 1)[1]  # the page has a title of its own
+    text = text.split("\n", 1)[1]  # the page has a title of its own
+    return re.sub(
+        r"\*\*Commands\*\*:.*?(?=^## )", "", text, count=1, flags=re.DOTALL | re.MULTILINE
+    )  # cut short by Click
+
+
+def _refused(sentence: str) -> Exception:
+    from mkdocs.exceptions import PluginError  # here, so that tests of this file need no MkDocs
+
+    return PluginError(sentence)
 
 
 def _cell(text: str) -> str:

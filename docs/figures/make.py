@@ -86,7 +86,9 @@ def _square(x: float, y: float, side: float) -> MplPath:
     return MplPath([(x - h, y - h), (x + h, y - h), (x + h, y + h), (x - h, y + h), (x - h, y - h)], closed=True)
 
 
-def toy(labels: list[int], *, classes: int = 6, width: int = 10, spread: float = 1.0, seed: int = 3) -> dict[str, Tensor]:
+def toy(
+    labels: list[int], *, classes: int = 6, width: int = 10, spread: float = 1.0, seed: int = 3
+) -> dict[str, Tensor]:
     """A head's gradient by its formula, with everything that goes into it."""
     generator = torch.Generator().manual_seed(seed)
     F = torch.randn(len(labels), width, generator=generator).relu()
@@ -137,15 +139,23 @@ def the_ratio() -> Figure:
 def the_simplex() -> Figure:
     """Rows of unlabelled classes are convex combinations of the batch's features."""
     figure, panels = plt.subplots(1, 2, figsize=(8.6, 3.7), sharex=True, sharey=True)
-    F = torch.tensor([[0.9, 3.9], [4.0, 0.9], [3.4, 3.9]])
-    for axes, spread, title in ((panels[0], 0.15, "fresh model"), (panels[1], 1.5, "trained model")):
+    F = torch.tensor([[0.6, 0.8], [4.2, 1.2], [2.0, 3.8]])
+    for axes, spread, title in ((panels[0], 0.15, "fresh model"), (panels[1], 1.8, "trained model")):
         classes = 60
         W = spread * torch.randn(classes, 2, generator=torch.Generator().manual_seed(4))
-        P = (F @ W.T).softmax(1)
+        P = ((F - F.mean(0)) @ W.T).softmax(1)  # a bias that centres the logits
         rows = (P.T @ F) / P.sum(0)[:, None]
         axes.plot(*torch.cat([F, F[:1]]).T, "-", color=FAINT, linewidth=1)
         axes.plot(*rows.T, ".", color=INK, markersize=5, label="rows ∇W_c/∇b_c, classes nobody has")
-        axes.plot(*F.T, "o", color=ACCENT, markersize=11, markerfacecolor="none", markeredgewidth=2, label="features of the three samples")
+        axes.plot(
+            *F.T,
+            "o",
+            color=ACCENT,
+            markersize=11,
+            markerfacecolor="none",
+            markeredgewidth=2,
+            label="features of the three samples",
+        )
         axes.set(title=title, xlabel="first feature", xlim=(0, 5), ylim=(0, 6.2))
     panels[0].set_ylabel("second feature")
     panels[0].legend(loc="upper left", fontsize=9.5)
@@ -191,7 +201,9 @@ def batch_norm() -> Figure:
     normal = [(batch - batch.mean()) / batch.std() for batch in (shape, dark)]
     assert torch.allclose(*normal, atol=1e-4)
     drawn = ((shape, "a batch of three signals", (0, 1)), (dark, "the same, darker and flatter", (0, 1)))
-    for axes, (batch, title, limits) in zip(panels, (*drawn, (normal[1], "both, after BatchNorm", (-2.6, 2.6))), strict=True):
+    for axes, (batch, title, limits) in zip(
+        panels, (*drawn, (normal[1], "both, after BatchNorm", (-2.6, 2.6))), strict=True
+    ):
         for signal, dash in zip(batch, ("-", "--", ":"), strict=True):
             axes.plot(x, signal, dash, color=INK, linewidth=1.6)
         axes.axhline(float(batch.mean()), color=ACCENT, linewidth=0.9)
@@ -242,7 +254,11 @@ def the_round() -> Figure:
     width, height = 17, 9
     for x, y, text, colour in boxes.values():
         w = 13 if text in ("Update", "model,\nas sent") else width
-        axes.add_patch(FancyBboxPatch((x, y), w, height, boxstyle="round,pad=0.3", facecolor="none", edgecolor=colour, linewidth=1.3))
+        axes.add_patch(
+            FancyBboxPatch(
+                (x, y), w, height, boxstyle="round,pad=0.3", facecolor="none", edgecolor=colour, linewidth=1.3
+            )
+        )
         axes.text(x + w / 2, y + height / 2, text, ha="center", va="center", fontsize=9)
     arrows = [
         ((18.6, 28.5), (21.4, 28.5)), ((39.6, 28.5), (42.4, 28.5)), ((56.6, 28.5), (59.4, 28.5)), ((77.6, 28.5), (80.4, 28.5)),
