@@ -1,6 +1,7 @@
-"""What the site takes from the code itself, when it is built: tables of methods, the command line, and pages that the nav does not name.
+"""What the site takes from the code itself when it is built: tables of methods and the command line.
 
-A page asks for a table with a comment on a line of its own, `<!-- table: defences -->`, and for the commands with `<!-- commands -->`.
+A page asks for a table with a comment on a line of its own, `<!-- table: defences -->`, and for the commands with
+`<!-- commands -->`. Pages that the nav does not name join it by themselves.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import torch
@@ -140,6 +141,7 @@ def the_simplex() -> Figure:
     """Rows of unlabelled classes are convex combinations of the batch's features."""
     figure, panels = plt.subplots(1, 2, figsize=(8.6, 3.7), sharex=True, sharey=True)
     F = torch.tensor([[0.6, 0.8], [4.2, 1.2], [2.0, 3.8]])
+    ring: dict[str, Any] = {"color": ACCENT, "markersize": 11, "markerfacecolor": "none", "markeredgewidth": 2}
     for axes, spread, title in ((panels[0], 0.15, "fresh model"), (panels[1], 1.8, "trained model")):
         classes = 60
         W = spread * torch.randn(classes, 2, generator=torch.Generator().manual_seed(4))
@@ -147,15 +149,7 @@ def the_simplex() -> Figure:
         rows = (P.T @ F) / P.sum(0)[:, None]
         axes.plot(*torch.cat([F, F[:1]]).T, "-", color=FAINT, linewidth=1)
         axes.plot(*rows.T, ".", color=INK, markersize=5, label="rows ∇W_c/∇b_c, classes nobody has")
-        axes.plot(
-            *F.T,
-            "o",
-            color=ACCENT,
-            markersize=11,
-            markerfacecolor="none",
-            markeredgewidth=2,
-            label="features of the three samples",
-        )
+        axes.plot(*F.T, "o", **ring, label="features of the three samples")
         axes.set(title=title, xlabel="first feature", xlim=(0, 5), ylim=(0, 6.2))
     panels[0].set_ylabel("second feature")
     panels[0].legend(loc="upper left", fontsize=9.5)

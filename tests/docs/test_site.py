@@ -7,7 +7,7 @@ import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import typer
@@ -74,7 +74,7 @@ def test_pages_that_the_nav_does_not_name_join_it(hooks: ModuleType) -> None:
             return [Page("index.md"), Page("results/new.md"), Page("ci.md")]
 
     class Config:
-        nav: list[Any] = [{"Home": "index.md"}, {"Results": ["results/index.md"]}, {"Reference": []}]
+        nav: ClassVar[list[Any]] = [{"Home": "index.md"}, {"Results": ["results/index.md"]}, {"Reference": []}]
 
     hooks.on_files(Files(), Config)
     assert Config.nav == [
