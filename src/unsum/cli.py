@@ -19,6 +19,7 @@ from unsum.audit import sweep as run_sweep
 from unsum.audit.result import check_folder
 from unsum.audit.sweep.leakage import DEFAULT_LEVEL
 from unsum.audit.sweep.table import show as show_sweep
+from unsum.cli_app import command as live_page
 from unsum.cli_train import command as train_inverse
 from unsum.defend import DEFENSES, parse_defense
 from unsum.errors import UnsumError, unknown_name
@@ -138,6 +139,7 @@ def audit(
 
 
 app.command("train-inverse")(train_inverse)
+app.command("app")(live_page)
 
 
 def _sweep(model: str, over: list[str], settings: dict[str, Any], out: Path, force: bool) -> tuple[Sweep, Path]:
