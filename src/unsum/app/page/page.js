@@ -1,7 +1,7 @@
 // The page's one loop: whatever is changed asks for a new round, and the newest answer is shown.
 import { History } from "/history.js";
 import { Photos, create } from "/photos.js";
-import { showResult } from "/result.js";
+import { BADGES, showResult } from "/result.js";
 
 const element = (id) => document.getElementById(id);
 const PAUSE = 120; // ms without a further change before a round is asked for
@@ -94,7 +94,7 @@ async function play() {
       element("problem").hidden = true;
       showResult(answer, (id) => photos.picture(id));
       if (!answer.final) continue;
-      idle(`Done in ${answer.seconds.toFixed(1)} s.`);
+      idle(`${BADGES[answer.verdict.level]}, found in ${answer.seconds.toFixed(1)} s.`);
       if (name) {
         history.add(key, stop, answer.worst_leakage, answer.mean_leakage);
         history.show(key, stop, defences.get(name).strengths);

@@ -2,7 +2,7 @@
 import { create } from "/photos.js";
 
 const element = (id) => document.getElementById(id);
-const BADGES = { severe: "Severe leakage", partial: "Partial leakage", labels: "Label leakage", low: "Low leakage" };
+export const BADGES = { severe: "Severe leakage", partial: "Partial leakage", labels: "Label leakage", low: "Low leakage" };
 
 export function showResult(result, picture) {
   showVerdict(result);
@@ -23,10 +23,10 @@ function showVerdict({ verdict, samples, final }) {
   element("share-text").textContent = `of the ${count(samples.length, "private photo")} ${samples.length === 1 ? "was" : "were"} given away.`;
 }
 
-function sentence({ final, certificate, method, batch_size_found: found, seconds }) {
+function sentence({ final, certificate, method, granted, batch_size_found: found, seconds }) {
   const certain = certificate ? "it certifies its answer as exact" : "it does not vouch for its answer";
   const how = final ? `Attack: ${method}; ${certain}` : "Found by the ratio method; the whole attack is still running";
-  return `${how}. It was given the model and the update, nothing else, and found ${count(found, "sample")} (${number(seconds, 1)} s).`;
+  return `${how}. It found ${count(found, "sample")} after ${number(seconds, 1)} s. ${granted.length ? "Granted to the attacker:" : ""} ${granted.join(" ")}`;
 }
 
 function figure(sample, original) {
