@@ -19,7 +19,10 @@ def command(
     ),
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port.")] = 8765,
     allow_remote: Annotated[
-        bool, typer.Option("--allow-remote", help="Let --host be an address that other machines reach; there is no password.")
+        bool,
+        typer.Option(
+            "--allow-remote", help="Let --host be an address that other machines reach; there is no password."
+        ),
     ] = False,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address and open nothing.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps …")] = "cpu",

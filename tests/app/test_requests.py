@@ -33,8 +33,6 @@ class TestPhotos:
         page = f"page-for-one-{kind.lower()}-photo"
         added = upload(client, encoded(kind), page=page)
         assert added.status_code == 201
-        site = client.app.routes  # type: ignore[attr-defined]
-        assert site
         order = {"photos": [{"id": added.json()["id"], "label": "dog"}, {"id": "embedded-0"}]}
         answer = client.post("/api/round", json=order, headers={"X-Unsum-Page": page})
         assert '"label": "dog", "found_label": "dog"' in answer.text
@@ -141,7 +139,9 @@ class TestOrders:
 
 
 class TestGuard:
-    @pytest.mark.parametrize("host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "", "[::1", "10.0.0.1"])
+    @pytest.mark.parametrize(
+        "host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "", "[::1", "10.0.0.1"]
+    )
     def test_a_foreign_host_is_refused(self, client: TestClient, host: str) -> None:
         refused = client.get("/api/setting", headers={"Host": host})
         assert refused.status_code == 403
@@ -172,7 +172,9 @@ class TestGuard:
         assert headers["x-frame-options"] == "DENY"
         assert headers["cache-control"] == "no-store"
 
-    @pytest.mark.parametrize("path", ["/../pyproject.toml", "/%2e%2e/server.py", "/page.js/../server.py", "/..%2fserver.py"])
+    @pytest.mark.parametrize(
+        "path", ["/../pyproject.toml", "/%2e%2e/server.py", "/page.js/../server.py", "/..%2fserver.py"]
+    )
     def test_no_path_leads_to_a_file(self, client: TestClient, path: str) -> None:
         assert "import" not in client.get(path).text.split("\n")[0]
         assert client.get(path).status_code == 404
@@ -184,4 +186,6 @@ class TestGuard:
         assert " style=" not in html
         assert not any(f" on{event}=" in html for event in ("click", "load", "change", "input", "error"))
         scripts = [client.get(f"/{name}.js").text for name in ("page", "photos", "result", "history")]
-        assert not any("innerHTML" in script or "insertAdjacent" in script or "http://127" in script for script in scripts)
+        assert not any(
+            "innerHTML" in script or "insertAdjacent" in script or "http://127" in script for script in scripts
+        )

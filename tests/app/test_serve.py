@@ -31,7 +31,14 @@ def test_every_address_when_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("host", "loopback"),
-    [("127.0.0.1", True), ("127.8.9.1", True), ("::1", True), ("localhost", True), ("127.0.0.1.nip.example", False), ("", False)],
+    [
+        ("127.0.0.1", True),
+        ("127.8.9.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("127.0.0.1.nip.example", False),
+        ("", False),
+    ],
 )
 def test_what_counts_as_this_machine(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback

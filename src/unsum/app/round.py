@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -52,10 +53,8 @@ def play(loaded: LoadedModel, order: Order, device: torch.device) -> Generator[A
     with in_mode(model, True):  # how clients train is the server's own protocol
         if defenses:
             yield _stage("The server takes a first look")
-            try:
+            with suppress(UnsumError):  # no bias gradient, or none of the head: the whole attack says what that means
                 yield scored(attack(model, update, FIRST_LOOK, device=device, seed=_SEED), final=False)
-            except UnsumError:
-                pass  # no bias gradient, or none of the head: the whole attack says what that means
         yield _stage("The server runs the whole attack")
         try:
             leak = attack(model, update, AUTO, device=device, seed=_SEED)
@@ -113,8 +112,7 @@ def _refused(order: Order, reason: str) -> Answer:
     truth = order.truth
     nothing = {"found_label": None, "label_correct": False, "feature_error": None, "psnr": None, "ssim": None}
     samples = [
-        nothing
-        | {"id": key, "title": title, "label": truth.class_names[int(target)], "leakage": 0.0, "picture": None}
+        nothing | {"id": key, "title": title, "label": truth.class_names[int(target)], "leakage": 0.0, "picture": None}
         for key, title, target in zip(order.keys, truth.titles, truth.targets, strict=True)
     ]
     return {

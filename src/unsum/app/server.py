@@ -39,7 +39,7 @@ _PARTS = {
 }
 
 
-class _TooLarge(UnsumError):
+class _TooLargeError(UnsumError):
     """More bytes than are taken."""
 
 
@@ -59,7 +59,9 @@ class _Site:
         return JSONResponse(self._setting)
 
     async def add_photo(self, request: Request) -> Response:
-        content = await _body(request, MOST_BYTES, f"A photo may have at most {MOST_BYTES >> 20} MB; choose a smaller one.")
+        content = await _body(
+            request, MOST_BYTES, f"A photo may have at most {MOST_BYTES >> 20} MB; choose a smaller one."
+        )
         name, page = request.query_params.get("name", ""), request.headers[PAGE_HEADER]
         async with self._decoding:
             key, photo = await run_in_threadpool(self._shelf.add, content, name, page)
@@ -131,7 +133,7 @@ def _part(file: Any, media_type: str) -> Any:
 
 
 async def _sentence(_request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, status_code=413 if isinstance(error, _TooLarge) else 422)
+    return JSONResponse({"error": str(error)}, status_code=413 if isinstance(error, _TooLargeError) else 422)
 
 
 async def _body(request: Request, most: int, sentence: str) -> bytes:
@@ -140,7 +142,7 @@ async def _body(request: Request, most: int, sentence: str) -> bytes:
     async for chunk in request.stream():
         content += chunk
         if len(content) > most:
-            raise _TooLarge(sentence)
+            raise _TooLargeError(sentence)
     return bytes(content)
 
 

@@ -30,7 +30,7 @@ class _Interruptible(TorchFunctionMode):
         super().__init__()
         self._bell = bell
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._bell.is_set():
             raise Superseded
         return func(*args, **(kwargs or {}))
