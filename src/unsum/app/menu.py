@@ -13,7 +13,7 @@ from unsum.errors import UnsumError, unknown_name
 
 STOPS = 25
 # Weakest and strongest, wide enough to see the leak come and go on the embedded model. Not here: `dp`, which refuses its
-# BatchNorm; `secagg`, which needs other clients' updates; `soteria`, whose backward passes take a minute.
+# BatchNorm; `secagg`, which needs other clients' updates; `soteria`, whose many backward passes are too slow to watch.
 _ENDS = {
     "noise": (1e-6, 1.0),
     "laplace": (1e-6, 1.0),
