@@ -24,6 +24,7 @@ from unsum.audit.plain import plain
 from unsum.audit.result import check_folder
 from unsum.audit.rows import Row
 from unsum.audit.sweep.table import show as show_sweep
+from unsum.cli_app import command as live_page
 from unsum.cli_train import command as train_inverse
 from unsum.defend import DEFENSES, parse_defense
 from unsum.errors import UnsumError, unknown_name
@@ -181,6 +182,7 @@ def audit(
 
 
 app.command("train-inverse")(train_inverse)
+app.command("app")(live_page)
 
 
 def _sweep(model: str, over: list[str], settings: dict[str, Any], out: Path, force: bool) -> tuple[Sweep, Path]:

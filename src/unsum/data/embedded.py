@@ -43,16 +43,23 @@ def embedded_batch(size: int = 8, *, image_size: int, same_label: int = 0) -> Ba
     rows = _manifest()
     if not 1 <= size <= len(rows):
         raise UnsumError(f"There are {len(rows)} embedded photos; choose a batch of 1 to {len(rows)}, not {size}.")
-    if not 0 <= same_label <= size:
-        raise UnsumError(f"At most {size} photos of a batch of {size} can share a label, not {same_label}.")
     names = tags()
     chosen = rows[:size]
-    labels = [names.index(row["label"]) for row in chosen]
-    # The others must not happen to carry the shared tag too, or more photos would share it than were asked for.
-    shared = next(i for i, _ in enumerate(names) if i not in labels[same_label:])
-    labels[:same_label] = [labels[0] if labels[0] not in labels[same_label:] else shared] * same_label
+    labels = share_label([names.index(row["label"]) for row in chosen], same_label, len(names))
     images = torch.stack([_photo(row["file"], image_size) for row in chosen])
     return Batch(images, torch.tensor(labels), [row["title"] for row in chosen], names)
+
+
+def share_label(labels: list[int], count: int, classes: int) -> list[int]:
+    """The labels of a batch, the first `count` of them changed to one that no other sample carries."""
+    if not 0 <= count <= len(labels):
+        raise UnsumError(f"At most {len(labels)} photos of a batch of {len(labels)} can share a label, not {count}.")
+    if count == 0:
+        return list(labels)
+    # The others must not happen to carry the shared tag too, or more photos would share it than were asked for.
+    others = labels[count:]
+    shared = labels[0] if labels[0] not in others else next(i for i in range(classes) if i not in others)
+    return [shared] * count + others
 
 
 def _manifest() -> list[dict[str, str]]:

@@ -131,18 +131,25 @@ def _decode_all(
 def _place(room: NDArray[np.uint8], name: str, picture: bytes | NDArray[np.uint8]) -> bytes:
     """Write one picture as (3, s, s) and return the digest of its name and content."""
     try:
-        square = _square(picture, room.shape[-1])
+        middle = square(picture, room.shape[-1])
     except Exception as error:  # a hostile file can make a decoder raise nearly anything
         raise UnsumError(f"The picture {name!r} cannot be read ({first_line(error)}); remove or repair it.") from error
-    room[:] = np.asarray(square).transpose(2, 0, 1)
+    room[:] = np.asarray(middle).transpose(2, 0, 1)
     content = picture if isinstance(picture, bytes) else np.ascontiguousarray(picture).tobytes()
     return hashlib.sha256(name.encode("utf-8", "surrogateescape") + b"\0" + content).digest()
 
 
-def _square(picture: bytes | NDArray[np.uint8], size: int) -> Image.Image:
+def square(
+    picture: bytes | NDArray[np.uint8],
+    size: int,
+    *,
+    formats: Sequence[str] = _FORMATS,
+    most_pixels: int = _MOST_PIXELS,
+) -> Image.Image:
+    """The middle of one picture as RGB of `size`²; raises whatever the decoder raises on a file that is none."""
     if isinstance(picture, bytes):
-        opened: Image.Image = Image.open(io.BytesIO(picture), formats=_FORMATS)
-        if opened.width * opened.height > _MOST_PIXELS:  # known from the header, before anything is unpacked
+        opened: Image.Image = Image.open(io.BytesIO(picture), formats=list(formats))
+        if opened.width * opened.height > most_pixels:  # known from the header, before anything is unpacked
             raise ValueError(f"{opened.width} × {opened.height} pixels are too many")
         ImageOps.exif_transpose(opened, in_place=True)
     else:

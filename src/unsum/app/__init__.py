@@ -1,0 +1,6 @@
+"""A live page on this machine: choose photos and a defence, and watch what one update gives away."""
+
+from unsum.app.serve import serve
+from unsum.app.server import create_app
+
+__all__ = ["create_app", "serve"]

@@ -1,0 +1,146 @@
+// The page's one loop: whatever is changed asks for a new round, and the newest answer is shown.
+import { History } from "/history.js";
+import { Photos, create } from "/photos.js";
+import { BADGES, showResult } from "/result.js";
+
+const element = (id) => document.getElementById(id);
+const PAUSE = 120; // ms without a further change before a round is asked for
+const PAGE = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+
+export function ask(address, options = {}) {
+  return fetch(address, { ...options, headers: { ...options.headers, "X-Unsum-Page": PAGE } });
+}
+
+let photos, history, defences, timer, asking, began;
+
+async function begin() {
+  const setting = await (await ask("/api/setting")).json();
+  defences = new Map(setting.defences.map((defence) => [defence.name, defence]));
+  element("model").textContent = setting.model;
+  element("most").textContent = setting.limits.photos;
+  element("credits").textContent = `Photos: ${setting.credits.map((row) => `${row.title}: ${row.author}, ${row.licence}`).join("; ")}.`;
+  for (const name of defences.keys()) element("defence").append(create("option", { value: name, textContent: name }));
+  history = new History(element("history"));
+  photos = new Photos(setting, change);
+  element("same").addEventListener("input", change);
+  element("strength").addEventListener("input", change);
+  element("defence").addEventListener("change", chooseDefence);
+  element("controls").addEventListener("submit", (event) => event.preventDefault());
+  setInterval(showTime, 100);
+  change();
+}
+
+function chooseDefence() {
+  const defence = defences.get(element("defence").value);
+  const strengths = defence?.strengths ?? [];
+  element("defence-summary").textContent = defence ? `${defence.name}: ${defence.summary}.` : "The plain gradient of one step.";
+  element("strength-box").hidden = strengths.length === 0;
+  element("strength").max = Math.max(0, strengths.length - 1);
+  element("strength").value = Math.floor(strengths.length / 2);
+  element("strength-meaning").textContent = defence?.meaning ?? "";
+  change();
+}
+
+// What the controls say now, as the server wants to hear it; `key` is everything but the strength.
+function order() {
+  const chosen = photos.chosen();
+  const same = Number(element("same").value);
+  const name = element("defence").value;
+  const stop = Number(element("strength").value);
+  const wanted = { photos: chosen, same_label: same > 1 ? same : 0, defence: name ? { name, stop } : null };
+  return { wanted, name, stop, key: JSON.stringify([chosen, wanted.same_label, name]) };
+}
+
+function change() {
+  const count = photos.chosen().length;
+  element("same").max = Math.max(1, count);
+  element("same").disabled = count < 2;
+  const same = Number(element("same").value);
+  element("same-text").textContent = same > 1 ? `${same} of ${count}` : "none";
+  element("same").setAttribute("aria-valuetext", element("same-text").textContent);
+  const { name, stop, key } = order();
+  const strengths = defences.get(name)?.strengths ?? [];
+  if (strengths.length > 0) {
+    element("strength-text").textContent = strengths[stop];
+    element("strength").setAttribute("aria-valuetext", String(strengths[stop]));
+    history.show(key, stop, strengths);
+  }
+  asking?.abort();
+  clearTimeout(timer);
+  if (count === 0) {
+    idle("Choose at least one photo.");
+    return;
+  }
+  busy("Computing");
+  timer = setTimeout(play, PAUSE);
+}
+
+async function play() {
+  const mine = (asking = new AbortController());
+  const { wanted, name, stop, key } = order();
+  began = performance.now();
+  try {
+    const headers = { "Content-Type": "application/json" };
+    const response = await ask("/api/round", { method: "POST", headers, body: JSON.stringify(wanted), signal: mine.signal });
+    if (!response.ok) {
+      problem((await response.json()).error);
+      return;
+    }
+    for await (const answer of lines(response)) {
+      if (mine.signal.aborted) return;
+      if (answer.kind === "stage") busy(answer.sentence);
+      if (answer.kind === "error") problem(answer.sentence);
+      if (answer.kind !== "result") continue;
+      element("problem").hidden = true;
+      showResult(answer, (id) => photos.picture(id));
+      if (!answer.final) continue;
+      idle(`${BADGES[answer.verdict.level]}, found in ${answer.seconds.toFixed(1)} s.`);
+      if (name) {
+        history.add(key, stop, answer.worst_leakage, answer.mean_leakage);
+        history.show(key, stop, defences.get(name).strengths);
+      }
+    }
+  } catch (error) {
+    if (!mine.signal.aborted) problem("The server does not answer; is unsum still running?");
+  }
+}
+
+async function* lines(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n");
+    rest = parts.pop();
+    for (const part of parts) yield JSON.parse(part);
+  }
+}
+
+let stage = "";
+
+function busy(sentence) {
+  stage = sentence;
+  began ??= performance.now();
+  document.querySelector("main").setAttribute("aria-busy", "true");
+  showTime();
+}
+
+function showTime() {
+  if (stage) element("progress-text").textContent = `${stage} … ${((performance.now() - began) / 1000).toFixed(1)} s`;
+}
+
+function idle(sentence) {
+  stage = "";
+  began = null;
+  document.querySelector("main").setAttribute("aria-busy", "false");
+  element("progress-text").textContent = sentence;
+}
+
+function problem(sentence) {
+  idle("Stopped.");
+  element("problem").textContent = sentence;
+  element("problem").hidden = false;
+}
+
+begin().catch(() => problem("The page could not be loaded; is unsum still running?"));

@@ -1,0 +1,131 @@
+"""One round, played and scored: what a page is told, answer by answer."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Generator
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unsum.app.order import Order
+from unsum.app.shelf import data_url
+from unsum.audit.result import finite
+from unsum.audit.sweep.leakage import Yardstick, leakage, yardstick
+from unsum.audit.verdict import Verdict, judge
+from unsum.client import capture
+from unsum.client.capture import in_mode
+from unsum.errors import UnsumError
+from unsum.head import collect_features
+from unsum.leak import Leak
+from unsum.models.load import LoadedModel
+from unsum.recipe import AUTO, attack
+from unsum.score import SampleScore, score_samples
+
+Answer = dict[str, Any]
+FIRST_LOOK = "fgla"  # one division instead of a search: half a second where noise keeps the whole attack busy for many
+_SEED = 0  # the same draw of noise for every stop of a slider, so that a change of the picture is a change of strength
+
+
+def play(loaded: LoadedModel, order: Order, device: torch.device) -> Generator[Answer, None, None]:
+    """Client, attack and score. Under a defence, a first look comes before the answer of the whole attack."""
+    start = time.perf_counter()
+    # Its own copy: a round that is interrupted may leave BatchNorm's statistics as they were halfway.
+    model, truth = copy.deepcopy(loaded.model), order.truth
+    images, targets = truth.images.to(device), truth.targets.to(device)
+    yield _stage("The client computes its update")
+    torch.manual_seed(_SEED)
+    defenses = [] if order.defense is None else [order.defense]
+    update = capture(model, images, targets, train=True, defenses=defenses)
+    with in_mode(model, True):
+        features = collect_features(model, images)
+    against = yardstick(images, features)
+
+    def scored(leak: Leak, final: bool) -> Answer:
+        rows = score_samples(leak, images, targets, features)
+        content = _result(order, leak, rows, against)
+        return content | {"final": final, "seconds": time.perf_counter() - start}
+
+    with in_mode(model, True):  # how clients train is the server's own protocol
+        if defenses:
+            yield _stage("The server takes a first look")
+            with suppress(UnsumError):  # no bias gradient, or none of the head: the whole attack says what that means
+                yield scored(attack(model, update, FIRST_LOOK, device=device, seed=_SEED), final=False)
+        yield _stage("The server runs the whole attack")
+        try:
+            leak = attack(model, update, AUTO, device=device, seed=_SEED)
+        except UnsumError as reason:
+            yield _refused(order, str(reason)) | {"seconds": time.perf_counter() - start}
+            return
+    yield scored(leak, final=True)
+
+
+def _stage(sentence: str) -> Answer:
+    return {"kind": "stage", "sentence": sentence}
+
+
+def _result(order: Order, leak: Leak, rows: list[SampleScore], against: Yardstick) -> Answer:
+    leaked = [leakage(row, i, against) for i, row in enumerate(rows)]
+    samples = [_sample(order, leak, row, i, leaked[i]) for i, row in enumerate(rows)]
+    content: Answer = finite(
+        {
+            "kind": "result",
+            "verdict": asdict(judge(leak, rows)),
+            "certificate": leak.exact,
+            "predicted_error": leak.predicted_error,
+            "batch_size_found": leak.batch_size,
+            "method": leak.method,
+            "notes": leak.notes,
+            "granted": leak.knowledge.granted(),
+            "samples": samples,
+            "mean_leakage": sum(leaked) / len(leaked),
+            "worst_leakage": max(leaked),
+        }
+    )
+    return content
+
+
+def _sample(order: Order, leak: Leak, row: SampleScore, i: int, leaked: float) -> Answer:
+    truth = order.truth
+    recovered: Tensor | None = None if row.found is None or leak.images is None else leak.images[row.found]
+    return {
+        "id": order.keys[i],
+        "title": truth.titles[i],
+        "label": truth.class_names[int(truth.targets[i])],
+        "found_label": None if row.found is None else truth.class_names[int(leak.labels[row.found])],
+        "label_correct": row.label_correct == 1.0,
+        "feature_error": row.feature_error,
+        "psnr": row.psnr if recovered is not None else None,
+        "ssim": row.ssim if recovered is not None else None,
+        "leakage": leaked,
+        "picture": None if recovered is None else data_url(recovered),
+    }
+
+
+def _refused(order: Order, reason: str) -> Answer:
+    """The attack cannot even begin: an answer, too, and no error of the user's."""
+    verdict = Verdict("low", 0.0, "This attack recovered no sample from this update.", [reason])
+    truth = order.truth
+    nothing = {"found_label": None, "label_correct": False, "feature_error": None, "psnr": None, "ssim": None}
+    samples = [
+        nothing | {"id": key, "title": title, "label": truth.class_names[int(target)], "leakage": 0.0, "picture": None}
+        for key, title, target in zip(order.keys, truth.titles, truth.targets, strict=True)
+    ]
+    return {
+        "kind": "result",
+        "final": True,
+        "verdict": asdict(verdict),
+        "certificate": False,
+        "predicted_error": None,
+        "batch_size_found": 0,
+        "method": AUTO,
+        "notes": [],
+        "granted": [],
+        "samples": samples,
+        "mean_leakage": 0.0,
+        "worst_leakage": 0.0,
+    }

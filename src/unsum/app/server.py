@@ -1,0 +1,151 @@
+"""The routes: one page and its parts, the menu, photos in, rounds out. No path of a request reaches the file system."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from importlib.resources import files
+from typing import Any
+
+import torch
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from unsum.app.guard import PAGE_HEADER, Guard
+from unsum.app.menu import menu
+from unsum.app.order import MOST_PHOTOS, read_order
+from unsum.app.round import Answer, play
+from unsum.app.shelf import MOST_BYTES, MOST_OWN, Shelf, data_url
+from unsum.app.worker import Worker
+from unsum.audit.report import credits_of
+from unsum.data import tags
+from unsum.errors import UnsumError
+from unsum.models import DEFAULT_MODEL, load_model
+
+_MOST_ORDER_BYTES = 64 * 1024
+_PAGE, _LOOK = files("unsum.app") / "page", files("unsum.audit") / "templates"
+_PARTS = {
+    "/": (_PAGE / "page.html", "text/html"),
+    "/look.css": (_LOOK / "look.css", "text/css"),
+    "/page.css": (_PAGE / "page.css", "text/css"),
+    **{f"/{name}.js": (_PAGE / f"{name}.js", "text/javascript") for name in ("page", "photos", "result", "history")},
+}
+
+
+class _TooLargeError(UnsumError):
+    """More bytes than are taken."""
+
+
+class _Site:
+    """What every request shares: the model, the photos and the one computing thread."""
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+        self._loaded = load_model(DEFAULT_MODEL, classes=len(tags()))
+        self._loaded.model.to(self._device)
+        self._shelf = Shelf(self._loaded.image_size)
+        self.worker = Worker()
+        self._decoding = asyncio.Lock()  # one large picture in memory at a time
+        self._setting = self._describe()
+
+    async def setting(self, _request: Request) -> Response:
+        return JSONResponse(self._setting)
+
+    async def add_photo(self, request: Request) -> Response:
+        content = await _body(
+            request, MOST_BYTES, f"A photo may have at most {MOST_BYTES >> 20} MB; choose a smaller one."
+        )
+        name, page = request.query_params.get("name", ""), request.headers[PAGE_HEADER]
+        async with self._decoding:
+            key, photo = await run_in_threadpool(self._shelf.add, content, name, page)
+        return JSONResponse({"id": key, "title": photo.title, "picture": data_url(photo.pixels)}, status_code=201)
+
+    async def remove_photo(self, request: Request) -> Response:
+        self._shelf.remove(request.path_params["key"], request.headers[PAGE_HEADER])
+        return Response(status_code=204)
+
+    async def play(self, request: Request) -> Response:
+        content = await _body(request, _MOST_ORDER_BYTES, "The request is too long.")
+        try:
+            wanted = json.loads(content)
+        except (ValueError, RecursionError):
+            raise UnsumError("A round is asked for with a JSON object.") from None
+        page = request.headers[PAGE_HEADER]
+        order = read_order(wanted, self._shelf, page)
+        job = self.worker.start(page, lambda: play(self._loaded, order, self._device))
+        return StreamingResponse(_lines(job.answers()), media_type="application/x-ndjson")
+
+    def _describe(self) -> dict[str, Any]:
+        names = tags()
+        photos = [
+            {"id": key, "title": p.title, "label": names[p.label or 0], "picture": data_url(p.pixels)}
+            for key, p in self._shelf.embedded.items()
+        ]
+        return {
+            "model": self._loaded.name,
+            "size": self._loaded.image_size,
+            "labels": names,
+            "photos": photos,
+            "credits": credits_of([photo.title for photo in self._shelf.embedded.values()]),
+            "defences": [asdict(offer) for offer in menu().values()],
+            "limits": {"photos": MOST_PHOTOS, "own": MOST_OWN, "bytes": MOST_BYTES},
+        }
+
+
+def create_app(*, device: str = "cpu", remote: bool = False) -> Starlette:
+    """The application, with the embedded model loaded; `remote` lets other machines' addresses in the Host header pass."""
+    site = _Site(device)
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        yield
+        site.worker.close()
+
+    routes = [Route(path, _part(*part)) for path, part in _PARTS.items()]
+    routes += [
+        Route("/api/setting", site.setting),
+        Route("/api/photos", site.add_photo, methods=["POST"]),
+        Route("/api/photos/{key}", site.remove_photo, methods=["DELETE"]),
+        Route("/api/round", site.play, methods=["POST"]),
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, remote=remote)],
+        exception_handlers={UnsumError: _sentence},
+        lifespan=lifespan,
+    )
+
+
+def _part(file: Any, media_type: str) -> Any:
+    content = file.read_bytes()
+
+    async def part(_request: Request) -> Response:
+        return Response(content, media_type=media_type)
+
+    return part
+
+
+async def _sentence(_request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": str(error)}, status_code=413 if isinstance(error, _TooLargeError) else 422)
+
+
+async def _body(request: Request, most: int, sentence: str) -> bytes:
+    """The whole body, or a refusal as soon as it is too long; what its header promises is not believed."""
+    content = bytearray()
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > most:
+            raise _TooLargeError(sentence)
+    return bytes(content)
+
+
+async def _lines(answers: AsyncIterator[Answer]) -> AsyncIterator[str]:
+    async for answer in answers:
+        yield json.dumps(answer) + "\n"

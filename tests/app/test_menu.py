@@ -1,0 +1,35 @@
+"""The strengths on offer."""
+
+from __future__ import annotations
+
+import pytest
+
+from unsum.app.menu import menu, offer
+from unsum.defend import DEFENSES
+from unsum.errors import UnsumError
+
+
+@pytest.mark.parametrize("name", list(menu()))
+def test_every_stop_makes_a_defence_and_they_get_stronger(name: str) -> None:
+    line = menu()[name]
+    made = [line.at(stop) for stop in range(max(1, len(line.strengths)))]
+    assert all(type(defense) is DEFENSES[name] for defense in made)
+    strengths = [defense.strength for defense in made]
+    assert strengths == sorted(strengths, reverse=not DEFENSES[name].axis.rising)
+    assert len(set(strengths)) == len(strengths)
+
+
+def test_what_cannot_run_here_is_not_offered() -> None:
+    assert {"dp", "secagg", "soteria"}.isdisjoint(menu())
+    assert {"noise", "clip", "prune", "sign", "drop-head"} <= set(menu())
+
+
+@pytest.mark.parametrize("stop", [-1, 25, 10**9])
+def test_a_stop_beyond_the_slider_is_refused(stop: int) -> None:
+    with pytest.raises(UnsumError, match="one of 25 stops"):
+        offer("noise").at(stop)
+
+
+def test_unknown_names_are_answered_with_the_nearest() -> None:
+    with pytest.raises(UnsumError, match="did you mean 'noise'"):
+        offer("nosie")

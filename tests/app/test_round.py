@@ -1,0 +1,80 @@
+"""What a round answers: the figures of an audit, first looks, refusals of the attack."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import unsum
+from unsum.app.menu import menu
+
+Play = Callable[..., dict[str, Any]]
+
+
+def test_the_default_batch_comes_back_as_in_an_audit(play: Play, default_audit: unsum.Audit) -> None:
+    result = play()
+    assert [answer["kind"] for answer in result["answers"]] == ["stage", "stage", "result"]  # no first look: no defence
+    assert result["certificate"] is True
+    assert result["batch_size_found"] == 8
+    assert result["verdict"]["level"] == "severe"
+    assert result["worst_leakage"] > 0.999
+    assert [row["label_correct"] for row in result["samples"]] == [True] * 8
+    assert [row["title"] for row in result["samples"]] == default_audit.truth.titles
+    for row, expected in zip(result["samples"], default_audit.samples, strict=True):
+        assert row["feature_error"] < 1e-5
+        assert row["psnr"] == pytest.approx(expected.psnr, abs=0.01)
+
+
+def test_pictures_are_pngs_of_the_models_size(play: Play) -> None:
+    for row in play(2)["samples"]:
+        head, _, content = row["picture"].partition(",")
+        assert head == "data:image/png;base64"
+        assert Image.open(io.BytesIO(base64.b64decode(content))).size == (128, 128)
+
+
+def test_duplicates_share_a_label_and_are_told_apart(play: Play) -> None:
+    result = play(5, same_label=4)
+    labels = [row["label"] for row in result["samples"]]
+    assert len(set(labels[:4])) == 1
+    assert labels[4] not in labels[:4]
+    assert result["certificate"] is True
+    assert [row["found_label"] for row in result["samples"]] == labels
+
+
+def test_one_photo_is_a_batch(play: Play) -> None:
+    result = play(1)
+    assert result["batch_size_found"] == 1
+    assert result["verdict"]["headline"] == "This update gives its sample away."
+
+
+def test_strong_noise_gives_no_photo_away(play: Play) -> None:
+    strongest = len(menu()["noise"].strengths) - 1
+    result = play(2, defence={"name": "noise", "stop": strongest})
+    assert result["certificate"] is False
+    assert result["verdict"]["leakage"] == 0
+    assert result["mean_leakage"] < 0.1
+    looks = [answer for answer in result["answers"] if answer["kind"] == "result"]
+    assert (looks[0]["final"], looks[0]["method"]) == (False, "fgla")
+
+
+def test_weak_noise_gives_every_photo_away(play: Play) -> None:
+    result = play(3, defence={"name": "noise", "stop": 0})
+    assert result["verdict"]["level"] == "severe"
+    assert all(row["label_correct"] for row in result["samples"])
+
+
+def test_an_attack_that_cannot_begin_is_an_answer(play: Play) -> None:
+    result = play(2, defence={"name": "drop-head"})
+    assert result["verdict"]["level"] == "low"
+    assert "lacks 'head.weight'" in result["verdict"]["details"][0]
+    assert [row["picture"] for row in result["samples"]] == [None, None]
+
+
+def test_a_round_leaves_nothing_behind(play: Play) -> None:
+    first, _, again = play(2), play(2, defence={"name": "sign"}), play(2)
+    assert first["samples"] == again["samples"]

@@ -1,0 +1,146 @@
+"""The live page in a real browser, served on this machine's loopback as `unsum app` serves it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+import uvicorn
+from playwright.sync_api import Page, expect
+
+from browsing import HOSTILE, Heard
+from unsum import cli
+from unsum.app.serve import bind, url_of
+from unsum.app.server import create_app
+
+PATIENCE = 120_000  # ms; timings belong in benchmarks, a busy machine must not fail a test
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with bind("127.0.0.1", 0) as bound:
+        server = uvicorn.Server(uvicorn.Config(create_app(), log_level="warning", timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+        thread.start()
+        yield url_of(bound)
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def answered(page: Page) -> None:
+    expect(page.locator("main")).to_have_attribute("aria-busy", "false", timeout=PATIENCE)
+
+
+def test_a_visit(page: Page, heard: Heard, address: str) -> None:
+    page.goto(address)
+    answered(page)
+    expect(page.locator("h1")).to_have_text("This update gives away every sample of the batch.")
+    expect(page.locator("#badge")).to_have_text("Severe leakage")
+    assert page.locator("#pictures figure").count() == 8
+    assert page.get_by_text("✓ correct").count() == 8
+    images = page.evaluate("[...document.images].map(image => [image.complete, image.naturalWidth])")
+    assert images == [[True, 128]] * (16 + 2 * 8)
+    before = page.locator("img.recovered").first.get_attribute("src")
+
+    page.get_by_role("button", name="None").click()
+    expect(page.locator("#progress-text")).to_have_text("Choose at least one photo.")
+    for title in ("Chelsea the cat", "A dahlia"):
+        page.get_by_role("checkbox", name=title).press("Space")  # by keyboard
+    page.get_by_label("What the update goes through").select_option("noise")
+    page.locator("#strength").press("End")
+    expect(page.locator("#strength-text")).to_have_text("1")
+    answered(page)
+    expect(page.locator("h1")).not_to_contain_text("every sample")
+    assert page.locator("#pictures figure").count() == 2
+    assert page.locator("img.recovered").first.get_attribute("src") != before
+    assert "at 1 worst" in (page.locator("#history svg").get_attribute("aria-label") or "")
+
+    bad = {"name": HOSTILE[1], "mimeType": "image/jpeg", "buffer": b"no photo"}
+    good = {"name": "../me.jpg", "mimeType": "image/jpeg", "buffer": _photo()}
+    page.get_by_label("What the update goes through").select_option("")
+    page.locator("#files").set_input_files([bad, good])  # type: ignore[list-item]
+    expect(page.locator("#upload-problem")).to_contain_text("cannot be read as a JPEG, PNG or WebP photo")
+    expect(page.get_by_role("checkbox", name="me.jpg")).to_be_checked()
+    expect(page.locator("#pictures figure")).to_have_count(3, timeout=PATIENCE)
+    answered(page)
+    expect(page.get_by_role("heading", name="me.jpg", exact=True)).to_be_visible()
+    page.get_by_role("button", name="Remove me.jpg").click()
+    expect(page.locator("#pictures figure")).to_have_count(2, timeout=PATIENCE)
+
+    assert heard.dialogs == []
+    assert all(url.startswith((address, "data:")) for url in heard.requests)
+    # A browser reports the refused upload, and rounds that a newer one replaced; nothing else may complain.
+    replaced = f"failed: {address}api/round"
+    refused = "error: Failed to load resource: the server responded with a status of 422 (Unprocessable Entity)"
+    assert [complaint for complaint in heard.complaints if complaint != replaced] == [refused]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1400, "light")])
+def test_it_fits_and_wears_the_reports_look(page: Page, heard: Heard, address: str, width: int, scheme: str) -> None:
+    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(address)
+    page.get_by_role("button", name="None").click()
+    page.get_by_role("checkbox", name="A dahlia").check()
+    page.get_by_label("What the update goes through").select_option("clip")
+    expect(page.locator("#pictures figure")).to_have_count(1, timeout=PATIENCE)
+    answered(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert background == {"light": "rgb(246, 246, 243)", "dark": "rgb(19, 21, 25)"}[scheme]
+    assert [complaint for complaint in heard.complaints if "api/round" not in complaint] == []
+
+
+def test_the_command_serves_and_stops(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("unsum")), "app", "--no-browser", "--port", "0"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("unsum is at http://127.0.0.1:"), line
+        address = line.split()[3]
+        with urlopen(address, timeout=60) as response:
+            assert b"<title>unsum" in response.read()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert out == "Stopped.\n"
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_refuses_other_machines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["unsum", "app", "--host", "0.0.0.0", "--no-browser"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    assert "add --allow-remote" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_command_says_which_extra_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("unsum.app")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.setattr(sys, "argv", ["unsum", "app", "--no-browser"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    assert "pip install 'unsum[app]'" in " ".join(capsys.readouterr().err.split())
+
+
+def _photo() -> bytes:
+    return (files("unsum.data") / "photos" / "coffee.jpg").read_bytes()
