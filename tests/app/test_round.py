@@ -56,7 +56,7 @@ def test_strong_noise_gives_no_photo_away(play: Play) -> None:
     strongest = len(menu()["noise"].strengths) - 1
     result = play(2, defence={"name": "noise", "stop": strongest})
     assert result["certificate"] is False
-    assert result["verdict"]["leakage"] == 0
+    assert result["verdict"]["share"] == 0
     assert result["mean_leakage"] < 0.1
     looks = [answer for answer in result["answers"] if answer["kind"] == "result"]
     assert (looks[0]["final"], looks[0]["method"]) == (False, "fgla")

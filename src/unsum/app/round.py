@@ -15,7 +15,7 @@ from torch import Tensor
 from unsum.app.order import Order
 from unsum.app.shelf import data_url
 from unsum.audit.result import finite
-from unsum.audit.sweep.leakage import Yardstick, leakage, yardstick
+from unsum.audit.leakage import Yardstick, leakage, yardstick
 from unsum.audit.verdict import Verdict, judge
 from unsum.client import capture
 from unsum.client.capture import in_mode
@@ -74,7 +74,7 @@ def _result(order: Order, leak: Leak, rows: list[SampleScore], against: Yardstic
     content: Answer = finite(
         {
             "kind": "result",
-            "verdict": asdict(judge(leak, rows)),
+            "verdict": asdict(judge(leak, rows, leaked)),
             "certificate": leak.exact,
             "predicted_error": leak.predicted_error,
             "batch_size_found": leak.batch_size,

@@ -17,7 +17,7 @@ function showVerdict({ verdict, samples, final }) {
   element("headline").textContent = verdict.headline;
   element("details").replaceChildren(...verdict.details.map((text) => create("li", { textContent: text })));
   element("caution").hidden = verdict.level === "severe";
-  const percent = Math.round(100 * verdict.leakage);
+  const percent = Math.round(100 * verdict.share);
   element("share").textContent = `${percent} %`;
   element("share-bar").setAttribute("width", percent);
   element("share-text").textContent = `of the ${count(samples.length, "private photo")} ${samples.length === 1 ? "was" : "were"} given away.`;
