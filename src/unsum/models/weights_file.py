@@ -15,12 +15,14 @@ _SHOWN = 3  # names in an error
 
 
 def load_weights(model: nn.Module, path: Path) -> bool:
-    """Fill `model` from a `.safetensors` or `.pt` state dict in the model's own dtype; whether the head was filled too.
+    """Fill `model` from a `.safetensors`, `.pt` or `.npz` state dict in the model's own dtype; whether the head was filled too.
 
     A head that is missing or has another shape stays as it is in `model`, fresh. Nothing in the file is executed.
     """
-    state = read_tensors(path, "weights", (".safetensors", ".pt", ".pth")).tensors
-    own = model.state_dict()
+    file = read_tensors(path, "weights", (".safetensors", ".pt", ".pth", ".npz"))
+    state, own = file.tensors, model.state_dict()
+    if file.ordered and not state.keys() & own.keys() and len(state) == len(own):
+        state = dict(zip(own, state.values(), strict=True))  # as Flower keeps them: an ordered list without names
     head = _head_prefix(model)
     own_head, given_head = ({n for n in names if head is not None and n.startswith(head)} for names in (own, state))
     fits = own_head == given_head and all(_alike(own[name], state[name]) for name in own_head)
