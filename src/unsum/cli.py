@@ -211,7 +211,7 @@ def _sample_table(result: Audit) -> Table:
         right = row.label_correct == 1.0
         found = result.found_label(i) or "not found"
         table.add_row(
-            result.truth.titles[i],
+            result.title(i),
             result.true_label(i),
             f"[green]{found}[/]" if right else f"[red]{found}[/]",
             f"{row.feature_error:.1e}",

@@ -23,7 +23,7 @@ def to_image(picture: Tensor) -> Image.Image:
 
 def picture_grid(audit: Audit) -> Image.Image:
     """Originals above recovered pictures, eight pairs to a line; a sample that was not found stays grey."""
-    count = len(audit.samples)
+    count = audit.rows
     columns, lines = min(count, _PER_LINE), -(-count // _PER_LINE)
     line_height = 2 * _TILE + _GAP + _CAPTION
     page = Image.new("RGB", (_MARGIN + columns * (_TILE + _GAP), lines * line_height + _GAP), "white")
@@ -37,8 +37,8 @@ def picture_grid(audit: Audit) -> Image.Image:
     for i in range(count):
         left = _MARGIN + i % _PER_LINE * (_TILE + _GAP)
         top = _GAP + i // _PER_LINE * line_height
-        page.paste(_tile(audit.truth.images[i]), (left, top))
-        found = audit.samples[i].found
+        page.paste(_tile(None if audit.truth is None else audit.truth.images[i]), (left, top))
+        found = i if audit.truth is None else audit.samples[i].found
         recovered = None if found is None or audit.leak.images is None else audit.leak.images[found]
         page.paste(_tile(recovered), (left, top + _TILE + _GAP))
         draw.text((left, top + 2 * _TILE + _GAP + 4), _caption(audit, i), "black", font)
@@ -52,6 +52,6 @@ def _tile(picture: Tensor | None) -> Image.Image:
 
 
 def _caption(audit: Audit, i: int) -> str:
-    quality = audit.samples[i].psnr
+    quality = float("nan") if audit.truth is None else audit.samples[i].psnr
     decibels = "" if quality != quality else f", {quality:.1f} dB"
     return f"{audit.found_label(i) or 'not found'}{decibels}"

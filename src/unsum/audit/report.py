@@ -34,16 +34,16 @@ class Row:
     """One true sample as the page shows it; a picture is a data URI, or None where there is none to show."""
 
     title: str
-    label: str
+    label: str | None
     found_label: str | None
-    score: SampleScore
+    score: SampleScore | None  # None without the truth
     original: str | None
     recovered: str | None
 
 
 def render(audit: Audit) -> str:
     """The complete page. Titles, class names and the command are escaped: they may come from anywhere."""
-    rows = [_row(audit, i) for i in range(len(audit.samples))]
+    rows = [_row(audit, i) for i in range(audit.rows)]
     verdict = audit.verdict
     template = environment().get_template("report.html.j2")
     return template.render(
@@ -58,7 +58,7 @@ def render(audit: Audit) -> str:
         worst_error=audit.scores.get("worst_feature_error", math.nan),
         some_missing=any(row.found_label is None for row in rows),
         lpips_missing=lpips_status(),
-        credits=credits_of(audit.truth.titles),
+        credits=credits_of(audit.truth.titles) if audit.truth else [],
     )
 
 
@@ -75,14 +75,15 @@ def environment() -> Environment:
 
 
 def _row(audit: Audit, i: int) -> Row:
-    score, images = audit.samples[i], audit.leak.images
+    score, images = None if audit.truth is None else audit.samples[i], audit.leak.images
+    found = i if score is None else score.found
     return Row(
-        title=audit.truth.titles[i],
-        label=audit.true_label(i),
+        title=audit.title(i),
+        label=None if audit.truth is None else audit.true_label(i),
         found_label=audit.found_label(i),
         score=score,
-        original=_data_uri(audit.truth.images[i]),
-        recovered=None if images is None or score.found is None else _data_uri(images[score.found]),
+        original=None if audit.truth is None else _data_uri(audit.truth.images[i]),
+        recovered=None if images is None or found is None else _data_uri(images[found]),
     )
 
 

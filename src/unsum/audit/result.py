@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from unsum.audit.pictures import picture_grid
-from unsum.audit.verdict import Verdict, judge
+from unsum.audit.verdict import Verdict, judge, judge_captured
 from unsum.data import Batch
 from unsum.errors import UnsumError
 from unsum.leak import Leak
@@ -34,17 +34,24 @@ class Setting:
 
 @dataclass(frozen=True)
 class Audit:
-    """The truth of one simulated round beside what the attack made of its update."""
+    """What the attack made of one update, beside the truth where the round was simulated.
+
+    An update captured elsewhere has no truth: `truth` is None, `samples` and `scores` are empty, and every output shows what the
+    attack found and how far it vouches for it.
+    """
 
     setting: Setting
-    truth: Batch
+    truth: Batch | None
     leak: Leak
     samples: list[SampleScore]
     scores: dict[str, float]
     seconds: float
+    class_names: list[str] = field(default_factory=list)  # where there is no truth to take them from
 
     @property
     def verdict(self) -> Verdict:
+        if self.truth is None:
+            return judge_captured(self.leak)
         return judge(self.leak, self.samples)
 
     @property
@@ -68,29 +75,42 @@ class Audit:
                 "seconds": leak.seconds,
                 "notes": leak.notes,
             },
+            "truth_known": self.truth is not None,
             "scores": self.scores,
-            "samples": [self._sample(i) for i in range(len(self.samples))],
+            "samples": [self._sample(i) for i in range(self.rows)],
             "seconds": self.seconds,
         }
         plain: dict[str, Any] = finite(content)
         return plain
 
+    @property
+    def rows(self) -> int:
+        """How many samples there are to show: the true ones or, without the truth, those that were found."""
+        return self.leak.batch_size if self.truth is None else len(self.samples)
+
+    def title(self, i: int) -> str:
+        return f"recovered sample {i + 1}" if self.truth is None else self.truth.titles[i]
+
     def _sample(self, i: int) -> dict[str, Any]:
-        row = self.samples[i]
-        return {
-            "title": self.truth.titles[i],
-            "label": self.true_label(i),
-            "found_label": self.found_label(i),
-            **asdict(row),
-        }
+        if self.truth is None:
+            return {"title": self.title(i), "label": None, "found_label": self.found_label(i)}
+        row = asdict(self.samples[i])
+        return {"title": self.title(i), "label": self.true_label(i), "found_label": self.found_label(i), **row}
 
     def true_label(self, i: int) -> str:
+        if self.truth is None:
+            raise UnsumError("This update came without the truth, so no true label is known.")
         target = self.truth.targets[i]
-        return self.truth.class_names[int(target if target.ndim == 0 else target.argmax())]
+        return self.class_name(int(target if target.ndim == 0 else target.argmax()))
 
     def found_label(self, i: int) -> str | None:
-        found = self.samples[i].found
-        return None if found is None else self.truth.class_names[int(self.leak.labels[found])]
+        """What the attack takes true sample `i` for; without the truth, its own sample `i`."""
+        found = i if self.truth is None else self.samples[i].found
+        return None if found is None else self.class_name(int(self.leak.labels[found]))
+
+    def class_name(self, number: int) -> str:
+        names = self.class_names if self.truth is None else self.truth.class_names
+        return names[number] if number < len(names) else f"class {number}"
 
     def write(self, folder: str | Path, *, force: bool = False) -> Path:
         """Write `report.html`, `result.json` and, where there are pictures, `pictures.png`.

@@ -35,6 +35,29 @@ def judge(leak: Leak, samples: list[SampleScore]) -> Verdict:
     return Verdict(level, close / total, _headline(level, close, total), _details(leak, samples, labels))
 
 
+def judge_captured(leak: Leak) -> Verdict:
+    """The verdict where there is no truth: it rests on the attack's own prediction and certificate."""
+    count, sure = leak.batch_size, leak.predicted_error < CLOSE_ERROR
+    level: Level = "severe" if leak.exact else "partial" if sure else "low"
+    samples = "its sample" if count == 1 else f"all {count} samples of its batch"
+    if leak.exact:
+        headline = f"This update gives away {samples}, and the attack certifies it."
+    elif sure:
+        headline = f"This update probably gives away {samples}; the attack does not certify it."
+    else:
+        headline = "This attack read nothing out of this update that it would vouch for."
+    details = [
+        f"Nothing could be compared: the update was captured elsewhere, so these are the attack's own figures for the {count} "
+        f"{'sample' if count == 1 else 'samples'} it found.",
+        f"It predicts an error of {leak.predicted_error:.1e} in the features, and leaves {leak.residual:.1e} of the gradient "
+        "unexplained.",
+        _certificate(leak),
+    ]
+    if leak.inputs_exact is not None:
+        details.append(f"{int(leak.inputs_exact.sum())} of {count} inputs were certified exact, layer by layer.")
+    return Verdict(level, 1.0 if sure else 0.0, headline, details)
+
+
 def _headline(level: Level, close: int, total: int) -> str:
     if level == "severe":
         return (

@@ -120,6 +120,7 @@ def shown(chain: Iterable[Defense]) -> str:
 
 
 def _pictures(result: Audit, i: int) -> tuple[Tensor, Tensor | None] | None:
+    assert result.truth is not None  # a sweep simulates every round itself
     original, found = result.truth.images[i], result.samples[i].found
     if original.ndim != 3 or result.leak.images is None:
         return None
