@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -20,8 +19,10 @@ from unsum.audit.result import check_folder
 from unsum.audit.sweep.leakage import DEFAULT_LEVEL
 from unsum.audit.sweep.table import show as show_sweep
 from unsum.cli_train import command as train_inverse
+from unsum.commands import attack as attack_command
+from unsum.commands import capture, options
 from unsum.defend import DEFENSES, parse_defense
-from unsum.errors import UnsumError, unknown_name
+from unsum.errors import UnsumError
 from unsum.invert import INVERTERS
 from unsum.labels import LABEL_RULES
 from unsum.peel import PEELERS
@@ -43,15 +44,24 @@ _COLOURS = {"severe": "bold red", "partial": "bold yellow", "labels": "bold yell
 
 @app.command()
 def audit(
-    model: Annotated[
-        str, typer.Option(help="default, mlp, torchvision:NAME (random weights), or FILE.py:FACTORY of your own.")
-    ] = "default",
-    weights: Annotated[Path | None, typer.Option(help="A .safetensors or .pt state dict for the model.")] = None,
+    model: options.ModelOption = "default",
+    weights: options.WeightsOption = None,
+    data: options.DataOption = None,
+    update: options.UpdateOption = None,
+    before: options.BeforeOption = None,
+    after: options.AfterOption = None,
+    delta: options.DeltaOption = False,
+    rate: options.RateOption = None,
+    steps: options.StepsOption = None,
+    classes: options.ClassesOption = None,
+    download: options.DownloadOption = False,
     inverse: Annotated[
         Path | None, typer.Option(help="An inverse from `unsum train-inverse` for this backbone, for pictures.")
     ] = None,
-    batch: Annotated[int, typer.Option(help="How many of the embedded photos the client trains on.")] = 8,
-    same_label: Annotated[int, typer.Option(help="How many of them share one label; 0 keeps their own tags.")] = 0,
+    batch: Annotated[
+        int | None, typer.Option(help="How many photos the client trains on. [default: 8]", show_default=False)
+    ] = None,
+    same_label: Annotated[int, typer.Option(help="How many of them share one label; 0 takes them as they come.")] = 0,
     defense: Annotated[
         list[str] | None,
         typer.Option(help="noise:STD, clip:NORM, sign … from `unsum list`; repeat to chain, in order."),
@@ -85,7 +95,8 @@ def audit(
         str | None, typer.Option(help="A label rule from `unsum list` that finds the labels first.")
     ] = None,
     batch_size_known: Annotated[
-        bool, typer.Option("--batch-size-known", help="Grant the attacker the batch size.")
+        bool,
+        typer.Option("--batch-size-known", help="Grant the attacker the batch size (of a captured update: --batch)."),
     ] = False,
     eval_mode: Annotated[
         bool, typer.Option("--eval-mode", help="The client's BatchNorm uses running statistics.")
@@ -95,13 +106,17 @@ def audit(
     ] = Path("unsum-report"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing report folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps …")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Fixes every random choice.")] = 0,
+    device: options.DeviceOption = "cpu",
+    seed: options.SeedOption = 0,
 ) -> None:
-    """Simulate one federated round, attack its update, and report what was recovered."""
+    """Simulate one federated round, attack its update, and report what was recovered; or attack an update that was captured."""
     check_folder(out, force=force)
+    captured = options.received(update, before, after, delta, rate, steps)
     settings: dict[str, Any] = {
+        "data": data,
         "weights": weights,
+        "classes": classes,
+        "download": download,
         "inverse": inverse,
         "batch": batch,
         "same_label": same_label,
@@ -110,10 +125,12 @@ def audit(
         "label_rule": labels,
         "batch_size_known": batch_size_known,
         "train": not eval_mode,
-        "device": _device(device),
+        "device": options.usable_device(device),
         "seed": seed,
         "command": _command(),
     }
+    if sweep and captured is not None:
+        raise UnsumError("A sweep simulates every round; leave out the captured update, or leave out --sweep.")
     if sweep:
         level = DEFAULT_LEVEL if keep_under is None else keep_under
         trained = {"utility": not no_utility, "utility_data": utility_data}
@@ -128,7 +145,7 @@ def audit(
             "--keep-under, --utility-data and --no-utility belong to a sweep; add, say, --sweep noise=1e-5..1e-1."
         )
     with stages(_PROGRESS, steps_of(attack)) as shown:
-        result = run_audit(model, **settings, progress=shown.say, steps=shown.steps)
+        result = run_audit(model, update=captured, **settings, progress=shown.say, steps=shown.steps)
         shown.say("Writing the report")
         page = result.write(out, force=force)
     if as_json:
@@ -137,6 +154,8 @@ def audit(
         _show(result, page)
 
 
+app.command("capture")(capture.command)
+app.command("attack")(attack_command.command)
 app.command("train-inverse")(train_inverse)
 
 
@@ -180,7 +199,7 @@ def list_methods(
 def _show(result: Audit, page: Path) -> None:
     verdict = result.verdict
     _OUT.print(_setting_table(result))
-    _OUT.print(_sample_table(result))
+    _OUT.print(_sample_table(result) if result.truth is not None else _found_table(result))
     _OUT.print(verdict.headline, style=_COLOURS[verdict.level])
     for sentence in [*verdict.details, *result.leak.notes]:
         _OUT.print(f"• {sentence}", markup=False, highlight=False)
@@ -191,11 +210,13 @@ def _setting_table(result: Audit) -> Table:
     leak, setting = result.leak, result.setting
     table = Table(show_header=False, title="One federated round, seen by the server", title_justify="left")
     table.add_row("model", setting.model)
-    table.add_row("private batch", f"{setting.batch_size} photos, {setting.classes} classes, {setting.mode} mode")
+    size = "of unknown size" if result.truth is None else f"{setting.batch_size} photos"
+    table.add_row("private batch", f"{size}, {setting.classes} classes, {setting.mode} mode")
     table.add_row("defence", setting.defenses)
     table.add_row("granted to the attacker", "\n".join(result.granted))
     table.add_row("attack", setting.attack)
-    table.add_row("samples found", f"{leak.batch_size} (there are {setting.batch_size})")
+    there = "" if result.truth is None else f" (there are {setting.batch_size})"
+    table.add_row("samples found", f"{leak.batch_size}{there}")
     table.add_row("certificate", "exact" if leak.exact else "not exact")
     table.add_row("predicted feature error", f"{leak.predicted_error:.1e}")
     table.add_row("gradient scale found", f"{leak.scale:.6g}")
@@ -221,20 +242,17 @@ def _sample_table(result: Audit) -> Table:
     return table
 
 
+def _found_table(result: Audit) -> Table:
+    table = Table(
+        "sample", "recovered label", title="Recovered; there is no truth to compare with", title_justify="left"
+    )
+    for i in range(result.rows):
+        table.add_row(result.title(i), result.found_label(i))
+    return table
+
+
 def _number(value: float, form: str) -> str:
     return "–" if value != value else format(value, form)
-
-
-def _device(name: str) -> str:
-    """`name` if torch can compute there, else a sentence instead of a traceback from the middle of the run."""
-    try:
-        torch.zeros(1, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        kinds = ["cpu", "cuda", "mps", "xpu"]
-        if name.partition(":")[0] not in kinds:
-            raise unknown_name("device", name, kinds) from None
-        raise UnsumError(f"The device {name!r} cannot be used here; try --device cpu.") from error
-    return name
 
 
 def _command() -> str:

@@ -82,7 +82,10 @@ class Received:
             return len(tensor)
         if head.out_features > 1:  # the model's own: it was not built for one class
             return head.out_features
-        raise UnsumError(f"The update holds no {weight!r} to count the classes by; say how many with --classes.")
+        raise UnsumError(
+            f"The update holds no {weight!r}, the last layer of {model!r}; pass the model that the client trained or, if the "
+            "layer was left out on purpose, say with --classes how many classes it has."
+        )
 
 
 def _at_place_of(weight: str, orders: list[list[str]], file: TensorFile) -> Tensor | None:

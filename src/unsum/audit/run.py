@@ -28,7 +28,7 @@ from unsum.score import score, score_samples
 from unsum.update import Update
 
 Data = tuple[Tensor, Tensor] | Batch | str | Path
-_USUAL_BATCH = 8
+USUAL_BATCH = 8
 Say = Callable[[str], None]
 
 
@@ -84,7 +84,7 @@ def audit(
     """
     start = time.perf_counter()
     say = progress or (lambda _sentence: None)
-    say("Loading the model and the client's photos")
+    say("Loading the model and " + ("the client's photos" if update is None else "the update"))
     check_recipe(attack, label_rule)  # before the client computes anything
     chosen = torch.device(device or "cpu")
     if update is not None:
@@ -111,7 +111,7 @@ def audit(
         model,
         weights,
         data,
-        _USUAL_BATCH if batch is None else batch,
+        USUAL_BATCH if batch is None else batch,
         same_label,
         seed,
         classes=classes,
