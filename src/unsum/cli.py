@@ -20,7 +20,7 @@ from unsum.audit.sweep.leakage import DEFAULT_LEVEL
 from unsum.audit.sweep.table import show as show_sweep
 from unsum.cli_train import command as train_inverse
 from unsum.commands import attack as attack_command
-from unsum.commands import capture, options
+from unsum.commands import capture, doctor, options
 from unsum.defend import DEFENSES, parse_defense
 from unsum.errors import UnsumError
 from unsum.invert import INVERTERS
@@ -156,6 +156,7 @@ def audit(
 
 app.command("capture")(capture.command)
 app.command("attack")(attack_command.command)
+app.command("doctor")(doctor.command)
 app.command("train-inverse")(train_inverse)
 
 

@@ -1,0 +1,56 @@
+"""Will the solve fit into memory?"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import nn
+
+from unsum.doctor.finding import Finding, ok, warning
+from unsum.head import find_head
+
+_DOUBLE = 8  # bytes
+
+
+def needed_bytes(classes: int, features: int, samples: int | None) -> int:
+    """What the exact attack holds at once, in float64: the Gram matrix with its eigenvectors, and the factors U and A.
+
+    Where there are fewer features than classes the gradient itself is converted as a whole.
+    """
+    small = min(classes, features)
+    rank = small if samples is None else min(samples, small)
+    whole = classes * features if features < classes else 0
+    return _DOUBLE * (3 * small**2 + 2 * rank * (classes + features) + whole)
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """None where it cannot be known."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def memory(model: nn.Module, samples: int | None, device: torch.device) -> Finding:
+    _, linear = find_head(model)
+    needed, free = needed_bytes(linear.out_features, linear.in_features, samples), free_bytes(device)
+    if free is None:
+        return warning("memory", f"The attack needs about {_size(needed)}; how much is free cannot be told here.")
+    if needed > free:
+        return warning(
+            "memory", f"The attack needs about {_size(needed)}, and {_size(free)} are free on {device.type}."
+        )
+    return ok("memory", f"The attack needs about {_size(needed)} of the {_size(free)} that are free on {device.type}.")
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6))} MB"
