@@ -244,9 +244,7 @@ def _sample_table(result: Audit) -> Table:
 
 
 def _found_table(result: Audit) -> Table:
-    table = Table(
-        "sample", "recovered label", title="Recovered; there is no truth to compare with", title_justify="left"
-    )
+    table = Table("sample", "recovered label", title="Recovered, without the truth", title_justify="left")
     for i in range(result.rows):
         table.add_row(result.title(i), result.found_label(i))
     return table

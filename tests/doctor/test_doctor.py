@@ -165,8 +165,8 @@ def test_what_cannot_be_loaded_is_the_only_finding() -> None:
 
 
 def test_memory_is_compared_with_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine.needed_bytes(100, 32768, 8) == 8 * (3 * 100**2 + 2 * 8 * 32868)
-    assert machine.needed_bytes(1000, 10, None) == 8 * (3 * 100 + 2 * 10 * 1010 + 10_000)
+    assert machine.needed_bytes(100, 32768) == 8 * (3 * 100**2 + 2 * 100 * 32868 + 2 * 3_276_800)
+    assert machine.needed_bytes(1000, 10) == 8 * (3 * 100 + 2 * 10 * 1010 + 3 * 10_000)
     net = sized(small_net())
     assert marks(unsum.doctor(net))["memory"] == "ok"
     monkeypatch.setattr(machine, "free_bytes", lambda _device: 1000)

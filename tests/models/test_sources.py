@@ -73,7 +73,10 @@ def test_published_weights_see_normalised_photos(hub: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        (f"torchvision:{SMALL}:IMAGENET", "There is no set of weights for shufflenet_v2_x0_5 'IMAGENET'; Known: DEFAULT"),
+        (
+            f"torchvision:{SMALL}:IMAGENET",
+            "There is no set of weights for shufflenet_v2_x0_5 'IMAGENET'; Known: DEFAULT",
+        ),
         ("timm:resnet81", "There is no timm model 'resnet81'"),
         ("hf:absent", "'absent' is no folder written by save_pretrained"),
         ("absent.pt2", r"There is no file 'absent.pt2'"),

@@ -68,7 +68,7 @@ def doctor(
         findings += [data_checks.labels(module, held), data_checks.variety(held)]
     if sent is not None:
         findings += _of_update(module, sent)
-    return [*findings, machine.memory(module, samples, torch.device(device))]
+    return [*findings, machine.memory(module, torch.device(device))]
 
 
 def _load(
