@@ -171,3 +171,14 @@ def test_memory_is_compared_with_what_is_free(monkeypatch: pytest.MonkeyPatch) -
     assert marks(unsum.doctor(net))["memory"] == "ok"
     monkeypatch.setattr(machine, "free_bytes", lambda _device: 1000)
     assert marks(unsum.doctor(net))["memory"] == "warning"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mode", [True, False])
+def test_an_exported_model_keeps_the_mode_it_was_exported_in(tmp_path: Path, mode: bool) -> None:
+    batch = ({0: torch.export.Dim("batch")},)
+    program = torch.export.export(small_net().train(mode), (pictures(3),), dynamic_shapes=batch)
+    torch.export.save(program, tmp_path / "net.pt2")
+    findings = unsum.doctor(str(tmp_path / "net.pt2"), classes=40)
+    assert marks(findings)["BatchNorm"] == ("ok" if mode else "warning")
+    assert f"{'train' if mode else 'eval'} mode, whatever is asked for" in sentence(findings, "BatchNorm")

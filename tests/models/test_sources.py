@@ -145,6 +145,17 @@ def test_a_hugging_face_model_keeps_its_names_weights_and_normalisation(classifi
     assert "under a fresh head" in larger.name
 
 
+def test_a_hugging_face_folder_without_a_head_gets_a_fresh_one_by_seed(classifiers: Path, tmp_path: Path) -> None:
+    import transformers
+
+    whole = transformers.ViTForImageClassification.from_pretrained(classifiers / "vit")
+    whole.vit.save_pretrained(tmp_path)
+    first, same, other = (load_model(f"hf:{tmp_path}", classes=2, seed=seed) for seed in (1, 1, 2))
+    assert first.name.endswith("its own weights under a fresh head, 16²")
+    assert torch.equal(first.model.classifier.weight, same.model.classifier.weight)
+    assert not torch.equal(first.model.classifier.weight, other.model.classifier.weight)
+
+
 def test_a_damaged_hugging_face_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(UnsumError, match="cannot be loaded as an image classifier"):

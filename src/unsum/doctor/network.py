@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from unsum.doctor.finding import Finding, ok, warning, will_not_work
@@ -62,6 +62,13 @@ def features(model: nn.Module, size: int) -> Finding:
 
 
 def batch_norm(model: nn.Module, train: bool) -> Finding:
+    fixed = _exported_modes(model)
+    if fixed:
+        mode = "train" if fixed[0] else "eval"
+        say = ok if fixed[0] == train else warning
+        return say(
+            "BatchNorm", f"{len(fixed)} layers whose mode was fixed at the export: {mode} mode, whatever is asked for."
+        )
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     if not layers:
         return ok("BatchNorm", "There is none, so train and eval mode give the same features.")
@@ -72,6 +79,14 @@ def batch_norm(model: nn.Module, train: bool) -> Finding:
         f"{len(layers)} layers with the batch's own statistics (train mode): features depend on the whole batch; the attack "
         "takes that as it is, but an inverse must have been trained for it.",
     )
+
+
+def _exported_modes(model: nn.Module) -> list[bool]:
+    """The `training` flag of every batch_norm in a graph that torch.export made."""
+    if not isinstance(model, fx.GraphModule):
+        return []
+    nodes = [node for node in model.graph.nodes if node.target is torch.ops.aten.batch_norm.default]
+    return [bool(node.args[5]) for node in nodes]
 
 
 def dropout(model: nn.Module, train: bool) -> Finding:

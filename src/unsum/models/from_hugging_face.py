@@ -24,18 +24,26 @@ def build_hugging_face(path: Path, classes: int, seed: int) -> Built:
         raise UnsumError(f"{str(path)!r} is no folder written by save_pretrained: it holds no config.json.")
     loader = transformers.AutoModelForImageClassification
     try:
-        # Without code of the folder's own, and without pickles: a model from elsewhere must not run anything here.
-        model = loader.from_pretrained(path, local_files_only=True, trust_remote_code=False, use_safetensors=True)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)  # for a head that the folder lacks
+            # Without code of the folder's own, and without pickles: a model from elsewhere must not run anything here.
+            model, report = loader.from_pretrained(
+                path, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
+            )
     except Exception as error:  # transformers raises nearly anything on a damaged or foreign folder
         reason = (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(".")
         raise UnsumError(f"{str(path)!r} cannot be loaded as an image classifier: {reason}.") from error
     model = _called_with_images(model.float())
     size = _size(model.config)
     _check_head(model, path, size)
-    origin = "its own weights"
-    if find_head(model)[1].out_features < classes:
+    name, head = find_head(model)
+    lacking = sorted(report["missing_keys"])
+    if any(not key.startswith(f"{name}.") for key in lacking):
+        raise UnsumError(f"{str(path)!r} lacks weights of its own model, {lacking[0]!r} among them; save it again.")
+    if head.out_features < classes:
         fresh_head(model, classes, seed)
-        origin += " under a fresh head"
+    fresh = bool(lacking) or head.out_features < classes
+    origin = "its own weights" + (" under a fresh head" if fresh else "")
     normalise = _normalise(path)
     if normalise is not None:
         model.register_forward_pre_hook(normalise)
