@@ -2,7 +2,8 @@
 
 python benchmarks/picture_tables.py --weights resnet50.safetensors --photos test.tar --inverse inverse.safetensors \\
     --alexnet alexnet-features.safetensors --device cuda --cells t8-0of8 t10-b256 --results results.jsonl
-python benchmarks/picture_tables.py --show results.jsonl --grid pictures.png
+python benchmarks/picture_tables.py --show results.jsonl
+python benchmarks/picture_tables.py --weights … --photos … --inverse … --grid pictures.png
 
 Setting of the paper: ResNet-50 with ImageNet weights and a fresh random head without global pooling, inputs in [0, 1], BatchNorm
 in train mode, labels known to RGLA and FGLA (the exact solver is given none). Photos must not have trained the inverse. Every
@@ -32,7 +33,7 @@ from torchmetrics.functional.image import structural_similarity_index_measure
 from torchvision.utils import save_image
 
 import unsum
-from unsum.data import read_photos
+from unsum.data import embedded_batch, read_photos
 from unsum.head import collect_features
 from unsum.invert import Inverse, load_inverse
 from unsum.invert.losses import psnr
@@ -144,9 +145,8 @@ def _for_size(inverse: Inverse, size: int, model: nn.Module) -> Inverse:
     return Inverse(decoder.eval(), card)
 
 
-def measure(bench: Bench, case: Case, method: str, keep: Path | None) -> dict[str, Any]:
-    """One batch through one separator and the inverse."""
-    images, features = case.images, case.features
+def pictures(bench: Bench, case: Case, method: str) -> tuple[unsum.Leak, Tensor, list[int | None], dict[str, float]]:
+    """The leak, its pictures in the order of the case, who is whose partner, and the seconds it took."""
     granted = None if method == "exact" else case.labels
     _wait(bench.device)
     start = time.perf_counter()
@@ -156,16 +156,20 @@ def measure(bench: Bench, case: Case, method: str, keep: Path | None) -> dict[st
     found = unsum.invert(bench.model, replace(leak, features=leak.features.to(bench.device)), inverse=bench.inverse)
     _wait(bench.device)
     seconds = {"separate": separated - start, "invert": time.perf_counter() - separated}
-    partner = assign(leak.features, features)
-    grey = torch.full_like(images[0], 0.5)
-    answer = torch.stack([grey if p is None else found[p].to(grey) for p in partner])
+    partner = assign(leak.features, case.features)
+    grey = torch.full_like(case.images[0], 0.5)
+    return leak, torch.stack([grey if p is None else found[p].to(grey) for p in partner]), partner, seconds
+
+
+def measure(bench: Bench, case: Case, method: str) -> dict[str, Any]:
+    """One batch through one separator and the inverse."""
+    leak, answer, partner, seconds = pictures(bench, case, method)
+    features = case.features
     rows = [
         torch.zeros_like(f) if p is None else leak.features[p].to(f) for p, f in zip(partner, features, strict=True)
     ]
     error = (torch.stack(rows) - features).norm(dim=1) / features.norm(dim=1)
-    if keep is not None:
-        torch.save({"true": images.cpu(), "found": answer.cpu()}, keep)
-    return {"seconds": seconds, "exact": leak.exact, "error": error.tolist(), **_scores(answer, images)}
+    return {"seconds": seconds, "exact": leak.exact, "error": error.tolist(), **_scores(answer, case.images)}
 
 
 @torch.no_grad()
@@ -211,8 +215,7 @@ def run(options: argparse.Namespace) -> None:
             case = bench.draw(cell, seed) if missing else None
             for method in missing:
                 assert case is not None
-                keep = options.results.parent / f"{name}-{method}.pt" if options.keep and seed == 0 else None
-                record = measure(bench, case, method, keep)
+                record = measure(bench, case, method)
                 line = {"cell": name, "seed": seed, "method": method, "hardware": hardware, **record}
                 with options.results.open("a") as file:
                     file.write(json.dumps(line) + "\n")
@@ -258,15 +261,22 @@ def _row(runs: list[dict[str, Any]]) -> str:
     )
 
 
-def grid(folder: Path, path: Path) -> None:
-    """Original, exact, RGLA, FGLA from top to bottom; distinct labels on the left, identical ones on the right."""
-    halves = []
-    for name in ("t8-0of8", "t8-8of8"):
-        kept = [torch.load(folder / f"{name}-{method}.pt", weights_only=True) for method in ("exact", "rgla", "fgla")]
-        halves.append(torch.stack([kept[0]["true"][:6], *(k["found"][:6] for k in kept)]))
-    strips = [torch.cat(list(half[row]), 2) for half in halves for row in range(4)]
-    left, right = torch.cat(strips[:4], 1), torch.cat(strips[4:], 1)
-    save_image(torch.cat([left, torch.ones(3, left.shape[1], 24), right], 2), path)
+def grid(options: argparse.Namespace) -> None:
+    """Original, exact, RGLA, FGLA from top to bottom; distinct labels on the left, one label on the right.
+
+    The photos are the embedded ones, because those of ImageNet may not be shown here.
+    """
+    bench = Bench(options, 224)
+    bench.images = (embedded_batch(8, image_size=224).images * 255).round().to(torch.uint8)
+    bench.labels = torch.arange(8)
+    columns = []
+    for same in (0, 8):
+        case = bench.draw(Cell(8, same), seed=0)
+        answers = [pictures(bench, case, method)[1] for method in ("exact", "rgla", "fgla")]
+        columns.append(torch.cat([torch.cat(list(row[:5]), 2) for row in (case.images, *answers)], 1).cpu())
+    gap = torch.ones(3, columns[0].shape[1], 24)
+    small = torch.cat([columns[0], gap, columns[1]], 2)[None]
+    save_image(nn.functional.interpolate(small, scale_factor=0.5, mode="area"), options.grid)
 
 
 def main() -> None:
@@ -282,14 +292,13 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--batches", type=int, help="instead of the cells' own numbers")
     parser.add_argument("--results", type=Path, default=Path("picture-tables.jsonl"))
-    parser.add_argument("--keep", action="store_true", help="keep the first batch's pictures beside the results")
     parser.add_argument("--show", type=Path, nargs="+", help="print the tables of results files")
-    parser.add_argument("--grid", type=Path, help="with --show: picture of the kept batches")
+    parser.add_argument("--grid", type=Path, help="draw the embedded photos and what comes back of them")
     options = parser.parse_args()
     if options.show:
         show(options.show)
-        if options.grid:
-            grid(options.show[0].parent, options.grid)
+    elif options.grid:
+        grid(options)
     else:
         run(options)
 

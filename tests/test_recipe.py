@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from material import pictures, small_net
 from unsum import Noise, UnsumError, attack, capture
 from unsum.models import load_model
+from unsum.recipe import refine_pictures
 
 
 def test_auto_takes_the_exact_solver_where_it_works() -> None:
@@ -15,12 +18,13 @@ def test_auto_takes_the_exact_solver_where_it_works() -> None:
     assert leak.exact
 
 
-def test_auto_falls_back_where_the_solver_itself_expects_to_fail() -> None:
+def test_auto_adapts_where_the_solver_itself_expects_to_fail() -> None:
     net = small_net()
     torch.manual_seed(0)
     leak = attack(net, capture(net, pictures(4), torch.arange(4), defenses=Noise(0.05)))
-    assert leak.method == "fgla"
-    assert "the ratio method (fgla) was used instead" in leak.notes[0]
+    assert leak.method == "adaptive"
+    assert "noise" in leak.notes[0]
+    assert any("noise of standard deviation 0.0" in note for note in leak.notes)
 
 
 def test_granted_knowledge_is_recorded() -> None:
@@ -90,3 +94,24 @@ def test_contradictory_wishes_are_refused() -> None:
         attack(net, update, label_rule="ilgr")
     with pytest.raises(UnsumError, match="needs the batch size"):
         attack(net, update, label_rule="ilrg")
+
+
+def test_pictures_are_refined_where_that_is_asked_for(monkeypatch) -> None:
+    monkeypatch.setattr("unsum.recipe.refine_pictures", partial(refine_pictures, steps=25))  # enough to see it happen
+    model = load_model("default", classes=20).model.train()
+    update = capture(model, torch.rand(2, 3, 128, 128), torch.tensor([0, 1]))
+    stages: list[str] = []
+    plain, refined = attack(model, update), attack(model, update, refine="features", progress=stages.append)
+    assert stages[-1] == "Refining the pictures"
+    assert "their misfit to gradients held out fell from" in refined.notes[-1]
+    assert float((refined.images - plain.images).abs().max()) > 0.01
+    with pytest.raises(UnsumError, match="There is no mode of refinement 'fg'"):
+        attack(model, update, refine="fg")  # type: ignore[arg-type]
+
+
+def test_uncertain_features_are_not_refined() -> None:
+    model = load_model("default", classes=20).model.train()
+    torch.manual_seed(0)
+    update = capture(model, torch.rand(2, 3, 128, 128), torch.tensor([0, 1]), defenses=Noise(0.1))
+    leak = attack(model, update, refine="features")
+    assert leak.notes[-1] == "The pictures were not refined: the features are too uncertain."

@@ -6,17 +6,22 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from unsum.audit import Audit, Sweep
 from unsum.audit import audit as run_audit
 from unsum.audit import sweep as run_sweep
+from unsum.audit.figures import error, fixed, percent
+from unsum.audit.gate import check_gate, write_gate
+from unsum.audit.leakage import DEFAULT_LEVEL
+from unsum.audit.plain import plain
 from unsum.audit.result import check_folder
-from unsum.audit.sweep.leakage import DEFAULT_LEVEL
+from unsum.audit.rows import Row
 from unsum.audit.sweep.table import show as show_sweep
 from unsum.cli_train import command as train_inverse
 from unsum.commands import attack as attack_command
@@ -24,6 +29,7 @@ from unsum.commands import capture, doctor, options
 from unsum.defend import DEFENSES, parse_defense
 from unsum.errors import UnsumError
 from unsum.invert import INVERTERS
+from unsum.invert.refine import Mode
 from unsum.labels import LABEL_RULES
 from unsum.peel import PEELERS
 from unsum.recipe import steps_of
@@ -39,7 +45,13 @@ app = typer.Typer(
 )
 _PROGRESS = Console(stderr=True)  # results alone go to stdout, so that --json can be piped
 _OUT = Console()
-_COLOURS = {"severe": "bold red", "partial": "bold yellow", "labels": "bold yellow", "low": "bold green"}
+_COLOURS = {
+    "severe": "bold red",
+    "partial": "bold yellow",
+    "labels": "bold yellow",
+    "low": "bold green",
+    "open": "bold",
+}
 
 
 @app.command()
@@ -94,6 +106,9 @@ def audit(
     labels: Annotated[
         str | None, typer.Option(help="A label rule from `unsum list` that finds the labels first.")
     ] = None,
+    refine: Annotated[
+        str | None, typer.Option(help="Refine the pictures: features (raises PSNR), or the published f, g, gf.")
+    ] = None,
     batch_size_known: Annotated[
         bool,
         typer.Option("--batch-size-known", help="Grant the attacker the batch size (of a captured update: --batch)."),
@@ -101,16 +116,34 @@ def audit(
     eval_mode: Annotated[
         bool, typer.Option("--eval-mode", help="The client's BatchNorm uses running statistics.")
     ] = False,
+    fail_above: Annotated[
+        float | None,
+        typer.Option(help="Exit with 1 when any sample's leakage is above this level, from 0 to below 1."),
+    ] = None,
+    junit: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"Write JUnit XML: one test case a sample, held against --fail-above (or {DEFAULT_LEVEL:g})."
+        ),
+    ] = None,
+    sarif: Annotated[
+        Path | None, typer.Option(help="Write SARIF 2.1.0 for code scanning: one result a finding, by the same level.")
+    ] = None,
     out: Annotated[
-        Path, typer.Option(help="Folder for report.html and result.json (sweep.html and sweep.json).")
+        Path, typer.Option(help="Folder for report.html, report.md and result.json (sweep.html and sweep.json).")
     ] = Path("unsum-report"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing report folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")] = False,
     device: options.DeviceOption = "cpu",
     seed: options.SeedOption = 0,
 ) -> None:
-    """Simulate one federated round, attack its update, and report what was recovered; or attack an update that was captured."""
+    """Simulate one federated round, attack its update, and report what was recovered; or attack an update that was captured.
+
+    Exit codes: 0 when the audit ran (and no sample leaks more than --fail-above), 1 when a sample leaks more than --fail-above,
+    2 when the input was wrong or the gate could not be decided.
+    """
     check_folder(out, force=force)
+    check_gate(fail_above, junit, sarif, sweeping=bool(sweep))
     captured = options.received(update, before, after, delta, rate, steps)
     settings: dict[str, Any] = {
         "data": data,
@@ -123,6 +156,7 @@ def audit(
         "defenses": [parse_defense(text) for text in defense or []],
         "attack": attack,
         "label_rule": labels,
+        "refine": cast("Mode | None", refine),  # checked there, with a sentence
         "batch_size_known": batch_size_known,
         "train": not eval_mode,
         "device": options.usable_device(device),
@@ -148,10 +182,19 @@ def audit(
         result = run_audit(model, update=captured, **settings, progress=shown.say, steps=shown.steps)
         shown.say("Writing the report")
         page = result.write(out, force=force)
+    held = result.gate(DEFAULT_LEVEL if fail_above is None else fail_above)
+    write_gate(result, held, page, junit=junit, sarif=sarif)
+    gated = fail_above is not None
     if as_json:
-        _print(result.to_dict(), page)
+        _print(result.to_dict() | ({"gate": held.to_dict()} if gated else {}), page)
     else:
         _show(result, page)
+    if gated:
+        console = _PROGRESS if as_json else _OUT
+        console.print(
+            held.reason, style="red" if held.exit_code else "green", markup=False, highlight=False, soft_wrap=True
+        )
+        raise typer.Exit(held.exit_code)
 
 
 app.command("capture")(capture.command)
@@ -200,58 +243,60 @@ def list_methods(
 def _show(result: Audit, page: Path) -> None:
     verdict = result.verdict
     _OUT.print(_setting_table(result))
-    _OUT.print(_sample_table(result) if result.truth is not None else _found_table(result))
+    _OUT.print(_sample_table(result))
     _OUT.print(verdict.headline, style=_COLOURS[verdict.level])
     for sentence in [*verdict.details, *result.leak.notes]:
-        _OUT.print(f"• {sentence}", markup=False, highlight=False)
+        _OUT.print(f"• {plain(sentence)}", markup=False, highlight=False)
     _OUT.print(f"Report: {page}", markup=False, highlight=False)
 
 
 def _setting_table(result: Audit) -> Table:
     leak, setting = result.leak, result.setting
+    batch = f"{setting.batch_size} photos" if result.truth else "of unknown size"
+    facts = {
+        "model": setting.model,
+        "private batch": f"{batch}, {setting.classes} classes, {setting.mode} mode",
+        "defence": setting.defenses,
+        "granted to the attacker": "\n".join(result.granted),
+        "attack": setting.attack,
+        "samples found": f"{leak.batch_size}" + (f" (there are {setting.batch_size})" if result.truth else ""),
+        "certificate": "exact" if leak.exact else "not exact",
+        "predicted feature error": error(leak.predicted_error),
+        "gradient scale found": f"{leak.scale:.6g}",
+        "time": f"attack {leak.seconds:.2f} s, everything {result.seconds:.1f} s on {setting.device}",
+    }
     table = Table(show_header=False, title="One federated round, seen by the server", title_justify="left")
-    table.add_row("model", setting.model)
-    size = "of unknown size" if result.truth is None else f"{setting.batch_size} photos"
-    table.add_row("private batch", f"{size}, {setting.classes} classes, {setting.mode} mode")
-    table.add_row("defence", setting.defenses)
-    table.add_row("granted to the attacker", "\n".join(result.granted))
-    table.add_row("attack", setting.attack)
-    there = "" if result.truth is None else f" (there are {setting.batch_size})"
-    table.add_row("samples found", f"{leak.batch_size}{there}")
-    table.add_row("certificate", "exact" if leak.exact else "not exact")
-    table.add_row("predicted feature error", f"{leak.predicted_error:.1e}")
-    table.add_row("gradient scale found", f"{leak.scale:.6g}")
-    table.add_row("time", f"attack {leak.seconds:.2f} s, everything {result.seconds:.1f} s on {setting.device}")
+    for name, value in facts.items():
+        table.add_row(name, Text(plain(value)))
     return table
 
 
 def _sample_table(result: Audit) -> Table:
-    table = Table("photo", "label", "recovered label", title="Recovered, beside the truth", title_justify="left")
-    for heading in ("feature error", "PSNR (dB)", "SSIM"):
+    """The samples; titles and labels as `Text`, because names from outside must not be read as rich's markup."""
+    compared = result.truth is not None
+    table = Table(title="Recovered, beside the truth" if compared else "Recovered", title_justify="left")
+    for heading in ("photo", "label", "recovered label") if compared else ("sample", "recovered label"):
+        table.add_column(heading)
+    for heading in ("leakage", "feature error", "PSNR (dB)", "SSIM") if compared else ("leakage, certified",):
         table.add_column(heading, justify="right")
-    for i, row in enumerate(result.samples):
-        right = row.label_correct == 1.0
-        found = result.found_label(i) or "not found"
-        table.add_row(
-            result.title(i),
-            result.true_label(i),
-            f"[green]{found}[/]" if right else f"[red]{found}[/]",
-            f"{row.feature_error:.1e}",
-            _number(row.psnr, ".1f"),
-            _number(row.ssim, ".2f"),
-        )
+    for row in result.rows:
+        table.add_row(*_cells(row))
     return table
 
 
-def _found_table(result: Audit) -> Table:
-    table = Table("sample", "recovered label", title="Recovered, without the truth", title_justify="left")
-    for i in range(result.rows):
-        table.add_row(result.title(i), result.found_label(i))
-    return table
-
-
-def _number(value: float, form: str) -> str:
-    return "–" if value != value else format(value, form)
+def _cells(row: Row) -> list[str | Text]:
+    found = row.found_label or "not found"
+    if row.score is None:
+        return [Text(row.title), Text(found), percent(row.leakage)]
+    return [
+        Text(row.title),
+        Text(row.label or ""),
+        Text(found, style="green" if row.label_correct else "red"),
+        percent(row.leakage),
+        error(row.score.feature_error),
+        fixed(row.score.psnr, 1),
+        fixed(row.score.ssim, 2),
+    ]
 
 
 def _command() -> str:

@@ -13,11 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError, unknown_name
-from unsum.invert import invert, load_inverse
+from unsum.head import Head
+from unsum.invert import Inverse, invert, load_inverse
+from unsum.invert.refine import MODES, Mode
+from unsum.invert.refine import refine as refine_pictures
 from unsum.labels import LABEL_RULES, gather
 from unsum.leak import Leak
 from unsum.peel import Peeled, obstacle, peel
 from unsum.separate import SEPARATORS, separate
+from unsum.separate.adaptive import recognise
 from unsum.update import Update
 
 Say = Callable[[str], None]
@@ -36,6 +40,7 @@ def attack(
     label_rule: str | None = None,
     auxiliary: tuple[Tensor, Tensor] | None = None,
     inverse: str | Path | None = None,
+    refine: Mode | None = None,
     device: torch.device | str | None = None,
     seed: int = 0,
     progress: Say | None = None,
@@ -44,17 +49,20 @@ def attack(
     """Everything that can be read out of one update: a `Leak`, with `.images` where layers peel or the model has an inverse.
 
     Args:
-        recipe: `auto` takes the exact solver, or the ratio method where the solver itself expects to fail (a noisy
-            gradient, say), and then peels the layers down to the exact inputs where every layer can be undone; any other
-            name is a separator from `unsum list`. What cannot be peeled goes to the inverse.
+        recipe: `auto` takes the exact solver, the adaptive separator where a defence left its marks (a noisy or pruned
+            gradient, say), or the ratio method where the solver itself expects to fail, and then peels the layers down to
+            the exact inputs where every layer can be undone; any other name is a separator from `unsum list`. What cannot
+            be peeled goes to the inverse.
         labels, batch_size: what the attacker knows besides, as in `separate`.
         label_rule: a rule from `unsum list` that finds the labels first, instead of the recipe's own way.
         auxiliary: labelled samples of the attacker's own, for label rules that need them.
         inverse: a trained inverse for this model's backbone; the embedded one by default.
+        refine: change the inverse's pictures until they explain the leak: `features`, which raises PSNR, or a published mode
+            (`f`, `g`, `gf`). The model must be in the mode, train or eval, that the client trained it in.
         progress: called with a sentence when a new stage begins.
         steps: called as `steps(step, *losses)` by recipes that iterate.
     """
-    check_recipe(recipe, label_rule)
+    check_recipe(recipe, label_rule, refine)
     if label_rule is not None and labels is not None:
         raise UnsumError("The labels are given, so there is none to find; leave out labels= or label_rule=.")
     if auxiliary is not None and label_rule is None:
@@ -80,7 +88,36 @@ def attack(
         return replace(leak, notes=[*leak.notes, str(reason)])
     images = invert(model, leak, inverse=loaded)
     knowledge = replace(leak.knowledge, auxiliary_photos=loaded.photos)
-    return replace(leak, images=images, knowledge=knowledge, seconds=time.perf_counter() - start)
+    leak = replace(leak, images=images, knowledge=knowledge)
+    if refine is not None:
+        leak = _refined(model, update, leak, images, refine, loaded, say, steps)
+    return replace(leak, seconds=time.perf_counter() - start)
+
+
+def _refined(
+    model: nn.Module,
+    update: Update,
+    leak: Leak,
+    images: Tensor,
+    mode: Mode,
+    inverse: Inverse,
+    say: Say,
+    steps: Callable[..., None] | None,
+) -> Leak:
+    """The leak with refined pictures, or a note that says why they stayed as they were."""
+    if not leak.predicted_error < _HOPELESS:
+        return replace(leak, notes=[*leak.notes, "The pictures were not refined: the features are too uncertain."])
+    say("Refining the pictures")
+    found = refine_pictures(model, update, leak, images, mode=mode, inverse=inverse, progress=steps)
+    watched = found.history["watched"]
+    if not found.improved:
+        note = "Refined pictures explained the gradients held out no better, so the inverse's own were kept."
+    else:
+        note = (
+            f"The pictures were refined (mode {mode}): their misfit to gradients held out fell from {watched[0]:.2g} to "
+            f"{watched.min():.2g}."
+        )
+    return replace(leak, images=found.images, notes=[*leak.notes, note])
 
 
 def _peeled(model: nn.Module, update: Update, leak: Leak, seed: int, say: Say) -> Leak:
@@ -110,13 +147,15 @@ def _are_pictures(peeled: Peeled) -> bool:
     return len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= _SMALLEST_PICTURE
 
 
-def check_recipe(recipe: str, label_rule: str | None = None) -> None:
-    """Refuse an unknown recipe or label rule, before anything is computed for it."""
+def check_recipe(recipe: str, label_rule: str | None = None, refine: str | None = None) -> None:
+    """Refuse an unknown recipe, label rule or mode of refinement, before anything is computed for it."""
     names = [AUTO, *(entry.name for entry in SEPARATORS)]
     if recipe not in names:
         raise unknown_name("attack", recipe, names)
     if label_rule is not None:
         LABEL_RULES[label_rule]
+    if refine is not None and refine not in MODES:
+        raise unknown_name("mode of refinement", refine, MODES)
 
 
 def steps_of(recipe: str) -> int | None:
@@ -158,8 +197,15 @@ def _with_rule(
 
 
 def _auto(model: nn.Module, update: Update, known: dict[str, Any]) -> Leak:
-    """The exact solver, unless its own prediction says that the cruder ratio method will serve better."""
+    """The exact solver; the adaptive one where a defence left its marks; the ratio method where the first expects to fail."""
+    head = Head.of(model, update, known["device"])
+    if recognise(head).kind != "none":
+        # It asks the exact solver itself where that may do better: asking first would be a long search in noise.
+        return separate(model, update, "adaptive", **known)
     leak = separate(model, update, "exact", **known)
+    if not leak.exact and not bool(head.grad_W.any(0).all()):  # columns held back, as Soteria does, or silent ReLUs
+        other = separate(model, update, "adaptive", **known)
+        leak = other if other.predicted_error < leak.predicted_error else leak
     if leak.predicted_error < _HOPELESS:
         return leak
     try:

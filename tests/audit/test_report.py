@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import math
 import re
@@ -16,55 +17,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from audits import CLASSES, TITLES, captured, synthetic, with_names
 from unsum.audit.report import render
-from unsum.audit.result import Audit, Setting
-from unsum.data import Batch
-from unsum.knowledge import Knowledge
-from unsum.leak import Leak
 from unsum.models.lpips import lpips_status, weights_file
-from unsum.score import score, score_samples
 
 HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>']
-TITLES = ["a lighthouse", "two boats", "fog & rain"]
-CLASSES = ["harbour", "boat", "weather", "unused"]
-
-
-def pixels(seed: int, *shape: int) -> Tensor:
-    """Pictures of whole grey levels, so that a PNG holds them without loss."""
-    return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(seed)) / 255
-
-
-def synthetic(*, found: int = 3, pictures: bool = True, channels: int = 3, titles: list[str] | None = None) -> Audit:
-    """An attack on three samples that found the first `found` of them, in reverse order, with small errors."""
-    features = torch.eye(3, 5) + 1
-    targets = torch.tensor([0, 1, 2])
-    images = pixels(0, 3, channels, 16, 16)
-    recovered = pixels(1, 3, channels, 16, 16)
-    order = list(reversed(range(found)))
-    leak = Leak(
-        method="exact",
-        targets=torch.nn.functional.one_hot(targets, 4).double()[order],
-        logits=torch.zeros(found, 4),
-        features=features[order] * (1 + 2.5e-6),
-        residual=3.5e-9,
-        predicted_error=4.5e-6,
-        exact=True,
-        scale=0.125,
-        seconds=1.25,
-        knowledge=Knowledge(auxiliary_photos="12 of the neighbours"),
-        images=recovered[order] if pictures else None,
-        notes=[] if pictures else ["There are no pictures for this model: wrong backbone."],
-    )
-    setting = Setting(
-        "tiny net", 3, 4, "train", "Clip(4)", "exact", 7, "abacus", "unsum audit --seed 7", {"torch": "9.8.7"}
-    )
-    truth = Batch(images, targets, titles or TITLES, CLASSES)
-    compared = (images, targets, features)
-    return Audit(setting, truth, leak, score_samples(leak, *compared), score(leak, *compared), 2.5)
 
 
 class Page(HTMLParser):
-    """The elements of a page with their attributes, and its text outside the style block."""
+    """The elements of a page with their attributes, and its text outside style and script."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -75,10 +36,13 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
-        self.in_style = tag == "style"  # until the next element begins, which is soon enough: it holds no text
+        self.in_style = tag in (
+            "style",
+            "script",
+        )  # until the next element begins, which is soon enough: it holds no text
 
     def handle_data(self, data: str) -> None:
-        self.text += "" if self.in_style else data
+        self.text += "" if self.in_style else data.replace("\N{NO-BREAK SPACE}", " ")
 
     def attributes(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.elements if name == tag]
@@ -139,6 +103,7 @@ def test_without_an_inverse_only_the_originals_are_shown() -> None:
     assert "No inverse fits this model" in page.text
     assert "There are no pictures for this model: wrong backbone." in page.text
     assert "Recovered" not in page.text
+    assert page.attributes("input") == []  # nothing to slide over
     assert " dB" not in page.text
     assert "–" in page.text
 
@@ -165,7 +130,8 @@ def test_the_level_is_worded_and_not_only_coloured(level: str) -> None:
     audit = synthetic(found=2 if level == "partial" else 3)
     if level in ("labels", "low"):
         right = float(level == "labels")
-        audit = replace(audit, samples=[replace(row, feature_error=0.9, label_correct=right) for row in audit.samples])
+        rows = [replace(row, feature_error=0.9, label_correct=right) for row in audit.samples]
+        audit = replace(audit, samples=rows, leakages=[0.1] * 3)
     page = Page(render(audit))
     words = {"severe": "Severe", "partial": "Partial", "labels": "Label", "low": "Low"}
     assert audit.verdict.level == level
@@ -176,17 +142,13 @@ def test_the_level_is_worded_and_not_only_coloured(level: str) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_names_are_text(text: str) -> None:
-    audit = synthetic(titles=[text] * 3)
-    truth = replace(audit.truth, class_names=[text] * 4)
-    setting = replace(audit.setting, model=text, command=text, defenses=text, device=text, versions={text: text})
-    leak = replace(audit.leak, notes=[text], knowledge=Knowledge(auxiliary_photos=text))
-    html = render(replace(audit, truth=truth, setting=setting, leak=leak))
+    html = render(with_names(synthetic(), text))
     page = Page(html)
     assert text not in html
-    # Three titles in caption and table; three labels, true and found, in both; then model, defences and versions twice,
-    # command, device, note and auxiliary photos once.
-    assert page.text.count(text) == 3 * 2 + 3 * 2 * 2 + 3 * 2 + 4
-    assert page.attributes("script") == []
+    # Three titles in caption, slider and table; three labels, true and found, in caption and table; then model, defences and
+    # versions twice, command, device, note and auxiliary photos once.
+    assert page.text.count(text) == 3 * 3 + 3 * 2 * 2 + 3 * 2 + 4
+    assert len(page.attributes("script")) == 1  # our own
     assert len(page.attributes("img")) == 6
     assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
 
@@ -202,14 +164,14 @@ def test_nothing_comes_from_elsewhere() -> None:
     assert not re.search(r"https?://|//cdn|url\(|@import", html)
 
 
-def test_policy_admits_this_style_and_no_script() -> None:
+def test_policy_admits_this_style_and_this_script_and_no_other() -> None:
     html = render(synthetic())
     policy = next(meta["content"] for meta in Page(html).attributes("meta") if "http-equiv" in meta)
     assert policy is not None
     assert policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-")
     assert "unsafe" not in policy
-    assert "script-src" not in policy
-    assert "<script" not in html
+    (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    assert f"script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}';" in policy
     assert " style=" not in html  # the policy would refuse it
 
 
@@ -253,3 +215,64 @@ def test_audit_from_python_has_no_command() -> None:
     audit = synthetic()
     text = Page(render(replace(audit, setting=replace(audit.setting, command="")))).text
     assert "started from Python" in text
+
+
+def test_what_it_was_granted_and_where_it_lies_are_landmarks() -> None:
+    page = Page(render(synthetic()))
+    assert [len(page.attributes(tag)) for tag in ("header", "nav", "main", "footer", "h1")] == [1] * 5
+    first_link = page.attributes("a")[0]
+    assert first_link["href"] == "#headline"
+    targets = {attributes.get("id") for _, attributes in page.elements}
+    assert all((link["href"] or "").removeprefix("#") in targets for link in page.attributes("a"))
+
+
+def test_every_slider_is_named_after_its_sample() -> None:
+    page = Page(render(synthetic()))
+    assert [field["type"] for field in page.attributes("input")] == ["radio"] * 2 + ["range"] * 3
+    for title in TITLES:
+        assert f"lies over the original: {title}" in page.text
+    assert len(page.attributes("label")) == 5
+
+
+def test_cells_sort_by_the_whole_number() -> None:
+    audit = synthetic()
+    odd = replace(audit.samples[0], feature_error=0.123456789, psnr=math.inf, lpips=math.nan)
+    html = render(replace(audit, samples=[odd, *audit.samples[1:]]))
+    assert 'data-value="0.123456789"' in html
+    assert 'data-value="Infinity"' in html
+    assert 'data-value="NaN"' in html
+
+
+class TestWithoutTruth:
+    def test_what_was_found_is_shown_alone(self) -> None:
+        page = Page(render(captured()))
+        assert [image["alt"] for image in page.attributes("img")] == [
+            f"Recovered from the update: recovered sample {i}" for i in (1, 2, 3)
+        ]
+        for expected in ("gives away every sample that was found", "100 % (certified)", "harbour", "of unknown size"):
+            assert expected in page.text
+        for absent in ("True label", "correct", "PSNR (dB)", "largest measured", "there are"):
+            assert absent not in page.text
+        assert page.attributes("input") == []
+
+    def test_an_answer_nobody_vouches_for_is_not_called_safe(self) -> None:
+        page = Page(render(captured(exact=False, pictures=False)))
+        assert "Not decided" in page.text
+        assert "no proof of safety" in page.text
+        assert "0 %" not in page.text.split("What to do now")[0]
+        assert page.attributes("img") == []
+
+    @pytest.mark.parametrize("text", HOSTILE)
+    def test_hostile_names_are_text(self, text: str) -> None:
+        html = render(with_names(captured(), text))
+        assert text not in html
+        assert text in Page(html).text
+
+
+def test_a_part_of_a_sample_is_not_called_low() -> None:
+    audit = synthetic()
+    rows = [replace(row, feature_error=0.9, label_correct=0.0) for row in audit.samples]
+    half = replace(audit, samples=rows, leakages=[0.5, 0.1, 0.19])
+    assert half.verdict.level == "partial"
+    assert half.verdict.headline == "This update gives away a part of 1 of its 3 samples."
+    assert replace(half, leakages=[0.1] * 3).verdict.level == "low"

@@ -13,8 +13,8 @@ import torch
 
 import unsum
 from material import pictures, small_net
+from unsum.audit.leakage import leakage, yardstick
 from unsum.audit.result import Setting
-from unsum.audit.sweep.leakage import leakage, yardstick
 from unsum.audit.sweep.plan import plan
 from unsum.audit.sweep.plot import plot
 from unsum.audit.sweep.report import render

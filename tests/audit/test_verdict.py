@@ -30,7 +30,7 @@ def leak(size: int, exact: bool = False) -> Leak:
 )
 def test_levels(errors: list[float], labels: list[float], level: str, leakage: float) -> None:
     verdict = judge(leak(2), [sample(e, y) for e, y in zip(errors, labels, strict=True)])
-    assert (verdict.level, verdict.leakage) == (level, leakage)
+    assert (verdict.level, verdict.share) == (level, leakage)
 
 
 def test_sentences_count_right() -> None:

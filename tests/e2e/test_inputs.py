@@ -76,7 +76,7 @@ def test_capture_attack_and_audit_of_what_was_captured(unsum: Callable[..., Resu
 
     result = unsum("audit", *MODEL, *seen)
     assert result.code == 0, result.err
-    for part in ("of unknown size", "Recovered, without the truth", "recovered sample 5", "exact"):
+    for part in ("of unknown size", "leakage, certified", "recovered sample 5", "exact"):
         assert part in result.out
     content = json.loads(Path("unsum-report/result.json").read_text())
     assert content["truth_known"] is False

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from unsum.audit.result import Audit, Setting
 from unsum.audit.setting import device_name, versions
 from unsum.client.capture import in_mode
+from unsum.invert.refine import Mode
 from unsum.recipe import Say
 from unsum.recipe import attack as run_attack
 from unsum.update import Update
@@ -28,6 +29,7 @@ def audit_captured(
     batch_size: int | None,
     auxiliary: tuple[Tensor, Tensor] | None,
     inverse: str | Path | None,
+    refine: Mode | None,
     train: bool,
     device: torch.device,
     seed: int,
@@ -47,6 +49,7 @@ def audit_captured(
             label_rule=label_rule,
             auxiliary=auxiliary,
             inverse=inverse,
+            refine=refine,
             device=device,
             seed=seed,
             progress=say,

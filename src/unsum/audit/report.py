@@ -1,4 +1,4 @@
-"""The audit as one HTML page that opens from disk: no network, no script, every picture inside."""
+"""The audit as one HTML page that opens from disk: no network, one small script, every picture inside."""
 
 from __future__ import annotations
 
@@ -9,41 +9,42 @@ import json
 import math
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from torch import Tensor
 
-from unsum.audit.pictures import to_image
+from unsum.audit.advice import advice
+from unsum.audit.figures import error, fixed, percent
+from unsum.audit.glossary import glossary
+from unsum.audit.pictures import is_picture, to_image
+from unsum.audit.plain import plain
 from unsum.audit.result import Audit
+from unsum.audit.rows import Row
 from unsum.audit.verdict import CLOSE_ERROR, Level
-from unsum.models.lpips import lpips_status
-from unsum.score import SampleScore
 
-_BADGES: dict[Level, str] = {
+BADGES: dict[Level, str] = {
     "severe": "Severe leakage",
     "partial": "Partial leakage",
     "labels": "Label leakage",
     "low": "Low leakage",
+    "open": "Not decided",
 }
 _MEANS = ("label_correct", "feature_error", "feature_cosine", "psnr", "ssim", "lpips")
-_NOT_MEASURED = "–"
 
 
 @dataclass(frozen=True)
-class Row:
-    """One true sample as the page shows it; a picture is a data URI, or None where there is none to show."""
+class Shown:
+    """One row with its pictures as data URIs, or None where there is none to show."""
 
-    title: str
-    label: str | None
-    found_label: str | None
-    score: SampleScore | None  # None without the truth
+    row: Row
     original: str | None
     recovered: str | None
 
 
 def render(audit: Audit) -> str:
     """The complete page. Titles, class names and the command are escaped: they may come from anywhere."""
-    rows = [_row(audit, i) for i in range(audit.rows)]
+    rows = audit.rows
     verdict = audit.verdict
     template = environment().get_template("report.html.j2")
     return template.render(
@@ -51,13 +52,15 @@ def render(audit: Audit) -> str:
         setting=audit.setting,
         leak=audit.leak,
         verdict=verdict,
-        badge=_BADGES[verdict.level],
+        badge=BADGES[verdict.level],
         close_error=CLOSE_ERROR,
-        rows=rows,
-        means={name: audit.scores.get(name, math.nan) for name in _MEANS},
+        shown=[Shown(row, data_uri(row.original), data_uri(row.recovered)) for row in rows],
+        most=most_leaked(rows),
+        means={name: audit.scores.get(name, math.nan) for name in _MEANS} | {"leakage": _mean(audit.leakages)},
         worst_error=audit.scores.get("worst_feature_error", math.nan),
         some_missing=any(row.found_label is None for row in rows),
-        lpips_missing=lpips_status(),
+        steps=advice(verdict.level),
+        glossary=glossary(),
         credits=credits_of(audit.truth.titles) if audit.truth else [],
     )
 
@@ -69,27 +72,27 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_fit,
     )
-    environment.filters |= {"error": _error, "fixed": _fixed, "csp_hash": _csp_hash}
+    environment.filters |= {
+        "error": error,
+        "fixed": fixed,
+        "percent": lambda value: together(percent(value)),
+        "together": together,
+        "sortable": _sortable,
+        "csp_hash": _csp_hash,
+    }
     return environment
 
 
-def _row(audit: Audit, i: int) -> Row:
-    score, images = None if audit.truth is None else audit.samples[i], audit.leak.images
-    found = i if score is None else score.found
-    return Row(
-        title=audit.title(i),
-        label=None if audit.truth is None else audit.true_label(i),
-        found_label=audit.found_label(i),
-        score=score,
-        original=None if audit.truth is None else _data_uri(audit.truth.images[i]),
-        recovered=None if images is None or found is None else _data_uri(images[found]),
-    )
+def most_leaked(rows: list[Row]) -> Row | None:
+    """The sample that leaked most, where leakage is known at all."""
+    return max((row for row in rows if not math.isnan(row.leakage)), key=lambda row: row.leakage, default=None)
 
 
-def _data_uri(picture: Tensor) -> str | None:
+def data_uri(picture: Tensor | None) -> str | None:
     """A (1 or 3, h, w) tensor in [0, 1] as PNG; None for samples that are no pictures, such as rows of a table."""
-    if picture.ndim != 3 or len(picture) not in (1, 3):
+    if picture is None or not is_picture(picture):
         return None
     buffer = io.BytesIO()
     to_image(picture).save(buffer, format="PNG")
@@ -103,17 +106,25 @@ def credits_of(titles: list[str]) -> list[dict[str, str]]:
     return [known[title] for title in titles] if all(title in known for title in titles) else []
 
 
-def _error(value: float) -> str:
-    """1.7e-07, but 0.35: powers of ten only where they help."""
-    return f"{value:.1e}" if 0 < value < 0.01 else _fixed(value, 2)
+def _fit(value: Any) -> Any:
+    """Whatever a template prints; text without the characters that no page may carry, markup as it is."""
+    return plain(value) if type(value) is str else value
 
 
-def _fixed(value: float, digits: int) -> str:
-    if math.isnan(value):
-        return _NOT_MEASURED
-    return f"{value:.{digits}f}" if math.isfinite(value) else "∞"
+def together(text: str) -> str:
+    """The same with no line break between a number and its per cent sign."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
-def _csp_hash(style: str) -> str:
-    """The Content-Security-Policy source that admits this one style block and no other."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii")
+def _sortable(value: float) -> str:
+    """The whole number as JavaScript reads it."""
+    return repr(float(value)) if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity"
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def _csp_hash(block: str) -> str:
+    """The Content-Security-Policy source that admits this one style or script and no other."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(block.encode()).digest()).decode("ascii")

@@ -6,14 +6,22 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.pictures import picture_grid
+from unsum.audit.plain import plain
+from unsum.audit.rows import Row, rows
 from unsum.audit.verdict import Verdict, judge, judge_captured
 from unsum.data import Batch
 from unsum.errors import UnsumError
 from unsum.leak import Leak
 from unsum.score import SampleScore
+
+if TYPE_CHECKING:
+    from unsum.audit.gate import Gate
+
+SCHEMA_VERSION = "1.0"  # of result.json and sweep.json; described in schema/result.schema.json
 
 
 @dataclass(frozen=True)
@@ -36,8 +44,8 @@ class Setting:
 class Audit:
     """What the attack made of one update, beside the truth where the round was simulated.
 
-    An update captured elsewhere has no truth: `truth` is None, `samples` and `scores` are empty, and every output shows what the
-    attack found and how far it vouches for it.
+    An update captured elsewhere has no truth: `truth` is None, `samples`, `scores` and `leakages` are empty, and every output
+    shows what the attack found and how far it vouches for it.
     """
 
     setting: Setting
@@ -46,22 +54,36 @@ class Audit:
     samples: list[SampleScore]
     scores: dict[str, float]
     seconds: float
+    leakages: list[float] = field(default_factory=list)  # of every true sample, see unsum.audit.leakage
     class_names: list[str] = field(default_factory=list)  # where there is no truth to take them from
 
     @property
     def verdict(self) -> Verdict:
         if self.truth is None:
             return judge_captured(self.leak)
-        return judge(self.leak, self.samples)
+        return judge(self.leak, self.samples, self.leakages)
 
     @property
     def granted(self) -> list[str]:
         return self.leak.knowledge.granted()
 
+    @property
+    def rows(self) -> list[Row]:
+        return rows(self)
+
+    def gate(self, level: float = DEFAULT_LEVEL) -> Gate:
+        """Whether any sample leaks more than `level`, from 0 to below 1: `.result`, `.exit_code` and `.reason` say."""
+        from unsum.audit.gate import Gate, check_level
+
+        check_level(level)
+        return Gate(level, self.rows)
+
     def to_dict(self) -> dict[str, Any]:
         """Everything but the pictures, in plain types; what could not be measured is null."""
         leak = self.leak
         content = {
+            "schema": SCHEMA_VERSION,
+            "kind": "audit",
             "verdict": asdict(self.verdict),
             "granted": self.granted,
             "setting": asdict(self.setting),
@@ -77,25 +99,11 @@ class Audit:
             },
             "truth_known": self.truth is not None,
             "scores": self.scores,
-            "samples": [self._sample(i) for i in range(self.rows)],
+            "samples": [_sample(row) for row in self.rows],
             "seconds": self.seconds,
         }
-        plain: dict[str, Any] = finite(content)
-        return plain
-
-    @property
-    def rows(self) -> int:
-        """How many samples there are to show: the true ones or, without the truth, those that were found."""
-        return self.leak.batch_size if self.truth is None else len(self.samples)
-
-    def title(self, i: int) -> str:
-        return f"recovered sample {i + 1}" if self.truth is None else self.truth.titles[i]
-
-    def _sample(self, i: int) -> dict[str, Any]:
-        if self.truth is None:
-            return {"title": self.title(i), "label": None, "found_label": self.found_label(i)}
-        row = asdict(self.samples[i])
-        return {"title": self.title(i), "label": self.true_label(i), "found_label": self.found_label(i), **row}
+        fit: dict[str, Any] = finite(content)
+        return fit
 
     def true_label(self, i: int) -> str:
         if self.truth is None:
@@ -113,10 +121,11 @@ class Audit:
         return names[number] if number < len(names) else f"class {number}"
 
     def write(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Write `report.html`, `result.json` and, where there are pictures, `pictures.png`.
+        """Write `report.html`, `report.md`, `result.json` and, where there are pictures, `pictures.png`.
 
         An existing folder is written to only with `force`.
         """
+        from unsum.audit.markdown import render_markdown
         from unsum.audit.report import render  # here, so that importing unsum does not import jinja2
 
         folder = Path(folder)
@@ -124,10 +133,24 @@ class Audit:
         page = render(self)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "report.html").write_text(page, encoding="utf-8")
+        (folder / "report.md").write_text(render_markdown(self), encoding="utf-8")
         if self.leak.images is not None:
             picture_grid(self).save(folder / "pictures.png")
+        else:
+            (folder / "pictures.png").unlink(missing_ok=True)  # those of an earlier audit would pass for this one's
         (folder / "result.json").write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
         return folder / "report.html"
+
+
+def _sample(row: Row) -> dict[str, Any]:
+    figures = {} if row.score is None else asdict(row.score)
+    return {
+        "title": row.title,
+        "label": row.label,
+        "found_label": row.found_label,
+        "leakage": row.leakage,
+        **figures,
+    }
 
 
 def check_folder(folder: Path, *, force: bool) -> None:
@@ -141,11 +164,13 @@ def check_folder(folder: Path, *, force: bool) -> None:
 
 
 def finite(value: Any) -> Any:
-    """JSON knows neither NaN nor infinity."""
+    """The same as JSON can hold it: without NaN, infinity and the characters that are not text."""
+    if isinstance(value, str):
+        return plain(value)
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
+        return {finite(key): finite(item) for key, item in value.items()}
     if isinstance(value, list):
         return [finite(item) for item in value]
     return value

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.audit.captured import audit_captured
+from unsum.audit.leakage import leakages
 from unsum.audit.result import Audit, Setting
 from unsum.audit.setting import device_name, versions
 from unsum.client import capture
@@ -19,6 +20,7 @@ from unsum.data import Batch, class_names_of, client_batch, embedded_batch, open
 from unsum.defend import Defense
 from unsum.errors import UnsumError
 from unsum.head import collect_features, find_head
+from unsum.invert.refine import Mode
 from unsum.models import DEFAULT_MODEL, load_model
 from unsum.models.built import USUAL_SIZE
 from unsum.received import Received
@@ -45,6 +47,7 @@ def audit(
     defenses: Defense | Iterable[Defense] = (),
     attack: str = AUTO,
     label_rule: str | None = None,
+    refine: Mode | None = None,
     batch_size_known: bool = False,
     auxiliary: tuple[Tensor, Tensor] | None = None,
     inverse: str | Path | None = None,
@@ -72,6 +75,7 @@ def audit(
         defenses: applied to the update before the server sees it.
         attack: `auto` or the name of a separator; the attacker is given the model and the update, nothing else.
         label_rule: a rule that finds the labels first; without one the attack finds them in its own way.
+        refine: a mode that refines the inverse's pictures, as in `attack`.
         batch_size_known, auxiliary: grant the attacker the batch size, or labelled samples of its own, which some label
             rules need; the result says so.
         inverse: an inverse that `unsum train-inverse` made for this backbone, for pictures.
@@ -85,7 +89,7 @@ def audit(
     start = time.perf_counter()
     say = progress or (lambda _sentence: None)
     say("Loading the model and " + ("the client's photos" if update is None else "the update"))
-    check_recipe(attack, label_rule)  # before the client computes anything
+    check_recipe(attack, label_rule, refine)  # before the client computes anything
     chosen = torch.device(device or "cpu")
     if update is not None:
         if data is not None or tuple(defenses if not isinstance(defenses, Defense) else (defenses,)):
@@ -100,6 +104,7 @@ def audit(
             batch_size=_granted(batch, received) if batch_size_known else None,
             auxiliary=auxiliary,
             inverse=inverse,
+            refine=refine,
             train=train,
             device=chosen,
             seed=seed,
@@ -133,6 +138,7 @@ def audit(
             label_rule=label_rule,
             auxiliary=auxiliary,
             inverse=inverse,
+            refine=refine,
             device=chosen,
             seed=seed,
             progress=say,
@@ -144,6 +150,7 @@ def audit(
     with in_mode(network, train):
         features = collect_features(network, images)
     compared = (images, truth.targets, features)
+    samples = score_samples(leak, *compared)
     return Audit(
         Setting(
             model=name,
@@ -159,9 +166,10 @@ def audit(
         ),
         truth,
         leak,
-        score_samples(leak, *compared),
+        samples,
         score(leak, *compared),
         time.perf_counter() - start,
+        leakages(samples, images, features),
     )
 
 

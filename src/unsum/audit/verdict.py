@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from unsum.audit.figures import error, percent, sample_count
+from unsum.audit.leakage import DEFAULT_LEVEL, vouched
 from unsum.leak import Leak
 from unsum.score import SampleScore
 
-Level = Literal["severe", "partial", "labels", "low"]
+Level = Literal["severe", "partial", "labels", "low", "open"]
 
 EXACT_ERROR = 1e-3  # features this close are the client's own, up to rounding
 CLOSE_ERROR = 0.3  # features this close still give the sample away
@@ -18,68 +21,79 @@ RECOGNISABLE_PSNR = 18.0  # dB from which people recognise the pictures of our i
 
 @dataclass(frozen=True)
 class Verdict:
-    """`leakage` is the share of samples given away, from 0 to 1; `headline` says it in one sentence, `details` why."""
+    """`share` is how many of the samples were given away, from 0 to 1; `headline` says it in one sentence, `details` why."""
 
     level: Level
-    leakage: float
+    share: float
     headline: str
     details: list[str]
 
 
-def judge(leak: Leak, samples: list[SampleScore]) -> Verdict:
+def judge(leak: Leak, samples: list[SampleScore], leakages: Sequence[float] = ()) -> Verdict:
     """The verdict over one audited round."""
     total = len(samples)
     close = sum(row.feature_error < CLOSE_ERROR for row in samples)
     labels = sum(row.label_correct == 1.0 for row in samples)
-    level: Level = "severe" if close == total else "partial" if close else "labels" if labels > total / 2 else "low"
-    return Verdict(level, close / total, _headline(level, close, total), _details(leak, samples, labels))
+    part = sum(value >= DEFAULT_LEVEL for value in leakages)
+    level: Level = "severe" if close == total else "partial" if close or part else "low"
+    if level == "low" and labels > total / 2:
+        level = "labels"
+    return Verdict(
+        level, close / total, _headline(level, close, part, total), _details(leak, samples, labels, leakages)
+    )
 
 
 def judge_captured(leak: Leak) -> Verdict:
-    """The verdict where there is no truth: it rests on the attack's own prediction and certificate."""
-    count, sure = leak.batch_size, leak.predicted_error < CLOSE_ERROR
-    level: Level = "severe" if leak.exact else "partial" if sure else "low"
-    samples = "its sample" if count == 1 else f"all {count} samples of its batch"
-    if leak.exact:
-        headline = f"This update gives away {samples}, and the attack certifies it."
-    elif sure:
-        headline = f"This update probably gives away {samples}; the attack does not certify it."
-    else:
-        headline = "This attack read nothing out of this update that it would vouch for."
+    """The verdict over an update that came without the truth: the attack's own certificate is all there is."""
+    total = leak.batch_size
+    known = [value for value in (vouched(leak, i) for i in range(total)) if value >= DEFAULT_LEVEL]
+    level: Level = "severe" if len(known) == total else "partial" if known else "open"
+    headline = {
+        "severe": "This update gives away every sample that was found in it.",
+        "partial": f"This update gives away {len(known)} of the {total} samples that were found in it.",
+        "open": "The attack answered, but does not vouch for its answer.",
+    }[level]
+    classes = len(set(leak.labels.tolist()))
     details = [
-        f"Nothing could be compared: the update was captured elsewhere, so these are the attack's own figures for the {count} "
-        f"{'sample' if count == 1 else 'samples'} it found.",
-        f"It predicts an error of {leak.predicted_error:.1e} in the features, and leaves {leak.residual:.1e} of the gradient "
-        "unexplained.",
+        f"Found in the update: {sample_count(total)} of {classes} {'class' if classes == 1 else 'classes'}.",
         _certificate(leak),
+        "The truth is not known here, so nothing was compared with it: the confidence is the attack's own.",
     ]
     if leak.inputs_exact is not None:
-        details.append(f"{int(leak.inputs_exact.sum())} of {count} inputs were certified exact, layer by layer.")
-    return Verdict(level, 1.0 if sure else 0.0, headline, details)
+        details.insert(1, f"{int(leak.inputs_exact.sum())} of {total} inputs are certified to be the client's own.")
+    return Verdict(level, len(known) / total, headline, details)
 
 
-def _headline(level: Level, close: int, total: int) -> str:
+def _headline(level: Level, close: int, part: int, total: int) -> str:
     if level == "severe":
         return (
             "This update gives away every sample of the batch." if total > 1 else "This update gives its sample away."
         )
-    if level == "partial":
+    if level == "partial" and close:
         return f"This update gives away {close} of its {total} samples."
+    if level == "partial":
+        return f"This update gives away a part of {part} of its {total} samples."
     if level == "labels":
         return "This update gives away what the samples are, but not how they look."
     return "This attack recovered no sample from this update."
 
 
-def _details(leak: Leak, samples: list[SampleScore], labels: int) -> list[str]:
+def _details(leak: Leak, samples: list[SampleScore], labels: int, leakages: Sequence[float]) -> list[str]:
     total = len(samples)
     exact = sum(row.feature_error < EXACT_ERROR for row in samples)
     worst = max(row.feature_error for row in samples)
     details = [
         f"{labels} of {total} labels were recovered.",
         f"The features that reach the last layer were recovered to within 0.1 % for {exact} of {total} samples "
-        f"(largest error {worst:.1e}).",
+        f"(largest error {error(worst)}).",
         _certificate(leak),
     ]
+    if leakages:
+        details.insert(
+            0,
+            f"Leakage is up to {percent(max(leakages))} and {percent(math.fsum(leakages) / total)} on average: 100 % is the "
+            "sample itself, 0 % is no better than a typical sample of this client.",
+        )
     pictures = [row for row in samples if not math.isnan(row.psnr)]
     if pictures:
         # A sample that was not found is scored as mid-grey: it counts in the mean, but it did not come back.

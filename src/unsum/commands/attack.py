@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
@@ -15,6 +15,7 @@ from unsum.audit.leak_folder import leak_summary, write_leak
 from unsum.audit.result import check_folder
 from unsum.client.step import in_mode
 from unsum.commands import options
+from unsum.invert.refine import Mode
 from unsum.leak import Leak
 from unsum.received import Received
 from unsum.recipe import attack as run_attack
@@ -42,6 +43,9 @@ def command(
     inverse: Annotated[
         Path | None, typer.Option(help="An inverse from `unsum train-inverse` for this backbone, for pictures.")
     ] = None,
+    refine: Annotated[
+        str | None, typer.Option(help="Refine the pictures: features (raises PSNR), or the published f, g, gf.")
+    ] = None,
     eval_mode: Annotated[
         bool, typer.Option("--eval-mode", help="The client's BatchNorm used running statistics.")
     ] = False,
@@ -56,7 +60,8 @@ def command(
 ) -> None:
     """Attack a captured update: no data are needed, and none are looked at."""
     check_folder(out, force=force)
-    check_recipe(attack, labels)
+    mode = cast("Mode | None", refine)  # checked in the next line, with a sentence
+    check_recipe(attack, labels, mode)
     files = Received(update, before, after, delta, rate, steps)
     chosen = options.usable_device(device)
     with stages(_PROGRESS, steps_of(attack)) as shown:
@@ -71,6 +76,7 @@ def command(
                 batch_size=batch_size,
                 label_rule=labels,
                 inverse=inverse,
+                refine=mode,
                 device=chosen,
                 seed=seed,
                 progress=shown.say,

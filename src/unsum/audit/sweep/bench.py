@@ -11,16 +11,13 @@ from torch import Tensor, nn
 
 from unsum.audit.result import Audit, Setting
 from unsum.audit.run import Say, audit
-from unsum.audit.sweep.leakage import leakage, yardstick
 from unsum.audit.sweep.pictures import Pictures
 from unsum.audit.sweep.result import Point, SampleLeak
 from unsum.audit.sweep.task import Accuracy, scale_to, train
 from unsum.client import capture
-from unsum.client.step import in_mode
 from unsum.data import Batch
 from unsum.defend import Defense
 from unsum.errors import UnsumError
-from unsum.head import collect_features
 
 
 class Bench:
@@ -43,9 +40,6 @@ class Bench:
         self._trains = client_trains
         images, targets = truth.images.to(device), truth.targets.to(device)
         self._batch = images, targets
-        torch.manual_seed(seed)  # dropout as it will fall in the client's pass
-        with in_mode(model, client_trains):
-            self._against = yardstick(images, collect_features(model, images))
         self.scale = 1.0
         if pictures is not None:
             torch.manual_seed(seed)
@@ -96,7 +90,7 @@ class Bench:
         row = result.samples[i]
         return SampleLeak(
             title=self._truth.titles[i],
-            leakage=leakage(row, i, self._against),
+            leakage=result.leakages[i],
             label_correct=row.label_correct == 1.0,
             feature_error=row.feature_error,
             feature_cosine=row.feature_cosine,
@@ -120,8 +114,7 @@ def shown(chain: Iterable[Defense]) -> str:
 
 
 def _pictures(result: Audit, i: int) -> tuple[Tensor, Tensor | None] | None:
-    assert result.truth is not None  # a sweep simulates every round itself
-    original, found = result.truth.images[i], result.samples[i].found
-    if original.ndim != 3 or result.leak.images is None:
+    row = result.rows[i]
+    if row.original is None or row.original.ndim != 3 or result.leak.images is None:
         return None
-    return original, None if found is None else result.leak.images[found]
+    return row.original, row.recovered

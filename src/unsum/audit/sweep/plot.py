@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from unsum.audit.figures import percent
 from unsum.audit.sweep.result import Curve, Point, Sweep
-from unsum.audit.sweep.words import percent, short
+from unsum.audit.sweep.words import short
 
 WIDTH, HEIGHT = 760, 486
 _LEFT, _RIGHT = 64, 742

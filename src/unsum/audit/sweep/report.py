@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from unsum.audit.figures import percent
 from unsum.audit.pictures import to_image
-from unsum.audit.report import credits_of, environment
+from unsum.audit.report import credits_of, environment, together
 from unsum.audit.sweep.plot import Plot, plot
 from unsum.audit.sweep.result import Curve, Point, Sweep
-from unsum.audit.sweep.words import closer, headline, level, percent, sentences, short
+from unsum.audit.sweep.words import closer, headline, level, sentences, short
 from unsum.defend import DEFENSES
 
 
@@ -47,18 +48,13 @@ def render(sweep: Sweep) -> str:
         sweep=sweep,
         setting=sweep.setting,
         task=sweep.task,
-        headline=_together(headline(sweep)),
+        headline=together(headline(sweep)),
         level=level(sweep),
-        sentences=[_together(sentence) for sentence in sentences(sweep)],
+        sentences=[together(sentence) for sentence in sentences(sweep)],
         sections=[_section(sweep, curve) for curve in sweep.curves],
         credits=credits_of(sweep.titles),
-        percent=lambda value: _together(percent(value)),
+        percent=lambda value: together(percent(value)),
     )
-
-
-def _together(text: str) -> str:
-    """The same with no line break between a number and its per cent sign."""
-    return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def _section(sweep: Sweep, curve: Curve) -> Section:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from unsum.audit.result import Setting, check_folder, finite
+from unsum.audit.result import SCHEMA_VERSION, Setting, check_folder, finite
 from unsum.audit.sweep.task import Accuracy, Task
 from unsum.defend.axis import Axis
 
@@ -132,6 +132,8 @@ class Sweep:
     def to_dict(self) -> dict[str, Any]:
         """Everything but the pictures, in plain types; what could not be measured is null."""
         content = {
+            "schema": SCHEMA_VERSION,
+            "kind": "sweep",
             "keep_under": self.keep_under,
             "enough": [self._enough(curve) for curve in self.curves],
             "granted": self.granted,

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.run import USUAL_BATCH, Data, Say, prepare
 from unsum.audit.sweep.bench import Bench, shown
-from unsum.audit.sweep.leakage import DEFAULT_LEVEL
 from unsum.audit.sweep.pictures import photo_tiles, pictures_from_file
 from unsum.audit.sweep.plan import Plan, plan
 from unsum.audit.sweep.result import Curve, Point, Sweep
@@ -54,7 +54,7 @@ def sweep(
         over: what to vary: `NAME=LOW..HIGH`, `NAME=LOW..HIGH/STEPS`, `NAME=a,b,c`, or the name of a defence that is on or off;
             one or several.
         keep_under: the leakage, from 0 to 1, that no sample may reach: 1 is the sample itself, 0 is no better than answering
-            with the mean of the batch's other samples (see `unsum.audit.sweep.leakage`).
+            with the mean of the batch's other samples (see `unsum.audit.leakage`).
         defenses: applied before the varied one, in order, at every strength.
         utility: measure the accuracy of a small federated training at every strength, too.
         utility_data: an .npz file with `images` and `labels` to train on instead of tiles of the embedded photos.

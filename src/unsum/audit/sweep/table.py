@@ -9,8 +9,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from unsum.audit.figures import percent
 from unsum.audit.sweep.result import Curve, Point, Sweep
-from unsum.audit.sweep.words import closer, headline, level, percent, sentences, short
+from unsum.audit.sweep.words import closer, headline, level, sentences, short
 from unsum.audit.verdict import Level
 
 _COLOURS: dict[Level, str] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from unsum.audit.figures import percent
 from unsum.audit.sweep.result import Curve, Point, Sweep
 from unsum.audit.verdict import Level
 
@@ -11,14 +12,6 @@ from unsum.audit.verdict import Level
 def short(strength: float | None) -> str:
     """A strength as it can be typed again: 0.0158, 1e-05; a switch is simply on."""
     return "on" if strength is None else f"{strength:g}"
-
-
-def percent(value: float) -> str:
-    """
-    >>> percent(0.298), percent(0.004)
-    ('30 %', '0.4 %')
-    """
-    return "–" if math.isnan(value) else f"{100 * value:.{1 if 5e-4 < value < 0.01 else 0}f} %"
 
 
 def headline(sweep: Sweep) -> str:

@@ -9,6 +9,8 @@ so that 1 is the sample itself, and 0 is no better than answering with a typical
 counts: on the features that reach the last layer, there up to a factor, so that an attack that finds the direction alone counts;
 and on the pixels, where the attack made a picture. Where the mean is worse than no answer at all (zero features, a mid-grey
 picture) or there are no other samples, that takes its place.
+
+An update that was captured elsewhere comes without the truth. Then only the attack's own certificate speaks: see `vouched`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.leak import Leak
 from unsum.score import SampleScore
 
 DEFAULT_LEVEL = 0.2
@@ -55,6 +58,23 @@ def leakage(score: SampleScore, i: int, against: Yardstick) -> float:
     if not math.isnan(score.psnr):
         parts.append(1 - 10 ** (-score.psnr / 10) / max(float(against.pixels[i]), 1e-30))
     return min(max(parts), 1.0)
+
+
+def leakages(scores: list[SampleScore], images: Tensor, features: Tensor) -> list[float]:
+    """The leakage of every sample, from how they were scored and the truth."""
+    against = yardstick(images, features)
+    return [leakage(score, i, against) for i, score in enumerate(scores)]
+
+
+def vouched(leak: Leak, i: int) -> float:
+    """The leakage of found sample `i` where the truth is not known; NaN where the attack does not vouch for its answer.
+
+    A certified input is the sample itself. Features with a certified relative error e leave e² of ‖f‖² unexplained, and no
+    answer at all takes the place of the other samples, which nobody knows.
+    """
+    if leak.inputs_exact is not None and bool(leak.inputs_exact[i]):
+        return 1.0
+    return max(1 - leak.predicted_error**2, 0.0) if leak.exact else math.nan
 
 
 def _others(rows: Tensor) -> Tensor:

@@ -1,0 +1,181 @@
+"""The audit as Markdown, for a pull request, a wiki or a ticket; the pictures lie beside it in `pictures.png`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+from unsum.audit.advice import advice
+from unsum.audit.figures import error, fixed, percent, sample_count
+from unsum.audit.glossary import glossary
+from unsum.audit.plain import markdown as text
+from unsum.audit.plain import plain
+from unsum.audit.report import BADGES, credits_of
+from unsum.audit.result import Audit
+from unsum.audit.rows import Row
+
+
+def render_markdown(audit: Audit) -> str:
+    """The complete file. Whatever came from outside is escaped, sign by sign."""
+    parts = [_verdict(audit), _steps(audit), _pictures(audit), _samples(audit), _granted(audit), _confidence(audit)]
+    return "\n\n".join([*parts, _setting(audit), _glossary(), _footer(audit)]) + "\n"
+
+
+def _verdict(audit: Audit) -> str:
+    verdict = audit.verdict
+    lines = [f"# {text(verdict.headline)}", "", f"**{BADGES[verdict.level]}.**", "", *_list(verdict.details)]
+    if verdict.level == "open":
+        lines += [
+            "",
+            "What was found may be right all the same: an answer that nobody vouches for is no proof of safety.",
+        ]
+    elif verdict.level != "severe":
+        lines += [
+            "",
+            "This is what one attack recovered from one update. A stronger or better informed attack may recover more: little "
+            "leakage here is no proof of safety.",
+        ]
+    return "\n".join(lines)
+
+
+def _steps(audit: Audit) -> str:
+    steps = [
+        f"{number}. {text(step.text)}" + (f" {_code(step.command)}" if step.command else "")
+        for number, step in enumerate(advice(audit.verdict.level), start=1)
+    ]
+    return "\n".join(["## What to do now", "", *steps])
+
+
+def _pictures(audit: Audit) -> str:
+    if audit.leak.images is None:
+        return "## Pictures\n\nNo inverse fits this model, so the attack ends with features and makes no pictures."
+    names = ", ".join(row.title for row in audit.rows)
+    what = (
+        "Each private sample above what was read back from the update" if audit.truth else "Read back from the update"
+    )
+    return f"## Pictures\n\n![{text(f'{what}: {names}')}](pictures.png)"
+
+
+def _samples(audit: Audit) -> str:
+    if audit.truth is None:
+        table = _table(
+            ["Sample", "Found label", "Leakage (certified)"],
+            [[row.title, row.found_label or "not found", percent(row.leakage)] for row in audit.rows],
+            numbers=1,
+        )
+        note = (
+            "The truth is not known: leakage is what the attack's own certificate vouches for; “–” where it does not."
+        )
+    else:
+        headings = [
+            "Sample",
+            "Label",
+            "Found label",
+            "Leakage",
+            "Feature error",
+            "Cosine",
+            "PSNR (dB)",
+            "SSIM",
+            "LPIPS",
+        ]
+        table = _table(headings, [_cells(row) for row in audit.rows], numbers=6)
+        note = "“–” was not measured."
+    return f"## Sample by sample\n\n{table}\n\n{note}"
+
+
+def _cells(row: Row) -> list[str]:
+    assert row.score is not None
+    found = (
+        "not found" if row.found_label is None else f"{row.found_label} ({'correct' if row.label_correct else 'wrong'})"
+    )
+    score = row.score
+    return [
+        row.title,
+        row.label or "",
+        found,
+        percent(row.leakage),
+        error(score.feature_error),
+        fixed(score.feature_cosine, 4),
+        fixed(score.psnr, 1),
+        fixed(score.ssim, 2),
+        fixed(score.lpips, 2),
+    ]
+
+
+def _granted(audit: Audit) -> str:
+    return "\n".join(["## Threat model: what the attacker was granted", "", *_list(audit.granted)])
+
+
+def _confidence(audit: Audit) -> str:
+    leak = audit.leak
+    vouches = "vouches" if leak.exact else "does not vouch"
+    worst = audit.scores.get("worst_feature_error", math.nan)
+    facts = {
+        "Certificate": f"{'exact' if leak.exact else 'not exact'}: the attack {vouches} for its answer",
+        "Predicted feature error": error(leak.predicted_error)
+        + ("" if math.isnan(worst) else f" (largest measured: {error(worst)})"),
+        "Residual": f"{error(leak.residual)} of the gradient left unexplained",
+        "Samples found": f"{leak.batch_size}" + (f" (there are {len(audit.samples)})" if audit.truth else ""),
+        "Gradient scale found": f"{leak.scale:.6g}",
+        "Notes": " ".join(leak.notes) or "none",
+    }
+    return f"## How sure the attacker is\n\n{_facts(facts)}"
+
+
+def _setting(audit: Audit) -> str:
+    setting = audit.setting
+    facts = {
+        "Model": setting.model,
+        "Private batch": f"{sample_count(setting.batch_size) if audit.truth else 'of unknown size'}, {setting.classes} classes",
+        "BatchNorm mode": setting.mode,
+        "Defence": setting.defenses,
+        "Attack": setting.attack,
+        "Seed": str(setting.seed),
+        "Device": setting.device,
+        "Versions": ", ".join(f"{name} {version}" for name, version in setting.versions.items()),
+        "Time": f"attack {audit.leak.seconds:.2f} s, everything {audit.seconds:.1f} s",
+    }
+    again = _block(setting.command) if setting.command else "Started from Python: call `unsum.audit` with this setting."
+    return f"## Method, versions, and how to run it again\n\n{again}\n\n{_facts(facts)}"
+
+
+def _glossary() -> str:
+    return "\n".join(
+        ["## The words used here", "", *(f"- **{text(word)}**: {text(what)}" for word, what in glossary())]
+    )
+
+
+def _footer(audit: Audit) -> str:
+    lines = ["---", "", "Responsible use: audit what you operate or have permission to test."]
+    credits_ = credits_of(audit.truth.titles) if audit.truth else []
+    for photo in credits_:
+        lines += ["", f"“{text(photo['title'])}”: {text(photo['author'])}, {text(photo['licence'])}."]
+    return "\n".join(lines)
+
+
+def _list(sentences: Iterable[str]) -> list[str]:
+    return [f"- {text(sentence)}" for sentence in sentences]
+
+
+def _facts(facts: dict[str, str]) -> str:
+    return _table(["", ""], [list(pair) for pair in facts.items()], numbers=0)
+
+
+def _table(headings: list[str], rows: list[list[str]], *, numbers: int) -> str:
+    """A table whose last `numbers` columns are aligned to the right."""
+    words = len(headings) - numbers
+    lines = [headings, [":--" if i < words else "--:" for i in range(len(headings))]]
+    lines += [[text(cell) for cell in row] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _code(command: str) -> str:
+    return f"`{command}`"
+
+
+def _block(command: str) -> str:
+    """A fence longer than any run of backticks inside, so that the command cannot end it."""
+    command = "\n".join(plain(command).splitlines())
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", command)), default=0))
+    return f"{fence}console\n{command}\n{fence}"

@@ -1,0 +1,7 @@
+"""Pictures of an inverse → pictures that explain the leak better."""
+
+from unsum.invert.refine.misfit import MODES, Distance, Mode
+from unsum.invert.refine.prior import PRIORS, Correction, Prior
+from unsum.invert.refine.run import Refined, refine, steps_of
+
+__all__ = ["MODES", "PRIORS", "Correction", "Distance", "Mode", "Prior", "Refined", "refine", "steps_of"]

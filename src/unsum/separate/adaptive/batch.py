@@ -1,0 +1,141 @@
+"""Labels, counts and scale of a batch whose gradient was tampered with: from its large rows and what is left of ∇b.
+
+A label's row of ∇W holds its samples' features, every other row only the small share softmax gives it. And
+∇b_c = s (p̄_c − n_c/B): for a label that is −s n_c/B but for the probability, which is about 1/C early on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unsum.head import Head
+from unsum.knowledge import Knowledge
+from unsum.separate.adaptive.recognise import Defence
+
+_SURE = 5.0  # standard deviations below zero that make a bias gradient a label's
+_WHOLE = 0.2  # distance from a whole number within which a count is one
+_REPEATS = 4  # samples per label, at most, that are looked for where nobody says how many there are
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Groups of samples of one label: what a damaged gradient tells apart for certain."""
+
+    labels: Tensor  # (g,) ascending, no two alike
+    counts: Tensor  # (g,) samples of each
+    scale: float  # the gradient was multiplied by this
+    scale_known: bool  # whether `scale` is a plain 1
+    size_known: bool  # whether the number of samples was granted
+    notes: list[str]
+
+    @property
+    def size(self) -> int:
+        return int(self.counts.sum())
+
+    def alpha(self, reduction: str) -> float:
+        """The factor in front of P − Y."""
+        return self.scale / self.size if reduction == "mean" else self.scale
+
+
+def find_batch(head: Head, knowledge: Knowledge, defence: Defence) -> Batch | None:
+    """The groups, by the granted labels or by the rows; None where no row stands out."""
+    granted = knowledge.targets(head.classes)
+    energy = row_energies(head, defence)
+    if granted is not None:
+        labels, counts = granted.argmax(1).to(head.W.device).unique(return_counts=True)
+        scale, plain = _scale(head, defence, labels)
+        return Batch(labels, counts, scale, plain, True, [])
+    labels = _label_rows(head, defence, energy, knowledge.batch_size)
+    if len(labels) == 0:
+        return None
+    scale, plain = _scale(head, defence, labels)
+    mass, how = _masses(head, defence, energy, labels, scale)
+    counts = _counts(mass, knowledge.batch_size, head.reduction)
+    notes = [f"Labels are the classes of the largest rows; how many samples carry each comes from {how}."]
+    return Batch(labels, counts, scale, plain, knowledge.batch_size is not None, notes)
+
+
+def row_energies(head: Head, defence: Defence) -> Tensor:
+    """(C,) squared norm of every row beyond what the noise adds to it; of signs, how many are negative."""
+    if defence.kind == "sign":
+        return (head.grad_W < 0).sum(1).double()
+    return head.row_norms(head.grad_W).square() - head.grad_W.shape[1] * defence.sigma**2
+
+
+def _label_rows(head: Head, defence: Defence, energy: Tensor, batch_size: int | None) -> Tensor:
+    """Rows above the widest gap in the energies, and those whose bias gradient is negative beyond doubt."""
+    C, H = head.grad_W.shape
+    floor = max(3 * defence.sigma**2 * (2 * H) ** 0.5, defence.threshold**2, 1e-12 * float(energy.max()))
+    ordered, rows = energy.clamp_min(floor).sort(descending=True)
+    most = min(C - 1, batch_size or max(C // 2, 1))
+    gaps = (ordered[:-1] / ordered[1:])[:most]
+    chosen = torch.zeros(C, dtype=torch.bool, device=energy.device)
+    if float(ordered[0]) > floor:
+        chosen[rows[: int(gaps.argmax()) + 1]] = True
+    if head.grad_b is not None and defence.kind != "sign":
+        chosen |= head.grad_b.double() < -max(_SURE * defence.sigma_b, 1e-3 * float(head.grad_b.abs().max()))
+    if batch_size is not None and int(chosen.sum()) > batch_size:
+        lowest = energy.masked_fill(~chosen, -torch.inf).argsort(descending=True)[:batch_size]
+        chosen = torch.zeros_like(chosen).index_fill(0, lowest, True)
+    return chosen.nonzero()[:, 0]
+
+
+def _scale(head: Head, defence: Defence, labels: Tensor) -> tuple[float, bool]:
+    """What ∇b sums to over the labels, minus s for a whole batch; a plain 1 where that is what it must be anyway."""
+    if head.grad_b is None or defence.kind == "sign" or head.reduction == "sum":
+        return 1.0, True
+    own = head.grad_b[labels].double()
+    if bool((own == 0).any()):  # pruned: what is left says too little
+        return 1.0, True
+    predicted = len(labels) / head.classes  # share of the probability that lies on the labels, about
+    found = -float(own.sum()) / max(1 - predicted, 0.1)
+    doubt = 0.02 + 2 * predicted + 4 * defence.sigma_b * len(labels) ** 0.5
+    return (1.0, True) if abs(found - 1) < doubt or found <= 0 else (found, False)
+
+
+def _masses(head: Head, defence: Defence, energy: Tensor, labels: Tensor, scale: float) -> tuple[Tensor, str]:
+    """(g,) the share of the batch's targets in each label, and in words where it was read."""
+    rows = energy[labels].clamp_min(1e-300)
+    by_rows = rows.sqrt() / rows.sqrt().sum()
+    if head.grad_b is None or defence.kind == "sign":
+        return by_rows, "their size"
+    own = -head.grad_b[labels].double() / scale + 1 / head.classes
+    if head.reduction == "sum":
+        return own, "the bias gradient"
+    seen = own > max(3 * defence.sigma_b / scale, 1.5 / head.classes)
+    if not bool(seen.any()):
+        return by_rows, "their size"
+    if bool(seen.all()):
+        return own, "the bias gradient"
+    unit = float(
+        (own[seen] / rows[seen].sqrt()).median()
+    )  # the rows that lost ∇b, in the measure of those that did not
+    return torch.where(seen, own, unit * rows.sqrt()), "the bias gradient where it survived, and from their size"
+
+
+def _counts(mass: Tensor, batch_size: int | None, reduction: str) -> Tensor:
+    """(g,) whole numbers of at least 1 in proportion to `mass`."""
+    if reduction == "sum":
+        return mass.round().clamp_min(1).long()
+    sizes = range(len(mass), _REPEATS * len(mass) + 1) if batch_size is None else [batch_size]
+    for size in sizes:
+        counts = mass * size
+        if batch_size is None and float((counts - counts.round()).abs().max()) > _WHOLE:
+            continue
+        if batch_size is None and int(counts.round().clamp_min(1).sum()) != size:
+            continue
+        return _apportioned(counts / counts.sum() * size, size)
+    return torch.ones_like(mass).long()
+
+
+def _apportioned(shares: Tensor, size: int) -> Tensor:
+    """Whole numbers of at least 1 with the given sum, nearest to the shares."""
+    counts = shares.floor().clamp_min(1).long()
+    while int(counts.sum()) < size:
+        counts[(shares - counts).argmax()] += 1
+    while int(counts.sum()) > size and int(counts.max()) > 1:
+        counts[torch.where(counts > 1, shares - counts, torch.inf).argmin()] -= 1
+    return counts

@@ -1,0 +1,143 @@
+"""Which samples of a group share a feature's sum: every small set of them is tried, column by column.
+
+After a ReLU few samples of a batch have a given feature at all. For a set S of active samples, with features f_S of mean 1/rate
+and a Gaussian likelihood exp(qᵀf − fᵀNf/2), the evidence is that of a least-squares fit on S alone; all sets are weighed by it.
+The label row pins the sum of f, the other rows only hint at its owner; together with S being small that is often enough.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unsum.separate.adaptive.prior import Posterior
+
+_LOOSE = 0.05  # precision, in units of the prior's rate, that keeps a feature nothing tells about from infinity
+_BLOCK = 1 << 15  # columns at a time
+_MEMBERS = 12  # of a group, beyond which there are too many sets
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """How likely a feature is not zero, and its mean then."""
+
+    active: float
+    size: float
+
+    @classmethod
+    def of(cls, mean: Tensor, silent: float, members: int) -> Sparsity:
+        """From a group's mean features and the share of columns that are silent in all of its members."""
+        active = min(max(1 - silent ** (1 / members), 0.02), 0.95)
+        return cls(active, max(float(mean.mean()) / active, 1e-12))
+
+
+@dataclass(frozen=True)
+class Weighed:
+    posterior: Posterior
+    evidence: float  # log, up to what does not depend on G
+    crowded: float  # share of the columns that need more active samples than are looked for
+
+
+def can_be_weighed(members: int) -> bool:
+    return 2 <= members <= _MEMBERS
+
+
+def weigh(N: Tensor, Q: Tensor, sparsity: Sparsity, largest: int) -> Weighed:
+    """The posterior of a group's features.
+
+    Args:
+        N: (n, n) or (n, n, H) precision of the features, of all columns or of each.
+        Q: (n, H) precision times estimate.
+        largest: active samples in one column, at most; the work grows with its power.
+    """
+    H = Q.shape[1]
+    mean, variance = torch.empty_like(Q), torch.empty_like(Q)
+    evidence = crowded = 0.0
+    for start in range(0, H, _BLOCK):
+        columns = slice(start, min(start + _BLOCK, H))
+        block = _weigh_block(N if N.ndim == 2 else N[:, :, columns], Q[:, columns], sparsity, largest)
+        mean[:, columns], variance[:, columns] = block[0], block[1]
+        evidence, crowded = evidence + block[2], crowded + block[3]
+    return Weighed(Posterior(mean, variance), evidence, crowded / H)
+
+
+def _weigh_block(N: Tensor, Q: Tensor, sparsity: Sparsity, largest: int) -> tuple[Tensor, Tensor, float, float]:
+    """Mean, variance, summed evidence and number of crowded columns."""
+    n, H = Q.shape
+    sets = [s for k in range(1, min(largest, n) + 1) for s in itertools.combinations(range(n), k)]
+    odds = math.log(sparsity.active / (1 - sparsity.active)) - math.log(sparsity.size)
+    fits = [_fit_set(N, Q, s, 1 / sparsity.size) for s in sets]
+    logs = torch.stack([Q.new_zeros(H), *(fit[0] + len(s) * odds for fit, s in zip(fits, sets, strict=True))])
+    total = torch.logsumexp(logs, 0)
+    weights = torch.exp(logs - total)[1:]
+    mean, second = torch.zeros_like(Q), torch.zeros_like(Q)
+    crowded = 0.0
+    for weight, (_, values, spreads), members in zip(weights, fits, sets, strict=True):
+        crowded += float(weight.sum()) if len(members) == largest < n else 0.0
+        for i, value, spread in zip(members, values, spreads, strict=True):
+            mean[i] += weight * value
+            second[i] += weight * (value.square() + spread)
+    evidence = float(total.sum()) + n * H * math.log(1 - sparsity.active)
+    return mean, (second - mean.square()).clamp_min(0), evidence, crowded
+
+
+def _fit_set(N: Tensor, Q: Tensor, members: tuple[int, ...], rate: float) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Evidence, means and variances of one set; a Cholesky factorisation by hand, for all columns at once."""
+    k = len(members)
+    L: list[list[Tensor]] = []
+    for a in range(k):
+        row: list[Tensor] = []
+        for c in range(a):
+            inner = sum((row[m] * L[c][m] for m in range(c)), start=Q.new_zeros(()))
+            row.append((N[members[a], members[c]] - inner) / L[c][c])
+        own = N[members[a], members[a]] - sum((x.square() for x in row), start=Q.new_zeros(()))
+        row.append((own + (_LOOSE * rate) ** 2).clamp_min(1e-12 * N[members[a], members[a]]).sqrt())
+        L.append(row)
+    z: list[Tensor] = []
+    for a in range(k):
+        known = sum((L[a][m] * z[m] for m in range(a)), start=Q.new_zeros(()))
+        z.append((Q[members[a]] - rate - known) / L[a][a])
+    inverse = _inverse_columns(L)
+    values = [sum((inverse[m][a] * z[m] for m in range(a, k)), start=Q.new_zeros(())) for a in range(k)]
+    deviations = [sum((inverse[m][a].square() for m in range(a, k)), start=Q.new_zeros(())).sqrt() for a in range(k)]
+    evidence = sum((0.5 * z[a].square() - L[a][a].log() for a in range(k)), start=Q.new_zeros(()))
+    evidence = evidence + 0.5 * k * math.log(2 * math.pi)
+    total = sum(values, start=Q.new_zeros(())).clamp_min(0)
+    doubt = sum((sum(row[1:], start=row[0]).square() for row in inverse), start=Q.new_zeros(())).sqrt()  # of the sum
+    most = total + 3 * doubt
+    boxes = [_in_box(value, deviation, most) for value, deviation in zip(values, deviations, strict=True)]
+    # With the sum pinned by the label row, k features have k − 1 ways to leave the box.
+    share = (k - 1) / k if k > 1 else 1.0
+    evidence = evidence + share * sum((box[0] for box in boxes), start=Q.new_zeros(()))
+    rescale = total / sum((box[1] for box in boxes), start=Q.new_zeros(())).clamp_min(1e-300) if k > 1 else 1.0
+    return evidence, [box[1] * rescale for box in boxes], [box[2] for box in boxes]
+
+
+def _in_box(value: Tensor, deviation: Tensor, most: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log probability, mean and variance of a Gaussian between zero and the most a feature can be."""
+    low, high = -value / deviation, (most - value) / deviation
+    flip = low + high > 0  # to the side where the logarithms keep their digits
+    a, b = torch.where(flip, -high, low), torch.where(flip, -low, high)
+    upper = torch.special.log_ndtr(b)
+    inside = upper + torch.log1p(-torch.exp((torch.special.log_ndtr(a) - upper).clamp_max(-1e-12)))
+    at_a, at_b = (torch.exp(-0.5 * edge.square() - inside) / math.sqrt(2 * math.pi) for edge in (a, b))
+    shift = at_a - at_b
+    variance = deviation.square() * (1 + a * at_a - b * at_b - shift.square()).clamp(0, 1)
+    mean = value + deviation * torch.where(flip, -shift, shift)
+    return inside, mean.clamp_min(0), variance
+
+
+def _inverse_columns(L: list[list[Tensor]]) -> list[list[Tensor]]:
+    """L⁻¹ of a lower triangular matrix of tensors, row by row."""
+    inverse: list[list[Tensor]] = []
+    for a in range(len(L)):
+        row = []
+        for c in range(a):
+            row.append(-sum((L[a][m] * inverse[m][c] for m in range(c, a)), start=L[a][a].new_zeros(())) / L[a][a])
+        row.append(1 / L[a][a])
+        inverse.append(row)
+    return inverse

@@ -1,0 +1,100 @@
+"""The gate: the same leakage as everywhere, what is above it, and what nobody knows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from audits import captured, synthetic
+from unsum import UnsumError
+from unsum.audit.gate import check_gate, sentence
+from unsum.audit.leakage import leakages, vouched
+from unsum.audit.result import Audit
+
+
+def leaking(*shares: float) -> Audit:
+    return replace(synthetic(), leakages=list(shares))
+
+
+@pytest.mark.parametrize(
+    ("shares", "level", "result", "code"),
+    [
+        ((0.1, 0.2, 0.3), 0.3, "passed", 0),  # at the level is not above it
+        ((0.1, 0.2, 0.3), 0.29, "failed", 1),
+        ((1.0, 1.0, 1.0), 0.99, "failed", 1),
+        ((0.0, 0.0, 0.0), 0.0, "passed", 0),
+        ((0.0, 0.0, 1e-9), 0.0, "failed", 1),
+        ((0.1, math.nan, 0.1), 0.2, "undecided", 2),
+        ((0.9, math.nan, 0.1), 0.2, "failed", 1),  # what is known to leak is enough
+    ],
+)
+def test_any_sample_above_the_level_fails(shares: tuple[float, ...], level: float, result: str, code: int) -> None:
+    held = leaking(*shares).gate(level)
+    assert (held.result, held.exit_code) == (result, code)
+
+
+def test_the_reason_names_the_worst() -> None:
+    held = leaking(0.25, 0.9, 0.1).gate(0.2)
+    assert held.reason == "Gate failed: 2 of 3 samples leak more than 20 % (most: “two boats” with 90 %)."
+    assert leaking(0.25, 0.1, 0.1).gate(0.2).reason.startswith("Gate failed: 1 of 3 samples leaks")
+    assert (
+        leaking(0.25, 0.9, 0.1).gate(0.9).reason == "Gate passed: none of 3 samples leaks more than 90 % (most: 90 %)."
+    )
+    assert held.to_dict() == {"level": 0.2, "result": "failed", "above": 2, "reason": held.reason}
+
+
+@pytest.mark.parametrize("level", [-0.1, 1.0, 20.0, math.nan])
+def test_a_level_that_says_nothing_is_refused(level: float) -> None:
+    with pytest.raises(UnsumError, match="from 0 to below 1"):
+        synthetic().gate(level)
+
+
+def test_a_sweep_has_no_gate_and_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(UnsumError, match="--junit belongs to a single audit"):
+        check_gate(None, tmp_path / "x.xml", None, sweeping=True)
+    with pytest.raises(UnsumError, match="is a folder"):
+        check_gate(None, None, tmp_path, sweeping=False)
+    check_gate(None, None, None, sweeping=True)
+
+
+def test_the_leakage_of_an_audit_is_that_of_its_samples() -> None:
+    audit = synthetic(found=2)
+    features = torch.eye(3, 5) + 1
+    assert audit.truth is not None
+    assert audit.leakages == leakages(audit.samples, audit.truth.images, features)
+    assert audit.leakages[:2] == pytest.approx([1, 1], abs=1e-9)
+    assert audit.leakages[2] == 0  # not found
+    assert [row.leakage for row in audit.rows] == audit.leakages
+
+
+class TestWithoutTruth:
+    def test_a_certificate_is_enough_to_fail(self) -> None:
+        held = captured().gate(0.2)
+        assert held.result == "failed"
+        assert [row.leakage for row in held.rows] == pytest.approx([1 - 1e-6] * 3)
+        assert "by the attack's own certificate" in sentence(held.rows[0])
+
+    def test_no_certificate_decides_nothing(self) -> None:
+        held = captured(exact=False).gate(0.2)
+        assert held.exit_code == 2
+        assert "3 of 3 samples is not known" in held.reason
+        assert "how much of it leaked is not known" in sentence(held.rows[0])
+
+    def test_a_certified_input_is_the_sample_itself(self) -> None:
+        leak = replace(captured(exact=False).leak, inputs_exact=torch.tensor([True, False, False]))
+        assert vouched(leak, 0) == 1
+        assert math.isnan(vouched(leak, 1))
+        audit = replace(captured(exact=False), leak=leak)
+        assert audit.gate(0.5).count("above") == 1
+        assert audit.verdict.level == "partial"
+        assert audit.verdict.share == pytest.approx(1 / 3)
+
+
+def test_sentences_say_what_was_found() -> None:
+    first, _, missing = synthetic(found=2).rows
+    assert sentence(first) == "a lighthouse: 100 % of what sets it apart leaked; found label “harbour” (right)."
+    assert sentence(missing) == "fog & rain: 0 % of what sets it apart leaked; it was not found."

@@ -1,0 +1,90 @@
+"""axe-core over every page, in light, dark and narrow: nothing serious, nothing critical."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.base import AXE_FILE_PATH
+from playwright.sync_api import Browser, Page
+
+import unsum
+from audits import captured, synthetic
+
+AXE = Path(AXE_FILE_PATH).read_text("utf-8")
+
+
+def low() -> unsum.Audit:
+    audit = synthetic(found=2)
+    rows = [replace(row, feature_error=0.9, label_correct=0.0) for row in audit.samples]
+    return replace(audit, samples=rows, leakages=[0.1] * 3)
+
+
+def swept() -> unsum.Sweep:
+    return unsum.sweep(over=["noise=1e-7,1e-1", "drop-head"], batch=2, attack="fgla", utility=False, command="unsum …")
+
+
+PAGES: dict[str, Callable[[], unsum.Audit | unsum.Sweep]] = {
+    "severe": synthetic,
+    "partial": lambda: synthetic(found=2),
+    "low": low,
+    "no pictures": lambda: synthetic(pictures=False),
+    "captured": captured,
+    "undecided": lambda: captured(exact=False),
+    "sweep": swept,
+}
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("pages")
+    return {name: make().write(folder / name).as_uri() for name, make in PAGES.items()}
+
+
+def violations(page: Page) -> list[str]:
+    """What axe finds, with where it finds it; only the kinds that keep people from using the page."""
+    page.evaluate(AXE)
+    found: dict[str, Any] = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    assert len(found["passes"]) > 10  # it looked
+    return [
+        f"{rule['impact']} {rule['id']}: {node['target']} {node.get('failureSummary', '')}"
+        for rule in found["violations"]
+        if rule["impact"] in ("serious", "critical")
+        for node in rule["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("name", list(PAGES))
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 1400), ("light", 400)])
+def test_nothing_serious(browser: Browser, pages: dict[str, str], name: str, scheme: str, width: int) -> None:
+    context = browser.new_context(
+        bypass_csp=True,  # for axe itself; the policy has its own tests
+        color_scheme="dark" if scheme == "dark" else "light",
+        viewport={"width": width, "height": 900},
+    )
+    page = context.new_page()
+    page.goto(pages[name])
+    found = violations(page)
+    overlaid = page.get_by_role("radio", name="one over the other")
+    if overlaid.count():
+        overlaid.check()
+        page.locator("thead button").first.click()
+        found += violations(page)
+    context.close()
+    assert found == []
+
+
+def test_axe_would_find_something(browser: Browser) -> None:
+    page = browser.new_page()
+    page.set_content("<html><body><img src='data:,'><p style='color:#ddd;background:#fff'>pale</p></body></html>")
+    assert {line.split()[1] for line in violations_of_any_page(page)} >= {"image-alt:", "color-contrast:"}
+    page.close()
+
+
+def violations_of_any_page(page: Page) -> list[str]:
+    page.evaluate(AXE)
+    found: dict[str, Any] = page.evaluate("axe.run()")
+    return [f"{rule['impact']} {rule['id']}:" for rule in found["violations"]]
