@@ -27,12 +27,14 @@ from unsum.defend import (
     aggregate,
     privacy_spent,
 )
+from unsum.doctor import Finding, doctor
 from unsum.errors import UnsumError
 from unsum.invert import invert
 from unsum.knowledge import Knowledge
 from unsum.labels import labels
 from unsum.leak import Leak
 from unsum.peel import Peeled, peel
+from unsum.received import Received
 from unsum.recipe import attack
 from unsum.score import score
 from unsum.separate import separate
@@ -48,6 +50,7 @@ __all__ = [
     "ClipLayers",
     "DropBias",
     "DropHead",
+    "Finding",
     "Float16",
     "Knowledge",
     "Laplace",
@@ -58,6 +61,7 @@ __all__ = [
     "Prune",
     "PruneGlobal",
     "Quantise",
+    "Received",
     "SecAgg",
     "Sign",
     "SmoothLabels",
@@ -71,6 +75,7 @@ __all__ = [
     "audit",
     "capture",
     "capture_local",
+    "doctor",
     "invert",
     "labels",
     "mixup",

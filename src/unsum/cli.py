@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -26,8 +25,10 @@ from unsum.audit.rows import Row
 from unsum.audit.sweep.table import show as show_sweep
 from unsum.cli_app import command as live_page
 from unsum.cli_train import command as train_inverse
+from unsum.commands import attack as attack_command
+from unsum.commands import capture, doctor, options
 from unsum.defend import DEFENSES, parse_defense
-from unsum.errors import UnsumError, unknown_name
+from unsum.errors import UnsumError
 from unsum.invert import INVERTERS
 from unsum.invert.refine import Mode
 from unsum.labels import LABEL_RULES
@@ -56,15 +57,24 @@ _COLOURS = {
 
 @app.command()
 def audit(
-    model: Annotated[
-        str, typer.Option(help="default, mlp, torchvision:NAME (random weights), or FILE.py:FACTORY of your own.")
-    ] = "default",
-    weights: Annotated[Path | None, typer.Option(help="A .safetensors or .pt state dict for the model.")] = None,
+    model: options.ModelOption = "default",
+    weights: options.WeightsOption = None,
+    data: options.DataOption = None,
+    update: options.UpdateOption = None,
+    before: options.BeforeOption = None,
+    after: options.AfterOption = None,
+    delta: options.DeltaOption = False,
+    rate: options.RateOption = None,
+    steps: options.StepsOption = None,
+    classes: options.ClassesOption = None,
+    download: options.DownloadOption = False,
     inverse: Annotated[
         Path | None, typer.Option(help="An inverse from `unsum train-inverse` for this backbone, for pictures.")
     ] = None,
-    batch: Annotated[int, typer.Option(help="How many of the embedded photos the client trains on.")] = 8,
-    same_label: Annotated[int, typer.Option(help="How many of them share one label; 0 keeps their own tags.")] = 0,
+    batch: Annotated[
+        int | None, typer.Option(help="How many photos the client trains on. [default: 8]", show_default=False)
+    ] = None,
+    same_label: Annotated[int, typer.Option(help="How many of them share one label; 0 takes them as they come.")] = 0,
     defense: Annotated[
         list[str] | None,
         typer.Option(help="noise:STD, clip:NORM, sign … from `unsum list`; repeat to chain, in order."),
@@ -101,7 +111,8 @@ def audit(
         str | None, typer.Option(help="Refine the pictures: features (raises PSNR), or the published f, g, gf.")
     ] = None,
     batch_size_known: Annotated[
-        bool, typer.Option("--batch-size-known", help="Grant the attacker the batch size.")
+        bool,
+        typer.Option("--batch-size-known", help="Grant the attacker the batch size (of a captured update: --batch)."),
     ] = False,
     eval_mode: Annotated[
         bool, typer.Option("--eval-mode", help="The client's BatchNorm uses running statistics.")
@@ -124,18 +135,22 @@ def audit(
     ] = Path("unsum-report"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing report folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps …")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Fixes every random choice.")] = 0,
+    device: options.DeviceOption = "cpu",
+    seed: options.SeedOption = 0,
 ) -> None:
-    """Simulate one federated round, attack its update, and report what was recovered.
+    """Simulate one federated round, attack its update, and report what was recovered; or attack an update that was captured.
 
     Exit codes: 0 when the audit ran (and no sample leaks more than --fail-above), 1 when a sample leaks more than --fail-above,
     2 when the input was wrong or the gate could not be decided.
     """
     check_folder(out, force=force)
     check_gate(fail_above, junit, sarif, sweeping=bool(sweep))
+    captured = options.received(update, before, after, delta, rate, steps)
     settings: dict[str, Any] = {
+        "data": data,
         "weights": weights,
+        "classes": classes,
+        "download": download,
         "inverse": inverse,
         "batch": batch,
         "same_label": same_label,
@@ -145,10 +160,12 @@ def audit(
         "refine": cast("Mode | None", refine),  # checked there, with a sentence
         "batch_size_known": batch_size_known,
         "train": not eval_mode,
-        "device": _device(device),
+        "device": options.usable_device(device),
         "seed": seed,
         "command": _command(),
     }
+    if sweep and captured is not None:
+        raise UnsumError("A sweep simulates every round; leave out the captured update, or leave out --sweep.")
     if sweep:
         level = DEFAULT_LEVEL if keep_under is None else keep_under
         trained = {"utility": not no_utility, "utility_data": utility_data}
@@ -163,7 +180,7 @@ def audit(
             "--keep-under, --utility-data and --no-utility belong to a sweep; add, say, --sweep noise=1e-5..1e-1."
         )
     with stages(_PROGRESS, steps_of(attack)) as shown:
-        result = run_audit(model, **settings, progress=shown.say, steps=shown.steps)
+        result = run_audit(model, update=captured, **settings, progress=shown.say, steps=shown.steps)
         shown.say("Writing the report")
         page = result.write(out, force=force)
     held = result.gate(DEFAULT_LEVEL if fail_above is None else fail_above)
@@ -181,6 +198,9 @@ def audit(
         raise typer.Exit(held.exit_code)
 
 
+app.command("capture")(capture.command)
+app.command("attack")(attack_command.command)
+app.command("doctor")(doctor.command)
 app.command("train-inverse")(train_inverse)
 app.command("app")(live_page)
 
@@ -279,18 +299,6 @@ def _cells(row: Row) -> list[str | Text]:
         fixed(row.score.psnr, 1),
         fixed(row.score.ssim, 2),
     ]
-
-
-def _device(name: str) -> str:
-    """`name` if torch can compute there, else a sentence instead of a traceback from the middle of the run."""
-    try:
-        torch.zeros(1, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        kinds = ["cpu", "cuda", "mps", "xpu"]
-        if name.partition(":")[0] not in kinds:
-            raise unknown_name("device", name, kinds) from None
-        raise UnsumError(f"The device {name!r} cannot be used here; try --device cpu.") from error
-    return name
 
 
 def _command() -> str:

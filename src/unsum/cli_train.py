@@ -30,7 +30,7 @@ _HELD_OUT = 0.05  # of the photos, when no others are given
 def command(
     data: Annotated[list[Path], typer.Option(help="Folder, tar or npz of photos to train on; repeat for more.")],
     out: Annotated[Path, typer.Option(help="Folder for the inverse and its checkpoint; an interrupted run goes on.")],
-    model: Annotated[str, typer.Option(help="default, torchvision:NAME, or path/to/file.py:factory.")] = "default",
+    model: Annotated[str, typer.Option(help="As for `unsum audit`: torchvision:NAME, hf:FOLDER …")] = "default",
     weights: Annotated[Path | None, typer.Option(help="The backbone's weights, .safetensors or .pt.")] = None,
     held_out: Annotated[
         list[Path] | None, typer.Option(help="Photos that are only scored; by default a twentieth of the others.")

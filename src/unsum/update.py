@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-import pickle
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError, nearest, unknown_name
+from unsum.naming import named_as
+from unsum.tensor_file import read_header, read_tensors
 
 Kind = Literal["gradient", "delta"]
 Reduction = Literal["mean", "sum"]
 _FORMAT = "unsum-update"
+_RECORDED = ("kind", "learning_rate", "reduction", "batch_size", "num_examples")
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,8 @@ class Update:
     A weight delta (`after − before`) is held as the gradient it came from: divided by −learning rate, or only
     negated when the rate is unknown, which leaves the gradient's scale open (`scale_known` says so).
 
-    `batch_size` and `num_examples` are set only where the protocol discloses them to the server.
+    `batch_size` and `num_examples` are set only where the protocol discloses them to the server. `notes` says in sentences
+    what had to be assumed to read the update; it is not saved.
     """
 
     gradients: Mapping[str, Tensor]
@@ -39,6 +39,7 @@ class Update:
     reduction: Reduction = "mean"
     batch_size: int | None = None
     num_examples: int | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.gradients:
@@ -101,31 +102,69 @@ class Update:
         path = Path(path)
         if path.suffix != ".safetensors":
             raise UnsumError(f"Updates are saved as .safetensors; rename {path.name!r} accordingly.")
-        metadata = {
-            "kind": self.kind,
-            "learning_rate": self.learning_rate,
-            "reduction": self.reduction,
-            "batch_size": self.batch_size,
-            "num_examples": self.num_examples,
-        }
+        metadata = {name: getattr(self, name) for name in _RECORDED}
         tensors = {name: g.detach().cpu().contiguous() for name, g in self.gradients.items()}
         save_file(tensors, path, metadata={_FORMAT: json.dumps(metadata)})
 
     @classmethod
-    def load(cls, path: str | Path, *, kind: Kind | None = None, learning_rate: float | None = None) -> Update:
-        """Read an update from `.safetensors`, `.npz` or a `.pt`/`.pth` state dict.
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        model: nn.Module | None = None,
+        kind: Kind | None = None,
+        learning_rate: float | None = None,
+    ) -> Update:
+        """Read an update from `.safetensors`, `.npz`, a `.pt`/`.pth` state dict or a folder of `.npy` files.
 
         Files written by `save` carry their own metadata. For any other file, `kind` says whether it holds
         gradients (the default) or weight deltas. Nothing in the file is ever executed.
+
+        Args:
+            model: matches the tensors to the model's parameters, by name or else by order and shape (`notes` says so).
         """
-        tensors, metadata = _read(Path(path))
-        if metadata is not None:
-            if kind is not None or learning_rate is not None:
-                raise UnsumError(f"{Path(path).name!r} records its own kind and learning rate; leave both out.")
-            return cls(tensors, **metadata)
+        path = Path(path)
+        file = read_tensors(path, "update")
+        header = file.metadata.get(_FORMAT)
+        if header is not None and (kind is not None or learning_rate is not None):
+            raise UnsumError(f"{path.name!r} records its own kind and learning rate; leave both out.")
+        tensors, notes = (file.tensors, []) if model is None else named_as(model, file.tensors, ordered=file.ordered)
+        if header is not None:
+            return _recorded(path, header, tensors, notes)
         if kind == "delta":
-            return cls.from_delta(tensors, learning_rate)
-        return cls(tensors, kind=kind or "gradient", learning_rate=learning_rate)
+            return cls.from_delta(tensors, learning_rate, notes=tuple(notes))
+        return cls(tensors, kind=kind or "gradient", learning_rate=learning_rate, notes=tuple(notes))
+
+    @classmethod
+    def between(
+        cls,
+        before: str | Path,
+        after: str | Path,
+        *,
+        model: nn.Module | None = None,
+        learning_rate: float | None = None,
+        steps: int | None = None,
+    ) -> Update:
+        """The update behind two checkpoints: what the server sent out, and what the client sent back.
+
+        With `steps` local steps the delta is −learning_rate Σ_t g_t, and the update holds the mean of the g_t.
+        """
+        files = [read_tensors(Path(path), "checkpoint") for path in (before, after)]
+        first, second = (file.tensors for file in files)
+        _check_alike(Path(before), Path(after), first, second)
+        names = [name for name, tensor in first.items() if tensor.is_floating_point()]
+        delta = {name: second[name].to(first[name].dtype) - first[name] for name in first if name in names}
+        if steps is not None and steps < 1:
+            raise UnsumError(f"A client takes at least one step, not {steps}.")
+        if model is not None:
+            whole = {name: delta.get(name, tensor) for name, tensor in first.items()}  # counters keep their places
+            delta, notes = named_as(model, whole, ordered=files[0].ordered and files[1].ordered)
+        else:
+            notes = []
+        if steps is not None and steps > 1:
+            notes.append(f"The client took {steps} local steps; what is attacked is the mean of their gradients.")
+        rate = None if learning_rate is None else learning_rate * (steps or 1)
+        return cls.from_delta(delta, rate, notes=tuple(notes))
 
 
 def _is_finite(tensor: Tensor) -> bool:
@@ -133,50 +172,23 @@ def _is_finite(tensor: Tensor) -> bool:
     return tensor.numel() == 0 or all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(tensor))
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    readers = {".safetensors": _read_safetensors, ".npz": _read_npz, ".pt": _read_pt, ".pth": _read_pt}
-    if path.suffix not in readers:
-        raise unknown_name("update format", path.suffix or path.name, readers)
-    if not path.is_file():
-        raise UnsumError(f"There is no file {str(path)!r}.")
+def _recorded(path: Path, header: str, tensors: dict[str, Tensor], notes: list[str]) -> Update:
+    """An update that `save` wrote, with the metadata of its header."""
     try:
-        return readers[path.suffix](path)
-    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, EOFError, zipfile.BadZipFile) as error:
-        if isinstance(error, UnsumError):
-            raise
-        reason = str(error).strip().split("\n")[0]
-        raise UnsumError(f"{path.name!r} cannot be read as {path.suffix}: {reason}.") from error
+        return Update(tensors, notes=tuple(notes), **read_header(header, set(_RECORDED)))
+    except UnsumError:
+        raise
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UnsumError(f"{path.name!r} cannot be read as .safetensors: its metadata is damaged.") from error
 
 
-def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        header = (file.metadata() or {}).get(_FORMAT)
-    return tensors, None if header is None else _metadata(header)
-
-
-def _metadata(header: str) -> dict[str, Any]:
-    metadata = json.loads(header)
-    known = {"kind", "learning_rate", "reduction", "batch_size", "num_examples"}
-    if not isinstance(metadata, dict) or not set(metadata) <= known:
-        raise UnsumError(
-            f"The update's metadata holds fields unsum does not know; it knows {', '.join(sorted(known))}."
-        )
-    return metadata
-
-
-def _read_npz(path: Path) -> tuple[dict[str, Tensor], None]:
-    with np.load(path, allow_pickle=False) as arrays:
-        return {name: torch.from_numpy(arrays[name]) for name in arrays.files}, None
-
-
-def _read_pt(path: Path) -> tuple[dict[str, Tensor], None]:
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:  # torch's own message advises to switch the protection off
-        raise UnsumError(
-            f"{path.name!r} cannot be read as .pt: it holds more than tensors, and unsum runs no code out of files."
-        ) from None
-    if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise UnsumError(f"{path.name!r} is not a state dict: it must map parameter names to tensors.")
-    return dict(cast("Mapping[str, Tensor]", state)), None
+def _check_alike(before: Path, after: Path, first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+    """Two checkpoints of one model hold the same names and shapes."""
+    odd = next(iter(first.keys() ^ second.keys()), None)
+    if odd is not None:
+        where = before if odd in first else after
+        raise UnsumError(f"The checkpoints are not of one model: {odd!r} stands only in {where.name!r}.")
+    odd = next((name for name in first if first[name].shape != second[name].shape), None)
+    if odd is not None:
+        shapes = f"{tuple(first[odd].shape)} and {tuple(second[odd].shape)}"
+        raise UnsumError(f"The checkpoints are not of one model: {odd!r} has the shapes {shapes}.")

@@ -55,7 +55,7 @@ def test_torchvision_models_get_the_classes_asked_for() -> None:
         ("defualt", "did you mean 'default'"),
         ("torchvision:resnet81", "did you mean 'resnet18'"),
         ("torchvision:", "There is no torchvision model ''"),
-        ("timm:resnet18", "There is no model 'timm:resnet18'"),
+        ("keras:resnet18", "There is no model 'keras:resnet18'"),
     ],
 )
 def test_unknown_models_are_refused(spec: str, sentence: str) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from unsum.app.order import Order
 from unsum.app.shelf import data_url
-from unsum.audit.result import finite
 from unsum.audit.leakage import Yardstick, leakage, yardstick
+from unsum.audit.result import finite
 from unsum.audit.verdict import Verdict, judge
 from unsum.client import capture
 from unsum.client.capture import in_mode

@@ -2,39 +2,47 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-import torchvision
 from torch import Tensor, nn
 
+from unsum.audit.captured import audit_captured
 from unsum.audit.leakage import leakages
 from unsum.audit.result import Audit, Setting
+from unsum.audit.setting import device_name, versions
 from unsum.client import capture
 from unsum.client.capture import in_mode
-from unsum.data import Batch, embedded_batch, tags
+from unsum.data import Batch, class_names_of, client_batch, embedded_batch, open_data, tags
 from unsum.defend import Defense
 from unsum.errors import UnsumError
 from unsum.head import collect_features, find_head
 from unsum.invert.refine import Mode
 from unsum.models import DEFAULT_MODEL, load_model
+from unsum.models.built import USUAL_SIZE
+from unsum.received import Received
 from unsum.recipe import AUTO, check_recipe
 from unsum.recipe import attack as run_attack
 from unsum.score import score, score_samples
-from unsum.version import __version__
+from unsum.update import Update
 
+Data = tuple[Tensor, Tensor] | Batch | str | Path
+USUAL_BATCH = 8
 Say = Callable[[str], None]
 
 
 def audit(
     model: nn.Module | str = DEFAULT_MODEL,
-    data: tuple[Tensor, Tensor] | Batch | None = None,
+    data: Data | None = None,
     *,
+    update: Update | Received | str | Path | None = None,
     weights: str | Path | None = None,
-    batch: int = 8,
+    classes: int | None = None,
+    download: bool = False,
+    batch: int | None = None,
     same_label: int = 0,
     defenses: Defense | Iterable[Defense] = (),
     attack: str = AUTO,
@@ -50,13 +58,20 @@ def audit(
     progress: Say | None = None,
     steps: Callable[..., None] | None = None,
 ) -> Audit:
-    """What would one client update of this model give away?
+    """What would one client update of this model give away, or what does one give away that was captured?
 
     Args:
-        model: `default`, `mlp`, `torchvision:NAME`, `path/to/file.py:factory`, or your own module (then give `data` too).
-        weights: a `.safetensors` or `.pt` state dict for a model given by name.
-        data: the client's private (images, targets); the embedded photos by default.
-        batch, same_label: how many embedded photos, and how many of them share one label.
+        model: a name, as `unsum.models.load_model` takes it (`default`, `torchvision:NAME`, `path/to/file.py:factory`, …), or
+            your own module (then give `data` or `update` too).
+        weights: a `.safetensors`, `.pt` or `.npz` state dict for a model given by name.
+        data: the client's private (images, targets), or where they lie: a folder, tar or npz, `torchvision:NAME:ROOT`, `hf:PATH`;
+            the embedded photos by default.
+        update: what a server received, instead of `data`: an `Update`, its file, or `Received(before=…, after=…)`. There is no
+            truth then, and the result holds what the attack itself vouches for.
+        classes: of the model; by default as many as the data or the update have.
+        download: fetch published weights of torchvision's that are not on this disk.
+        batch, same_label: how many photos (8 by default), and how many of them share one label; where the data lie in files,
+            `seed` chooses them.
         defenses: applied to the update before the server sees it.
         attack: `auto` or the name of a separator; the attacker is given the model and the update, nothing else.
         label_rule: a rule that finds the labels first; without one the attack finds them in its own way.
@@ -73,21 +88,51 @@ def audit(
     """
     start = time.perf_counter()
     say = progress or (lambda _sentence: None)
-    say("Loading the model and the client's photos")
+    say("Loading the model and " + ("the client's photos" if update is None else "the update"))
     check_recipe(attack, label_rule, refine)  # before the client computes anything
     chosen = torch.device(device or "cpu")
-    name, network, truth = prepare(model, weights, data, batch, same_label, seed)
+    if update is not None:
+        if data is not None or tuple(defenses if not isinstance(defenses, Defense) else (defenses,)):
+            raise UnsumError("An update that was captured is attacked as it is; leave data and defences out.")
+        name, network, received = receive(model, update, weights, classes, seed, download)
+        return audit_captured(
+            name,
+            network,
+            received,
+            attack=attack,
+            label_rule=label_rule,
+            batch_size=_granted(batch, received) if batch_size_known else None,
+            auxiliary=auxiliary,
+            inverse=inverse,
+            refine=refine,
+            train=train,
+            device=chosen,
+            seed=seed,
+            command=command,
+            say=say,
+            steps=steps,
+        )
+    name, network, truth = prepare(
+        model,
+        weights,
+        data,
+        USUAL_BATCH if batch is None else batch,
+        same_label,
+        seed,
+        classes=classes,
+        download=download,
+    )
     network = network.to(chosen)
     images = truth.images.to(chosen)
     chain = [defenses] if isinstance(defenses, Defense) else list(defenses)
 
     say("The client computes its update")
     torch.manual_seed(seed)
-    update = capture(network, images, truth.targets.to(chosen), train=train, defenses=chain)
+    sent = capture(network, images, truth.targets.to(chosen), train=train, defenses=chain)
     with in_mode(network, train):  # how clients train is the server's own protocol
         leak = run_attack(
             network,
-            update,
+            sent,
             attack,
             batch_size=len(images) if batch_size_known else None,
             label_rule=label_rule,
@@ -115,14 +160,9 @@ def audit(
             defenses=" | ".join(repr(step) for step in chain) or "none",
             attack=leak.method if label_rule is None else f"{leak.method}, labels by {label_rule}",
             seed=seed,
-            device=_device_name(chosen),
+            device=device_name(chosen),
             command=command,
-            versions={
-                "unsum": __version__,
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "torchvision": torchvision.__version__,
-            },
+            versions=versions(),
         ),
         truth,
         leak,
@@ -136,43 +176,90 @@ def audit(
 def prepare(
     model: nn.Module | str,
     weights: str | Path | None,
-    data: tuple[Tensor, Tensor] | Batch | None,
+    data: Data | None,
     batch: int,
     same_label: int,
     seed: int,
+    *,
+    classes: int | None = None,
+    download: bool = False,
 ) -> tuple[str, nn.Module, Batch]:
     """The model's name in reports, the model itself, and the client's batch."""
+    source = open_data(data) if isinstance(data, str | Path) else None
     if isinstance(model, str):
-        classes = len(tags()) if data is None else _classes(data)
-        loaded = load_model(model, classes=classes, seed=seed, weights=weights)
+        if source is not None:
+            needed = len(class_names_of(source))
+        elif data is None:
+            needed = len(tags())
+        else:
+            assert not isinstance(data, str | Path)
+            needed = _classes(data)
+        if classes is not None and classes < needed:
+            raise UnsumError(f"The data have {needed} classes; a model of {classes} cannot learn them.")
+        loaded = load_model(model, classes=classes or needed, seed=seed, weights=weights, download=download)
         name, network, size = loaded.name, loaded.model, loaded.image_size
-        if data is None:
-            return name, network, embedded_batch(batch, image_size=size, same_label=same_label)
     else:
-        name, network = type(model).__name__, model
+        name, network, size = type(model).__name__, model, getattr(model, "image_size", USUAL_SIZE)
         if weights is not None:
             raise UnsumError("Load the weights into your own model yourself; `weights` is for models given by name.")
         if data is None:
             raise UnsumError(
                 "Give data=(images, targets) along with your own model; the embedded photos may not fit it."
             )
-    return name, network, data if isinstance(data, Batch) else _named(data, find_head(network)[1].out_features)
+    if data is None:
+        truth = embedded_batch(batch, image_size=size, same_label=same_label)
+    elif source is not None:
+        truth = client_batch(source, batch, image_size=size, same_label=same_label, seed=seed)
+    else:
+        assert not isinstance(data, str | Path)
+        truth = data if isinstance(data, Batch) else _named(data)
+    return name, network, _all_named(truth, find_head(network)[1].out_features)
+
+
+def receive(
+    model: nn.Module | str,
+    update: Update | Received | str | Path,
+    weights: str | Path | None,
+    classes: int | None,
+    seed: int,
+    download: bool,
+) -> tuple[str, nn.Module, Update]:
+    """The model's name in reports, the model itself, and the update under the model's names."""
+    files = Received(update=Path(update)) if isinstance(update, str | Path) else update
+    if isinstance(model, str):
+        if isinstance(files, Received):
+            loaded, received = files.open(model, weights=weights, classes=classes, seed=seed, download=download)
+            return loaded.name, loaded.model, received
+        raise UnsumError("Give the model itself along with an Update, or the update's file along with a model's name.")
+    if weights is not None:
+        raise UnsumError("Load the weights into your own model yourself; `weights` is for models given by name.")
+    name = type(model).__name__
+    return name, model, files if isinstance(files, Update) else files.read(model)
+
+
+def _granted(batch: int | None, update: Update) -> int:
+    size = batch or update.batch_size
+    if size is None:
+        raise UnsumError("The update does not record its batch size; say how many samples it is of (--batch).")
+    return size
 
 
 def _classes(data: tuple[Tensor, Tensor] | Batch) -> int:
-    targets = data.targets if isinstance(data, Batch) else data[1]
+    if isinstance(data, Batch):
+        return max(len(data.class_names), _count(data.targets))
+    return _count(data[1])
+
+
+def _count(targets: Tensor) -> int:
     return targets.shape[1] if targets.ndim == 2 else int(targets.max()) + 1
 
 
-def _named(data: tuple[Tensor, Tensor], classes: int) -> Batch:
+def _named(data: tuple[Tensor, Tensor]) -> Batch:
     images, targets = data
-    titles = [f"sample {i + 1}" for i in range(len(images))]
-    return Batch(images, targets, titles, [f"class {c}" for c in range(classes)])
+    return Batch(images, targets, [f"sample {i + 1}" for i in range(len(images))], [])
 
 
-def _device_name(device: torch.device) -> str:
-    return (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"{device.type}, {torch.get_num_threads()} threads"
-    )
+def _all_named(batch: Batch, classes: int) -> Batch:
+    """The model may have more classes than the data name, and an attack may find any of them."""
+    further = [f"class {c}" for c in range(len(batch.class_names), classes)]
+    return replace(batch, class_names=[*batch.class_names, *further])

@@ -1,6 +1,20 @@
 """Private data of an audited client: photos that ship with the package, and the user's own."""
 
+from unsum.data.batch import class_names_of, client_batch, open_data
 from unsum.data.embedded import Batch, embedded_batch, photo_count, share_label, tags
 from unsum.data.pictures import Photos, read_photos
+from unsum.data.sources import Source
 
-__all__ = ["Batch", "Photos", "embedded_batch", "photo_count", "read_photos", "share_label", "tags"]
+__all__ = [
+    "Batch",
+    "Photos",
+    "Source",
+    "class_names_of",
+    "client_batch",
+    "embedded_batch",
+    "open_data",
+    "photo_count",
+    "read_photos",
+    "share_label",
+    "tags",
+]

@@ -59,9 +59,10 @@ def read_photos(
 ) -> Photos:
     """The photos of one or several sources, one after the other, as squares of `size` pixels.
 
-    A source is a folder, where a picture's folder is its class; a tar, plain or compressed, of CLASS/name.jpg or
-    CLASS_name.jpg; or an npz with `images` (N, h, w, 3) uint8 and, if there are, `labels` and `classes`. The middle square
-    of a picture is resized with Lanczos' filter; one that has the size already is taken as it is.
+    A source is a folder, where a picture's folder is its class; a tar, plain or compressed, of CLASS/name.jpg,
+    CLASS_name.jpg, or webdataset's KEY.jpg beside KEY.cls; or an npz with `images` (N, h, w, 3) uint8 and, if there are,
+    `labels` and `classes`. The middle square of a picture is resized with Lanczos' filter; one that has the size already is
+    taken as it is.
 
     Args:
         limit: only the first so many photos.
@@ -84,7 +85,7 @@ def read_photos(
     images = _room(len(names), size)
     pictures = islice(chain.from_iterable(source.pictures() for source in sources), len(names))
     fingerprint = _decode_all(names, pictures, images, progress)
-    class_names, labels = _numbered(sources, classes)
+    class_names, labels = numbered(sources, classes)
     return Photos(images, labels, class_names, names, [Path(path).resolve().name for path in several], fingerprint)
 
 
@@ -96,7 +97,7 @@ def _room(count: int, size: int) -> Tensor:
         raise UnsumError(f"{count} photos of {size}² need {need} of memory; ask for fewer or smaller ones.") from error
 
 
-def _numbered(sources: Sequence[Source], classes: Sequence[str]) -> tuple[list[str], Tensor]:
+def numbered(sources: Sequence[Source], classes: Sequence[str]) -> tuple[list[str], Tensor]:
     """The class names by label, and the labels; numbers that no picture carries have a place too."""
     orders = [source.class_order for source in sources]
     if orders[0] is not None and all(order == orders[0] for order in orders):
@@ -130,13 +131,18 @@ def _decode_all(
 
 def _place(room: NDArray[np.uint8], name: str, picture: bytes | NDArray[np.uint8]) -> bytes:
     """Write one picture as (3, s, s) and return the digest of its name and content."""
-    try:
-        middle = square(picture, room.shape[-1])
-    except Exception as error:  # a hostile file can make a decoder raise nearly anything
-        raise UnsumError(f"The picture {name!r} cannot be read ({first_line(error)}); remove or repair it.") from error
-    room[:] = np.asarray(middle).transpose(2, 0, 1)
+    room[:] = decode(name, picture, room.shape[-1]).numpy()
     content = picture if isinstance(picture, bytes) else np.ascontiguousarray(picture).tobytes()
     return hashlib.sha256(name.encode("utf-8", "surrogateescape") + b"\0" + content).digest()
+
+
+def decode(name: str, picture: bytes | NDArray[np.uint8], size: int) -> Tensor:
+    """(3, size, size) uint8 of the middle square of a picture; `name` stands in the error if it cannot be read."""
+    try:
+        pixels = np.array(square(picture, size))
+    except Exception as error:  # a hostile file can make a decoder raise nearly anything
+        raise UnsumError(f"The picture {name!r} cannot be read ({first_line(error)}); remove or repair it.") from error
+    return torch.from_numpy(pixels.transpose(2, 0, 1))
 
 
 def square(

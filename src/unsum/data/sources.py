@@ -5,7 +5,7 @@ from __future__ import annotations
 import tarfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from lzma import LZMAError
 from pathlib import Path, PurePosixPath
@@ -18,6 +18,7 @@ from unsum.errors import UnsumError
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _MOST_BYTES = 1 << 28  # of one encoded picture: beyond this a tar's header lies, or it is no photo
+_LABEL, _LONGEST_LABEL = ".cls", 1024  # webdataset's file of a sample's class
 _TAR_ERRORS = (tarfile.TarError, OSError, EOFError, zlib.error, LZMAError)
 
 Pictures = Iterator[bytes | NDArray[np.uint8]]
@@ -27,13 +28,35 @@ Pictures = Iterator[bytes | NDArray[np.uint8]]
 class Source:
     """Every picture's name and class, in the order in which `pictures()` gives their contents.
 
-    `class_order` is the source's own order of its classes, if it has one.
+    `class_order` is the source's own order of its classes, if it has one. `fetch(i)` gives one picture alone, where that can be
+    had without reading all that stand before it.
     """
 
     names: list[str]
     classes: list[str]
     pictures: Callable[[], Pictures]
     class_order: list[str] | None = None
+    fetch: Callable[[int], bytes | NDArray[np.uint8]] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        names: list[str],
+        classes: list[str],
+        fetch: Callable[[int], bytes | NDArray[np.uint8]],
+        class_order: list[str] | None = None,
+    ) -> Source:
+        return cls(names, classes, lambda: map(fetch, range(len(names))), class_order, fetch)
+
+    def chosen(self, places: Sequence[int]) -> list[bytes | NDArray[np.uint8]]:
+        """The pictures at these places, in the order of `places`."""
+        if self.fetch is not None:
+            return [self.fetch(place) for place in places]
+        wanted, found = set(places), {}
+        for place, picture in zip(range(max(places) + 1), self.pictures(), strict=False):
+            if place in wanted:
+                found[place] = picture
+        return [found[place] for place in places]
 
 
 def open_source(path: Path) -> Source:
@@ -62,23 +85,27 @@ def _is_picture(name: str) -> bool:
 def _folder(path: Path) -> Source:
     files = sorted(file for file in path.rglob("*") if _is_picture(file.name) and file.is_file())
 
-    def pictures() -> Pictures:
-        for file in files:
-            try:
-                yield file.read_bytes()
-            except OSError as error:
-                raise UnsumError(f"{str(file)!r} cannot be read: {error.strerror}.") from error
+    def fetch(place: int) -> bytes:
+        try:
+            return files[place].read_bytes()
+        except OSError as error:
+            raise UnsumError(f"{str(files[place])!r} cannot be read: {error.strerror}.") from error
 
     names = [file.relative_to(path).as_posix() for file in files]
     top = path.resolve().name  # `.` has no name
-    return Source(names, [top if file.parent == path else file.parent.name for file in files], pictures)
+    return Source.of(names, [top if file.parent == path else file.parent.name for file in files], fetch)
 
 
 def _tar(path: Path) -> Source:
     """Nothing is unpacked to disk; links and everything else that is not a file are passed over."""
     try:
         with tarfile.open(path) as archive:
-            members = [m for m in archive if m.isfile() and _is_picture(PurePosixPath(m.name).name)]
+            members, labels = [], {}
+            for member in archive:
+                if member.isfile() and _is_picture(PurePosixPath(member.name).name):
+                    members.append(member)
+                elif member.isfile() and member.name.endswith(_LABEL) and member.size <= _LONGEST_LABEL:
+                    labels[_key(member.name)] = _content(archive, member)
     except _TAR_ERRORS as error:
         raise UnsumError(
             f"{path.name!r} is neither a folder nor a readable tar or npz: {first_line(error)}."
@@ -91,8 +118,7 @@ def _tar(path: Path) -> Source:
         with tarfile.open(path) as archive:
             for member in members:
                 try:
-                    file = archive.extractfile(member)
-                    content = b"" if file is None else file.read()
+                    content = _content(archive, member)
                 except _TAR_ERRORS as error:
                     raise UnsumError(
                         f"{member.name!r} in {path.name!r} cannot be read: {first_line(error)}."
@@ -100,7 +126,30 @@ def _tar(path: Path) -> Source:
                 yield content
 
     names = [str(PurePosixPath(member.name)) for member in members]
-    return Source(names, [_tar_class(name, path) for name in names], pictures)
+    classes = _web_classes(names, labels, path) if labels else [_tar_class(name, path) for name in names]
+    return Source(names, classes, pictures)
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    return b"" if file is None else file.read()
+
+
+def _key(name: str) -> str:
+    """What webdataset calls the files of one sample by: the path up to the first dot of the file's own name."""
+    inside = PurePosixPath(name)
+    return str(inside.parent / inside.name.partition(".")[0])
+
+
+def _web_classes(names: list[str], labels: dict[str, bytes], path: Path) -> list[str]:
+    """The class of every picture KEY.jpg is what KEY.cls says."""
+    lacking = next((name for name in names if _key(name) not in labels), None)
+    if lacking is not None:
+        raise UnsumError(f"{lacking!r} in {path.name!r} has no label beside it; add {_key(lacking) + _LABEL!r}.")
+    try:
+        return [labels[_key(name)].decode("utf-8").strip() for name in names]
+    except UnicodeDecodeError as error:
+        raise UnsumError(f"The {_LABEL} files of {path.name!r} must hold a number or a name as text.") from error
 
 
 def _tar_class(name: str, path: Path) -> str:
@@ -132,7 +181,7 @@ def _npz(path: Path) -> Source:
         images = images[..., 0]
     names = [f"{path.stem}/{number}" for number in range(len(images))]
     classes, order = _npz_classes(path, held, len(images))
-    return Source(names, classes, lambda: iter(images), order)
+    return Source.of(names, classes, lambda place: images[place], order)
 
 
 def _npz_classes(path: Path, held: dict[str, NDArray[Any]], count: int) -> tuple[list[str], list[str] | None]:
@@ -146,8 +195,13 @@ def _npz_classes(path: Path, held: dict[str, NDArray[Any]], count: int) -> tuple
     if flat.dtype.kind == "U" or "classes" not in held:
         return [str(label) for label in flat], None
     called = [str(name) for name in held["classes"].reshape(-1)]
-    often = Counter(called)  # ImageNet has two classes called crane
-    order = [f"{name} ({place})" if often[name] > 1 else name for place, name in enumerate(called)]
+    order = unambiguous(called)
     if count and not 0 <= int(flat.min()) <= int(flat.max()) < len(order):
         raise UnsumError(f"`labels` of {path.name!r} must be numbers of its {len(order)} `classes`, counted from 0.")
     return [order[int(label)] for label in flat], order
+
+
+def unambiguous(called: Sequence[str]) -> list[str]:
+    """Class names, with their number where two are the same: ImageNet has two classes called crane."""
+    often = Counter(called)
+    return [f"{name} ({place})" if often[name] > 1 else name for place, name in enumerate(called)]

@@ -7,20 +7,22 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 import torch
-import torchvision
 from safetensors.torch import load_file
 from torch import nn
 
 from unsum.errors import UnsumError, unknown_name
 from unsum.head import find_head
+from unsum.models.built import USUAL_SIZE, Built
 from unsum.models.from_file import build_from_file
+from unsum.models.from_hugging_face import build_hugging_face
+from unsum.models.from_program import build_from_program, refuse_torchscript
+from unsum.models.from_timm import build_timm
+from unsum.models.from_torchvision import build_torchvision
 from unsum.models.small_resnet import INPUT_SIZE, REDUCTION, SmallResNet
 from unsum.models.weights_file import load_weights
 
 DEFAULT_MODEL = "default"
 MLP, _MLP_SIZE = "mlp", 64
-_SIZES = {"inception_v3": 299}
-_USUAL_SIZE = 224
 
 
 @dataclass(frozen=True)
@@ -32,31 +34,35 @@ class LoadedModel:
     image_size: int
 
 
-@dataclass(frozen=True)
-class _Built:
-    """A model before any weights of the user's: what it is, where its weights come from, and its photos' side."""
-
-    model: nn.Module
-    kind: str
-    size: int
-    origin: str = "random weights"
-    any_size: bool = False
-
-
 def load_model(
-    spec: str, *, classes: int, seed: int = 0, weights: str | Path | None = None, size: int | None = None
+    spec: str,
+    *,
+    classes: int,
+    seed: int = 0,
+    weights: str | Path | None = None,
+    size: int | None = None,
+    download: bool = False,
 ) -> LoadedModel:
-    """`default`, `mlp`, `torchvision:NAME` or `path/to/file.py:factory`, with a head for `classes` classes.
+    """A model by name, with a head for `classes` classes:
 
-    `mlp`, torchvision models and one's own come with random weights, which `seed` fixes: nothing is downloaded. A file is
-    run, as Python would run it, and its factory called with `num_classes=classes` if it takes that.
+        default, mlp                  embedded; `mlp` with random weights
+        torchvision:NAME              random weights
+        torchvision:NAME:WEIGHTS      published ones (IMAGENET1K_V1, DEFAULT), out of torch.hub's folder
+        timm:NAME                     random weights (extra `timm`)
+        hf:PATH                       a Hugging Face image classifier's folder (extra `hf`)
+        path/to/file.py:factory       one's own; the file is run, and its factory called with `num_classes` if it takes that
+        path/to/model.pt2             one's own, as torch.export saved it
+
+    `seed` fixes random weights. Photos go in as they are, in [0, 1]; published torchvision weights and Hugging Face folders
+    bring the normalisation along that they were trained with.
 
     Args:
-        weights: a `.safetensors` or `.pt` state dict for the model; a head of another shape is passed over, and the
+        weights: a `.safetensors`, `.pt` or `.npz` state dict for the model; a head of another shape is passed over, and the
             name of the model then says that its head is fresh.
         size: the side of the photos, instead of the usual one: 224, or the `image_size` of one's own model.
+        download: fetch published torchvision weights that are not on this disk.
     """
-    built = _build(spec, classes, seed, size)
+    built = _build(spec, classes, seed, size, download)
     if size is not None and size != built.size and not built.any_size:
         raise UnsumError(f"The model {spec!r} takes photos of {built.size}²; leave size={size} out.")
     if size is not None and size < 1:
@@ -69,23 +75,31 @@ def load_model(
     return LoadedModel(built.model, ", ".join(filter(None, [built.kind, origin, f"{side}²"])), side)
 
 
-def _build(spec: str, classes: int, seed: int, size: int | None) -> _Built:
+def _build(spec: str, classes: int, seed: int, size: int | None, download: bool) -> Built:
     if spec == DEFAULT_MODEL:
         side = INPUT_SIZE if size is None else size
-        return _Built(default_model(classes=classes, seed=seed, size=side), "embedded small ResNet", side, origin="")
+        return Built(default_model(classes=classes, seed=seed, size=side), "embedded small ResNet", side, origin="")
     if spec == MLP:
-        return _Built(_plain_network(classes, seed), "fully connected", _MLP_SIZE)
+        return Built(_plain_network(classes, seed), "fully connected", _MLP_SIZE)
+    source, _, name = spec.partition(":")
+    if source == "torchvision":
+        return build_torchvision(name, classes, seed, download=download)
+    if source == "timm":
+        return build_timm(name, classes, seed)
+    if source == "hf":
+        return build_hugging_face(Path(name), classes, seed)
     file, _, factory = spec.rpartition(":") if not spec.endswith(".py") else (spec, "", "")
     if file.endswith(".py"):
         return _own_model(Path(file), factory, classes, seed)
-    source, _, name = spec.partition(":")
-    if source != "torchvision":
-        known = [DEFAULT_MODEL, MLP, "torchvision:resnet18", "torchvision:mobilenet_v2", "path/to/file.py:factory"]
-        raise unknown_name("model", spec, known)
-    return _torchvision_model(name, classes, seed)
+    if spec.endswith(".pt2"):
+        return build_from_program(Path(spec), classes)
+    if spec.endswith((".pt", ".pth")):
+        raise refuse_torchscript(Path(spec))
+    known = [DEFAULT_MODEL, MLP, "torchvision:resnet18", "torchvision:mobilenet_v2", "timm:NAME", "hf:PATH"]
+    raise unknown_name("model", spec, [*known, "path/to/file.py:factory", "path/to/model.pt2"])
 
 
-def _own_model(path: Path, factory: str, classes: int, seed: int) -> _Built:
+def _own_model(path: Path, factory: str, classes: int, seed: int) -> Built:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build_from_file(path, factory, classes)
@@ -94,10 +108,10 @@ def _own_model(path: Path, factory: str, classes: int, seed: int) -> _Built:
         raise UnsumError(
             f"{factory!r} of {path.name!r} makes {made} classes of the {classes} needed; let it take num_classes."
         )
-    size = getattr(model, "image_size", _USUAL_SIZE)
+    size = getattr(model, "image_size", USUAL_SIZE)
     if not isinstance(size, int) or size < 1:
         raise UnsumError(f"`image_size` of the model in {path.name!r} must be the side of its photos, not {size!r}.")
-    return _Built(model, f"{factory} of {path.name}", size, any_size=True)
+    return Built(model, f"{factory} of {path.name}", size, any_size=True)
 
 
 def default_model(*, classes: int, seed: int = 0, size: int = INPUT_SIZE) -> SmallResNet:
@@ -127,17 +141,3 @@ def _plain_network(classes: int, seed: int) -> nn.Sequential:
             nn.ReLU(),
             nn.Linear(512, classes),
         )
-
-
-def _torchvision_model(name: str, classes: int, seed: int) -> _Built:
-    known = torchvision.models.list_models(module=torchvision.models)
-    if name not in known:
-        raise unknown_name("torchvision model", name, known)
-    options = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = torchvision.models.get_model(name, weights=None, num_classes=classes, **options)
-    except (ValueError, RuntimeError) as error:
-        raise UnsumError(f"torchvision cannot build {name!r}: {error}.") from error
-    return _Built(model, f"torchvision {name}", _SIZES.get(name, _USUAL_SIZE), any_size=True)

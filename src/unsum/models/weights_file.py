@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from unsum.errors import UnsumError, unknown_name
+from unsum.errors import UnsumError
 from unsum.head import find_head
+from unsum.tensor_file import read_tensors
 
 _SHOWN = 3  # names in an error
 
 
 def load_weights(model: nn.Module, path: Path) -> bool:
-    """Fill `model` from a `.safetensors` or `.pt` state dict in the model's own dtype; whether the head was filled too.
+    """Fill `model` from a `.safetensors`, `.pt` or `.npz` state dict in the model's own dtype; whether the head was filled too.
 
     A head that is missing or has another shape stays as it is in `model`, fresh. Nothing in the file is executed.
     """
-    state = _read(path)
-    own = model.state_dict()
+    file = read_tensors(path, "weights", (".safetensors", ".pt", ".pth", ".npz"))
+    state, own = file.tensors, model.state_dict()
+    if file.ordered and not state.keys() & own.keys() and len(state) == len(own):
+        state = dict(zip(own, state.values(), strict=True))  # as Flower keeps them: an ordered list without names
     head = _head_prefix(model)
     own_head, given_head = ({n for n in names if head is not None and n.startswith(head)} for names in (own, state))
     fits = own_head == given_head and all(_alike(own[name], state[name]) for name in own_head)
@@ -32,28 +32,6 @@ def load_weights(model: nn.Module, path: Path) -> bool:
     _check(path, given, expected)
     model.load_state_dict(given, strict=False)
     return fits
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    suffixes = (".safetensors", ".pt", ".pth")
-    if path.suffix not in suffixes:
-        raise unknown_name("weights format", path.suffix or path.name, suffixes)
-    if not path.is_file():
-        raise UnsumError(f"There is no file {str(path)!r}.")
-    try:
-        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    except pickle.UnpicklingError:  # torch's own message advises to switch the protection off
-        raise UnsumError(
-            f"{path.name!r} holds more than tensors, and unsum runs no code out of files; save model.state_dict() instead."
-        ) from None
-    except Exception as error:  # torch's reader raises nearly anything on a damaged file
-        reason = (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(".")
-        raise UnsumError(f"{path.name!r} cannot be read as {path.suffix}: {reason}.") from error
-    if not isinstance(state, Mapping) or not all(
-        isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items()
-    ):
-        raise UnsumError(f"{path.name!r} must map parameter names to tensors, as model.state_dict() does.")
-    return dict(state)
 
 
 def _head_prefix(model: nn.Module) -> str | None:

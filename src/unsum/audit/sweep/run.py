@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from unsum.audit.leakage import DEFAULT_LEVEL
-from unsum.audit.run import Say, prepare
+from unsum.audit.run import USUAL_BATCH, Data, Say, prepare
 from unsum.audit.sweep.bench import Bench, shown
 from unsum.audit.sweep.pictures import photo_tiles, pictures_from_file
 from unsum.audit.sweep.plan import Plan, plan
 from unsum.audit.sweep.result import Curve, Point, Sweep
 from unsum.audit.sweep.task import describe
 from unsum.client.step import ordered
-from unsum.data import Batch
 from unsum.defend import Defense
 from unsum.errors import UnsumError
 from unsum.models import DEFAULT_MODEL
@@ -29,15 +28,17 @@ _MOST_POINTS = 60
 
 def sweep(
     model: nn.Module | str = DEFAULT_MODEL,
-    data: tuple[Tensor, Tensor] | Batch | None = None,
+    data: Data | None = None,
     *,
     weights: str | Path | None = None,
+    classes: int | None = None,
+    download: bool = False,
     over: str | Iterable[str] = "noise=1e-5..1e-1",
     keep_under: float = DEFAULT_LEVEL,
     defenses: Defense | Iterable[Defense] = (),
     utility: bool = True,
     utility_data: str | Path | None = None,
-    batch: int = 8,
+    batch: int | None = None,
     same_label: int = 0,
     train: bool = True,
     device: torch.device | str | None = None,
@@ -57,7 +58,7 @@ def sweep(
         defenses: applied before the varied one, in order, at every strength.
         utility: measure the accuracy of a small federated training at every strength, too.
         utility_data: an .npz file with `images` and `labels` to train on instead of tiles of the embedded photos.
-        model, weights, data, batch, same_label, train, device, seed, command, progress: as in `unsum.audit`.
+        model, weights, data, classes, download, batch, same_label, train, device, seed, command, progress: as in `unsum.audit`.
         steps: called as `steps(done, total)` after every strength.
         attack_options: `attack`, `label_rule`, `batch_size_known`, `auxiliary` and `inverse`, as in `unsum.audit`.
 
@@ -74,7 +75,16 @@ def sweep(
     say("Loading the model and the client's photos")
     pictures = None if not utility else photo_tiles() if utility_data is None else pictures_from_file(utility_data)
     chosen = torch.device(device or "cpu")
-    name, network, truth = prepare(model, weights, data, batch, same_label, seed)
+    name, network, truth = prepare(
+        model,
+        weights,
+        data,
+        USUAL_BATCH if batch is None else batch,
+        same_label,
+        seed,
+        classes=classes,
+        download=download,
+    )
     bench = Bench(
         network.to(chosen),
         truth,

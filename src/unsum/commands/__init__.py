@@ -1,0 +1,1 @@
+"""Subcommands of `unsum`, one file each: parse, call, print."""

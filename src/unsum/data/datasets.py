@@ -1,0 +1,96 @@
+"""Data sets of other libraries as sources of pictures: torchvision's by name, Hugging Face's from a folder."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torchvision
+from numpy.typing import NDArray
+
+from unsum.data.sources import Source, first_line, unambiguous
+from unsum.errors import UnsumError, unknown_name
+
+
+def torchvision_source(name: str, root: str) -> Source:
+    """`torchvision:NAME:ROOT`, the split that the data set gives by default; nothing is downloaded."""
+    kinds: list[str] = [kind for kind in torchvision.datasets.__all__ if isinstance(_kind(kind), type)]
+    if name not in kinds:
+        raise unknown_name("torchvision data set", name, kinds)
+    if not root:
+        raise UnsumError(f"Say where the data set lies on disk: torchvision:{name}:FOLDER.")
+    options = {"download": False} if "download" in inspect.signature(_kind(name)).parameters else {}
+    try:
+        held = _kind(name)(root, **options)
+        count = len(held)
+    except Exception as error:  # each of the data sets has its own ways to fail
+        raise UnsumError(f"torchvision cannot open {name} in {root!r}: {first_line(error)}.") from error
+    labels = _labels(held, name, count)
+    return _source(name, labels, getattr(held, "classes", None), lambda i: _pixels(held[i][0]))
+
+
+def hugging_face_source(path: Path) -> Source:
+    """`hf:PATH`, a folder that `Dataset.save_to_disk` wrote; of several splits the one called train."""
+    try:
+        datasets: Any = importlib.import_module("datasets")
+    except ImportError as error:
+        raise UnsumError("Data called hf:PATH need datasets; install it with `pip install unsum[datasets]`.") from error
+    try:
+        held = datasets.load_from_disk(str(path))
+    except Exception as error:  # it raises nearly anything on a folder of another kind
+        raise UnsumError(f"{str(path)!r} is no folder written by save_to_disk: {first_line(error)}.") from error
+    if isinstance(held, dict):
+        if "train" not in held and len(held) != 1:
+            raise UnsumError(f"{str(path)!r} has the splits {', '.join(held)}; name the folder of one of them.")
+        held = held["train"] if "train" in held else next(iter(held.values()))
+    pictures = [column for column, kind in held.features.items() if isinstance(kind, datasets.Image)]
+    labels = [column for column, kind in held.features.items() if isinstance(kind, datasets.ClassLabel)]
+    labels = labels or [column for column in ("label", "labels") if column in held.features]
+    if not pictures or not labels:
+        raise UnsumError(
+            f"{str(path)!r} needs a column of type Image and one of type ClassLabel; it has {', '.join(held.features)}."
+        )
+    names = getattr(held.features[labels[0]], "names", None)
+    return _source(path.name, list(held[labels[0]]), names, lambda i: _pixels(held[i][pictures[0]]))
+
+
+def _kind(name: str) -> Any:
+    return getattr(torchvision.datasets, name)
+
+
+def _labels(held: Any, name: str, count: int) -> list[Any]:
+    """Most data sets keep all labels in one place; the others are asked picture by picture."""
+    for attribute in ("targets", "labels", "_labels"):
+        known = getattr(held, attribute, None)
+        if known is not None and len(known) == count:
+            return list(known)
+    try:
+        return [held[i][1] for i in range(count)]
+    except Exception as error:
+        raise UnsumError(f"torchvision's {name} gives no label for each picture: {first_line(error)}.") from error
+
+
+def _source(
+    name: str, labels: Sequence[Any], class_names: Sequence[str] | None, fetch: Callable[[int], NDArray[np.uint8]]
+) -> Source:
+    try:
+        numbers = [int(label) for label in labels]
+    except (TypeError, ValueError) as error:
+        raise UnsumError(f"{name} does not give each picture one label; unsum audits classifiers.") from error
+    if not numbers:
+        raise UnsumError(f"{name} holds no pictures.")
+    if min(numbers) < 0:
+        raise UnsumError(f"{name} holds pictures without a label; choose a split that has them.")
+    count = max(numbers) + 1
+    called = [str(c) for c in class_names] if class_names is not None and len(class_names) >= count else None
+    order = unambiguous(called) if called is not None else [str(number) for number in range(count)]
+    return Source.of([f"{name}/{i}" for i in range(len(numbers))], [order[n] for n in numbers], fetch, order)
+
+
+def _pixels(picture: Any) -> NDArray[np.uint8]:
+    """(h, w, 3) of a Pillow picture."""
+    return np.asarray(picture.convert("RGB"))

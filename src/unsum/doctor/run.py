@@ -1,0 +1,137 @@
+"""All checks in order; what cannot be checked because something before it failed is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from unsum.audit.run import Data, prepare, receive
+from unsum.data import Batch, embedded_batch, photo_count, tags
+from unsum.doctor import batch as data_checks
+from unsum.doctor import gradient, machine, network
+from unsum.doctor.finding import Finding, ok, warning, will_not_work
+from unsum.errors import UnsumError
+from unsum.models import DEFAULT_MODEL, load_model
+from unsum.models.built import USUAL_SIZE
+from unsum.received import Received
+from unsum.update import Update
+
+Loaded = tuple[str, nn.Module, int, Batch | None, Update | None]
+
+
+def doctor(
+    model: nn.Module | str = DEFAULT_MODEL,
+    data: Data | None = None,
+    *,
+    update: Update | Received | str | Path | None = None,
+    weights: str | Path | None = None,
+    classes: int | None = None,
+    inverse: str | Path | None = None,
+    batch: int | None = None,
+    same_label: int = 0,
+    train: bool = True,
+    download: bool = False,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> list[Finding]:
+    """Will an audit of this model, these data or this update work? Nothing is attacked.
+
+    Arguments are those of `unsum.audit`. Each `Finding` has a mark, `ok`, `warning` or `will not work`, and a sentence.
+    """
+    try:
+        name, module, size, held, sent = _load(model, data, update, weights, classes, batch, same_label, seed, download)
+    except UnsumError as error:
+        return [will_not_work("loading", str(error))]
+    findings = [_loaded(name, sent), network.head(module)]
+    if findings[-1].mark == "will not work":
+        return findings
+    findings += [
+        network.trainable_head(module),
+        network.bias(module),
+        network.features(module, size),
+        network.batch_norm(module, train),
+        network.dropout(module, train),
+        network.precision(module),
+        network.finite_weights(module),
+        network.inverse(module, None if inverse is None else str(inverse)),
+    ]
+    samples = _samples(held, batch)
+    if samples is not None:
+        findings += [
+            data_checks.size_against_classes(module, samples),
+            data_checks.size_against_features(module, samples),
+        ]
+    if held is not None:
+        findings += [data_checks.labels(module, held), data_checks.variety(held)]
+    if sent is not None:
+        findings += _of_update(module, sent)
+    return [*findings, machine.memory(module, torch.device(device))]
+
+
+def _load(
+    model: nn.Module | str,
+    data: Data | None,
+    update: Update | Received | str | Path | None,
+    weights: str | Path | None,
+    classes: int | None,
+    batch: int | None,
+    same_label: int,
+    seed: int,
+    download: bool,
+) -> Loaded:
+    """Whatever there is; with neither data nor an update, the embedded photos where the model takes them."""
+    if update is not None and data is not None:
+        raise UnsumError("Look at data or at an update, one at a time.")
+    if update is not None:
+        name, module, sent = receive(model, update, weights, classes, seed, download)
+        return name, module, _side(model, module, name), None, sent
+    if data is not None:
+        name, module, held = prepare(
+            model, weights, data, 8 if batch is None else batch, same_label, seed, classes=classes, download=download
+        )
+        return name, module, int(held.images.shape[-1]), held, None
+    if not isinstance(model, str):
+        return type(model).__name__, model, getattr(model, "image_size", USUAL_SIZE), None, None
+    loaded = load_model(model, classes=classes or len(tags()), seed=seed, weights=weights, download=download)
+    held = embedded_batch(min(batch or 8, photo_count()), image_size=loaded.image_size, same_label=same_label)
+    return loaded.name, loaded.model, loaded.image_size, held, None
+
+
+def _side(model: nn.Module | str, module: nn.Module, name: str) -> int:
+    """The side of the photos: names of models end in it, as in `torchvision resnet18, random weights, 224²`."""
+    if isinstance(model, str):
+        return int(name.rpartition(", ")[2].removesuffix("²"))
+    return int(getattr(module, "image_size", USUAL_SIZE))
+
+
+def _samples(held: Batch | None, batch: int | None) -> int | None:
+    if batch is not None:
+        return batch
+    return None if held is None else len(held.images)
+
+
+def _loaded(name: str, sent: Update | None) -> Finding:
+    if sent is not None and "random weights" in name:
+        return warning(
+            "loading", f"{name}: an update can only be read with the very weights it was computed with; give --weights."
+        )
+    return ok("loading", f"{name}.")
+
+
+def _of_update(module: nn.Module, sent: Update) -> list[Finding]:
+    findings = [gradient.names(module, sent)]
+    if findings[0].mark == "will not work":
+        return findings
+    findings.append(gradient.head_gradient(module, sent))
+    checks: list[Callable[[], Finding]] = [
+        lambda: gradient.zeros(sent),
+        lambda: gradient.levels(module, sent),
+        lambda: gradient.transport(sent),
+        lambda: gradient.scale(sent),
+    ]
+    if findings[1].mark != "will not work":
+        checks.append(lambda: gradient.rank(module, sent))
+    return findings + [check() for check in checks]

@@ -1,0 +1,58 @@
+"""What every source of models hands back, and what they share."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from unsum.errors import UnsumError
+from unsum.head import find_head
+
+USUAL_SIZE = 224
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model before any weights of the user's: what it is, where its weights come from, and its photos' side."""
+
+    model: nn.Module
+    kind: str
+    size: int
+    origin: str = "random weights"
+    any_size: bool = False
+
+
+def optional(module: str, extra: str, what: str) -> ModuleType:
+    """A library that only some users need, or a sentence that says how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UnsumError(f"{what} need {module}; install it with `pip install unsum[{extra}]`.") from error
+
+
+def fresh_head(model: nn.Module, classes: int, seed: int) -> None:
+    """Another task: a head of `classes` classes, as PyTorch initialises it, in the place of the old one."""
+    name, old = find_head(model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        new = nn.Linear(old.in_features, classes, bias=old.bias is not None)
+    model.set_submodule(name, new.to(old.weight))
+
+
+class Normalise:
+    """A hook that gives a model its photos as it was trained to see them; callers keep photos in [0, 1].
+
+    A hook, not a layer: the names of the parameters stay those that clients know.
+    """
+
+    def __init__(self, mean: list[float], std: list[float]) -> None:
+        self.mean, self.std = mean, std
+
+    def __call__(self, _model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        images, *rest = inputs
+        mean, std = (images.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        return ((images - mean) / std, *rest)

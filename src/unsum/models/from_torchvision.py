@@ -1,0 +1,65 @@
+"""torchvision's classifiers: `torchvision:NAME` with random weights, `torchvision:NAME:WEIGHTS` with published ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import torch
+import torchvision
+from torch import nn
+
+from unsum.errors import UnsumError, unknown_name
+from unsum.models.built import USUAL_SIZE, Built, Normalise, fresh_head
+
+_SIZES = {"inception_v3": 299}
+
+
+def build_torchvision(name: str, classes: int, seed: int, *, download: bool = False) -> Built:
+    """`name` may carry weights behind a colon, IMAGENET1K_V1 or DEFAULT, say; they are looked for on disk alone."""
+    name, _, published = name.partition(":")
+    known = torchvision.models.list_models(module=torchvision.models)
+    if name not in known:
+        raise unknown_name("torchvision model", name, known)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if published:
+                return _published(name, published, classes, seed, download)
+            options = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
+            model = torchvision.models.get_model(name, weights=None, num_classes=classes, **options)
+    except (ValueError, RuntimeError) as error:
+        if isinstance(error, UnsumError):
+            raise
+        raise UnsumError(f"torchvision cannot build {name!r}: {error}.") from error
+    return Built(model, f"torchvision {name}", _SIZES.get(name, USUAL_SIZE), any_size=True)
+
+
+def _published(name: str, published: str, classes: int, seed: int, download: bool) -> Built:
+    """A head for another number of classes is fresh; photos are normalised as these weights expect."""
+    entry = _entry(name, published)
+    file = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(entry.url).path).name
+    if not file.is_file() and not download:
+        raise UnsumError(
+            f"The weights {entry} are not on this disk; put {file.name!r} into {str(file.parent)!r}, or add --download."
+        )
+    try:
+        model: nn.Module = torchvision.models.get_model(name, weights=entry)
+    except Exception as error:  # a damaged file, or no network: torch and urllib raise nearly anything
+        reason = (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(".")
+        raise UnsumError(f"The weights in {str(file)!r} cannot be loaded: {reason}.") from error
+    own = len(entry.meta["categories"])
+    if own != classes:
+        fresh_head(model, classes, seed)
+    transform = entry.transforms()
+    model.register_forward_pre_hook(Normalise(transform.mean, transform.std))
+    origin = f"weights {entry.name}" + ("" if own == classes else " under a fresh head")
+    return Built(model, f"torchvision {name}", transform.crop_size[0], origin, any_size=True)
+
+
+def _entry(name: str, published: str) -> Any:
+    choices = torchvision.models.get_model_weights(name)
+    if published not in choices.__members__:
+        raise unknown_name(f"set of weights for {name}", published, choices.__members__)
+    return choices[published]
