@@ -49,10 +49,10 @@ def attack(
     """Everything that can be read out of one update: a `Leak`, with `.images` where layers peel or the model has an inverse.
 
     Args:
-        recipe: `auto` takes the exact solver, the adaptive separator where a defence left its marks (a noisy or pruned
-            gradient, say), or the ratio method where the solver itself expects to fail, and then peels the layers down to
-            the exact inputs where every layer can be undone; any other name is a separator from `unsum list`. What cannot
-            be peeled goes to the inverse.
+        recipe: `auto` takes the exact solver; the adaptive separator where that one is not certain and a defence left its
+            marks (a noisy or pruned gradient, say); or the ratio method where the solver itself expects to fail. It then
+            peels the layers down to the exact inputs where every layer can be undone; any other name is a separator from
+            `unsum list`. What cannot be peeled goes to the inverse.
         labels, batch_size: what the attacker knows besides, as in `separate`.
         label_rule: a rule from `unsum list` that finds the labels first, instead of the recipe's own way.
         auxiliary: labelled samples of the attacker's own, for label rules that need them.
@@ -197,15 +197,19 @@ def _with_rule(
 
 
 def _auto(model: nn.Module, update: Update, known: dict[str, Any]) -> Leak:
-    """The exact solver; the adaptive one where a defence left its marks; the ratio method where the first expects to fail."""
-    head = Head.of(model, update, known["device"])
-    if recognise(head).kind != "none":
-        # It asks the exact solver itself where that may do better: asking first would be a long search in noise.
-        return separate(model, update, "adaptive", **known)
+    """The exact solver; where it is not certain and a defence left its marks, the adaptive one; else the ratio method."""
     leak = separate(model, update, "exact", **known)
-    if not leak.exact and not bool(head.grad_W.any(0).all()):  # columns held back, as Soteria does, or silent ReLUs
+    if leak.exact:
+        return leak
+    head = Head.of(model, update, known["device"])
+    if recognise(head).kind != "none" or not bool(head.grad_W.any(0).all()):  # columns held back, as Soteria does
         other = separate(model, update, "adaptive", **known)
-        leak = other if other.predicted_error < leak.predicted_error else leak
+        if other.predicted_error < leak.predicted_error:
+            reason = (
+                f"The exact solver predicted an error of {leak.predicted_error:.1g}, the adaptive separator one of "
+            )
+            notes = [f"{reason}{other.predicted_error:.1g}, so its answer is given.", *other.notes]
+            return replace(other, seconds=leak.seconds + other.seconds, notes=notes)
     if leak.predicted_error < _HOPELESS:
         return leak
     try:

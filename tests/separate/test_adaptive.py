@@ -9,6 +9,7 @@ from torch import nn
 import unsum
 from separate.sparse_cases import sparse_case
 from unsum import UnsumError, capture, separate
+from unsum.separate.adaptive.prior import denoise
 
 
 def test_noise_is_removed_by_the_prior() -> None:
@@ -154,3 +155,9 @@ def test_bad_input_is_refused() -> None:
         separate(case.model, case.update, "adaptive", steps=3)
     with pytest.raises(UnsumError, match="lacks 'weight'"):
         separate(case.model, unsum.Update({"bias": torch.zeros(100)}), "adaptive")
+
+
+def test_estimates_far_above_their_noise_stay_as_they_are() -> None:
+    estimates = torch.rand(2, 40, dtype=torch.float64) + 1
+    posterior = denoise(estimates, torch.full((2,), 1e-6, dtype=torch.float64), signed=False)
+    torch.testing.assert_close(posterior.mean, estimates)

@@ -74,6 +74,8 @@ def _learn(x: Tensor, deviation: float, *, signed: bool) -> tuple[Tensor, Tensor
     if not deviation > 0:
         return x.clone(), torch.zeros_like(x)
     scaled = x / deviation
+    if not bool((scaled.abs() <= _REACH).any()):
+        return x.clone(), torch.full_like(x, deviation**2)
     low, high = max(float(scaled.min()), -_REACH), min(float(scaled.max()), _REACH)
     atoms = _grid(low if signed else 0.0, max(high, 0.0), _PER_DEVIATION, x)
     centres = _grid(low, high, _BINS, x)
