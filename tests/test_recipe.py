@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from material import pictures, small_net
-from unsum import Noise, UnsumError, attack, capture
+from unsum import ClipLayers, Noise, UnsumError, attack, capture
 from unsum.models import load_model
 from unsum.recipe import refine_pictures
 
@@ -25,6 +25,16 @@ def test_auto_adapts_where_the_solver_itself_expects_to_fail() -> None:
     assert leak.method == "adaptive"
     assert "the adaptive separator one of" in leak.notes[0]
     assert any("noise of standard deviation 0.0" in note for note in leak.notes)
+
+
+@pytest.mark.parametrize("bound", [0.1, 1.0])
+def test_clipping_each_tensor_by_itself_protects_nothing(bound: float) -> None:
+    model, images = load_model("default", classes=50, size=16).model, pictures(4)
+    labels = torch.tensor([7, 7, 7, 21])
+    leak = attack(model, capture(model, images, labels, defenses=ClipLayers(bound)))
+    assert leak.exact
+    assert leak.labels.sort().values.tolist() == labels.tolist()
+    assert "clipping each by itself" in leak.notes[0]
 
 
 def test_granted_knowledge_is_recorded() -> None:

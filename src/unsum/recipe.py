@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError, unknown_name
-from unsum.head import Head
+from unsum.head import Head, find_head
 from unsum.invert import Inverse, invert, load_inverse
 from unsum.invert.refine import MODES, Mode
 from unsum.invert.refine import refine as refine_pictures
@@ -196,13 +196,27 @@ def _with_rule(
     )
 
 
+def _without_bias(model: nn.Module, update: Update) -> Update:
+    name = ".".join(filter(None, [find_head(model)[0], "bias"]))
+    return replace(update, gradients={key: g for key, g in update.gradients.items() if key != name})
+
+
 def _auto(model: nn.Module, update: Update, known: dict[str, Any]) -> Leak:
     """The exact solver; where it is not certain and a defence left its marks, the adaptive one; else the ratio method."""
     leak = separate(model, update, "exact", **known)
     if leak.exact:
         return leak
     head = Head.of(model, update, known["device"])
-    if recognise(head).kind != "none" or not bool(head.grad_W.any(0).all()):  # columns held back, as Soteria does
+    defended = recognise(head).kind != "none"
+    if not defended and head.grad_b is not None:
+        alone = separate(model, _without_bias(model, update), "exact", **known)
+        if alone.exact:
+            reason = (
+                "The gradients of the head's weights and of its bias disagree, as clipping each by itself makes them; "
+                "the weights' alone was used."
+            )
+            return replace(alone, seconds=leak.seconds + alone.seconds, notes=[reason, *alone.notes])
+    if defended or not bool(head.grad_W.any(0).all()):  # columns held back, as Soteria does
         other = separate(model, update, "adaptive", **known)
         if other.predicted_error < leak.predicted_error:
             reason = (

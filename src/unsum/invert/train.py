@@ -136,6 +136,9 @@ class Run:
         for size in training.clients:
             sharing(training.batch, size or self.smallest, self.smallest)  # refuses sizes that do not fit
         self.loss = check_loss(training.loss)
+        if self.device.type == "cuda":  # one shape all along: let cuDNN look for its fastest kernels
+            torch.backends.cudnn.benchmark = True
+            torch.set_float32_matmul_precision("high")
         # Uint8 photos are small beside a GPU's memory, and a step is faster than a copy from the host would be.
         self.photos, self.held_out = photos.to(self.device), held_out.to(self.device)
         layout = feature_layout(model, training.size)
