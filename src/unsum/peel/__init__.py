@@ -4,6 +4,7 @@
 - `mlp`, `dense`, `blocks`: fully connected layers; `activations`: their slopes and inverses;
 - `refine`, `targets`: rounds through all layers that remove what errors have accumulated;
 - `conv`, `least_squares`: convolutions;
+- `residual`: residual blocks with BatchNorm, down to an inner layer;
 - `rgap`, `phong_input`, `cocktail`: published methods, for comparison.
 """
 
@@ -18,7 +19,7 @@ from torch import nn
 
 from unsum.errors import UnsumError
 from unsum.leak import Leak
-from unsum.peel import cocktail, phong_input, rgap, walk  # noqa: F401 (registers the methods)
+from unsum.peel import cocktail, phong_input, residual, rgap, walk  # noqa: F401 (registers the methods)
 from unsum.peel.chain import Chain, find_chain
 from unsum.peel.method import PEELERS, Peeled, PeeledLayer
 from unsum.separate import separate

@@ -1,0 +1,97 @@
+"""Which entries of an activation are zero, confirmed by the bias gradient of the BatchNorm that feeds it.
+
+h = ReLU(y), y from a BatchNorm with bias β: ∇β = Σ ∂loss/∂h over the places with h > 0, channel by channel. One entry on the wrong
+side changes its channel's sum by its own gradient: the sum shows that there is one, and nearly always which.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unsum.peel.residual.unit import as_maps, as_rows
+
+_DISAGREES = 1e-5  # of the norm of a channel's gradients, at least
+_NEAR = 20.0  # times the level of the noise: entries that may be on either side
+_PAIRS = 60  # entries in doubt up to which two of them are tried together
+
+
+@dataclass(frozen=True)
+class Mask:
+    """`positive` (B, C, h, w); `doubtful` channels disagree with their bias gradient, whatever is tried."""
+
+    positive: Tensor
+    repaired: int
+    doubtful: int
+
+
+def confirmed(maps: Tensor, gradient: Tensor, grad_beta: Tensor, level: float, noise: float) -> Mask:
+    """Positive entries of `maps`: those above `level`, and where the bias gradient disagrees, those that make it agree.
+
+    `noise` is the relative error of the gradients.
+    """
+    h, d = as_rows(maps), as_rows(gradient)
+    positive = h > level
+    tolerance = max(_DISAGREES, 30 * noise) * d.square().sum(0).sqrt()
+    missing = grad_beta - (d * positive).sum(0)
+    bad = (missing.abs() > tolerance).nonzero().flatten().tolist()
+    repaired = 0
+    for channel in bad:
+        near = (h[:, channel].abs() < _NEAR * level).nonzero().flatten()
+        value, slope, now = h[near, channel], d[near, channel], positive[near, channel]
+        chosen = _explaining(value, slope, now, float(missing[channel]), float(tolerance[channel]))
+        if chosen is not None:
+            positive[near, channel] = chosen
+            repaired += 1
+    return Mask(as_maps(positive, maps.shape), repaired, len(bad) - repaired)
+
+
+def _explaining(h: Tensor, d: Tensor, now: Tensor, missing: float, tolerance: float) -> Tensor | None:
+    """Which of the entries near zero are positive: one of them turned, another threshold, or two turned."""
+    turned = torch.where(now, -d, d)
+    if len(turned) == 0:
+        return None
+    best = int((turned - missing).abs().argmin())
+    if abs(float(turned[best]) - missing) <= tolerance:
+        return _turning(now, [best])
+    order = h.argsort(descending=True)
+    sums = torch.cat([d.new_zeros(1), d[order].cumsum(0)]) - (d * now).sum()
+    count = int((sums - missing).abs().argmin())
+    if abs(float(sums[count]) - missing) <= tolerance:
+        return torch.zeros_like(now).index_fill(0, order[:count], True)
+    pair = _pair(turned[h.abs().argsort()[:_PAIRS]].tolist(), missing, tolerance)
+    return None if pair is None else _turning(now, h.abs().argsort()[pair].tolist())
+
+
+def _turning(now: Tensor, entries: list[int]) -> Tensor:
+    changed = now.clone()
+    changed[entries] ^= True
+    return changed
+
+
+def _pair(turned: list[float], missing: float, tolerance: float) -> list[int] | None:
+    pairs = itertools.combinations(range(len(turned)), 2)
+    best = min(pairs, key=lambda pair: abs(turned[pair[0]] + turned[pair[1]] - missing), default=None)
+    if best is None or abs(turned[best[0]] + turned[best[1]] - missing) > tolerance:
+        return None
+    return list(best)
+
+
+def scale_by(grad_beta: Tensor, gradient: Callable[[Tensor], Tensor]) -> Callable[[Tensor, float], float]:
+    """The factor by which maps are too small: their gradients are too large by the same, and ∇β shows how large they are.
+
+    A weighted median over channels, so that an entry on the wrong side of zero spoils its own channel alone.
+    """
+
+    def pin(maps: Tensor, level: float) -> float:
+        sums = as_rows(gradient(maps) * (maps > level)).sum(0)
+        ratios, order = (sums / grad_beta).sort()
+        weights = grad_beta.square()[order].cumsum(0)
+        factor = float(ratios[torch.searchsorted(weights, weights[-1] / 2)])
+        return min(max(factor, 0.1), 10.0)  # far from the answer sums mean little; one step must not lead further away
+
+    return pin

@@ -1,0 +1,189 @@
+"""What a convolution read, out of its gradient and that of the BatchNorm behind it.
+
+The gradient of the weights is ∇W = (∂loss/∂z)ᵀ A, where ∂loss/∂z depends on A again through σ and x̂ (see `unit`). With D the
+gradient behind the BatchNorm, less its mean, and A_c the columns less theirs,
+
+    Dᵀ A_c = diag(σ/γ) ∇W + diag(∇γ/N) x̂ᵀ A_c ,
+
+N unknown rows, O equations for each column: determined while N ≤ O + 1 or so. The right side changes little with A, so it is
+solved as a fixed point, damped at first and with Anderson's mixing at the end. What the equation leaves open comes from
+elsewhere: inputs are not negative and some are exactly zero (ReLU, padding), which gives the columns' means; BatchNorm makes the
+scale of A invisible, and the bias gradient of the *next* BatchNorm shows it again: ∇β = Σ ∂loss/∂A over the places where A > 0
+(`masks`). Where a shortcut shows part of the input itself, `low` and `top` hold what is known of each entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unsum.peel.residual.unit import Unit
+
+_STEPS = 120
+_FIRST_DAMPING, _DECAY, _LAST_DAMPING = 0.5, 0.8, 1e-4  # of the largest singular value
+_MEMORY = 6  # steps that Anderson's mixing looks back on
+_SETTLED = 1e-9  # relative change at which nothing more is to be had
+_NEAR = 1e-3  # relative change below which the scale is taken from the next BatchNorm
+_FLOOR = 1e-5  # of the root mean square: entries below are taken for zero at first (`masks` looks again)
+Pin = Callable[[Tensor, float], float]  # maps and the level of their noise → factor by which they are too small
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a unit read, and how well that explains its gradient."""
+
+    maps: Tensor  # (B, I, h, w), not negative up to the noise
+    residual: float  # relative misfit of the equation
+    condition: float  # of the gradient that had to be divided by
+    steps: int
+    level: float  # entries below may be zeros: an absolute value
+
+    @property
+    def predicted_error(self) -> float:
+        return self.residual * self.condition
+
+
+def undo(
+    unit: Unit, d: Tensor, size: torch.Size, *, pin: Pin | None, low: Tensor | None = None, top: Tensor | None = None
+) -> Reading:
+    """The (B, I, h, w) = `size` input of `unit`, from d (N, O), the gradient behind its BatchNorm.
+
+    `pin` finds the scale; where `low` and `top` bound every entry, and are equal where it is known, none is needed.
+    """
+    centred = d - d.mean(0) if unit.batch_statistics else d
+    U, s, Vt = torch.linalg.svd(centred, full_matrices=False)
+    kept = s > 1e-12 * s[0]
+    U, s, Vt = U[:, kept], s[kept], Vt[kept]
+    rows, wanted = len(d) - int(unit.batch_statistics), int(kept.sum())
+    condition = float(s[0] / s[-1]) if wanted >= rows else float("inf")
+    loop = _FixedPoint(unit, centred, (U, s, Vt), size, pin, low, top)
+    return loop.run(condition)
+
+
+class _FixedPoint:
+    def __init__(
+        self,
+        unit: Unit,
+        centred: Tensor,
+        factors: tuple[Tensor, Tensor, Tensor],
+        size: torch.Size,
+        pin: Pin | None,
+        low: Tensor | None,
+        top: Tensor | None,
+    ) -> None:
+        self.unit, self.centred, self.factors, self.size = unit, centred, factors, size
+        self.pin, self.low, self.top = pin, low, top
+        self.residual, self.change, self.pinned = 1.0, 1.0, False
+        self.deviation = (unit.variance + unit.eps).sqrt()
+        where = torch.ones(1, 1, *size[2:], dtype=centred.dtype, device=centred.device)
+        # (N, I k k) booleans: the columns' entries that padding wrote
+        self.padded = (unit.columns(where.expand(size[0], unit.W.shape[1], -1, -1)) == 0) if unit.kernel > 1 else None
+
+    def run(self, condition: float) -> Reading:
+        maps, mixing, step = self._start(), _Anderson(_MEMORY), 0
+        for step in range(_STEPS):  # noqa: B007 (told in the answer)
+            # Bounds come with a poor start, and damping keeps what is weakly determined near it until the rest is found.
+            damping = 0.0 if self.low is None else max(_LAST_DAMPING, _FIRST_DAMPING * _DECAY**step)
+            found = self._step(maps, damping)
+            self.change = _apart(found, maps)
+            if self.change < _SETTLED:
+                maps = found
+                break
+            if self.pin is not None and not self.pinned and self.change < _NEAR:
+                self.pinned, mixing = True, _Anderson(_MEMORY)  # the scale jumps: earlier steps would mislead
+                maps = found
+                continue
+            # Mixing copes with a few directions in which the fixed point would repel or creep; far away it would mislead, too.
+            maps = self._bounded(mixing(maps, found)) if damping < 0.05 and self.change < 0.05 else found
+        level = max(self._level(maps), self.residual * condition * float(maps.square().mean().sqrt()))
+        return Reading(maps, self.residual, condition, step + 1, level)
+
+    def _start(self) -> Tensor:
+        """Without a shortcut: as if x̂ were 0 and σ the running one; with one: what it shows, and little elsewhere."""
+        if self.low is not None and self.top is not None:
+            known = self.low == self.top
+            usual = (self.low * known).sum((0, 2, 3), keepdim=True) / known.sum((0, 2, 3), keepdim=True).clamp_min(1)
+            return torch.where(known, self.low, 0.3 * torch.minimum(self.top, usual))
+        rhs = (self.deviation / self.unit.gamma)[:, None] * self.unit.grad_W.flatten(1)
+        return self._settled(self._divided(rhs, 0.0))
+
+    def _divided(self, rhs: Tensor, damping: float) -> Tensor:
+        U, s, Vt = self.factors
+        inverse = s / (s.square() + (damping * s[0]) ** 2)
+        return U @ (inverse[:, None] * (Vt @ rhs))
+
+    def _step(self, maps: Tensor, damping: float) -> Tensor:
+        unit, columns = self.unit, self.unit.columns(maps)
+        sigma, normal = unit.forward(columns)
+        rhs = (sigma / unit.gamma)[:, None] * unit.grad_W.flatten(1)
+        if unit.batch_statistics:
+            columns = columns - columns.mean(0)
+            rhs = rhs + (unit.grad_gamma / len(normal))[:, None] * (normal.T @ columns)
+        explained = self.centred.T @ columns
+        self.residual = float((rhs - explained).norm() / rhs.norm().clamp_min(1e-300))
+        return self._settled(columns + self._divided(rhs - explained, damping))
+
+    def _settled(self, columns: Tensor) -> Tensor:
+        """Maps out of columns that lack their means and their scale."""
+        if self.unit.batch_statistics and self.low is None:
+            columns = self._with_means(columns)
+        maps = self.unit.folded(columns, self.size)
+        if self.low is not None:
+            if self.unit.batch_statistics:  # the means, where entries are known
+                known = self.low == self.top
+                count = known.sum((0, 2, 3), keepdim=True).clamp_min(1)
+                maps = maps - ((maps - self.low) * known).sum((0, 2, 3), keepdim=True) / count
+            return self._bounded(maps)
+        if not self.unit.batch_statistics:
+            return maps
+        if self.pin is not None and self.pinned:
+            return maps * self.pin(maps, self._level(maps))
+        sigma = self.unit.forward(self.unit.columns(maps))[0]
+        return maps * (self.deviation / sigma).median()
+
+    def _with_means(self, columns: Tensor) -> Tensor:
+        """Padding is zero; a column that padding does not reach has zeros of ReLU, and they are its smallest entries."""
+        lowest = columns.amin(0)
+        if self.padded is None:
+            return columns - lowest
+        count = self.padded.sum(0)
+        padding = (columns * self.padded).sum(0) / count.clamp_min(1)
+        return (columns - torch.where(count > 0, padding, lowest)) * ~self.padded
+
+    def _bounded(self, maps: Tensor) -> Tensor:
+        if self.low is None or self.top is None:
+            return maps
+        return torch.minimum(torch.maximum(maps, self.low), self.top)
+
+    def _level(self, maps: Tensor) -> float:
+        noise = max(_FLOOR, 10 * (self.residual + self.change))
+        return noise * float(maps.square().mean().sqrt())
+
+
+def _apart(found: Tensor, maps: Tensor) -> float:
+    """Relative change up to scale: a scale that is found anew says nothing of the rest."""
+    scaled = maps * ((maps * found).sum() / maps.square().sum().clamp_min(1e-300))
+    return float((found - scaled).norm() / found.norm().clamp_min(1e-300))
+
+
+class _Anderson:
+    """Anderson's mixing: the combination of the last steps whose changes cancel best."""
+
+    def __init__(self, memory: int) -> None:
+        self.memory = memory
+        self.found: list[Tensor] = []
+        self.changes: list[Tensor] = []
+
+    def __call__(self, old: Tensor, found: Tensor) -> Tensor:
+        self.found = [*self.found, found][-self.memory :]
+        self.changes = [*self.changes, found - old][-self.memory :]
+        if len(self.changes) < 2:
+            return found
+        apart = torch.stack([(self.changes[-1] - c).flatten() for c in self.changes[:-1]], 1)
+        gram = apart.T @ apart
+        gram = gram + 1e-14 * gram.diagonal().sum() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+        weights = torch.linalg.solve(gram, apart.T @ self.changes[-1].flatten())
+        return found - sum(w * (found - f) for w, f in zip(weights, self.found[:-1], strict=True))

@@ -1,0 +1,213 @@
+"""Down through the residual blocks under a head that reads their maps: from exact features to what an inner convolution read.
+
+The features are the last block's output, and G W their gradient, sample by sample. In every block, from its end:
+
+1. d, the gradient behind the last BatchNorm, is the output's, where the output is positive (ReLU).
+2. Each unit's input follows from its weight gradient and d (`solve`); where it is positive, it passes the gradient on (`masks`).
+3. The block's own input: with a plain shortcut it is known where the output is positive, x = out − y, and lies between 0 and −y
+   elsewhere, which makes the first unit's equation solvable; with a convolution on the shortcut, that one's gradient tells it.
+
+It ends where a convolution writes more places than it has channels: its gradient then has fewer equations than unknowns.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from unsum.errors import UnsumError
+from unsum.head import find_head
+from unsum.leak import Leak
+from unsum.peel.method import PEELERS, TRUSTED_ERROR, Peeled, PeeledLayer
+from unsum.peel.residual.blocks import Block, find_blocks
+from unsum.peel.residual.masks import confirmed, scale_by
+from unsum.peel.residual.solve import Reading, undo
+from unsum.peel.residual.unit import Unit, as_maps, as_rows
+from unsum.update import Update
+
+_FLOOR = 1e-5  # of the root mean square: features below are zeros of ReLU, unless the bias gradient says otherwise
+_LOST = 1e-2  # relative residual above which the walk has lost its way
+
+
+@PEELERS.register(
+    "residual",
+    summary="residual blocks under the head, down to what an inner convolution read",
+    needs="exact features of a head that reads maps; BatchNorm; gradients in full float32",
+)
+def residual(
+    model: nn.Module,
+    update: Update,
+    leak: Leak | None,
+    *,
+    shape: tuple[int, ...] | None,
+    seed: int,
+    layer: str | None = None,
+) -> Peeled:
+    """What the convolution `layer` read, for every sample: (B, C, h, w); by default of the deepest one that can be reached."""
+    if leak is None:
+        raise UnsumError("'residual' continues a separation; give the leak of unsum.separate.")
+    size = shape[-1] if shape is not None else getattr(model, "image_size", None)
+    if size is None:
+        raise UnsumError("'residual' must know the size of the pictures; give shape=(3, height, width).")
+    blocks = find_blocks(model, update, leak.scale, size)
+    names = [unit.name for block in blocks for unit in (*block.units, block.shortcut) if unit is not None]
+    if layer is not None and layer not in names:
+        raise UnsumError(f"{layer!r} is not a convolution of the blocks under the head; choose one of {', '.join(names)}.")
+    return _Walk(model, update, leak, blocks, layer).run()
+
+
+class _Reached(Exception):  # noqa: N818 (not an error: the walk is over)
+    """The layer that was asked for, or the last one that can be undone."""
+
+
+@dataclass
+class _Walk:
+    model: nn.Module
+    update: Update
+    leak: Leak
+    blocks: list[Block]
+    layer: str | None
+
+    def run(self) -> Peeled:
+        self.layers: list[PeeledLayer] = []
+        self.found: Tensor | None = None
+        self.notes: list[str] = []
+        B = self.leak.batch_size
+        last = self.blocks[-1]
+        channels = last.units[-1].W.shape[0]
+        side = math.isqrt(self.leak.features.shape[1] // channels)
+        device = last.units[-1].W.device
+        out = self.leak.features.to(device).double().reshape(B, channels, side, side)
+        gradient = _feature_gradient(self.model, self.leak, self.update).to(device).view_as(out)
+        level = max(_FLOOR, 10 * self.leak.predicted_error) * float(out.square().mean().sqrt())
+        mask = confirmed(out, gradient, last.units[-1].grad_beta, level, self.leak.predicted_error)
+        self.doubtful = mask.doubtful
+        out, d = out * mask.positive, gradient * mask.positive
+        try:
+            for block, below in zip(reversed(self.blocks), [*reversed(self.blocks[:-1]), None], strict=True):
+                out, d = self._block(block, below, out, d)
+        except _Reached:
+            pass
+        return self._answer(B)
+
+    def _block(self, block: Block, below: Block | None, out: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+        """The block's input and its gradient, from its output and the gradient before the last ReLU."""
+        sizes = _sizes(block, len(out))
+        inner, y = d, out
+        for number in range(len(block.units) - 1, 0, -1):
+            unit, feeding = block.units[number], block.units[number - 1]
+            behind = inner
+            reading = self._undo(unit, behind, sizes[number], feeding.grad_beta, lambda h, u=unit, b=behind: _gradient(u, b, h))
+            gradient = _gradient(unit, behind, reading.maps)
+            mask = confirmed(reading.maps, gradient, feeding.grad_beta, reading.level, reading.residual)
+            self._record(unit, reading, reading.maps * mask.positive, mask.doubtful)
+            if number == len(block.units) - 1:
+                normal = unit.forward(unit.columns(reading.maps * mask.positive))[1]
+                y = as_maps(normal * unit.gamma + unit.beta, out.shape)
+            inner = gradient * mask.positive
+        feeding_beta = below.units[-1].grad_beta if below is not None else None
+        return self._entering(block, sizes[0], feeding_beta, out, y, d, inner)
+
+    def _entering(
+        self, block: Block, size: torch.Size, beta: Tensor | None, out: Tensor, y: Tensor, d: Tensor, inner: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        first, shortcut = block.units[0], block.shortcut
+        if shortcut is None:
+            known = out > 0
+            low = torch.where(known, (out - y).clamp_min(0), 0.0)
+            top = torch.where(known, low, (-y).clamp_min(0))
+            reading, told = self._undo(first, inner, size, None, None, low, top), first
+        elif first.kernel == 1:  # reads no more places than the shortcut's 1×1, or too many to be told
+            told = shortcut
+            read = torch.Size((*size[:2], *d.shape[2:]))
+            same = first.stride == shortcut.stride
+            reading = self._undo(
+                shortcut, d, read, beta if same else None, lambda x: _gradient(shortcut, d, x) + _gradient(first, inner, x)
+            )
+            if not same:
+                self._record(shortcut, reading, reading.maps, 0)
+                self.notes.append(f"The scale of what {shortcut.name!r} read is that of the running statistics: a guess.")
+                raise _Reached
+        else:
+            told = first
+            reading = self._undo(first, inner, size, beta, lambda x: _gradient(first, inner, x) + _spread(shortcut, d, x))
+        gradient = _gradient(first, inner, reading.maps)
+        gradient = gradient + (d if shortcut is None else _spread(shortcut, d, reading.maps, told is first))
+        if beta is None:
+            self._record(told, reading, reading.maps, 0)
+            raise _Reached
+        mask = confirmed(reading.maps, gradient, beta, reading.level, reading.residual)
+        self._record(told, reading, reading.maps * mask.positive, mask.doubtful)
+        if told is shortcut and shortcut.stride > 1:
+            raise _Reached  # places that were passed over carry no gradient, and the block below wrote them too
+        return reading.maps * mask.positive, gradient * mask.positive
+
+    def _undo(self, unit: Unit, d: Tensor, size: torch.Size, beta: Tensor | None, gradient, low=None, top=None) -> Reading:  # type: ignore[no-untyped-def]
+        places, channels = d.shape[0] * d.shape[2] * d.shape[3], len(unit.W)
+        if places - int(unit.batch_statistics) > channels:
+            most = (channels + int(unit.batch_statistics)) // (d.shape[2] * d.shape[3])
+            self.notes.append(
+                f"Peeling ends at {unit.name!r}: its gradient has {channels} rows for {places} places; a batch of {most} would go on."
+            )
+            raise _Reached
+        pin = scale_by(beta, gradient) if beta is not None else None
+        return undo(unit, as_rows(d), size, pin=pin, low=low, top=top)
+
+    def _record(self, unit: Unit, reading: Reading, maps: Tensor, doubtful: int) -> None:
+        if reading.residual > _LOST:
+            self.notes.append(f"Peeling ends at {unit.name!r}, whose gradient is explained to {reading.residual:.1g} only.")
+            raise _Reached
+        self.doubtful += doubtful
+        equations = unit.W.numel()
+        self.layers.append(PeeledLayer(unit.name, reading.predicted_error, reading.residual, maps.numel(), equations))
+        self.found = maps
+        if unit.name == self.layer:
+            raise _Reached
+
+    def _answer(self, B: int) -> Peeled:
+        if self.found is None or (self.layer is not None and self.layers[-1].name != self.layer):
+            where = f"{self.layer!r}" if self.layer is not None else "any inner layer"
+            raise UnsumError(" ".join([f"What {where} read cannot be peeled.", *self.notes]))
+        worst = max(layer.predicted_error for layer in self.layers)
+        errors = torch.full((B,), worst, dtype=torch.float64, device=self.found.device)
+        if self.doubtful:
+            self.notes.append(f"{self.doubtful} channels disagree with their bias gradient.")
+        sure = errors < TRUSTED_ERROR if self.doubtful == 0 else torch.zeros_like(errors, dtype=torch.bool)
+        return Peeled("residual", self.found, errors, sure, False, self.layers, self.notes)
+
+
+def _sizes(block: Block, B: int) -> list[torch.Size]:
+    """(B, I, h, w) of every unit's input."""
+    _, _, h, w = block.size
+    sizes = []
+    for unit in block.units:
+        sizes.append(torch.Size((B, unit.W.shape[1], h, w)))
+        h, w = ((side + 2 * unit.padding - unit.kernel) // unit.stride + 1 for side in (h, w))
+    return sizes
+
+
+def _gradient(unit: Unit, d: Tensor, maps: Tensor) -> Tensor:
+    """∂loss/∂input of a unit through its BatchNorm, at what it read."""
+    sigma, normal = unit.forward(unit.columns(maps))
+    return unit.back(unit.behind(as_rows(d), sigma, normal), maps.shape)
+
+
+def _spread(shortcut: Unit, d: Tensor, maps: Tensor, whole: bool = True) -> Tensor:
+    """The gradient through a shortcut's convolution, on all places of `maps` or only on those it read."""
+    if not whole or shortcut.stride == 1:
+        return _gradient(shortcut, d, maps)
+    gradient = torch.zeros_like(maps)
+    shortcut.read(gradient).add_(_gradient(shortcut, d, shortcut.read(maps)))
+    return gradient
+
+
+def _feature_gradient(model: nn.Module, leak: Leak, update: Update) -> Tensor:
+    """(B, H) G W, in pieces: a head may be large."""
+    W = find_head(model)[1].weight.detach()
+    G = leak.logits.double().softmax(1) - leak.targets.double()
+    if update.reduction == "mean":
+        G = G / leak.batch_size
+    return torch.cat([G.to(W.device) @ part.double() for part in W.split(8192, dim=1)], 1)
