@@ -69,7 +69,10 @@ def audit(
     classes: options.ClassesOption = None,
     download: options.DownloadOption = False,
     inverse: Annotated[
-        Path | None, typer.Option(help="An inverse from `unsum train-inverse` for this backbone, for pictures.")
+        list[Path] | None,
+        typer.Option(
+            help="An inverse from `unsum train-inverse` for this backbone, for pictures; repeat for inner layers."
+        ),
     ] = None,
     batch: Annotated[
         int | None, typer.Option(help="How many photos the client trains on. [default: 8]", show_default=False)

@@ -44,6 +44,10 @@ def command(
     ] = "8,8,8,32,256",
     loss: Annotated[str, typer.Option(help="psnr, mse, l1, rgla or viewing; the last two need LPIPS.")] = "psnr",
     decoder: Annotated[str, typer.Option(help="decoder, or fgla-generator for comparison.")] = "decoder",
+    layer: Annotated[
+        str | None,
+        typer.Option(help="A convolution inside the backbone to invert what it reads; attacks peel down to it."),
+    ] = None,
     rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-3,
     start: Annotated[Path | None, typer.Option(help="An inverse to begin with, for fine-tuning.")] = None,
     devices: Annotated[str, typer.Option(help="How many GPUs or processes; several nodes through torchrun.")] = "1",
@@ -61,6 +65,7 @@ def command(
         clients=_sizes(clients),
         loss=loss,
         decoder=decoder,
+        layer=layer,
         seed=seed,
     )
     with stages(_PROGRESS) as shown:

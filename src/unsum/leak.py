@@ -36,6 +36,9 @@ class Leak:
     )
     inputs: Tensor | None = None  # (B, …) raw inputs of the model, where its layers could be peeled
     inputs_exact: Tensor | None = None  # (B,) bool, the certificate of each input
+    inner: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # convolution → (B, C, h, w) what it read, where that was peeled
     notes: list[str] = field(default_factory=list)
     history: dict[str, Tensor] = field(default_factory=dict)
 

@@ -6,7 +6,6 @@ import inspect
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,12 +13,11 @@ from torch import Tensor, nn
 
 from unsum.errors import UnsumError, unknown_name
 from unsum.head import Head, find_head
-from unsum.invert import Inverse, invert, load_inverse
 from unsum.invert.refine import MODES, Mode
-from unsum.invert.refine import refine as refine_pictures
 from unsum.labels import LABEL_RULES, gather
 from unsum.leak import Leak
 from unsum.peel import Peeled, obstacle, peel
+from unsum.picturing import HOPELESS, Inverses, with_pictures
 from unsum.separate import SEPARATORS, separate
 from unsum.separate.adaptive import recognise
 from unsum.update import Update
@@ -27,7 +25,6 @@ from unsum.update import Update
 Say = Callable[[str], None]
 AUTO = "auto"
 _SMALLEST_PICTURE = 11  # side of the window that structural similarity is measured in
-_HOPELESS = 0.3  # predicted relative error above which the exact solver's own features are worth little
 
 
 def attack(
@@ -39,7 +36,7 @@ def attack(
     batch_size: int | None = None,
     label_rule: str | None = None,
     auxiliary: tuple[Tensor, Tensor] | None = None,
-    inverse: str | Path | None = None,
+    inverse: Inverses = None,
     refine: Mode | None = None,
     device: torch.device | str | None = None,
     seed: int = 0,
@@ -56,7 +53,8 @@ def attack(
         labels, batch_size: what the attacker knows besides, as in `separate`.
         label_rule: a rule from `unsum list` that finds the labels first, instead of the recipe's own way.
         auxiliary: labelled samples of the attacker's own, for label rules that need them.
-        inverse: a trained inverse for this model's backbone; the embedded one by default.
+        inverse: a trained inverse for this model's backbone, or several; the embedded one by default. One for an inner layer is
+            used where the layers above can be peeled, the next one otherwise.
         refine: change the inverse's pictures until they explain the leak: `features`, which raises PSNR, or a published mode
             (`f`, `g`, `gf`). The model must be in the mode, train or eval, that the client trained it in.
         progress: called with a sentence when a new stage begins.
@@ -79,50 +77,13 @@ def attack(
         leak = _peeled(model, update, leak, seed, say)
         if leak.inputs is not None and (leak.images is not None or leak.inputs.ndim == 2):
             return replace(leak, seconds=time.perf_counter() - start)
-    say("Turning features into pictures")
-    try:
-        loaded = load_inverse(model, inverse)
-    except UnsumError as reason:
-        if inverse is not None:  # asked for by name: a refusal must not pass as a note
-            raise
-        return replace(leak, notes=[*leak.notes, str(reason)])
-    images = invert(model, leak, inverse=loaded)
-    knowledge = replace(leak.knowledge, auxiliary_photos=loaded.photos)
-    leak = replace(leak, images=images, knowledge=knowledge)
-    if refine is not None:
-        leak = _refined(model, update, leak, images, refine, loaded, say, steps)
+    leak = with_pictures(model, update, leak, inverse, refine, say, steps)
     return replace(leak, seconds=time.perf_counter() - start)
-
-
-def _refined(
-    model: nn.Module,
-    update: Update,
-    leak: Leak,
-    images: Tensor,
-    mode: Mode,
-    inverse: Inverse,
-    say: Say,
-    steps: Callable[..., None] | None,
-) -> Leak:
-    """The leak with refined pictures, or a note that says why they stayed as they were."""
-    if not leak.predicted_error < _HOPELESS:
-        return replace(leak, notes=[*leak.notes, "The pictures were not refined: the features are too uncertain."])
-    say("Refining the pictures")
-    found = refine_pictures(model, update, leak, images, mode=mode, inverse=inverse, progress=steps)
-    watched = found.history["watched"]
-    if not found.improved:
-        note = "Refined pictures explained the gradients held out no better, so the inverse's own were kept."
-    else:
-        note = (
-            f"The pictures were refined (mode {mode}): their misfit to gradients held out fell from {watched[0]:.2g} to "
-            f"{watched.min():.2g}."
-        )
-    return replace(leak, images=found.images, notes=[*leak.notes, note])
 
 
 def _peeled(model: nn.Module, update: Update, leak: Leak, seed: int, say: Say) -> Leak:
     """The leak with its inputs, where every layer can be undone, and a note that says why not otherwise."""
-    if leak.predicted_error >= _HOPELESS or leak.method != "exact":
+    if leak.predicted_error >= HOPELESS or leak.method != "exact":
         return leak
     reason = obstacle(model, update)
     if reason is not None:
@@ -133,7 +94,7 @@ def _peeled(model: nn.Module, update: Update, leak: Leak, seed: int, say: Say) -
     except UnsumError as error:
         return replace(leak, notes=[*leak.notes, f"The layers cannot be peeled: {error}"])
     notes = [*leak.notes, *peeled.notes]
-    if not peeled.complete or float(peeled.errors.min()) >= _HOPELESS:
+    if not peeled.complete or float(peeled.errors.min()) >= HOPELESS:
         return replace(leak, notes=[*notes, "Peeling did not reach the inputs, so they stay unknown."])
     count = int(peeled.exact.sum())
     notes.append(f"Inputs were peeled layer by layer: {count} of {leak.batch_size} certified exact.")
@@ -224,7 +185,7 @@ def _auto(model: nn.Module, update: Update, known: dict[str, Any]) -> Leak:
             )
             notes = [f"{reason}{other.predicted_error:.1g}, so its answer is given.", *other.notes]
             return replace(other, seconds=leak.seconds + other.seconds, notes=notes)
-    if leak.predicted_error < _HOPELESS:
+    if leak.predicted_error < HOPELESS:
         return leak
     try:
         crude = separate(model, update, "fgla", **known)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from unsum.audit.result import Audit, Setting
 from unsum.audit.setting import device_name, versions
 from unsum.client.capture import in_mode
 from unsum.invert.refine import Mode
+from unsum.picturing import Inverses
 from unsum.recipe import Say
 from unsum.recipe import attack as run_attack
 from unsum.update import Update
@@ -28,7 +28,7 @@ def audit_captured(
     label_rule: str | None,
     batch_size: int | None,
     auxiliary: tuple[Tensor, Tensor] | None,
-    inverse: str | Path | None,
+    inverse: Inverses,
     refine: Mode | None,
     train: bool,
     device: torch.device,

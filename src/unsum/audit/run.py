@@ -23,6 +23,7 @@ from unsum.head import collect_features, find_head
 from unsum.invert.refine import Mode
 from unsum.models import DEFAULT_MODEL, load_model
 from unsum.models.built import USUAL_SIZE
+from unsum.picturing import Inverses
 from unsum.received import Received
 from unsum.recipe import AUTO, check_recipe
 from unsum.recipe import attack as run_attack
@@ -50,7 +51,7 @@ def audit(
     refine: Mode | None = None,
     batch_size_known: bool = False,
     auxiliary: tuple[Tensor, Tensor] | None = None,
-    inverse: str | Path | None = None,
+    inverse: Inverses = None,
     train: bool = True,
     device: torch.device | str | None = None,
     seed: int = 0,

@@ -41,7 +41,10 @@ def command(
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Grant the attacker the batch size.")] = None,
     inverse: Annotated[
-        Path | None, typer.Option(help="An inverse from `unsum train-inverse` for this backbone, for pictures.")
+        list[Path] | None,
+        typer.Option(
+            help="An inverse from `unsum train-inverse` for this backbone, for pictures; repeat for inner layers."
+        ),
     ] = None,
     refine: Annotated[
         str | None, typer.Option(help="Refine the pictures: features (raises PSNR), or the published f, g, gf.")

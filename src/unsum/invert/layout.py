@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.head import collect_features
+from unsum.models.inner import tap
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,16 @@ class Layout:
         return features.reshape(-1, channels, height, width)
 
 
-def feature_layout(model: nn.Module, size: int) -> Layout:
-    """Found by running `model` on one picture of `size`²: the last map or grid of tokens that the head reads unchanged."""
+def feature_layout(model: nn.Module, size: int, layer: str | None = None) -> Layout:
+    """Found by running `model` on one picture of `size`²: the last map or grid of tokens that the head reads unchanged.
+
+    With `layer`, the map that this convolution reads.
+    """
+    if layer is not None:
+        return _inner_layout(model, size, layer)
     seen: list[Tensor] = []
     hooks = [module.register_forward_hook(_keep(seen)) for module in model.modules()]
-    parameter = next(model.parameters())
-    picture = torch.linspace(0, 1, 3 * size * size, device=parameter.device, dtype=parameter.dtype).view(
-        1, 3, size, size
-    )
+    picture = _picture(model, size)
     training = model.training
     model.eval()
     try:
@@ -63,6 +67,20 @@ def feature_layout(model: nn.Module, size: int) -> Layout:
         if output.ndim == 3 and _is_grid(output.shape[1]):
             return Layout("tokens", tuple(output.shape[1:]))
     return Layout("vector", (features.numel(),))
+
+
+def _inner_layout(model: nn.Module, size: int, layer: str) -> Layout:
+    copied = copy.deepcopy(model).eval()
+    tapped = tap(copied, layer)
+    with torch.no_grad():
+        copied(_picture(model, size))
+    assert tapped.seen is not None
+    return Layout("map", tuple(tapped.seen.shape[1:]))
+
+
+def _picture(model: nn.Module, size: int) -> Tensor:
+    parameter = next(model.parameters())
+    return torch.linspace(0, 1, 3 * size * size).to(parameter).view(1, 3, size, size)
 
 
 def _keep(seen: list[Tensor]) -> Any:

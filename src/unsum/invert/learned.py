@@ -22,9 +22,17 @@ _AT_ONCE = 32  # pictures decoded together, so that a large batch needs no more 
 def learned(model: nn.Module, leak: Leak, *, inverse: str | Path | Inverse | None) -> Tensor:
     """(B, 3, h, w) in [0, 1]: the decoder's picture for each sample's features."""
     loaded = inverse if isinstance(inverse, Inverse) else load_inverse(model, inverse)
-    decoder = loaded.decoder.to(leak.features.device)
+    read = leak.features
+    if loaded.layer is not None:
+        if loaded.layer not in leak.inner:
+            raise UnsumError(
+                f"This inverse reads what {loaded.layer!r} reads, which this leak does not hold; peel it first "
+                f"(unsum.attack does, or unsum.peel with method='residual')."
+            )
+        read = leak.inner[loaded.layer].flatten(1)
+    decoder = loaded.decoder.to(read.device)
     with torch.no_grad():
-        return torch.cat([decoder(features) for features in leak.features.float().split(_AT_ONCE)])
+        return torch.cat([decoder(features) for features in read.float().split(_AT_ONCE)])
 
 
 def load_inverse(model: nn.Module, path: str | Path | None = None) -> Inverse:
@@ -40,6 +48,8 @@ def load_inverse(model: nn.Module, path: str | Path | None = None) -> Inverse:
         raise UnsumError(
             f"There are no pictures for this model: {which} was trained for backbone {expected}, and this one is {actual}."
         )
+    if found.layer is not None:
+        return found
     features, reads = find_head(model)[1].in_features, math.prod(found.card["layout"]["shape"])
     if features != reads:
         raise UnsumError(

@@ -26,6 +26,12 @@ class Inverse:
     card: dict[str, Any]
 
     @property
+    def layer(self) -> str | None:
+        """The convolution whose input the decoder reads; None: what the head reads."""
+        layer: str | None = self.card.get("layer")
+        return layer
+
+    @property
     def photos(self) -> str:
         """What the attacker needed besides the model, for the list of what was granted."""
         return f"{self.card['photos']:,} of other origin, to train the inverse"

@@ -32,7 +32,8 @@ class Training:
     """How long and how. Exactly one of `hours` and `steps` ends the run; the cosine schedule follows it.
 
     `clients`: batch sizes of the simulated clients, whose BatchNorm statistics the features depend on; a step takes one
-    at random, repeat a size to make it likelier, 0 stands for running statistics.
+    at random, repeat a size to make it likelier, 0 stands for running statistics. `layer`: a convolution inside the backbone
+    whose input is to be inverted, instead of what the head reads; `unsum.peel` reaches such layers.
     """
 
     hours: float | None = None
@@ -45,6 +46,7 @@ class Training:
     clients: tuple[int, ...] = (8, 8, 8, 32, 256)
     loss: str = "psnr"
     decoder: str = "decoder"
+    layer: str | None = None
     seed: int = 0
     save_every: float = 30.0  # seconds
 
@@ -141,8 +143,8 @@ class Run:
             torch.set_float32_matmul_precision("high")
         # Uint8 photos are small beside a GPU's memory, and a step is faster than a copy from the host would be.
         self.photos, self.held_out = photos.to(self.device), held_out.to(self.device)
-        layout = feature_layout(model, training.size)
-        backbone: Any = ClientFeatures(model)
+        layout = feature_layout(model, training.size, training.layer)
+        backbone: Any = ClientFeatures(model, training.layer)
         backbone = backbone.to(device=self.device, memory_format=torch.channels_last)
         torch.manual_seed(training.seed)  # every process starts from the same weights
         began: Any = Inverse.load(start).decoder if start else DECODERS[training.decoder](layout, training.size)
@@ -163,6 +165,8 @@ class Run:
         # What a checkpoint must agree with: how it trains may not change, how often it saves may.
         self.identity = {"backbone": backbone_fingerprint(model), **asdict(training), **card}
         del self.identity["save_every"]
+        if training.layer is None:  # as checkpoints had it before there were inner layers
+            del self.identity["layer"]
         if not self._restore() and start is None and hasattr(self.decoder, "calibrate"):
             some = self._features(self._view(step=-1), self.smallest)
             self.decoder.calibrate(some)
@@ -199,6 +203,7 @@ class Run:
             "architecture": self.training.decoder,
             "size": self.training.size,
             "layout": channels,
+            "layer": self.training.layer,
             "settings": decoder.settings,
             "parameters": sum(p.numel() for p in decoder.parameters()),
             "loss": self.training.loss,

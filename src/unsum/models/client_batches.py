@@ -10,21 +10,22 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from unsum.errors import UnsumError
 from unsum.head import find_head
+from unsum.models.inner import tap
 
 
 class ClientFeatures(nn.Module):
-    """(N, 3, s, s) images of several clients → (N, H) what reaches the head.
+    """(N, 3, s, s) images of several clients → (N, H) what reaches the head, or what the convolution `layer` reads.
 
     The statistics of every BatchNorm come from the client's own share, as in its own training step. Weights are copied
     and frozen. `forward` takes what `sharing` returns, so that one compiled graph serves clients of every size.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, layer: str | None = None) -> None:
         super().__init__()
-        name, head = find_head(model)
-        self.width = head.in_features
+        name, _ = find_head(model)
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self._sharing = _Sharing()
+        self._tap = None if layer is None else tap(self.model, layer)
         _replace(self.model, self._sharing)
         if name:
             self.model.set_submodule(name, nn.Identity())
@@ -35,6 +36,9 @@ class ClientFeatures(nn.Module):
         """`sharing` None: running statistics, as of a client in eval mode."""
         self._sharing.matrix = sharing
         features: Tensor = self.model(images)
+        if self._tap is not None:  # compiled, the layers above are left out: nothing asks for what they compute
+            assert self._tap.seen is not None
+            features = self._tap.seen
         return features.flatten(1)
 
 

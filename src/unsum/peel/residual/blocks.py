@@ -1,7 +1,8 @@
-"""The residual blocks above which a head reads the last maps: found by their parts, believed after a look at what they compute."""
+"""The residual blocks whose last maps a head reads: found by their parts, believed after a look at what they compute."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -66,7 +67,7 @@ def _block(model: nn.Module, update: Update, scale: float, name: str, entering: 
     numbers = [n for n in (1, 2, 3) if hasattr(module, f"conv{n}")]
     units = [Unit.of(model, update, scale, f"{name}.conv{n}", f"{name}.bn{n}") for n in numbers]
     shortcut = None
-    if module.downsample is not None:
+    if isinstance(module.downsample, nn.Module):
         parts = [part for part, child in module.downsample.named_children() if not isinstance(child, nn.Identity)]
         if len(parts) != 2:
             raise UnsumError(f"The shortcut of {name!r} is more than a convolution with a BatchNorm.")
@@ -79,7 +80,7 @@ def _watched(model: nn.Module, names: list[str], size: int) -> tuple[dict[str, t
     seen: dict[str, tuple[Tensor, Tensor]] = {}
     features: list[Tensor] = []
 
-    def keep(name: str):  # type: ignore[no-untyped-def]
+    def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             seen[name] = (inputs[0].detach().clone(), output.detach().clone())
 
@@ -112,6 +113,6 @@ def _output(unit: Unit, maps: Tensor) -> Tensor:
 
 
 def _computes(block: Block, entering: Tensor, leaving: Tensor) -> bool:
-    """Whether the parts, put together as `Block` does, give the output that was seen: attention, other activations and so on do not."""
+    """Whether the parts, put together as `Block` does, give the output that was seen; with attention, say, they do not."""
     found = block.forward(entering.double())
     return found.shape == leaving.shape and float((found - leaving).norm()) <= 1e-3 * float(leaving.norm())

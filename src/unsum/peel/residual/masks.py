@@ -1,7 +1,7 @@
 """Which entries of an activation are zero, confirmed by the bias gradient of the BatchNorm that feeds it.
 
-h = ReLU(y), y from a BatchNorm with bias β: ∇β = Σ ∂loss/∂h over the places with h > 0, channel by channel. One entry on the wrong
-side changes its channel's sum by its own gradient: the sum shows that there is one, and nearly always which.
+h = ReLU(y), y from a BatchNorm with bias β: ∇β = Σ ∂loss/∂h over the places with h > 0, channel by channel. One entry on the
+wrong side changes its channel's sum by its own gradient: the sum shows that there is one, and nearly always which.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ class Mask:
     positive: Tensor
     repaired: int
     doubtful: int
+
+    @property
+    def without_zero(self) -> int:
+        """Channels that are positive everywhere: nothing shows their mean."""
+        return int(self.positive.all(3).all(2).all(0).sum())
 
 
 def confirmed(maps: Tensor, gradient: Tensor, grad_beta: Tensor, level: float, noise: float) -> Mask:

@@ -14,6 +14,7 @@ scale of A invisible, and the bias gradient of the *next* BatchNorm shows it aga
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from unsum.peel.residual.unit import Unit
 
+_RANK = 1e-6  # of the largest singular value: what is below is rounding
 _STEPS = 120
 _FIRST_DAMPING, _DECAY, _LAST_DAMPING = 0.5, 0.8, 1e-4  # of the largest singular value
 _MEMORY = 6  # steps that Anderson's mixing looks back on
@@ -54,13 +56,14 @@ def undo(
     `pin` finds the scale; where `low` and `top` bound every entry, and are equal where it is known, none is needed.
     """
     centred = d - d.mean(0) if unit.batch_statistics else d
-    U, s, Vt = torch.linalg.svd(centred, full_matrices=False)
-    kept = s > 1e-12 * s[0]
-    U, s, Vt = U[:, kept], s[kept], Vt[kept]
-    rows, wanted = len(d) - int(unit.batch_statistics), int(kept.sum())
-    condition = float(s[0] / s[-1]) if wanted >= rows else float("inf")
-    loop = _FixedPoint(unit, centred, (U, s, Vt), size, pin, low, top)
-    return loop.run(condition)
+    squares, U = torch.linalg.eigh(centred @ centred.T)  # many times faster than the SVD of the matrix itself
+    s = squares.clamp_min(0).sqrt()
+    kept = s > _RANK * s[-1]
+    U, s = U[:, kept], s[kept]
+    factors = U, s, (U / s).T @ centred
+    full = int(kept.sum()) >= len(d) - int(unit.batch_statistics)
+    condition = float(s[-1] / s[0]) if full else math.inf
+    return _FixedPoint(unit, centred, factors, size, pin, low, top).run(condition)
 
 
 class _FixedPoint:
@@ -84,7 +87,7 @@ class _FixedPoint:
 
     def run(self, condition: float) -> Reading:
         maps, mixing, step = self._start(), _Anderson(_MEMORY), 0
-        for step in range(_STEPS):  # noqa: B007 (told in the answer)
+        for step in range(_STEPS):
             # Bounds come with a poor start, and damping keeps what is weakly determined near it until the rest is found.
             damping = 0.0 if self.low is None else max(_LAST_DAMPING, _FIRST_DAMPING * _DECAY**step)
             found = self._step(maps, damping)
@@ -112,7 +115,7 @@ class _FixedPoint:
 
     def _divided(self, rhs: Tensor, damping: float) -> Tensor:
         U, s, Vt = self.factors
-        inverse = s / (s.square() + (damping * s[0]) ** 2)
+        inverse = s / (s.square() + (damping * s[-1]) ** 2)
         return U @ (inverse[:, None] * (Vt @ rhs))
 
     def _step(self, maps: Tensor, damping: float) -> Tensor:
@@ -120,38 +123,43 @@ class _FixedPoint:
         sigma, normal = unit.forward(columns)
         rhs = (sigma / unit.gamma)[:, None] * unit.grad_W.flatten(1)
         if unit.batch_statistics:
-            columns = columns - columns.mean(0)
             rhs = rhs + (unit.grad_gamma / len(normal))[:, None] * (normal.T @ columns)
-        explained = self.centred.T @ columns
-        self.residual = float((rhs - explained).norm() / rhs.norm().clamp_min(1e-300))
-        return self._settled(columns + self._divided(rhs - explained, damping))
+        misfit = rhs - self.centred.T @ columns
+        self.residual = float(misfit.norm() / rhs.norm().clamp_min(1e-300))
+        return self._settled(columns + self._divided(misfit, damping))
 
     def _settled(self, columns: Tensor) -> Tensor:
-        """Maps out of columns that lack their means and their scale."""
-        if self.unit.batch_statistics and self.low is None:
-            columns = self._with_means(columns)
-        maps = self.unit.folded(columns, self.size)
-        if self.low is not None:
-            if self.unit.batch_statistics:  # the means, where entries are known
-                known = self.low == self.top
-                count = known.sum((0, 2, 3), keepdim=True).clamp_min(1)
-                maps = maps - ((maps - self.low) * known).sum((0, 2, 3), keepdim=True) / count
-            return self._bounded(maps)
+        """Maps out of columns whose means and scale the equation does not tell."""
         if not self.unit.batch_statistics:
-            return maps
+            return self._bounded(self.unit.folded(self._without_padding(columns), self.size))
+        maps = self.unit.folded(self._with_means(columns), self.size)
+        if self.low is not None and self.top is not None:  # means where entries are known
+            known = self.low.eq(self.top)
+            count = known.sum((0, 2, 3), keepdim=True).clamp_min(1)
+            return self._bounded(maps - ((maps - self.low) * known).sum((0, 2, 3), keepdim=True) / count)
         if self.pin is not None and self.pinned:
             return maps * self.pin(maps, self._level(maps))
         sigma = self.unit.forward(self.unit.columns(maps))[0]
         return maps * (self.deviation / sigma).median()
 
+    def _without_padding(self, columns: Tensor) -> Tensor:
+        return columns if self.padded is None else columns * ~self.padded
+
     def _with_means(self, columns: Tensor) -> Tensor:
-        """Padding is zero; a column that padding does not reach has zeros of ReLU, and they are its smallest entries."""
+        """Padding is zero. A column that it does not reach agrees with its copies in others, or its lowest are ReLU's zeros."""
         lowest = columns.amin(0)
         if self.padded is None:
-            return columns - lowest
-        count = self.padded.sum(0)
-        padding = (columns * self.padded).sum(0) / count.clamp_min(1)
-        return (columns - torch.where(count > 0, padding, lowest)) * ~self.padded
+            return columns if self.low is not None else columns - lowest
+        padding = (columns * self.padded).sum(0) / self.padded.sum(0).clamp_min(1)
+        reached = self.padded.any(0)
+        sure = (~self.padded & reached).to(columns)
+        shifted = (columns - padding) * sure
+        count = self.unit.summed(sure, self.size)
+        copies = self.unit.columns(self.unit.summed(shifted, self.size) / count.clamp_min(1))
+        told = self.unit.columns((count > 0).to(columns))
+        shift = ((columns - copies) * told).sum(0) / told.sum(0).clamp_min(1)
+        shift = torch.where(told.any(0), shift, lowest)
+        return self._without_padding(columns - torch.where(reached, padding, shift))
 
     def _bounded(self, maps: Tensor) -> Tensor:
         if self.low is None or self.top is None:
@@ -186,4 +194,6 @@ class _Anderson:
         gram = apart.T @ apart
         gram = gram + 1e-14 * gram.diagonal().sum() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
         weights = torch.linalg.solve(gram, apart.T @ self.changes[-1].flatten())
-        return found - sum(w * (found - f) for w, f in zip(weights, self.found[:-1], strict=True))
+        for weight, earlier in zip(weights, self.found[:-1], strict=True):
+            found = found - weight * (self.found[-1] - earlier)
+        return found

@@ -91,11 +91,13 @@ class Unit:
         """The mean of the copies of every entry of (B, I, h, w) maps that `columns` holds."""
         if self.kernel == 1:
             return as_maps(columns, size)
-        return self._sum(columns, size) / self._sum(torch.ones_like(columns), size)
+        return self.summed(columns, size) / self.summed(torch.ones_like(columns), size)
 
-    def _sum(self, columns: Tensor, size: torch.Size) -> Tensor:
+    def summed(self, columns: Tensor, size: torch.Size) -> Tensor:
+        """The copies of every entry added up, as (B, I, h, w) maps."""
         patches = columns.unflatten(0, (size[0], -1)).transpose(1, 2)
-        return F.fold(patches, size[2:], self.kernel, padding=self.padding, stride=self.stride)
+        side = (size[2], size[3])
+        return F.fold(patches, side, self.kernel, padding=self.padding, stride=self.stride)
 
     def forward(self, columns: Tensor) -> tuple[Tensor, Tensor]:
         """(σ, x̂): the deviations (O,) and the normalised output (N, O)."""
@@ -118,7 +120,7 @@ class Unit:
         if self.kernel == 1:
             return as_maps(dz @ self.W.flatten(1), size)
         patches = (dz @ self.W.flatten(1)).contiguous()
-        return self._sum(patches, size)
+        return self.summed(patches, size)
 
 
 def as_rows(maps: Tensor) -> Tensor:
@@ -128,4 +130,4 @@ def as_rows(maps: Tensor) -> Tensor:
 
 def as_maps(rows: Tensor, size: torch.Size) -> Tensor:
     """(B h w, C) → (B, C, h, w)."""
-    return rows.unflatten(0, (size[0], size[2], size[3])).permute(0, 3, 1, 2)
+    return rows.reshape(size[0], size[2], size[3], -1).permute(0, 3, 1, 2)

@@ -13,7 +13,9 @@ It ends where a convolution writes more places than it has channels: its gradien
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +25,7 @@ from unsum.head import find_head
 from unsum.leak import Leak
 from unsum.peel.method import PEELERS, TRUSTED_ERROR, Peeled, PeeledLayer
 from unsum.peel.residual.blocks import Block, find_blocks
-from unsum.peel.residual.masks import confirmed, scale_by
+from unsum.peel.residual.masks import Mask, confirmed, scale_by
 from unsum.peel.residual.solve import Reading, undo
 from unsum.peel.residual.unit import Unit, as_maps, as_rows
 from unsum.update import Update
@@ -55,7 +57,9 @@ def residual(
     blocks = find_blocks(model, update, leak.scale, size)
     names = [unit.name for block in blocks for unit in (*block.units, block.shortcut) if unit is not None]
     if layer is not None and layer not in names:
-        raise UnsumError(f"{layer!r} is not a convolution of the blocks under the head; choose one of {', '.join(names)}.")
+        raise UnsumError(
+            f"{layer!r} is not a convolution of the blocks under the head; choose one of {', '.join(names)}."
+        )
     return _Walk(model, update, leak, blocks, layer).run()
 
 
@@ -75,6 +79,7 @@ class _Walk:
         self.layers: list[PeeledLayer] = []
         self.found: Tensor | None = None
         self.notes: list[str] = []
+        self.unsettled, self.confirmed = 0, True
         B = self.leak.batch_size
         last = self.blocks[-1]
         channels = last.units[-1].W.shape[0]
@@ -100,10 +105,11 @@ class _Walk:
         for number in range(len(block.units) - 1, 0, -1):
             unit, feeding = block.units[number], block.units[number - 1]
             behind = inner
-            reading = self._undo(unit, behind, sizes[number], feeding.grad_beta, lambda h, u=unit, b=behind: _gradient(u, b, h))
-            gradient = _gradient(unit, behind, reading.maps)
+            through = partial(_gradient, unit, behind)
+            reading = self._undo(unit, behind, sizes[number], feeding.grad_beta, through)
+            gradient = through(reading.maps)
             mask = confirmed(reading.maps, gradient, feeding.grad_beta, reading.level, reading.residual)
-            self._record(unit, reading, reading.maps * mask.positive, mask.doubtful)
+            self._record(unit, reading, mask)
             if number == len(block.units) - 1:
                 normal = unit.forward(unit.columns(reading.maps * mask.positive))[1]
                 y = as_maps(normal * unit.gamma + unit.beta, out.shape)
@@ -125,45 +131,69 @@ class _Walk:
             read = torch.Size((*size[:2], *d.shape[2:]))
             same = first.stride == shortcut.stride
             reading = self._undo(
-                shortcut, d, read, beta if same else None, lambda x: _gradient(shortcut, d, x) + _gradient(first, inner, x)
+                shortcut,
+                d,
+                read,
+                beta if same else None,
+                lambda x: _gradient(shortcut, d, x) + _gradient(first, inner, x),
             )
             if not same:
-                self._record(shortcut, reading, reading.maps, 0)
-                self.notes.append(f"The scale of what {shortcut.name!r} read is that of the running statistics: a guess.")
+                self._record(shortcut, reading, None)
+                self.notes.append(
+                    f"The scale of what {shortcut.name!r} read is that of the running statistics: a guess."
+                )
                 raise _Reached
         else:
             told = first
-            reading = self._undo(first, inner, size, beta, lambda x: _gradient(first, inner, x) + _spread(shortcut, d, x))
+            reading = self._undo(
+                first, inner, size, beta, lambda x: _gradient(first, inner, x) + _spread(shortcut, d, x)
+            )
         gradient = _gradient(first, inner, reading.maps)
         gradient = gradient + (d if shortcut is None else _spread(shortcut, d, reading.maps, told is first))
         if beta is None:
-            self._record(told, reading, reading.maps, 0)
+            self._record(told, reading, None, shown=shortcut is None)
             raise _Reached
         mask = confirmed(reading.maps, gradient, beta, reading.level, reading.residual)
-        self._record(told, reading, reading.maps * mask.positive, mask.doubtful)
+        self._record(told, reading, mask, shown=shortcut is None)
         if told is shortcut and shortcut.stride > 1:
             raise _Reached  # places that were passed over carry no gradient, and the block below wrote them too
         return reading.maps * mask.positive, gradient * mask.positive
 
-    def _undo(self, unit: Unit, d: Tensor, size: torch.Size, beta: Tensor | None, gradient, low=None, top=None) -> Reading:  # type: ignore[no-untyped-def]
+    def _undo(
+        self,
+        unit: Unit,
+        d: Tensor,
+        size: torch.Size,
+        beta: Tensor | None,
+        gradient: Callable[[Tensor], Tensor] | None,
+        low: Tensor | None = None,
+        top: Tensor | None = None,
+    ) -> Reading:
+        """`beta`: the bias gradient of the BatchNorm that feeds the unit, `gradient` that of the input, for the scale."""
         places, channels = d.shape[0] * d.shape[2] * d.shape[3], len(unit.W)
         if places - int(unit.batch_statistics) > channels:
             most = (channels + int(unit.batch_statistics)) // (d.shape[2] * d.shape[3])
             self.notes.append(
-                f"Peeling ends at {unit.name!r}: its gradient has {channels} rows for {places} places; a batch of {most} would go on."
+                f"Peeling ends at {unit.name!r}: its gradient has {channels} rows for {places} places; "
+                f"{'a batch of at most ' + str(most) + ' would go on' if most else 'no batch is small enough'}."
             )
             raise _Reached
-        pin = scale_by(beta, gradient) if beta is not None else None
+        pin = scale_by(beta, gradient) if beta is not None and gradient is not None else None
         return undo(unit, as_rows(d), size, pin=pin, low=low, top=top)
 
-    def _record(self, unit: Unit, reading: Reading, maps: Tensor, doubtful: int) -> None:
+    def _record(self, unit: Unit, reading: Reading, mask: Mask | None, *, shown: bool = False) -> None:
+        """`shown`: a shortcut shows the means of the channels, too; `mask` is None where nothing confirms the zeros."""
         if reading.residual > _LOST:
-            self.notes.append(f"Peeling ends at {unit.name!r}, whose gradient is explained to {reading.residual:.1g} only.")
+            self.notes.append(
+                f"Peeling ends at {unit.name!r}, whose gradient is explained to {reading.residual:.1g} only."
+            )
             raise _Reached
-        self.doubtful += doubtful
-        equations = unit.W.numel()
-        self.layers.append(PeeledLayer(unit.name, reading.predicted_error, reading.residual, maps.numel(), equations))
-        self.found = maps
+        self.doubtful += 0 if mask is None else mask.doubtful
+        self.unsettled = 0 if shown or not unit.batch_statistics or mask is None else mask.without_zero
+        self.confirmed = mask is not None
+        self.found = reading.maps if mask is None else reading.maps * mask.positive
+        figures = reading.predicted_error, reading.residual, self.found.numel(), unit.W.numel()
+        self.layers.append(PeeledLayer(unit.name, *figures))
         if unit.name == self.layer:
             raise _Reached
 
@@ -171,12 +201,17 @@ class _Walk:
         if self.found is None or (self.layer is not None and self.layers[-1].name != self.layer):
             where = f"{self.layer!r}" if self.layer is not None else "any inner layer"
             raise UnsumError(" ".join([f"What {where} read cannot be peeled.", *self.notes]))
-        worst = max(layer.predicted_error for layer in self.layers)
+        settled = self.doubtful == 0 and self.unsettled == 0 and self.confirmed
+        worst = max(layer.predicted_error for layer in self.layers) if settled else math.inf
         errors = torch.full((B,), worst, dtype=torch.float64, device=self.found.device)
         if self.doubtful:
             self.notes.append(f"{self.doubtful} channels disagree with their bias gradient.")
-        sure = errors < TRUSTED_ERROR if self.doubtful == 0 else torch.zeros_like(errors, dtype=torch.bool)
-        return Peeled("residual", self.found, errors, sure, False, self.layers, self.notes)
+        if self.unsettled:
+            self.notes.append(
+                f"{self.unsettled} of {self.found.shape[1]} channels are positive throughout the batch, so that BatchNorm hides "
+                "their mean; their smallest entry was taken for zero."
+            )
+        return Peeled("residual", self.found, errors, errors < TRUSTED_ERROR, False, self.layers, self.notes)
 
 
 def _sizes(block: Block, B: int) -> list[torch.Size]:
