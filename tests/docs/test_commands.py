@@ -35,11 +35,12 @@ OTHERS = {
 # Ours, and longer than a test may take: started as they stand, and interrupted by Ctrl-C once this is shown.
 INTERRUPTED = {
     "unsum app": "unsum is at http://127.0.0.1:8765/",
+    "unsum audit --defense clip:1 --sweep noise=1e-3,1e-2 --utility-data my-pictures.npz": "Clip(1) | Noise(0.001): attacking",
     "unsum audit --sweep noise=1e-5..1e-1": "Noise(1e-05): training",
     "unsum audit --sweep prune=0.5..0.99/8 --sweep sign --keep-under 0.1": "Prune(0.5): training",
-    "unsum train-inverse --data photos/ --data more.tar --hours 0.2 --out inverse": "dB held out",
+    "unsum train-inverse --data photos/ --data more.tar --hours 0.2 --out inverse": "Training on 72 photos",
     "unsum train-inverse --model examples/resnet50_v1.py:unpooled --weights resnet50.safetensors --data photos.tar --hours 1 "
-    "--out inverse": "unsum: Reading photos",
+    "--out inverse": "Training on 38 photos",
 }
 
 SHOWN = sorted({(shown.text, shown.page) for shown in pages.commands()})
