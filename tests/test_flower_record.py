@@ -84,7 +84,9 @@ def test_damage_is_refused_or_read_and_never_crashes(place: int, byte: int, end:
 
 
 def test_the_installed_flower_writes_the_same() -> None:
-    flwr = pytest.importorskip("flwr.app", reason="flwr pins older releases of typer and rich, so it is not among our own tools")
+    flwr = pytest.importorskip(
+        "flwr.app", reason="flwr pins older releases of typer and rich, so it is not among our own tools"
+    )
     from flwr.common.serde import array_record_to_proto
 
     record = flwr.ArrayRecord({"0.weight": flwr.Array(WEIGHT), "0.bias": flwr.Array(BIAS)})

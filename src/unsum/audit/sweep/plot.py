@@ -85,6 +85,27 @@ def plot(sweep: Sweep, curve: Curve) -> Plot:
     )
 
 
+def plot_side_by_side(points: list[Point], labels: list[str], level: float) -> Plot:
+    """Several defences beside each other, none of them stronger or weaker than the next: dots without lines."""
+    step = (_LAST - _NONE) / max(len(points) - 1, 1)
+    marks = [
+        _mark(point, _NONE + step * i, label, True, 1.0, False)
+        for i, (point, label) in enumerate(zip(points, labels, strict=True))
+    ]
+    shown = ", ".join(f"{label} {percent(point.worst)}" for point, label in zip(points, labels, strict=True))
+    return Plot(
+        marks=marks,
+        level=_height(level, 1.0, _LEAKAGE),
+        leakage_ticks=[(_height(i / 4, 1.0, _LEAKAGE), f"{25 * i} %") for i in range(5)],
+        accuracy_ticks=[],
+        undefended=None,
+        chance=None,
+        summary=f"Largest leakage of any sample: {shown}.",
+        axis="",
+        paths={"worst": "", "mean": ""},
+    )
+
+
 def _places(curve: Curve) -> list[float]:
     """Where the strengths stand: by their logarithm where they are spaced by a factor, the weakest always at the left."""
     values = [1.0 if point.strength is None else point.strength for point in curve.points]
