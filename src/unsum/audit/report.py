@@ -78,6 +78,8 @@ def _compared(comparison: Comparison) -> Plot | None:
     from unsum.audit.sweep.plot import plot_side_by_side  # here, because the sweep's page uses this module
 
     labels = [comparison.label(i) for i in range(len(comparison.points))]
+    if comparison.audited_second:
+        labels[1] = "audited"  # a chain of defences would run into its neighbours; the table names it
     return plot_side_by_side(comparison.points, labels, DEFAULT_LEVEL) if labels else None
 
 
