@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 TOGETHER = 2
-PATIENCE = 400.0  # seconds for one command on a busy machine
+PATIENCE = 240.0  # seconds for one command on a busy machine
 
 
 def main() -> None:

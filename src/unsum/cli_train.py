@@ -70,7 +70,7 @@ def command(
     photos, scored = (photos, scored) if scored is not None else _split(photos, seed)
     fabric = new_fabric(accelerator=device, devices=devices if devices == "auto" else int(devices))
     if fabric.is_global_zero:  # the first step of a large backbone takes a while on a CPU
-        told = f"unsum: Training on {len(photos):,} photos; {len(scored):,} more are only scored"
+        told = f"unsum: Training on {len(photos.images):,} photos; {len(scored):,} more are only scored"
         _PROGRESS.print(told, markup=False, highlight=False)
     with _bars(fabric.is_global_zero) as watch:
         inverse = train_inverse(

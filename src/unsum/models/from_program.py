@@ -44,7 +44,7 @@ def build_from_program(path: Path, classes: int) -> Built:
 def refuse_torchscript(path: Path) -> UnsumError:
     return UnsumError(
         f"{path.name!r} would have to be TorchScript, whose layers cannot be looked into; export the model with "
-        "torch.export (.pt2) or, if this is a state dict, name its factory (--model file.py:factory) and add this file with --weights."
+        "torch.export (.pt2) or, if this is a state dict, name its factory (--model file.py:factory) and add it with --weights."
     )
 
 
