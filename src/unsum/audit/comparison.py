@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from unsum.audit.sweep.result import Point
 
 # One of each common kind, at a usual strength. Not noise: it keeps the attack busy for longer than all of these together.
-STANDARD = ("clip:1", "float16", "prune:0.9", "sign")
+STANDARD = ("clip:1", "prune:0.9", "sign")
 LITTLE = 10.0  # seconds; a round that took longer is tried under other defences only when that is asked for
 CAPTURED = "The update was captured elsewhere; without the client's samples, no other defence can be tried on them."
 NOT_ASKED = "It was not asked for (--compare, or compare=True, adds it)."
