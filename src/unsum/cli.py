@@ -16,6 +16,7 @@ from rich.text import Text
 from unsum.audit import Audit, Sweep
 from unsum.audit import audit as run_audit
 from unsum.audit import sweep as run_sweep
+from unsum.audit.comparison import Comparison
 from unsum.audit.figures import error, fixed, percent
 from unsum.audit.gate import check_gate, write_gate
 from unsum.audit.leakage import DEFAULT_LEVEL
@@ -120,6 +121,14 @@ def audit(
     eval_mode: Annotated[
         bool, typer.Option("--eval-mode", help="The client's BatchNorm uses running statistics.")
     ] = False,
+    compare: Annotated[
+        bool | None,
+        typer.Option(
+            "--compare/--no-compare",
+            help="Play the round again under standard defences, for the report. [default: where that takes seconds]",
+            show_default=False,
+        ),
+    ] = None,
     fail_above: Annotated[
         float | None,
         typer.Option(help="Exit with 1 when any sample's leakage is above this level, from 0 to below 1."),
@@ -183,7 +192,7 @@ def audit(
             "--keep-under, --utility-data and --no-utility belong to a sweep; add, say, --sweep noise=1e-5..1e-1."
         )
     with stages(_PROGRESS, steps_of(attack)) as shown:
-        result = run_audit(model, update=captured, **settings, progress=shown.say, steps=shown.steps)
+        result = run_audit(model, update=captured, **settings, compare=compare, progress=shown.say, steps=shown.steps)
         shown.say("Writing the report")
         page = result.write(out, force=force)
     held = result.gate(DEFAULT_LEVEL if fail_above is None else fail_above)
@@ -249,8 +258,10 @@ def _show(result: Audit, page: Path) -> None:
     verdict = result.verdict
     _OUT.print(_setting_table(result))
     _OUT.print(_sample_table(result))
+    if result.comparison.points:
+        _OUT.print(_comparison_table(result.comparison))
     _OUT.print(verdict.headline, style=_COLOURS[verdict.level])
-    for sentence in [*verdict.details, *result.leak.notes]:
+    for sentence in filter(None, [*verdict.details, *result.leak.notes, result.trained_on]):
         _OUT.print(f"• {plain(sentence)}", markup=False, highlight=False)
     _OUT.print(f"Report: {page}", markup=False, highlight=False)
 
@@ -286,6 +297,16 @@ def _sample_table(result: Audit) -> Table:
         table.add_column(heading, justify="right")
     for row in result.rows:
         table.add_row(*_cells(row))
+    return table
+
+
+def _comparison_table(comparison: Comparison) -> Table:
+    table = Table("defence", title="The same round under other defences", title_justify="left")
+    for heading in ("largest leakage", "mean leakage", "labels"):
+        table.add_column(heading, justify="right")
+    for i, point in enumerate(comparison.points):
+        labels = "–" if point.refused else f"{point.labels_right}/{len(point.samples)}"
+        table.add_row(Text(comparison.label(i)), percent(point.worst), percent(point.mean), labels)
     return table
 
 

@@ -74,6 +74,9 @@ def command(
         scored = read_photos(held_out, size=training.size).images if held_out else None
     photos, scored = (photos, scored) if scored is not None else _split(photos, seed)
     fabric = new_fabric(accelerator=device, devices=devices if devices == "auto" else int(devices))
+    if fabric.is_global_zero:  # the first step of a large backbone takes a while on a CPU
+        told = f"unsum: Training on {len(photos.images):,} photos; {len(scored):,} more are only scored"
+        _PROGRESS.print(told, markup=False, highlight=False)
     with _bars(fabric.is_global_zero) as watch:
         inverse = train_inverse(
             loaded.model,

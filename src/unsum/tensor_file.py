@@ -17,6 +17,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from unsum.errors import UnsumError, unknown_name
+from unsum.flower_record import read_flower
 
 _INSIDE = ("state_dict", "model_state_dict", "model")  # where training scripts keep the weights in a checkpoint
 _NUMBERED = re.compile(r"(?:arr_)?(\d+)")  # np.savez calls arrays without a name arr_0, arr_1, …
@@ -32,11 +33,11 @@ class TensorFile:
 
 
 def read_tensors(path: Path, what: str, suffixes: tuple[str, ...] = ()) -> TensorFile:
-    """The tensors of a `.safetensors`, `.npz`, `.pt` or `.pth` file, or of a folder of `.npy` files.
+    """The tensors of a `.safetensors`, `.npz`, `.pt`, `.pth` or `.pb` file (a Flower record), or of a folder of `.npy` files.
 
     `what` names the contents in errors ("update", "weights"); `suffixes` allows only these kinds.
     """
-    readers = {".safetensors": _safetensors, ".npz": _npz, ".pt": _pt, ".pth": _pt}
+    readers = {".safetensors": _safetensors, ".npz": _npz, ".pt": _pt, ".pth": _pt, ".pb": _flower}
     allowed = suffixes or tuple(readers)
     if path.is_dir() and not suffixes:
         kind, reader = "a folder of .npy", _folder
@@ -72,6 +73,11 @@ def _safetensors(path: Path) -> TensorFile:
 def _npz(path: Path) -> TensorFile:
     with np.load(path, allow_pickle=False) as arrays:
         return TensorFile({name: _tensor(name, arrays[name]) for name in arrays.files}, {}, ordered=True)
+
+
+def _flower(path: Path) -> TensorFile:
+    arrays = read_flower(path.read_bytes())
+    return TensorFile({name: _tensor(name, array) for name, array in arrays.items()}, {}, ordered=True)
 
 
 def _folder(path: Path) -> TensorFile:

@@ -115,7 +115,7 @@ class Update:
         kind: Kind | None = None,
         learning_rate: float | None = None,
     ) -> Update:
-        """Read an update from `.safetensors`, `.npz`, a `.pt`/`.pth` state dict or a folder of `.npy` files.
+        """Read an update from `.safetensors`, `.npz`, a `.pt`/`.pth` state dict, a Flower record (`.pb`) or `.npy` files.
 
         Files written by `save` carry their own metadata. For any other file, `kind` says whether it holds
         gradients (the default) or weight deltas. Nothing in the file is ever executed.

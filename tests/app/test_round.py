@@ -78,3 +78,17 @@ def test_an_attack_that_cannot_begin_is_an_answer(play: Play) -> None:
 def test_a_round_leaves_nothing_behind(play: Play) -> None:
     first, _, again = play(2), play(2, defence={"name": "sign"}), play(2)
     assert first["samples"] == again["samples"]
+
+
+def test_a_certain_attack_needs_no_first_look(play: Play) -> None:
+    result = play(2, defence={"name": "clip", "stop": 5})
+    assert [answer["kind"] for answer in result["answers"]] == ["stage", "stage", "result"]
+    assert result["certificate"] is True
+
+
+def test_blends_are_shown_and_compared_with_where_photos_are_mixed(play: Play) -> None:
+    plain, mixed = play(3), play(3, defence={"name": "mixup", "stop": 20})
+    assert all("blend" not in row for row in plain["samples"])
+    blends = [row["blend"] for row in mixed["samples"]]
+    assert len(set(blends)) == 3
+    assert all(row["feature_error"] < 0.01 for row in mixed["samples"])  # of the blends

@@ -1,15 +1,19 @@
-"""Fixtures: a real browser, and a page in it whose complaints are heard."""
+"""Fixtures: a real browser, a page in it whose complaints are heard, and the live page's server."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 
 import pytest
+import uvicorn
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from browsing import ARGUMENTS, Heard
+from unsum.app.serve import bind, url_of
+from unsum.app.server import create_app
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +43,15 @@ def heard(page: Page) -> Heard:
     collected = Heard()
     collected.listen(page)
     return collected
+
+
+@pytest.fixture(scope="session")
+def address() -> Iterator[str]:
+    with bind("127.0.0.1", 0) as bound:
+        server = uvicorn.Server(uvicorn.Config(create_app(), log_level="warning", timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+        thread.start()
+        yield url_of(bound)
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()

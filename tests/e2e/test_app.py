@@ -5,34 +5,17 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-import uvicorn
 from playwright.sync_api import Page, expect
 
 from browsing import HOSTILE, Heard
 from unsum import cli
-from unsum.app.serve import bind, url_of
-from unsum.app.server import create_app
 
 PATIENCE = 120_000  # ms; timings belong in benchmarks, a busy machine must not fail a test
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with bind("127.0.0.1", 0) as bound:
-        server = uvicorn.Server(uvicorn.Config(create_app(), log_level="warning", timeout_graceful_shutdown=1))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
-        thread.start()
-        yield url_of(bound)
-        server.should_exit = True
-        thread.join(30)
-        assert not thread.is_alive()
 
 
 def answered(page: Page) -> None:

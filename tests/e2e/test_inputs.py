@@ -146,6 +146,7 @@ def test_the_doctor_speaks_and_counts(unsum: Callable[..., Result]) -> None:
         (["audit", *MODEL, "--data", "photos.npz", "--batch", "25"], "The data hold 24 photos"),
         (["audit", *MODEL, "--data", "photos.npz", "--classes", "3"], "a model of 3 cannot learn them"),
         (["capture", *MODEL, "--out", "client.pt"], "saved as .safetensors"),
+        (["audit", "--model", "scripted.pt"], "'scripted.pt' would have to be TorchScript"),
         (["capture", "--data", "absent"], "There is no file or folder 'absent'"),
     ],
 )

@@ -6,25 +6,26 @@ import copy
 import time
 from collections.abc import Generator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unsum.app.order import Order
 from unsum.app.shelf import data_url
 from unsum.audit.leakage import Yardstick, leakage, yardstick
 from unsum.audit.result import finite
 from unsum.audit.verdict import Verdict, judge
-from unsum.client import capture
-from unsum.client.capture import in_mode
+from unsum.client.capture import capture_trained, in_mode
 from unsum.errors import UnsumError
 from unsum.head import collect_features
 from unsum.leak import Leak
 from unsum.models.load import LoadedModel
 from unsum.recipe import AUTO, attack
 from unsum.score import SampleScore, score_samples
+from unsum.separate import separate
+from unsum.update import Update
 
 Answer = dict[str, Any]
 FIRST_LOOK = "fgla"  # one division instead of a search: half a second where noise keeps the whole attack busy for many
@@ -40,18 +41,20 @@ def play(loaded: LoadedModel, order: Order, device: torch.device) -> Generator[A
     yield _stage("The client computes its update")
     torch.manual_seed(_SEED)
     defenses = [] if order.defense is None else [order.defense]
-    update = capture(model, images, targets, train=True, defenses=defenses)
+    update, images, targets = capture_trained(model, images, targets, train=True, defenses=defenses)
+    blended = not torch.equal(images.cpu(), truth.images)
+    order = replace(order, truth=replace(truth, images=images.cpu(), targets=targets.cpu()))  # what was trained on
     with in_mode(model, True):
         features = collect_features(model, images)
     against = yardstick(images, features)
 
     def scored(leak: Leak, final: bool) -> Answer:
         rows = score_samples(leak, images, targets, features)
-        content = _result(order, leak, rows, against)
+        content = _result(order, leak, rows, against, blended)
         return content | {"final": final, "seconds": time.perf_counter() - start}
 
     with in_mode(model, True):  # how clients train is the server's own protocol
-        if defenses:
+        if defenses and not _is_certain(model, update, device):
             yield _stage("The server takes a first look")
             with suppress(UnsumError):  # no bias gradient, or none of the head: the whole attack says what that means
                 yield scored(attack(model, update, FIRST_LOOK, device=device, seed=_SEED), final=False)
@@ -64,13 +67,23 @@ def play(loaded: LoadedModel, order: Order, device: torch.device) -> Generator[A
     yield scored(leak, final=True)
 
 
+def _is_certain(model: nn.Module, update: Update, device: torch.device) -> bool:
+    """Whether the whole attack will be done at once: then a first look would only make the page wait for its pictures."""
+    try:
+        return separate(model, update, "exact", device=device, seed=_SEED).exact
+    except UnsumError:
+        return False
+
+
 def _stage(sentence: str) -> Answer:
     return {"kind": "stage", "sentence": sentence}
 
 
-def _result(order: Order, leak: Leak, rows: list[SampleScore], against: Yardstick) -> Answer:
+def _result(order: Order, leak: Leak, rows: list[SampleScore], against: Yardstick, blended: bool) -> Answer:
     leaked = [leakage(row, i, against) for i, row in enumerate(rows)]
     samples = [_sample(order, leak, row, i, leaked[i]) for i, row in enumerate(rows)]
+    if blended:  # the page has the photos themselves, but these are not what came back
+        samples = [row | {"blend": data_url(image)} for row, image in zip(samples, order.truth.images, strict=True)]
     content: Answer = finite(
         {
             "kind": "result",
@@ -95,7 +108,7 @@ def _sample(order: Order, leak: Leak, row: SampleScore, i: int, leaked: float) -
     return {
         "id": order.keys[i],
         "title": truth.titles[i],
-        "label": truth.class_names[int(truth.targets[i])],
+        "label": _label(order, i),
         "found_label": None if row.found is None else truth.class_names[int(leak.labels[row.found])],
         "label_correct": row.label_correct == 1.0,
         "feature_error": row.feature_error,
@@ -106,14 +119,19 @@ def _sample(order: Order, leak: Leak, row: SampleScore, i: int, leaked: float) -
     }
 
 
+def _label(order: Order, i: int) -> str:
+    """The name of sample `i`'s class; of smoothed or mixed labels, the largest."""
+    target = order.truth.targets[i]
+    return order.truth.class_names[int(target if target.ndim == 0 else target.argmax())]
+
+
 def _refused(order: Order, reason: str) -> Answer:
     """The attack cannot even begin: an answer, too, and no error of the user's."""
     verdict = Verdict("low", 0.0, "This attack recovered no sample from this update.", [reason])
-    truth = order.truth
     nothing = {"found_label": None, "label_correct": False, "feature_error": None, "psnr": None, "ssim": None}
     samples = [
-        nothing | {"id": key, "title": title, "label": truth.class_names[int(target)], "leakage": 0.0, "picture": None}
-        for key, title, target in zip(order.keys, truth.titles, truth.targets, strict=True)
+        nothing | {"id": key, "title": title, "label": _label(order, i), "leakage": 0.0, "picture": None}
+        for i, (key, title) in enumerate(zip(order.keys, order.truth.titles, strict=True))
     ]
     return {
         "kind": "result",

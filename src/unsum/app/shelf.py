@@ -79,7 +79,9 @@ class Shelf:
 def data_url(picture: Tensor) -> str:
     """A (3, h, w) tensor in [0, 1] as PNG that a page can show without asking for it."""
     buffer = io.BytesIO()
-    to_image(picture).save(buffer, format="PNG")
+    to_image(picture).save(
+        buffer, format="PNG", compress_level=1
+    )  # it goes to this very machine: soon rather than small
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from unsum.audit.comparison import CAPTURED, Comparison
 from unsum.audit.result import Audit, Setting
 from unsum.audit.setting import device_name, versions
 from unsum.client.capture import in_mode
@@ -68,4 +69,5 @@ def audit_captured(
         command=command,
         versions=versions(),
     )
-    return Audit(setting, None, leak, [], {}, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return Audit(setting, None, leak, [], {}, seconds, comparison=Comparison(absent=CAPTURED))

@@ -18,8 +18,8 @@ from unsum.audit.rows import Row
 
 def render_markdown(audit: Audit) -> str:
     """The complete file. Whatever came from outside is escaped, sign by sign."""
-    parts = [_verdict(audit), _steps(audit), _pictures(audit), _samples(audit), _granted(audit), _confidence(audit)]
-    return "\n\n".join([*parts, _setting(audit), _glossary(), _footer(audit)]) + "\n"
+    parts = [_verdict(audit), _steps(audit), _pictures(audit), _samples(audit), _others(audit), _granted(audit)]
+    return "\n\n".join([*parts, _confidence(audit), _setting(audit), _glossary(), _footer(audit)]) + "\n"
 
 
 def _verdict(audit: Audit) -> str:
@@ -80,7 +80,7 @@ def _samples(audit: Audit) -> str:
             "LPIPS",
         ]
         table = _table(headings, [_cells(row) for row in audit.rows], numbers=6)
-        note = "“–” was not measured."
+        note = "“–” was not measured." + (f" {text(audit.trained_on)}" if audit.trained_on else "")
     return f"## Sample by sample\n\n{table}\n\n{note}"
 
 
@@ -101,6 +101,27 @@ def _cells(row: Row) -> list[str]:
         fixed(score.ssim, 2),
         fixed(score.lpips, 2),
     ]
+
+
+def _others(audit: Audit) -> str:
+    comparison = audit.comparison
+    heading = "## The same round under other defences\n\n"
+    if not comparison.points:
+        return f"{heading}Not shown here. {text(comparison.absent)}"
+    headings = ["Defence", "Attack", "Largest leakage", "Mean leakage", "Labels found", "PSNR (dB)"]
+    rows = [
+        [
+            comparison.label(i),
+            point.method or f"refused: {point.refused}",
+            percent(point.worst),
+            percent(point.mean),
+            "–" if point.refused else f"{point.labels_right} of {len(point.samples)}",
+            fixed(point.psnr, 1),
+        ]
+        for i, point in enumerate(comparison.points)
+    ]
+    note = "Little leakage here is what this attack recovers, no proof of safety."
+    return f"{heading}{_table(headings, rows, numbers=4)}\n\n{note}"
 
 
 def _granted(audit: Audit) -> str:

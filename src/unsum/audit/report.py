@@ -9,19 +9,24 @@ import json
 import math
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from torch import Tensor
 
 from unsum.audit.advice import advice
+from unsum.audit.comparison import Comparison
 from unsum.audit.figures import error, fixed, percent
 from unsum.audit.glossary import glossary
+from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.pictures import is_picture, to_image
 from unsum.audit.plain import plain
 from unsum.audit.result import Audit
 from unsum.audit.rows import Row
 from unsum.audit.verdict import CLOSE_ERROR, Level
+
+if TYPE_CHECKING:
+    from unsum.audit.sweep.plot import Plot
 
 BADGES: dict[Level, str] = {
     "severe": "Severe leakage",
@@ -60,9 +65,22 @@ def render(audit: Audit) -> str:
         worst_error=audit.scores.get("worst_feature_error", math.nan),
         some_missing=any(row.found_label is None for row in rows),
         steps=advice(verdict.level),
+        comparison=audit.comparison,
+        compared=_compared(audit.comparison),
+        keep_under=DEFAULT_LEVEL,
         glossary=glossary(),
         credits=credits_of(audit.truth.titles) if audit.truth else [],
     )
+
+
+def _compared(comparison: Comparison) -> Plot | None:
+    """The drawing of leakage by defence, where the round was played under several."""
+    from unsum.audit.sweep.plot import plot_side_by_side  # here, because the sweep's page uses this module
+
+    labels = [comparison.label(i) for i in range(len(comparison.points))]
+    if comparison.audited_second:
+        labels[1] = "audited"  # a chain of defences would run into its neighbours; the table names it
+    return plot_side_by_side(comparison.points, labels, DEFAULT_LEVEL) if labels else None
 
 
 def environment() -> Environment:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unsum.audit.comparison import Comparison
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.pictures import picture_grid
 from unsum.audit.plain import plain
@@ -21,7 +22,7 @@ from unsum.score import SampleScore
 if TYPE_CHECKING:
     from unsum.audit.gate import Gate
 
-SCHEMA_VERSION = "1.0"  # of result.json and sweep.json; described in schema/result.schema.json
+SCHEMA_VERSION = "1.1"  # of result.json and sweep.json; described in schema/result.schema.json
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Audit:
     seconds: float
     leakages: list[float] = field(default_factory=list)  # of every true sample, see unsum.audit.leakage
     class_names: list[str] = field(default_factory=list)  # where there is no truth to take them from
+    comparison: Comparison = field(default_factory=Comparison)
+    trained_on: str = ""  # a sentence where `truth` is not the client's own samples but what a defence made of them
 
     @property
     def verdict(self) -> Verdict:
@@ -100,6 +103,8 @@ class Audit:
             "truth_known": self.truth is not None,
             "scores": self.scores,
             "samples": [_sample(row) for row in self.rows],
+            "trained_on": self.trained_on or None,
+            "comparison": self.comparison.to_dict(),
             "seconds": self.seconds,
         }
         fit: dict[str, Any] = finite(content)

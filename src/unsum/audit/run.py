@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from unsum.audit.captured import audit_captured
+from unsum.audit.comparison import LITTLE
 from unsum.audit.leakage import leakages
 from unsum.audit.result import Audit, Setting
 from unsum.audit.setting import device_name, versions
-from unsum.client import capture
-from unsum.client.capture import in_mode
+from unsum.client.capture import capture_trained, in_mode
+from unsum.client.step import Stage, ordered
 from unsum.data import Batch, class_names_of, client_batch, embedded_batch, open_data, tags
 from unsum.defend import Defense
 from unsum.errors import UnsumError
@@ -53,6 +54,7 @@ def audit(
     auxiliary: tuple[Tensor, Tensor] | None = None,
     inverse: Inverses = None,
     train: bool = True,
+    compare: bool | None = False,
     device: torch.device | str | None = None,
     seed: int = 0,
     command: str = "",
@@ -81,6 +83,7 @@ def audit(
             rules need; the result says so.
         inverse: an inverse that `unsum train-inverse` made for this backbone, for pictures.
         train: the client's BatchNorm mode.
+        compare: play the round again under standard defences, for the report; None does so where it costs little.
         progress: called with a sentence when a new stage begins.
         steps: called as `steps(step, *losses)` by attacks that iterate.
 
@@ -129,7 +132,9 @@ def audit(
 
     say("The client computes its update")
     torch.manual_seed(seed)
-    sent = capture(network, images, truth.targets.to(chosen), train=train, defenses=chain)
+    own = truth
+    sent, images, targets = capture_trained(network, images, truth.targets.to(chosen), train=train, defenses=chain)
+    truth, trained_on = _as_trained(truth, images, targets, chain)
     with in_mode(network, train):  # how clients train is the server's own protocol
         leak = run_attack(
             network,
@@ -152,7 +157,7 @@ def audit(
         features = collect_features(network, images)
     compared = (images, truth.targets, features)
     samples = score_samples(leak, *compared)
-    return Audit(
+    result = Audit(
         Setting(
             model=name,
             batch_size=len(images),
@@ -171,6 +176,40 @@ def audit(
         score(leak, *compared),
         time.perf_counter() - start,
         leakages(samples, images, features),
+        trained_on=trained_on,
+    )
+    from unsum.audit.compare import compare as under_others  # here, because that runs audits itself
+
+    comparison = under_others(
+        result,
+        network,
+        own,
+        chain,
+        wanted=compare,
+        slow=leak.seconds > LITTLE,
+        train=train,
+        device=chosen,
+        seed=seed,
+        say=say,
+        attack=attack,
+        label_rule=label_rule,
+        batch_size_known=batch_size_known,
+        auxiliary=auxiliary,
+        inverse=inverse,
+        refine=refine,
+    )
+    return replace(result, comparison=comparison, seconds=time.perf_counter() - start)
+
+
+def _as_trained(truth: Batch, images: Tensor, targets: Tensor, chain: list[Defense]) -> tuple[Batch, str]:
+    """The batch that the gradient was computed on, and a sentence where a defence mixed the client's samples into it."""
+    trained = replace(truth, images=images.cpu(), targets=targets.cpu())
+    if torch.equal(trained.images, truth.images.cpu()):
+        return trained, ""
+    mixers = " | ".join(repr(part) for part in ordered(chain) if getattr(part, "stage", None) == Stage.BATCH)
+    return trained, (
+        f"{mixers} blends the client's samples before it trains on them. What came back is compared with these blends, not with "
+        "single samples: each stands under the name of one of its two samples and the larger of its two labels."
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from unsum.client.step import AnyDefense, after, before, first_step, in_mode, ordered
 from unsum.update import Update
 
-__all__ = ["capture", "in_mode"]
+__all__ = ["capture", "capture_trained", "in_mode"]
 
 
 def capture(
@@ -34,6 +34,18 @@ def capture(
     Returns:
         The `Update`: gradients of every trainable parameter and no word about the batch.
     """
+    return capture_trained(model, images, targets, train=train, defenses=defenses)[0]
+
+
+def capture_trained(
+    model: nn.Module,
+    images: Tensor,
+    targets: Tensor,
+    *,
+    train: bool = True,
+    defenses: Iterable[AnyDefense] | AnyDefense = (),
+) -> tuple[Update, Tensor, Tensor]:
+    """`capture`, with the images and targets that the client trained on: other ones where a defence changes the batch."""
     parts = ordered(defenses)
     step = before(parts, first_step(model, images, targets, train))
-    return after(parts, Update(step.gradient(step)), step)
+    return after(parts, Update(step.gradient(step)), step), step.images, step.targets

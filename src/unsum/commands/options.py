@@ -34,7 +34,7 @@ DataOption = Annotated[
 ]
 UpdateOption = Annotated[
     Path | None,
-    typer.Option(help="A captured update: .safetensors, .npz, .pt, or a folder of .npy files."),
+    typer.Option(help="A captured update: .safetensors, .npz, .pt, a Flower record (.pb), or a folder of .npy files."),
 ]
 BeforeOption = Annotated[Path | None, typer.Option(help="Instead of an update: the weights that the server sent out.")]
 AfterOption = Annotated[Path | None, typer.Option(help="Instead of an update: the weights that the client sent back.")]

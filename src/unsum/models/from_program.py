@@ -43,9 +43,8 @@ def build_from_program(path: Path, classes: int) -> Built:
 
 def refuse_torchscript(path: Path) -> UnsumError:
     return UnsumError(
-        f"{path.name!r} would have to be TorchScript, whose layers cannot be looked into from outside, so no head can be found "
-        "in it; export the model with torch.export (.pt2), or name its factory as path/to/file.py:factory and this file with "
-        "--weights if it is a state dict."
+        f"{path.name!r} would have to be TorchScript, whose layers cannot be looked into; export the model with "
+        "torch.export (.pt2) or, if this is a state dict, name its factory (--model file.py:factory) and add it with --weights."
     )
 
 

@@ -39,7 +39,7 @@ export class History {
     }
     const title = document.createElement("p");
     title.className = "small muted";
-    title.append("Leakage so far: ", legend("key-worst", "the worst photo"), legend("key-mean", "the mean"));
+    title.append("Leakage: ", legend("key-worst", "worst photo"), legend("key-mean", "mean"));
     this.place.replaceChildren(title, drawing);
   }
 }

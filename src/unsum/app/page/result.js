@@ -38,9 +38,15 @@ function figure(sample, original) {
   return create(
     "figure",
     {},
-    create("div", { className: "pair" }, half("Original", original, `Original: ${sample.title}`), recovered(sample)),
+    create("div", { className: "pair" }, trained(sample, original), recovered(sample)),
     create("figcaption", {}, create("h3", { textContent: sample.title }), facts),
   );
+}
+
+// A client that mixes its photos trains on blends: these are what can come back.
+function trained(sample, original) {
+  if (sample.blend) return half("Trained on", sample.blend, `Blend that the client trained on: ${sample.title} and another`);
+  return half("Original", original, `Original: ${sample.title}`);
 }
 
 function recovered(sample) {

@@ -55,10 +55,14 @@ class Bench:
         result = audit(self._model, self._truth, **self._options)
         return self._point(result, [], None), result.setting, result.granted
 
+    def audited(self, result: Audit, chain: list[Defense]) -> Point:
+        """A round that was audited already."""
+        return self._point(result, chain, None)
+
     def defended(self, chain: list[Defense], strength: float | None) -> Point:
         """The same with a defence; what the attack refuses becomes part of the answer."""
         name = shown(chain)
-        self._say(f"{name}: attacking")
+        self._say(f"{name}: attacking" if chain else "No defence: attacking")
         start = time.perf_counter()
         try:
             result = audit(self._model, self._truth, defenses=chain, **self._options)

@@ -18,6 +18,8 @@ _LEAKAGE = (34, 234)  # top and bottom of the panels
 _ACCURACY = (298, 428)
 _CLOSE = 52  # numbers nearer than this would run into each other
 _APART = 22  # and so would dots nearer than this
+_SPREAD = 64  # the width that the dots of one mark may take where marks stand side by side
+_BELOW = 30  # the room for the axis' name, where it has none
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Plot:
     right: int = _RIGHT
     leakage: tuple[int, int] = _LEAKAGE
     accuracy: tuple[int, int] = _ACCURACY
+    apart: float = 0.0  # between the dots of a mark's samples, where there is room beside it
 
 
 def plot(sweep: Sweep, curve: Curve) -> Plot:
@@ -82,6 +85,30 @@ def plot(sweep: Sweep, curve: Curve) -> Plot:
         summary=_summary(sweep, curve),
         axis=_axis(curve, even),
         paths={name: _path(marks[1:], name) for name in ("worst", "mean", "accuracy")},
+    )
+
+
+def plot_side_by_side(points: list[Point], labels: list[str], level: float) -> Plot:
+    """Several defences beside each other, none of them stronger or weaker than the next: dots without lines."""
+    first, last = _NONE + 16, _LAST - 16
+    step = (last - first) / max(len(points) - 1, 1)
+    marks = [
+        _mark(point, first + step * i, label, True, 1.0, False)
+        for i, (point, label) in enumerate(zip(points, labels, strict=True))
+    ]
+    shown = ", ".join(f"{label} {percent(point.worst)}" for point, label in zip(points, labels, strict=True))
+    return Plot(
+        marks=marks,
+        level=_height(level, 1.0, _LEAKAGE),
+        leakage_ticks=[(_height(i / 4, 1.0, _LEAKAGE), f"{25 * i} %") for i in range(5)],
+        accuracy_ticks=[],
+        undefended=None,
+        chance=None,
+        summary=f"Largest leakage of any sample: {shown}.",
+        axis="",
+        paths={"worst": "", "mean": ""},
+        height=HEIGHT - _BELOW,
+        apart=min(_SPREAD / max(len(p.samples) for p in points), 7.0) if any(p.samples for p in points) else 0.0,
     )
 
 

@@ -1,0 +1,111 @@
+"""The same round under other defences, and what a client trained on that mixed its samples."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import unsum
+from audits import captured, synthetic
+from material import pictures, small_net
+from unsum.audit.comparison import CAPTURED, NOT_ASKED, SLOW
+from unsum.audit.markdown import render_markdown
+from unsum.audit.report import render
+from unsum.client.capture import capture_trained
+
+DATA = pictures(4), torch.tensor([3, 3, 11, 30])
+
+
+@pytest.fixture(scope="module")
+def compared() -> unsum.Audit:
+    return unsum.audit(small_net(), DATA, compare=True)
+
+
+def test_each_standard_defence_is_tried_alone(compared: unsum.Audit) -> None:
+    comparison = compared.comparison
+    labels = [comparison.label(i) for i in range(len(comparison.points))]
+    assert labels == ["no defence", "Clip(1)", "Prune(0.9)", "Sign()"]
+    none, clip, prune, sign = comparison.points
+    assert [row.leakage for row in none.samples] == compared.leakages
+    assert clip.worst == pytest.approx(1)  # clipping hides nothing from this attack
+    assert sign.mean < 0.9 * none.mean
+    alone = unsum.audit(small_net(), DATA, defenses=unsum.Prune(0.9))
+    assert [row.leakage for row in prune.samples] == alone.leakages
+
+
+def test_the_audited_defence_stands_beside_none_and_is_not_tried_twice() -> None:
+    comparison = unsum.audit(small_net(), DATA, defenses=[unsum.Clip(1)], compare=True).comparison
+    labels = [comparison.label(i) for i in range(len(comparison.points))]
+    assert labels == ["no defence", "Clip(1) (audited)", "Prune(0.9)", "Sign()"]
+
+
+def test_what_cannot_be_attacked_is_said() -> None:
+    comparison = unsum.audit(small_net(), DATA, attack="fgla", compare=True).comparison
+    assert [bool(point.refused) for point in comparison.points] == [False] * 4
+    headless = small_net(bias=False)
+    points = unsum.audit(headless, DATA, compare=True).comparison.points
+    assert all(point.refused or len(point.samples) == 4 for point in points)
+
+
+def test_every_output_has_it(compared: unsum.Audit) -> None:
+    page, text, content = render(compared), render_markdown(compared), compared.to_dict()["comparison"]
+    assert page.count("<svg") == 1 + 1 + 3  # the share, the drawing and its key
+    assert "Largest leakage of any sample: no defence 100 %, Clip(1) 100 %" in page
+    assert "Prune(0.9)" in page.split('id="others"')[1].split("</section>")[0]
+    assert re.search(r"^\| Clip\W+1\W+ \| exact \| 100 % \| 100 % \| 4 of 4 \|", text, re.MULTILINE)
+    assert content["absent"] is None
+    assert [point["defenses"] for point in content["points"]][:2] == ["none", "Clip(1)"]
+    assert content["points"][1]["largest_leakage"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("audit", "reason"),
+    [
+        (lambda: synthetic(), NOT_ASKED),
+        (lambda: unsum.audit(small_net(), update=unsum.capture(small_net(), *DATA)), CAPTURED),
+        (lambda: unsum.audit(small_net(), DATA, attack="fgla", compare=None), SLOW),
+    ],
+    ids=["not asked for", "captured", "an attack of one's choice"],
+)
+def test_where_it_is_absent_the_reason_stands_in_its_place(audit: object, reason: str) -> None:
+    result = audit()  # type: ignore[operator]
+    assert result.comparison.points == []
+    assert result.to_dict()["comparison"] == {"points": [], "absent": reason}
+    assert "Not shown here." in render(result)
+    assert "Not shown here." in render_markdown(result)
+
+
+def test_mixed_samples_are_what_is_compared_with() -> None:
+    net, (images, targets) = small_net(), DATA
+    torch.manual_seed(7)
+    _, mixed, rows = capture_trained(net, images, targets, defenses=unsum.Mixup(1.0))
+    result = unsum.audit(net, DATA, defenses=unsum.Mixup(1.0), seed=7)
+    assert result.truth is not None
+    torch.testing.assert_close(result.truth.images, mixed)
+    torch.testing.assert_close(result.truth.targets, rows)
+    assert not torch.equal(mixed, images)
+    assert result.scores["worst_feature_error"] < 1e-3  # of the blends; of single samples it is far larger
+    assert result.trained_on.startswith("Mixup(1) blends the client's samples")
+    assert result.trained_on in render(result).replace("&#39;", "'")
+    assert result.to_dict()["trained_on"] == result.trained_on
+
+
+def test_smoothed_labels_change_no_sample() -> None:
+    result = unsum.audit(small_net(), DATA, defenses=unsum.SmoothLabels(0.1))
+    assert result.trained_on == ""
+    assert result.scores["target_error"] < 1e-3  # of the smoothed targets, which were the client's
+    assert captured().trained_on == ""
+
+
+def test_a_batch_size_that_was_granted_is_not_doubted() -> None:
+    """Clipping scales the gradient as a larger batch of which some left no trace would; whoever knows the size knows better."""
+    net, (images, targets) = small_net(), DATA
+    update = unsum.capture(net, images, targets).map(
+        lambda _name, gradient: gradient * 0.8
+    )  # 4/5: one of five without trace
+    doubted, granted = unsum.separate(net, update), unsum.separate(net, update, batch_size=4)
+    assert any("may have held 5 samples" in note for note in doubted.notes)
+    assert not any("may have held" in note for note in granted.notes)
+    assert granted.exact
