@@ -14,6 +14,7 @@ GPU, each with its own cells and file.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import platform
 import statistics
@@ -35,14 +36,17 @@ from torchvision.utils import save_image
 import unsum
 from unsum.data import embedded_batch, read_photos
 from unsum.head import collect_features
-from unsum.invert import Inverse, load_inverse
+from unsum.invert import load_inverse
+from unsum.invert.layout import feature_layout
 from unsum.invert.losses import psnr
 from unsum.models import load_model
+from unsum.models.inner import tap
 from unsum.models.lpips import lpips_network, weights_file
 from unsum.score.assignment import assign
 
 RESNET = Path(__file__).parents[1] / "examples" / "resnet50_v1.py"
-METHODS = ("exact", "exact-labels", "rgla", "fgla")  # the second is granted the labels, as the two published ones are
+# `exact-labels` is granted the labels, as the two published ones are; `peeled` goes on to the layer of the inverse in --inner
+METHODS = ("exact", "peeled", "exact-labels", "rgla", "fgla")
 COLUMNS = "batches | PSNR | SSIM | LPIPS | feature error, median (worst) | seconds"
 
 
@@ -108,7 +112,9 @@ class Bench:
         photos = read_photos(options.photos, size=size)
         self.images, self.labels = photos.images, photos.labels
         own = load_model(f"{RESNET}:unpooled", classes=1, weights=options.weights).model
-        self.inverse = _for_size(load_inverse(own, options.inverse), size, self.model)
+        # A decoder is convolutional: one trained at 224² reads the larger map of 336², too.
+        self.inverse = load_inverse(own, options.inverse).at(size, feature_layout(self.model, size))
+        self.inner = [load_inverse(own, path) for path in options.inner]
 
     def draw(self, cell: Cell, seed: int) -> Case:
         """Photos of distinct labels, as far as the classes reach."""
@@ -131,22 +137,22 @@ class Bench:
         return Case(images, features, labels, head, unsum.capture(head, features, labels))
 
 
-def _for_size(inverse: Inverse, size: int, model: nn.Module) -> Inverse:
-    """A decoder is convolutional: the one trained at 224² reads the larger map of 336², too."""
-    if size == inverse.card["size"]:
-        return inverse
-    from unsum.invert.layout import feature_layout
-    from unsum.invert.method import build_decoder
+@dataclass(frozen=True)
+class Answer:
+    """Pictures in the order of the case; who is whose partner; what the inverse read, found and true; and the time."""
 
-    layout = feature_layout(model, size)
-    card = {**inverse.card, "size": size, "layout": {"kind": layout.kind, "shape": list(layout.shape)}}
-    decoder = build_decoder(card)
-    decoder.load_state_dict(inverse.decoder.state_dict())
-    return Inverse(decoder.eval(), card)
+    leak: unsum.Leak
+    pictures: Tensor
+    read: Tensor
+    true: Tensor
+    partner: list[int | None]
+    seconds: dict[str, float]
+    others: dict[str, Tensor]  # pictures of further inverses, by the loss they were trained for
 
 
-def pictures(bench: Bench, case: Case, method: str) -> tuple[unsum.Leak, Tensor, list[int | None], dict[str, float]]:
-    """The leak, its pictures in the order of the case, who is whose partner, and the seconds it took."""
+def answer(bench: Bench, case: Case, method: str) -> Answer:
+    if method == "peeled":
+        return _peeled(bench, case)
     granted = None if method == "exact" else case.labels
     _wait(bench.device)
     start = time.perf_counter()
@@ -157,19 +163,66 @@ def pictures(bench: Bench, case: Case, method: str) -> tuple[unsum.Leak, Tensor,
     _wait(bench.device)
     seconds = {"separate": separated - start, "invert": time.perf_counter() - separated}
     partner = assign(leak.features, case.features)
+    return Answer(leak, _ordered(found, partner, case), leak.features, case.features, partner, seconds, {})
+
+
+def _ordered(found: Tensor, partner: list[int | None], case: Case) -> Tensor:
     grey = torch.full_like(case.images[0], 0.5)
-    return leak, torch.stack([grey if p is None else found[p].to(grey) for p in partner]), partner, seconds
+    return torch.stack([grey if p is None else found[p].to(grey) for p in partner])
+
+
+def _peeled(bench: Bench, case: Case) -> Answer:
+    """The whole update, nothing granted: exact features, then the layers above the inner inverse's undone."""
+    model = bench.model
+    inverse = bench.inner[0] if bench.inner else None
+    if inverse is None or inverse.layer is None:
+        raise SystemExit("The method 'peeled' needs --inner, an inverse of `unsum train-inverse --layer`.")
+    model.fc = case.head
+    update = unsum.capture(model, case.images, case.labels)
+    true = _read_by(model, case.images, inverse.layer)
+    _wait(bench.device)
+    start = time.perf_counter()
+    leak = unsum.separate(model, update)
+    _wait(bench.device)
+    separated = time.perf_counter()
+    size = case.images.shape[-1]
+    peeled = unsum.peel(model, update, leak, "residual", layer=inverse.layer, shape=(3, size, size))
+    _wait(bench.device)
+    reached = time.perf_counter()
+    leak = replace(leak, inner={inverse.layer: peeled.inputs})
+    found = unsum.invert(model, leak, inverse=inverse)
+    _wait(bench.device)
+    seconds = {"separate": separated - start, "peel": reached - separated, "invert": time.perf_counter() - reached}
+    partner = assign(leak.features, case.features)
+    others = {
+        str(other.card["loss"]): _ordered(unsum.invert(model, leak, inverse=other), partner, case)
+        for other in bench.inner[1:]
+    }
+    pictures = _ordered(found, partner, case)
+    return Answer(leak, pictures, peeled.inputs.flatten(1), true.flatten(1), partner, seconds, others)
+
+
+def _read_by(model: nn.Module, images: Tensor, layer: str) -> Tensor:
+    """What a convolution reads of the victim's photos: the truth, for the score."""
+    copied = copy.deepcopy(model)
+    tapped = tap(copied, layer)
+    with torch.no_grad():
+        copied(images)
+    assert tapped.seen is not None
+    return tapped.seen
 
 
 def measure(bench: Bench, case: Case, method: str) -> dict[str, Any]:
     """One batch through one separator and the inverse."""
-    leak, answer, partner, seconds = pictures(bench, case, method)
-    features = case.features
+    found = answer(bench, case, method)
     rows = [
-        torch.zeros_like(f) if p is None else leak.features[p].to(f) for p, f in zip(partner, features, strict=True)
+        torch.zeros_like(t) if p is None else found.read[p].to(t)
+        for p, t in zip(found.partner, found.true, strict=True)
     ]
-    error = (torch.stack(rows) - features).norm(dim=1) / features.norm(dim=1)
-    return {"seconds": seconds, "exact": leak.exact, "error": error.tolist(), **_scores(answer, case.images)}
+    error = (torch.stack(rows) - found.true).norm(dim=1) / found.true.norm(dim=1)
+    record = {"seconds": found.seconds, "exact": found.leak.exact, "error": error.tolist()}
+    others = {loss: _scores(pictures, case.images) for loss, pictures in found.others.items()}
+    return {**record, **_scores(found.pictures, case.images), "others": others}
 
 
 @torch.no_grad()
@@ -202,6 +255,7 @@ def provide_alexnet(features: Path) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    torch.backends.cudnn.allow_tf32 = False  # a client in full float32: TF32 would hide everything below the head
     if options.alexnet:
         provide_alexnet(options.alexnet)
     done = {(r["cell"], r["seed"], r["method"]) for r in _read(options.results)} if options.results.exists() else set()
@@ -232,6 +286,8 @@ def show(paths: list[Path]) -> None:
     for path in paths:
         for record in _read(path):
             cells[record["cell"], record["method"]].append(record)
+            for loss, scores in record.get("others", {}).items():
+                cells[record["cell"], f"{record['method']}, loss {loss}"].append({**record, **scores})
     titles = {
         "t8": "Table 8: k of 8 labels the same",
         "t10": "Table 10: batch size",
@@ -242,7 +298,7 @@ def show(paths: list[Path]) -> None:
         print(f"\n## {title}\n\n| cell | published PSNR / SSIM / LPIPS | features | {COLUMNS} |")
         print("|---|---|---|---|---|---|---|---|---|")
         for name, cell in CELLS.items():
-            for method in METHODS:
+            for method in [m for own in METHODS for m in (own, f"{own}, loss rgla")]:
                 runs = cells.get((name, method), [])
                 if name.startswith(f"{table}-") and runs:
                     print(f"| {name} | {cell.published if method == 'exact' else ''} | {method} | {_row(runs)} |")
@@ -254,7 +310,7 @@ def _row(runs: list[dict[str, Any]]) -> str:
         return f"{statistics.mean(values):.3f}" if values else ""
 
     errors = [e for run in runs for e in run["error"]]
-    seconds = statistics.median(run["seconds"]["separate"] + run["seconds"]["invert"] for run in runs)
+    seconds = statistics.median(sum(run["seconds"].values()) for run in runs)
     return (
         f"{len(runs)} | {mean('psnr')} | {mean('ssim')} | {mean('lpips')} "
         f"| {statistics.median(errors):.1e} ({max(errors):.1e}) | {seconds:.2f}"
@@ -262,7 +318,7 @@ def _row(runs: list[dict[str, Any]]) -> str:
 
 
 def grid(options: argparse.Namespace) -> None:
-    """Original, exact, RGLA, FGLA from top to bottom; distinct labels on the left, one label on the right.
+    """Original, peeled (with --inner), exact, RGLA, FGLA from top to bottom; distinct labels on the left, one label on the right.
 
     The photos are the embedded ones, because those of ImageNet may not be shown here.
     """
@@ -272,7 +328,8 @@ def grid(options: argparse.Namespace) -> None:
     columns = []
     for same in (0, 8):
         case = bench.draw(Cell(8, same), seed=0)
-        answers = [pictures(bench, case, method)[1] for method in ("exact", "rgla", "fgla")]
+        methods = ("peeled", "exact", "rgla", "fgla") if bench.inner else ("exact", "rgla", "fgla")
+        answers = [answer(bench, case, method).pictures for method in methods]
         columns.append(torch.cat([torch.cat(list(row[:5]), 2) for row in (case.images, *answers)], 1).cpu())
     gap = torch.ones(3, columns[0].shape[1], 24)
     small = torch.cat([columns[0], gap, columns[1]], 2)[None]
@@ -286,6 +343,13 @@ def main() -> None:
         "--photos", help="photos that the inverse was not trained on, folders or members CLASS/name.jpg"
     )
     parser.add_argument("--inverse", type=Path)
+    parser.add_argument(
+        "--inner",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="an inverse of an inner layer, for the method 'peeled', or several",
+    )
     parser.add_argument("--alexnet", type=Path, help="AlexNet's convolutions, for LPIPS")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cells", nargs="+", choices=list(CELLS), default=list(CELLS))

@@ -36,6 +36,20 @@ class Inverse:
         """What the attacker needed besides the model, for the list of what was granted."""
         return f"{self.card['photos']:,} of other origin, to train the inverse"
 
+    def at(self, size: int, layout: Layout) -> Inverse:
+        """The same weights for pictures of another size: a convolutional decoder reads larger maps as they are."""
+        if size == self.card["size"]:
+            return self
+        card = {**self.card, "size": size, "layout": {"kind": layout.kind, "shape": list(layout.shape)}}
+        decoder = build_decoder(card)
+        try:
+            decoder.load_state_dict(self.decoder.state_dict())
+        except RuntimeError as error:
+            raise UnsumError(
+                f"This inverse is for pictures of {self.card['size']}² and cannot be used for {size}²: its weights depend on the size."
+            ) from error
+        return Inverse(decoder.eval(), card)
+
     def save(self, path: Path) -> None:
         """Weights in half precision, with the card."""
         weights = {name: weight.half().cpu().contiguous() for name, weight in self.decoder.state_dict().items()}

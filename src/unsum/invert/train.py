@@ -147,7 +147,10 @@ class Run:
         backbone: Any = ClientFeatures(model, training.layer)
         backbone = backbone.to(device=self.device, memory_format=torch.channels_last)
         torch.manual_seed(training.seed)  # every process starts from the same weights
-        began: Any = Inverse.load(start).decoder if start else DECODERS[training.decoder](layout, training.size)
+        if start is not None:
+            began: Any = Inverse.load(start).at(training.size, layout).decoder
+        else:
+            began = DECODERS[training.decoder](layout, training.size)
         self.decoder = began.to(device=self.device, memory_format=torch.channels_last).train()
         # Compiling takes half a minute and pays on a GPU only: the grouped BatchNorm becomes four times as fast.
         compiled: Any = torch.compile if self.device.type == "cuda" else (lambda module, **_options: module)
