@@ -50,7 +50,8 @@ def place(model: nn.Module, leak: Leak, recipe: Recipe, recovered: Recovered) ->
     roughly and the best pairing decides. Samples without a picture get a grey one.
     """
     knowledge = replace(leak.knowledge, may_change_model=True, auxiliary_photos=recipe.photos)
-    notes = [*recovered.notes, *leak.notes]
+    source = "The pictures were read out of the server's layer, labels and features out of the last one."
+    notes = [*recovered.notes, source, *leak.notes]
     count = len(recovered.inputs)
     if count == 0:
         return replace(leak, knowledge=knowledge, notes=notes)

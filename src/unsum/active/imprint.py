@@ -99,8 +99,9 @@ class ImprintLayer(nn.Module):
     def __init__(self, query: Tensor, thresholds: Tensor, patterns: Tensor, strength: float) -> None:
         super().__init__()
         bins, size = len(thresholds), len(query)
+        self.blocks = blocks_of(size)
         self.rows = nn.utils.skip_init(nn.Linear, size, bins)
-        self.witness = nn.utils.skip_init(nn.Linear, 1 + blocks_of(size), bins)
+        self.witness = nn.utils.skip_init(nn.Linear, 1 + self.blocks, bins)
         self.register_buffer("query", query)
         self.register_buffer("patterns", strength * patterns)
         with torch.no_grad():
@@ -111,7 +112,7 @@ class ImprintLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.flatten(1)
-        seen = torch.cat([(flat @ self.query).unsqueeze(1), block_means(flat)], 1)
+        seen = torch.cat([(flat @ self.query).unsqueeze(1), block_means(flat, self.blocks)], 1)
         activations = [layer(inputs).relu().mean(1) for layer, inputs in ((self.rows, flat), (self.witness, seen))]
         return x + (torch.stack(activations, 1) @ self.patterns).view_as(x)
 
@@ -120,9 +121,9 @@ def blocks_of(size: int) -> int:
     return min(_BLOCKS, size)
 
 
-def block_means(flat: Tensor) -> Tensor:
+def block_means(flat: Tensor, blocks: int) -> Tensor:
     """(B, blocks) means of runs of entries: three rows of blocks a colour plane for pictures, enough to tell two apart."""
-    return nn.functional.adaptive_avg_pool1d(flat.unsqueeze(1), blocks_of(flat.shape[1])).squeeze(1)
+    return nn.functional.adaptive_avg_pool1d(flat.unsqueeze(1), blocks).squeeze(1)
 
 
 @dataclass(frozen=True, repr=False)
@@ -152,7 +153,7 @@ class ImprintRecipe(Recipe):
         errors = noise[places] / dW[places].norm(dim=1)
         seen = dV[places, 1:] / dc[places, None]
         rough = witness_noise[places] / dc[places].abs() + errors * x.abs().amax(1)
-        apart = (seen - block_means(x)).abs().amax(1)
+        apart = (seen - block_means(x, blocks_of(x.shape[1]))).abs().amax(1)
         agree = (apart < torch.maximum(3 * rough, torch.full_like(rough, _AGREE))) & (rough < _TOO_ROUGH)
         possible = in_range(x, self.pixel_range, slack=2e-3) & self._in_bin(x, places)
         sure = possible & (agree | on_grid(x))
@@ -168,6 +169,8 @@ class ImprintRecipe(Recipe):
         return (value >= (low - slack)[places]) & (value <= (high + slack)[places])
 
     def _notes(self, found: int, sure: int, grid: int, update: Update) -> list[str]:
+        if not found:
+            return [f"None of the {self.bins} bins stands out of the update's noise or rounding, so nothing was read."]
         notes = [
             f"Of {self.bins} bins {found} are filled: {sure} hold one sample alone, which was read exactly, and {found - sure} "
             "hold several, whose mixture is shown and not vouched for."

@@ -1,0 +1,170 @@
+"""Does a model look as if its server had prepared it to leak? For clients, before they train what they were sent.
+
+Two preparations give samples away directly (`unsum.active`), and both show in a weight matrix, wherever in the model it stands:
+
+- **imprint**: many rows point in one direction, and their thresholds −b_i/‖w_i‖ differ. The angle between rows stays when rows are
+  scaled, negated or permuted, and hardly changes under a little noise.
+- **traps**: every row leans to one sign by the same amount. z_i = Σ_j w_ij / ‖w_i‖ of rows drawn independently scatters with
+  standard deviation 1, trained rows more; halves of equal magnitudes pin it down. Single rows show it, too: their sorted
+  positive and negative entries are the same up to one factor.
+
+What is searched for is what these attacks cannot do without, so a disguise that hides it costs the attack its precision as well. A
+model that passes is not proved harmless.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from unsum.doctor.finding import Finding, ok, tampered, warning
+
+_FEW_COLUMNS = 16  # in fewer dimensions rows are parallel by chance; such a layer holds no picture either
+_PARALLEL = 0.9  # |cosine|
+_BAND = 8  # parallel rows of different thresholds: that many bins
+_SKETCH = 128  # projections that find candidates in wide layers before the exact angle decides
+_BLOCK = 2048
+_TRAP_COLUMNS = 64
+_LEAN = 0.25  # least mean |z| of rows that most inputs leave silent
+_HALF_NORMAL = 0.603, 0.43  # spread of |z| of independent rows, and that spread's own for one row
+_MOST_SPREAD = 0.35
+_MOMENTS = 0.5  # likewise in units of 1/√D: a few in a hundred independent rows come as near
+_PAIRED = 0.15  # of the misfit that independent entries would show
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A weight as a matrix (rows, D) without its empty rows, and its bias where there is one."""
+
+    name: str
+    weight: Tensor
+    bias: Tensor | None
+
+
+def tampering(model: nn.Module | Mapping[str, Tensor]) -> list[Finding]:
+    """One finding for each kind of preparation. Takes a model or its tensors by name."""
+    tensors = dict(model.named_parameters()) if isinstance(model, nn.Module) else model
+    layers = list(_layers(tensors))
+    looked = f"in {len(layers)} weight matrices"
+    bands = [(layer.name, *band) for layer in layers if (band := parallel_rows(layer)) is not None]
+    trapped = [(layer.name, count) for layer in layers if (count := trap_rows(layer))]
+    return [_imprint(bands, looked), _traps(trapped, looked)]
+
+
+def _imprint(bands: list[tuple[str, int, int]], looked: str) -> Finding:
+    thresholds = [(name, rows, count) for name, rows, count in bands if count >= _BAND]
+    if thresholds:
+        name, rows, count = max(thresholds, key=lambda band: band[2])
+        return tampered(
+            "imprint",
+            f"{rows} rows of {name!r} point in one direction and have {count} different thresholds: such a layer sorts samples into "
+            "bins and gives away every one that is alone in its bin. Do not train this model before its operator explains it.",
+        )
+    if bands:
+        name, rows, _ = max(bands, key=lambda band: band[1])
+        return warning(
+            "imprint", f"{rows} rows of {name!r} are copies of one another: no sorting into bins, but no accident either."
+        )
+    return ok("imprint", f"No band of parallel rows {looked}.")
+
+
+def _traps(trapped: list[tuple[str, int]], looked: str) -> Finding:
+    if not trapped:
+        return ok("traps", f"No rows balanced to stay silent {looked}.")
+    name, count = max(trapped, key=lambda layer: layer[1])
+    return tampered(
+        "traps",
+        f"{count} rows of {name!r} are balanced between positive and negative weights as no training leaves them: such rows answer to "
+        "single samples and give them away. Do not train this model before its operator explains it.",
+    )
+
+
+def _layers(tensors: Mapping[str, Tensor]) -> Iterator[Layer]:
+    for name, tensor in tensors.items():
+        if tensor.ndim < 2 or not tensor.is_floating_point() or tensor[0].numel() < _FEW_COLUMNS:
+            continue
+        matrix = tensor.detach().flatten(1).float()
+        norms = matrix.norm(dim=1)
+        kept = torch.isfinite(norms) & (norms > 1e-4 * norms.nan_to_num(0, 0, 0).median()) & (norms > 0)
+        if int(kept.sum()) < _BAND:
+            continue
+        bias = tensors.get(f"{name.removesuffix('weight')}bias") if name.endswith("weight") else None
+        fits = bias is not None and bias.shape == norms.shape
+        yield Layer(name, matrix[kept], bias.detach().float()[kept] if fits and bias is not None else None)
+
+
+def parallel_rows(layer: Layer) -> tuple[int, int] | None:
+    """The largest band of parallel rows and how many thresholds it has, or None where fewer than eight rows are parallel."""
+    W = layer.weight
+    unit = W / W.norm(dim=1, keepdim=True)
+    centre = _crowded(unit)
+    if centre is None:
+        return None
+    cosines = unit @ unit[centre]
+    band = cosines.abs() > _PARALLEL
+    rows = int(band.sum())
+    if rows < _BAND:
+        return None
+    if layer.bias is None:
+        return rows, 0
+    thresholds = (layer.bias / W.norm(dim=1) * cosines.sign())[band]
+    # Copies trained apart by rounding are no bins: thresholds count as different beyond a thousandth of their size.
+    steps = thresholds.sort().values.diff()
+    return rows, 1 + int((steps > 1e-3 * thresholds.abs().median().clamp_min(1e-12)).sum())
+
+
+def _crowded(unit: Tensor) -> int | None:
+    """The row with the most neighbours, by sketches where rows are many and long; None where none has any."""
+    rows, columns = unit.shape
+    if rows * columns > 1 << 20 and columns > _SKETCH:
+        generator = torch.Generator().manual_seed(0)
+        unit = unit @ torch.randn(columns, _SKETCH, generator=generator).to(unit)
+        unit = unit / unit.norm(dim=1, keepdim=True)
+    near = torch.cat([((block @ unit.T).abs() > _PARALLEL - 0.05).sum(1) for block in unit.split(_BLOCK)])
+    most = int(near.argmax())
+    return most if int(near[most]) >= _BAND else None
+
+
+def trap_rows(layer: Layer) -> int:
+    """How many rows are balanced: all, where they lean to one sign by one amount, or those whose halves are the same numbers."""
+    W = layer.weight
+    rows, columns = W.shape
+    if columns < _TRAP_COLUMNS:
+        return 0
+    split = (W < 0).float().mean(1)
+    halves = (split > 0.35) & (split < 0.65) & ((W == 0).float().mean(1) < 0.05)
+    if int(halves.sum()) < _BAND:
+        return 0
+    lean = (W[halves].sum(1) / W[halves].norm(dim=1)).abs()
+    usual, own = _HALF_NORMAL
+    limit = min(_MOST_SPREAD, usual - 5 * own / math.sqrt(len(lean)))
+    if float(halves.float().mean()) > 0.9 and float(lean.mean()) > _LEAN and float(lean.std()) < limit:
+        return rows
+    likely = halves.nonzero().flatten()[_alike_in_moments(W[halves])]  # sorting every row of a large model would take minutes
+    paired = int((pair_misfit(W[likely]) < _PAIRED).sum())
+    return paired if paired >= _BAND else 0
+
+
+def _alike_in_moments(W: Tensor) -> Tensor:
+    """(rows,) whether positive and negative entries agree in the ratio of their second moment to their first, squared."""
+    total, size, positive = W.sum(1), W.abs().sum(1), W.clamp_min(0).square().sum(1)
+    negative = W.square().sum(1) - positive
+    first = (size + total) / (size - total).clamp_min(1e-30)
+    return (positive / negative.clamp_min(1e-30) / first.square() - 1).abs() * math.sqrt(W.shape[1]) < _MOMENTS
+
+
+def pair_misfit(W: Tensor) -> Tensor:
+    """(rows,) how far a row's sorted positive entries are from a multiple of its sorted negative ones; about 1 for independent ones.
+
+    The relative misfit of two samples of D/2 magnitudes falls as 1/√D; it is given in units of that.
+    """
+    order = W.sort(1).values
+    half = W.shape[1] // 2
+    low, high = -order[:, :half], order[:, -half:].flip(1)
+    share = (low * high).sum(1, keepdim=True) / low.square().sum(1, keepdim=True).clamp_min(1e-30)
+    relative = (high - share * low).norm(dim=1) / high.norm(dim=1).clamp_min(1e-30)
+    return relative * math.sqrt(W.shape[1])
