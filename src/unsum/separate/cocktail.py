@@ -22,6 +22,8 @@ from unsum.separate.components import descend, filtered, fixed_point, scaled, up
 from unsum.separate.method import SEPARATORS
 from unsum.separate.misfit import relative_misfit
 
+_ROUNDING = 1e-6  # of the largest singular value: what lies below is no sample
+
 
 @SEPARATORS.register(
     "cocktail",
@@ -48,8 +50,9 @@ def cocktail(
     if min(head.classes - 1, head.W.shape[1]) < B:
         raise UnsumError(f"'cocktail' cannot unmix {B} samples from {head.classes} classes; it needs more classes than samples.")
     factors = head.factorise(rank=B)
-    if factors.U.shape[1] < B:
-        raise UnsumError(f"The gradient is of {factors.U.shape[1]} different samples and not of {B}; give that batch size.")
+    rank = int((factors.singular_values > _ROUNDING * factors.singular_values[0]).sum())
+    if rank < B:
+        raise UnsumError(f"The gradient is of {rank} different samples and not of {B}; give that batch size.")
     T = _unmixing(factors, B, domain, seed, (iterations, learning_rate, contrast, decorrelation, temperature, sign))
     features, G, notes = _with_scale(head, factors, T)
     weight = 1 if head.reduction == "sum" else B
