@@ -52,13 +52,22 @@ def last_layer(path: str | None) -> None:
                 for attack in ("exact", "cocktail", "fgla"):
                     leak = unsum.attack(model, update, attack, batch_size=B)
                     found = unsum.score(leak, images=images, targets=targets, features=features)
-                    cells = [f"{found['label_correct']:.0%}", f"{found['feature_error']:.1e}", f"{found['feature_cosine']:.4f}"]
-                    print(f"| {B} | {kind} | {attack} | {' | '.join(cells)} | {found['psnr']:.1f} dB | {leak.seconds:.1f} |", flush=True)
+                    cells = [
+                        f"{found['label_correct']:.0%}",
+                        f"{found['feature_error']:.1e}",
+                        f"{found['feature_cosine']:.4f}",
+                    ]
+                    print(
+                        f"| {B} | {kind} | {attack} | {' | '.join(cells)} | {found['psnr']:.1f} dB | {leak.seconds:.1f} |",
+                        flush=True,
+                    )
 
 
 def first_layer(path: str | None, steps: int) -> None:
     size = 48
-    print(f"\nFirst layer: Linear(3·{size}², 256), ReLU, Linear. Mean |correlation| with the photos; PSNR with the bias's scale.\n")
+    print(
+        f"\nFirst layer: Linear(3·{size}², 256), ReLU, Linear. Mean |correlation| with the photos; PSNR with the bias's scale.\n"
+    )
     print("| B | way | correlation (mean / least) | PSNR | s |")
     print("|--:|---|--:|--:|--:|")
     ways = {

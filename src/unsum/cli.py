@@ -264,7 +264,7 @@ def _show(result: Audit, page: Path) -> None:
 def _setting_table(result: Audit) -> Table:
     leak, setting = result.leak, result.setting
     batch = f"{setting.batch_size} photos" if result.truth else "of unknown size"
-    facts = {
+    facts: dict[str, str | Text] = {
         "model": setting.model,
         "private batch": f"{batch}, {setting.classes} classes, {setting.mode} mode",
         "defence": setting.defenses,

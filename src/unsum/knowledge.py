@@ -9,7 +9,9 @@ from torch import Tensor
 
 from unsum.errors import UnsumError
 
-CHANGES_MODEL = "Permission to change the model before the client trains: a malicious server."  # reports print it in red
+CHANGES_MODEL = (
+    "Permission to change the model before the client trains: a malicious server."  # reports print it in red
+)
 
 
 @dataclass(frozen=True)

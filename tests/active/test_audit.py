@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def test_the_permission_is_granted_and_shown_in_red(imprinted: unsum.Audit) -> N
     assert CHANGES_MODEL in imprinted.granted
     assert f'<li class="malicious">{CHANGES_MODEL}</li>' in render(imprinted)
     assert f"- 🔴 **{CHANGES_MODEL.rstrip('.')}" in render_markdown(imprinted)
-    console = Console(record=True, width=200, color_system="truecolor", force_terminal=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(record=True, width=200, color_system="truecolor", force_terminal=True, file=StringIO())
     console.print(_setting_table(imprinted))
     line = next(line for line in console.export_text(styles=True).splitlines() if "Permission to change" in line)
     assert "\x1b[1;31m" in line
@@ -88,5 +89,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     listed = runner.invoke(app, ["list", "--json"])
     assert '"imprint"' in listed.output
     assert '"traps"' in listed.output
-    swept = runner.invoke(app, ["audit", "--server", "imprint", "--sweep", "noise=1e-5..1e-3", "--out", str(tmp_path / "s")])
+    swept = runner.invoke(
+        app, ["audit", "--server", "imprint", "--sweep", "noise=1e-5..1e-3", "--out", str(tmp_path / "s")]
+    )
     assert "A sweep is of honest servers" in str(swept.exception)

@@ -111,7 +111,9 @@ def test_local_steps_are_answered_honestly(plain: nn.Sequential) -> None:
     assert any("nothing was read" in note for note in leak.notes)
 
 
-@pytest.mark.parametrize("defense", [unsum.Noise(1e-3), unsum.Noise(1e-6), unsum.Float16(), unsum.Prune(0.9), unsum.Sign()])
+@pytest.mark.parametrize(
+    "defense", [unsum.Noise(1e-3), unsum.Noise(1e-6), unsum.Float16(), unsum.Prune(0.9), unsum.Sign()]
+)
 def test_defended_updates_are_never_vouched_for_wrongly(plain: nn.Sequential, defense: unsum.Noise) -> None:
     changed, recipe = active.modify(plain, shape=SHAPE)
     x = cut(12, seed=7, grid=False)
@@ -128,7 +130,9 @@ def test_auxiliary_inputs_and_other_queries(plain: nn.Sequential) -> None:
         found = recipe.read(unsum.capture(changed, x, torch.arange(16)))
         assert int(found.exact.sum()) == int(alone_in_bins(recipe, x).sum()) >= 8
         assert "600 auxiliary inputs" in recipe.photos
-    counts = torch.bincount(torch.bucketize(own.flatten(1).double() @ recipe.h.double(), recipe.thresholds), minlength=129)
+    counts = torch.bincount(
+        torch.bucketize(own.flatten(1).double() @ recipe.h.double(), recipe.thresholds), minlength=129
+    )
     assert int(counts[1:].max()) <= 8  # 600 / 128 bins are 4.7 each
 
 

@@ -93,7 +93,16 @@ def test_an_identity_in_front_and_a_layer_among_honest_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["alexnet", "squeezenet1_1", "mobilenet_v3_small", "shufflenet_v2_x0_5", "mnasnet0_5", "resnet18", "regnet_y_400mf"]
+    "name",
+    [
+        "alexnet",
+        "squeezenet1_1",
+        "mobilenet_v3_small",
+        "shufflenet_v2_x0_5",
+        "mnasnet0_5",
+        "resnet18",
+        "regnet_y_400mf",
+    ],
 )
 def test_honest_networks_raise_no_alarm(name: str) -> None:
     torch.manual_seed(1)

@@ -64,14 +64,18 @@ def test_negentropy_of_known_distributions(density: str) -> None:
 def mixtures(count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Sources as sparse as differences of photos are, and random mixtures of them."""
     generator = torch.Generator().manual_seed(seed)
-    sources = torch.distributions.Laplace(0.0, 1.0).icdf(torch.rand(count, 4000, generator=generator).clamp(1e-6, 1 - 1e-6))
+    sources = torch.distributions.Laplace(0.0, 1.0).icdf(
+        torch.rand(count, 4000, generator=generator).clamp(1e-6, 1 - 1e-6)
+    )
     sources = sources.sign() * sources.abs() ** 1.7
     return sources, torch.randn(3 * count, count, generator=generator) @ sources
 
 
 def agreement(found: Tensor, true: Tensor) -> float:
     """The least |correlation| of the best pairing."""
-    table = torch.corrcoef(torch.cat([found.flatten(1).double(), true.flatten(1).double()]))[: len(found), len(found) :].abs()
+    table = torch.corrcoef(torch.cat([found.flatten(1).double(), true.flatten(1).double()]))[
+        : len(found), len(found) :
+    ].abs()
     return float(table[linear_sum_assignment(-table.numpy())].min())
 
 
@@ -142,7 +146,9 @@ def test_features_of_the_default_model_whatever_the_labels(same: int) -> None:
         features = collect_features(model, batch.images)
     scores = {
         domain: unsum.score(
-            unsum.separate(model, update, "cocktail", batch_size=8, domain=domain), targets=batch.targets, features=features
+            unsum.separate(model, update, "cocktail", batch_size=8, domain=domain),
+            targets=batch.targets,
+            features=features,
         )
         for domain in ("differences", "values")
     }
@@ -176,7 +182,9 @@ def test_sixteen_photos_out_of_a_first_layer() -> None:
     update = unsum.capture(model, photos, torch.arange(16))
     peeled = unsum.peel(model, update, method="cocktail", batch_size=16)
     assert agreement(peeled.inputs, photos) > 0.9
-    apart = torch.cdist(peeled.inputs.flatten(1).double(), photos.flatten(1).double()).min(0).values / (3 * 32 * 32) ** 0.5
+    apart = (
+        torch.cdist(peeled.inputs.flatten(1).double(), photos.flatten(1).double()).min(0).values / (3 * 32 * 32) ** 0.5
+    )
     assert float(-20 * apart.log10().mean()) > 25  # dB: scale and offset come from the bias
     pixels = unsum.peel(model, update, method="cocktail", batch_size=16, domain="values")
     assert agreement(pixels.inputs, photos) < 0.7

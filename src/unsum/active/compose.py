@@ -94,4 +94,5 @@ def _nothing(recipe: Recipe, recovered: Recovered) -> Recovered:
 
 
 def _unit(rows: Tensor) -> Tensor:
-    return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    unit: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    return unit

@@ -1,17 +1,19 @@
 """Imprint (Robbing the Fed): rows that share one query and differ in their thresholds sort a batch into bins.
 
-Row i of the inserted layer computes a_i = ReLU(⟨h, x⟩ − q_i), q_1 < q_2 < …, and all rows act on the loss in the same way, so sample
-s contributes δ_s (x_s, 1) to the gradient (∇W_i, ∇b_i) of every row whose threshold it exceeds. The difference of neighbours holds
-the samples of one bin alone, and a bin with one sample gives it away:
+Row i of the inserted layer computes a_i = ReLU(⟨h, x⟩ − q_i), q_1 < q_2 < …, and all rows act on the loss in the same
+way, so sample s contributes δ_s (x_s, 1) to the gradient (∇W_i, ∇b_i) of every row whose threshold it exceeds. The
+difference of neighbours holds the samples of one bin alone, and a bin with one sample gives it away:
 
     x = (∇W_i − ∇W_{i+1}) / (∇b_i − ∇b_{i+1})          q_i < ⟨h, x⟩ ≤ q_{i+1};  the last row stands for its own bin.
 
-h is the mean of all pixels (brightness) or random; the q_i are quantiles of ⟨h, x⟩, so that bins are hit alike: of a Gaussian with the
-mean and spread that photos are known to have, or as auxiliary inputs have them. The first threshold lies below everything.
+h is the mean of all pixels (brightness) or random; the q_i are quantiles of ⟨h, x⟩, so that bins are hit alike: of a
+Gaussian with the mean and spread that photos are known to have, or as auxiliary inputs have them. The first threshold
+lies below everything.
 
-**Which bins hold one sample?** A mixture of two is an input, too, and lies in the same bin. A second, tiny layer (the witness) sorts
-the samples into the same bins but sees only block means of them, and acts on the loss in another direction: its differences mix the
-samples with other weights δ'_s. One sample has the same block means in both; a mixture has not.
+**Which bins hold one sample?** A mixture of two is an input, too, and lies in the same bin. A second, tiny layer (the
+witness) sorts the samples into the same bins but sees only block means of them, and acts on the loss in another
+direction: its differences mix the samples with other weights δ'_s. One sample has the same block means in both; a mixture
+has not.
 """
 
 from __future__ import annotations
@@ -114,7 +116,8 @@ class ImprintLayer(nn.Module):
         flat = x.flatten(1)
         seen = torch.cat([(flat @ self.query).unsqueeze(1), block_means(flat, self.blocks)], 1)
         activations = [layer(inputs).relu().mean(1) for layer, inputs in ((self.rows, flat), (self.witness, seen))]
-        return x + (torch.stack(activations, 1) @ self.patterns).view_as(x)
+        added: Tensor = torch.stack(activations, 1) @ self.patterns
+        return x + added.view_as(x)
 
 
 def blocks_of(size: int) -> int:
@@ -143,7 +146,9 @@ class ImprintRecipe(Recipe):
 
     def read(self, update: Update) -> Recovered:
         """Bin by bin: the difference of neighbouring rows, divided; and whether one sample alone explains it."""
-        dtype = update.gradients["front.rows.weight"].dtype if "front.rows.weight" in update.gradients else torch.float32
+        dtype = (
+            update.gradients["front.rows.weight"].dtype if "front.rows.weight" in update.gradients else torch.float32
+        )
         eps = torch.finfo(dtype).eps
         dW, db, noise = _differences(*gradients_of(update, "rows"), eps)
         filled = (dW.norm(dim=1) > _CLEAR * noise) & (db != 0)
@@ -176,11 +181,17 @@ class ImprintRecipe(Recipe):
             "hold several, whose mixture is shown and not vouched for."
         ]
         if grid:
-            notes.append(f"{grid} of the exact ones have all their pixels on the 1/255 grid of 8-bit pictures, as no mixture has.")
+            notes.append(
+                f"{grid} of the exact ones have all their pixels on the 1/255 grid of 8-bit pictures, as no mixture has."
+            )
         if sure:
-            notes.append("Copies of one picture fall into one bin and come back as that picture, once; how many they are is unknown.")
+            notes.append(
+                "Copies of one picture fall into one bin and come back as that picture, once; how many they are is unknown."
+            )
         if update.kind == "delta":
-            notes.append("The update is a weight delta: samples that changed their bin between local steps count as mixtures.")
+            notes.append(
+                "The update is a weight delta: samples that changed their bin between local steps count as mixtures."
+            )
         return notes
 
 
@@ -210,5 +221,7 @@ def chance_of_hits(samples: int, bins: int, auxiliary: int | None = None) -> flo
     if auxiliary is None:
         return n * (1 - 1 / k) ** (n - 1)
     if auxiliary != k - 1:
-        raise UnsumError(f"The count for thresholds that are samples themselves holds for {k - 1} of them, not {auxiliary}.")
+        raise UnsumError(
+            f"The count for thresholds that are samples themselves holds for {k - 1} of them, not {auxiliary}."
+        )
     return n * k * (k - 1) / ((n + k - 1) * (n + k - 2))

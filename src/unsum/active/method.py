@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
@@ -59,7 +60,9 @@ def gradients_of(update: Update, layer: str) -> tuple[Tensor, Tensor]:
     names = [f"front.{layer}.{part}" for part in ("weight", "bias")]
     for name in names:
         if name not in update.gradients:
-            raise UnsumError(f"The update lacks {name!r}, the layer that the server put in; read one of the changed model.")
+            raise UnsumError(
+                f"The update lacks {name!r}, the layer that the server put in; read one of the changed model."
+            )
     weight, bias = (update.gradients[name].detach() for name in names)
     return weight.double(), bias.double()
 
@@ -67,7 +70,9 @@ def gradients_of(update: Update, layer: str) -> tuple[Tensor, Tensor]:
 class Server(Protocol):
     """Makes the layer and its recipe for inputs of `shape`; further keyword-only arguments are its options."""
 
-    def __call__(self, shape: tuple[int, ...], generator: object, auxiliary: Tensor | None) -> tuple[nn.Module, Recipe]: ...
+    def __call__(
+        self, shape: tuple[int, ...], generator: torch.Generator, auxiliary: Tensor | None
+    ) -> tuple[nn.Module, Recipe]: ...
 
 
 SERVERS: Registry[Server] = Registry("server")

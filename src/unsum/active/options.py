@@ -20,7 +20,9 @@ def parse_server(text: str) -> tuple[str, dict[str, Any]]:
     for part in filter(None, written.split(",")):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not value:
-            raise UnsumError(f"Options of a server are written NAME:OPTION=VALUE, as in imprint:bins=128, not {text!r}.")
+            raise UnsumError(
+                f"Options of a server are written NAME:OPTION=VALUE, as in imprint:bins=128, not {text!r}."
+            )
         options[key] = _value(value)
     return name.strip(), options
 

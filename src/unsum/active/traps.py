@@ -1,12 +1,14 @@
 """Trap weights: rows that hardly any input excites, so that the one it does is alone in the row's gradient.
 
-Half of a row's entries, chosen at random, are −|z|, the other half f·|z| with the same magnitudes, z ~ N(0, σ²), f a little below one:
-⟨w, x⟩ = Σ z (f x_p − x_n) is negative for most inputs, the more so the brighter they are. Where one sample s alone passes the ReLU,
+Half of a row's entries, chosen at random, are −|z|, the other half f·|z| with the same magnitudes, z ~ N(0, σ²), f a
+little below one: ⟨w, x⟩ = Σ z (f x_p − x_n) is negative for most inputs, the more so the brighter they are. Where one
+sample s alone passes the ReLU,
 
     ∇W_i = δ_s x_s,   ∇b_i = δ_s,   x_s = ∇W_i / ∇b_i.
 
-**Which rows saw one sample?** Every row acts on the loss in a direction of its own (an angle between two patterns), so two rows that
-the same *several* samples excite mix them differently, and two rows that agree on an input saw that one alone.
+**Which rows saw one sample?** Every row acts on the loss in a direction of its own (an angle between two patterns), so
+two rows that the same *several* samples excite mix them differently, and two rows that agree on an input saw that one
+alone.
 """
 
 from __future__ import annotations
@@ -98,7 +100,8 @@ class TrapLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         activations = self.rows(x.flatten(1)).relu()
-        return x + (activations @ self.outgoing @ self.patterns).view_as(x)
+        added: Tensor = activations @ self.outgoing @ self.patterns
+        return x + added.view_as(x)
 
 
 @dataclass(frozen=True, repr=False)
@@ -127,9 +130,12 @@ class TrapRecipe(Recipe):
         sure = usable.nonzero().flatten()[groups] if len(groups) else usable.new_zeros(0, dtype=torch.long)
         note = (
             f"Of {self.rows} rows {len(places)} were excited; {len(sure)} samples were alone in one and read exactly. "
-            f"{lone} other readings are possible pictures that nothing vouches for, and {len(places) - int(usable.sum())} are mixtures."
+            f"{lone} other readings are possible pictures that nothing vouches for, and "
+            f"{len(places) - int(usable.sum())} are mixtures."
         )
-        chosen = sure if len(sure) else errors.argsort()[:1]  # an answer all the same, and a flag that says what it is worth
+        chosen = (
+            sure if len(sure) else errors.argsort()[:1]
+        )  # an answer all the same, and a flag that says what it is worth
         exact = torch.full((len(chosen),), len(sure) > 0, device=x.device)
         return Recovered(x[chosen].float().view(-1, *self.shape), exact, errors[chosen], places[chosen], [note])
 

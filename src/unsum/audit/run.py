@@ -99,7 +99,9 @@ def audit(
         if data is not None or tuple(defenses if not isinstance(defenses, Defense) else (defenses,)):
             raise UnsumError("An update that was captured is attacked as it is; leave data and defences out.")
         if server is not None:
-            raise UnsumError("A server can change the model only before the client trains; leave the captured update out.")
+            raise UnsumError(
+                "A server can change the model only before the client trains; leave the captured update out."
+            )
         name, network, received = receive(model, update, weights, classes, seed, download)
         return audit_captured(
             name,

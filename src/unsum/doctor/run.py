@@ -43,8 +43,8 @@ def doctor(
     """Will an audit of this model, these data or this update work? Nothing is attacked.
 
     Also says, for clients, whether the model looks as if its server had prepared it to leak (`tampered`); for that a file of
-    weights will do in the place of a model. Arguments are those of `unsum.audit`. Each `Finding` has a mark, `ok`, `warning`, `will not work`
-    or `tampered`, and a sentence.
+    weights will do in the place of a model. Arguments are those of `unsum.audit`. Each `Finding` has a mark, `ok`, `warning`,
+    `will not work` or `tampered`, and a sentence.
     """
     alone = _weights_alone(model)
     if alone is not None and data is None and update is None:

@@ -1,15 +1,16 @@
 """Does a model look as if its server had prepared it to leak? For clients, before they train what they were sent.
 
-Two preparations give samples away directly (`unsum.active`), and both show in a weight matrix, wherever in the model it stands:
+Two preparations give samples away directly (`unsum.active`), and both show in a weight matrix, wherever in the model it
+stands:
 
-- **imprint**: many rows point in one direction, and their thresholds −b_i/‖w_i‖ differ. The angle between rows stays when rows are
-  scaled, negated or permuted, and hardly changes under a little noise.
-- **traps**: every row leans to one sign by the same amount. z_i = Σ_j w_ij / ‖w_i‖ of rows drawn independently scatters with
-  standard deviation 1, trained rows more; halves of equal magnitudes pin it down. Single rows show it, too: their sorted
-  positive and negative entries are the same up to one factor.
+- **imprint**: many rows point in one direction, and their thresholds −b_i/‖w_i‖ differ. The angle between rows stays when
+  rows are scaled, negated or permuted, and hardly changes under a little noise.
+- **traps**: every row leans to one sign by the same amount. z_i = Σ_j w_ij / ‖w_i‖ of rows drawn independently scatters
+  with standard deviation 1, trained rows more; halves of equal magnitudes pin it down. Single rows show it, too: their
+  sorted positive and negative entries are the same up to one factor.
 
-What is searched for is what these attacks cannot do without, so a disguise that hides it costs the attack its precision as well. A
-model that passes is not proved harmless.
+What is searched for is what these attacks cannot do without, so a disguise that hides it costs the attack its precision
+as well. A model that passes is not proved harmless.
 """
 
 from __future__ import annotations
@@ -61,13 +62,15 @@ def _imprint(bands: list[tuple[str, int, int]], looked: str) -> Finding:
         name, rows, count = max(thresholds, key=lambda band: band[2])
         return tampered(
             "imprint",
-            f"{rows} rows of {name!r} point in one direction and have {count} different thresholds: such a layer sorts samples into "
-            "bins and gives away every one that is alone in its bin. Do not train this model before its operator explains it.",
+            f"{rows} rows of {name!r} point in one direction and have {count} different thresholds: such a layer sorts "
+            "samples into bins and gives away every one that is alone in its bin. Do not train this model before its "
+            "operator explains it.",
         )
     if bands:
         name, rows, _ = max(bands, key=lambda band: band[1])
         return warning(
-            "imprint", f"{rows} rows of {name!r} are copies of one another: no sorting into bins, but no accident either."
+            "imprint",
+            f"{rows} rows of {name!r} are copies of one another: no sorting into bins, but no accident either.",
         )
     return ok("imprint", f"No band of parallel rows {looked}.")
 
@@ -78,8 +81,8 @@ def _traps(trapped: list[tuple[str, int]], looked: str) -> Finding:
     name, count = max(trapped, key=lambda layer: layer[1])
     return tampered(
         "traps",
-        f"{count} rows of {name!r} are balanced between positive and negative weights as no training leaves them: such rows answer to "
-        "single samples and give them away. Do not train this model before its operator explains it.",
+        f"{count} rows of {name!r} are balanced between positive and negative weights as no training leaves them: such rows "
+        "answer to single samples and give them away. Do not train this model before its operator explains it.",
     )
 
 
@@ -144,7 +147,9 @@ def trap_rows(layer: Layer) -> int:
     limit = min(_MOST_SPREAD, usual - 5 * own / math.sqrt(len(lean)))
     if float(halves.float().mean()) > 0.9 and float(lean.mean()) > _LEAN and float(lean.std()) < limit:
         return rows
-    likely = halves.nonzero().flatten()[_alike_in_moments(W[halves])]  # sorting every row of a large model would take minutes
+    likely = halves.nonzero().flatten()[
+        _alike_in_moments(W[halves])
+    ]  # sorting every row of a large model would take minutes
     paired = int((pair_misfit(W[likely]) < _PAIRED).sum())
     return paired if paired >= _BAND else 0
 
@@ -158,7 +163,7 @@ def _alike_in_moments(W: Tensor) -> Tensor:
 
 
 def pair_misfit(W: Tensor) -> Tensor:
-    """(rows,) how far a row's sorted positive entries are from a multiple of its sorted negative ones; about 1 for independent ones.
+    """(rows,) how far a row's sorted positive entries are from a multiple of its sorted negative ones; about 1 by chance.
 
     The relative misfit of two samples of D/2 magnitudes falls as 1/√D; it is given in units of that.
     """
@@ -166,5 +171,5 @@ def pair_misfit(W: Tensor) -> Tensor:
     half = W.shape[1] // 2
     low, high = -order[:, :half], order[:, -half:].flip(1)
     share = (low * high).sum(1, keepdim=True) / low.square().sum(1, keepdim=True).clamp_min(1e-30)
-    relative = (high - share * low).norm(dim=1) / high.norm(dim=1).clamp_min(1e-30)
+    relative: Tensor = (high - share * low).norm(dim=1) / high.norm(dim=1).clamp_min(1e-30)
     return relative * math.sqrt(W.shape[1])

@@ -1,8 +1,8 @@
 """Cocktail Party Attack: the first layer's gradient as a mixture of pictures, unmixed by independent component analysis.
 
 ∇W = δᵀ X: every row is a mixture of the B inputs, as a microphone hears all guests at a party. Nothing but the batch size
-is used. The rows are whitened to B (unit power, uncorrelated: Z = M ∇W), and unit vectors v_i are sought so that s_i = v_i Z look
-like pictures. Published: Adam, from a random start, on
+is used. The rows are whitened to B (unit power, uncorrelated: Z = M ∇W), and unit vectors v_i are sought so that s_i =
+v_i Z look like pictures. Published: Adam, from a random start, on
 
     − contrast · Σ_i (E[log cosh s_i] − E[log cosh ν])²       far from Gaussian (negentropy)
     + decorrelation · mean_{i≠j} (e^{T |cos(v_i, v_j)|} − 1)       no guest twice
@@ -10,10 +10,11 @@ like pictures. Published: Adam, from a random start, on
     + sign · mean of the weaker sign's share of x̂_i       pictures are non-negative
     + sparse · mean |x̂_i|
 
-Two things are done differently by default. Z is made of *differences* of neighbouring pixels (`domain="values"` takes centred pixels): those
-of different photos are sparse and uncorrelated, pixels are neither. And the negentropy is maximised by FastICA's fixed point, tens of
-matrix products instead of thousands of steps (`start="random"` with `iterations` takes Adam's way). With a bias the scale and sign of
-every x̂_i follow from ∇b = δᵀ 1; without one the picture is stretched to [0, 1]. No certificate.
+Two things are done differently by default. Z is made of *differences* of neighbouring pixels (`domain="values"` takes
+centred pixels): those of different photos are sparse and uncorrelated, pixels are neither. And the negentropy is
+maximised by FastICA's fixed point, tens of matrix products instead of thousands of steps (`start="random"` with
+`iterations` takes Adam's way). With a bias the scale and sign of every x̂_i follow from ∇b = δᵀ 1; without one the
+picture is stretched to [0, 1]. No certificate.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def cocktail(
 
 def _with_scale(x: Tensor, grad_W: Tensor, grad_b: Tensor | None) -> tuple[Tensor, str]:
     if grad_b is not None:
-        note = "Independent component analysis carries no certificate; the scale of every input is the one that the bias asks for."
+        note = "Independent component analysis carries no certificate; the scale of every input comes from the bias."
         return scaled(upright(x), grad_W, grad_b)[0].float(), note
     note = "Independent component analysis carries no certificate; scale and offset of every input are guesses."
     return _stretched(x).float(), note

@@ -1,12 +1,14 @@
 """Cocktail Party at the last layer: the head's gradient as a mixture of features, unmixed by independent component analysis.
 
-∇W = Gᵀ F: every class row mixes the B samples' features. Nothing but the batch size is used, no label and no softmax: components
-of the row space are sought that are as far from Gaussian as ReLU's sparse features are (`unsum.separate.components`).
+∇W = Gᵀ F: every class row mixes the B samples' features. Nothing but the batch size is used, no label and no softmax:
+components of the row space are sought that are as far from Gaussian as ReLU's sparse features are
+(`unsum.separate.components`).
 
-What is identifiable: F up to the order, sign and scale of its rows, since Gᵀ D⁻¹ · D F is the same gradient for every diagonal D. Rows of G
-sum to zero for every D, so that says nothing; the bias does: ∇b = Gᵀ 1 is linear in the scales and fixes all of them, sign included.
-Without a bias gradient the features keep a guessed scale. The labels then follow from Y = softmax(F Wᵀ + b) − B G. Samples of one label
-are no special case here, and soft labels neither; B ≤ C − 1. There is no certificate: how independent features are is unknown.
+What is identifiable: F up to the order, sign and scale of its rows, since Gᵀ D⁻¹ · D F is the same gradient for every
+diagonal D. Rows of G sum to zero for every D, so that says nothing; the bias does: ∇b = Gᵀ 1 is linear in the scales and
+fixes all of them, sign included. Without a bias gradient the features keep a guessed scale. The labels then follow from Y
+= softmax(F Wᵀ + b) − B G. Samples of one label are no special case here, and soft labels neither; B ≤ C − 1. There is no
+certificate: how independent features are is unknown.
 """
 
 from __future__ import annotations
@@ -46,9 +48,13 @@ def cocktail(
     """Features by the fixed point of the contrast; `iterations` adds steps of Adam on the published objective."""
     B = knowledge.known_batch_size
     if B is None:
-        raise UnsumError("The attack 'cocktail' needs the batch size; give batch_size=, or use 'exact', which finds it.")
+        raise UnsumError(
+            "The attack 'cocktail' needs the batch size; give batch_size=, or use 'exact', which finds it."
+        )
     if min(head.classes - 1, head.W.shape[1]) < B:
-        raise UnsumError(f"'cocktail' cannot unmix {B} samples from {head.classes} classes; it needs more classes than samples.")
+        raise UnsumError(
+            f"'cocktail' cannot unmix {B} samples from {head.classes} classes; it needs more classes than samples."
+        )
     factors = head.factorise(rank=B)
     rank = int((factors.singular_values > _ROUNDING * factors.singular_values[0]).sum())
     if rank < B:
@@ -71,7 +77,9 @@ def cocktail(
     )
 
 
-def _unmixing(factors: Factors, B: int, domain: str, seed: int, steps: tuple[int, float, float, float, float, float]) -> Tensor:
+def _unmixing(
+    factors: Factors, B: int, domain: str, seed: int, steps: tuple[int, float, float, float, float, float]
+) -> Tensor:
     """T (B, B): the components are T A, in the rows' own span."""
     rows = filtered(factors.A, domain)
     M = whitening(rows, B)
@@ -98,5 +106,7 @@ def _with_scale(head: Head, factors: Factors, T: Tensor) -> tuple[Tensor, Tensor
     T, G = scaled(T, factors.U, head.grad_b)
     negative = int(((T @ factors.A).sum(1) < 0).sum())
     if negative:
-        notes.append(f"{negative} samples come out mostly negative, which features after ReLU are not: take them for wrong.")
+        notes.append(
+            f"{negative} samples come out mostly negative, which features after ReLU are not: take them for wrong."
+        )
     return T @ factors.A, G.T, notes

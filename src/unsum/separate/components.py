@@ -1,9 +1,9 @@
 """Independent components of a gradient's rows: what Cocktail Party finds guests with, at the first layer and at the last.
 
-Rows of a weight gradient are mixtures ∇W = Gᵀ S of the B samples S (inputs or features). Linear filters commute with the mixing,
-so components may be sought in **differences of neighbouring entries**: those of two photos, or of two feature maps, are sparse and
-hardly correlated, while the values themselves share brightness and channel means. Sparse and uncorrelated is what independent
-component analysis asks for. What it finds lacks order, sign and scale; see `scaled`.
+Rows of a weight gradient are mixtures ∇W = Gᵀ S of the B samples S (inputs or features). Linear filters commute with the
+mixing, so components may be sought in **differences of neighbouring entries**: those of two photos, or of two feature
+maps, are sparse and hardly correlated, while the values themselves share brightness and channel means. Sparse and
+uncorrelated is what independent component analysis asks for. What it finds lacks order, sign and scale; see `scaled`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def whitening(rows: Tensor, B: int) -> Tensor:
     values, vectors = torch.linalg.eigh(gram)
     if not float(values[-B]) > 1e-14 * float(values[-1]):
         raise UnsumError(f"The gradient is not a mixture of {B} different samples; give a smaller batch size.")
-    return (vectors[:, -B:] / values[-B:].sqrt()).T
+    whitening: Tensor = (vectors[:, -B:] / values[-B:].sqrt()).T
+    return whitening
 
 
 def fixed_point(Z: Tensor, generator: torch.Generator, iterations: int = 200) -> Tensor:
@@ -47,7 +48,7 @@ def fixed_point(Z: Tensor, generator: torch.Generator, iterations: int = 200) ->
     v ← E[z g(vᵀz)] − E[g′(vᵀz)] v for all rows at once, then the nearest orthogonal matrix. A few tens of products replace the
     thousands of gradient steps that were published; the stationary points are those of the same contrast.
     """
-    V = torch.linalg.qr(torch.randn(len(Z), len(Z), generator=generator))[0].to(Z)
+    V: Tensor = torch.linalg.qr(torch.randn(len(Z), len(Z), generator=generator))[0].to(Z)
     for _ in range(iterations):
         slope = (V @ Z).tanh_()
         moved = slope @ Z.T / Z.shape[1] - (1 - slope.square().mean(1, keepdim=True)) * V
