@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_FAMILIES = ("attacks", "label rules", "peelers", "inverters", "defences", "servers")
+_FAMILIES = ("attacks", "label rules", "peelers", "inverters", "servers", "defences")
 _ELSEWHERE = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
 _MARK = re.compile(r"^<!-- (?:(commands)|table: ([\w ]+)) -->$", re.MULTILINE)
 
@@ -50,7 +50,7 @@ def table(family: str) -> str:
     from unsum.peel import PEELERS
     from unsum.separate import SEPARATORS
 
-    registries: tuple[Any, ...] = (SEPARATORS, LABEL_RULES, PEELERS, INVERTERS, DEFENSES, SERVERS)
+    registries: tuple[Any, ...] = (SEPARATORS, LABEL_RULES, PEELERS, INVERTERS, SERVERS, DEFENSES)
     entries = list(dict(zip(_FAMILIES, registries, strict=True))[family])
     with_needs = any(entry.needs for entry in entries)
     lines = ["| name | what it does | what it needs |", "|---|---|---|"]
