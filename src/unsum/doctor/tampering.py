@@ -35,7 +35,7 @@ _TRAP_COLUMNS = 64
 _LEAN = 0.25  # least mean |z| of rows that most inputs leave silent
 _HALF_NORMAL = 0.603, 0.43  # spread of |z| of independent rows, and that spread's own for one row
 _MOST_SPREAD = 0.35
-_MOST_SIGNED = 0.75  # of z itself, 1 for independent rows: noise as large as the rows leaves 0.71
+_MOST_SIGNED = 0.6  # of z itself, 1 for independent rows; asked only of layers with a bias, which traps divide by
 _MOMENTS = 0.5  # likewise in units of 1/√D: a few in a hundred independent rows come as near
 _PAIRED = 0.15  # of the misfit that independent entries would show
 
@@ -108,10 +108,10 @@ def parallel_rows(layer: Layer) -> tuple[int, int] | None:
     W = layer.weight
     norms = W.norm(dim=1, keepdim=True)
     unit = W / norms
-    for least, rows, share, columns in _BANDS:
+    centres = _crowded(unit, [band[0] for band in _BANDS])
+    for (least, rows, share, columns), centre in zip(_BANDS, centres, strict=True):
         if W.shape[1] < columns or (least < _BANDS[0][0] and layer.bias is None):
             continue
-        centre = _crowded(unit, least)
         cosines = unit @ unit[centre]
         band = cosines.abs() > least
         count = int(band.sum())
@@ -126,15 +126,19 @@ def parallel_rows(layer: Layer) -> tuple[int, int] | None:
     return None
 
 
-def _crowded(unit: Tensor, least: float) -> int:
-    """The row with the most neighbours, by sketches where rows are many and long."""
+def _crowded(unit: Tensor, levels: list[float]) -> list[int]:
+    """The row with the most neighbours at each level of |cosine|, by sketches where rows are many and long."""
     rows, columns = unit.shape
     if rows * columns > 1 << 20 and columns > _SKETCH:
         generator = torch.Generator().manual_seed(0)
         unit = unit @ torch.randn(columns, _SKETCH, generator=generator).to(unit)
         unit = unit / unit.norm(dim=1, keepdim=True)
-    near = torch.cat([((block @ unit.T).abs() > least - 0.05).sum(1) for block in unit.split(_BLOCK)])
-    return int(near.argmax())
+    near: list[list[Tensor]] = [[] for _ in levels]
+    for block in unit.split(_BLOCK):
+        cosines = (block @ unit.T).abs_()
+        for found, level in zip(near, levels, strict=True):
+            found.append((cosines > level - 0.05).sum(1))
+    return [int(torch.cat(found).argmax()) for found in near]
 
 
 def trap_rows(layer: Layer) -> int:
@@ -152,7 +156,8 @@ def trap_rows(layer: Layer) -> int:
     usual, own = _HALF_NORMAL
     limit = min(_MOST_SPREAD, usual - 5 * own / math.sqrt(len(z)))
     signed = min(_MOST_SIGNED, 1 - 5 / math.sqrt(2 * len(z)))
-    narrow = float(lean.std()) < limit or (float(z.std()) < signed and abs(float(z.mean())) > _LEAN)
+    alike = layer.bias is not None and float(z.std()) < signed and abs(float(z.mean())) > _LEAN
+    narrow = alike or float(lean.std()) < limit
     if float(halves.float().mean()) > 0.9 and float(lean.mean()) > _LEAN and narrow:
         return rows
     likely = halves.nonzero().flatten()[
