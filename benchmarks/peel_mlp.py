@@ -40,7 +40,6 @@ def main() -> None:
     parser.add_argument("--classes", type=int, nargs="+", default=[100, 1000])
     parser.add_argument("--kinds", nargs="+", default=KINDS)
     parser.add_argument("--inits", nargs="+", default=["fresh", "he"])
-    parser.add_argument("--iterations", type=int, default=25_000)
     options = parser.parse_args()
     tables = {"single": single, "batches": batches, "others": others, "depth": depth, "conv": conv, "picture": picture}
     tables[options.table](options)
@@ -140,7 +139,7 @@ def others(options: argparse.Namespace) -> None:
             nn.Flatten(), nn.Linear(3072, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 100)
         )
         update = unsum.capture(model, x, labels(B, 100, "distinct"))
-        runs = {"layers": {}, "cocktail": {"batch_size": B, "iterations": options.iterations}, "phong-input": {}}
+        runs = {"layers": {}, "cocktail": {"batch_size": B}, "phong-input": {}}
         for method, own in runs.items():
             peeled = unsum.peel(model, update, method=method, **own)
             values = quality(peeled.inputs, x)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from unsum.active import SERVERS
 from unsum.audit import Audit, Sweep
 from unsum.audit import audit as run_audit
 from unsum.audit import sweep as run_sweep
@@ -32,6 +33,7 @@ from unsum.defend import DEFENSES, parse_defense
 from unsum.errors import UnsumError
 from unsum.invert import INVERTERS
 from unsum.invert.refine import Mode
+from unsum.knowledge import CHANGES_MODEL
 from unsum.labels import LABEL_RULES
 from unsum.peel import PEELERS
 from unsum.recipe import steps_of
@@ -107,6 +109,10 @@ def audit(
             "--no-utility", help="With --sweep: leave out the accuracy, which takes a few seconds a strength."
         ),
     ] = False,
+    server: Annotated[
+        str | None,
+        typer.Option(help="A server that changes the model first, from `unsum list`: imprint, imprint:bins=64, traps."),
+    ] = None,
     attack: Annotated[str, typer.Option(help="auto, or an attack from `unsum list`.")] = "auto",
     labels: Annotated[
         str | None, typer.Option(help="A label rule from `unsum list` that finds the labels first.")
@@ -176,6 +182,8 @@ def audit(
         "seed": seed,
         "command": _command(),
     }
+    if sweep and server is not None:
+        raise UnsumError("A sweep is of honest servers; leave out --server, or leave out --sweep.")
     if sweep and captured is not None:
         raise UnsumError("A sweep simulates every round; leave out the captured update, or leave out --sweep.")
     if sweep:
@@ -192,7 +200,8 @@ def audit(
             "--keep-under, --utility-data and --no-utility belong to a sweep; add, say, --sweep noise=1e-5..1e-1."
         )
     with stages(_PROGRESS, steps_of(attack)) as shown:
-        result = run_audit(model, update=captured, **settings, compare=compare, progress=shown.say, steps=shown.steps)
+        settings |= {"server": server, "compare": compare}
+        result = run_audit(model, update=captured, **settings, progress=shown.say, steps=shown.steps)
         shown.say("Writing the report")
         page = result.write(out, force=force)
     held = result.gate(DEFAULT_LEVEL if fail_above is None else fail_above)
@@ -232,12 +241,13 @@ def _print(content: dict[str, Any], page: Path) -> None:
 def list_methods(
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON instead of tables.")] = False,
 ) -> None:
-    """Every attack, label rule, peeler, inverter and defence, with what it needs."""
+    """Every attack, label rule, peeler, inverter, malicious server and defence, with what it needs."""
     families: dict[str, Any] = {
         "attacks (--attack)": SEPARATORS,
         "label rules (--labels)": LABEL_RULES,
         "peelers": PEELERS,
         "inverters": INVERTERS,
+        "servers that change the model (--server)": SERVERS,
         "defences (--defense)": DEFENSES,
     }
     rows = {title: [(e.name, e.summary, e.needs) for e in family] for title, family in families.items()}
@@ -269,11 +279,11 @@ def _show(result: Audit, page: Path) -> None:
 def _setting_table(result: Audit) -> Table:
     leak, setting = result.leak, result.setting
     batch = f"{setting.batch_size} photos" if result.truth else "of unknown size"
-    facts = {
+    facts: dict[str, str | Text] = {
         "model": setting.model,
         "private batch": f"{batch}, {setting.classes} classes, {setting.mode} mode",
         "defence": setting.defenses,
-        "granted to the attacker": "\n".join(result.granted),
+        "granted to the attacker": _granted(result),
         "attack": setting.attack,
         "samples found": f"{leak.batch_size}" + (f" (there are {setting.batch_size})" if result.truth else ""),
         "certificate": "exact" if leak.exact else "not exact",
@@ -283,8 +293,14 @@ def _setting_table(result: Audit) -> Table:
     }
     table = Table(show_header=False, title="One federated round, seen by the server", title_justify="left")
     for name, value in facts.items():
-        table.add_row(name, Text(plain(value)))
+        table.add_row(name, value if isinstance(value, Text) else Text(plain(value)))
     return table
+
+
+def _granted(result: Audit) -> Text:
+    """What no honest server may do stands out in red."""
+    lines = [Text(plain(line), "bold red" if line == CHANGES_MODEL else "") for line in result.granted]
+    return Text("\n").join(lines)
 
 
 def _sample_table(result: Audit) -> Table:

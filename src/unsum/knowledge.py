@@ -9,6 +9,10 @@ from torch import Tensor
 
 from unsum.errors import UnsumError
 
+CHANGES_MODEL = (
+    "Permission to change the model before the client trains: a malicious server."  # reports print it in red
+)
+
 
 @dataclass(frozen=True)
 class Knowledge:
@@ -72,7 +76,7 @@ class Knowledge:
             classes = self.auxiliary[1].unique()
             sentences.append(f"{len(self.auxiliary[0])} labelled samples of its own, of {len(classes)} classes.")
         if self.may_change_model:
-            sentences.append("Permission to change the model before the client trains.")
+            sentences.append(CHANGES_MODEL)
         return sentences
 
 

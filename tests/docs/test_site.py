@@ -15,6 +15,7 @@ import typer
 import pages
 import unsum
 from unsum import cli
+from unsum.active import SERVERS
 from unsum.defend import DEFENSES
 from unsum.invert import INVERTERS
 from unsum.labels import LABEL_RULES
@@ -47,7 +48,8 @@ def test_the_command_reference_has_every_command_and_option(hooks: ModuleType) -
 
 
 FAMILIES = {
-    "attacks": SEPARATORS, "label rules": LABEL_RULES, "peelers": PEELERS, "inverters": INVERTERS, "defences": DEFENSES
+    "attacks": SEPARATORS, "label rules": LABEL_RULES, "peelers": PEELERS, "inverters": INVERTERS,
+    "servers": SERVERS, "defences": DEFENSES,
 }  # fmt: skip
 
 

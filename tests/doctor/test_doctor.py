@@ -53,7 +53,7 @@ def test_the_default_has_an_inverse_and_a_map() -> None:
 
 def test_a_model_without_a_head_ends_the_examination() -> None:
     findings = unsum.doctor(nn.Sequential(nn.Conv2d(3, 10, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
-    assert marks(findings) == {"loading": "ok", "head": "will not work"}
+    assert marks(findings) == {"loading": "ok", "imprint": "ok", "traps": "ok", "head": "will not work"}
     assert "has no linear head" in sentence(findings, "head")
 
 

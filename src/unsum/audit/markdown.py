@@ -14,6 +14,7 @@ from unsum.audit.plain import plain
 from unsum.audit.report import BADGES, credits_of
 from unsum.audit.result import Audit
 from unsum.audit.rows import Row
+from unsum.knowledge import CHANGES_MODEL
 
 
 def render_markdown(audit: Audit) -> str:
@@ -125,7 +126,12 @@ def _others(audit: Audit) -> str:
 
 
 def _granted(audit: Audit) -> str:
-    return "\n".join(["## Threat model: what the attacker was granted", "", *_list(audit.granted)])
+    return "\n".join(["## Threat model: what the attacker was granted", "", *map(_permission, audit.granted)])
+
+
+def _permission(sentence: str) -> str:
+    """Markdown knows no red, so a mark of that colour stands before what no honest server may do."""
+    return f"- 🔴 **{text(sentence)}**" if sentence == CHANGES_MODEL else f"- {text(sentence)}"
 
 
 def _confidence(audit: Audit) -> str:

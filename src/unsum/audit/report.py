@@ -24,6 +24,7 @@ from unsum.audit.plain import plain
 from unsum.audit.result import Audit
 from unsum.audit.rows import Row
 from unsum.audit.verdict import CLOSE_ERROR, Level
+from unsum.knowledge import CHANGES_MODEL
 
 if TYPE_CHECKING:
     from unsum.audit.sweep.plot import Plot
@@ -54,6 +55,7 @@ def render(audit: Audit) -> str:
     template = environment().get_template("report.html.j2")
     return template.render(
         audit=audit,
+        changes_model=CHANGES_MODEL,
         setting=audit.setting,
         leak=audit.leak,
         verdict=verdict,

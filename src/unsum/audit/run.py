@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from unsum.active import modify, place
 from unsum.audit.captured import audit_captured
 from unsum.audit.comparison import LITTLE
 from unsum.audit.leakage import leakages
@@ -47,6 +48,7 @@ def audit(
     batch: int | None = None,
     same_label: int = 0,
     defenses: Defense | Iterable[Defense] = (),
+    server: str | None = None,
     attack: str = AUTO,
     label_rule: str | None = None,
     refine: Mode | None = None,
@@ -76,6 +78,8 @@ def audit(
         batch, same_label: how many photos (8 by default), and how many of them share one label; where the data lie in files,
             `seed` chooses them.
         defenses: applied to the update before the server sees it.
+        server: one that changes the model before the client trains, `imprint` or `traps` (`imprint:bins=64`); the report shows
+            in red that it may. An honest server by default.
         attack: `auto` or the name of a separator; the attacker is given the model and the update, nothing else.
         label_rule: a rule that finds the labels first; without one the attack finds them in its own way.
         refine: a mode that refines the inverse's pictures, as in `attack`.
@@ -98,6 +102,10 @@ def audit(
     if update is not None:
         if data is not None or tuple(defenses if not isinstance(defenses, Defense) else (defenses,)):
             raise UnsumError("An update that was captured is attacked as it is; leave data and defences out.")
+        if server is not None:
+            raise UnsumError(
+                "A server can change the model only before the client trains; leave the captured update out."
+            )
         name, network, received = receive(model, update, weights, classes, seed, download)
         return audit_captured(
             name,
@@ -128,6 +136,10 @@ def audit(
     )
     network = network.to(chosen)
     images = truth.images.to(chosen)
+    recipe = None
+    if server is not None:
+        network, recipe = modify(network, server, shape=tuple(images.shape[1:]), seed=seed)
+        name = f"{name}, changed by the server ({recipe.name}: {recipe.summary})"
     chain = [defenses] if isinstance(defenses, Defense) else list(defenses)
 
     say("The client computes its update")
@@ -150,6 +162,9 @@ def audit(
             progress=say,
             steps=steps,
         )
+        if recipe is not None:
+            say("Reading the layer that the server put in")
+            leak = place(network, leak, recipe, recipe.read(sent))
 
     say("Comparing with the truth")
     torch.manual_seed(seed)  # dropout must fall as it fell in the client's own pass

@@ -18,7 +18,12 @@ from unsum.doctor.finding import Finding
 from unsum.doctor.run import doctor
 
 _OUT = Console()
-_SHOWN = {"ok": ("✓ ok", "green"), "warning": ("! warning", "yellow"), "will not work": ("✗ will not work", "red")}
+_SHOWN = {
+    "ok": ("✓ ok", "green"),
+    "warning": ("! warning", "yellow"),
+    "will not work": ("✗ will not work", "red"),
+    "tampered": ("✗ looks tampered with", "bold red"),
+}
 
 
 def command(
@@ -45,7 +50,10 @@ def command(
     device: options.DeviceOption = "cpu",
     seed: options.SeedOption = 0,
 ) -> None:
-    """Say what an audit would run into, without running it. Exit code 2 if something will not work."""
+    """Say what an audit would run into, without running it, and whether a model (or a file of weights) looks tampered with.
+
+    Exit code 2 if something will not work, 1 if the model looks as if its server had prepared it to leak.
+    """
     findings = doctor(
         model,
         data,
@@ -66,6 +74,8 @@ def command(
         _show(findings)
     if any(finding.mark == "will not work" for finding in findings):
         raise typer.Exit(2)
+    if any(finding.mark == "tampered" for finding in findings):
+        raise typer.Exit(1)
 
 
 def _show(findings: list[Finding]) -> None:

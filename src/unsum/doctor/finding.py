@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Mark = Literal["ok", "warning", "will not work"]
+Mark = Literal["ok", "warning", "will not work", "tampered"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,10 @@ def ok(check: str, sentence: str) -> Finding:
 
 def warning(check: str, sentence: str) -> Finding:
     return Finding("warning", check, sentence)
+
+
+def tampered(check: str, sentence: str) -> Finding:
+    return Finding("tampered", check, sentence)
 
 
 def will_not_work(check: str, sentence: str) -> Finding:

@@ -13,12 +13,15 @@ from unsum.data import Batch, embedded_batch, photo_count, tags
 from unsum.doctor import batch as data_checks
 from unsum.doctor import gradient, machine, network
 from unsum.doctor.finding import Finding, ok, warning, will_not_work
+from unsum.doctor.tampering import tampering
 from unsum.errors import UnsumError
 from unsum.models import DEFAULT_MODEL, load_model
 from unsum.models.built import USUAL_SIZE
 from unsum.received import Received
+from unsum.tensor_file import read_tensors
 from unsum.update import Update
 
+_WEIGHTS = (".safetensors", ".pt", ".pth", ".npz")
 Loaded = tuple[str, nn.Module, int, Batch | None, Update | None]
 
 
@@ -39,13 +42,18 @@ def doctor(
 ) -> list[Finding]:
     """Will an audit of this model, these data or this update work? Nothing is attacked.
 
-    Arguments are those of `unsum.audit`. Each `Finding` has a mark, `ok`, `warning` or `will not work`, and a sentence.
+    Also says, for clients, whether the model looks as if its server had prepared it to leak (`tampered`); for that a file of
+    weights will do in the place of a model. Arguments are those of `unsum.audit`. Each `Finding` has a mark, `ok`, `warning`,
+    `will not work` or `tampered`, and a sentence.
     """
+    alone = _weights_alone(model)
+    if alone is not None and data is None and update is None:
+        return _of_weights(alone)
     try:
         name, module, size, held, sent = _load(model, data, update, weights, classes, batch, same_label, seed, download)
     except UnsumError as error:
         return [will_not_work("loading", str(error))]
-    findings = [_loaded(name, sent), network.head(module)]
+    findings = [_loaded(name, sent), *tampering(module), network.head(module)]
     if findings[-1].mark == "will not work":
         return findings
     findings += [
@@ -98,6 +106,23 @@ def _load(
     loaded = load_model(model, classes=classes or len(tags()), seed=seed, weights=weights, download=download)
     held = embedded_batch(min(batch or 8, photo_count()), image_size=loaded.image_size, same_label=same_label)
     return loaded.name, loaded.model, loaded.image_size, held, None
+
+
+def _weights_alone(model: nn.Module | str) -> Path | None:
+    """The file, where a file of weights was given in the place of a model."""
+    return Path(model) if isinstance(model, str) and Path(model).suffix.lower() in _WEIGHTS else None
+
+
+def _of_weights(path: Path) -> list[Finding]:
+    try:
+        tensors = read_tensors(path, "weights").tensors
+    except UnsumError as error:
+        return [will_not_work("loading", str(error))]
+    broken = next((n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())), None)
+    findings = [ok("loading", f"{path.name}: {len(tensors)} tensors without a model, so only they were looked at.")]
+    if broken is not None:
+        findings.append(warning("weights", f"The weights {broken!r} hold NaN or Inf."))
+    return findings + tampering(tensors)
 
 
 def _side(model: nn.Module | str, module: nn.Module, name: str) -> int:

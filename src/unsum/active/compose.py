@@ -1,0 +1,98 @@
+"""Pictures that a malicious server read, as a leak of their own or beside what the last layer gave away."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+from unsum.active.method import Recipe, Recovered
+from unsum.head import collect_features, find_head
+from unsum.leak import Leak
+
+_MID_GREY = 0.5
+
+
+def alone(model: nn.Module, recipe: Recipe, recovered: Recovered) -> Leak:
+    """A leak whose rows are the pictures that were read. Features are the model's for them; labels were not sought."""
+    classes = find_head(model)[1].out_features
+    count = len(recovered.inputs)
+    if count == 0:  # a leak has at least one row
+        recovered = _nothing(recipe, recovered)
+        count = 1
+    features = features_of(model, recovered.inputs)
+    _, head = find_head(model)
+    with torch.no_grad():
+        logits = head(features.to(head.weight)).double()
+    return Leak(
+        method=recipe.name,
+        targets=torch.full((count, classes), 1 / classes, dtype=torch.float64),
+        logits=logits,
+        features=features,
+        residual=math.nan,
+        predicted_error=math.nan,
+        exact=False,
+        knowledge=recipe.knowledge,
+        images=recovered.inputs.clamp(0, 1) if recovered.inputs.ndim == 4 else None,
+        inputs=recovered.inputs,
+        inputs_exact=recovered.exact,
+        notes=[*recovered.notes, "Labels were not sought: every class is given the same probability."],
+    )
+
+
+def place(model: nn.Module, leak: Leak, recipe: Recipe, recovered: Recovered) -> Leak:
+    """The leak of the last layer with every picture that was read in the row whose features it has.
+
+    The pictures pass through the model, in its present mode; BatchNorm then sees only those that were read, so features agree
+    roughly and the best pairing decides. Samples without a picture get a grey one.
+    """
+    knowledge = replace(leak.knowledge, may_change_model=True, auxiliary_photos=recipe.photos)
+    source = "The pictures were read out of the server's layer, labels and features out of the last one."
+    notes = [*recovered.notes, source, *leak.notes]
+    count = len(recovered.inputs)
+    if count == 0:
+        return replace(leak, knowledge=knowledge, notes=notes)
+    order = recovered.exact.long().argsort(descending=True, stable=True)  # certain ones first, if there are too many
+    inputs, exact = recovered.inputs[order], recovered.exact[order]
+    found = _unit(features_of(model, inputs).double()) @ _unit(leak.features.to(inputs.device).double()).T
+    kept = slice(max(leak.batch_size, int(exact.sum())))
+    rows, columns = linear_sum_assignment(-found[kept].nan_to_num().cpu().numpy())
+    images = torch.full((leak.batch_size, *inputs.shape[1:]), _MID_GREY, device=inputs.device)
+    sure = torch.zeros(leak.batch_size, dtype=torch.bool, device=inputs.device)
+    images[columns], sure[columns] = inputs[rows].clamp(0, 1), exact[rows]
+    return replace(
+        leak,
+        method=f"{recipe.name} + {leak.method}",
+        knowledge=knowledge,
+        images=images if images.ndim == 4 else None,
+        inputs=images,
+        inputs_exact=sure,
+        notes=notes,
+    )
+
+
+def features_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    """(N, H) without a trace in the model: what BatchNorm counts is put back."""
+    kept = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.numel() < 1 << 20}
+    parameter = next(model.parameters())
+    try:
+        return collect_features(model, inputs.to(parameter)).float()
+    finally:
+        for name, buffer in model.named_buffers():
+            if name in kept:
+                buffer.copy_(kept[name])
+
+
+def _nothing(recipe: Recipe, recovered: Recovered) -> Recovered:
+    grey = torch.full((1, *recipe.shape), _MID_GREY)
+    no = torch.zeros(1, dtype=torch.bool)
+    notes = [*recovered.notes, "Nothing was read; the one picture shown is grey."]
+    return Recovered(grey, no, torch.full((1,), math.inf), torch.zeros(1, dtype=torch.long), notes)
+
+
+def _unit(rows: Tensor) -> Tensor:
+    unit: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    return unit
