@@ -46,7 +46,7 @@ class Inverse:
             decoder.load_state_dict(self.decoder.state_dict())
         except RuntimeError as error:
             raise UnsumError(
-                f"This inverse is for pictures of {self.card['size']}², and its weights cannot be used for {size}²; train one anew."
+                f"This inverse is for pictures of {self.card['size']}², and cannot be used for {size}²; train one anew."
             ) from error
         return Inverse(decoder.eval(), card)
 
