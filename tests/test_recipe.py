@@ -8,7 +8,7 @@ import torch
 from material import pictures, small_net
 from unsum import ClipLayers, Noise, UnsumError, attack, capture
 from unsum.models import load_model
-from unsum.recipe import refine_pictures
+from unsum.picturing import refine_pictures
 
 
 def test_auto_takes_the_exact_solver_where_it_works() -> None:
@@ -107,7 +107,9 @@ def test_contradictory_wishes_are_refused() -> None:
 
 
 def test_pictures_are_refined_where_that_is_asked_for(monkeypatch) -> None:
-    monkeypatch.setattr("unsum.recipe.refine_pictures", partial(refine_pictures, steps=25))  # enough to see it happen
+    monkeypatch.setattr(
+        "unsum.picturing.refine_pictures", partial(refine_pictures, steps=25)
+    )  # enough to see it happen
     model = load_model("default", classes=20).model.train()
     update = capture(model, torch.rand(2, 3, 128, 128), torch.tensor([0, 1]))
     stages: list[str] = []
