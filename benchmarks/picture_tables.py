@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from torchvision.utils import save_image
 import unsum
 from unsum.data import embedded_batch, read_photos
 from unsum.head import collect_features
-from unsum.invert import load_inverse
+from unsum.invert import Inverse, load_inverse
 from unsum.invert.layout import feature_layout
 from unsum.invert.losses import psnr
 from unsum.models import load_model
@@ -111,7 +111,7 @@ class Bench:
         self.model = load_model(factory, classes=1, weights=options.weights).model.to(self.device).train()
         photos = read_photos(options.photos, size=size)
         self.images, self.labels = photos.images, photos.labels
-        own = load_model(f"{RESNET}:unpooled", classes=1, weights=options.weights).model
+        own = load_model(f"{RESNET}:unpooled{_suffix(options.inverse)}", classes=1, weights=options.weights).model
         # A decoder is convolutional: one trained at 224² reads the larger map of 336², too.
         self.inverse = load_inverse(own, options.inverse).at(size, feature_layout(self.model, size))
         self.inner = [load_inverse(own, path) for path in options.inner]
@@ -137,6 +137,11 @@ class Bench:
         return Case(images, features, labels, head, unsum.capture(head, features, labels))
 
 
+def _suffix(inverse: Path) -> str:
+    """Of the factory whose size the inverse was trained for."""
+    return "_336" if Inverse.load(inverse).card["size"] == 336 else ""
+
+
 @dataclass(frozen=True)
 class Answer:
     """Pictures in the order of the case; who is whose partner; what the inverse read, found and true; and the time."""
@@ -147,7 +152,10 @@ class Answer:
     true: Tensor
     partner: list[int | None]
     seconds: dict[str, float]
-    others: dict[str, Tensor]  # pictures of further inverses, by the loss they were trained for
+    reached: bool = True  # the layer of the inner inverse
+    others: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # pictures of further inverses, by the loss they were trained for
 
 
 def answer(bench: Bench, case: Case, method: str) -> Answer:
@@ -163,7 +171,7 @@ def answer(bench: Bench, case: Case, method: str) -> Answer:
     _wait(bench.device)
     seconds = {"separate": separated - start, "invert": time.perf_counter() - separated}
     partner = assign(leak.features, case.features)
-    return Answer(leak, _ordered(found, partner, case), leak.features, case.features, partner, seconds, {})
+    return Answer(leak, _ordered(found, partner, case), leak.features, case.features, partner, seconds)
 
 
 def _ordered(found: Tensor, partner: list[int | None], case: Case) -> Tensor:
@@ -186,7 +194,11 @@ def _peeled(bench: Bench, case: Case) -> Answer:
     _wait(bench.device)
     separated = time.perf_counter()
     size = case.images.shape[-1]
-    peeled = unsum.peel(model, update, leak, "residual", layer=inverse.layer, shape=(3, size, size))
+    try:
+        peeled = unsum.peel(model, update, leak, "residual", layer=inverse.layer, shape=(3, size, size))
+    except unsum.UnsumError as reason:  # then the features' own inverse makes the pictures, as in unsum.attack
+        print(reason, file=sys.stderr)
+        return replace(answer(bench, case, "exact"), reached=False)
     _wait(bench.device)
     reached = time.perf_counter()
     leak = replace(leak, inner={inverse.layer: peeled.inputs})
@@ -199,7 +211,7 @@ def _peeled(bench: Bench, case: Case) -> Answer:
         for other in bench.inner[1:]
     }
     pictures = _ordered(found, partner, case)
-    return Answer(leak, pictures, peeled.inputs.flatten(1), true.flatten(1), partner, seconds, others)
+    return Answer(leak, pictures, peeled.inputs.flatten(1), true.flatten(1), partner, seconds, True, others)
 
 
 def _read_by(model: nn.Module, images: Tensor, layer: str) -> Tensor:
@@ -220,7 +232,7 @@ def measure(bench: Bench, case: Case, method: str) -> dict[str, Any]:
         for p, t in zip(found.partner, found.true, strict=True)
     ]
     error = (torch.stack(rows) - found.true).norm(dim=1) / found.true.norm(dim=1)
-    record = {"seconds": found.seconds, "exact": found.leak.exact, "error": error.tolist()}
+    record = {"seconds": found.seconds, "exact": found.leak.exact, "reached": found.reached, "error": error.tolist()}
     others = {loss: _scores(pictures, case.images) for loss, pictures in found.others.items()}
     return {**record, **_scores(found.pictures, case.images), "others": others}
 
@@ -309,10 +321,12 @@ def _row(runs: list[dict[str, Any]]) -> str:
         values = [v for run in runs for v in run[column]]
         return f"{statistics.mean(values):.3f}" if values else ""
 
+    reached = sum(run.get("reached", True) for run in runs)
+    batches = f"{len(runs)}" if reached == len(runs) else f"{len(runs)} ({reached} peeled)"
     errors = [e for run in runs for e in run["error"]]
     seconds = statistics.median(sum(run["seconds"].values()) for run in runs)
     return (
-        f"{len(runs)} | {mean('psnr')} | {mean('ssim')} | {mean('lpips')} "
+        f"{batches} | {mean('psnr')} | {mean('ssim')} | {mean('lpips')} "
         f"| {statistics.median(errors):.1e} ({max(errors):.1e}) | {seconds:.2f}"
     )
 

@@ -164,18 +164,18 @@ class TestMasks:
         shaken = maps.clone()
         for place, value in zip(zeros, torch.linspace(2e-3, 1.5e-3, count), strict=True):  # noise above the level
             shaken[place[0], 0, place[1], place[2]] = value
-        mask = confirmed(shaken, gradient, beta, 1e-3, 0.0)
+        mask = confirmed(shaken, gradient, beta, 1e-3)
         assert torch.equal(mask.positive, positive)
         assert (mask.repaired, mask.doubtful) == (1, 0)
 
     def test_what_nothing_explains_is_doubtful(self) -> None:
         maps, gradient, positive = self.case()
         beta = (gradient * positive).sum((0, 2, 3)) + torch.tensor([0.0, 0.123456])
-        mask = confirmed(maps, gradient, beta, 1e-9, 0.0)
+        mask = confirmed(maps, gradient, beta, 1e-9)
         assert mask.doubtful == 1
 
     def test_channels_without_a_zero_are_counted(self) -> None:
         maps, gradient, _ = self.case()
         maps[:, 1] += 1
         beta = (gradient * (maps > 0)).sum((0, 2, 3))
-        assert confirmed(maps, gradient, beta, 1e-9, 0.0).without_zero == 1
+        assert confirmed(maps, gradient, beta, 1e-9).without_zero == 1

@@ -16,7 +16,8 @@ from torch import Tensor
 from unsum.peel.residual.unit import as_maps, as_rows
 
 _DISAGREES = 1e-5  # of the norm of a channel's gradients, at least
-_NEAR = 20.0  # times the level of the noise: entries that may be on either side
+_OUTLIER = 8.0  # times the median disagreement
+_NEAR = 3.0  # times the level of the noise: entries that may be on either side
 _PAIRS = 60  # entries in doubt up to which two of them are tried together
 
 
@@ -34,15 +35,14 @@ class Mask:
         return int(self.positive.all(3).all(2).all(0).sum())
 
 
-def confirmed(maps: Tensor, gradient: Tensor, grad_beta: Tensor, level: float, noise: float) -> Mask:
-    """Positive entries of `maps`: those above `level`, and where the bias gradient disagrees, those that make it agree.
-
-    `noise` is the relative error of the gradients.
-    """
+def confirmed(maps: Tensor, gradient: Tensor, grad_beta: Tensor, level: float) -> Mask:
+    """Positive entries of `maps`: those above `level`, and where the bias gradient disagrees, those that make it agree."""
     h, d = as_rows(maps), as_rows(gradient)
     positive = h > level
-    tolerance = max(_DISAGREES, 30 * noise) * d.square().sum(0).sqrt()
+    size = d.square().sum(0).sqrt()
     missing = grad_beta - (d * positive).sum(0)
+    # Most channels are right from the start: how little they disagree tells the noise.
+    tolerance = size * max(_DISAGREES, _OUTLIER * float((missing.abs() / size.clamp_min(1e-300)).median()))
     bad = (missing.abs() > tolerance).nonzero().flatten().tolist()
     repaired = 0
     for channel in bad:

@@ -88,7 +88,7 @@ class _Walk:
         out = self.leak.features.to(device).double().reshape(B, channels, side, side)
         gradient = _feature_gradient(self.model, self.leak, self.update).to(device).view_as(out)
         level = max(_FLOOR, 10 * self.leak.predicted_error) * float(out.square().mean().sqrt())
-        mask = confirmed(out, gradient, last.units[-1].grad_beta, level, self.leak.predicted_error)
+        mask = confirmed(out, gradient, last.units[-1].grad_beta, level)
         self.doubtful = mask.doubtful
         out, d = out * mask.positive, gradient * mask.positive
         try:
@@ -108,7 +108,7 @@ class _Walk:
             through = partial(_gradient, unit, behind)
             reading = self._undo(unit, behind, sizes[number], feeding.grad_beta, through)
             gradient = through(reading.maps)
-            mask = confirmed(reading.maps, gradient, feeding.grad_beta, reading.level, reading.residual)
+            mask = confirmed(reading.maps, gradient, feeding.grad_beta, reading.level)
             self._record(unit, reading, mask)
             if number == len(block.units) - 1:
                 normal = unit.forward(unit.columns(reading.maps * mask.positive))[1]
@@ -153,7 +153,7 @@ class _Walk:
         if beta is None:
             self._record(told, reading, None, shown=shortcut is None)
             raise _Reached
-        mask = confirmed(reading.maps, gradient, beta, reading.level, reading.residual)
+        mask = confirmed(reading.maps, gradient, beta, reading.level)
         self._record(told, reading, mask, shown=shortcut is None)
         if told is shortcut and shortcut.stride > 1:
             raise _Reached  # places that were passed over carry no gradient, and the block below wrote them too
