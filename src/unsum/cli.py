@@ -32,6 +32,7 @@ from unsum.errors import UnsumError
 from unsum.invert import INVERTERS
 from unsum.invert.refine import Mode
 from unsum.labels import LABEL_RULES
+from unsum.match import MATCHERS
 from unsum.peel import PEELERS
 from unsum.recipe import steps_of
 from unsum.separate import SEPARATORS
@@ -223,6 +224,7 @@ def list_methods(
     """Every attack, label rule, peeler, inverter and defence, with what it needs."""
     families: dict[str, Any] = {
         "attacks (--attack)": SEPARATORS,
+        "gradient matching (--attack)": MATCHERS,
         "label rules (--labels)": LABEL_RULES,
         "peelers": PEELERS,
         "inverters": INVERTERS,
