@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.nn.functional import cross_entropy
+from torch.func import functional_call, vjp, vmap
 
 from unsum.gradients import main_output, quiet
 from unsum.match.objective import Target
@@ -20,6 +20,7 @@ from unsum.match.plan import Plan
 from unsum.match.problem import Problem
 from unsum.match.scene import Scene
 
+_FEW_PIXELS = 2048
 _BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 
 
@@ -43,7 +44,7 @@ class Evaluator:
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        with quiet(self.problem.model, self.names), self._look.hooked():
+        with quiet(self.problem.model, self.names), self._look.hooked(), _kernels(self.problem):
             if self.together:
                 self._try_together()
             yield
@@ -102,9 +103,8 @@ class Evaluator:
         leaves, targets = self._parts(views)
         images = self.plan.unknown.pictures(leaves)
         logits = self._look(self.problem.model, images)
-        with self._look.precision():
-            loss = cross_entropy(logits, targets, reduction=self.problem.reduction)
-        found = torch.autograd.grad(loss, list(self._parameters.values()), create_graph=True)
+        G = self.problem.loss_gradient(logits, targets)
+        found = torch.autograd.grad(logits, list(self._parameters.values()), G, create_graph=True)
         seen = [None if value is None else value[None] for value in self._look.seen()]
         scene = Scene(images[None], self._consensus, *seen)
         return self._pull([g[None] for g in found], scene, views)
@@ -114,12 +114,14 @@ class Evaluator:
             own, targets = self._parts(leaves)
             images = self.plan.unknown.pictures(own)
 
-            def loss(parameters: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
-                logits = self._look(lambda x: functional_call(self.problem.model, parameters, (x,)), images)
-                seen = tuple(logits.new_zeros(()) if value is None else value for value in self._look.seen())
-                return cross_entropy(logits, targets, reduction=self.problem.reduction), seen
+            def logits(parameters: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+                found = self._look(lambda x: functional_call(self.problem.model, parameters, (x,)), images)
+                return found, tuple(found.new_zeros(()) if value is None else value for value in self._look.seen())
 
-            found, seen = grad(loss, has_aux=True)(self._parameters)
+            rows, backward, seen = vjp(  # type: ignore[misc]
+                logits, self._parameters, has_aux=True
+            )
+            (found,) = backward(self.problem.loss_gradient(rows, targets))
             return [found[name] for name in self.names], images, seen
 
         found, images, seen = vmap(one)(*self.leaves)
@@ -139,6 +141,23 @@ class Evaluator:
         for leaf, gradient in zip(leaves, gradients, strict=True):
             leaf.grad = gradient
         return totals, matches
+
+
+@contextmanager
+def _kernels(problem: Problem) -> Iterator[None]:
+    """Plain convolutions for a few small pictures on a CPU: there oneDNN's reordering costs more than it saves (1.6 times).
+
+    Channels-last and torch.compile were measured, too, and left out: the first changed nothing on a CPU, the second made it 1.4
+    times as fast after a minute or more of compiling.
+    """
+    pixels = problem.batch_size * problem.shape[1] * problem.shape[2]
+    mkldnn: Any = torch.backends.mkldnn
+    before = mkldnn.enabled
+    mkldnn.enabled = before and not (problem.device.type == "cpu" and pixels <= _FEW_PIXELS)
+    try:
+        yield
+    finally:
+        mkldnn.enabled = before
 
 
 class _Lookout:

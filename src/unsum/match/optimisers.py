@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from unsum.match.lbfgs import Memory
+
 Losses = tuple[Tensor, Tensor]  # (R,) what is minimised, (R,) the distance of gradients alone
 
 
@@ -54,7 +56,6 @@ class LBFGS:
     rate: float = 1.0
     inner: int = 20
     history: int = 100
-    line_search: bool = False
 
     def driver(self, evaluated: Evaluated) -> Driver:
         return _LBFGSDriver(self, evaluated)
@@ -102,45 +103,33 @@ class _LBFGSDriver:
     """A restart whose loss is no longer finite stands still; the others go on."""
 
     def __init__(self, declared: LBFGS, evaluated: Evaluated) -> None:
-        self._evaluated = evaluated
-        self._optimisers = [
-            torch.optim.LBFGS(
-                views,
-                lr=declared.rate,
-                max_iter=declared.inner,
-                history_size=declared.history,
-                line_search_fn="strong_wolfe" if declared.line_search else None,
-                tolerance_grad=0.0,
-                tolerance_change=0.0,
-            )
-            for views in evaluated.views
-        ]
+        self._declared, self._evaluated = declared, evaluated
+        flat = [torch.cat([view.detach().flatten() for view in views]) for views in evaluated.views]
+        self._memories = [Memory(vector, declared.history) for vector in flat]
 
     def step(self, progress: float) -> Losses:  # noqa: ARG002 (its rate does not decay)
-        firsts = [self._step(restart, optimiser) for restart, optimiser in enumerate(self._optimisers)]
+        firsts = [self._step(restart, memory) for restart, memory in enumerate(self._memories)]
         totals, matches = zip(*firsts, strict=True)
         return torch.stack(totals), torch.stack(matches)
 
-    def _step(self, restart: int, optimiser: torch.optim.LBFGS) -> tuple[Tensor, Tensor]:
-        first: list[tuple[Tensor, Tensor]] = []
-
-        def closure() -> float:
-            total, match = self._evaluated.one(restart)
-            if not first:
-                first.append((total, match))
-            return float(total)
-
+    def _step(self, restart: int, memory: Memory) -> tuple[Tensor, Tensor]:
         views = self._evaluated.views[restart]
-        if not all(bool(torch.isfinite(view).all()) for view in views):
-            gone = views[0].new_full((), torch.inf)
-            return gone, gone
-        optimiser.step(closure)
-        return first[0]
+        first: tuple[Tensor, Tensor] | None = None
+        for _ in range(self._declared.inner):
+            losses = self._evaluated.one(restart)
+            first = losses if first is None else first
+            gradient = torch.cat([view.grad.flatten() for view in views if view.grad is not None])
+            if not bool(torch.isfinite(losses[0])) or not bool(gradient.any()):
+                break
+            step = memory.direction(gradient, self._declared.rate)
+            for view, part in zip(views, step.split([view.numel() for view in views]), strict=True):
+                view.detach().add_(part.view_as(view))
+        assert first is not None
+        return first
 
     def state(self) -> Any:
-        return [dict(next(iter(optimiser.state.values()), {})) for optimiser in self._optimisers]
+        return [memory.state() for memory in self._memories]
 
     def restore(self, state: Any) -> None:
-        for optimiser, kept in zip(self._optimisers, state, strict=True):
-            if kept:
-                optimiser.state[optimiser.param_groups[0]["params"][0]].update(kept)
+        for memory, kept in zip(self._memories, state, strict=True):
+            memory.restore(kept)
