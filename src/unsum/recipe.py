@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def attack(
     seed: int = 0,
     progress: Say | None = None,
     steps: Callable[..., None] | None = None,
-    **options: Any,
+    options: Mapping[str, Any] | None = None,
 ) -> Leak:
     """Everything that can be read out of one update: a `Leak`, with `.images` where layers peel, the model has an inverse, or
     the recipe matches gradients.
@@ -67,7 +67,7 @@ def attack(
             (`f`, `g`, `gf`). The model must be in the mode, train or eval, that the client trained it in.
         progress: called with a sentence when a new stage begins.
         steps: called as `steps(step, *losses)` by recipes that iterate.
-        options: of a gradient-matching method, as `unsum.match.match` takes them: `image_size`, `checkpoint`, `steps` …
+        options: of a gradient-matching method, as `unsum.match.match` takes them: `{"image_size": 32, "steps": 2000}`.
     """
     check_recipe(recipe, label_rule, refine)
     if label_rule is not None and labels is not None:
@@ -77,8 +77,8 @@ def attack(
     say = progress or (lambda _sentence: None)
     if is_matcher(recipe):
         granted = {"labels": labels, "batch_size": batch_size, "label_rule": label_rule, "auxiliary": auxiliary}
-        where = {"device": device, "seed": seed, "progress": steps}
-        return _matched(model, update, recipe, inverse, refine, say, granted | where | options)
+        where: dict[str, Any] = {"device": device, "seed": seed, "progress": steps}
+        return _matched(model, update, recipe, inverse, refine, say, granted | where | dict(options or {}))
     if options:
         raise UnsumError(f"The attack {recipe!r} takes no options here; leave {next(iter(options))!r} out.")
     start = time.perf_counter()

@@ -74,9 +74,10 @@ class Case:
     def run(self) -> tuple[unsum.Leak, Tensor, Tensor]:
         net, images, targets = self.network(), crops(self.batch), torch.arange(self.batch) + 1
         if self.soft:
-            targets = unsum.smooth_labels(targets, CLASSES, 0.1)
+            targets = unsum.smooth_labels(targets, 0.1, CLASSES)
         update = unsum.capture(net, images, targets, train=net.training)
-        leak = unsum.attack(net, update, self.method, batch_size=self.batch, image_size=32, **self.options)
+        options = {"image_size": 32, **self.options}
+        leak = unsum.attack(net, update, self.method, batch_size=self.batch, options=options)
         return leak, images, targets
 
 

@@ -22,9 +22,7 @@ def test_steps_are_those_of_torch() -> None:
         value.backward()
         return value
 
-    optimiser = torch.optim.LBFGS(
-        [theirs], lr=0.3, history_size=10, max_iter=20, tolerance_grad=0, tolerance_change=0
-    )
+    optimiser = torch.optim.LBFGS([theirs], lr=0.3, history_size=10, max_iter=20, tolerance_grad=0, tolerance_change=0)
     memory = Memory(ours, 10)
     for _ in range(3):
         optimiser.step(closure)

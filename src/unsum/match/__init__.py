@@ -1,4 +1,4 @@
-'''Whole gradient → images: the pictures whose gradient is the one received, found by optimisation.
+"""Whole gradient → images: the pictures whose gradient is the one received, found by optimisation.
 
 One engine (`engine.solve`) does all the work; a method is a declaration of what to minimise, over what, and how. To add one, write
 a file like this and import it below:
@@ -37,7 +37,7 @@ the generator's own weights. A regulariser is any object with a weight and a `__
 `Plan.amend` is called every `amend_every` steps with one restart's leaves, to put them through a denoiser, say. A method that is no
 optimisation returns a `Matched` of its own. `problem` holds the model, the received gradients and what is known of the batch; the
 truth is nowhere in it.
-'''
+"""
 
 from unsum.match import dlg, gradinversion, idlg, ig, soft  # noqa: F401 (registers them)
 from unsum.match.engine import Matched, solve

@@ -1,6 +1,6 @@
 """iDLG (improved DLG): the label by rule first, then DLG for the pixels alone.
 
-    y = argmin_c Σ_k ∇W_ck,   min over x of ‖∇L(x, y) − ĝ‖²        300 steps of L-BFGS with rate 1
+y = argmin_c Σ_k ∇W_ck,   min over x of ‖∇L(x, y) − ĝ‖²        300 steps of L-BFGS with rate 1
 """
 
 from __future__ import annotations
