@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from match.cases import convnet, crops, decibels, lenet
-from unsum import Update, UnsumError, capture
+from unsum import UnsumError, Update, capture
 from unsum.match import Matched, Plan, Problem, checkpoint, match, solve
 from unsum.match.objective import Objective
 from unsum.match.optimisers import LBFGS, Adam
@@ -70,7 +70,7 @@ def test_a_model_that_vmap_cannot_run_says_so_and_runs_one_after_the_other() -> 
     assert len(found.restart_losses) == 2
 
 
-class Killed(Exception):
+class KilledError(Exception):
     pass
 
 
@@ -89,12 +89,12 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(plan: Plan, tmp_pat
 
     def kill(step: int, *_losses: float) -> None:
         if step >= plan.steps // 2:
-            raise Killed
+            raise KilledError
 
     problem = replace(
         posed(net, labels=not plan.soft_labels), checkpoint=tmp_path / "run.safetensors", checkpoint_seconds=0.0
     )
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         solve(replace(problem, progress=kill), plan)
     steps: list[int] = []
     resumed = solve(replace(problem, progress=lambda step, *_: steps.append(step)), plan)
@@ -122,10 +122,10 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_last_one(tmp_path: Path
 
     def killed(*_arguments: Any) -> None:
         (tmp_path / "run.safetensors.part").write_bytes(b"half")
-        raise Killed
+        raise KilledError
 
     monkeypatch.setattr(checkpoint, "save_file", killed)
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         checkpoint.write(file, {"seed": 0}, {"step": 4, "leaf": torch.zeros(2)})
     assert checkpoint.read(file, {"seed": 0}, torch.device("cpu"))["step"] == 3
 
@@ -217,7 +217,7 @@ def test_the_true_pictures_are_where_the_loss_ends() -> None:
     """Started at the truth, nothing moves: value and derivative vanish there together."""
 
     class Truth(Pixels):
-        def start(self, count: int, shape: Any, generator: Any) -> list[Tensor]:
+        def start(self, count: int, *_others: Any) -> list[Tensor]:
             return [crops(count)]
 
     found: Matched = solve(posed(convnet()), Plan(Objective("l2"), LBFGS(), 2, unknown=Truth()))

@@ -10,7 +10,7 @@ from torch import nn
 
 from match.cases import convnet, crops, lenet
 from material import small_net
-from unsum import Update, UnsumError, attack, capture
+from unsum import UnsumError, Update, attack, capture
 from unsum.match import match
 from unsum.match.shape import picture_shape
 
@@ -73,7 +73,7 @@ def test_a_gradient_of_unknown_scale_is_refused_where_it_matters() -> None:
 def test_the_size_is_found_where_only_one_fits() -> None:
     assert picture_shape(lenet(), None) == (3, 32, 32)
     net = small_net()  # pools: any size fits
-    with pytest.raises(UnsumError, match="the model takes several .*; give it with image_size="):
+    with pytest.raises(UnsumError, match=r"the model takes several .*; give it with image_size="):
         picture_shape(net, None)
     net.image_size = 16  # type: ignore[assignment]
     assert picture_shape(net, None) == (3, 16, 16)

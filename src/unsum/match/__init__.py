@@ -1,7 +1,7 @@
 """Whole gradient → images: the pictures whose gradient is the one received, found by optimisation.
 
-One engine (`engine.solve`) does all the work; a method is a declaration of what to minimise, over what, and how. To add one, write
-a file like this and import it below:
+One engine (`engine.solve`) does all the work; a method is a declaration of what to minimise, over what, and how. To add one,
+write a file like this and import it below:
 
 ```python
 from unsum.match.engine import Matched, solve
@@ -32,9 +32,10 @@ def coarse(problem: Problem, *, steps: int = 500, total_variation: float = 1e-3)
     )
 ```
 
-The unknown is any object with `start`, `pictures` and `project` (see `unknown.py`): pixels, coarse pixels, latents of a generator, or
-the generator's own weights. A regulariser is any object with a weight and a `__call__` from a `Scene` to one value per restart.
-`Plan.amend` is called every `amend_every` steps with one restart's leaves, to put them through a denoiser, say. A method that is no
+The unknown is any object with `start`, `pictures` and `project` (see `unknown.py`): pixels, coarse pixels, latents of a
+generator, or the generator's own weights. A regulariser is any object with a weight and a `__call__` from a `Scene` to one value
+per restart. `Plan.amend` is called every `amend_every` steps with one restart's leaves, to put them through a denoiser, say. A
+method of several stages calls `solve` for each, with a `Plan.stage` that tells their checkpoints apart; a method that is no
 optimisation returns a `Matched` of its own. `problem` holds the model, the received gradients and what is known of the batch; the
 truth is nowhere in it.
 """
