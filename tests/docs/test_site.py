@@ -18,6 +18,7 @@ from unsum import cli
 from unsum.defend import DEFENSES
 from unsum.invert import INVERTERS
 from unsum.labels import LABEL_RULES
+from unsum.match import MATCHERS
 from unsum.peel import PEELERS
 from unsum.separate import SEPARATORS
 
@@ -47,7 +48,8 @@ def test_the_command_reference_has_every_command_and_option(hooks: ModuleType) -
 
 
 FAMILIES = {
-    "attacks": SEPARATORS, "label rules": LABEL_RULES, "peelers": PEELERS, "inverters": INVERTERS, "defences": DEFENSES
+    "attacks": SEPARATORS, "gradient matching": MATCHERS, "label rules": LABEL_RULES, "peelers": PEELERS,
+    "inverters": INVERTERS, "defences": DEFENSES,
 }  # fmt: skip
 
 

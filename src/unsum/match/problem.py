@@ -76,7 +76,9 @@ def pose(
     heads = tuple(f"{name}.{part}" if name else part for part in ("weight", "bias"))
     first = next(model.parameters())
     scale = 1.0 if separated is None else separated.scale
-    sent = {name: gradient.detach().to(first) / scale for name, gradient in update.gradients.items()}
+    sent = {name: gradient.detach().to(first) for name, gradient in update.gradients.items()}
+    if scale != 1:  # no copy where none is needed: gradients can be as large as the model
+        sent = {name: gradient / scale for name, gradient in sent.items()}
     if all(name in heads for name in sent) and any(name not in heads for name, _ in model.named_parameters()):
         raise UnsumError(
             f"The update holds no gradient but the head's, so {method!r} has nothing to match; use 'exact', "
