@@ -6,7 +6,8 @@ python benchmarks/matching_speed.py --model resnet18 --size 224 --batches 1 8 --
 Steps per second are of one pass of the objective and its derivative (an L-BFGS step is twenty of these). Times are processor
 seconds of one thread on a CPU, so that other work on the machine does not count, and wall-clock seconds on a GPU; the best of the
 repeats is given. Memory is the peak of what torch's allocator held above the start. PSNR is that of the worst picture after
-equal steps from starts of the same distribution. Labels are granted to IG in all three; DLG optimises them.
+equal steps, the median over repeats, each from another start of the same distribution; of unsum the step of lowest loss, as of
+breaching; plain returns the last. Labels are granted to IG in all three; DLG optimises them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import importlib.util
 import logging
 import platform
+import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -52,7 +54,7 @@ class Case:
         )
         net = net.to(self.device).eval()
         batch = embedded_batch(self.batch, image_size=self.size)
-        images, labels = batch.images.to(self.device), torch.arange(self.batch, device=self.device) % self.classes
+        images, labels = batch.images.to(self.device), batch.targets.to(self.device) % self.classes
         return net, images, labels, capture(net, images, labels, train=False)
 
 
@@ -66,27 +68,34 @@ def lenet(classes: int) -> nn.Sequential:
     return net
 
 
-Attack = Callable[[Case, nn.Module, Tensor, Update, int], Tensor]  # (…, labels, update, passes) → pictures
+def convnet(classes: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inside, outside, stride in ((3, 32, 1), (32, 32, 2), (32, 64, 2)):
+        layers += [nn.Conv2d(inside, outside, 3, stride, 1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 8 * 8, classes))
 
 
-def ours_ig(case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int) -> Tensor:
+OWN: dict[str, Callable[[int], nn.Module]] = {"lenet": lenet, "convnet": convnet}
+Attack = Callable[
+    [Case, nn.Module, Tensor, Update, int, int], tuple[Tensor, int]
+]  # (…, passes, seed) → pictures, passes taken
+
+
+def ours_ig(case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int, seed: int) -> tuple[Tensor, int]:
     options = {"steps": passes, "total_variation": _VARIATION, "image_size": case.size}
-    return _images(match(net, update, "ig", labels=labels, **options))
+    leak = match(net, update, "ig", labels=labels, seed=seed, **options)
+    return leak.images, int(leak.history["step"][-1])
 
 
-def ours_dlg(case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int) -> Tensor:
+def ours_dlg(case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int, seed: int) -> tuple[Tensor, int]:
     options = {"steps": passes // _INNER, "image_size": case.size}
-    return _images(match(net, update, "dlg", batch_size=len(labels), **options))
+    leak = match(net, update, "dlg", batch_size=len(labels), seed=seed, **options)
+    return leak.images, int(leak.history["step"][-1]) * _INNER
 
 
-def _images(leak: Any) -> Tensor:
-    found: Tensor = leak.images
-    return found
-
-
-def plain_ig(case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int) -> Tensor:
+def plain_ig(case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int, seed: int) -> tuple[Tensor, int]:
     """As anyone would write it down: autograd for everything, one small operation per tensor."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     x = torch.randn(len(labels), 3, case.size, case.size, device=case.device, requires_grad=True)
     parameters, sent = list(net.parameters()), [update.gradients[name] for name, _ in net.named_parameters()]
     optimiser = torch.optim.Adam([x], lr=0.1)
@@ -105,11 +114,11 @@ def plain_ig(case: Case, net: nn.Module, labels: Tensor, update: Update, passes:
         optimiser.step()
         schedule.step()
         x.data.clamp_(0, 1)
-    return x.detach()
+    return x.detach(), passes
 
 
-def plain_dlg(case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int) -> Tensor:
-    torch.manual_seed(0)
+def plain_dlg(case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int, seed: int) -> tuple[Tensor, int]:
+    torch.manual_seed(seed)
     x = torch.randn(len(labels), 3, case.size, case.size, device=case.device, requires_grad=True)
     y = torch.randn(len(labels), case.classes, device=case.device, requires_grad=True)
     parameters, sent = list(net.parameters()), [update.gradients[name] for name, _ in net.named_parameters()]
@@ -124,10 +133,12 @@ def plain_dlg(case: Case, net: nn.Module, labels: Tensor, update: Update, passes
 
     for _ in range(passes // _INNER):
         optimiser.step(closure)
-    return x.detach()
+    return x.detach(), passes
 
 
-def breaching_attack(name: str, case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int) -> Tensor:
+def breaching_attack(
+    name: str, case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int, seed: int
+) -> tuple[Tensor, int]:
     logging.disable(logging.INFO)
     import breaching
 
@@ -143,10 +154,11 @@ def breaching_attack(name: str, case: Case, net: nn.Module, labels: Tensor, upda
     payload = {"parameters": list(net.parameters()), "buffers": list(net.buffers()), "metadata": metadata}
     known = {"num_data_points": len(labels), "labels": None if by_lbfgs else labels, "local_hyperparams": None}
     shared = {"gradients": [update.gradients[n] for n, _ in net.named_parameters()], "buffers": None, "metadata": known}
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     attacker = breaching.attacks.prepare_attack(net, nn.CrossEntropyLoss(), settings, setup)
-    found: Tensor = attacker.reconstruct([payload], [shared], {})[0]["data"]
-    return found.detach()
+    found, record = attacker.reconstruct([payload], [shared], {})
+    taken = max(1, len(record["Trial_0_Val"])) * (_INNER if by_lbfgs else 1)  # it gives up where the loss is no number
+    return found["data"].detach(), taken
 
 
 class _Metadata(dict[str, Any]):
@@ -154,11 +166,11 @@ class _Metadata(dict[str, Any]):
         return self[name]
 
 
-def breaching_ig(*arguments: Any) -> Tensor:
+def breaching_ig(*arguments: Any) -> tuple[Tensor, int]:
     return breaching_attack("invertinggradients", *arguments)
 
 
-def breaching_dlg(*arguments: Any) -> Tensor:
+def breaching_dlg(*arguments: Any) -> tuple[Tensor, int]:
     return breaching_attack("deepleakage", *arguments)
 
 
@@ -168,11 +180,11 @@ ATTACKS: dict[str, dict[str, Attack]] = {
 }
 
 
-def measure(case: Case, method: str, library: str) -> tuple[float, float, float]:
+def measure(case: Case, method: str, library: str, seed: int) -> tuple[float, float, float]:
     """(milliseconds a pass, peak MiB above the start, PSNR of the worst picture) of one run after a short one."""
     net, images, labels, update = case.build()
     attack = ATTACKS[method][library]
-    attack(case, net, labels, update, 2 * _INNER)
+    attack(case, net, labels, update, 2 * _INNER, 0)
     on_gpu = case.device != "cpu"
     if on_gpu:
         torch.cuda.synchronize()
@@ -180,22 +192,22 @@ def measure(case: Case, method: str, library: str) -> tuple[float, float, float]
     held = torch.cuda.memory_allocated() if on_gpu else 0
     clock = time.perf_counter if on_gpu else time.process_time
     start = clock()
-    found = attack(case, net, labels, update, case.steps)
+    found, passes = attack(case, net, labels, update, case.steps, seed)
     if on_gpu:
         torch.cuda.synchronize()
     seconds = clock() - start
     memory = torch.cuda.max_memory_allocated() - held if on_gpu else 0
-    apart = (found.clamp(0, 1) - images).square().flatten(1).mean(1)
-    return seconds / case.steps * 1000, memory / 2**20, float(-10 * apart.max().log10())
+    apart = (found.nan_to_num(0.5).clamp(0, 1) - images).square().flatten(1).mean(1)
+    return seconds / passes * 1000, memory / 2**20, float(-10 * apart.max().log10())
 
 
 def peak_memory(case: Case, method: str, library: str) -> float:
     """The peak of what torch's CPU allocator held above the start, MiB, from its own record of a short run."""
     net, _, labels, update = case.build()
     attack = ATTACKS[method][library]
-    attack(case, net, labels, update, 2 * _INNER)
+    attack(case, net, labels, update, 2 * _INNER, 0)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as record:
-        attack(case, net, labels, update, 6 * _INNER)
+        attack(case, net, labels, update, 6 * _INNER, 0)
     assert record.profiler is not None
     events: Any = record.profiler.kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
@@ -208,7 +220,7 @@ def peak_memory(case: Case, method: str, library: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="lenet", help="lenet, or a name of torchvision's")
+    parser.add_argument("--model", default="lenet", help="lenet, convnet, or a name of torchvision's")
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--classes", type=int, default=100)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
@@ -240,13 +252,13 @@ def main() -> None:
 def compare(case: Case, method: str, libraries: list[str], options: argparse.Namespace) -> None:
     """Repeats go round the libraries, so that a busy minute of the machine falls on all of them."""
     rows: dict[str, list[tuple[float, float, float]]] = {library: [] for library in libraries}
-    for _ in range(options.repeats):
+    for seed in range(options.repeats):
         for library in libraries:
-            rows[library].append(measure(case, method, library))
-    best = {library: min(times) for library, times in rows.items()}
-    first = best[libraries[0]][0]
+            rows[library].append(measure(case, method, library, seed))
+    first = min(rows[libraries[0]])[0]
     for library in libraries:
-        milliseconds, memory, quality = best[library]
+        milliseconds, memory, _ = min(rows[library])
+        quality = statistics.median(psnr for _, _, psnr in rows[library])
         if case.device == "cpu":
             memory = float("nan") if options.no_memory else peak_memory(case, method, library)
         ratio = first / milliseconds

@@ -17,7 +17,7 @@ from unsum.match.optimisers import LBFGS
 from unsum.match.plan import Plan
 from unsum.match.problem import Problem
 
-_LOOKS, _RAREST_LOOK = 200, 50
+_LOOKS, _RAREST_LOOK = 40, 50
 _PREVIEW_SECONDS = 2.0
 _BETTER = 0.999  # a loss counts as lower from here on
 
@@ -59,6 +59,7 @@ class _Run:
         self.best_matches = self.best_losses.clone()
         self.rows: list[list[float]] = []
         self.step, self.stale = 0, 0
+        self.renewed = [0] * R
         rarest = 1 if isinstance(plan.optimiser, LBFGS) else min(_RAREST_LOOK, max(1, plan.steps // _LOOKS))
         self.look_every = plan.look_every or rarest
         self.saved = self.shown = time.monotonic()
@@ -77,18 +78,34 @@ class _Run:
             self.step += 1
             if looking:
                 self._look(self.step - 1, before, *losses)
+                self._renew(losses[0])
+                self._save_in_time()
         if not self.rows or self.rows[-1][0] < self.step:
             self._look(self.step, [leaf.detach().clone() for leaf in self.evaluator.leaves], *self.evaluator.all())
         if self.file is not None:
             self._save()
 
-    def _keep_inside(self) -> None:
+    def _inside(self) -> None:
         leaves = [leaf.detach() for leaf in self.evaluator.leaves]
         self.plan.unknown.project(leaves[:-1] if self.plan.soft_labels else leaves)
+
+    def _keep_inside(self) -> None:
+        self._inside()
         if self.plan.amend is not None and self.plan.amend_every and (self.step + 1) % self.plan.amend_every == 0:
             with torch.no_grad():
                 for views in self.evaluator.views:
                     self.plan.amend([view.detach() for view in views])
+
+    def _renew(self, totals: Tensor) -> None:
+        """A restart that diverged, as L-BFGS without a line search often does, begins anew for the steps that remain."""
+        for r in (~torch.isfinite(totals)).nonzero().flatten().tolist():
+            self.renewed[r] += 1
+            for view, start in zip(
+                self.evaluator.views[r], _start(self.problem, self.plan, r, self.renewed[r]), strict=True
+            ):
+                view.detach().copy_(start)
+            self.driver.forget(r)
+        self._inside()
 
     def _look(self, step: int, leaves: list[Tensor], totals: Tensor, matches: Tensor) -> None:
         totals, matches = totals.double().cpu().nan_to_num(torch.inf), matches.double().cpu()
@@ -103,15 +120,12 @@ class _Run:
         if self.problem.progress is not None:
             self.problem.progress(step, float(totals[first]), float(matches[first]))
         now = time.monotonic()
-        if self.file is not None and now - self.saved >= self.problem.checkpoint_seconds:
-            self._save()
-            self.saved = now
         if self.problem.preview is not None and (now - self.shown >= _PREVIEW_SECONDS or step == self.plan.steps):
             preview.show(self.problem.preview, self._pictures())
             self.shown = now
 
     def _finished(self) -> bool:
-        if float(self.best_losses.min()) <= self.plan.enough or (self.rows and self.rows[-1][1] == torch.inf):
+        if float(self.best_losses.min()) <= self.plan.enough:
             return True
         return 0 < self.plan.patience <= self.stale
 
@@ -120,6 +134,11 @@ class _Run:
         with torch.no_grad():
             leaves = [leaf[first] for leaf in self.best]
             return self.plan.unknown.pictures(leaves[:-1] if self.plan.soft_labels else leaves).detach().clamp(0, 1)
+
+    def _save_in_time(self) -> None:
+        if self.file is not None and time.monotonic() - self.saved >= self.problem.checkpoint_seconds:
+            self._save()
+            self.saved = time.monotonic()
 
     def _save(self) -> None:
         assert self.file is not None
@@ -131,6 +150,7 @@ class _Run:
             "rows": torch.tensor(self.rows, dtype=torch.float64),
             "step": self.step,
             "stale": self.stale,
+            "renewed": self.renewed,
             "optimiser": self.driver.state(),
         }
         checkpoint.write(self.file, self.identity, state)
@@ -145,8 +165,13 @@ class _Run:
                 leaf.detach().copy_(value)
         self.best_losses, self.best_matches = state["best_losses"].cpu(), state["best_matches"].cpu()
         self.rows = state["rows"].tolist()
-        self.step, self.stale = state["step"], state["stale"]
+        self.step, self.stale, self.renewed = state["step"], state["stale"], state["renewed"]
         self.driver.restore(state["optimiser"])
+
+    def _notes(self) -> list[str]:
+        count = sum(self.renewed)
+        anew = [f"{count} start{'s' if count > 1 else ''} diverged, and others took their place."] if count else []
+        return [*self.evaluator.notes, *anew]
 
     def result(self) -> Matched:
         first = int(self.best_losses.argmin())
@@ -164,22 +189,24 @@ class _Run:
             self.best_losses,
             self.step,
             dict(zip(("step", "loss", "match"), columns, strict=True)),
-            self.evaluator.notes,
+            self._notes(),
         )
 
 
 def _leaves(problem: Problem, plan: Plan) -> list[Tensor]:
     """(R, …) starts, each restart's drawn from a generator of its own, so that they do not depend on how many there are."""
-    starts = []
-    for restart in range(plan.restarts):
-        generator = torch.Generator().manual_seed(problem.seed + 7919 * restart)
-        leaves = plan.unknown.start(problem.batch_size, problem.shape, generator)
-        if plan.soft_labels:
-            leaves = [*leaves, torch.randn(problem.batch_size, problem.classes, generator=generator)]
-        starts.append(leaves)
+    starts = [_start(problem, plan, restart) for restart in range(plan.restarts)]
     stacked = [torch.stack(parts).to(problem.zero) for parts in zip(*starts, strict=True)]
     plan.unknown.project(stacked[:-1] if plan.soft_labels else stacked)
     return stacked
+
+
+def _start(problem: Problem, plan: Plan, restart: int, renewed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(problem.seed + 7919 * restart + 1_000_003 * renewed)
+    leaves = plan.unknown.start(problem.batch_size, problem.shape, generator)
+    if plan.soft_labels:
+        leaves = [*leaves, torch.randn(problem.batch_size, problem.classes, generator=generator)]
+    return leaves
 
 
 def _identity(problem: Problem, plan: Plan) -> dict[str, Any]:

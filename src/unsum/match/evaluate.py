@@ -45,7 +45,7 @@ class Evaluator:
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        with quiet(self.problem.model, self.names), self._look.hooked(), _kernels(self.problem):
+        with quiet(self.problem.model, self.names), self._look.hooked(), _kernels(self.problem), torch.enable_grad():
             if not self.together:
                 yield
                 return
@@ -122,9 +122,7 @@ class Evaluator:
                 found = self._look(lambda x: functional_call(self.problem.model, parameters, (x,)), images)
                 return found, tuple(found.new_zeros(()) if value is None else value for value in self._look.seen())
 
-            rows, backward, seen = vjp(  # type: ignore[misc]
-                logits, self._parameters, has_aux=True
-            )
+            rows, backward, seen = vjp(logits, self._parameters, has_aux=True)  # type: ignore[misc]
             (found,) = backward(self.problem.loss_gradient(rows, targets))
             return [found[name] for name in self.names], images, seen
 

@@ -36,6 +36,10 @@ class Driver(Protocol):
 
     def step(self, progress: float) -> Losses: ...
 
+    def forget(self, restart: int) -> None:
+        """This restart begins anew: what was learned on its way no longer holds."""
+        ...
+
     def state(self) -> Any: ...
 
     def restore(self, state: Any) -> None: ...
@@ -89,6 +93,11 @@ class _AdamDriver:
         self._adam.step()
         return losses
 
+    def forget(self, restart: int) -> None:
+        for leaf in self._evaluated.leaves:
+            for average in ("exp_avg", "exp_avg_sq"):
+                self._adam.state[leaf][average][restart].zero_()
+
     def state(self) -> Any:
         return [self._adam.state[leaf] for leaf in self._evaluated.leaves]
 
@@ -100,7 +109,7 @@ class _AdamDriver:
 
 
 class _LBFGSDriver:
-    """A restart whose loss is no longer finite stands still; the others go on."""
+    """A restart whose loss is no number, or that has no gradient left, has diverged: its loss is given as infinite."""
 
     def __init__(self, declared: LBFGS, evaluated: Evaluated) -> None:
         self._declared, self._evaluated = declared, evaluated
@@ -117,15 +126,22 @@ class _LBFGSDriver:
         first: tuple[Tensor, Tensor] | None = None
         for _ in range(self._declared.inner):
             losses = self._evaluated.one(restart)
-            first = losses if first is None else first
             gradient = torch.cat([view.grad.flatten() for view in views if view.grad is not None])
-            if not bool(torch.isfinite(losses[0])) or not bool(gradient.any()):
-                break
+            if not bool(torch.isfinite(losses[0])) or not bool(gradient.any()):  # far out, sigmoids are flat
+                gone = torch.full_like(losses[0], torch.inf)
+                return first or (gone, gone)
+            first = first or losses
             step = memory.direction(gradient, self._declared.rate)
             for view, part in zip(views, step.split([view.numel() for view in views]), strict=True):
                 view.detach().add_(part.view_as(view))
         assert first is not None
         return first
+
+    def forget(self, restart: int) -> None:
+        views = self._evaluated.views[restart]
+        self._memories[restart] = Memory(
+            views[0].new_empty(sum(view.numel() for view in views)), self._declared.history
+        )
 
     def state(self) -> Any:
         return [memory.state() for memory in self._memories]
