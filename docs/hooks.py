@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_FAMILIES = ("attacks", "label rules", "peelers", "inverters", "servers", "defences")
+_FAMILIES = ("attacks", "gradient matching", "label rules", "peelers", "inverters", "servers", "defences")
 _ELSEWHERE = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
 _MARK = re.compile(r"^<!-- (?:(commands)|table: ([\w ]+)) -->$", re.MULTILINE)
 
@@ -47,10 +47,11 @@ def table(family: str) -> str:
     from unsum.defend import DEFENSES
     from unsum.invert import INVERTERS
     from unsum.labels import LABEL_RULES
+    from unsum.match import MATCHERS
     from unsum.peel import PEELERS
     from unsum.separate import SEPARATORS
 
-    registries: tuple[Any, ...] = (SEPARATORS, LABEL_RULES, PEELERS, INVERTERS, SERVERS, DEFENSES)
+    registries: tuple[Any, ...] = (SEPARATORS, MATCHERS, LABEL_RULES, PEELERS, INVERTERS, SERVERS, DEFENSES)
     entries = list(dict(zip(_FAMILIES, registries, strict=True))[family])
     with_needs = any(entry.needs for entry in entries)
     lines = ["| name | what it does | what it needs |", "|---|---|---|"]

@@ -35,6 +35,7 @@ from unsum.invert import INVERTERS
 from unsum.invert.refine import Mode
 from unsum.knowledge import CHANGES_MODEL
 from unsum.labels import LABEL_RULES
+from unsum.match import MATCHERS
 from unsum.peel import PEELERS
 from unsum.recipe import steps_of
 from unsum.separate import SEPARATORS
@@ -244,6 +245,7 @@ def list_methods(
     """Every attack, label rule, peeler, inverter, malicious server and defence, with what it needs."""
     families: dict[str, Any] = {
         "attacks (--attack)": SEPARATORS,
+        "gradient matching (--attack)": MATCHERS,
         "label rules (--labels)": LABEL_RULES,
         "peelers": PEELERS,
         "inverters": INVERTERS,

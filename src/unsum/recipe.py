@@ -1,11 +1,13 @@
-"""A whole attack: separate the batch, then peel its layers down to the input, or turn its features into pictures."""
+"""A whole attack: separate the batch, then peel its layers down to the input, or turn its features into pictures; or match the
+whole gradient."""
 
 from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,9 +15,11 @@ from torch import Tensor, nn
 
 from unsum.errors import UnsumError, unknown_name
 from unsum.head import Head, find_head
+from unsum.invert import load_inverse
 from unsum.invert.refine import MODES, Mode
 from unsum.labels import LABEL_RULES, gather
 from unsum.leak import Leak
+from unsum.match import MATCHERS, match
 from unsum.peel import Peeled, obstacle, peel
 from unsum.picturing import HOPELESS, Inverses, with_pictures
 from unsum.separate import SEPARATORS, separate
@@ -24,6 +28,7 @@ from unsum.update import Update
 
 Say = Callable[[str], None]
 AUTO = "auto"
+_MATCH_OPTIONS = ("image_size", "checkpoint", "checkpoint_seconds", "preview")  # of `match` itself, not of one method
 _SMALLEST_PICTURE = 11  # side of the window that structural similarity is measured in
 
 
@@ -42,14 +47,17 @@ def attack(
     seed: int = 0,
     progress: Say | None = None,
     steps: Callable[..., None] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Leak:
-    """Everything that can be read out of one update: a `Leak`, with `.images` where layers peel or the model has an inverse.
+    """Everything that can be read out of one update: a `Leak`, with `.images` where layers peel, the model has an inverse, or
+    the recipe matches gradients.
 
     Args:
         recipe: `auto` takes the exact solver; the adaptive separator where that one is not certain and a defence left its
             marks (a noisy or pruned gradient, say); or the ratio method where the solver itself expects to fail. It then
-            peels the layers down to the exact inputs where every layer can be undone; any other name is a separator from
-            `unsum list`. What cannot be peeled goes to the inverse.
+            peels the layers down to the exact inputs where every layer can be undone; any other name is a separator or a
+            gradient-matching method from `unsum list`, the latter with options as in `ig:steps=2000,restarts=4`. What a
+            separator found goes to the inverse.
         labels, batch_size: what the attacker knows besides, as in `separate`.
         label_rule: a rule from `unsum list` that finds the labels first, instead of the recipe's own way.
         auxiliary: labelled samples of the attacker's own, for label rules that need them.
@@ -59,6 +67,7 @@ def attack(
             (`f`, `g`, `gf`). The model must be in the mode, train or eval, that the client trained it in.
         progress: called with a sentence when a new stage begins.
         steps: called as `steps(step, *losses)` by recipes that iterate.
+        options: of a gradient-matching method, as `unsum.match.match` takes them: `{"image_size": 32, "steps": 2000}`.
     """
     check_recipe(recipe, label_rule, refine)
     if label_rule is not None and labels is not None:
@@ -66,6 +75,12 @@ def attack(
     if auxiliary is not None and label_rule is None:
         raise UnsumError("Only label rules use auxiliary data; name one with label_rule=, or leave auxiliary= out.")
     say = progress or (lambda _sentence: None)
+    if is_matcher(recipe):
+        granted = {"labels": labels, "batch_size": batch_size, "label_rule": label_rule, "auxiliary": auxiliary}
+        where: dict[str, Any] = {"device": device, "seed": seed, "progress": steps}
+        return _matched(model, update, recipe, inverse, refine, say, granted | where | dict(options or {}))
+    if options:
+        raise UnsumError(f"The attack {recipe!r} takes no options here; leave {next(iter(options))!r} out.")
     start = time.perf_counter()
     known: dict[str, Any] = {"batch_size": batch_size, "device": device, "seed": seed}
     if label_rule is None:
@@ -79,6 +94,26 @@ def attack(
             return replace(leak, seconds=time.perf_counter() - start)
     leak = with_pictures(model, update, leak, inverse, refine, say, steps)
     return replace(leak, seconds=time.perf_counter() - start)
+
+
+def _matched(
+    model: nn.Module,
+    update: Update,
+    recipe: str,
+    inverse: Inverses,
+    refine: Mode | None,
+    say: Say,
+    given: dict[str, Any],
+) -> Leak:
+    """Gradient matching: the whole gradient to pictures, with no inverse between; one that is given tells their size."""
+    if refine is not None:
+        raise UnsumError("Gradient matching refines its pictures itself; leave refine= out.")
+    name, options = _parsed(recipe)
+    if inverse is not None:
+        first = inverse if isinstance(inverse, str | Path) else inverse[0]
+        given = {"image_size": int(load_inverse(model, first).card["size"])} | given
+    say("Matching gradients")
+    return match(model, update, name, **(given | options))
 
 
 def _peeled(model: nn.Module, update: Update, leak: Leak, seed: int, say: Say) -> Leak:
@@ -109,21 +144,59 @@ def _are_pictures(peeled: Peeled) -> bool:
 
 
 def check_recipe(recipe: str, label_rule: str | None = None, refine: str | None = None) -> None:
-    """Refuse an unknown recipe, label rule or mode of refinement, before anything is computed for it."""
-    names = [AUTO, *(entry.name for entry in SEPARATORS)]
-    if recipe not in names:
-        raise unknown_name("attack", recipe, names)
+    """Refuse an unknown recipe, option, label rule or mode of refinement, before anything is computed for it."""
+    name, options = _parsed(recipe)
+    names = [AUTO, *(entry.name for entry in SEPARATORS), *(entry.name for entry in MATCHERS)]
+    if name not in names:
+        raise unknown_name("attack", name, names)
+    if is_matcher(recipe):
+        own = {key: value for key, value in options.items() if key not in _MATCH_OPTIONS}
+        MATCHERS[name].check_options(own)
+    elif options or ":" in recipe:
+        raise UnsumError(f"The attack {name!r} takes no options here; leave {recipe.partition(':')[2]!r} out.")
     if label_rule is not None:
         LABEL_RULES[label_rule]
     if refine is not None and refine not in MODES:
         raise unknown_name("mode of refinement", refine, MODES)
 
 
+def is_matcher(recipe: str) -> bool:
+    """Whether a recipe, with or without options, is a gradient-matching method."""
+    return recipe.partition(":")[0] in [entry.name for entry in MATCHERS]
+
+
+def _parsed(recipe: str) -> tuple[str, dict[str, Any]]:
+    """The name and the options of `name` or `name:key=value,key=value`."""
+    name, _, text = recipe.partition(":")
+    options: dict[str, Any] = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise UnsumError(f"Options of an attack read NAME:KEY=VALUE,KEY=VALUE; {part!r} has no '='.")
+        options[key.strip()] = _value(value.strip())
+    return name, options
+
+
+def _value(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
 def steps_of(recipe: str) -> int | None:
     """How many steps a recipe takes that iterates a fixed number of them."""
-    if recipe not in [entry.name for entry in SEPARATORS]:
+    name, options = _parsed(recipe)
+    if is_matcher(recipe):
+        found = options.get("steps", MATCHERS[name].options.get("steps"))
+        return found if isinstance(found, int) else None
+    if name not in [entry.name for entry in SEPARATORS]:
         return None
-    option = inspect.signature(SEPARATORS[recipe]).parameters.get("steps")
+    option = inspect.signature(SEPARATORS[name]).parameters.get("steps")
     return None if option is None else int(option.default)
 
 

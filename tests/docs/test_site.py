@@ -19,6 +19,7 @@ from unsum.active import SERVERS
 from unsum.defend import DEFENSES
 from unsum.invert import INVERTERS
 from unsum.labels import LABEL_RULES
+from unsum.match import MATCHERS
 from unsum.peel import PEELERS
 from unsum.separate import SEPARATORS
 
@@ -48,8 +49,8 @@ def test_the_command_reference_has_every_command_and_option(hooks: ModuleType) -
 
 
 FAMILIES = {
-    "attacks": SEPARATORS, "label rules": LABEL_RULES, "peelers": PEELERS, "inverters": INVERTERS,
-    "servers": SERVERS, "defences": DEFENSES,
+    "attacks": SEPARATORS, "gradient matching": MATCHERS, "label rules": LABEL_RULES, "peelers": PEELERS,
+    "inverters": INVERTERS, "servers": SERVERS, "defences": DEFENSES,
 }  # fmt: skip
 
 

@@ -72,6 +72,7 @@ def load_model(
         filled = load_weights(built.model, Path(weights))
         origin = f"weights of {Path(weights).name}" + ("" if filled else " under a fresh head")
     side = size or built.size
+    built.model.image_size = side  # type: ignore[assignment] # travels with the model, for attacks that draw pictures
     return LoadedModel(built.model, ", ".join(filter(None, [built.kind, origin, f"{side}²"])), side)
 
 

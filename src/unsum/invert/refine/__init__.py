@@ -1,6 +1,7 @@
 """Pictures of an inverse → pictures that explain the leak better."""
 
-from unsum.invert.refine.misfit import MODES, Distance, Mode
+from unsum.gradients import Distance
+from unsum.invert.refine.misfit import MODES, Mode
 from unsum.invert.refine.prior import PRIORS, Correction, Prior
 from unsum.invert.refine.run import Refined, refine, steps_of
 

@@ -22,14 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError, unknown_name
+from unsum.gradients import TINY, Distance, distance, norm, quiet, with_features
 from unsum.head import find_head
 from unsum.leak import Leak
 from unsum.update import Update
 
 Mode = Literal["features", "f", "g", "gf"]
-Distance = Literal["l2", "cosine"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-_TINY = 1e-30
 
 
 class Misfit:
@@ -57,18 +56,8 @@ class Misfit:
     @contextmanager
     def ready(self) -> Iterator[None]:
         """Gradients for exactly the parameters that take part; afterwards flags and BatchNorm's statistics are as before."""
-        flags = [(p, p.requires_grad) for p in self.model.parameters()]
-        buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
-        for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(name in self.fitted)
-        try:
+        with quiet(self.model, self.fitted):
             yield
-        finally:
-            for parameter, flag in flags:
-                parameter.requires_grad_(flag)
-            with torch.no_grad():
-                for buffer, earlier in buffers:
-                    buffer.copy_(earlier)
 
     def fit(self, images: Tensor, feature_weight: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
         """(loss, features, gradients) that the mode asks for, differentiable in `images`."""
@@ -99,25 +88,15 @@ class Misfit:
                 parameter.requires_grad_(flag)
 
     def _forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        seen: list[Tensor] = []
-        hook = self.head.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
-        try:
-            output = self.model(images)
-        finally:
-            hook.remove()
-        logits: Tensor = output if isinstance(output, Tensor) else output[0]  # auxiliary outputs come behind
-        return seen[-1].flatten(1), logits
+        return with_features(self.model, self.head, images)
 
     def _gradients_off(self, logits: Tensor, names: Sequence[str], *, keep: bool) -> Tensor:
         parameters = dict(self.model.named_parameters())
         loss = nn.functional.cross_entropy(logits, self.targets, reduction=self.reduction)
         found = torch.autograd.grad(loss, [parameters[n] for n in names], create_graph=keep)
-        pairs = list(zip(found, (self.sent[n] for n in names), strict=True))
-        if self.distance == "cosine":
-            inner = torch.stack([(a * b).sum() for a, b in pairs]).sum()
-            return 1 - inner / (_norm([a for a, _ in pairs]) * _norm([b for _, b in pairs])).clamp_min(_TINY)
-        apart = torch.stack([(a - b).square().sum() for a, b in pairs]).sum()
-        return apart / _norm([b for _, b in pairs]).square().clamp_min(_TINY)
+        sent = [self.sent[n] for n in names]
+        apart = distance(self.distance, found, sent)
+        return apart if self.distance == "cosine" else apart / norm(sent).square().clamp_min(TINY)
 
 
 def check_pictures(leak: Leak, images: Tensor) -> None:
@@ -149,8 +128,4 @@ def _shares(mode: Mode, heads: list[str], backbone: list[str], held_out: int) ->
 
 
 def _relative(found: Tensor, wanted: Tensor) -> Tensor:
-    return (found - wanted).square().sum() / wanted.square().sum().clamp_min(_TINY)
-
-
-def _norm(tensors: list[Tensor]) -> Tensor:
-    return torch.stack([tensor.square().sum() for tensor in tensors]).sum().sqrt()
+    return (found - wanted).square().sum() / wanted.square().sum().clamp_min(TINY)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
+from unsum.gradients import Distance, variation
 from unsum.invert.method import Inverse
-from unsum.invert.refine.misfit import Distance, Misfit, Mode, check_pictures
+from unsum.invert.refine.misfit import Misfit, Mode, check_pictures
 from unsum.invert.refine.prior import Correction, Prior, correction
 from unsum.leak import Leak
 from unsum.update import Update
@@ -185,11 +186,6 @@ def _descend(unknown: Correction, cost: Callable[[], Tensor]) -> float:
     for tensor, gradient in zip(unknown.unknowns, gradients, strict=True):
         tensor.grad = gradient
     return float(loss.detach())
-
-
-def variation(images: Tensor) -> Tensor:
-    """Mean absolute difference of neighbouring pixels, down and across."""
-    return images.diff(dim=2).abs().mean() + images.diff(dim=3).abs().mean()
 
 
 def _chunks(steps: int) -> list[int]:

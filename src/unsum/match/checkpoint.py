@@ -1,0 +1,71 @@
+"""The state of a run in one safetensors file: written whole or not at all, and refused by another run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from unsum.errors import UnsumError
+
+
+def write(path: Path, run: dict[str, Any], state: Any) -> None:
+    """A kill at any moment leaves either the last checkpoint or this one."""
+    tensors: dict[str, Tensor] = {}
+    skeleton = _packed(state, tensors)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.part")
+    save_file(tensors, temporary, {"run": json.dumps(run), "state": json.dumps(skeleton)})
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def read(path: Path, run: dict[str, Any], device: torch.device) -> Any | None:
+    """The state that `write` left for the same run, None if there is none. `run` says what must not have changed."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            metadata = file.metadata() or {}
+            before, skeleton = json.loads(metadata["run"]), json.loads(metadata["state"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            state = _unpacked(skeleton, tensors)
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise UnsumError(f"The checkpoint {str(path)!r} cannot be read; delete it to start over.") from error
+    changed = sorted(key for key in run if before.get(key) != run[key])
+    if changed:
+        raise UnsumError(
+            f"The checkpoint {str(path)!r} belongs to a run with another {changed[0]} "
+            f"({before.get(changed[0])}, now {run[changed[0]]}); choose another file, or delete it to start over."
+        )
+    return state
+
+
+def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """JSON in the shape of `value`, whose tensors it moves into `tensors`."""
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        tensors[name] = value.detach().cpu().clone().contiguous()
+        return {"tensor": name}
+    if isinstance(value, dict):
+        return {"items": {key: _packed(item, tensors) for key, item in value.items()}}
+    if isinstance(value, list):
+        return [_packed(item, tensors) for item in value]
+    return value
+
+
+def _unpacked(skeleton: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(skeleton, dict) and "tensor" in skeleton:
+        return tensors[skeleton["tensor"]]
+    if isinstance(skeleton, dict):
+        return {key: _unpacked(item, tensors) for key, item in skeleton["items"].items()}
+    if isinstance(skeleton, list):
+        return [_unpacked(item, tensors) for item in skeleton]
+    return skeleton

@@ -1,0 +1,35 @@
+"""DLG (deep leakage from gradients): pixels and soft labels together, by L-BFGS, until their gradient is the one received.
+
+    min over x, ŷ of ‖∇L(x, softmax(ŷ)) − ĝ‖²        from normal noise, 300 steps of L-BFGS with rate 1
+
+Granted labels take the place of ŷ.
+"""
+
+from __future__ import annotations
+
+from unsum.match.engine import Matched, solve
+from unsum.match.method import Needs, matcher
+from unsum.match.objective import Objective
+from unsum.match.optimisers import LBFGS
+from unsum.match.plan import Plan
+from unsum.match.problem import Problem
+from unsum.match.unknown import Pixels
+
+
+@matcher(
+    "dlg",
+    summary="gradient matching: pixels and soft labels by L-BFGS (DLG)",
+    needs=Needs(batch_size=True, scale=True),
+)
+def dlg(problem: Problem, *, steps: int = 300, restarts: int = 1, rate: float = 1.0) -> Matched:
+    return solve(
+        problem,
+        Plan(
+            Objective("l2"),
+            LBFGS(rate),
+            steps,
+            unknown=Pixels("normal", box=False),
+            restarts=restarts,
+            soft_labels=problem.targets is None,
+        ),
+    )

@@ -1,0 +1,229 @@
+"""The one engine of all gradient-matching methods: a problem and a plan in, the pictures of lowest loss out."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unsum.errors import UnsumError
+from unsum.match import checkpoint, preview
+from unsum.match.evaluate import Evaluator
+from unsum.match.optimisers import LBFGS
+from unsum.match.plan import Plan
+from unsum.match.problem import Problem
+
+_LOOKS, _RAREST_LOOK = 40, 50
+_PREVIEW_SECONDS = 2.0
+_BETTER = 0.999  # a loss counts as lower from here on
+
+
+@dataclass(frozen=True)
+class Matched:
+    """The restart of lowest loss: its pictures, targets and losses; every restart's loss; how they fell."""
+
+    images: Tensor  # (B, c, h, w)
+    targets: Tensor  # (B, C)
+    loss: float
+    match: float
+    restart_losses: Tensor  # (R,)
+    steps: int
+    history: dict[str, Tensor] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def solve(problem: Problem, plan: Plan) -> Matched:
+    """Minimise what the plan declares. The model is left as it was: flags, gradients, buffers, modes."""
+    if plan.steps < 1 or plan.restarts < 1:
+        raise UnsumError("Matching needs at least one step and one restart.")
+    run = _Run(problem, plan)
+    with run.evaluator.ready():
+        run.go()
+    return run.result()
+
+
+class _Run:
+    """The state of one solve; looks at it now and then read losses, so that other steps never wait for the device."""
+
+    def __init__(self, problem: Problem, plan: Plan) -> None:
+        self.problem, self.plan = problem, plan
+        self.evaluator = Evaluator(problem, plan, _leaves(problem, plan))
+        self.driver = plan.optimiser.driver(self.evaluator)
+        R = plan.restarts
+        self.best = [leaf.detach().clone() for leaf in self.evaluator.leaves]
+        self.best_losses = torch.full((R,), torch.inf, dtype=torch.float64)
+        self.best_matches = self.best_losses.clone()
+        self.rows: list[list[float]] = []
+        self.step, self.stale = 0, 0
+        self.renewed = [0] * R
+        rarest = 1 if isinstance(plan.optimiser, LBFGS) else min(_RAREST_LOOK, max(1, plan.steps // _LOOKS))
+        self.look_every = plan.look_every or rarest
+        self.saved = self.shown = time.monotonic()
+        self.identity = _identity(problem, plan)
+        self.file = problem.checkpoint
+        if self.file is not None and plan.stage:
+            self.file = self.file.with_name(f"{self.file.stem}-{plan.stage}{self.file.suffix}")
+
+    def go(self) -> None:
+        self._resume()
+        while self.step < self.plan.steps and not self._finished():
+            looking = self.step % self.look_every == 0
+            before = [leaf.detach().clone() for leaf in self.evaluator.leaves] if looking else []
+            losses = self.driver.step(self.step / self.plan.steps)
+            self._keep_inside()
+            self.step += 1
+            if looking:
+                self._look(self.step - 1, before, *losses)
+                self._renew(losses[0])
+                self._save_in_time()
+        if not self.rows or self.rows[-1][0] < self.step:
+            self._look(self.step, [leaf.detach().clone() for leaf in self.evaluator.leaves], *self.evaluator.all())
+        if self.file is not None:
+            self._save()
+
+    def _inside(self) -> None:
+        leaves = [leaf.detach() for leaf in self.evaluator.leaves]
+        self.plan.unknown.project(leaves[:-1] if self.plan.soft_labels else leaves)
+
+    def _keep_inside(self) -> None:
+        self._inside()
+        if self.plan.amend is not None and self.plan.amend_every and (self.step + 1) % self.plan.amend_every == 0:
+            with torch.no_grad():
+                for views in self.evaluator.views:
+                    self.plan.amend([view.detach() for view in views])
+
+    def _renew(self, totals: Tensor) -> None:
+        """A restart that diverged, as L-BFGS without a line search often does, begins anew for the steps that remain."""
+        for r in (~torch.isfinite(totals)).nonzero().flatten().tolist():
+            self.renewed[r] += 1
+            for view, start in zip(
+                self.evaluator.views[r], _start(self.problem, self.plan, r, self.renewed[r]), strict=True
+            ):
+                view.detach().copy_(start)
+            self.driver.forget(r)
+        self._inside()
+
+    def _look(self, step: int, leaves: list[Tensor], totals: Tensor, matches: Tensor) -> None:
+        totals, matches = totals.double().cpu().nan_to_num(torch.inf), matches.double().cpu()
+        lower = totals < self.best_losses
+        self.stale = 0 if bool((totals < _BETTER * self.best_losses).any()) else self.stale + 1
+        for r in lower.nonzero().flatten().tolist():
+            self.best_losses[r], self.best_matches[r] = totals[r], matches[r]
+            for kept, leaf in zip(self.best, leaves, strict=True):
+                kept[r] = leaf[r]
+        first = int(totals.argmin())
+        self.rows.append([step, float(totals[first]), float(matches[first])])
+        if self.problem.progress is not None:
+            self.problem.progress(step, float(totals[first]), float(matches[first]))
+        now = time.monotonic()
+        if self.problem.preview is not None and (now - self.shown >= _PREVIEW_SECONDS or step == self.plan.steps):
+            preview.show(self.problem.preview, self._pictures())
+            self.shown = now
+
+    def _finished(self) -> bool:
+        if float(self.best_losses.min()) <= self.plan.enough:
+            return True
+        return 0 < self.plan.patience <= self.stale
+
+    def _pictures(self) -> Tensor:
+        first = int(self.best_losses.argmin())
+        with torch.no_grad():
+            leaves = [leaf[first] for leaf in self.best]
+            return self.plan.unknown.pictures(leaves[:-1] if self.plan.soft_labels else leaves).detach().clamp(0, 1)
+
+    def _save_in_time(self) -> None:
+        if self.file is not None and time.monotonic() - self.saved >= self.problem.checkpoint_seconds:
+            self._save()
+            self.saved = time.monotonic()
+
+    def _save(self) -> None:
+        assert self.file is not None
+        state: dict[str, Any] = {
+            "leaves": [leaf.detach() for leaf in self.evaluator.leaves],
+            "best": self.best,
+            "best_losses": self.best_losses,
+            "best_matches": self.best_matches,
+            "rows": torch.tensor(self.rows, dtype=torch.float64),
+            "step": self.step,
+            "stale": self.stale,
+            "renewed": self.renewed,
+            "optimiser": self.driver.state(),
+        }
+        checkpoint.write(self.file, self.identity, state)
+
+    def _resume(self) -> None:
+        state = None if self.file is None else checkpoint.read(self.file, self.identity, self.problem.device)
+        if state is None:
+            return
+        for name in ("leaves", "best"):
+            kept = self.evaluator.leaves if name == "leaves" else self.best
+            for leaf, value in zip(kept, state[name], strict=True):
+                leaf.detach().copy_(value)
+        self.best_losses, self.best_matches = state["best_losses"].cpu(), state["best_matches"].cpu()
+        self.rows = state["rows"].tolist()
+        self.step, self.stale, self.renewed = state["step"], state["stale"], state["renewed"]
+        self.driver.restore(state["optimiser"])
+
+    def _notes(self) -> list[str]:
+        count = sum(self.renewed)
+        anew = [f"{count} start{'s' if count > 1 else ''} diverged, and others took their place."] if count else []
+        return [*self.evaluator.notes, *anew]
+
+    def result(self) -> Matched:
+        first = int(self.best_losses.argmin())
+        if self.plan.soft_labels:
+            targets = self.best[-1][first].softmax(-1)
+        else:
+            assert self.problem.targets is not None
+            targets = self.problem.targets
+        columns = torch.tensor(self.rows, dtype=torch.float64).T
+        return Matched(
+            self._pictures(),
+            targets,
+            float(self.best_losses[first]),
+            float(self.best_matches[first]),
+            self.best_losses,
+            self.step,
+            dict(zip(("step", "loss", "match"), columns, strict=True)),
+            self._notes(),
+        )
+
+
+def _leaves(problem: Problem, plan: Plan) -> list[Tensor]:
+    """(R, …) starts, each restart's drawn from a generator of its own, so that they do not depend on how many there are."""
+    starts = [_start(problem, plan, restart) for restart in range(plan.restarts)]
+    stacked = [torch.stack(parts).to(problem.zero) for parts in zip(*starts, strict=True)]
+    plan.unknown.project(stacked[:-1] if plan.soft_labels else stacked)
+    return stacked
+
+
+def _start(problem: Problem, plan: Plan, restart: int, renewed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(problem.seed + 7919 * restart + 1_000_003 * renewed)
+    leaves = plan.unknown.start(problem.batch_size, problem.shape, generator)
+    if plan.soft_labels:
+        leaves = [*leaves, torch.randn(problem.batch_size, problem.classes, generator=generator)]
+    return leaves
+
+
+def _identity(problem: Problem, plan: Plan) -> dict[str, Any]:
+    """What must not change between the runs that share a checkpoint."""
+    digest = hashlib.sha256()
+    for name, gradient in problem.sent.items():
+        digest.update(name.encode())
+        digest.update(gradient.double().norm().cpu().numpy().tobytes())
+    return {
+        "method": problem.method,
+        "update": digest.hexdigest()[:16],
+        "batch size": problem.batch_size,
+        "image size": list(problem.shape),
+        "seed": problem.seed,
+        "steps": plan.steps,
+        "restarts": plan.restarts,
+        "objective": repr(plan.objective),
+        "optimiser": repr(plan.optimiser),
+        "regularisers": repr(plan.regularisers),
+    }

@@ -1,0 +1,87 @@
+"""L-BFGS without a line search, as torch.optim.LBFGS takes its steps, but with the direction in matrix form.
+
+With the last m steps s and changes of gradient y as rows of S and Y, R the upper triangle of S Yᵀ, D its diagonal and
+γ = sᵀy / yᵀy of the last pair,
+
+    H g = γ g + Sᵀ (R⁻ᵀ (D + γ Y Yᵀ) R⁻¹ S g − γ R⁻ᵀ Y g) − γ Yᵀ R⁻¹ S g
+
+which is what the two loops over the history compute in hundreds of small operations. Written here because of that: for a few
+thousand pixels torch's loops take as long as the network.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_LEAST_CURVATURE = 1e-10  # sᵀy below which torch, too, forgets a step
+
+
+class Memory:
+    """One restart's history in a ring: row 2i of `pairs` is a step, row 2i + 1 the change of gradient that came with it."""
+
+    def __init__(self, like: Tensor, history: int) -> None:
+        self.m = history
+        self.pairs = like.new_zeros(2 * history, like.numel())
+        self.products = torch.zeros(2 * history, history, dtype=torch.float64, device=like.device)  # pairs · Yᵀ
+        self.count = 0
+        self.gamma = 1.0
+        self.gradient: Tensor | None = None
+        self.step: Tensor | None = None
+
+    def clear(self) -> None:
+        self.count, self.gamma, self.gradient, self.step = 0, 1.0, None, None
+
+    def direction(self, gradient: Tensor, rate: float) -> Tensor:
+        """The step to take from a point with this gradient; remembers both for the next."""
+        if self.gradient is None or self.step is None:
+            step = -gradient * (rate * min(1.0, 1.0 / float(gradient.abs().sum())))
+        else:
+            onto = self._remembered(self.step, gradient - self.gradient, gradient)
+            step = self._newton(gradient, onto).mul_(-rate)
+        self.gradient, self.step = gradient.clone(), step
+        return step
+
+    def _remembered(self, s: Tensor, y: Tensor, gradient: Tensor) -> Tensor:
+        """Put a new pair into the ring; returns the products of all pairs with the gradient."""
+        curvature = float(y.dot(s))
+        if not curvature > _LEAST_CURVATURE:
+            return self.pairs[: 2 * self.held].mv(gradient).double()
+        place = self.count % self.m
+        self.pairs[2 * place], self.pairs[2 * place + 1] = s, y
+        self.count += 1
+        held = self.held
+        used = self.pairs[: 2 * held]
+        onto_y = used.mv(y).double()  # twice mv: mm with two columns takes several times as long on a CPU
+        self.products[: 2 * held, place] = onto_y
+        self.products[2 * place + 1, :held] = onto_y[1::2]
+        self.gamma = curvature / float(y.dot(y))
+        return used.mv(gradient).double()
+
+    @property
+    def held(self) -> int:
+        return min(self.count, self.m)
+
+    def _newton(self, gradient: Tensor, onto: Tensor) -> Tensor:
+        """H g, in float64 where it is small."""
+        if self.count == 0:
+            return gradient.clone()
+        held = self.held
+        order = torch.arange(self.count - held, self.count, device=gradient.device) % self.m  # oldest first
+        Sg, Yg = onto[2 * order], onto[2 * order + 1]
+        SY, YY = self.products[2 * order][:, order], self.products[2 * order + 1][:, order]
+        R, D = SY.triu(), SY.diagonal()  # below the diagonal stands what earlier occupants of the ring left
+        u = torch.linalg.solve_triangular(R, Sg[:, None], upper=True)[:, 0]
+        inner = D * u + self.gamma * (YY.mv(u) - Yg)
+        a = torch.linalg.solve_triangular(R.T, inner[:, None], upper=False)[:, 0]
+        weights = torch.zeros_like(onto)
+        weights[2 * order], weights[2 * order + 1] = a, -self.gamma * u
+        return torch.addmv(gradient, self.pairs[: 2 * held].T, weights.to(gradient), beta=self.gamma)
+
+    def state(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def restore(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)

@@ -1,0 +1,121 @@
+"""What a matcher is: a function from a `Problem` to `Matched` pictures, with what it cannot do without."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from unsum.errors import UnsumError, nearest
+from unsum.match.engine import Matched
+from unsum.match.problem import Problem
+from unsum.registry import Registry
+from unsum.update import Update
+
+Find = Callable[..., Matched]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """How the labels are found where they are not granted, and what else is asked for.
+
+    Args:
+        rule: the label rule that goes first; "" where labels are optimised along with the pictures.
+        separator: the separator that goes first and finds batch size, targets and features, instead of a rule.
+        batch_size: it must be granted, or disclosed by the update, where labels are not.
+        one_sample: the method is for a single sample.
+        scale: the gradient itself, not a multiple of it.
+    """
+
+    rule: str = ""
+    separator: str = ""
+    batch_size: bool = False
+    one_sample: bool = False
+    scale: bool = False
+    extra: str = ""
+
+    def __str__(self) -> str:
+        labels = "labels found along with the pictures"
+        if self.separator:
+            labels = f"labels and features by the separator {self.separator!r}"
+        elif self.rule:
+            labels = f"labels, granted or by the rule {self.rule!r}"
+        texts = {
+            "image size": True,
+            "gradients of all layers": True,
+            labels: True,
+            "batch size": self.batch_size,
+            "one sample": self.one_sample,
+            "gradient's scale": self.scale,
+            self.extra: bool(self.extra),
+        }
+        return ", ".join(text for text, needed in texts.items() if needed)
+
+    def check(self, name: str, update: Update, batch_size: int | None) -> None:
+        if self.scale and not update.scale_known:
+            raise UnsumError(
+                f"{name!r} needs the gradient's scale; give the learning rate of the delta, or use 'ig', "
+                "which works at any scale."
+            )
+        if self.one_sample and batch_size not in (None, 1):
+            raise UnsumError(f"{name!r} is for one sample; for {batch_size} samples use 'ig' or 'gradinversion'.")
+        if self.batch_size and batch_size is None:
+            raise UnsumError(
+                f"{name!r} needs the batch size; give batch_size= (unsum audit: --batch-size-known), or use 'ig', "
+                "which finds it."
+            )
+
+
+@dataclass(frozen=True)
+class Matcher:
+    """A method of the registry; keyword-only arguments of `find` with defaults are its options."""
+
+    name: str
+    needs: Needs
+    find: Find
+
+    @property
+    def options(self) -> dict[str, Any]:
+        parameters = inspect.signature(self.find).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    def __call__(self, problem: Problem, **options: Any) -> Matched:
+        return self.find(problem, **options)
+
+    def check_options(self, options: dict[str, Any]) -> None:
+        """Refuse the first option that the method does not have, or that is of another kind than its default."""
+        known = self.options
+        for name, value in options.items():
+            if name not in known:
+                raise UnsumError(
+                    f"The attack {self.name!r} has no option {name!r}; {nearest(name, known)}Its options: "
+                    f"{', '.join(known)}."
+                )
+            _check_kind(name, value, known[name])
+
+
+def _check_kind(name: str, value: Any, default: Any) -> None:
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise UnsumError(f"The option {name!r} must be True or False, not {value!r}.")
+    elif isinstance(default, int):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UnsumError(f"The option {name!r} must be a whole number of at least 1, not {value!r}.")
+    elif isinstance(default, float) and (
+        not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf")
+    ):
+        raise UnsumError(f"The option {name!r} must be a number of at least 0, not {value!r}.")
+
+
+MATCHERS: Registry[Matcher] = Registry("attack")
+
+
+def matcher(name: str, *, summary: str, needs: Needs) -> Callable[[Find], Find]:
+    """Decorator that makes a function known as the matcher `name`; its needs are checked before it is called."""
+
+    def add(find: Find) -> Find:
+        MATCHERS.register(name, summary=summary, needs=str(needs))(Matcher(name, needs, find))
+        return find
+
+    return add

@@ -1,0 +1,170 @@
+"""Run a matcher: find shape and labels, pose the problem, solve it, and say what came of it as a `Leak`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unsum.errors import UnsumError
+from unsum.gradients import norm, quiet, with_features
+from unsum.head import find_head
+from unsum.knowledge import Knowledge
+from unsum.labels import LABEL_RULES, gather
+from unsum.leak import Leak
+from unsum.match.engine import Matched
+from unsum.match.method import MATCHERS, Matcher
+from unsum.match.problem import Problem, pose
+from unsum.match.shape import picture_shape
+from unsum.separate import separate
+from unsum.update import Update
+
+
+def match(
+    model: nn.Module,
+    update: Update,
+    method: str = "ig",
+    *,
+    labels: Tensor | None = None,
+    batch_size: int | None = None,
+    label_rule: str | None = None,
+    auxiliary: tuple[Tensor, Tensor] | None = None,
+    image_size: int | tuple[int, int, int] | None = None,
+    device: torch.device | str | None = None,
+    seed: int = 0,
+    progress: Callable[..., None] | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_seconds: float = 20.0,
+    preview: str | Path | None = None,
+    **options: Any,
+) -> Leak:
+    """Pictures whose gradient is the one received, by optimisation: no certificate, only a loss.
+
+    Args:
+        model: the model the client trained, in the mode, train or eval, that the client trained it in.
+        update: what the server received, of all layers.
+        method: a matcher from `unsum list`.
+        labels: (B,) class numbers or (B, C) probabilities if the attacker knows them.
+        batch_size: B if the attacker knows it; taken from the update where the protocol discloses it.
+        label_rule: a rule from `unsum list`, instead of the one that the method declares.
+        auxiliary: labelled samples of the attacker's own, for label rules that need them.
+        image_size: the side of the pictures, or (channels, height, width); by default the model's `image_size`, or the only
+            usual side that the model takes.
+        progress: called now and then as `progress(step, loss, gradients' distance)`.
+        checkpoint: a .safetensors file for the state of the run, written every `checkpoint_seconds`; a run that finds one of
+            its own there goes on from it.
+        preview: a .png file for the pictures so far, written every other second.
+        options: the method's own, as in `match(model, update, "ig", steps=2000, restarts=4)`.
+
+    Returns:
+        A `Leak` with `.images` in [0, 1]; `residual` is ‖∇(x) − ĝ‖ / ‖ĝ‖ for them, and `predicted_error` is infinite.
+    """
+    start = time.perf_counter()
+    chosen = MATCHERS[method]
+    chosen.check_options(options)
+    _check_files(checkpoint, preview)
+    if device is not None and torch.device(device).type != next(model.parameters()).device.type:
+        raise UnsumError(f"The model is on {next(model.parameters()).device}, not {device}; move it there first.")
+    disclosed = update.batch_size if labels is None and batch_size is None else batch_size
+    knowledge = Knowledge(labels=labels, batch_size=disclosed, auxiliary=auxiliary)
+    chosen.needs.check(method, update, knowledge.known_batch_size)
+    shape = picture_shape(model, image_size)
+    targets, separated, notes = _targets(model, update, chosen, knowledge, label_rule, seed)
+    B = len(targets) if targets is not None else knowledge.known_batch_size
+    assert B is not None
+    problem = pose(method, model, update, batch_size=B, shape=shape, targets=targets, separated=separated)
+    problem = replace(
+        problem,
+        seed=seed,
+        progress=progress,
+        checkpoint=None if checkpoint is None else Path(checkpoint),
+        checkpoint_seconds=checkpoint_seconds,
+        preview=None if preview is None else Path(preview),
+    )
+    matched = chosen(problem, **options)
+    return _leak(problem, matched, knowledge, notes, time.perf_counter() - start)
+
+
+def _check_files(checkpoint: str | Path | None, preview: str | Path | None) -> None:
+    for what, path, suffix in (("checkpoint", checkpoint, ".safetensors"), ("preview", preview, ".png")):
+        if path is not None and Path(path).suffix != suffix:
+            raise UnsumError(f"A {what} is a {suffix} file; rename {Path(path).name!r} accordingly.")
+
+
+def _targets(
+    model: nn.Module, update: Update, chosen: Matcher, knowledge: Knowledge, label_rule: str | None, seed: int
+) -> tuple[Tensor | None, Leak | None, list[str]]:
+    """((B, C) targets or None, the separator's leak where one ran, notes)."""
+    B, classes = knowledge.known_batch_size, find_head(model)[1].out_features
+    granted = knowledge.targets(classes)
+    if chosen.needs.separator:
+        leak = separate(
+            model, update, chosen.needs.separator, labels=knowledge.labels, batch_size=knowledge.batch_size, seed=seed
+        )
+        if not math.isfinite(leak.predicted_error):
+            raise UnsumError(f"{chosen.name!r} separates first, and that failed: {leak.notes[0]}")
+        return leak.targets, leak, [f"Labels and features were found by the separator {leak.method!r}.", *leak.notes]
+    if granted is not None:
+        return granted, None, []
+    name = label_rule or chosen.needs.rule
+    if not name:
+        return None, None, ["Labels were optimised along with the pictures."]
+    evidence = gather(model, update, batch_size=B, auxiliary=knowledge.auxiliary, seed=seed)
+    rule = LABEL_RULES[name]
+    found = rule(evidence)
+    remarks = rule.needs.remarks(name, evidence.head, model, evidence.knowledge)
+    rows = torch.nn.functional.one_hot(found.long(), classes).double()
+    return rows, None, [f"Labels were found by the rule {name!r}.", *remarks]
+
+
+def _leak(problem: Problem, matched: Matched, knowledge: Knowledge, notes: list[str], seconds: float) -> Leak:
+    features, logits, residual = _explained(problem, matched)
+    tail = "" if len(matched.restart_losses) == 1 else f", the lowest of {len(matched.restart_losses)} restarts"
+    notes = [
+        *notes,
+        *matched.notes,
+        f"Pictures by gradient matching ({problem.method}) carry no certificate: after {matched.steps} steps the distance of "
+        f"gradients is {matched.match:.2g} and the whole loss {matched.loss:.2g}{tail}.",
+    ]
+    history = {name: values.float() for name, values in matched.history.items()}
+    if problem.separated is not None:  # its features and their certificate stand; only pictures are new
+        return replace(
+            problem.separated,
+            method=problem.method,
+            images=matched.images.float(),
+            seconds=seconds,
+            notes=notes,
+            history=history,
+        )
+    return Leak(
+        problem.method,
+        matched.targets.double(),
+        logits.double(),
+        features.double(),
+        residual,
+        math.inf,
+        exact=False,
+        seconds=seconds,
+        knowledge=knowledge,
+        images=matched.images.float(),
+        notes=notes,
+        history=history,
+    )
+
+
+def _explained(problem: Problem, matched: Matched) -> tuple[Tensor, Tensor, float]:
+    """Features and logits of the pictures, and how much of the gradient they leave unexplained."""
+    parameters = {name: p for name, p in problem.model.named_parameters() if name in problem.sent}
+    with quiet(problem.model, parameters), torch.enable_grad():
+        features, logits = with_features(problem.model, problem.head, matched.images)
+        loss = nn.functional.cross_entropy(logits, matched.targets, reduction=problem.reduction)
+        found = torch.autograd.grad(loss, list(parameters.values()))
+    sent = [problem.sent[name] for name in parameters]
+    apart = norm([a - b for a, b in zip(found, sent, strict=True)])
+    return features.detach(), logits.detach(), float(apart / norm(sent).clamp_min(1e-30))

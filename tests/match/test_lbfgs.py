@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import torch
+
+from unsum.match.lbfgs import Memory
+
+
+def test_steps_are_those_of_torch() -> None:
+    """60 steps with a history of 10, so that the ring goes round several times."""
+    torch.manual_seed(0)
+    A = torch.randn(40, 40, dtype=torch.float64)
+    A = A @ A.T + torch.eye(40, dtype=torch.float64)
+    theirs = torch.randn(40, dtype=torch.float64).requires_grad_()
+    ours = theirs.detach().clone()
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return 0.5 * x @ A @ x + (x**4).sum()
+
+    def closure() -> torch.Tensor:
+        optimiser.zero_grad()
+        value = loss(theirs)
+        value.backward()
+        return value
+
+    optimiser = torch.optim.LBFGS([theirs], lr=0.3, history_size=10, max_iter=20, tolerance_grad=0, tolerance_change=0)
+    memory = Memory(ours, 10)
+    for _ in range(3):
+        optimiser.step(closure)
+        for _ in range(20):
+            x = ours.clone().requires_grad_()
+            ours += memory.direction(torch.autograd.grad(loss(x), x)[0], 0.3)
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_directions_without_curvature_are_forgotten() -> None:
+    memory = Memory(torch.zeros(3), 5)
+    memory.direction(torch.tensor([1.0, 0, 0]), 1.0)
+    step = memory.direction(torch.tensor([1.0, 0, 0]), 1.0)  # the gradient did not change: nothing is learned
+    assert memory.count == 0
+    torch.testing.assert_close(step, torch.tensor([-1.0, 0, 0]))
