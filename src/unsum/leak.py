@@ -36,6 +36,9 @@ class Leak:
     )
     inputs: Tensor | None = None  # (B, …) raw inputs of the model, where its layers could be peeled
     inputs_exact: Tensor | None = None  # (B,) bool, the certificate of each input
+    pictures_first: bool = (
+        False  # features and logits are those of the pictures that were found, and add nothing to them
+    )
     inner: dict[str, Tensor] = field(
         default_factory=dict
     )  # convolution → (B, C, h, w) what it read, where that was peeled

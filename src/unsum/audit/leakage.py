@@ -6,8 +6,8 @@ client looks like),
     leakage = 1 − ‖x̂ − x‖² / ‖m − x‖²,   between 0 and 1
 
 so that 1 is the sample itself, and 0 is no better than answering with a typical sample. It is measured twice and the larger one
-counts: on the features that reach the last layer, there up to a factor, so that an attack that finds the direction alone counts;
-and on the pixels, where the attack made a picture. Where the mean is worse than no answer at all (zero features, a mid-grey
+counts: on the features that reach the last layer, where the attack read them (up to a factor, so that one that finds the direction alone
+counts); and on the pixels, where the attack made a picture. Where the mean is worse than no answer at all (zero features, a mid-grey
 picture) or there are no other samples, that takes its place.
 
 An update that was captured elsewhere comes without the truth. Then only the attack's own certificate speaks: see `vouched`.
@@ -47,12 +47,12 @@ def yardstick(images: Tensor, features: Tensor) -> Yardstick:
     )
 
 
-def leakage(score: SampleScore, i: int, against: Yardstick) -> float:
+def leakage(score: SampleScore, i: int, against: Yardstick, *, pixels_alone: bool = False) -> float:
     """The leakage of sample `i`, from how it was scored."""
     if score.found is None:
         return 0.0
     parts = [0.0]
-    if score.feature_cosine > 0:
+    if score.feature_cosine > 0 and not pixels_alone:
         # The best multiple of f̂ leaves (1 − cos²) ‖f‖² unexplained.
         parts.append(1 - (1 - score.feature_cosine**2) / max(float(against.features[i]), 1e-30))
     if not math.isnan(score.psnr):
@@ -60,10 +60,13 @@ def leakage(score: SampleScore, i: int, against: Yardstick) -> float:
     return min(max(parts), 1.0)
 
 
-def leakages(scores: list[SampleScore], images: Tensor, features: Tensor) -> list[float]:
-    """The leakage of every sample, from how they were scored and the truth."""
+def leakages(scores: list[SampleScore], images: Tensor, features: Tensor, *, pixels_alone: bool = False) -> list[float]:
+    """The leakage of every sample, from how they were scored and the truth.
+
+    `pixels_alone`: the features are those of the pictures found. In many a network any two pictures have similar ones.
+    """
     against = yardstick(images, features)
-    return [leakage(score, i, against) for i, score in enumerate(scores)]
+    return [leakage(score, i, against, pixels_alone=pixels_alone) for i, score in enumerate(scores)]
 
 
 def vouched(leak: Leak, i: int) -> float:

@@ -190,7 +190,7 @@ def audit(
         samples,
         score(leak, *compared),
         time.perf_counter() - start,
-        leakages(samples, images, features),
+        leakages(samples, images, features, pixels_alone=leak.pictures_first),
         trained_on=trained_on,
     )
     from unsum.audit.compare import compare as under_others  # here, because that runs audits itself

@@ -153,6 +153,7 @@ def _leak(problem: Problem, matched: Matched, knowledge: Knowledge, notes: list[
         seconds=seconds,
         knowledge=knowledge,
         images=matched.images.float(),
+        pictures_first=True,
         notes=notes,
         history=history,
     )
