@@ -6,9 +6,9 @@ client looks like),
     leakage = 1 − ‖x̂ − x‖² / ‖m − x‖²,   between 0 and 1
 
 so that 1 is the sample itself, and 0 is no better than answering with a typical sample. It is measured twice and the larger one
-counts: on the features that reach the last layer, where the attack read them (up to a factor, so that one that finds the direction alone
-counts); and on the pixels, where the attack made a picture. Where the mean is worse than no answer at all (zero features, a mid-grey
-picture) or there are no other samples, that takes its place.
+counts: on the features that reach the last layer, where the attack read them (up to a factor, so that one that finds the
+direction alone counts); and on the pixels, where the attack made a picture. Where the mean is worse than no answer at all (zero
+features, a mid-grey picture) or there are no other samples, that takes its place.
 
 An update that was captured elsewhere comes without the truth. Then only the attack's own certificate speaks: see `vouched`.
 """
