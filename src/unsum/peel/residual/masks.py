@@ -17,6 +17,14 @@ from unsum.peel.residual.unit import as_maps, as_rows
 
 _DISAGREES = 1e-5  # of the norm of a channel's gradients, at least
 _OUTLIER = 8.0  # times the median disagreement
+_LEVELS = (
+    1.0,
+    0.5,
+    0.25,
+    2.0,
+    4.0,
+    8.0,
+)  # of the level asked for: the one that the fewest channels contradict is taken
 _NEAR = 3.0  # times the level of the noise: entries that may be on either side
 _PAIRS = 60  # entries in doubt up to which two of them are tried together
 
@@ -36,14 +44,20 @@ class Mask:
 
 
 def confirmed(maps: Tensor, gradient: Tensor, grad_beta: Tensor, level: float) -> Mask:
-    """Positive entries of `maps`: those above `level`, and where the bias gradient disagrees, those that make it agree."""
+    """Positive entries of `maps`: those above about `level`, and where the bias gradient disagrees, those that make it agree."""
     h, d = as_rows(maps), as_rows(gradient)
-    positive = h > level
     size = d.square().sum(0).sqrt()
-    missing = grad_beta - (d * positive).sum(0)
     # Most channels are right from the start: how little they disagree tells the noise.
-    tolerance = size * max(_DISAGREES, _OUTLIER * float((missing.abs() / size.clamp_min(1e-300)).median()))
-    bad = (missing.abs() > tolerance).nonzero().flatten().tolist()
+    off = (grad_beta - (d * (h > level)).sum(0)).abs() / size.clamp_min(1e-300)
+    tolerance = size * max(_DISAGREES, _OUTLIER * float(off.median()))
+
+    def disagreeing(cut: float) -> Tensor:
+        return (grad_beta - (d * (h > cut)).sum(0)).abs() > tolerance
+
+    level = min((level * factor for factor in _LEVELS), key=lambda cut: int(disagreeing(cut).sum()))
+    positive = h > level
+    missing = grad_beta - (d * positive).sum(0)
+    bad = disagreeing(level).nonzero().flatten().tolist()
     repaired = 0
     for channel in bad:
         near = (h[:, channel].abs() < _NEAR * level).nonzero().flatten()
