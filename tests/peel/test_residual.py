@@ -157,14 +157,25 @@ class TestMasks:
         return maps, torch.randn(maps.shape, dtype=torch.float64, generator=generator), maps > 0
 
     @pytest.mark.parametrize("count", [1, 2, 7])
-    def test_entries_on_the_wrong_side_are_found(self, count: int) -> None:
+    def test_a_level_below_the_noise_is_found_out(self, count: int) -> None:
         maps, gradient, positive = self.case()
         beta = (gradient * positive).sum((0, 2, 3))
-        zeros = (~positive[:, 0]).nonzero()[:count]
-        shaken = maps.clone()
-        for place, value in zip(zeros, torch.linspace(2e-3, 1.5e-3, count), strict=True):  # noise above the level
-            shaken[place[0], 0, place[1], place[2]] = value
-        mask = confirmed(shaken, gradient, beta, 1e-3)
+        for place, value in zip((~positive[:, 0]).nonzero()[:count], torch.linspace(2e-3, 1.5e-3, count), strict=True):
+            maps[place[0], 0, place[1], place[2]] = value
+        mask = confirmed(maps, gradient, beta, 1e-3)
+        assert torch.equal(mask.positive, positive)
+        assert mask.doubtful == 0
+
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_entries_that_no_level_tells_apart_are_turned(self, count: int) -> None:
+        """Zeros that noise lifted above a true entry of the same channel."""
+        maps, gradient, positive = self.case()
+        beta = (gradient * positive).sum((0, 2, 3))
+        for place, value in zip((~positive[:, 0]).nonzero()[:count], (2.5e-3, 2.2e-3), strict=False):
+            maps[place[0], 0, place[1], place[2]] = value
+        small = positive[:, 0].nonzero()[0]
+        maps[small[0], 0, small[1], small[2]] = 1.2e-3
+        mask = confirmed(maps, gradient, beta, 1e-3)
         assert torch.equal(mask.positive, positive)
         assert (mask.repaired, mask.doubtful) == (1, 0)
 
