@@ -46,7 +46,7 @@ class Principal(nn.Module):
 class Denoiser(nn.Module):
     """Tells the noise of a picture and takes it away."""
 
-    def __init__(self, width: int = 24) -> None:
+    def __init__(self, width: int = 16) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             nn.Conv2d(3, width, 3, 1, 1),
@@ -59,12 +59,12 @@ class Denoiser(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         return images - self.layers(images)
 
-    def learn(self, images: Tensor, steps: int = 300) -> Denoiser:
+    def learn(self, images: Tensor, steps: int = 150) -> Denoiser:
         torch.manual_seed(0)
         adam = torch.optim.Adam(self.parameters(), 3e-3)
         for _ in range(steps):
-            clean = images[torch.randint(len(images), (16,))]
-            noisy = clean + 0.2 * torch.rand(16, 1, 1, 1) * torch.randn_like(clean)
+            clean = images[torch.randint(len(images), (8,))]
+            noisy = clean + 0.2 * torch.rand(8, 1, 1, 1) * torch.randn_like(clean)
             loss = (self(noisy) - clean).square().mean()
             adam.zero_grad()
             loss.backward()

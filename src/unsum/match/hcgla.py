@@ -65,7 +65,7 @@ def hcgla(
     rate: float = 0.05,
     total_variation: float = 1e-3,
     denoise_every: int = 5,
-    strength: float = 0.3,
+    strength: float = 1.0,
 ) -> Matched:
     if denoiser == "":
         raise UnsumError(

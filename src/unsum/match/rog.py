@@ -3,8 +3,8 @@
     1.  min over u of ‖∇L(bicubic₄(u), y) − ĝ‖² / ‖ĝ‖²        Adam, rate 0.05, 100 steps
     2.  x = D(bicubic₄(u)),  D a denoiser or a generator from coarse pictures to fine ones
 
-A sixteenth of the unknowns is what few bits can still determine. Of pruned gradients (top-k) only what came is compared, and of
-signs only the direction: their length says nothing. Unbiased rounding (QSGD) needs nothing of the kind.
+A sixteenth of the unknowns is what few bits can still determine. Of pruned gradients (top-k) only what came is compared, and where
+only signs came (`signs`), signs. Unbiased rounding (QSGD) needs nothing of the kind.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from unsum.match.plan import Plan
 from unsum.match.plug import load_denoiser, photos_of
 from unsum.match.problem import Problem
 from unsum.match.regularisers import TotalVariation
+from unsum.match.signs import Signs
 from unsum.match.traces import Traces
 from unsum.match.unknown import LowResolution
 
@@ -44,11 +45,10 @@ def rog(
 ) -> Matched:
     finish = load_denoiser(problem, denoiser, weights) if denoiser != "" else None
     traces = Traces.of(problem)
-    signs = traces.kind == "sign"
     found = solve(
         problem,
         Plan(
-            Objective("cosine" if signs else "l2", masked=traces.kind == "pruned", relative=not signs),
+            Signs() if traces.kind == "sign" else Objective("l2", masked=traces.kind == "pruned", relative=True),
             Adam(rate, decay=False),
             steps,
             regularisers=(TotalVariation(total_variation),) if total_variation else (),

@@ -41,6 +41,8 @@ class Traces:
             update = Update(problem.sent, reduction=cast("Reduction", problem.reduction))
             found = recognise(Head.of(problem.model, update))
             kind, sentences = found.kind, [found.sentence] if found.sentence else []
+            if kind == "grid" and all(_one_size(tensor) for tensor in sent):  # of features that are never zero
+                kind, sentences = "sign", ["All entries have one magnitude: only their signs were sent."]
             empty = ~problem.sent[weight].any(0)
         masks: list[Tensor | None] = [None] * len(sent)
         if kind == "pruned":
@@ -69,6 +71,11 @@ class Traces:
         if self.kind == "pruned":
             return self.clipped([_largest(g, count) for g, count in zip(found, self.kept, strict=True)])
         return self.clipped(self.masked(found))
+
+
+def _one_size(tensor: Tensor) -> bool:
+    sizes = tensor[tensor != 0].abs()
+    return len(sizes) == 0 or bool(sizes.max() == sizes.min())
 
 
 def _largest(gradients: Tensor, count: int) -> Tensor:
