@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
+from unsum.match import preview
 from unsum.match.engine import Matched
 from unsum.match.many import Many
 from unsum.match.method import Needs, matcher
@@ -58,12 +59,21 @@ def ggl(
         best = found[int(losses.argmin())]
         images = loaded(best[2]).clamp(0, 1)
     assert problem.targets is not None
+    notes = ["Candidates' gradients were compared as they are."] if traces is None else [*traces.notes, *_told(traces)]
     columns = torch.tensor(rows, dtype=torch.float64).T
-    told = [] if traces is None or not traces.sentence else [traces.sentence]
     history = dict(zip(("step", "loss", "match"), columns, strict=True))
     return Matched(
-        images, problem.targets, best[0], best[1], losses, steps, history, told, [best[2]], photos=loaded.photos
+        images, problem.targets, best[0], best[1], losses, steps, history, notes, [best[2]], photos=loaded.photos
     )
+
+
+def _told(traces: Traces) -> list[str]:
+    """What was done to candidates, in a sentence."""
+    held_back = sum(int((mask == 0).sum()) for mask in traces.masks if mask is not None)
+    entries = f" and without the {held_back} entries that came empty" if held_back else ""
+    return [
+        f"Candidates' gradients were compared at no more than the received norm, {float(traces.length):.3g}{entries}."
+    ]
 
 
 Losses = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -109,6 +119,8 @@ def _search(
             rows.append([step + 1, *best[:2]])
             if problem.progress is not None:
                 problem.progress(step + 1, *best[:2])
+            if problem.preview is not None:
+                preview.show(problem.preview, generator(best[2]))
     return best
 
 

@@ -2,9 +2,9 @@
 
     min over x in [0, 1] of Σ over entries with ĝ ≠ 0 of (∇L(x, y) − ĝ)² / ‖ĝ‖² + α TV(x)
 
-by Adam, with x ← (1 − s) x + s D(x) every 5 steps for a denoiser D: so few entries determine no picture by themselves, and D
-keeps to those that look like one. Pictures begin where the model's inverse would draw them from the update's features, where there is
-one; as noise otherwise.
+by Adam, with x ← (1 − s) x + s D(x) every 5 steps for a denoiser D, s = 1: so few entries determine no picture by themselves,
+and D keeps to those that look like one. Pictures begin where the model's inverse draws them from the update's features, if
+there is an inverse; as noise otherwise.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
@@ -52,7 +53,7 @@ class Near:
 @matcher(
     "hcgla",
     summary="gradient matching: only entries that came, a denoiser in between, for pruned updates (HCGLA)",
-    needs=Needs(rule="bias-sign", scale=True, extra="a denoiser, an inverse to begin with (optional)"),
+    needs=Needs(rule="adaptive", scale=True, extra="a denoiser, an inverse to begin with (optional)"),
 )
 def hcgla(
     problem: Problem,
@@ -107,11 +108,14 @@ def _begin(problem: Problem, path: str) -> tuple[Unknown, str, str]:
             raise
         return Pixels("uniform"), "", "Pictures began as noise: the model has no inverse."
     update = Update(problem.sent, reduction=cast("Reduction", problem.reduction))
-    labels = problem.targets
-    leak = separate(problem.model, update, "adaptive", labels=labels)
+    leak = separate(problem.model, update, "adaptive", labels=problem.targets)
     images = invert(problem.model, leak, inverse=inverse).to(problem.zero)
-    if not math.isfinite(leak.predicted_error) or images.shape[1:] != problem.shape:
+    if not math.isfinite(leak.predicted_error) or images.shape != (problem.batch_size, *problem.shape):
         return Pixels("uniform"), "", "Pictures began as noise: the update's features could not be separated."
+    assert problem.targets is not None
+    # The separator has an order of its own: each picture goes to its label's place.
+    places = linear_sum_assignment(torch.cdist(problem.targets.double(), leak.targets.to(problem.device)).cpu())[1]
+    images = images[torch.as_tensor(places)]
     return (
         Near(images),
         inverse.photos,

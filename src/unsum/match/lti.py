@@ -19,10 +19,11 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
+from unsum.match import preview
 from unsum.match.engine import Matched
 from unsum.match.many import Many
 from unsum.match.method import Needs, matcher
-from unsum.match.problem import Problem
+from unsum.match.problem import Problem, Progress
 from unsum.match.sketch import Sketch
 from unsum.match.traces import Traces
 from unsum.update import Update
@@ -62,13 +63,15 @@ def lti(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(problem.seed)
         learner = _Learner(problem, train, hidden)
-    loss, rows = learner.fit(train, test, steps, at_a_time, rate, generator)
+    loss, rows = learner.fit(train, test, steps, at_a_time, rate, generator, problem.progress)
     images = learner.draw(asked)[0]
+    if problem.preview is not None:
+        preview.show(problem.preview, images)
     match = _match(problem, traces, reader, images)
     assert problem.targets is not None
     history = dict(zip(("step", "loss", "training"), torch.tensor(rows, dtype=torch.float64).T, strict=True))
     notes = [
-        *([traces.sentence] if traces.sentence and defend is None else []),
+        *(traces.notes if defend is None else []),
         f"A network learned from {batches} batches of the attacker's own photos; on photos held back its mean squared error is "
         f"{loss:.2g}.",
     ]
@@ -160,7 +163,14 @@ class _Learner:
         return found.view(-1, *self.shape).sigmoid()
 
     def fit(
-        self, train: Lessons, test: Lessons, steps: int, at_a_time: int, rate: float, generator: torch.Generator
+        self,
+        train: Lessons,
+        test: Lessons,
+        steps: int,
+        at_a_time: int,
+        rate: float,
+        generator: torch.Generator,
+        progress: Progress | None,
     ) -> tuple[float, list[list[float]]]:
         """The lowest error on photos held back, whose weights are kept, and how the errors fell."""
         adam = torch.optim.Adam(self.network.parameters(), rate)
@@ -177,7 +187,9 @@ class _Learner:
             schedule.step()
             if step % look_every == 0 or step == steps:
                 value = float(matched_error(self.draw(test.inputs), test.images, self.alike))
-                rows.append([step, value, float(error)])
+                rows.append([step, value, float(error.detach())])
+                if progress is not None:
+                    progress(*rows[-1])
                 if value < best:
                     best, kept = value, {name: w.clone() for name, w in self.network.state_dict().items()}
         self.network.load_state_dict(kept)

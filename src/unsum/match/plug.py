@@ -8,8 +8,8 @@ A generator is a `torch.nn.Module` whose `forward` turns (B, *latent_shape) stan
     photos         optional; which photos it was trained with, for the list of what was granted to the attacker
 
 It is given as the module, as `FILE.py:FACTORY` with a state dict in `weights`, as a file of `unsum train-inverse`, or as
-`inverse`: the embedded inverse, whose decoder draws pictures from features. A denoiser is a module from pictures to pictures, given in the
-same ways, or `median`, a filter of 3×3 pixels.
+`inverse`: the embedded inverse, whose decoder draws pictures from features. A denoiser is a module from pictures to
+pictures, given as a module or as `FILE.py:FACTORY`, or it is `median`, a filter of 3×3 pixels.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def load_generator(problem: Problem, given: nn.Module | str, weights: str) -> Ge
         )
     if isinstance(given, str) and (given == INVERSE or given.endswith(".safetensors")):
         return _of_inverse(problem, None if given == INVERSE else given)
-    module = _ready(problem, _module(given, weights, "generator"))
+    module = _ready(problem, _module(problem, given, weights, "generator"))
     shape = getattr(module, "latent_shape", None)
     latent = (shape,) if isinstance(shape, int) else shape
     if not isinstance(latent, tuple) or not latent or not all(isinstance(n, int) and n > 0 for n in latent):
@@ -81,7 +81,7 @@ def load_generator(problem: Problem, given: nn.Module | str, weights: str) -> Ge
 def load_denoiser(problem: Problem, given: nn.Module | str, weights: str) -> Callable[[Tensor], Tensor]:
     if given == MEDIAN:
         return median_filter
-    module = _ready(problem, _module(given, weights, "denoiser"))
+    module = _ready(problem, _module(problem, given, weights, "denoiser"))
     _check(problem, "denoiser", lambda: module(torch.zeros(problem.batch_size, *problem.shape).to(problem.zero)))
     return module
 
@@ -128,13 +128,13 @@ def _of_inverse(problem: Problem, path: str | None) -> Generator:
     return generator
 
 
-def _module(given: nn.Module | str, weights: str, what: str) -> nn.Module:
+def _module(problem: Problem, given: nn.Module | str, weights: str, what: str) -> nn.Module:
     if isinstance(given, nn.Module):
         return given
     file, _, factory = str(given).rpartition(":")
     if not file.endswith(".py"):
         raise UnsumError(f"A {what} is a torch module, or FILE.py:FACTORY with its weights=FILE, not {str(given)!r}.")
-    module = build_from_file(Path(file), factory, classes=0)
+    module = build_from_file(Path(file), factory, problem.classes)
     if weights and not load_weights(module, Path(weights)):  # a classifier may get a new head; a generator may not
         raise UnsumError(f"The weights in {Path(weights).name!r} do not fit the {what}.")
     return module

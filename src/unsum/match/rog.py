@@ -3,8 +3,8 @@
     1.  min over u of ‖∇L(bicubic₄(u), y) − ĝ‖² / ‖ĝ‖²        Adam, rate 0.05, 100 steps
     2.  x = D(bicubic₄(u)),  D a denoiser or a generator from coarse pictures to fine ones
 
-A sixteenth of the unknowns is what few bits can still determine. Of pruned gradients (top-k) only what came is compared, and where
-only signs came (`signs`), signs. Unbiased rounding (QSGD) needs nothing of the kind.
+A sixteenth of the unknowns is what few bits can still determine. Of pruned gradients (top-k) only what came is compared,
+and where only signs came (`signs`), signs. Unbiased rounding (QSGD) needs nothing of the kind.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def rog(
             restarts=restarts,
         ),
     )
-    notes = [*([traces.sentence] if traces.sentence else []), *found.notes]
+    notes = [*traces.notes, *found.notes]
     if finish is None:
         return replace(
             found, notes=[*notes, f"No denoiser was given, so nothing finer than {factor} pixels was drawn."]

@@ -2,8 +2,8 @@
 
 v = 1 − mean over entries with ŝ ≠ 0 of ŝ tanh(g / σ)        ∂v/∂g = −ŝ (1 − tanh²(g / σ)) / (σ n)
 
-with σ the size (root mean square) of each tensor of g, taken as a constant. Every sign counts alike, where the cosine with a vector
-of signs would ask for a gradient whose entries are all of one size, which no picture has.
+with σ the size (root mean square) of each tensor of g, taken as a constant. Every sign counts alike, where the cosine with a
+vector of signs would ask for a gradient whose entries are all of one size, which no picture has.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Traces:
     """`kind` as in `recognise`; gradients are lists in the order of `problem.sent`, with candidates in front: (N, …) each."""
 
     kind: str
-    sentence: str
+    notes: list[str]  # what was recognised, for a person to read
     length: Tensor  # ‖ĝ‖
     masks: list[Tensor | None]  # 1 where an entry may have come, 0 where none can; None: nothing was held back
     kept: list[int]  # how many entries of each tensor came
@@ -36,13 +36,13 @@ class Traces:
     def of(cls, problem: Problem) -> Traces:
         sent = list(problem.sent.values())
         weight, empty = problem.head_names[0], None
-        kind, sentences = "none", []
+        kind, notes = "none", []
         if weight in problem.sent:
             update = Update(problem.sent, reduction=cast("Reduction", problem.reduction))
             found = recognise(Head.of(problem.model, update))
-            kind, sentences = found.kind, [found.sentence] if found.sentence else []
+            kind, notes = found.kind, [found.sentence] if found.sentence else []
             if kind == "grid" and all(_one_size(tensor) for tensor in sent):  # of features that are never zero
-                kind, sentences = "sign", ["All entries have one magnitude: only their signs were sent."]
+                kind, notes = "sign", ["All entries have one magnitude: only their signs were sent."]
             empty = ~problem.sent[weight].any(0)
         masks: list[Tensor | None] = [None] * len(sent)
         if kind == "pruned":
@@ -50,9 +50,8 @@ class Traces:
         elif empty is not None and bool(empty.any()):
             # Features that ReLU switched off leave empty columns, too; leaving those out costs no more than a hint.
             masks = [(~empty).to(g).expand_as(g) if name == weight else None for name, g in problem.sent.items()]
-            sentences.append(f"{int(empty.sum())} columns of the head's gradient came empty and were left out.")
         kept = [int(tensor.count_nonzero()) for tensor in sent]
-        return cls(kind, " ".join(sentences), norm(sent).clamp_min(TINY), masks, kept)
+        return cls(kind, notes, norm(sent).clamp_min(TINY), masks, kept)
 
     def masked(self, found: Sequence[Tensor]) -> list[Tensor]:
         """Candidates' gradients, without what the defence would have held back of the true one."""
