@@ -40,7 +40,7 @@ LTI = {"steps": 300, "batches": 1000, "hidden": 256, "dimension": 2048}
 
 @dataclass(frozen=True)
 class Plugged:
-    """A matcher, a network, a defence, what is plugged in, and the PSNR to reach; nothing but noise and grey is below it."""
+    """A matcher, a network, a defence, what is plugged in, and the PSNR that noise, grey and an average photo miss."""
 
     method: str
     network: Callable[[], nn.Sequential]
@@ -55,12 +55,13 @@ class Plugged:
 
 
 GENERATOR = {"generator": lambda: generator(16)}
+FINER = {"generator": lambda: generator(64)}
 DENOISER = {"denoiser": denoiser}
 PHOTOS = {"auxiliary": owned}
 CASES = [
-    Plugged("gias", convnet, 17, {"steps": 100, "weight_steps": 100, "restarts": 2, "rate": 0.1}, (), GENERATOR, 2),
-    Plugged("ggl", lenet, 18, GGL, (), GENERATOR),
-    Plugged("hcgla", convnet, 18, {"steps": 200}, (defend.Prune(0.99),), DENOISER),
+    Plugged("gias", convnet, 16.5, {"steps": 120, "weight_steps": 120, "restarts": 1, "rate": 0.1}, (), FINER, 2),
+    Plugged("ggl", lenet, 17.5, GGL, (), GENERATOR),
+    Plugged("hcgla", convnet, 17.5, {"steps": 200}, (defend.Prune(0.99),), DENOISER),
     Plugged("rog", convnet, 22, {}, (), DENOISER),
     Plugged("rog", convnet, 20, {}, (defend.QSGD(64),), DENOISER),
     Plugged("rog", convnet, 18, {}, (defend.Sign(),), DENOISER),
@@ -147,12 +148,12 @@ def test_the_denoiser_is_what_heavily_pruned_gradients_need() -> None:
 
 def test_lti_learns_from_defended_gradients() -> None:
     """A network that learned from whole gradients reads pruned ones worse than one that learned from pruned ones."""
-    net = lenet()
+    net, short = lenet(), {**LTI, "steps": 200, "batches": 600}
     update = sent(net, 1, (defend.Prune(0.97),))
-    whole = quality(net, update, "lti", auxiliary=owned(), defend=lambda update: update, **LTI)
-    named = quality(net, update, "lti", auxiliary=owned(), defend=defend.Prune(0.97), **LTI)
-    recognised = quality(net, update, "lti", auxiliary=owned(), **LTI)
-    assert min(named, recognised) > whole + 1
+    whole = quality(net, update, "lti", auxiliary=owned(), defend=lambda update: update, **short)
+    named = quality(net, update, "lti", auxiliary=owned(), defend=defend.Prune(0.97), **short)
+    recognised = quality(net, update, "lti", auxiliary=owned(), **short)
+    assert min(named, recognised) > whole + 4
     assert abs(named - recognised) < 1.5
 
 
