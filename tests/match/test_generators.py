@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 
 import unsum
 from match.cases import convnet, crops, decibels, lenet
-from match.plugs import denoiser, generator, own_photos
+from match.plugs import Principal, denoiser, generator, own_photos
 from unsum import defend
-from unsum.match import MATCHERS, match
+from unsum.match import MATCHERS, lti, match
 
 
 def owned() -> tuple[Tensor, Tensor]:
@@ -180,3 +181,35 @@ def test_the_embedded_inverse_is_a_generator_and_a_beginning() -> None:
     short = match(model, update, "gias", generator="inverse", labels=batch.targets, steps=1, weight_steps=1, restarts=1)
     assert short.images is not None
     assert short.images.shape == batch.images.shape
+
+
+def test_a_run_goes_on_from_its_checkpoints_and_from_no_other_generators(tmp_path: Path) -> None:
+    net = lenet()
+    update, file = sent(net), tmp_path / "run.safetensors"
+    short = {"image_size": 32, "steps": 20, "weight_steps": 10, "restarts": 2, "checkpoint": file}
+    first = match(net, update, "gias", generator=generator(16), **short)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run-latent.safetensors", "run-weights.safetensors"]
+    seen: list[int] = []
+    again = match(net, update, "gias", generator=generator(16), progress=lambda step, *_: seen.append(step), **short)
+    assert not seen  # both stages had been finished
+    assert torch.equal(first.images, again.images)
+    with pytest.raises(unsum.UnsumError, match="belongs to a run with another unknown"):
+        match(net, update, "gias", generator=Principal(16), **short)
+
+
+def test_samples_of_one_label_are_told_apart_by_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places 0 and 1 of a batch of one label are nobody's: without assignment both learn to draw the mean of the two pictures."""
+    net, labels = lenet(), torch.tensor([1, 1])
+    update = unsum.capture(net, crops(2), labels)
+
+    def run() -> tuple[float, float]:
+        short = {**LTI, "steps": 120, "batches": 400}
+        leak = match(net, update, "lti", labels=labels, image_size=32, auxiliary=owned(), **short)
+        assert leak.images is not None
+        return float(leak.history["loss"].min()), float((leak.images[0] - leak.images[1]).square().mean())
+
+    error, apart = run()
+    monkeypatch.setattr(lti, "matched_error", lambda found, images, _alike: (found - images).square().mean())
+    plain_error, plain_apart = run()
+    assert error < 0.75 * plain_error
+    assert apart > 4 * plain_apart

@@ -233,4 +233,5 @@ def _identity(problem: Problem, plan: Plan) -> dict[str, Any]:
         "objective": repr(plan.objective),
         "optimiser": repr(plan.optimiser),
         "regularisers": repr(plan.regularisers),
+        "unknown": repr(plan.unknown),
     }

@@ -9,7 +9,7 @@ The second stage reaches pictures that the generator has never learned to draw. 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ class Weights:
     """x = G_θ(z) for latents that stay: the unknown is θ."""
 
     generator: Generator
-    latents: Tensor
+    latents: Tensor = field(repr=False)
 
     def start(self, count: int, shape: Shape, generator: torch.Generator) -> list[Tensor]:  # noqa: ARG002
         return [parameter.detach().cpu().clone() for parameter in self.generator.module.parameters()]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
@@ -37,7 +37,7 @@ from unsum.update import Reduction, Update
 class Near:
     """Pixels that begin near given pictures; restarts differ by a little noise."""
 
-    images: Tensor
+    images: Tensor = field(repr=False)
     spread: float = 0.05
 
     def start(self, count: int, shape: Shape, generator: torch.Generator) -> list[Tensor]:

@@ -15,6 +15,7 @@ pictures, given as a module or as `FILE.py:FACTORY`, or it is `median`, a filter
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ INVERSE, MEDIAN = "inverse", "median"
 _TEACHERS = "those that the {} was trained with"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Generator:
     """(B, *latent) latents → (B, c, h, w) pictures."""
 
@@ -44,6 +45,13 @@ class Generator:
     latent: tuple[int, ...]
     photos: str
     targets: Tensor | None = None  # (B, C), where the module is conditional
+
+    def __repr__(self) -> str:
+        """Two generators of one class are told apart by their weights, as checkpoints must."""
+        digest = hashlib.sha256()
+        for name, tensor in self.module.state_dict().items():
+            digest.update(name.encode() + tensor.double().sum().cpu().numpy().tobytes())
+        return f"Generator({type(self.module).__name__}, {self.latent}, {digest.hexdigest()[:16]})"
 
     def __call__(self, latents: Tensor) -> Tensor:
         return self.drawn(latents, {})
