@@ -149,7 +149,7 @@ def test_the_denoiser_is_what_heavily_pruned_gradients_need() -> None:
 
 def test_lti_learns_from_defended_gradients() -> None:
     """A network that learned from whole gradients reads pruned ones worse than one that learned from pruned ones."""
-    net, short = lenet(), {**LTI, "steps": 200, "batches": 600}
+    net, short = lenet(), {**LTI, "steps": 150, "batches": 400}
     update = sent(net, 1, (defend.Prune(0.97),))
     whole = quality(net, update, "lti", auxiliary=owned(), defend=lambda update: update, **short)
     named = quality(net, update, "lti", auxiliary=owned(), defend=defend.Prune(0.97), **short)
