@@ -3,11 +3,11 @@
 uv run --with breaching python benchmarks/matching_speed.py                       # LeNet, 32×32, 100 classes, CPU
 python benchmarks/matching_speed.py --model resnet18 --size 224 --batches 1 8 --device cuda --steps 200
 
-Steps per second are of one pass of the objective and its derivative (an L-BFGS step is twenty of these). Times are processor
-seconds of one thread on a CPU, so that other work on the machine does not count, and wall-clock seconds on a GPU; the best of the
-repeats is given. Memory is the peak of what torch's allocator held above the start. PSNR is that of the worst picture after
-equal steps, the median over repeats, each from another start of the same distribution; of unsum the step of lowest loss, as of
-breaching; plain returns the last. Labels are granted to IG in all three; DLG optimises them.
+A pass is one evaluation of the objective and its derivative; an L-BFGS step is up to twenty of these, so that passes are
+counted at the model. Times are processor seconds of one thread on a CPU, so that other work on the machine does not count, and
+wall-clock seconds on a GPU; the best of the repeats is given. Memory is the peak of what torch's allocator held above the start.
+PSNR is that of the worst picture after equal steps, the median over repeats, each from another start; of unsum and breaching at
+the step of lowest loss, of the plain form at the last. Labels are granted to IG in all three; DLG optimises them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from unsum.client import capture
 from unsum.data import embedded_batch
+from unsum.leak import Leak
 from unsum.match import match
 from unsum.update import Update
 
@@ -81,19 +82,22 @@ Attack = Callable[
 ]  # (…, passes, seed) → pictures, passes taken
 
 
-def ours_ig(case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int, seed: int) -> tuple[Tensor, int]:
+def ours_ig(case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int, seed: int) -> Tensor:
     options = {"steps": passes, "total_variation": _VARIATION, "image_size": case.size}
-    leak = match(net, update, "ig", labels=labels, seed=seed, **options)
-    return leak.images, int(leak.history["step"][-1])
+    return _images(match(net, update, "ig", labels=labels, seed=seed, **options))
 
 
-def ours_dlg(case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int, seed: int) -> tuple[Tensor, int]:
+def ours_dlg(case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int, seed: int) -> Tensor:
     options = {"steps": passes // _INNER, "image_size": case.size}
-    leak = match(net, update, "dlg", batch_size=len(labels), seed=seed, **options)
-    return leak.images, int(leak.history["step"][-1]) * _INNER
+    return _images(match(net, update, "dlg", batch_size=len(labels), seed=seed, **options))
 
 
-def plain_ig(case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int, seed: int) -> tuple[Tensor, int]:
+def _images(leak: Leak) -> Tensor:
+    assert leak.images is not None
+    return leak.images
+
+
+def plain_ig(case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int, seed: int) -> Tensor:
     """As anyone would write it down: autograd for everything, one small operation per tensor."""
     torch.manual_seed(seed)
     x = torch.randn(len(labels), 3, case.size, case.size, device=case.device, requires_grad=True)
@@ -114,10 +118,10 @@ def plain_ig(case: Case, net: nn.Module, labels: Tensor, update: Update, passes:
         optimiser.step()
         schedule.step()
         x.data.clamp_(0, 1)
-    return x.detach(), passes
+    return x.detach()
 
 
-def plain_dlg(case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int, seed: int) -> tuple[Tensor, int]:
+def plain_dlg(case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int, seed: int) -> Tensor:
     torch.manual_seed(seed)
     x = torch.randn(len(labels), 3, case.size, case.size, device=case.device, requires_grad=True)
     y = torch.randn(len(labels), case.classes, device=case.device, requires_grad=True)
@@ -133,12 +137,12 @@ def plain_dlg(case: Case, net: nn.Module, labels: Tensor, update: Update, passes
 
     for _ in range(passes // _INNER):
         optimiser.step(closure)
-    return x.detach(), passes
+    return x.detach()
 
 
 def breaching_attack(
     name: str, case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int, seed: int
-) -> tuple[Tensor, int]:
+) -> Tensor:
     logging.disable(logging.INFO)
     import breaching
 
@@ -156,9 +160,8 @@ def breaching_attack(
     shared = {"gradients": [update.gradients[n] for n, _ in net.named_parameters()], "buffers": None, "metadata": known}
     torch.manual_seed(seed)
     attacker = breaching.attacks.prepare_attack(net, nn.CrossEntropyLoss(), settings, setup)
-    found, record = attacker.reconstruct([payload], [shared], {})
-    taken = max(1, len(record["Trial_0_Val"])) * (_INNER if by_lbfgs else 1)  # it gives up where the loss is no number
-    return found["data"].detach(), taken
+    found: Tensor = attacker.reconstruct([payload], [shared], {})[0]["data"]
+    return found.detach()
 
 
 class _Metadata(dict[str, Any]):
@@ -166,11 +169,11 @@ class _Metadata(dict[str, Any]):
         return self[name]
 
 
-def breaching_ig(*arguments: Any) -> tuple[Tensor, int]:
+def breaching_ig(*arguments: Any) -> Tensor:
     return breaching_attack("invertinggradients", *arguments)
 
 
-def breaching_dlg(*arguments: Any) -> tuple[Tensor, int]:
+def breaching_dlg(*arguments: Any) -> Tensor:
     return breaching_attack("deepleakage", *arguments)
 
 
@@ -185,6 +188,8 @@ def measure(case: Case, method: str, library: str, seed: int) -> tuple[float, fl
     net, images, labels, update = case.build()
     attack = ATTACKS[method][library]
     attack(case, net, labels, update, 2 * _INNER, 0)
+    passes: list[None] = []
+    net.register_forward_pre_hook(lambda *_: passes.append(None))  # copies of the model count here, too
     on_gpu = case.device != "cpu"
     if on_gpu:
         torch.cuda.synchronize()
@@ -192,13 +197,13 @@ def measure(case: Case, method: str, library: str, seed: int) -> tuple[float, fl
     held = torch.cuda.memory_allocated() if on_gpu else 0
     clock = time.perf_counter if on_gpu else time.process_time
     start = clock()
-    found, passes = attack(case, net, labels, update, case.steps, seed)
+    found = attack(case, net, labels, update, case.steps, seed)
     if on_gpu:
         torch.cuda.synchronize()
     seconds = clock() - start
     memory = torch.cuda.max_memory_allocated() - held if on_gpu else 0
     apart = (found.nan_to_num(0.5).clamp(0, 1) - images).square().flatten(1).mean(1)
-    return seconds / passes * 1000, memory / 2**20, float(-10 * apart.max().log10())
+    return seconds / len(passes) * 1000, memory / 2**20, float(-10 * apart.max().log10())
 
 
 def peak_memory(case: Case, method: str, library: str) -> float:

@@ -31,7 +31,8 @@ class Evaluator:
     def __init__(self, problem: Problem, plan: Plan, leaves: list[Tensor]) -> None:
         self.problem, self.plan = problem, plan
         self.restarts = len(leaves[0])
-        self.together = plan.together and self.restarts > 1 and not isinstance(plan.optimiser, LBFGS)
+        pays = _few_pixels(problem) or problem.device.type != "cpu"  # on a CPU, larger grouped convolutions are slower
+        self.together = plan.together and self.restarts > 1 and pays and not isinstance(plan.optimiser, LBFGS)
         self.notes: list[str] = []
         self.leaves = [leaf.detach().requires_grad_(self.together) for leaf in leaves]
         self.views = [[leaf.detach()[r].requires_grad_() for leaf in self.leaves] for r in range(self.restarts)]
@@ -145,6 +146,10 @@ class Evaluator:
         return totals, matches
 
 
+def _few_pixels(problem: Problem) -> bool:
+    return problem.batch_size * problem.shape[1] * problem.shape[2] <= _FEW_PIXELS
+
+
 @contextmanager
 def plain_norms(model: nn.Module) -> Iterator[None]:
     """Train-mode BatchNorm written out: the second derivative of torch's own is a little wrong under `vmap` (7e-5, relative)."""
@@ -172,10 +177,9 @@ def _kernels(problem: Problem) -> Iterator[None]:
     Channels-last and torch.compile were measured, too, and left out: the first changed nothing on a CPU, the second made it 1.4
     times as fast after a minute or more of compiling.
     """
-    pixels = problem.batch_size * problem.shape[1] * problem.shape[2]
     mkldnn: Any = torch.backends.mkldnn
     before = mkldnn.enabled
-    mkldnn.enabled = before and not (problem.device.type == "cpu" and pixels <= _FEW_PIXELS)
+    mkldnn.enabled = before and not (problem.device.type == "cpu" and _few_pixels(problem))
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ _LEAST_CURVATURE = 1e-10  # sᵀy below which torch, too, forgets a step
 
 
 class Memory:
-    """One restart's history: rows 0…m−1 of `pairs` are steps, rows m…2m−1 changes of gradient, in a ring."""
+    """One restart's history in a ring: row 2i of `pairs` is a step, row 2i + 1 the change of gradient that came with it."""
 
     def __init__(self, like: Tensor, history: int) -> None:
         self.m = history
@@ -30,6 +30,9 @@ class Memory:
         self.gamma = 1.0
         self.gradient: Tensor | None = None
         self.step: Tensor | None = None
+
+    def clear(self) -> None:
+        self.count, self.gamma, self.gradient, self.step = 0, 1.0, None, None
 
     def direction(self, gradient: Tensor, rate: float) -> Tensor:
         """The step to take from a point with this gradient; remembers both for the next."""
@@ -42,34 +45,40 @@ class Memory:
         return step
 
     def _remembered(self, s: Tensor, y: Tensor, gradient: Tensor) -> Tensor:
-        """Put a new pair into the ring; (2m,) products of all pairs with the gradient, from one pass over them for both."""
+        """Put a new pair into the ring; returns the products of all pairs with the gradient."""
         curvature = float(y.dot(s))
         if not curvature > _LEAST_CURVATURE:
-            return self.pairs.mv(gradient).double()
+            return self.pairs[: 2 * self.held].mv(gradient).double()
         place = self.count % self.m
-        self.pairs[place], self.pairs[self.m + place] = s, y
-        onto = self.pairs.mm(torch.stack([gradient, y], dim=1)).double()
-        self.products[:, place] = onto[:, 1]
-        self.products[self.m + place, :] = onto[self.m :, 1]
-        self.gamma = curvature / float(y.dot(y))
+        self.pairs[2 * place], self.pairs[2 * place + 1] = s, y
         self.count += 1
-        return onto[:, 0]
+        held = self.held
+        used = self.pairs[: 2 * held]
+        onto_y = used.mv(y).double()  # twice mv: mm with two columns takes several times as long on a CPU
+        self.products[: 2 * held, place] = onto_y
+        self.products[2 * place + 1, :held] = onto_y[1::2]
+        self.gamma = curvature / float(y.dot(y))
+        return used.mv(gradient).double()
+
+    @property
+    def held(self) -> int:
+        return min(self.count, self.m)
 
     def _newton(self, gradient: Tensor, onto: Tensor) -> Tensor:
         """H g, in float64 where it is small."""
         if self.count == 0:
             return gradient.clone()
-        held = min(self.count, self.m)
-        order = torch.arange(self.count - held, self.count, device=gradient.device) % self.m
-        Sg, Yg = onto[order], onto[self.m + order]
-        SY, YY = self.products[order][:, order], self.products[self.m + order][:, order]
+        held = self.held
+        order = torch.arange(self.count - held, self.count, device=gradient.device) % self.m  # oldest first
+        Sg, Yg = onto[2 * order], onto[2 * order + 1]
+        SY, YY = self.products[2 * order][:, order], self.products[2 * order + 1][:, order]
         R, D = SY.triu(), SY.diagonal()  # below the diagonal stands what earlier occupants of the ring left
         u = torch.linalg.solve_triangular(R, Sg[:, None], upper=True)[:, 0]
         inner = D * u + self.gamma * (YY.mv(u) - Yg)
         a = torch.linalg.solve_triangular(R.T, inner[:, None], upper=False)[:, 0]
         weights = torch.zeros_like(onto)
-        weights[order], weights[self.m + order] = a, -self.gamma * u
-        return torch.addmv(gradient, self.pairs.T, weights.to(gradient), beta=self.gamma)
+        weights[2 * order], weights[2 * order + 1] = a, -self.gamma * u
+        return torch.addmv(gradient, self.pairs[: 2 * held].T, weights.to(gradient), beta=self.gamma)
 
     def state(self) -> dict[str, Any]:
         return dict(vars(self))

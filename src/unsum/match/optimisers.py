@@ -138,10 +138,7 @@ class _LBFGSDriver:
         return first
 
     def forget(self, restart: int) -> None:
-        views = self._evaluated.views[restart]
-        self._memories[restart] = Memory(
-            views[0].new_empty(sum(view.numel() for view in views)), self._declared.history
-        )
+        self._memories[restart].clear()
 
     def state(self) -> Any:
         return [memory.state() for memory in self._memories]

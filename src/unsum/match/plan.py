@@ -27,7 +27,8 @@ class Plan:
         regularisers: terms added to the objective, each with its weight.
         unknown: what is optimised, and the pictures it makes.
         restarts: how many starts; the one of lowest loss is the answer.
-        together: send restarts through the model together, where the optimiser is Adam and `vmap` can run the model.
+        together: send restarts through the model together, where the optimiser is Adam, `vmap` can run the model, and it pays (on
+            a GPU, or for a few small pictures).
         gradients: which of the received gradients to match.
         soft_labels: the labels are unknown, too, and optimised along.
         amend: called with one restart's leaves every `amend_every` steps, to change them in place (a denoiser, say).
