@@ -11,8 +11,10 @@ differ by pictures alone, and place i of the answer belongs to label i. π only 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -57,8 +59,8 @@ def lti(
     traces = Traces.of(problem)
     reader = _Reader(problem, traces, defend, dimension)
     with reader.many.ready(), torch.no_grad():
-        train = _gathered(reader, photos[held:], batches, generator)
-        test = _gathered(reader, photos[:held], max(1, round(_HELD_OUT * batches)), generator)
+        train = _gathered(reader, photos[held:], batches, problem.seed)
+        test = _gathered(reader, photos[:held], max(1, round(_HELD_OUT * batches)), problem.seed + 1)
         asked = reader.received()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(problem.seed)
@@ -80,8 +82,21 @@ def lti(
 
 @dataclass(frozen=True)
 class Lessons:
+    """What was sent for N batches, and which photos they were; the pictures themselves are put together as they are needed."""
+
     inputs: Tensor  # (N, d)
-    images: Tensor  # (N, B, c, h, w)
+    photos: Tensor  # (P, c, h, w)
+    chosen: Tensor  # (N, B)
+    mirrored: Tensor  # (N, B)
+
+    def images(self, rows: Tensor) -> Tensor:
+        """(n, B, c, h, w) the pictures of some of the batches."""
+        return _batches(self.photos, self.chosen[rows], self.mirrored[rows])
+
+
+def _batches(photos: Tensor, chosen: Tensor, mirrored: Tensor) -> Tensor:
+    images = photos[chosen]
+    return torch.where(mirrored[..., None, None, None], images.flip(-1), images)
 
 
 def _photos(problem: Problem) -> Tensor:
@@ -126,15 +141,15 @@ class _Reader:
         return self.sketch(torch.cat([g.flatten(1) / size for g, size in zip(found, self.sizes, strict=True)], dim=1))
 
 
-def _gathered(reader: _Reader, photos: Tensor, count: int, generator: torch.Generator) -> Lessons:
-    """Random batches of the photos, half of each mirrored, and what a client would have sent for them."""
-    B = reader.problem.batch_size
-    chosen = torch.rand(count, len(photos), generator=generator).argsort(1)[:, :B].to(photos.device)
-    mirrored = (torch.rand(count, B, 1, 1, 1, generator=generator) < 0.5).to(photos.device)
-    images = photos[chosen]
-    images = torch.where(mirrored, images.flip(-1), images)
-    inputs = torch.cat([reader(some) for some in images.split(reader.many.at_once)])
-    return Lessons(inputs, images)
+def _gathered(reader: _Reader, photos: Tensor, count: int, seed: int) -> Lessons:
+    """Random batches of the photos, half of all pictures mirrored, and what a client would have sent for them."""
+    B, draw = reader.problem.batch_size, Random(seed)
+    chosen = torch.tensor([draw.sample(range(len(photos)), B) for _ in range(count)], device=photos.device)
+    mirrored = torch.tensor([[draw.random() < 0.5 for _ in range(B)] for _ in range(count)], device=photos.device)
+    at_once = reader.many.at_once
+    parts = zip(chosen.split(at_once), mirrored.split(at_once), strict=True)
+    inputs = torch.cat([reader(_batches(photos, *part)) for part in parts])
+    return Lessons(inputs, photos, chosen, mirrored)
 
 
 class _Learner:
@@ -145,7 +160,7 @@ class _Learner:
         self.alike = torch.cdist(targets, targets) < 1e-6  # (B, B) samples whose order the gradient cannot tell
         self.mean, deviation = train.inputs.mean(0), train.inputs.std(0)
         self.deviation = deviation.clamp_min(float(deviation.max()) * 1e-3 + 1e-12)
-        out = train.images[0].numel()
+        out = math.prod(self.shape)
         self.network = nn.Sequential(
             nn.Linear(train.inputs.shape[1], hidden),
             nn.ReLU(),
@@ -161,6 +176,14 @@ class _Learner:
     def _pictures(self, inputs: Tensor) -> Tensor:
         found: Tensor = self.network((inputs - self.mean) / self.deviation)
         return found.view(-1, *self.shape).sigmoid()
+
+    def _error(self, lessons: Lessons, at_a_time: int) -> float:
+        rows = torch.arange(len(lessons.inputs), device=lessons.inputs.device).split(at_a_time)
+        errors = [
+            len(some) * matched_error(self.draw(lessons.inputs[some]), lessons.images(some), self.alike)
+            for some in rows
+        ]
+        return float(torch.stack(errors).sum()) / len(lessons.inputs)
 
     def fit(
         self,
@@ -180,13 +203,13 @@ class _Learner:
         for step in range(1, steps + 1):
             chosen = torch.randint(len(train.inputs), (at_a_time,), generator=generator).to(train.inputs.device)
             with torch.enable_grad():
-                error = matched_error(self._pictures(train.inputs[chosen]), train.images[chosen], self.alike)
+                error = matched_error(self._pictures(train.inputs[chosen]), train.images(chosen), self.alike)
                 adam.zero_grad()
                 error.backward()
             adam.step()
             schedule.step()
             if step % look_every == 0 or step == steps:
-                value = float(matched_error(self.draw(test.inputs), test.images, self.alike))
+                value = self._error(test, at_a_time)
                 rows.append([step, value, float(error.detach())])
                 if progress is not None:
                     progress(*rows[-1])
