@@ -28,7 +28,13 @@ from unsum.update import Update
 
 Say = Callable[[str], None]
 AUTO = "auto"
-_MATCH_OPTIONS = ("image_size", "checkpoint", "checkpoint_seconds", "preview")  # of `match` itself, not of one method
+_MATCH_OPTIONS = (
+    "image_size",
+    "auxiliary",
+    "checkpoint",
+    "checkpoint_seconds",
+    "preview",
+)  # of `match` itself, not of one method
 _SMALLEST_PICTURE = 11  # side of the window that structural similarity is measured in
 
 
@@ -72,8 +78,10 @@ def attack(
     check_recipe(recipe, label_rule, refine)
     if label_rule is not None and labels is not None:
         raise UnsumError("The labels are given, so there is none to find; leave out labels= or label_rule=.")
-    if auxiliary is not None and label_rule is None:
-        raise UnsumError("Only label rules use auxiliary data; name one with label_rule=, or leave auxiliary= out.")
+    if auxiliary is not None and label_rule is None and not (is_matcher(recipe) and uses_auxiliary(recipe)):
+        raise UnsumError(
+            "Only label rules use auxiliary data, and the attack 'lti'; name one of them, or leave auxiliary= out."
+        )
     say = progress or (lambda _sentence: None)
     if is_matcher(recipe):
         granted = {"labels": labels, "batch_size": batch_size, "label_rule": label_rule, "auxiliary": auxiliary}
@@ -163,6 +171,11 @@ def check_recipe(recipe: str, label_rule: str | None = None, refine: str | None 
 def is_matcher(recipe: str) -> bool:
     """Whether a recipe, with or without options, is a gradient-matching method."""
     return recipe.partition(":")[0] in [entry.name for entry in MATCHERS]
+
+
+def uses_auxiliary(recipe: str) -> bool:
+    """Whether a gradient-matching method learns from photos of the attacker's own."""
+    return MATCHERS[recipe.partition(":")[0]].needs.auxiliary
 
 
 def _parsed(recipe: str) -> tuple[str, dict[str, Any]]:

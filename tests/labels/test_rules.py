@@ -13,12 +13,13 @@ from torch import Tensor, nn
 import unsum
 from material import pictures, small_net
 from unsum import UnsumError, Update, capture
+from unsum.defend import Prune
 from unsum.labels import LABEL_RULES, gather
 from unsum.labels.ilrg import solve_counts, whole_counts
 from unsum.labels.llg import count_down
 from unsum.labels.probe import Probe
 
-COUNTING = ["exact", "ilrg", "llg", "llg*", "llg+"]  # rules that see how often a class occurs
+COUNTING = ["adaptive", "exact", "ilrg", "llg", "llg*", "llg+"]  # rules that see how often a class occurs
 NAMES = [entry.name for entry in LABEL_RULES]
 
 
@@ -263,3 +264,12 @@ def test_no_rule_warns(net: nn.Sequential) -> None:
         warnings.simplefilter("error")
         for name in set(NAMES) - {"idlg"}:
             unsum.labels(net, update, name, batch_size=2, auxiliary=auxiliary(40, 1))
+
+
+def test_labels_that_pruning_left() -> None:
+    """One entry of the bias gradient is left for two samples: the rows of ∇W still name both."""
+    net = small_net(batch_norm=False, classes=100)
+    update = capture(net, pictures(2), torch.tensor([28, 35]), defenses=(Prune(0.99),))
+    assert int(update.gradients["5.bias"].count_nonzero()) == 1
+    assert unsum.labels(net, update, "bias-sign").tolist() != [28, 35]
+    assert sorted(unsum.labels(net, update, "adaptive").tolist()) == [28, 35]

@@ -40,7 +40,7 @@ optimisation returns a `Matched` of its own. `problem` holds the model, the rece
 truth is nowhere in it.
 """
 
-from unsum.match import dlg, gradinversion, idlg, ig, soft  # noqa: F401 (registers them)
+from unsum.match import dlg, ggl, gias, gradinversion, hcgla, idlg, ig, lti, rog, soft  # noqa: F401 (registers them)
 from unsum.match.engine import Matched, solve
 from unsum.match.method import MATCHERS, Needs, matcher
 from unsum.match.plan import Plan

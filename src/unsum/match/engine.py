@@ -24,7 +24,11 @@ _BETTER = 0.999  # a loss counts as lower from here on
 
 @dataclass(frozen=True)
 class Matched:
-    """The restart of lowest loss: its pictures, targets and losses; every restart's loss; how they fell."""
+    """The restart of lowest loss: its pictures, targets and losses; every restart's loss; how they fell.
+
+    `leaves` are the unknowns behind the pictures, for a stage that goes on from there; `photos` says which photos of its own the
+    attacker used, for the list of what was granted.
+    """
 
     images: Tensor  # (B, c, h, w)
     targets: Tensor  # (B, C)
@@ -34,6 +38,8 @@ class Matched:
     steps: int
     history: dict[str, Tensor] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    leaves: list[Tensor] = field(default_factory=list)
+    photos: str = ""
 
 
 def solve(problem: Problem, plan: Plan) -> Matched:
@@ -190,6 +196,7 @@ class _Run:
             self.step,
             dict(zip(("step", "loss", "match"), columns, strict=True)),
             self._notes(),
+            [leaf[first] for leaf in self.best],
         )
 
 
@@ -226,4 +233,5 @@ def _identity(problem: Problem, plan: Plan) -> dict[str, Any]:
         "objective": repr(plan.objective),
         "optimiser": repr(plan.optimiser),
         "regularisers": repr(plan.regularisers),
+        "unknown": repr(plan.unknown),
     }

@@ -26,6 +26,8 @@ class Needs:
         batch_size: it must be granted, or disclosed by the update, where labels are not.
         one_sample: the method is for a single sample.
         scale: the gradient itself, not a multiple of it.
+        auxiliary: photos of the attacker's own.
+        extra: anything else, in words; the method itself refuses to go without.
     """
 
     rule: str = ""
@@ -33,6 +35,7 @@ class Needs:
     batch_size: bool = False
     one_sample: bool = False
     scale: bool = False
+    auxiliary: bool = False
     extra: str = ""
 
     def __str__(self) -> str:
@@ -48,11 +51,17 @@ class Needs:
             "batch size": self.batch_size,
             "one sample": self.one_sample,
             "gradient's scale": self.scale,
+            "auxiliary photos": self.auxiliary,
             self.extra: bool(self.extra),
         }
         return ", ".join(text for text, needed in texts.items() if needed)
 
-    def check(self, name: str, update: Update, batch_size: int | None) -> None:
+    def check(self, name: str, update: Update, batch_size: int | None, *, auxiliary: bool = True) -> None:
+        if self.auxiliary and not auxiliary:
+            raise UnsumError(
+                f"{name!r} learns from photos of the attacker's own; give auxiliary=(images, labels), or on the command line "
+                f"{name}:auxiliary=FILE.npz with arrays images and labels."
+            )
         if self.scale and not update.scale_known:
             raise UnsumError(
                 f"{name!r} needs the gradient's scale; give the learning rate of the delta, or use 'ig', "

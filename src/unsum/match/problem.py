@@ -35,6 +35,7 @@ class Problem:
     shape: tuple[int, int, int]
     targets: Tensor | None = None  # (B, C)
     separated: Leak | None = None  # where a separator ran first
+    auxiliary: tuple[Tensor, Tensor] | None = None  # labelled samples of the attacker's own
     seed: int = 0
     progress: Progress | None = None
     checkpoint: Path | None = None

@@ -18,6 +18,7 @@ from unsum.head import find_head
 from unsum.knowledge import Knowledge
 from unsum.labels import LABEL_RULES, gather
 from unsum.leak import Leak
+from unsum.match.auxiliary import read_auxiliary
 from unsum.match.engine import Matched
 from unsum.match.method import MATCHERS, Matcher
 from unsum.match.problem import Problem, pose
@@ -34,7 +35,7 @@ def match(
     labels: Tensor | None = None,
     batch_size: int | None = None,
     label_rule: str | None = None,
-    auxiliary: tuple[Tensor, Tensor] | None = None,
+    auxiliary: tuple[Tensor, Tensor] | str | Path | None = None,
     image_size: int | tuple[int, int, int] | None = None,
     device: torch.device | str | None = None,
     seed: int = 0,
@@ -53,7 +54,8 @@ def match(
         labels: (B,) class numbers or (B, C) probabilities if the attacker knows them.
         batch_size: B if the attacker knows it; taken from the update where the protocol discloses it.
         label_rule: a rule from `unsum list`, instead of the one that the method declares.
-        auxiliary: labelled samples of the attacker's own, for label rules that need them.
+        auxiliary: labelled samples of the attacker's own, for the methods and label rules that need them: (images, labels), or a
+            .npz, .safetensors or .pt file with both under these names.
         image_size: the side of the pictures, or (channels, height, width); by default the model's `image_size`, or the only
             usual side that the model takes.
         progress: called now and then as `progress(step, loss, gradients' distance)`.
@@ -71,9 +73,10 @@ def match(
     _check_files(checkpoint, preview)
     if device is not None and torch.device(device).type != next(model.parameters()).device.type:
         raise UnsumError(f"The model is on {next(model.parameters()).device}, not {device}; move it there first.")
+    owned = read_auxiliary(auxiliary) if isinstance(auxiliary, str | Path) else auxiliary
     disclosed = update.batch_size if labels is None and batch_size is None else batch_size
-    knowledge = Knowledge(labels=labels, batch_size=disclosed, auxiliary=auxiliary)
-    chosen.needs.check(method, update, knowledge.known_batch_size)
+    knowledge = Knowledge(labels=labels, batch_size=disclosed, auxiliary=owned)
+    chosen.needs.check(method, update, knowledge.known_batch_size, auxiliary=owned is not None)
     shape = picture_shape(model, image_size)
     targets, separated, notes = _targets(model, update, chosen, knowledge, label_rule, seed)
     B = len(targets) if targets is not None else knowledge.known_batch_size
@@ -81,6 +84,7 @@ def match(
     problem = pose(method, model, update, batch_size=B, shape=shape, targets=targets, separated=separated)
     problem = replace(
         problem,
+        auxiliary=knowledge.auxiliary,
         seed=seed,
         progress=progress,
         checkpoint=None if checkpoint is None else Path(checkpoint),
@@ -125,6 +129,7 @@ def _targets(
 
 def _leak(problem: Problem, matched: Matched, knowledge: Knowledge, notes: list[str], seconds: float) -> Leak:
     features, logits, residual = _explained(problem, matched)
+    knowledge = replace(knowledge, auxiliary_photos=matched.photos)
     tail = "" if len(matched.restart_losses) == 1 else f", the lowest of {len(matched.restart_losses)} restarts"
     notes = [
         *notes,
