@@ -71,8 +71,8 @@ def command(
     with stages(_PROGRESS) as shown:
         shown.say("Reading photos")
         photos = read_photos(data, size=training.size)
-        scored = read_photos(held_out, size=training.size).images if held_out else None
-    photos, scored = (photos, scored) if scored is not None else _split(photos, seed)
+        scored = read_photos(held_out, size=training.size) if held_out else None
+    photos, scored = (photos, scored) if scored is not None else split(photos, seed)
     fabric = new_fabric(accelerator=device, devices=devices if devices == "auto" else int(devices))
     if fabric.is_global_zero:  # the first step of a large backbone takes a while on a CPU
         told = f"unsum: Training on {len(photos.images):,} photos; {len(scored):,} more are only scored"
@@ -81,7 +81,7 @@ def command(
         inverse = train_inverse(
             loaded.model,
             photos.images,
-            scored,
+            scored.images,
             out,
             training,
             card=photos.card | {"photos": len(photos.images)},
@@ -102,14 +102,17 @@ def _sizes(text: str) -> tuple[int, ...]:
         raise UnsumError(f"--clients takes batch sizes such as 8,32, not {text!r}.") from error
 
 
-def _split(photos: Photos, seed: int) -> tuple[Photos, Tensor]:
+def split(photos: Photos, seed: int) -> tuple[Photos, Photos]:
     """Every twentieth photo, at random, is kept for the score."""
-    order = torch.randperm(len(photos), generator=torch.Generator().manual_seed(seed))
-    count = max(1, round(_HELD_OUT * len(photos)))
     if len(photos) < 2:
         raise UnsumError("One photo cannot both train and score an inverse; give more with --data.")
-    chosen, kept = order[:count], order[count:]
-    return replace(photos, images=photos.images[kept], labels=photos.labels[kept]), photos.images[chosen]
+    order = torch.randperm(len(photos), generator=torch.Generator().manual_seed(seed))
+    count = max(1, round(_HELD_OUT * len(photos)))
+    scored, kept = (
+        replace(photos, images=photos.images[rows], labels=photos.labels[rows])
+        for rows in (order[:count], order[count:])
+    )
+    return kept, scored
 
 
 @contextmanager
