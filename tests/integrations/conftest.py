@@ -1,4 +1,4 @@
-"""Flower in an environment of its own: it pins older releases of what unsum is developed with."""
+"""Flower and NVFlare in environments of their own: they pin older releases of what unsum is developed with."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ HEAVY = ("torch", "torchvision", "torchmetrics", "triton", "nvidia", "cuda", "nu
 @pytest.fixture(scope="session")
 def flower_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment with unsum from this tree, Flower and its simulation engine."""
-    return environment(tmp_path_factory.mktemp("flower"), f"{pages.ROOT}[flower]", "flwr[simulation]", "tensorboard")
+    return environment(tmp_path_factory.mktemp("flower"), "flwr[simulation]", "tensorboard", extras="[flower]")
 
 
-def environment(folder: Path, *packages: str) -> Path:
-    """A new environment with unsum in place, `packages` and pytest; skipped where it cannot be made and need not be."""
+def environment(folder: Path, *packages: str, extras: str = "") -> Path:
+    """A new environment with unsum from this tree, `packages` and pytest; skipped where it cannot be made and need not be."""
     required = os.environ.get("UNSUM_REQUIRE_UV") == "1"
     if shutil.which("uv") is None:
         _give_up("No uv on the PATH; install it (pip install uv) to test the integrations.", required)
@@ -35,7 +35,7 @@ def environment(folder: Path, *packages: str) -> Path:
     commands = (
         ["uv", "venv", "--quiet", "--python", sys.executable, str(folder / "venv")],
         ["uv", "pip", "install", "--quiet", "--python", str(python), "--constraint", str(folder / "versions.txt"),
-         "pytest", "--editable", *packages],
+         "pytest", *packages, "--editable", f"{pages.ROOT}{extras}"],
     )  # fmt: skip
     for command in commands:
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)

@@ -37,7 +37,7 @@ except ImportError as missing:
 __all__ = ["AuditStrategy", "LocalTraining", "leakage_guard_mod"]
 
 _LOG = logging.getLogger("flwr")  # so that findings stand where Flower's own lines do
-_SHARE = 0.1  # of a round's training time, which an audit may take by default
+_SHARE = 0.1  # of the training's time so far, which audits may have taken by default
 _REFUSED = 6  # Flower's code for a mod whose precondition failed
 
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
@@ -52,8 +52,9 @@ class AuditStrategy(Strategy):
         model: the model that is trained; its weights are not looked at, those that were sent are.
         every: audit every so many rounds, from the first on.
         clients: how many clients a round, those audited least so far first; all by default.
-        budget_seconds: for the audits of one round; by default a tenth of the time that the round's training took. When it is
-            over, the audit under way is stopped and the rest is left out, and the findings say so.
+        budget_seconds: for the audits of one round; by default, all audits together may take a tenth of the time that the
+            training took until then. When the time is over, the audit under way is stopped and the rest is left out, and the
+            findings say so.
         training: what the server knows of its clients' training.
         attack: `exact`, which is quick and vouches for its answers; any other separator; or `auto`, everything.
         folder: where to write `leakage.jsonl`, and TensorBoard's curves where it is installed.
@@ -89,7 +90,7 @@ class AuditStrategy(Strategy):
         self._journal = Journal(folder)
         self._sent: dict[int, ArrayRecord] = {}
         self._times_audited: dict[int, int] = {}
-        self._started = 0.0
+        self._started = self._training_seconds = self._audit_seconds = 0.0
 
     def __getattr__(self, name: str) -> Any:
         """What others ask of `inner` (its fractions, its privacy accountant) is answered by it."""
@@ -115,11 +116,14 @@ class AuditStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         received = list(replies)
+        start = time.perf_counter()
+        self._training_seconds += start - self._started
         figures: dict[str, float] = {}
         try:
             figures = self._audit(server_round, received)
         except Exception as error:  # an audit never breaks a round
             _LOG.warning("unsum: round %d was not audited. %s", server_round, reason_of(error))
+        self._audit_seconds += time.perf_counter() - start
         self._sent = {}
         arrays, metrics = self.inner.aggregate_train(server_round, received)
         if figures:
@@ -137,15 +141,16 @@ class AuditStrategy(Strategy):
 
     def summary(self) -> None:
         whom = "all clients" if self._clients is None else f"{self._clients} clients"
-        budget = f"{_SHARE:.0%} of its time" if self._budget is None else f"{self._budget:g} s"
-        _LOG.info("\t├──> unsum: audits %s every %d rounds, within %s a round", whom, self._every, budget)
+        budget = f"{_SHARE:.0%} of the training's time" if self._budget is None else f"{self._budget:g} s a round"
+        _LOG.info("\t├──> unsum: audits %s every %d rounds, within %s", whom, self._every, budget)
         self.inner.summary()
 
     def _audit(self, number: int, replies: list[Message]) -> dict[str, float]:
         if not self._sent:
             return {}
         start = time.perf_counter()
-        budget = _SHARE * (start - self._started) if self._budget is None else self._budget
+        allowance = _SHARE * self._training_seconds - self._audit_seconds
+        budget = allowance if self._budget is None else self._budget
         findings = []
         over = False
         for reply in self._chosen(replies):
@@ -196,7 +201,7 @@ class AuditStrategy(Strategy):
 
     def _left_out(self, number: int, reply: Message, budget: float) -> Finding:
         note = (
-            f"Not audited: the round's budget of {budget:.2g} s was over; raise budget_seconds= or audit fewer clients."
+            f"Not audited: the round's budget of {max(budget, 0):.2g} s was over; raise budget_seconds= or audit fewer clients."
         )
         return Finding(number, str(reply.metadata.src_node_id), "out of time", notes=(note,))
 

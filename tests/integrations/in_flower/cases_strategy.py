@@ -135,6 +135,22 @@ def test_when_the_budget_is_over_the_audit_stops_and_says_so(monkeypatch: pytest
     assert stopped == [True]
 
 
+def test_by_default_audits_take_at_most_a_tenth_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one round leaves over, the next may use."""
+    budgets = []
+    model = network()
+    strategy = AuditStrategy(FedAvg(), model, training=KNOWN, clients=1)
+    monkeypatch.setattr(flower, "within", lambda seconds, work: budgets.append(seconds) or time.sleep(0.03) or work())
+    for number, pause in enumerate((1.0, 0.2), 1):
+        replies = answers(ask(strategy, model, 2, number), one_step(model))
+        time.sleep(pause)
+        strategy.aggregate_train(number, replies)
+    spent = strategy._audit_seconds
+    assert 0.09 < budgets[0] < 0.3
+    assert budgets[1] == pytest.approx(0.1 * strategy._training_seconds - budgets[0] * 0, abs=spent + 0.01)
+    assert budgets[1] < 0.1 * strategy._training_seconds - 0.02
+
+
 def test_every_and_clients_choose_and_in_the_end_each_client_had_its_turn() -> None:
     model = network()
     strategy = AuditStrategy(FedAvg(), model, training=KNOWN, every=2, clients=1, budget_seconds=60)
