@@ -76,18 +76,22 @@ def ratio(lines: list[str], pairs: int) -> Callable[[Any], None]:
     from flwr.serverapp.strategy import FedAvg
 
     def main(grid: Any) -> None:
-        for steps in (1, 50):
+        for steps, budget in ((1, None), (1, 5.0), (50, None)):
             train(grid, FedAvg(fraction_evaluate=0.0), 1, steps)  # every worker has imported what it needs
             train(grid, audited(1, budget_seconds=60.0), 1, 1)
-            without, with_, done = [], [], []
+            without, with_, done, shares = [], [], [], []
             for _ in range(pairs):  # in turn, so that a busy machine slows both
                 without.append(train(grid, FedAvg(fraction_evaluate=0.0), ROUNDS, steps))
-                strategy = audited(steps)
+                strategy = audited(steps, budget_seconds=budget)
                 with_.append(train(grid, strategy, ROUNDS, steps))
+                shares.append(strategy.audit_seconds / strategy.training_seconds)
                 done.append(sum(finding.outcome == "audited" for finding in strategy.findings))
-            one, two = statistics.median(without), statistics.median(with_)
-            share = f"{statistics.median(done):g} of {CLIENTS * ROUNDS}"
-            lines.append(f"| {steps} | {one:.2f} s | {two:.2f} s | {two / one:.2f} | {share} |")
+            ratios = [two / one for one, two in zip(without, with_, strict=True)]
+            times = f"{statistics.median(without):.2f} s | {statistics.median(with_):.2f} s"
+            part = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            count = f"{statistics.median(done):g} of {CLIENTS * ROUNDS}"
+            limit = "default" if budget is None else f"{budget:g} s a round"
+            lines.append(f"| {steps} | {limit} | {times} | {part} | {statistics.median(shares):.0%} | {count} |")
 
     return main
 

@@ -51,16 +51,17 @@ class AuditStrategy(Strategy):
             before `inner` clips it or adds noise.
         model: the model that is trained; its weights are not looked at, those that were sent are.
         every: audit every so many rounds, from the first on.
-        clients: how many clients a round, those audited least so far first; all by default.
+        clients: how many clients a round, those with the fewest turns so far first; all by default.
         budget_seconds: for the audits of one round; by default, all audits together may take a tenth of the time that the
-            training took until then. When the time is over, the audit under way is stopped and the rest is left out, and the
-            findings say so.
+            training took until then; an audit that takes longer is tried again when twice as much has been saved up. When the
+            time is over, the audit under way is stopped and the rest is left out, and the findings say so.
         training: what the server knows of its clients' training.
         attack: `exact`, which is quick and vouches for its answers; any other separator; or `auto`, everything.
         folder: where to write `leakage.jsonl`, and TensorBoard's curves where it is installed.
         train: BatchNorm's mode in the clients' training.
 
-    `findings` holds every finding, `worst` what was seen of the client that leaked most, with the weights that it was sent.
+    `findings` holds every finding, `worst` what was seen of the client that leaked most, with the weights that it was sent;
+    `training_seconds` and `audit_seconds` add up what both took.
     """
 
     def __init__(
@@ -89,8 +90,9 @@ class AuditStrategy(Strategy):
         self._training, self._attack, self._train, self._seed = training, attack, train, seed
         self._journal = Journal(folder)
         self._sent: dict[int, ArrayRecord] = {}
-        self._times_audited: dict[int, int] = {}
-        self._started = self._training_seconds = self._audit_seconds = 0.0
+        self._turns: dict[int, int] = {}
+        self.training_seconds = self.audit_seconds = 0.0
+        self._started = self._saved_up = 0.0
 
     def __getattr__(self, name: str) -> Any:
         """What others ask of `inner` (its fractions, its privacy accountant) is answered by it."""
@@ -117,13 +119,13 @@ class AuditStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         received = list(replies)
         start = time.perf_counter()
-        self._training_seconds += start - self._started
+        self.training_seconds += start - self._started
         figures: dict[str, float] = {}
         try:
             figures = self._audit(server_round, received)
         except Exception as error:  # an audit never breaks a round
             _LOG.warning("unsum: round %d was not audited. %s", server_round, reason_of(error))
-        self._audit_seconds += time.perf_counter() - start
+        self.audit_seconds += time.perf_counter() - start
         self._sent = {}
         arrays, metrics = self.inner.aggregate_train(server_round, received)
         if figures:
@@ -149,10 +151,9 @@ class AuditStrategy(Strategy):
         if not self._sent:
             return {}
         start = time.perf_counter()
-        allowance = _SHARE * self._training_seconds - self._audit_seconds
-        budget = allowance if self._budget is None else self._budget
+        budget = self._allowance() if self._budget is None else self._budget
         findings = []
-        over = False
+        over = budget <= 0
         for reply in self._chosen(replies):
             if over:
                 findings.append(self._left_out(number, reply, budget))
@@ -160,29 +161,36 @@ class AuditStrategy(Strategy):
             finding = self._audit_one(number, reply, start + budget - time.perf_counter(), budget)
             over = finding.outcome == "out of time"
             findings.append(finding)
+        if budget > 0:
+            self._saved_up = 2 * budget if findings and findings[0].outcome == "out of time" else 0.0
         figures = figures_of(findings, time.perf_counter() - start)
         self.findings += findings
         self._journal.write(number, findings, figures)
         self._say(number, findings)
         return figures
 
+    def _allowance(self) -> float:
+        """Seconds by default; none while saving up for an audit that twice the last allowance may be enough for."""
+        left = _SHARE * self.training_seconds - self.audit_seconds
+        return left if left >= self._saved_up else 0.0
+
     def _chosen(self, replies: list[Message]) -> list[Message]:
-        """Those to be audited, the ones least audited so far first; a client's error takes nobody's place."""
+        """Those to be audited, the ones with the fewest turns so far first; a client's error takes nobody's place."""
         answers = sorted(
             (reply for reply in replies if not reply.has_error()),
-            key=lambda reply: (self._times_audited.get(reply.metadata.src_node_id, 0), reply.metadata.src_node_id),
+            key=lambda reply: (self._turns.get(reply.metadata.src_node_id, 0), reply.metadata.src_node_id),
         )
         return answers[: self._clients]
 
     def _audit_one(self, number: int, reply: Message, seconds: float, budget: float) -> Finding:
         node = reply.metadata.src_node_id
+        self._turns[node] = self._turns.get(node, 0) + 1  # even if it runs out of time, or it would be first for ever
         try:
             model, seen_, finding = within(seconds, lambda: self._look(number, reply))
         except OutOfTime:
             return self._left_out(number, reply, budget)
         except Exception as error:
             return Finding(number, str(node), "failed", notes=(reason_of(error),))
-        self._times_audited[node] = self._times_audited.get(node, 0) + 1
         if self.worst is None or _rank(finding) > _rank(self.worst[0]):
             self.worst = finding, model, seen_
         return finding

@@ -41,11 +41,6 @@ def test_the_example_trains_audits_and_ends_in_a_report(tmp_path: Path) -> None:
     assert "<html" in (tmp_path / "flower-audit-report" / "worst" / "report.html").read_text("utf-8")
 
 
-def test_a_guard_on_every_client_leaves_the_server_with_nothing(tmp_path: Path) -> None:
-    out = simulate(tmp_path, "--rounds", "1", "--guard", "refuse")
-    assert "No update was audited" in out
-
-
 @pytest.mark.parametrize("name", ["serverapp", "clientapp"])
 def test_the_project_names_apps_that_exist(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib

@@ -135,20 +135,29 @@ def test_when_the_budget_is_over_the_audit_stops_and_says_so(monkeypatch: pytest
     assert stopped == [True]
 
 
-def test_by_default_audits_take_at_most_a_tenth_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one round leaves over, the next may use."""
-    budgets = []
+def test_by_default_audits_take_at_most_a_tenth_of_the_training_and_save_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets, needed = [], 0.15
+
+    def clock(seconds, work):
+        budgets.append(seconds)
+        time.sleep(min(seconds, needed))
+        if seconds < needed:
+            raise flower.OutOfTime
+        return work()
+
     model = network()
     strategy = AuditStrategy(FedAvg(), model, training=KNOWN, clients=1)
-    monkeypatch.setattr(flower, "within", lambda seconds, work: budgets.append(seconds) or time.sleep(0.03) or work())
-    for number, pause in enumerate((1.0, 0.2), 1):
+    monkeypatch.setattr(flower, "within", clock)
+    for number in range(1, 9):
         replies = answers(ask(strategy, model, 2, number), one_step(model))
-        time.sleep(pause)
+        strategy._started = time.perf_counter() - 1.0  # a round of one second
         strategy.aggregate_train(number, replies)
-    spent = strategy._audit_seconds
-    assert 0.09 < budgets[0] < 0.3
-    assert budgets[1] == pytest.approx(0.1 * strategy._training_seconds - budgets[0] * 0, abs=spent + 0.01)
-    assert budgets[1] < 0.1 * strategy._training_seconds - 0.02
+    assert budgets[0] == pytest.approx(0.1, abs=0.03)
+    assert budgets[1] >= 2 * budgets[0] - 0.01  # not before there was twice as much
+    assert {finding.outcome for finding in strategy.findings} == {"audited", "out of time"}
+    assert strategy.training_seconds == pytest.approx(8, abs=0.5)
+    assert strategy.audit_seconds < 0.1 * strategy.training_seconds + 0.1
+    assert "budget of 0 s was over" in strategy.findings[1].notes[0]
 
 
 def test_every_and_clients_choose_and_in_the_end_each_client_had_its_turn() -> None:
