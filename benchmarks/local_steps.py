@@ -154,9 +154,7 @@ TABLES = {
     + [Case(steps=5, rate=0.001, same=True, momentum=0.9), Case(steps=5, rate=0.001, same=True, rate_known=False)]
     + [Case(steps=5, rate=rate, same=True, size_known=True) for rate in (0.1, 0.01, 0.001)],
     "Several steps, each on new samples (one epoch of mini-batches)": [
-        Case(steps=steps, rate=rate, batch=batch)
-        for steps, batch in ((2, 4), (4, 2))
-        for rate in (0.1, 0.01, 0.001)
+        Case(steps=steps, rate=rate, batch=batch) for steps, batch in ((2, 4), (4, 2)) for rate in (0.1, 0.01, 0.001)
     ]
     + [Case(steps=2, batch=8, rate=0.01), Case(steps=4, batch=2, rate=0.01, size_known=True)]
     + [Case(steps=4, batch=2, rate=0.001, rate_known=False), Case(steps=4, batch=2, rate=0.001, momentum=0.9)],

@@ -54,5 +54,7 @@ def table(strategy: AuditStrategy) -> list[str]:
         certain = "yes" if finding.exact else "no"
         found = " ".join(str(label) for label in finding.label_counts)
         leakage = f"{finding.leakage:7.2f}"
-        lines.append(f"{finding.round:5}  {finding.client:>20}  {finding.batch_size:7}  {certain:>7}  {leakage}  {found}")
+        lines.append(
+            f"{finding.round:5}  {finding.client:>20}  {finding.batch_size:7}  {certain:>7}  {leakage}  {found}"
+        )
     return lines

@@ -29,7 +29,9 @@ except ImportError as missing:
 
 __all__ = ["LeakageGuard"]
 
-_RECEIVED = "__unsum_received__"  # the property of NVFlare's context that carries the weights from one place to the other
+_RECEIVED = (
+    "__unsum_received__"  # the property of NVFlare's context that carries the weights from one place to the other
+)
 
 
 class LeakageGuard(DXOFilter):
