@@ -208,7 +208,7 @@ class AuditStrategy(Strategy):
         return model, found, finding_of(number, str(node), found, leak)
 
     def _left_out(self, number: int, reply: Message, budget: float) -> Finding:
-        note = f"Not audited: the round's budget of {max(budget, 0):.2g} s was over; raise budget_seconds= or audit fewer clients."
+        note = f"Not audited: the round's budget of {max(budget, 0):.2g} s was over; raise budget_seconds=, or audit fewer."
         return Finding(number, str(reply.metadata.src_node_id), "out of time", notes=(note,))
 
     def _say(self, number: int, findings: list[Finding]) -> None:

@@ -39,6 +39,7 @@ class LeakageGuard(DXOFilter):
 
     Args:
         model: the module that is trained, or its name as `unsum.models.load_model` takes it (a configuration file holds names).
+        classes: of a model given by its name.
         learning_rate, steps: of the client's training, where known; they make the attack stronger.
     """
 
@@ -48,6 +49,7 @@ class LeakageGuard(DXOFilter):
         threshold: float = 0.2,
         action: Action = "refuse",
         *,
+        classes: int | None = None,
         learning_rate: float | None = None,
         steps: int | None = None,
         attack: str = AUTO,
@@ -58,7 +60,9 @@ class LeakageGuard(DXOFilter):
     ) -> None:
         kinds = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
         super().__init__(supported_data_kinds=kinds, data_kinds_to_filter=kinds)
-        module = load_model(model).model if isinstance(model, str) else model
+        if isinstance(model, str) and classes is None:
+            raise UnsumError(f"Say how many classes {model!r} has with classes=.")
+        module = load_model(model, classes=classes or 1).model if isinstance(model, str) else model
         self._guard = Guard(
             module,
             threshold,

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 sys.path.append(str(Path(__file__).parents[3] / "examples" / "flower-audit"))
-from flower_audit.task import private_pictures  # noqa: E402 (from the example itself)
+from flower_audit.task import private_pictures
 
 
 def labels_of(client: int, number: int) -> dict[str, int]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from networks import network, photos, trained
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.dxo_filter import DXOFilter
 from nvflare.apis.filter import ContentBlockedException, FilterChainType, FilterContextKey
 from nvflare.apis.fl_context import FLContextManager
 
-from networks import network, photos, trained
 from unsum import UnsumError
 from unsum.integrations.nvflare import LeakageGuard
 
@@ -23,7 +23,7 @@ class Loud(DXOFilter):
     def __init__(self) -> None:
         super().__init__(None, None)
 
-    def process_dxo(self, dxo, shareable, fl_ctx):
+    def process_dxo(self, dxo, shareable, fl_ctx):  # noqa: ARG002 (NVFlare's)
         generator = np.random.default_rng(0)
         noise = {name: generator.normal(0, 1, value.shape).astype("f4") for name, value in dxo.data.items()}
         dxo.data = {name: value + noise[name] if value.dtype.kind == "f" else value for name, value in dxo.data.items()}
@@ -80,3 +80,9 @@ def test_the_last_filter_sees_what_leaves() -> None:
 def test_without_the_weights_that_came_in_nothing_leaves() -> None:
     with pytest.raises(UnsumError, match="add it to the filters of task data"):
         leave([LeakageGuard(network())], tell=False)
+
+
+def test_a_model_given_by_name_needs_its_classes() -> None:
+    LeakageGuard("mlp", classes=100)
+    with pytest.raises(UnsumError, match="how many classes 'mlp' has"):
+        LeakageGuard("mlp")
