@@ -73,6 +73,20 @@ def test_noise_is_no_more_than_needed() -> None:
     assert Guard(model, training=KNOWN, attack="exact").judge(received, less).weights is None
 
 
+def test_noise_spares_what_was_not_trained_and_statistics_under_any_name() -> None:
+    model = network()
+    received = {name: value.clone() for name, value in model.state_dict().items()}
+    after = trained(model, *photos(), rate=RATE) | {"0.weight": received["0.weight"]}  # a frozen layer
+    spared = ("0.weight", "1.running_mean", "1.running_var", "4.num_batches_tracked")
+    for numbered in (False, True):
+        names = {name: str(i) if numbered else name for i, name in enumerate(received)}
+        sides = [{names[name]: value for name, value in side.items()} for side in (received, after)]
+        judged = Guard(model, action="noise", training=KNOWN, attack="exact").judge(*sides)
+        assert judged.weights is not None
+        assert all(torch.equal(judged.weights[names[name]], after[name]) for name in spared)
+        assert not torch.equal(judged.weights[names["3.weight"]], after["3.weight"])
+
+
 def test_two_updates_never_get_the_same_noise() -> None:
     model = network()
     received, after = model.state_dict(), trained(model, *photos(), rate=RATE)

@@ -10,7 +10,7 @@ import copy
 import math
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -96,8 +96,9 @@ class Guard:
                     return self._unsure(tried, noise, "the attack predicts nothing")
                 reason = f"The attack expects a leakage of {leakage:.2f}, above the threshold of {self.threshold:g}."
                 return Judged(None, leakage, noise, reason)
-            noise = _FIRST_NOISE * _GROWTH**attempt * self._size(received, weights)
-            tried = self._noised(weights, noise, generator)
+            moved = self._trained(received, weights)
+            noise = _FIRST_NOISE * _GROWTH**attempt * _size(moved)
+            tried = _noised(weights, moved.keys(), noise, generator)
         return self._unsure(tried, noise, f"noise of {noise:.1g} did not bring the leakage down")
 
     def _leakage(self, received: Mapping[str, Any], leaving: Mapping[str, Tensor]) -> float:
@@ -110,22 +111,28 @@ class Guard:
         told = f"Not known whether the update leaks: {cause}."
         return Judged(weights if self._when_unsure == "send" else None, math.nan, noise, told)
 
-    def _parameters(self, weights: Mapping[str, Tensor]) -> set[str]:
-        """The names to which noise is added; under foreign names, everything that is no counter."""
-        own = {name for name, _ in self._model.named_parameters()}
-        if own & weights.keys():
-            return own & weights.keys()
-        return {name for name, value in weights.items() if value.is_floating_point()}
+    def _trained(self, received: Mapping[str, Any], leaving: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """How far each parameter moved that did; neither frozen ones nor BatchNorm's statistics are among them."""
+        own, state = dict(self._model.named_parameters()), self._model.state_dict()
+        if own.keys() & leaving.keys():
+            names = [name for name in leaving if name in own]
+        elif len(state) == len(leaving):  # under foreign names, in the order of the state dict
+            names = [name for name, known in zip(leaving, state, strict=True) if known in own]
+        else:
+            names = [name for name, value in leaving.items() if value.is_floating_point()]
+        moved = {name: leaving[name] - torch.as_tensor(received[name]).to(leaving[name]) for name in names}
+        return {name: change for name, change in moved.items() if bool(change.any())}
 
-    def _size(self, received: Mapping[str, Any], leaving: Mapping[str, Tensor]) -> float:
-        """The root mean square of how far the parameters moved."""
-        names = self._parameters(leaving)
-        parts = [(leaving[name].double() - torch.as_tensor(received[name]).double()).flatten() for name in names]
-        return float(torch.cat(parts).square().mean().sqrt())
 
-    def _noised(self, weights: dict[str, Tensor], noise: float, generator: torch.Generator) -> dict[str, Tensor]:
-        names = self._parameters(weights)
-        return {
-            name: value + noise * torch.randn(value.shape, generator=generator).to(value) if name in names else value
-            for name, value in weights.items()
-        }
+def _size(moved: Mapping[str, Tensor]) -> float:
+    """The root mean square over all entries."""
+    return float(torch.cat([change.double().flatten() for change in moved.values()]).square().mean().sqrt())
+
+
+def _noised(
+    weights: dict[str, Tensor], names: Collection[str], noise: float, generator: torch.Generator
+) -> dict[str, Tensor]:
+    return {
+        name: value + noise * torch.randn(value.shape, generator=generator).to(value) if name in names else value
+        for name, value in weights.items()
+    }
