@@ -38,6 +38,7 @@ __all__ = ["AuditStrategy", "LocalTraining", "leakage_guard_mod"]
 
 _LOG = logging.getLogger("flwr")  # so that findings stand where Flower's own lines do
 _SHARE = 0.1  # of the training's time so far, which audits may have taken by default
+_LAST = 0.05  # of a round's budget: with less left, no further audit is begun
 _REFUSED = 6  # Flower's code for a mod whose precondition failed
 
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
@@ -53,8 +54,8 @@ class AuditStrategy(Strategy):
         every: audit every so many rounds, from the first on.
         clients: how many clients a round, those with the fewest turns so far first; all by default.
         budget_seconds: for the audits of one round; by default, all audits together may take a tenth of the time that the
-            training took until then; an audit that takes longer is tried again when twice as much has been saved up. When the
-            time is over, the audit under way is stopped and the rest is left out, and the findings say so.
+            training took until then. One audit gets at most half of what is left and is stopped then; if the first one of a
+            round was, no other is begun until twice as much has been saved up. Findings say who was left out.
         training: what the server knows of its clients' training.
         attack: `exact`, which is quick and vouches for its answers; any other separator; or `auto`, everything.
         folder: where to write `leakage.jsonl`, and TensorBoard's curves where it is installed.
@@ -153,14 +154,12 @@ class AuditStrategy(Strategy):
         start = time.perf_counter()
         budget = self._allowance() if self._budget is None else self._budget
         findings = []
-        over = budget <= 0
         for reply in self._chosen(replies):
-            if over:
-                findings.append(self._left_out(number, reply, budget))
-                continue
-            finding = self._audit_one(number, reply, start + budget - time.perf_counter(), budget)
-            over = finding.outcome == "out of time"
-            findings.append(finding)
+            left = start + budget - time.perf_counter()
+            if left <= _LAST * budget:
+                findings.append(_late(number, reply, f"the round's budget of {max(budget, 0):.2g} s was over"))
+            else:  # half of what is left, so that one slow audit leaves time for others
+                findings.append(self._audit_one(number, reply, left / 2))
         if budget > 0:
             self._saved_up = 2 * budget if findings and findings[0].outcome == "out of time" else 0.0
         figures = figures_of(findings, time.perf_counter() - start)
@@ -182,13 +181,13 @@ class AuditStrategy(Strategy):
         )
         return answers[: self._clients]
 
-    def _audit_one(self, number: int, reply: Message, seconds: float, budget: float) -> Finding:
+    def _audit_one(self, number: int, reply: Message, seconds: float) -> Finding:
         node = reply.metadata.src_node_id
         self._turns[node] = self._turns.get(node, 0) + 1  # even if it runs out of time, or it would be first for ever
         try:
             model, seen_, finding = within(seconds, lambda: self._look(number, reply))
         except OutOfTime:
-            return self._left_out(number, reply, budget)
+            return _late(number, reply, f"it took longer than {seconds:.2g} s, half of what was left of the round's budget")
         except Exception as error:
             return Finding(number, str(node), "failed", notes=(reason_of(error),))
         if self.worst is None or _rank(finding) > _rank(self.worst[0]):
@@ -206,10 +205,6 @@ class AuditStrategy(Strategy):
         found = seen(model, sent, _tensors(after), self._training, num_examples=_num_examples(reply))
         leak = attack_seen(model, found, self._attack, train=self._train, seed=self._seed)
         return model, found, finding_of(number, str(node), found, leak)
-
-    def _left_out(self, number: int, reply: Message, budget: float) -> Finding:
-        note = f"Not audited: the round's budget of {max(budget, 0):.2g} s was over; raise budget_seconds=, or audit fewer."
-        return Finding(number, str(reply.metadata.src_node_id), "out of time", notes=(note,))
 
     def _say(self, number: int, findings: list[Finding]) -> None:
         audited = [finding for finding in findings if finding.outcome == "audited"]
@@ -275,6 +270,11 @@ def leakage_guard_mod(
         return reply
 
     return leakage_guard
+
+
+def _late(number: int, reply: Message, cause: str) -> Finding:
+    note = f"Not audited: {cause}; raise budget_seconds=, or audit fewer clients."
+    return Finding(number, str(reply.metadata.src_node_id), "out of time", notes=(note,))
 
 
 def _refusal(message: Message, reason: str) -> Message:
