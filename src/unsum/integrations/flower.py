@@ -55,7 +55,7 @@ class AuditStrategy(Strategy):
         clients: how many clients a round, those with the fewest turns so far first; all by default.
         budget_seconds: for the audits of one round; by default, all audits together may take a tenth of the time that the
             training took until then. One audit gets at most half of what is left and is stopped then; if the first one of a
-            round was, no other is begun until twice as much has been saved up. Findings say who was left out.
+            round was, no other is begun until twice as much has been saved up, and gets it all. Findings say who was left out.
         training: what the server knows of its clients' training.
         attack: `exact`, which is quick and vouches for its answers; any other separator; or `auto`, everything.
         folder: where to write `leakage.jsonl`, and TensorBoard's curves where it is installed.
@@ -158,8 +158,9 @@ class AuditStrategy(Strategy):
             left = start + budget - time.perf_counter()
             if left <= _LAST * budget:
                 findings.append(_late(number, reply, f"the round's budget of {max(budget, 0):.2g} s was over"))
-            else:  # half of what is left, so that one slow audit leaves time for others
-                findings.append(self._audit_one(number, reply, left / 2))
+            else:  # half of what is left, so that one slow audit leaves time for others; all of it where it was saved up
+                part = 1 if self._saved_up and not findings else 2
+                findings.append(self._audit_one(number, reply, left / part))
         if budget > 0:
             self._saved_up = 2 * budget if findings and findings[0].outcome == "out of time" else 0.0
         figures = figures_of(findings, time.perf_counter() - start)
@@ -187,7 +188,7 @@ class AuditStrategy(Strategy):
         try:
             model, seen_, finding = within(seconds, lambda: self._look(number, reply))
         except OutOfTime:
-            return _late(number, reply, f"it took longer than {seconds:.2g} s, half of what was left of the round's budget")
+            return _late(number, reply, f"it took longer than the {seconds:.2g} s it was given of the round's budget")
         except Exception as error:
             return Finding(number, str(node), "failed", notes=(reason_of(error),))
         if self.worst is None or _rank(finding) > _rank(self.worst[0]):

@@ -130,7 +130,7 @@ def test_when_the_budget_is_over_the_audit_stops_and_says_so(monkeypatch: pytest
     assert arrays is not None
     assert metrics["leak-not-audited"] == 3
     assert {finding.outcome for finding in strategy.findings} == {"out of time"}
-    assert "took longer than 0.15 s" in strategy.findings[0].notes[0]
+    assert "took longer than the 0.15 s it was given" in strategy.findings[0].notes[0]
     time.sleep(0.2)
     assert len(stopped) == 3
 
@@ -153,7 +153,7 @@ def test_by_default_audits_take_at_most_a_tenth_of_the_training_and_save_up(monk
         strategy._started = time.perf_counter() - 1.0  # a round of one second
         strategy.aggregate_train(number, replies)
     assert budgets[0] == pytest.approx(0.05, abs=0.02)
-    assert budgets[1] >= 2 * budgets[0] - 0.01  # not before there was twice as much
+    assert budgets[1] >= 4 * budgets[0] - 0.01  # not before there was twice as much, and then all of it
     assert {finding.outcome for finding in strategy.findings} == {"audited", "out of time"}
     assert strategy.training_seconds == pytest.approx(12, abs=0.5)
     assert strategy.audit_seconds < 0.1 * strategy.training_seconds + 0.1
