@@ -1,0 +1,306 @@
+"""Flower: a strategy that audits any other one's rounds, and a mod that looks at an update before it leaves the client.
+
+    strategy = AuditStrategy(FedAvg(), model, training=LocalTraining(learning_rate=0.1))
+    app = ClientApp(mods=[leakage_guard_mod(model, threshold=0.2), LocalDpMod(…)])
+
+Written for Flower's message API (`flwr.serverapp`, `flwr.clientapp`), from 1.30 on.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from unsum.errors import UnsumError
+from unsum.integrations.finding import EXACT, Finding, attack_seen, check_attack, finding_of, reason_of
+from unsum.integrations.guard import Action, Guard, WhenUnsure
+from unsum.integrations.journal import Journal, figures_of
+from unsum.integrations.rounds import LocalTraining, Seen, fill, seen
+from unsum.integrations.time_limit import OutOfTime, within
+from unsum.recipe import AUTO
+
+try:
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord
+    from flwr.serverapp import Grid
+    from flwr.serverapp.strategy import Strategy
+except ImportError as missing:
+    raise UnsumError(
+        "This needs Flower of 1.30 or later, which is not installed: pip install 'unsum[flower]'."
+    ) from missing
+
+__all__ = ["AuditStrategy", "LocalTraining", "leakage_guard_mod"]
+
+_LOG = logging.getLogger("flwr")  # so that findings stand where Flower's own lines do
+_SHARE = 0.1  # of the training's time so far, which audits may have taken by default
+_LAST = 0.05  # of a round's budget: with less left, no further audit is begun
+_REFUSED = 6  # Flower's code for a mod whose precondition failed
+
+Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
+
+
+class AuditStrategy(Strategy):
+    """`inner` as it is, with its clients' updates audited on their way in; training is the same with and without.
+
+    Args:
+        inner: any strategy, wrappers for differential privacy included. What is audited is what arrives from the clients,
+            before `inner` clips it or adds noise.
+        model: the model that is trained; its weights are not looked at, those that were sent are.
+        every: audit every so many rounds, from the first on.
+        clients: how many clients a round, those with the fewest turns so far first; all by default.
+        budget_seconds: for the audits of one round; by default, all audits together may take a tenth of the time that the
+            training took until then. One audit gets at most half of what is left and is stopped then; if the first one of a
+            round was, no other is begun until twice as much has been saved up, and gets it all. Findings say who was left out.
+        training: what the server knows of its clients' training.
+        attack: `exact`, which is quick and vouches for its answers; any other separator; or `auto`, everything.
+        folder: where to write `leakage.jsonl`, and TensorBoard's curves where it is installed.
+        train: BatchNorm's mode in the clients' training.
+
+    `findings` holds every finding, `worst` what was seen of the client that leaked most, with the weights that it was sent;
+    `training_seconds` and `audit_seconds` add up what both took.
+    """
+
+    def __init__(
+        self,
+        inner: Strategy,
+        model: nn.Module,
+        *,
+        every: int = 1,
+        clients: int | None = None,
+        budget_seconds: float | None = None,
+        training: LocalTraining | None = None,
+        attack: str = EXACT,
+        folder: str | Path | None = None,
+        train: bool = True,
+        seed: int = 0,
+    ) -> None:
+        if every < 1 or (clients is not None and clients < 1):
+            raise UnsumError(f"every= and clients= count from 1; found {every} and {clients}.")
+        if budget_seconds is not None and not budget_seconds > 0:
+            raise UnsumError(f"An audit needs a budget above 0 seconds, not {budget_seconds}.")
+        check_attack(attack)
+        self.inner, self.findings = inner, list[Finding]()
+        self.worst: tuple[Finding, nn.Module, Seen] | None = None
+        self._model = copy.deepcopy(model).cpu()
+        self._every, self._clients, self._budget = every, clients, budget_seconds
+        self._training, self._attack, self._train, self._seed = training, attack, train, seed
+        self._journal = Journal(folder)
+        self._sent: dict[int, ArrayRecord] = {}
+        self._turns: dict[int, int] = {}
+        self.training_seconds = self.audit_seconds = 0.0
+        self._started = self._saved_up = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        """What others ask of `inner` (its fractions, its privacy accountant) is answered by it."""
+        if name.startswith("__") or name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        messages = list(self.inner.configure_train(server_round, arrays, config, grid))
+        self._sent = {}
+        if (server_round - 1) % self._every == 0:
+            # References: the record is the same for all clients, so a thousand of them cost no more memory than one.
+            for message in messages:
+                record = _only_arrays(message)
+                if record is not None:
+                    self._sent[message.metadata.dst_node_id] = record
+        self._started = time.perf_counter()
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        received = list(replies)
+        start = time.perf_counter()
+        self.training_seconds += start - self._started
+        figures: dict[str, float] = {}
+        try:
+            figures = self._audit(server_round, received)
+        except Exception as error:  # an audit never breaks a round
+            _LOG.warning("unsum: round %d was not audited. %s", server_round, reason_of(error))
+        self.audit_seconds += time.perf_counter() - start
+        self._sent = {}
+        arrays, metrics = self.inner.aggregate_train(server_round, received)
+        if figures:
+            metrics = MetricRecord({**(metrics or {}), **figures})
+        return arrays, metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        messages: Iterable[Message] = self.inner.configure_evaluate(server_round, arrays, config, grid)
+        return messages
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        return self.inner.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        whom = "all clients" if self._clients is None else f"{self._clients} clients"
+        budget = f"{_SHARE:.0%} of the training's time" if self._budget is None else f"{self._budget:g} s a round"
+        _LOG.info("\t├──> unsum: audits %s every %d rounds, within %s", whom, self._every, budget)
+        self.inner.summary()
+
+    def _audit(self, number: int, replies: list[Message]) -> dict[str, float]:
+        if not self._sent:
+            return {}
+        start = time.perf_counter()
+        budget = self._allowance() if self._budget is None else self._budget
+        findings = []
+        for reply in self._chosen(replies):
+            left = start + budget - time.perf_counter()
+            if left <= _LAST * budget:
+                findings.append(_late(number, reply, f"the round's budget of {max(budget, 0):.2g} s was over"))
+            else:  # half of what is left, so that one slow audit leaves time for others; all of it where it was saved up
+                part = 1 if self._saved_up and not findings else 2
+                findings.append(self._audit_one(number, reply, left / part))
+        if budget > 0:
+            self._saved_up = 2 * budget if findings and findings[0].outcome == "out of time" else 0.0
+        figures = figures_of(findings, time.perf_counter() - start)
+        self.findings += findings
+        self._journal.write(number, findings, figures)
+        self._say(number, findings)
+        return figures
+
+    def _allowance(self) -> float:
+        """Seconds by default; none while saving up for an audit that twice the last allowance may be enough for."""
+        left = _SHARE * self.training_seconds - self.audit_seconds
+        return left if left >= self._saved_up else 0.0
+
+    def _chosen(self, replies: list[Message]) -> list[Message]:
+        """Those to be audited, the ones with the fewest turns so far first; a client's error takes nobody's place."""
+        answers = sorted(
+            (reply for reply in replies if not reply.has_error()),
+            key=lambda reply: (self._turns.get(reply.metadata.src_node_id, 0), reply.metadata.src_node_id),
+        )
+        return answers[: self._clients]
+
+    def _audit_one(self, number: int, reply: Message, seconds: float) -> Finding:
+        node = reply.metadata.src_node_id
+        self._turns[node] = self._turns.get(node, 0) + 1  # even if it runs out of time, or it would be first for ever
+        try:
+            model, seen_, finding = within(seconds, lambda: self._look(number, reply))
+        except OutOfTime:
+            return _late(number, reply, f"it took longer than the {seconds:.2g} s it was given of the round's budget")
+        except Exception as error:
+            return Finding(number, str(node), "failed", notes=(reason_of(error),))
+        if self.worst is None or _rank(finding) > _rank(self.worst[0]):
+            self.worst = finding, model, seen_
+        return finding
+
+    def _look(self, number: int, reply: Message) -> tuple[nn.Module, Seen, Finding]:
+        node = reply.metadata.src_node_id
+        before, after = self._sent.get(node), _only_arrays(reply)
+        if before is None or after is None:
+            raise UnsumError("A message must hold exactly one record of arrays to be audited, sent out and sent back.")
+        model = copy.deepcopy(self._model)  # its own: an audit that was stopped may hold on to it for a moment
+        sent = _tensors(before)
+        fill(model, sent)
+        found = seen(model, sent, _tensors(after), self._training, num_examples=_num_examples(reply))
+        leak = attack_seen(model, found, self._attack, train=self._train, seed=self._seed)
+        return model, found, finding_of(number, str(node), found, leak)
+
+    def _say(self, number: int, findings: list[Finding]) -> None:
+        audited = [finding for finding in findings if finding.outcome == "audited"]
+        exact = [finding for finding in audited if finding.exact]
+        _LOG.info(
+            "unsum: round %d: %d of %d clients audited; %d give their batch away for certain (%d samples)",
+            number, len(audited), len(findings), len(exact), sum(finding.batch_size or 0 for finding in exact),
+        )  # fmt: skip
+        for finding in findings:
+            if finding.outcome != "audited":
+                _LOG.warning("unsum: client %s: %s", finding.client, " ".join(finding.notes))
+                break  # one of them says it for all
+
+
+def leakage_guard_mod(
+    model: nn.Module,
+    threshold: float = 0.2,
+    action: Action = "refuse",
+    *,
+    attack: str = AUTO,
+    training: LocalTraining | None = None,
+    when_unsure: WhenUnsure = "refuse",
+    budget_seconds: float = 30.0,
+    train: bool = True,
+    seed: int = 0,
+) -> Mod:
+    """A mod that audits the client's answer to a training message; the arguments are those of `unsum.integrations.guard.Guard`.
+
+    Put it **first** in `ClientApp(mods=[…])`: the first mod is the outermost, so it sees the answer last, as it leaves. Behind
+    a mod that clips or adds noise (`LocalDpMod`, say) it would look at an update that is changed afterwards. Mods of
+    `@app.train(mods=[…])` lie inside those of the app.
+    """
+    guard = Guard(
+        model,
+        threshold,
+        action,
+        attack=attack,
+        training=training,
+        when_unsure=when_unsure,
+        budget_seconds=budget_seconds,
+        train=train,
+        seed=seed,
+    )
+
+    def leakage_guard(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+        if not message.metadata.message_type.startswith(MessageType.TRAIN):
+            return call_next(message, context)
+        before = _only_arrays(message)
+        sent = None if before is None else _tensors(before)  # now: the app may change the message
+        reply = call_next(message, context)
+        if reply.has_error():
+            return reply
+        after = _only_arrays(reply)
+        if sent is None or after is None:
+            return _refusal(message, "it needs exactly one record of arrays in the message and in the answer.")
+        judged = guard.judge(sent, _tensors(after))
+        if judged.weights is None:
+            return _refusal(message, judged.reason)
+        if judged.noise:
+            (name,) = reply.content.array_records
+            reply.content[name] = ArrayRecord({key: Array(value.numpy()) for key, value in judged.weights.items()})
+            _LOG.info("unsum: noise of %.1e was added to the update. %s", judged.noise, judged.reason)
+        return reply
+
+    return leakage_guard
+
+
+def _late(number: int, reply: Message, cause: str) -> Finding:
+    note = f"Not audited: {cause}; raise budget_seconds=, or audit fewer clients."
+    return Finding(number, str(reply.metadata.src_node_id), "out of time", notes=(note,))
+
+
+def _refusal(message: Message, reason: str) -> Message:
+    told = f"unsum's leakage guard kept the update back: {reason}"
+    _LOG.warning("%s", told)
+    return Message(Error(code=_REFUSED, reason=told), reply_to=message)
+
+
+def _only_arrays(message: Message) -> ArrayRecord | None:
+    records = list(message.content.array_records.values())
+    return records[0] if len(records) == 1 else None
+
+
+def _tensors(record: ArrayRecord) -> Mapping[str, Tensor]:
+    return dict(record.to_torch_state_dict())
+
+
+def _num_examples(reply: Message) -> int | None:
+    """As Flower's own strategies weigh clients by it."""
+    for metrics in reply.content.metric_records.values():
+        count = metrics.get("num-examples")
+        if isinstance(count, (int, float)) and count >= 1:
+            return int(count)
+    return None
+
+
+def _rank(finding: Finding) -> tuple[bool, float]:
+    return finding.exact, finding.leakage if finding.leakage == finding.leakage else -1.0

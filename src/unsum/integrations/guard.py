@@ -1,0 +1,138 @@
+"""The client's side: look at an update before it leaves, and refuse it or add noise while the attack expects to succeed.
+
+What a guard lets pass is not safe: it only says that this attack expects to fail. Whatever changes the update afterwards was
+not looked at, so a guard must be the last to touch it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import secrets
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from unsum.errors import UnsumError, unknown_name
+from unsum.integrations.finding import attack_seen, check_attack, expected_leakage, reason_of
+from unsum.integrations.rounds import LocalTraining, fill, seen
+from unsum.integrations.time_limit import OutOfTime, within
+from unsum.recipe import AUTO
+
+Action = Literal["refuse", "noise"]
+WhenUnsure = Literal["refuse", "send"]
+_FIRST_NOISE = 1e-3  # in root mean squares of the update: what a certificate notices and training does not
+_GROWTH, _TRIES = 3.0, 10  # up to twenty times the update itself
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Whether an update may leave, as what, and why."""
+
+    weights: dict[str, Tensor] | None  # to send; None where it is refused
+    leakage: float  # of what is sent or refused; NaN where the attack predicts nothing
+    noise: float  # standard deviation added to every parameter
+    reason: str
+
+
+class Guard:
+    """`judge` looks at what a client received and would send back.
+
+    Args:
+        model: the model that is trained; its weights are not looked at.
+        threshold: the leakage that an update may have, from 0 to 1; see `Finding.leakage`.
+        action: "refuse" what is above, or add Gaussian "noise" to its parameters, more and more, until it is not.
+        attack: the strongest by default, which tries several; `exact` is faster and gives up earlier.
+        training: what the client's own training is; knowing it makes the attack stronger.
+        when_unsure: whether to "refuse" or to "send" where the attack predicts nothing, fails or runs out of time.
+        budget_seconds: for one update, all tries together.
+        train: BatchNorm's mode in the client's training.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        threshold: float = 0.2,
+        action: Action = "refuse",
+        *,
+        attack: str = AUTO,
+        training: LocalTraining | None = None,
+        when_unsure: WhenUnsure = "refuse",
+        budget_seconds: float = 30.0,
+        train: bool = True,
+        seed: int = 0,
+    ) -> None:
+        if not 0 <= threshold < 1:
+            raise UnsumError(f"A guard's threshold is a leakage from 0 to below 1, not {threshold}.")
+        if action not in ("refuse", "noise"):
+            raise unknown_name("action", str(action), ["refuse", "noise"])
+        if when_unsure not in ("refuse", "send"):
+            raise unknown_name("way when unsure", str(when_unsure), ["refuse", "send"])
+        check_attack(attack)
+        self._model, self.threshold, self.action = copy.deepcopy(model).cpu(), threshold, action
+        self._attack, self._training, self._when_unsure = attack, training, when_unsure
+        self._budget, self._train, self._seed = budget_seconds, train, seed
+
+    def judge(self, received: Mapping[str, Any], leaving: Mapping[str, Any]) -> Judged:
+        deadline = time.perf_counter() + self._budget
+        weights = {name: torch.as_tensor(value).detach().cpu() for name, value in leaving.items()}
+        noise, tried = 0.0, weights
+        generator = torch.Generator().manual_seed(secrets.randbits(63))  # nobody can draw the same noise again
+        for attempt in range(_TRIES):
+            try:
+                leakage = within(deadline - time.perf_counter(), lambda tried=tried: self._leakage(received, tried))  # type: ignore[misc]
+            except OutOfTime:
+                return self._unsure(tried, noise, f"the audit took longer than {self._budget:g} s")
+            except Exception as error:
+                return self._unsure(tried, noise, reason_of(error))
+            if leakage <= self.threshold:
+                return Judged(tried, leakage, noise, f"The attack expects a leakage of {leakage:.2f}.")
+            if self.action == "refuse":
+                if math.isnan(leakage):
+                    return self._unsure(tried, noise, "the attack predicts nothing")
+                reason = f"The attack expects a leakage of {leakage:.2f}, above the threshold of {self.threshold:g}."
+                return Judged(None, leakage, noise, reason)
+            moved = self._trained(received, weights)
+            noise = _FIRST_NOISE * _GROWTH**attempt * _size(moved)
+            tried = _noised(weights, moved.keys(), noise, generator)
+        return self._unsure(tried, noise, f"noise of {noise:.1g} did not bring the leakage down")
+
+    def _leakage(self, received: Mapping[str, Any], leaving: Mapping[str, Tensor]) -> float:
+        model = copy.deepcopy(self._model)
+        fill(model, received)
+        round_ = seen(model, received, leaving, self._training)
+        return expected_leakage(attack_seen(model, round_, self._attack, train=self._train, seed=self._seed))
+
+    def _unsure(self, weights: dict[str, Tensor], noise: float, cause: str) -> Judged:
+        told = f"Not known whether the update leaks: {cause}."
+        return Judged(weights if self._when_unsure == "send" else None, math.nan, noise, told)
+
+    def _trained(self, received: Mapping[str, Any], leaving: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """How far each parameter moved that did; neither frozen ones nor BatchNorm's statistics are among them."""
+        own, state = dict(self._model.named_parameters()), self._model.state_dict()
+        if own.keys() & leaving.keys():
+            names = [name for name in leaving if name in own]
+        elif len(state) == len(leaving):  # under foreign names, in the order of the state dict
+            names = [name for name, known in zip(leaving, state, strict=True) if known in own]
+        else:
+            names = [name for name, value in leaving.items() if value.is_floating_point()]
+        moved = {name: leaving[name] - torch.as_tensor(received[name]).to(leaving[name]) for name in names}
+        return {name: change for name, change in moved.items() if bool(change.any())}
+
+
+def _size(moved: Mapping[str, Tensor]) -> float:
+    """The root mean square over all entries."""
+    return float(torch.cat([change.double().flatten() for change in moved.values()]).square().mean().sqrt())
+
+
+def _noised(
+    weights: dict[str, Tensor], names: Collection[str], noise: float, generator: torch.Generator
+) -> dict[str, Tensor]:
+    return {
+        name: value + noise * torch.randn(value.shape, generator=generator).to(value) if name in names else value
+        for name, value in weights.items()
+    }
