@@ -108,11 +108,13 @@ def split(photos: Photos, seed: int) -> tuple[Photos, Photos]:
         raise UnsumError("One photo cannot both train and score an inverse; give more with --data.")
     order = torch.randperm(len(photos), generator=torch.Generator().manual_seed(seed))
     count = max(1, round(_HELD_OUT * len(photos)))
-    scored, kept = (
-        replace(photos, images=photos.images[rows], labels=photos.labels[rows])
-        for rows in (order[:count], order[count:])
-    )
+    scored, kept = (_chosen(photos, rows) for rows in (order[:count], order[count:]))
     return kept, scored
+
+
+def _chosen(photos: Photos, rows: Tensor) -> Photos:
+    names = [photos.names[i] for i in rows.tolist()]
+    return replace(photos, images=photos.images[rows], labels=photos.labels[rows], names=names)
 
 
 @contextmanager
