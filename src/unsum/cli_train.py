@@ -75,7 +75,7 @@ def command(
     photos, scored = (photos, scored) if scored is not None else split(photos, seed)
     fabric = new_fabric(accelerator=device, devices=devices if devices == "auto" else int(devices))
     if fabric.is_global_zero:  # the first step of a large backbone takes a while on a CPU
-        told = f"unsum: Training on {len(photos.images):,} photos; {len(scored.images):,} more are only scored"
+        told = f"unsum: Training on {len(photos.images):,} photos; {len(scored):,} more are only scored"
         _PROGRESS.print(told, markup=False, highlight=False)
     with _bars(fabric.is_global_zero) as watch:
         inverse = train_inverse(
@@ -92,7 +92,7 @@ def command(
         )
     if fabric.is_global_zero:
         figure = next(value for name, value in inverse.card.items() if name.startswith("held_out_psnr"))
-        print(f"{out / 'inverse.safetensors'}: {figure} dB on {len(scored.images):,} photos that it was not trained on.")
+        print(f"{out / 'inverse.safetensors'}: {figure} dB on {len(scored):,} photos that it was not trained on.")
 
 
 def _sizes(text: str) -> tuple[int, ...]:
