@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator
+from collections.abc import Coroutine, Generator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,6 +15,13 @@ from unsum.app import worker
 from unsum.app.round import Answer
 from unsum.app.worker import Worker
 from unsum.errors import UnsumError
+
+
+def run(answers: Coroutine[Any, Any, Any]) -> Any:
+    """In a thread of its own: the browser that other tests share keeps this one's event loop."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, answers).result()
+
 
 LONGEST = 60.0  # seconds that a computation would go on if nothing stopped it
 
@@ -49,7 +57,7 @@ def test_a_newer_request_of_the_page_stops_the_older_one_halfway() -> None:
         return await listening, newer
 
     start = time.monotonic()
-    older, newer = asyncio.run(both())
+    older, newer = run(both())
     assert (older, newer) == (["stage", "superseded"], ["result"])
     assert time.monotonic() - start < LONGEST / 2
 
@@ -65,7 +73,7 @@ def test_whoever_leaves_stops_the_computation() -> None:
         return other
 
     start = time.monotonic()
-    assert asyncio.run(leave()) == ["result"]
+    assert run(leave()) == ["result"]
     assert time.monotonic() - start < LONGEST / 2
 
 
@@ -83,7 +91,7 @@ def test_pages_wait_for_one_another_but_not_too_many(monkeypatch: pytest.MonkeyP
         working.close()
         return answered
 
-    assert asyncio.run(crowd()) == ["result"]
+    assert run(crowd()) == ["result"]
 
 
 def test_errors_become_sentences(caplog: pytest.LogCaptureFixture) -> None:
@@ -101,7 +109,7 @@ def test_errors_become_sentences(caplog: pytest.LogCaptureFixture) -> None:
         working.close()
         return found
 
-    first, second = asyncio.run(answers())
+    first, second = run(answers())
     assert first == {"kind": "error", "sentence": "Do this instead."}
     assert "the terminal" in second["sentence"]
     assert "ZeroDivisionError" in caplog.text  # the defect itself is for the terminal, not for the page

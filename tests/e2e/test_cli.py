@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import save_file
 
 from unsum import cli
@@ -28,7 +29,7 @@ class Result(NamedTuple):
 def unsum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
     """Run `unsum …` in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(cli, "_OUT", Console(width=200))
 
     def run(*arguments: str) -> Result:
         monkeypatch.setattr(sys, "argv", ["unsum", *arguments])

@@ -23,7 +23,9 @@ def names(folder: str) -> list[str]:
 
 def run(python: Path, folder: str, out: Path) -> dict[str, list[str]]:
     """`file::test` → a line for each failure; parameters of one test are taken together."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
+    kept = {
+        name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH", "PYTEST_ADDOPTS")
+    }
     paths = os.pathsep.join(map(str, (HERE / folder, HERE)))
     command = [
         str(python), "-m", "pytest", "-q", "--confcutdir=.", "-p", "no:cacheprovider", "-o", "addopts=", "-o", "pythonpath=",
