@@ -101,7 +101,7 @@ def test_nothing_serious_on_the_live_page(browser: Browser, address: str, scheme
         page.get_by_label("What the update goes through").select_option(defence)
         page.wait_for_timeout(300)  # until the page has asked
         expect(page.locator("main")).to_have_attribute("aria-busy", "false", timeout=120_000)
-        expect(page.locator("#pictures figure")).to_have_count(2)
+        expect(page.locator("#pictures figure")).to_have_count(2, timeout=60_000)
         found += violations(page)
     controls = page.evaluate("(form => [form.scrollHeight, form.clientHeight])(document.querySelector('form'))")
     context.close()
