@@ -17,14 +17,8 @@ from unsum.peel.residual.unit import as_maps, as_rows
 
 _DISAGREES = 1e-5  # of the norm of a channel's gradients, at least
 _OUTLIER = 8.0  # times the median disagreement
-_LEVELS = (
-    1.0,
-    0.5,
-    0.25,
-    2.0,
-    4.0,
-    8.0,
-)  # of the level asked for: the one that the fewest channels contradict is taken
+# Times the level asked for: the one that the fewest channels contradict is taken.
+_LEVELS = (1.0, 0.5, 0.25, 2.0, 4.0, 8.0)
 _NEAR = 3.0  # times the level of the noise: entries that may be on either side
 _PAIRS = 60  # entries in doubt up to which two of them are tried together
 

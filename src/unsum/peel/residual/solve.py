@@ -8,8 +8,8 @@ gradient behind the BatchNorm, less its mean, and A_c the columns less theirs,
 N unknown rows, O equations for each column: determined while N ≤ O + 1 or so. The right side changes little with A, so it is
 solved as a fixed point, damped at first and with Anderson's mixing at the end. What the equation leaves open comes from
 elsewhere: inputs are not negative and some are exactly zero (ReLU, padding), which gives the columns' means; BatchNorm makes the
-scale of A invisible, and the bias gradient of the *next* BatchNorm shows it again: ∇β = Σ ∂loss/∂A over the places where A > 0
-(`masks`). Where a shortcut shows part of the input itself, `low` and `top` hold what is known of each entry.
+scale of A invisible, and the bias gradient of the BatchNorm that *feeds* A shows it again: ∇β = Σ ∂loss/∂A over the places where
+A > 0 (`masks`). Where a shortcut shows part of the input itself, `low` and `top` hold what is known of each entry.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STEPS = 120
 _FIRST_DAMPING, _DECAY, _LAST_DAMPING = 0.5, 0.8, 1e-4  # of the largest singular value
 _MEMORY = 6  # steps that Anderson's mixing looks back on
 _SETTLED = 1e-9  # relative change at which nothing more is to be had
-_NEAR = 1e-3  # relative change below which the scale is taken from the next BatchNorm
+_NEAR = 1e-3  # relative change below which the scale is taken from the BatchNorm that feeds the unit
 _FLOOR = 1e-5  # of the root mean square: entries below are taken for zero at first (`masks` looks again)
 Pin = Callable[[Tensor, float], float]  # maps and the level of their noise → factor by which they are too small
 
