@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from browsing import HOSTILE, Heard
 from unsum import cli
@@ -64,6 +64,18 @@ def test_a_visit(page: Page, heard: Heard, address: str) -> None:
     replaced = f"failed: {address}api/round"
     refused = "error: Failed to load resource: the server responded with a status of 422 (Unprocessable Entity)"
     assert [complaint for complaint in heard.complaints if complaint != replaced] == [refused]
+
+
+def test_no_click_is_lost_while_the_page_loads(page: Page, address: str) -> None:
+    held: list[Route] = []
+    page.route("**/api/setting", lambda route: held.append(route))
+    page.goto(address)
+    none = page.get_by_role("button", name="None")
+    expect(none).to_be_disabled()
+    expect(page.get_by_label("What the update goes through")).to_be_disabled()
+    held[0].continue_()
+    none.click()
+    expect(page.locator("#progress-text")).to_have_text("Choose at least one photo.")
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1400, "light")])

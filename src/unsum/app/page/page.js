@@ -26,6 +26,8 @@ async function begin() {
   element("strength").addEventListener("input", change);
   element("defence").addEventListener("change", chooseDefence);
   element("controls").addEventListener("submit", (event) => event.preventDefault());
+  // Until here a click would have been lost, so the page came with its controls switched off.
+  for (const part of element("controls").elements) if (part.matches("fieldset")) part.disabled = false;
   setInterval(showTime, 100);
   change();
 }
