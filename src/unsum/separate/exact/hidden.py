@@ -16,6 +16,7 @@ from unsum.head import Head
 from unsum.separate.exact.candidate import Candidate, reweighted
 from unsum.separate.exact.observation import Observation
 from unsum.separate.exact.rank import noise_threshold, rounding_threshold
+from unsum.separate.exact.remarks import name_some
 
 _FEW = 2  # samples that may each hide another; that every one of more does, none being left out, is far-fetched
 _TRUSTED_SPREAD = 1e-2
@@ -29,9 +30,10 @@ def doubt_number(head: Head, observation: Observation, candidate: Candidate) -> 
     stand for equally many is nothing left to compare with: in practice, when one or two were found.
     """
     crowded = ((candidate.Y - candidate.at.floor) > _TRUSTED_SPREAD).sum(1).gt(2).nonzero()[:, 0].tolist()
-    doubts = [
-        f"Sample {i} carries several labels at once: it may be several samples with equal features." for i in crowded
-    ]
+    doubts = []
+    if crowded:
+        several = f"Sample {name_some(crowded)} {'carries' if len(crowded) == 1 else 'carry'} several labels at once"
+        doubts.append(f"{several}: each may be several samples with equal features.")
     doubts += _doubt_proportional(observation, candidate) + _doubt_scale(observation, candidate)
     if len(candidate.at.T) > _FEW:
         return doubts

@@ -56,11 +56,16 @@ def find_remarks(observation: Observation, candidate: Candidate) -> list[str]:
         )
     weak = (candidate.certificate.errors >= 1e-3).nonzero()[:, 0].tolist()
     if candidate.explains and weak:
-        named = ", ".join(str(index) for index in weak[:8]) + (f" and {len(weak) - 8} more" if len(weak) > 8 else "")
-        remarks.append(f"Not determined to 0.1 % at this precision: sample {named}.")
+        remarks.append(f"Not determined to 0.1 % at this precision: sample {name_some(weak)}.")
     if candidate.explains and float(candidate.at.floor) > 0:
         remarks.append(f"Label smoothing of {float(candidate.at.floor) * observation.classes:.4f} was found.")
     return remarks
+
+
+def name_some(samples: list[int]) -> str:
+    """The first eight of them, and how many more there are."""
+    more = f" and {len(samples) - 8} more" if len(samples) > 8 else ""
+    return ", ".join(map(str, samples[:8])) + more
 
 
 def _without_trace(observation: Observation, candidate: Candidate) -> int:

@@ -15,11 +15,13 @@ from unsum.separate.exact.certificate import certify
 from unsum.separate.exact.equation import Equation, Unknowns
 from unsum.separate.exact.extraction import extract
 from unsum.separate.exact.hypotheses import Hypothesis, hypotheses
+from unsum.separate.exact.lengths import certified, measure_lengths
 from unsum.separate.exact.levenberg import seconds_per_iteration, solve
 from unsum.separate.exact.lone import lone_starts
 from unsum.separate.exact.observation import Observation
 from unsum.separate.exact.regression import ClassLine, fit_class_line, fit_lifted_lines
 from unsum.separate.exact.starts import rotate_freely, rotate_to_targets
+from unsum.separate.exact.zeros import find_sparse_directions
 
 _STARTS = 6
 _CONFIRMATIONS, _MORE_CONFIRMATIONS = 4, 30  # further starts that may confirm a solution; more where they are cheap
@@ -66,10 +68,15 @@ class Search:
         singly: list[Attempt] = [self._solve_extracted] if self.targets is None else []
         if self.targets is None and self.observation.rank == 1 and self.batch_size in (None, 1):
             yield self._solve_alone
+        near = 2 * self.observation.rank > self.observation.classes  # where the other starts lose their way
+        if near:
+            yield self._solve_sparse
         if self._peaked():
             yield from [*singly, *quick]
         else:
             yield from [*quick[:hard], *singly, *quick[hard:]]
+        if not near:
+            yield self._solve_sparse
 
     def _smoothed(self) -> Iterator[Attempt]:
         """Without ∇b the line itself depends on the smoothing: several strengths of it in turn."""
@@ -168,6 +175,13 @@ class Search:
                     return replace(candidate, agreed=True)
         alone = replace(equation, alpha_free=False).with_rows(weight)
         return Candidate(at, Y, certify(alone, at, observation), alone, verified=2 * len(T) > observation.rank)
+
+    def _solve_sparse(self) -> Candidate | None:
+        """Samples found by their features' zeros alone."""
+        generator = torch.Generator().manual_seed(self.generator.initial_seed())  # the other starts stay as they are
+        directions = find_sparse_directions(self.observation.A, generator)
+        lengths = None if directions is None else measure_lengths(self.observation, directions)
+        return None if directions is None or lengths is None else certified(self.observation, directions, lengths)
 
     def _equation(self, way: Hypothesis) -> Equation:
         equation = self.observation.equation()

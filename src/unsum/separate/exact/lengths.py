@@ -1,0 +1,82 @@
+"""From directions to samples: how long each row of T is, what its targets were, and how sure all of that is.
+
+Row i of (U T⁻¹)ᵀ is α s (p − y) for the unit direction t and its length s. Where y is 0 its logarithm is linear in s,
+because p = softmax(s·tK + b): one straight line per sample, drawn through the classes it is not labelled with.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from unsum.separate.exact.candidate import Candidate
+from unsum.separate.exact.certificate import Certificate
+from unsum.separate.exact.equation import Linearised, Unknowns
+from unsum.separate.exact.observation import Observation
+from unsum.separate.exact.zeros import SparseDirections
+
+_NOTHING = 1e-3  # a target below counts as 0, one this near to 1 as 1: in between it is part of a mixture
+_PLAIN = 1e-4  # relative distance within which a scale is taken for its natural value
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """One sample per direction: T (R, R), what U leaves for p − y (R, C), and each sample's own reading of α (R,)."""
+
+    T: Tensor
+    E: Tensor
+    alphas: Tensor
+
+    def targets(self, observation: Observation, alpha: float) -> Tensor:
+        """(R, C) read off the equation, 0 and 1 where they are that close."""
+        P = torch.softmax(self.T @ observation.K + observation.b, dim=1)
+        Y = P - self.E / (alpha * self.T.norm(dim=1, keepdim=True))
+        Y = torch.where(Y.abs() < _NOTHING, 0.0, Y)
+        return torch.where((Y - 1).abs() < _NOTHING, 1.0, Y)
+
+
+def measure_lengths(observation: Observation, directions: SparseDirections) -> Lengths | None:
+    """None where a sample's line runs the wrong way: then the directions are no samples of this head."""
+    E = torch.linalg.solve(directions.t, observation.U, left=False).T
+    free = E > 0  # nobody's label here: p − y is positive
+    x, z = directions.t @ observation.K, E.clamp_min(1e-300).log() - observation.b
+    weight = torch.where(free, E, 0.0).square()  # log E errs by the noise over E
+    weight = weight / weight.sum(1, keepdim=True)
+    x = x - (weight * x).sum(1, keepdim=True)
+    z = z - (weight * z).sum(1, keepdim=True)
+    s = (weight * x * z).sum(1) / (weight * x.square()).sum(1)
+    if not bool((s > 0).all()):
+        return None
+    T = s[:, None] * directions.t
+    P = torch.softmax(T @ observation.K + observation.b, dim=1)
+    return Lengths(T, E, torch.where(free, E, 0.0).sum(1) / (s * torch.where(free, P, 0.0).sum(1)))
+
+
+def certified(observation: Observation, directions: SparseDirections, lengths: Lengths) -> Candidate:
+    """The samples with a certificate from their zeros. The equation did not find them: that it holds is the second opinion."""
+    plain, alpha = observation.alpha(1.0, observation.rank), float(lengths.alphas.median())
+    alpha = plain if abs(alpha / plain - 1) < _PLAIN else alpha
+    at = Unknowns(lengths.T, lengths.T.new_zeros(()), lengths.T.new_tensor(math.log(alpha)))
+    Y = lengths.targets(observation, alpha)
+    equation = replace(observation.equation(), Y=Y, weight=observation.weights_at(at, Y))
+    candidate = Candidate(at, Y, _certificate(observation, directions, lengths, Linearised(equation, at)), equation)
+    return replace(candidate, agreed=candidate.explains)
+
+
+def _certificate(
+    observation: Observation, directions: SparseDirections, lengths: Lengths, here: Linearised
+) -> Certificate:
+    """The noise of an entry turns a direction and spreads over all entries; the readings of α scatter as the lengths do."""
+    R, H = observation.A.shape
+    equations = (observation.classes - 1) * here.residual.shape[1]
+    misfit = float((here.cost / (equations - R)).sqrt())
+    size = lengths.T.norm(dim=1)
+    entry = torch.linalg.pinv(here.at.alpha * here.E.T / observation.noise.level[:, None]).norm(dim=1)
+    whole = max(misfit, 1.0) * entry * H**0.5 / size
+    off = (lengths.alphas / here.at.alpha - 1).abs()
+    errors = (whole.square() * (1 + directions.turn.square()) + off.square()).sqrt()
+    deviation = float(off.median()) / R**0.5
+    return Certificate(misfit, errors, torch.diag((errors * size).square()), torch.inf, deviation)

@@ -1,0 +1,123 @@
+"""Features that are zero, read as equations: after a ReLU most entries of F = T A are exactly 0.
+
+A row t of T is a direction in which t A is sparse, and among all directions only the batch's own samples are: complete
+dictionary learning, which looks neither at the head's weights nor at labels. It reaches the last direction of the
+gradient (B = C − 1), where no start of the softmax equation leads anywhere; that equation then says how long each
+t is and what its label was, and checks it, since the search did not use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unsum.separate.exact.observation import Observation
+
+_SHRINKAGE = 1.0  # of t A in units of its root mean square: what is smaller does not pull
+_STEPS, _SETTLED = 18, 0.999  # steps from a start, and the cosine of a direction with what three more make of it
+_WAVES = 12  # of twice as many starts as directions are sought
+_TRIES = 4  # directions that may fail before the first succeeds
+_SAME = 0.98  # cosine from which two directions are one sample
+_COLUMNS, _FEWER, _COLUMNS_PER_ROW = (
+    20_000,
+    1_000,
+    16,
+)  # looked at to find directions; to sharpen one, whichever is more
+_SHARPENED = [0.1, 0.03, 0.01, 3e-3, 1e-3, 2e-4, 7e-5, 2e-5, 7e-6, 2e-6]  # sizes below which an entry counts as zero
+_MORE = 10  # further steps of the last size while the direction still turns
+_ZERO = 1e-3  # of the largest entry, after sharpening
+
+
+@dataclass(frozen=True)
+class SparseDirections:
+    """Unit rows of T, and by how much unit noise on every entry of t A turns each."""
+
+    t: Tensor  # (R, R)
+    turn: Tensor  # (R,)
+
+
+def find_sparse_directions(A: Tensor, generator: torch.Generator) -> SparseDirections | None:
+    """All R directions in which the orthonormal rows of A combine to something sparse and positive, or None."""
+    R, H = A.shape
+    if 4 * R > H:
+        return None
+    A = A * H**0.5  # rows of mean square one
+    found: list[tuple[Tensor, Tensor]] = []
+    failed = 0
+    for direction in _rough_directions(A, generator, found):
+        sharp = sharpen(direction, _some_columns(A, max(_FEWER, _COLUMNS_PER_ROW * R), generator))
+        if sharp is not None and not any(float(sharp[0] @ t) > _SAME for t, _ in found):
+            found.append(sharp)
+        failed += sharp is None
+        if len(found) == R:
+            return SparseDirections(torch.stack([t for t, _ in found]), torch.stack([turn for _, turn in found]))
+        if not found and failed == _TRIES:
+            return None
+    return None
+
+
+def _rough_directions(A: Tensor, generator: torch.Generator, found: list[tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
+    """Unit vectors t for which t A is sparse, to a few percent: t ← Σ_j a_j (t·a_j − 1)₊ from many columns a_j at once.
+
+    That is ICA with the shrinkage as its nonlinearity. Later waves start from what is orthogonal to the directions
+    found so far: the missing ones stand out there.
+    """
+    R = len(A)
+    columns = _some_columns(A, _COLUMNS, generator).float()
+    for _ in range(_WAVES):
+        starts = _some_columns(columns, 2 * R, generator).T
+        if found:
+            basis = torch.linalg.qr(torch.stack([t for t, _ in found], dim=1)).Q.float()
+            starts = starts - (starts @ basis) @ basis.T
+        t = _settle(columns, starts, _STEPS)
+        further = _settle(columns, t, 3)
+        seen = A.new_zeros(0, R).float()
+        for direction in further[(t * further).sum(1) > _SETTLED]:
+            if not bool((seen @ direction > _SAME).any()):
+                seen = torch.cat([seen, direction[None]])
+                if not any(float(direction.double() @ t) > _SAME for t, _ in found):
+                    yield direction.double()
+
+
+def _settle(A: Tensor, t: Tensor, steps: int) -> Tensor:
+    t = torch.nn.functional.normalize(t, dim=1)
+    for _ in range(steps):
+        along = t @ A
+        along *= along.pow(3).mean(1, keepdim=True).sign()  # the long tail is the features' side
+        t = torch.nn.functional.normalize((along - _SHRINKAGE).clamp_(min=0) @ A.T, dim=1)
+    return t
+
+
+def sharpen(t: Tensor, A: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The direction (R,) with its small entries driven to zero, and how far unit noise on the entries turns it.
+
+    Least squares, reweighted towards the sparsest answer. None if that does not become sparse and positive: any R − 1
+    entries can be made zero, a sample has far more.
+    """
+    R = len(A)
+    for size in [*_SHARPENED, *[_SHARPENED[-1]] * _MORE]:
+        along, before = _relative(t, A), t
+        weight = 1 / (along.abs() + size) if size > 1e-3 else 1 / (along.square() + size**2)
+        t = torch.linalg.solve((A * weight) @ A.T, t)
+        t = t / t.norm()
+        if size == _SHARPENED[-1] and float((t - before).norm()) < size:
+            break
+    along = _relative(t, A)
+    zero = along.abs() < _ZERO
+    if int(zero.sum()) <= 2 * R or float(along.min()) < -_ZERO:
+        return None
+    normal = A[:, zero] @ A[:, zero].T
+    return t, torch.linalg.eigvalsh(normal)[1:].clamp_min(1e-300).reciprocal().sum().sqrt()  # but for t's own length
+
+
+def _relative(t: Tensor, A: Tensor) -> Tensor:
+    along = t @ A
+    return along / along.abs().max()
+
+
+def _some_columns(A: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    chosen = torch.randperm(A.shape[1], generator=generator)[:count]
+    return A[:, chosen.to(A.device)]
