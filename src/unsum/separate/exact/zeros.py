@@ -14,8 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.separate.exact.observation import Observation
-
 _SHRINKAGE = 1.0  # of t A in units of its root mean square: what is smaller does not pull
 _STEPS, _SETTLED = 18, 0.999  # steps from a start, and the cosine of a direction with what three more make of it
 _WAVES = 12  # of twice as many starts as directions are sought
