@@ -41,18 +41,23 @@ class Lengths:
 def measure_lengths(observation: Observation, directions: SparseDirections) -> Lengths | None:
     """None where a sample's line runs the wrong way: then the directions are no samples of this head."""
     E = torch.linalg.solve(directions.t, observation.U, left=False).T
-    free = E > 0  # nobody's label here: p − y is positive
-    x, z = directions.t @ observation.K, E.clamp_min(1e-300).log() - observation.b
-    weight = torch.where(free, E, 0.0).square()  # log E errs by the noise over E
-    weight = weight / weight.sum(1, keepdim=True)
-    x = x - (weight * x).sum(1, keepdim=True)
-    z = z - (weight * z).sum(1, keepdim=True)
-    s = (weight * x * z).sum(1) / (weight * x.square()).sum(1)
+    s = fit_lengths(directions.t @ observation.K, E, observation.b)
     if not bool((s > 0).all()):
         return None
     T = s[:, None] * directions.t
     P = torch.softmax(T @ observation.K + observation.b, dim=1)
+    free = E > 0
     return Lengths(T, E, torch.where(free, E, 0.0).sum(1) / (s * torch.where(free, P, 0.0).sum(1)))
+
+
+def fit_lengths(x: Tensor, E: Tensor, b: Tensor) -> Tensor:
+    """(n,) the s for which E ∝ softmax(s x + b) − y: a line through the classes with E > 0, nobody's label there."""
+    z = E.clamp_min(1e-300).log() - b
+    weight = E.clamp_min(0).square()  # log E errs by the noise over E
+    weight = weight / weight.sum(1, keepdim=True)
+    x = x - (weight * x).sum(1, keepdim=True)
+    z = z - (weight * z).sum(1, keepdim=True)
+    return (weight * x * z).sum(1) / (weight * x.square()).sum(1)
 
 
 def certified(observation: Observation, directions: SparseDirections, lengths: Lengths) -> Candidate:
