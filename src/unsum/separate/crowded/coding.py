@@ -11,9 +11,7 @@ from torch import Tensor
 _AT_ONCE = 4096  # columns whose supports are solved for together
 
 
-def code(
-    atoms: Tensor, X: Tensor, Z: Tensor, allowed: Tensor, steps: int, *, signed: Tensor | None = None
-) -> Tensor:
+def code(atoms: Tensor, X: Tensor, Z: Tensor, allowed: Tensor, steps: int, *, signed: Tensor | None = None) -> Tensor:
     """(B, N) coefficients after some accelerated projected-gradient steps from `Z`; where not `allowed` they are 0.
 
     Rows that are `signed` (B,) may be negative: their atoms stand for a span whose corners are not known yet.
@@ -33,7 +31,7 @@ def code(
 def on_support(atoms: Tensor, X: Tensor, Z: Tensor, smallest: float) -> Tensor:
     """The least-squares coefficients with everything below `smallest` of a column's largest set to zero, in float64."""
     K, q = (atoms @ atoms.T).double(), (atoms @ X).double()
-    used = Z > smallest * Z.amax(0)
+    used = smallest * Z.amax(0) < Z
     solved = []
     for start in range(0, X.shape[1], _AT_ONCE):
         here = used[:, start : start + _AT_ONCE].T.double()  # (n, B)

@@ -16,8 +16,8 @@ from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.separate.crowded.atoms import learn_atoms, sparsest_columns
 from unsum.separate.crowded.coding import code, on_support
-from unsum.separate.exact.lengths import fit_lengths
 from unsum.separate.method import SEPARATORS
+from unsum.separate.softmax_line import disagreement, fit_lengths
 
 _STEPS = 300
 _SMALLEST = 1e-3  # of a column's largest coefficient
@@ -31,22 +31,27 @@ _AT_ONCE = 20_000  # columns coded together
 )
 def crowded(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
     """Never certified: `predicted_error` is what the softmax says about the worst sample, and the notes about the others."""
+    labels = _hard_labels(head, knowledge)
+    if labels is None or head.grad_b is None:
+        raise UnsumError("crowded needs hard labels and the bias gradient; grant the labels, or use exact.")
+    counts = torch.bincount(labels, minlength=head.classes)
+    mean = (head.grad_b.double() * (1 if head.reduction == "mean" else 1 / len(labels))) + counts / len(labels)
+    columns = sparsest_columns(head.grad_W, labels)
+    atoms = learn_atoms(columns, labels, mean, torch.Generator().manual_seed(seed))
+    return _leak(head, labels, atoms, _code_all(atoms, head.grad_W))
+
+
+def suits_crowded(head: Head, knowledge: Knowledge) -> bool:
+    """Whether labels are granted for more samples than the gradient can have directions."""
+    labels = _hard_labels(head, knowledge)
+    return labels is not None and len(labels) >= head.classes and head.grad_b is not None
+
+
+def _hard_labels(head: Head, knowledge: Knowledge) -> Tensor | None:
     targets = knowledge.targets(head.classes)
-    if targets is None or head.grad_b is None:
-        raise UnsumError(
-            "crowded needs the labels and the bias gradient; grant the labels (Knowledge(labels=…)) or use exact."
-        )
-    labels = targets.argmax(1).to(head.W.device)
-    if not torch.equal(targets.to(labels.device), torch.nn.functional.one_hot(labels, head.classes).to(targets.dtype)):
-        raise UnsumError("crowded needs hard labels; use exact for smoothed or mixed ones.")
-    B = len(labels)
-    alpha = 1 / B if head.reduction == "mean" else 1.0
-    mean = head.grad_b.double() / (alpha * B) + torch.bincount(labels, minlength=head.classes) / B
-    atoms = learn_atoms(
-        sparsest_columns(head.grad_W, labels), labels, mean, torch.Generator().manual_seed(seed)
-    )
-    F = _code_all(atoms, head.grad_W)
-    return _leak(head, labels, atoms, F)
+    if targets is None or not bool((targets.amax(1) == 1).all()):
+        return None
+    return targets.argmax(1).to(head.W.device)
 
 
 def _code_all(atoms: Tensor, grad_W: Tensor) -> Tensor:
@@ -66,7 +71,7 @@ def _leak(head: Head, labels: Tensor, atoms: Tensor, F: Tensor) -> Leak:
     x = head.logits(F.double())
     s = fit_lengths(x, atoms, b).clamp_min(0)
     logits = s[:, None] * x + b
-    errors = _disagreement(logits - b, atoms, b)
+    errors = disagreement(logits - b, atoms, b)
     features = (s[:, None] * F).to(head.W.dtype)
     trusted = int((errors < 0.1).sum())
     return Leak(
@@ -78,18 +83,11 @@ def _leak(head: Head, labels: Tensor, atoms: Tensor, F: Tensor) -> Leak:
         predicted_error=float(errors.max()),
         exact=False,
         scale=1.0,
-        notes=[f"{trusted} of {len(labels)} samples agree with the softmax to 10 %; the worst is off by {100 * float(errors.max()):.0f} %."],
+        notes=[
+            f"More samples than directions: {trusted} of {len(labels)} agree with the softmax to 10 %; "
+            f"the worst is off by {100 * float(errors.max()):.0f} %."
+        ],
     )
-
-
-def _disagreement(x: Tensor, atoms: Tensor, b: Tensor) -> Tensor:
-    """(B,) by how much f Wᵀ misses log p, relative: a head's rows look in all directions, so f errs by as much."""
-    weight = atoms.clamp_min(0).square()
-    weight = weight / weight.sum(1, keepdim=True)
-    line = atoms.clamp_min(1e-300).log() - b - x
-    line = line - (weight * line).sum(1, keepdim=True)
-    centred = x - (weight * x).sum(1, keepdim=True)
-    return ((weight * line.square()).sum(1) / (weight * centred.square()).sum(1).clamp_min(1e-300)).sqrt()
 
 
 def _unexplained(head: Head, labels: Tensor, logits: Tensor, features: Tensor) -> float:

@@ -1,7 +1,6 @@
 """From directions to samples: how long each row of T is, what its targets were, and how sure all of that is.
 
-Row i of (U T⁻¹)ᵀ is α s (p − y) for the unit direction t and its length s. Where y is 0 its logarithm is linear in s,
-because p = softmax(s·tK + b): one straight line per sample, drawn through the classes it is not labelled with.
+Row i of (U T⁻¹)ᵀ is α s (p − y) for the unit direction t and its length s: `softmax_line` reads s off it.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from unsum.separate.exact.certificate import Certificate
 from unsum.separate.exact.equation import Linearised, Unknowns
 from unsum.separate.exact.observation import Observation
 from unsum.separate.exact.zeros import SparseDirections
+from unsum.separate.softmax_line import fit_lengths
 
 _NOTHING = 1e-3  # a target below counts as 0, one this near to 1 as 1: in between it is part of a mixture
 _PLAIN = 1e-4  # relative distance within which a scale is taken for its natural value
@@ -48,16 +48,6 @@ def measure_lengths(observation: Observation, directions: SparseDirections) -> L
     P = torch.softmax(T @ observation.K + observation.b, dim=1)
     free = E > 0
     return Lengths(T, E, torch.where(free, E, 0.0).sum(1) / (s * torch.where(free, P, 0.0).sum(1)))
-
-
-def fit_lengths(x: Tensor, E: Tensor, b: Tensor) -> Tensor:
-    """(n,) the s for which E ∝ softmax(s x + b) − y: a line through the classes with E > 0, nobody's label there."""
-    z = E.clamp_min(1e-300).log() - b
-    weight = E.clamp_min(0).square()  # log E errs by the noise over E
-    weight = weight / weight.sum(1, keepdim=True)
-    x = x - (weight * x).sum(1, keepdim=True)
-    z = z - (weight * z).sum(1, keepdim=True)
-    return (weight * x * z).sum(1) / (weight * x.square()).sum(1)
 
 
 def certified(observation: Observation, directions: SparseDirections, lengths: Lengths) -> Candidate:
