@@ -85,6 +85,10 @@ CELLS = {
     },
     "t4-b64": Cell(64, classes=100, published="RGLA 20.68 / .792 / .328"),
     "t4-b128": Cell(128, classes=100, batches=5, published="RGLA 7.85 / .316 / .929 (B > C + 1)"),
+    **{  # not in the paper: as many samples as the gradient has directions
+        f"near-b{B}" + (f"-{same}same" if same else ""): Cell(B, same, classes=100, batches=3)
+        for B, same in ((80, 0), (96, 0), (96, 48), (96, 96), (99, 0), (99, 99))
+    },
     "t11-336": Cell(8, size=336, published="somewhat below 224²"),
     "t11-336-8of8": Cell(8, 8, size=336),
 }
@@ -304,6 +308,7 @@ def show(paths: list[Path]) -> None:
         "t8": "Table 8: k of 8 labels the same",
         "t10": "Table 10: batch size",
         "t4": "Table 4: 100 classes",
+        "near": "100 classes, nearly as many samples",
         "t11": "Table 11: 336²",
     }
     for table, title in titles.items():

@@ -72,8 +72,10 @@ def _rough_directions(A: Tensor, generator: torch.Generator, found: list[tuple[T
             starts = starts - (starts @ basis) @ basis.T
         t = _settle(columns, starts, _STEPS)
         further = _settle(columns, t, 3)
-        seen = A.new_zeros(0, R).float()
-        for direction in further[(t * further).sum(1) > _SETTLED]:
+        # When few are missing, a pull towards the others may be stronger: what is orthogonal to those is tried as it is.
+        unsettled = torch.nn.functional.normalize(starts[:_TRIES], dim=1) if found else starts[:0]
+        seen = columns.new_zeros(0, R)
+        for direction in torch.cat([further[(t * further).sum(1) > _SETTLED], unsettled]):
             if not bool((seen @ direction > _SAME).any()):
                 seen = torch.cat([seen, direction[None]])
                 if not any(float(direction.double() @ t) > _SAME for t, _ in found):
