@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.separate import adaptive, cocktail, exact, fgla, phong, rgla, rgla_newton, soft  # noqa: F401 (registers them)
+from unsum.separate import adaptive, cocktail, exact, fgla, phong, rgla, rgla_newton, soft, text  # noqa: F401 (registers)
 from unsum.separate.method import SEPARATORS
-from unsum.separate.options import check_options, reports_progress
+from unsum.separate.options import check_options, reports_progress, takes_model
 from unsum.separate.rgla_loss import estimated_loss
 from unsum.update import Update
 
@@ -39,7 +39,7 @@ def separate(
     Args:
         model: the model the client trained, with the weights it started from.
         update: what the server received.
-        method: a name from `unsum list`.
+        method: a name from `unsum list`. Language models that share their embedding with the head are read by `text`.
         labels: (B,) class numbers or (B, C) probabilities if the attacker knows them, `None` if it must find them.
         batch_size: B if the attacker knows it; taken from the update where the protocol discloses it.
         device: where to compute; the model's own device by default.
@@ -50,10 +50,14 @@ def separate(
     Returns:
         A `Leak` in the attacker's own order, with its certificate.
     """
+    if method == "exact" and text.is_tied(model):
+        method = "text"  # the head's gradient is mixed with the embedding's: only the text itself takes them apart
     separator = cast("Callable[..., Leak]", SEPARATORS[method])
     check_options(method, separator, options)
     if reports_progress(separator):
         options["progress"] = progress
+    if takes_model(separator):
+        options |= {"model": model, "update": update}
     disclosed = update.batch_size if labels is None and batch_size is None else batch_size
     knowledge = Knowledge(labels=labels, batch_size=disclosed)
     start = time.perf_counter()
