@@ -46,7 +46,7 @@ def count(head: Head, F: Tensor, tied_rows: Tensor) -> Counts:
     alpha, whole = _unit(weights[measured])
     positions = (weights / alpha).round().clamp_min(0)
     positions[~measured] = 0
-    labels = [_labels(row / alpha) for row in missing]
+    labels = [_labels(row / alpha, int(number)) for row, number in zip(missing, positions, strict=True)]
     scale = float(weights[measured].sum()) if head.reduction == "mean" else alpha
     return Counts(positions.int().tolist(), measured.tolist(), labels, scale, alpha, whole)
 
@@ -82,7 +82,12 @@ def _unit(weights: Tensor) -> tuple[float, bool]:
     return least, False
 
 
-def _labels(masses: Tensor) -> dict[int, int]:
-    """Tokens with the whole number of times that each follows."""
+def _labels(masses: Tensor, number: int) -> dict[int, int]:
+    """Tokens with the whole number of times that each follows, the heaviest first, for at most `number` positions."""
     found = (masses > 1 - _LABEL).nonzero()[:, 0]
-    return {int(token): round(float(masses[token])) for token in found}
+    labels: dict[int, int] = {}
+    for token in found[masses[found].argsort(descending=True)].tolist():
+        times = min(round(float(masses[token])), number - sum(labels.values()))
+        if times > 0:
+            labels[token] = times
+    return labels

@@ -60,7 +60,8 @@ def _read(head: Head, knowledge: Knowledge, model: nn.Module, update: Update) ->
     recovered = sentences(found, counts)
     if recovered.open_ends:
         recovered = _with_ends(model, layers[-1], found, counts, recovered, used)
-    return _leak(head, knowledge, model, update, counts, recovered, f"Prefixes were admitted by {guide.deep.name!r}.")
+    notes = [f"Prefixes were admitted by {guide.deep.name!r}.", *found.notes]
+    return _leak(head, knowledge, model, update, counts, recovered, notes)
 
 
 def _with_ends(model: nn.Module, layer: Layer, found: Walk, counts: Counts, so_far: Text, used: Tensor) -> Text:
@@ -102,10 +103,10 @@ def _features(model: nn.Module, found: Walk) -> Tensor:
 
 
 def _leak(
-    head: Head, knowledge: Knowledge, model: nn.Module, update: Update, counts: Counts, recovered: Text, note: str
+    head: Head, knowledge: Knowledge, model: nn.Module, update: Update, counts: Counts, recovered: Text, notes: list[str]
 ) -> Leak:
     if not recovered.tokens:
-        return _nothing(head, note, "The head's gradient assigns no label to any of them.")
+        return _nothing(head, *notes, "The head's gradient assigns no label to any of them.")
     tokens, labels = (part.to(head.W.device) for part in recovered.batch())
     kept = next_tokens(labels) >= 0
     _, linear = find_head(model)
@@ -113,7 +114,7 @@ def _leak(
     Y = torch.nn.functional.one_hot(next_tokens(labels)[kept], head.classes).double()
     L = head.logits(features.double())
     worst, whole = _difference(model, update, tokens, labels, counts.scale)
-    notes = [note, f"The recovered batch explains the gradient to {whole:.1g} of it, its worst tensor to {worst:.1g}."]
+    notes = [*notes, f"The recovered batch explains the gradient to {whole:.1g} of it, its worst tensor to {worst:.1g}."]
     if recovered.open_ends:
         notes.append(f"{sum(recovered.open_ends.values())} positions have a label that was not found.")
     if not counts.whole:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 _ROUNDING = 2.5  # units in the last place of the largest singular value that rounding reaches in the smallest ones
 _CLIENT = 1e-5  # relative difference between the client's forward pass and ours
-_DEVIATIONS = 10.0  # of the tilt that noise explains
+_DEVIATIONS, _ROUGH_DEVIATIONS = 2.5, 10.0  # of the tilt that independent noise explains, and that rounding does
+_ADDED = 10.0  # units in the last place of a usual entry: noise above this was added
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Span:
     V: Tensor
     singular_values: Tensor
     deviation: float
+    patience: float  # tilts of the noise that a member may lie outside
     full: bool  # as many directions as the gradient could have: inputs may lie anywhere
 
     @property
@@ -40,7 +42,13 @@ class Span:
         inside = x @ self.V.T
         apart = (x.square().sum(1) - inside.square().sum(1)).clamp_min(0).sqrt()
         tilt = self.deviation * self.room**0.5 * (inside / self.singular_values).norm(dim=1)
-        return apart / (_DEVIATIONS * tilt + _CLIENT * x.norm(dim=1)).clamp_min(1e-300)
+        allowed: Tensor = self.patience * tilt + _CLIENT * x.norm(dim=1)
+        return apart / allowed.clamp_min(1e-300)
+
+    @property
+    def clearness(self) -> float:
+        """How far the faintest direction stands out of the noise."""
+        return float(self.singular_values[-1]) / max(self.deviation, 1e-300)
 
 
 def span_of(gradient: Tensor) -> Span:
@@ -49,13 +57,15 @@ def span_of(gradient: Tensor) -> Span:
     values, vectors = torch.linalg.eigh(_gram(gradient))
     singular = values.flip(0).clamp_min(0).sqrt()
     rounding = _ROUNDING * torch.finfo(gradient.dtype).eps * float(singular[0])
-    # Pure noise has singular values σ(√m ± √H): the smallest one tells the largest.
-    spread = (m**0.5 + H**0.5) / max(m**0.5 - H**0.5, 1e-3 * m**0.5)
-    noise = 1.1 * spread * float(singular[-1]) if m > H else 0.0
+    # Pure noise has singular values σ|√m ± √H|: the smallest one tells the largest, unless the matrix is square.
+    smallest = float(singular[min(m, H) - 1])
+    noise = 1.1 * smallest * (m**0.5 + H**0.5) / max(abs(m**0.5 - H**0.5), 0.2 * m**0.5)
     rank = int((singular > max(rounding, noise)).sum())
-    tail = singular[rank:]
-    level = float(tail.square().mean().sqrt()) / m**0.5 if len(tail) else 0.0
-    return Span(vectors.flip(1)[:, :rank].T.contiguous(), singular[:rank], level, rank >= min(m, H))
+    tail = singular[rank : min(m, H)]
+    level = float(tail.square().mean().sqrt()) / max(m, H) ** 0.5 if len(tail) else 0.0
+    usual = float(singular.norm()) / (m * H) ** 0.5
+    patience = _DEVIATIONS if level > _ADDED * torch.finfo(gradient.dtype).eps * usual else _ROUGH_DEVIATIONS
+    return Span(vectors.flip(1)[:, :rank].T.contiguous(), singular[:rank], level, patience, rank >= min(m, H))
 
 
 def _gram(gradient: Tensor) -> Tensor:

@@ -15,19 +15,42 @@ from torch import Tensor, nn
 from unsum.separate.text.network import Layer, read_by
 from unsum.separate.text.span import Span, span_of
 
+_ROOMY = 16  # dimensions outside a span in which hardly a stranger is near zero by chance
 _TOO_MANY = 4  # times H: prefixes of the client span at most H dimensions, more are strangers that slipped in
 
 
 @dataclass(frozen=True)
 class Walk:
-    """Prefixes in the order of their length, each with its parent's index (−1 for single tokens)."""
+    """Prefixes in the order of their length, each with its parent's index (−1 for single tokens) and how far outside the
+
+    span it lies, in units of what noise explains.
+    """
 
     prefixes: list[tuple[int, ...]]
     parents: list[int]
+    outside: list[float]
     notes: list[str]
 
     def children(self, index: int) -> list[int]:
         return [i for i, parent in enumerate(self.parents) if parent == index]
+
+    def at_most(self, number: int) -> Walk:
+        """The best `number` of the prefixes: independent ones cannot be more than the span has directions."""
+        dropped: set[int] = set()
+        endings = {i for i in range(len(self.prefixes)) if i not in set(self.parents)}
+        while len(self.prefixes) - len(dropped) > number:
+            worst = max(endings, key=lambda i: self.outside[i])
+            dropped.add(worst)
+            endings.remove(worst)
+            parent = self.parents[worst]
+            if parent >= 0 and all(child in dropped for child in self.children(parent)):
+                endings.add(parent)
+        kept = [i for i in range(len(self.prefixes)) if i not in dropped]
+        place = {old: new for new, old in enumerate(kept)} | {-1: -1}
+        parents = [place[self.parents[i]] for i in kept]
+        note = f"{len(dropped)} prefixes more than the gradient can hold were dropped, those that fitted worst."
+        notes = [*self.notes, note] if dropped else self.notes
+        return Walk([self.prefixes[i] for i in kept], parents, [self.outside[i] for i in kept], notes)
 
 
 @dataclass(frozen=True)
@@ -41,22 +64,25 @@ class Guide:
 
 
 def choose_guide(layers: list[Layer]) -> Guide | None:
-    """The layer of most directions decides, the deepest of several; None where every span is full.
+    """The layer of most directions decides, of several the one where they stand out most; None where every span is full.
 
     Positions without a label still feed the attention of later ones, so inner layers may see more of them than the head.
     """
     spans = [(layer, span_of(layer.gradient)) for layer in layers]
-    roomy = [(layer, span) for layer, span in spans if not span.full and span.rank > 0]
-    if not roomy:
+    # A square gradient does not tell its noise, and the first layer reads no context.
+    oblong = [pair for pair in spans[1:] if pair[0].gradient.shape[0] != pair[0].gradient.shape[1]]
+    usable = [(layer, span) for layer, span in oblong or spans if not span.full and span.rank > 0]
+    if not usable:
         return None
-    deep, deep_span = max(reversed(roomy), key=lambda pair: pair[1].rank)
-    return Guide(layers[0], spans[0][1], deep, deep_span)
+    deep, deep_span = max(usable, key=lambda pair: (pair[1].rank, pair[1].room >= _ROOMY, pair[1].clearness))
+    return Guide(*spans[0], deep, deep_span)
 
 
 def walk(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Walk:
     """Every prefix that the guide admits, from `candidates` (the tokens that may occur) and up to `longest` tokens."""
     prefixes: list[tuple[int, ...]] = []
     parents: list[int] = []
+    outside: list[float] = []
     frontier: list[int] = [-1]
     limit = _TOO_MANY * guide.deep.gradient.shape[1]
     for depth in range(longest):
@@ -66,19 +92,20 @@ def walk(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Wa
         origins = [index for index in frontier for _ in range(len(here))]
         if not trials:
             break
-        admitted = _admitted(model, guide, torch.tensor(trials, device=candidates.device))
+        distances = _distances(model, guide, torch.tensor(trials, device=candidates.device))
         first = len(prefixes)
-        for trial, origin, inside in zip(trials, origins, admitted.tolist(), strict=True):
-            if inside:
+        for trial, origin, distance in zip(trials, origins, distances.tolist(), strict=True):
+            if distance < 1:
                 prefixes.append(trial)
                 parents.append(origin)
+                outside.append(distance)
         frontier = list(range(first, len(prefixes)))
         if len(prefixes) > limit:
             note = "More prefixes fit the gradient than it can hold: they can no longer be told from chance."
-            return Walk([], [], [note])
+            return Walk([], [], [], [note])
         if not frontier:
             break
-    return Walk(prefixes, parents, [])
+    return Walk(prefixes, parents, outside, []).at_most(guide.deep_span.rank)
 
 
 def _tokens_at(model: nn.Module, guide: Guide, candidates: Tensor, depth: int) -> Tensor:
@@ -93,5 +120,5 @@ def _tokens_at(model: nn.Module, guide: Guide, candidates: Tensor, depth: int) -
     return candidates[torch.cat(inside)]
 
 
-def _admitted(model: nn.Module, guide: Guide, trials: Tensor) -> Tensor:
-    return guide.deep_span.outside(read_by(model, [guide.deep.module], trials, -1)[0]) < 1
+def _distances(model: nn.Module, guide: Guide, trials: Tensor) -> Tensor:
+    return guide.deep_span.outside(read_by(model, [guide.deep.module], trials, -1)[0])
