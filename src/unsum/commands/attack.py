@@ -109,11 +109,23 @@ def _show(leak: Leak, model: str) -> None:
     facts.add_row("gradient scale found", f"{leak.scale:.6g}")
     facts.add_row("time", f"{leak.seconds:.2f} s")
     _OUT.print(facts)
+    if leak.tokens is not None:
+        _show_text(leak)
+        return
     samples = Table("sample", "label", "its probability", "input certified", title="Found", title_justify="left")
     for i in range(leak.batch_size):
         label = int(leak.labels[i])
         certified = "–" if leak.inputs_exact is None else "yes" if bool(leak.inputs_exact[i]) else "no"
         samples.add_row(str(i + 1), f"class {label}", f"{float(leak.targets[i, label]):.3f}", certified)
     _OUT.print(samples)
+    for sentence in leak.notes:
+        _OUT.print(f"• {sentence}", markup=False, highlight=False)
+
+
+def _show_text(leak: Leak) -> None:
+    lines = Table("sequence", "tokens", title="Found", title_justify="left")
+    for place, sequence in enumerate(leak.tokens or [], 1):
+        lines.add_row(str(place), " ".join(map(str, sequence)))
+    _OUT.print(lines)
     for sentence in leak.notes:
         _OUT.print(f"• {sentence}", markup=False, highlight=False)

@@ -24,7 +24,7 @@ class Span:
     V: Tensor
     singular_values: Tensor
     deviation: float
-    patience: float  # tilts of the noise that a member may lie outside
+    noisy: bool  # the deviation is more than rounding
     full: bool  # as many directions as the gradient could have: inputs may lie anywhere
 
     @property
@@ -46,6 +46,11 @@ class Span:
         return apart / allowed.clamp_min(1e-300)
 
     @property
+    def patience(self) -> float:
+        """Tilts of the noise that a member may lie outside."""
+        return _DEVIATIONS if self.noisy else _ROUGH_DEVIATIONS
+
+    @property
     def clearness(self) -> float:
         """How far the faintest direction stands out of the noise."""
         return float(self.singular_values[-1]) / max(self.deviation, 1e-300)
@@ -64,8 +69,8 @@ def span_of(gradient: Tensor) -> Span:
     tail = singular[rank : min(m, H)]
     level = float(tail.square().mean().sqrt()) / max(m, H) ** 0.5 if len(tail) else 0.0
     usual = float(singular.norm()) / (m * H) ** 0.5
-    patience = _DEVIATIONS if level > _ADDED * torch.finfo(gradient.dtype).eps * usual else _ROUGH_DEVIATIONS
-    return Span(vectors.flip(1)[:, :rank].T.contiguous(), singular[:rank], level, patience, rank >= min(m, H))
+    noisy = level > _ADDED * torch.finfo(gradient.dtype).eps * usual
+    return Span(vectors.flip(1)[:, :rank].T.contiguous(), singular[:rank], level, noisy, rank >= min(m, H))
 
 
 def _gram(gradient: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from unsum.separate.text.network import Layer, read_by
 from unsum.separate.text.span import Span, span_of
 
+_BLOCK = 16  # positions whose tokens are looked for at once
 _ROOMY = 16  # dimensions outside a span in which hardly a stranger is near zero by chance
 _TOO_MANY = 4  # times H: prefixes of the client span at most H dimensions, more are strangers that slipped in
 
@@ -84,9 +85,12 @@ def walk(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Wa
     parents: list[int] = []
     outside: list[float] = []
     frontier: list[int] = [-1]
+    block: list[Tensor] = []
     limit = _TOO_MANY * guide.deep.gradient.shape[1]
     for depth in range(longest):
-        here = _tokens_at(model, guide, candidates, depth)
+        if depth % _BLOCK == 0:
+            block = _tokens_at(model, guide, candidates, depth, min(depth + _BLOCK, longest))
+        here = block[depth % _BLOCK]
         stems = [() if index < 0 else prefixes[index] for index in frontier]
         trials = [(*stem, token) for stem in stems for token in here.tolist()]
         origins = [index for index in frontier for _ in range(len(here))]
@@ -108,16 +112,17 @@ def walk(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Wa
     return Walk(prefixes, parents, outside, []).at_most(guide.deep_span.rank)
 
 
-def _tokens_at(model: nn.Module, guide: Guide, candidates: Tensor, depth: int) -> Tensor:
-    """The candidates that the first layer admits at this position; all of them where its span is full."""
+def _tokens_at(model: nn.Module, guide: Guide, candidates: Tensor, first: int, end: int) -> list[Tensor]:
+    """The candidates that the first layer admits at each of some positions; all of them where its span is full."""
     if guide.first_span.full:
-        return candidates
+        return [candidates] * (end - first)
     # The first layer reads token and position alone, so what stands before does not matter.
-    tokens = candidates[:, None].expand(-1, depth + 1)
     inside = []
-    for part in tokens.split(4096):
-        inside.append(guide.first_span.outside(read_by(model, [guide.first.module], part, -1)[0]) < 1)
-    return candidates[torch.cat(inside)]
+    for part in candidates[:, None].expand(-1, end).split(1024):
+        read = read_by(model, [guide.first.module], part, slice(first, end))[0]
+        inside.append(guide.first_span.outside(read.flatten(0, 1)).view(len(part), -1) < 1)
+    admitted = torch.cat(inside)
+    return [candidates[admitted[:, place]] for place in range(end - first)]
 
 
 def _distances(model: nn.Module, guide: Guide, trials: Tensor) -> Tensor:
