@@ -24,7 +24,7 @@ _SAME = 0.9  # cosine from which two directions are one sample
 _LABEL = 0.25  # of a lone sample's squared length: rows that miss more are labels
 _REFITS = 3  # of the line to the rows that turn out free
 _REWEIGHTINGS = 60
-_RANDOM = 6  # starts with another rotation of the samples that no row tells
+_RANDOM = 4  # starts with another rotation of the samples that no row tells
 
 
 @dataclass(frozen=True)

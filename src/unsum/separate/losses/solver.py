@@ -25,6 +25,7 @@ _BINARY = 0.05  # largest distance of a target from 0 or 1 before it is rounded
 _ROUNDS = 4  # of reading the targets and solving on
 _MOST = 48  # samples: the normal matrix has as many unknowns squared
 _VAGUE = 1e-2  # predicted error from which samples of equal labels are replaced by their mean
+_HUGE = 1e12  # entries of T that no features have: the start ran away
 _SPARE = 3  # equations left over without which a perfect fit proves nothing
 
 
@@ -54,6 +55,8 @@ def separate_declared(head: Head, knowledge: Knowledge, loss: Loss, *, seed: int
     answers: list[Answer] = []
     for equation, T, alpha in _starts(observation, loss, given, generator):
         answer = _solve(observation, equation, T, alpha, given)
+        if answer is None:
+            continue
         answers.append(answer)
         if sum(a.explains and _agree(a, answer) for a in answers) >= 2 or (answer.explains and len(answers) >= 8):
             break
@@ -114,13 +117,15 @@ def _with(equation: LossEquation, Y: Tensor, alpha_free: bool = True) -> LossEqu
     )
 
 
-def _solve(observation: Observation, equation: LossEquation, T: Tensor, alpha: float, given: Tensor | None) -> Answer:
+def _solve(observation: Observation, equation: LossEquation, T: Tensor, alpha: float, given: Tensor | None) -> Answer | None:
     """Solve from one start; a separable loss reads its targets off, rounds them and solves on until they stay."""
     log_alpha, binary = T.new_tensor(math.log(alpha)), 0.0
     if not isinstance(equation.loss, Separable):
         return _judge(observation, solve(equation, T, log_alpha), 0.0)
     solved = None
     for _ in range(_ROUNDS):
+        if not bool(T.isfinite().all() & (T.abs().max() < _HUGE)):
+            break
         read = equation.read_targets(T, log_alpha)
         Y = read.round().clamp(0, 1) if given is None or len(given) != len(read) else _nearest(given, read)
         binary = float((read - Y).abs().max())
@@ -128,7 +133,8 @@ def _solve(observation: Observation, equation: LossEquation, T: Tensor, alpha: f
             break
         solved = solve(_with(equation, Y), T, log_alpha)
         T, log_alpha = solved.T, solved.log_alpha
-    assert solved is not None
+    if solved is None:
+        return None
     return _judge(observation, solved, binary)
 
 
@@ -178,8 +184,10 @@ def _leak(head: Head, observation: Observation, loss: Loss, best: Answer, agreei
     errors, notes = best.errors, [f"The loss was declared: {loss.name}."]
     T, Y = at.T, equation.Y
     sure = best.explains and float(errors.max()) < _TRUSTED and agreeing >= 1
-    if not best.explains:
+    if best.misfit >= _EXPLAINED:
         notes.append(f"No start explains the gradient: the best leaves {best.misfit:.1g} deviations of its noise.")
+    elif not best.explains:
+        notes.append("The best start explains the gradient only with targets that are neither 0 nor 1.")
     elif not sure:
         vague = (errors >= _TRUSTED).nonzero()[:, 0].tolist()
         notes.append(f"The gradient does not determine samples {', '.join(map(str, vague))}; of equal labels their mean is given.")

@@ -14,6 +14,7 @@ from torch import Tensor
 _ROUNDING = 2.5  # units in the last place of the largest singular value that rounding reaches in the smallest ones
 _CLIENT = 1e-5  # relative difference between the client's forward pass and ours
 _DEVIATIONS, _ROUGH_DEVIATIONS = 2.5, 10.0  # of the tilt that independent noise explains, and that rounding does
+_PART = 4096  # rows or columns converted to float64 at a time
 _ADDED = 10.0  # units in the last place of a usual entry: noise above this was added
 
 
@@ -57,26 +58,30 @@ class Span:
 
 
 def span_of(gradient: Tensor) -> Span:
-    """The row space of a gradient (outputs, H), through its Gram matrix in float64."""
+    """The row space of a gradient (outputs, H), through the smaller of its Gram matrices, in float64."""
     m, H = gradient.shape
     values, vectors = torch.linalg.eigh(_gram(gradient))
     singular = values.flip(0).clamp_min(0).sqrt()
     rounding = _ROUNDING * torch.finfo(gradient.dtype).eps * float(singular[0])
     # Pure noise has singular values σ|√m ± √H|: the smallest one tells the largest, unless the matrix is square.
-    smallest = float(singular[min(m, H) - 1])
-    noise = 1.1 * smallest * (m**0.5 + H**0.5) / max(abs(m**0.5 - H**0.5), 0.2 * m**0.5)
+    noise = 1.1 * float(singular[-1]) * (m**0.5 + H**0.5) / max(abs(m**0.5 - H**0.5), 0.2 * m**0.5)
     rank = int((singular > max(rounding, noise)).sum())
-    tail = singular[rank : min(m, H)]
+    tail = singular[rank:]
     level = float(tail.square().mean().sqrt()) / max(m, H) ** 0.5 if len(tail) else 0.0
     usual = float(singular.norm()) / (m * H) ** 0.5
     noisy = level > _ADDED * torch.finfo(gradient.dtype).eps * usual
-    return Span(vectors.flip(1)[:, :rank].T.contiguous(), singular[:rank], level, noisy, rank >= min(m, H))
+    leading = vectors.flip(1)[:, :rank].T.contiguous()
+    if m < H:  # left directions so far
+        leading = torch.cat([leading @ part.double() for part in gradient.split(_PART, dim=1)], dim=1)
+        leading = leading / singular[:rank, None]
+    return Span(leading, singular[:rank], level, noisy, rank >= min(m, H))
 
 
 def _gram(gradient: Tensor) -> Tensor:
-    H = gradient.shape[1]
-    gram = torch.zeros(H, H, dtype=torch.float64, device=gradient.device)
-    for rows in gradient.split(4096):
-        block = rows.double()
-        gram.addmm_(block.T, block)
+    m, H = gradient.shape
+    size = min(m, H)
+    gram = torch.zeros(size, size, dtype=torch.float64, device=gradient.device)
+    for part in gradient.split(_PART, dim=0 if H <= m else 1):
+        block = part.double()
+        gram.addmm_(block.T, block) if H <= m else gram.addmm_(block, block.T)
     return gram
