@@ -24,6 +24,7 @@ from unsum.peel import Peeled, obstacle, peel
 from unsum.picturing import HOPELESS, Inverses, with_pictures
 from unsum.separate import SEPARATORS, separate
 from unsum.separate.adaptive import recognise
+from unsum.separate.losses import Loss
 from unsum.separate.text import is_language_model, is_tied
 from unsum.update import Update
 
@@ -55,6 +56,7 @@ def attack(
     progress: Say | None = None,
     steps: Callable[..., None] | None = None,
     options: Mapping[str, Any] | None = None,
+    loss: str | Loss | None = None,
 ) -> Leak:
     """Everything that can be read out of one update: a `Leak`, with `.images` where layers peel, the model has an inverse, or
     the recipe matches gradients.
@@ -74,6 +76,7 @@ def attack(
             (`f`, `g`, `gf`). The model must be in the mode, train or eval, that the client trained it in.
         progress: called with a sentence when a new stage begins.
         steps: called as `steps(step, *losses)` by recipes that iterate.
+        loss: what the client minimised, if not cross-entropy, as in `separate`; for `auto` and `exact`.
         options: of a gradient-matching method, as `unsum.match.match` takes them: `{"image_size": 32, "steps": 2000}`.
     """
     check_recipe(recipe, label_rule, refine)
@@ -84,6 +87,8 @@ def attack(
             "Only label rules use auxiliary data, and the attack 'lti'; name one of them, or leave auxiliary= out."
         )
     say = progress or (lambda _sentence: None)
+    if is_matcher(recipe) and loss is not None:
+        raise UnsumError(f"The attack {recipe!r} assumes cross-entropy; leave loss= out.")
     if is_matcher(recipe):
         granted = {"labels": labels, "batch_size": batch_size, "label_rule": label_rule, "auxiliary": auxiliary}
         where: dict[str, Any] = {"device": device, "seed": seed, "progress": steps}
@@ -92,6 +97,10 @@ def attack(
         raise UnsumError(f"The attack {recipe!r} takes no options here; leave {next(iter(options))!r} out.")
     start = time.perf_counter()
     known: dict[str, Any] = {"batch_size": batch_size, "device": device, "seed": seed}
+    if loss is not None:
+        if label_rule is not None:
+            raise UnsumError("Label rules assume cross-entropy; leave out label_rule= or loss=.")
+        known["loss"] = loss
     if label_rule is None:
         say("Separating the batch")
         leak = _separate(model, update, recipe, known | {"labels": labels, "progress": steps})
@@ -129,7 +138,7 @@ def _matched(
 
 def _peeled(model: nn.Module, update: Update, leak: Leak, seed: int, say: Say) -> Leak:
     """The leak with its inputs, where every layer can be undone, and a note that says why not otherwise."""
-    if leak.predicted_error >= HOPELESS or leak.method != "exact":
+    if leak.predicted_error >= HOPELESS or leak.method != "exact" or leak.loss != "cross-entropy":
         return leak
     reason = obstacle(model, update)
     if reason is not None:
@@ -259,7 +268,9 @@ def _text(model: nn.Module, update: Update, known: dict[str, Any]) -> Leak:
     positions = separate(model, update, "exact", **known)
     if not positions.exact:
         return leak
-    reason = "The sequences were not found, so positions are given in no order: the head's equation needs no forward pass."
+    reason = (
+        "The sequences were not found, so positions are given in no order: the head's equation needs no forward pass."
+    )
     return replace(positions, seconds=leak.seconds + positions.seconds, notes=[reason, *leak.notes, *positions.notes])
 
 
@@ -268,7 +279,7 @@ def _auto(model: nn.Module, update: Update, known: dict[str, Any]) -> Leak:
     if is_language_model(model):
         return _text(model, update, known)
     leak = separate(model, update, "exact", **known)
-    if leak.exact:
+    if leak.exact or known.get("loss") is not None:
         return leak
     head = Head.of(model, update, known["device"])
     defended = recognise(head).kind != "none"

@@ -41,7 +41,9 @@ def capture_text(
     parts = ordered(defenses)
     for part in parts:
         if isinstance(part, InsideClient) and part.stage != Stage.UPDATE:
-            raise UnsumError(f"{part!r} works inside a client that trains on images; text clients take those on the update.")
+            raise UnsumError(
+                f"{part!r} works inside a client that trains on images; text clients take those on the update."
+            )
     step = Step(model, tokens, labels, train, _gradient)
     return after(parts, Update(step.gradient(step)), step)
 
@@ -60,7 +62,9 @@ def _check(model: nn.Module, tokens: Tensor, labels: Tensor) -> None:
             f"Tokens and labels must be (n, L) whole numbers alike, not {tuple(tokens.shape)} and {tuple(labels.shape)}."
         )
     if tokens.numel() == 0 or not bool((next_tokens(labels) >= 0).any()):
-        raise UnsumError("No position has a label, so there is nothing to learn; give at least two tokens and one label.")
+        raise UnsumError(
+            "No position has a label, so there is nothing to learn; give at least two tokens and one label."
+        )
     vocabulary = find_head(model)[1].out_features
     outside = torch.cat([tokens.flatten(), labels[labels != IGNORED].flatten()])
     if int(outside.min()) < 0 or int(outside.max()) >= vocabulary:

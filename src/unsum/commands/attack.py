@@ -40,6 +40,9 @@ def command(
         str | None, typer.Option(help="A label rule from `unsum list` that finds the labels first.")
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Grant the attacker the batch size.")] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="The client's loss, if not cross-entropy: bce, mse or focal:GAMMA.")
+    ] = None,
     inverse: Annotated[
         list[Path] | None,
         typer.Option(
@@ -84,6 +87,7 @@ def command(
                 seed=seed,
                 progress=shown.say,
                 steps=shown.steps,
+                loss=loss,
             )
         leak = replace(leak, notes=[*sent.notes, *leak.notes])
         files_written = write_leak(leak, out, model=loaded.name)

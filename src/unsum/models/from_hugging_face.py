@@ -1,4 +1,7 @@
-"""An image classifier (or, see `causal_text`, a language model) in a folder as Hugging Face's `save_pretrained` writes it: `hf:PATH`. Nothing is downloaded."""
+"""An image classifier, or a language model (`causal_text`), in a folder as Hugging Face's `save_pretrained` writes it: `hf:PATH`.
+
+Nothing is downloaded.
+"""
 
 from __future__ import annotations
 

@@ -24,8 +24,10 @@ def score_text(found: Sequence[Sequence[int]] | None, true: Sequences) -> dict[s
     if found is None:
         raise UnsumError("This leak holds no text; attack a language model with the attack 'text'.")
     rows = [[int(token) for token in row if int(token) >= 0] for row in true]
-    hits = np.array([[sum(map(int.__eq__, row, other)) for other in found] for row in rows]).reshape(len(rows), len(found))
-    pairs = list(zip(*linear_sum_assignment(-hits), strict=True))
+    hits = np.array([[sum(map(int.__eq__, row, other)) for other in found] for row in rows]).reshape(
+        len(rows), len(found)
+    )
+    pairs = [(int(i), int(j)) for i, j in zip(*linear_sum_assignment(-hits), strict=True)]
     whole = sum(rows[i] == list(found[j]) for i, j in pairs)
     return {
         "tokens_correct": float(sum(hits[i, j] for i, j in pairs)) / sum(map(len, rows)),

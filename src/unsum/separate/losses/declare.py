@@ -9,6 +9,7 @@ from unsum.separate.losses.loss import Loss
 from unsum.separate.losses.mse import SquaredError
 
 PLAIN = "cross-entropy"
+_CONTRASTIVE = ("infonce", "nt-xent", "clip", "contrastive")
 _NAMES = (PLAIN, "bce", "mse", "focal", "focal:GAMMA")
 
 
@@ -32,4 +33,9 @@ def declared(loss: str | Loss | None) -> Loss | None:
         return BinaryCrossEntropy()
     if loss == "mse":
         return SquaredError()
+    if name in _CONTRASTIVE:
+        raise UnsumError(
+            "Contrastive losses see features only through their inner products, so their gradient does not determine samples; "
+            "see docs/research/other-losses.md."
+        )
     raise unknown_name("loss", loss, list(_NAMES))

@@ -1,4 +1,4 @@
-"""α T̃ᵀ G(T K + b, Y) = Uᵀ for any declared loss: residual, normal matrix, and Levenberg–Marquardt on T (and α where it is free)."""
+"""α T̃ᵀ G(T K + b, Y) = Uᵀ for any declared loss: residual, normal matrix, and Levenberg–Marquardt on T (and α if free)."""
 
 from __future__ import annotations
 

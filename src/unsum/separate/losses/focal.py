@@ -35,9 +35,3 @@ class Focal(Softmax):
         p, rest = log_y.exp(), -torch.expm1(log_y)
         kappa = rest**self.gamma - self.gamma * p * rest ** (self.gamma - 1) * log_y
         return kappa * (log_p.exp() - Y)
-
-    def class_weights(self, C: int) -> Tensor | None:
-        return None
-
-    def floor(self, C: int) -> Tensor | None:
-        return None

@@ -64,10 +64,10 @@ class Softmax(Loss):
     def kind(self) -> Kind:
         return "softmax"
 
-    def class_weights(self, C: int) -> Tensor | None:
+    def class_weights(self, C: int) -> Tensor | None:  # noqa: ARG002 (others need it)
         """(C,) the weight of a sample by its label, where that alone decides; None for equal ones."""
-        raise NotImplementedError
+        return None
 
-    def floor(self, C: int) -> Tensor | None:
+    def floor(self, C: int) -> Tensor | None:  # noqa: ARG002
         """(C,) what smoothing takes from every row of G, whatever the label; None without smoothing."""
-        raise NotImplementedError
+        return None

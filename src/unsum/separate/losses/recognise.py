@@ -33,7 +33,7 @@ def fitting_loss(head: Head, knowledge: Knowledge, *, seed: int) -> Leak | None:
     for loss in (SquaredError(), BinaryCrossEntropy()):
         leak = separate_declared(head, knowledge, loss, seed=seed)
         if leak.exact:
-            found = f"The bias's gradient does not sum to zero, so the loss is no cross-entropy; {loss.name!r} explains the update."
+            found = f"The bias's gradient does not sum to zero: the loss is no cross-entropy, and {loss.name!r} explains it."
             return replace(leak, notes=[found, *leak.notes[1:]])
     return None
 
@@ -42,4 +42,6 @@ def advice(head: Head) -> str | None:
     """A sentence where the update cannot come from cross-entropy."""
     if not is_no_softmax(head):
         return None
-    return "The bias's gradient does not sum to zero, as it does under cross-entropy: declare the client's loss (loss='bce', say)."
+    return (
+        "The bias's gradient does not sum to zero, as it does under cross-entropy: declare the loss (loss='bce', say)."
+    )

@@ -1,6 +1,6 @@
 """Where to start for losses with G_ic = φ(l_ic) − y_ic, exact for the squared error.
 
-To first order in the logits a class c that nobody carries has U_c = α (φ(b_c) s + φ′(b_c) M k_c) with s = Σ t_i and M = Σ t_i t_iᵀ: a
+To first order in the logits a class c that nobody carries has U_c = α (φ(b_c) s + φ′(b_c) M k_c), s = Σ t_i, M = Σ t_i t_iᵀ: a
 linear regression over classes. Rows off it are labels, and what they miss is d_c = α Σ_{i∋c} t_i. In the metric of α M the
 samples are orthogonal and of squared length α, so z_c = (α M)^{-1/2} d_c is √α times a corner of a rotated hypercube: rows of
 one positive sample are the samples themselves, and of the others known samples can be taken away until one is left.
@@ -56,8 +56,8 @@ def starts(observation: Observation, loss: Separable, generator: torch.Generator
                 line = _least_squares(design[free], observation.U[free], torch.ones_like(squares[free]))
         directions = _directions(z[~free] / math.sqrt(alpha), R)
         for _ in range(_RANDOM if len(directions) < R else 1):
-            O = _completed(directions, R, generator)
-            yield Start(O @ root / math.sqrt(alpha), alpha, len(directions))
+            rotation = _completed(directions, R, generator)
+            yield Start(rotation @ root / math.sqrt(alpha), alpha, len(directions))
 
 
 def _divisor(observation: Observation, loss: Separable) -> float:
@@ -125,4 +125,5 @@ def _completed(directions: Tensor, R: int, generator: torch.Generator) -> Tensor
     rows = torch.cat([directions, random])
     Q, triangle = torch.linalg.qr(rows.T)
     signs = triangle.diagonal().sign()
-    return (Q * torch.where(signs == 0, torch.ones_like(signs), signs)).T
+    completed: Tensor = (Q * torch.where(signs == 0, torch.ones_like(signs), signs)).T
+    return completed

@@ -117,7 +117,9 @@ def _with(equation: LossEquation, Y: Tensor, alpha_free: bool = True) -> LossEqu
     )
 
 
-def _solve(observation: Observation, equation: LossEquation, T: Tensor, alpha: float, given: Tensor | None) -> Answer | None:
+def _solve(
+    observation: Observation, equation: LossEquation, T: Tensor, alpha: float, given: Tensor | None
+) -> Answer | None:
     """Solve from one start; a separable loss reads its targets off, rounds them and solves on until they stay."""
     log_alpha, binary = T.new_tensor(math.log(alpha)), 0.0
     if not isinstance(equation.loss, Separable):
@@ -190,15 +192,21 @@ def _leak(head: Head, observation: Observation, loss: Loss, best: Answer, agreei
         notes.append("The best start explains the gradient only with targets that are neither 0 nor 1.")
     elif not sure:
         vague = (errors >= _TRUSTED).nonzero()[:, 0].tolist()
-        notes.append(f"The gradient does not determine samples {', '.join(map(str, vague))}; of equal labels their mean is given.")
+        notes.append(
+            f"The gradient does not determine samples {', '.join(map(str, vague))}; of equal labels their mean is given."
+        )
     if best.explains:
         T = _means(T, Y, errors)
     if loss.name == "bce" and head.b is None:
         # (f, y) and (−f, 1 − y) have one gradient where no bias tells them apart: few labels are likelier than most.
         many = Y.sum(1, keepdim=True) > 0.5 * Y.shape[1]
         T, Y = torch.where(many, -T, T), torch.where(many, 1 - Y, Y)
-        notes.append("Without a bias a sample and its negative with all labels exchanged look alike: fewer labels were assumed.")
-    explained = at.log_alpha.exp() * loss.gradient(at.T @ equation.K + equation.b, equation.Y).T @ equation.extended(at.T)
+        notes.append(
+            "Without a bias a sample and its negative with all labels exchanged look alike: fewer labels were assumed."
+        )
+    explained = (
+        at.log_alpha.exp() * loss.gradient(at.T @ equation.K + equation.b, equation.Y).T @ equation.extended(at.T)
+    )
     plain = 1 / loss.divisor(equation.Y) if head.reduction == "mean" else 1.0
     dtype = head.W.dtype if head.W.dtype in (torch.float32, torch.float64) else torch.float32
     predicted = float(errors.max()) if best.explains else float("inf")
@@ -212,13 +220,14 @@ def _leak(head: Head, observation: Observation, loss: Loss, best: Answer, agreei
         exact=sure,
         scale=float(at.log_alpha.exp()) / plain,
         notes=notes,
+        loss=loss.name,
     )
 
 
 def _means(T: Tensor, Y: Tensor, errors: Tensor) -> Tensor:
     """T with the mean in the place of samples of equal labels that the gradient does not tell apart."""
     for row in Y[errors >= _VAGUE].unique(dim=0):
-        group = (Y == row).all(1) & (errors >= _VAGUE)
+        group = (row == Y).all(1) & (errors >= _VAGUE)
         T = torch.where(group[:, None], T[group].mean(0), T)
     return T
 
@@ -234,4 +243,5 @@ def _nothing(head: Head, loss: Loss, reason: str) -> Leak:
         predicted_error=float("inf"),
         exact=False,
         notes=[f"The loss was declared: {loss.name}.", reason],
+        loss=loss.name,
     )

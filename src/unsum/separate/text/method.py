@@ -34,12 +34,17 @@ _LONGEST = 4096
     summary="every sequence of a causal language model's batch, token by token, certified by its gradient (unsum)",
     needs="a causal language model's gradients; fewer distinct prefixes than features; no dropout",
 )
-def text(head: Head, knowledge: Knowledge, *, seed: int, model: nn.Module, update: Update) -> Leak:
+def text(
+    head: Head, knowledge: Knowledge, *, seed: int, model: nn.Module | None = None, update: Update | None = None
+) -> Leak:
     """The sequences of the batch in `leak.tokens`, and every position that counted as a sample."""
-    if embedding_of(model) is None:
-        raise UnsumError("The attack 'text' needs a causal language model: one with a token embedding as wide as its head.")
+    if model is None or update is None or embedding_of(model) is None:
+        raise UnsumError(
+            "The attack 'text' needs a causal language model: one with a token embedding as wide as its head."
+        )
     if knowledge.labels is not None:
         raise UnsumError("The attack 'text' finds the labels itself; leave labels= out.")
+    del seed  # nothing here is left to chance
     with without_dropout(model):
         return _read(head, knowledge, model, update)
 
@@ -49,7 +54,9 @@ def _read(head: Head, knowledge: Knowledge, model: nn.Module, update: Update) ->
     layers = linear_layers(model, update.gradients)
     guide = choose_guide(layers)
     if guide is None:
-        return _nothing(head, "Every layer's gradient is of full rank: there are as many positions as features, or noise.")
+        return _nothing(
+            head, "Every layer's gradient is of full rank: there are as many positions as features, or noise."
+        )
     found = walk(model, guide, _candidates(model, update, tied), _longest(model))
     if not found.prefixes:
         reason = "No prefix fits the gradient: dropout, several local steps, noise, or more positions than features."
@@ -103,7 +110,13 @@ def _features(model: nn.Module, found: Walk) -> Tensor:
 
 
 def _leak(
-    head: Head, knowledge: Knowledge, model: nn.Module, update: Update, counts: Counts, recovered: Text, notes: list[str]
+    head: Head,
+    knowledge: Knowledge,
+    model: nn.Module,
+    update: Update,
+    counts: Counts,
+    recovered: Text,
+    notes: list[str],
 ) -> Leak:
     if not recovered.tokens:
         return _nothing(head, *notes, "The head's gradient assigns no label to any of them.")
@@ -114,7 +127,10 @@ def _leak(
     Y = torch.nn.functional.one_hot(next_tokens(labels)[kept], head.classes).double()
     L = head.logits(features.double())
     worst, whole = _difference(model, update, tokens, labels, counts.scale)
-    notes = [*notes, f"The recovered batch explains the gradient to {whole:.1g} of it, its worst tensor to {worst:.1g}."]
+    notes = [
+        *notes,
+        f"The recovered batch explains the gradient to {whole:.1g} of it, its worst tensor to {worst:.1g}.",
+    ]
     if recovered.open_ends:
         notes.append(f"{sum(recovered.open_ends.values())} positions have a label that was not found.")
     if not counts.whole:

@@ -55,7 +55,9 @@ def is_tied(model: nn.Module) -> bool:
 def linear_layers(model: nn.Module, gradients: Mapping[str, Tensor]) -> list[Layer]:
     """The layers whose gradient was sent, in the order of their calls; a head that shares its weight is left out."""
     candidates = {
-        module: name for name, module in model.named_modules() if isinstance(module, nn.Linear) or _is_transposed(module)
+        module: name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) or _is_transposed(module)
     }
     called: list[nn.Module] = []
     hooks = [module.register_forward_pre_hook(lambda m, _inputs: called.append(m)) for module in candidates]

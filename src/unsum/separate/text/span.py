@@ -81,7 +81,7 @@ def _gram(gradient: Tensor) -> Tensor:
     m, H = gradient.shape
     size = min(m, H)
     gram = torch.zeros(size, size, dtype=torch.float64, device=gradient.device)
-    for part in gradient.split(_PART, dim=0 if H <= m else 1):
+    for part in gradient.split(_PART, dim=0 if m >= H else 1):
         block = part.double()
-        gram.addmm_(block.T, block) if H <= m else gram.addmm_(block, block.T)
+        gram.addmm_(block.T, block) if m >= H else gram.addmm_(block, block.T)
     return gram
