@@ -77,10 +77,8 @@ class LossEquation:
         """(B, R, C) how G changes along each direction of T: the Hessian of every sample's loss times K."""
         if isinstance(self.loss, Separable):
             return self.loss.slope(L)[:, None, :] * self.K
-        along = torch.func.vmap(
-            lambda k: torch.func.jvp(lambda x: self.loss.gradient(x, self.Y), (L,), (k.expand_as(L),))[1]
-        )
-        curvature: Tensor = along(self.K).transpose(0, 1)
+        _, pull = torch.func.vjp(lambda logits: self.loss.gradient(logits, self.Y), L)  # a Hessian: symmetric
+        curvature: Tensor = torch.func.vmap(lambda k: pull(k.expand_as(L))[0])(self.K).transpose(0, 1)
         return curvature
 
 

@@ -9,9 +9,10 @@ one positive sample are the samples themselves, and of the others known samples 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ _SAME = 0.9  # cosine from which two directions are one sample
 _LABEL = 0.25  # of a lone sample's squared length: rows that miss more are labels
 _REFITS = 3  # of the line to the rows that turn out free
 _REWEIGHTINGS = 60
+_LINEARISATIONS, _NODES = 5, 9
 _RANDOM = 4  # starts with another rotation of the samples that no row tells
 
 
@@ -41,16 +43,14 @@ def starts(observation: Observation, loss: Separable, generator: torch.Generator
     R = observation.rank
     if observation.classes < R + 3:
         return
-    design = _design(observation, loss)
-    line = _least_distances(design, observation.U)
-    for plain in (True, False):
-        alpha, root = 1 / _divisor(observation, loss) if plain else 0.0, line
+    plain = 1 / _divisor(observation, loss)
+    design, line = _settled(observation, loss, plain)
+    for alpha, fixed in ((plain, True), (0.0, False)):
         for _ in range(_REFITS):
             root = _root(line)
-            missing = design @ line - observation.U
-            z = missing @ torch.linalg.pinv(root)  # √α times corners
+            z = (design @ line - observation.U) @ torch.linalg.pinv(root)  # √α times corners
             squares = z.square().sum(1)
-            alpha = alpha if plain else _smallest(squares)
+            alpha = alpha if fixed else _smallest(squares)
             free = squares < _LABEL * alpha
             if int(free.sum()) > design.shape[1]:
                 line = _least_squares(design[free], observation.U[free], torch.ones_like(squares[free]))
@@ -60,17 +60,34 @@ def starts(observation: Observation, loss: Separable, generator: torch.Generator
             yield Start(rotation @ root / math.sqrt(alpha), alpha, len(directions))
 
 
+def _settled(observation: Observation, loss: Separable, alpha: float) -> tuple[Tensor, Tensor]:
+    """The regression with φ linearised over the spread of the logits that it finds itself, not only around the bias."""
+    K, b, B = observation.K, observation.b, observation.rank
+    mean, variance = b, torch.zeros_like(b)
+    for _ in range(_LINEARISATIONS):
+        value, slope = _over_spread(loss.link, mean, variance), _over_spread(loss.slope, mean, variance)
+        design = torch.cat([(value - slope * (mean - b))[:, None], (slope * K).T], dim=1)
+        line = _least_distances(design, observation.U)
+        M, s = 0.5 * (line[1:] + line[1:].T) / alpha, line[0] / alpha
+        mean = b + (s @ K) / B
+        variance = ((K * (M @ K)).sum(0) / B - (mean - b).square()).clamp_min(0)
+    return design, line
+
+
+def _over_spread(function: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor) -> Tensor:
+    """The mean of a function over normal logits, by Gauss–Hermite quadrature."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+    total = torch.zeros_like(mean)
+    for node, weight in zip(nodes.tolist(), (weights / weights.sum()).tolist(), strict=True):
+        total = total + weight * function(mean + node * variance.sqrt())
+    return total
+
+
 def _divisor(observation: Observation, loss: Separable) -> float:
     """1/α for as many samples as directions, if nothing scaled the gradient."""
     whole = loss.divisor(observation.U.new_zeros(observation.rank, observation.classes))
     entries = observation.rank * observation.classes
     return whole if observation.reduction == "mean" else whole / entries
-
-
-def _design(observation: Observation, loss: Separable) -> Tensor:
-    """(C, 1 + R) what a free row is linear in."""
-    constant = loss.link(observation.b)[:, None]
-    return torch.cat([constant, (loss.slope(observation.b) * observation.K).T], dim=1)
 
 
 def _least_distances(design: Tensor, values: Tensor) -> Tensor:

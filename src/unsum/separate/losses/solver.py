@@ -169,7 +169,9 @@ def _judge(observation: Observation, solved: Solved, binary: float) -> Answer:
     factor, failed = torch.linalg.cholesky_ex(scale[:, None] * N * scale)
     if equations >= unknowns + _SPARE and not bool(failed):
         inverse = scale[:, None] * torch.cholesky_inverse(factor) * scale
-        variance = inverse.diagonal()[:-1].view(B, R).sum(1)
+        # F is a least-squares solution of α Gᵀ F = ∇W and passes on the noise outside the span of A, too.
+        outside = torch.linalg.pinv(polished.log_alpha.exp() * G.T / observation.noise.level[:, None]).norm(dim=1)
+        variance = inverse.diagonal()[:-1].view(B, R).sum(1) + outside.square() * observation.A.shape[1]
         errors = max(misfit, 1.0) * variance.sqrt() / size
     return Answer(polished, misfit, errors.nan_to_num(nan=torch.inf), binary)
 

@@ -113,16 +113,22 @@ def walk(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Wa
 
 
 def _tokens_at(model: nn.Module, guide: Guide, candidates: Tensor, first: int, end: int) -> list[Tensor]:
-    """The candidates that the first layer admits at each of some positions; all of them where its span is full."""
-    if guide.first_span.full:
+    """The candidates that the first layer admits at each of some positions; all of them where it cannot tell."""
+    if guide.first_span.full or not _reads_no_context(model, guide.first):
         return [candidates] * (end - first)
-    # The first layer reads token and position alone, so what stands before does not matter.
     inside = []
     for part in candidates[:, None].expand(-1, end).split(1024):
         read = read_by(model, [guide.first.module], part, slice(first, end))[0]
         inside.append(guide.first_span.outside(read.flatten(0, 1)).view(len(part), -1) < 1)
     admitted = torch.cat(inside)
     return [candidates[admitted[:, place]] for place in range(end - first)]
+
+
+def _reads_no_context(model: nn.Module, layer: Layer) -> bool:
+    """Whether what the layer reads at a position is the same whatever stands before."""
+    device = layer.gradient.device
+    other = read_by(model, [layer.module], torch.tensor([[0, 0, 1], [1, 2, 1]], device=device), -1)[0]
+    return bool(torch.equal(other[0], other[1]))
 
 
 def _distances(model: nn.Module, guide: Guide, trials: Tensor) -> Tensor:
