@@ -1,8 +1,8 @@
 """Squared error of the logits against one-hot targets: G = L − Y, times 2, mean over samples and classes.
 
 It is quadratic, so the gradient holds only second moments of the features: M = Σ f fᵀ and, from the label rows, the sum of the
-features of every label. Samples with a label of their own are determined; among samples of equal labels every rotation that keeps
-their sum gives the same gradient.
+features of every label. Samples with a label of their own are determined, and so are two of one label; among three or more
+every rotation that keeps their sum gives the same gradient.
 """
 
 from __future__ import annotations
