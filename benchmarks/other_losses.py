@@ -172,12 +172,12 @@ def contrastive() -> str:
         "## Contrastive heads\n",
         "NT-Xent with temperature 0.5 over normalised projections; pairs known. Null directions of the Jacobian at the truth, of "
         "B² unknowns, and how far the row space of ∇W is from the features.\n",
-        "| B | projections | null directions | B (B − 1)/2 | features outside the row space |",
+        "| B | projections | null directions | (B − 1)(B − 2)/2 | features outside the row space |",
         "|---|---|---|---|---|",
     ]
     for B, C in ((4, 16), (8, 32), (8, 128), (12, 128)):
         null, outside = null_directions(B, C)
-        lines.append(f"| {B} | {C} | {null} | {B * (B - 1) // 2} | {outside:.0e} |")
+        lines.append(f"| {B} | {C} | {null} | {(B - 1) * (B - 2) // 2} | {outside:.0e} |")
     return "\n".join(lines) + "\n"
 
 

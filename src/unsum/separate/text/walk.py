@@ -16,6 +16,9 @@ from unsum.separate.text.network import Layer, read_by
 from unsum.separate.text.span import Span, span_of
 
 _BLOCK = 16  # positions whose tokens are looked for at once
+_LENIENT = (
+    10.0  # times what noise explains: the first layer only saves work, and a faint direction of its may have drowned
+)
 _ROOMY = 16  # dimensions outside a span in which hardly a stranger is near zero by chance
 _TOO_MANY = 4  # times H: prefixes of the client span at most H dimensions, more are strangers that slipped in
 
@@ -119,7 +122,7 @@ def _tokens_at(model: nn.Module, guide: Guide, candidates: Tensor, first: int, e
     inside = []
     for part in candidates[:, None].expand(-1, end).split(1024):
         read = read_by(model, [guide.first.module], part, slice(first, end))[0]
-        inside.append(guide.first_span.outside(read.flatten(0, 1)).view(len(part), -1) < 1)
+        inside.append(guide.first_span.outside(read.flatten(0, 1)).view(len(part), -1) < _LENIENT)
     admitted = torch.cat(inside)
     return [candidates[admitted[:, place]] for place in range(end - first)]
 
