@@ -22,7 +22,7 @@ def is_no_softmax(head: Head) -> bool:
     """Whether ∇b or the columns of ∇W do not sum to zero although nothing else in the gradient looks like noise."""
     if head.grad_b is not None and bool((head.grad_b == 0).any()):
         return False
-    if _imbalance(head) <= _OFF:
+    if _imbalance(head) <= max(_OFF, 10 * torch.finfo(head.grad_W.dtype).eps):
         return False
     span = span_of(head.grad_W)
     return not span.noisy and not span.full

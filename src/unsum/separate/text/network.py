@@ -31,14 +31,14 @@ class Layer:
 
 def embedding_of(model: nn.Module) -> tuple[str, nn.Embedding] | None:
     """The embedding of the tokens: the one with a row for every output of the head; None where there is no such."""
+    embeddings = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
+    if not embeddings:  # before the head is looked for, which takes a while
+        return None
     try:
         _, head = find_head(model)
     except UnsumError:
         return None
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) and module.num_embeddings == head.out_features:
-            return name, module
-    return None
+    return next((pair for pair in embeddings if pair[1].num_embeddings == head.out_features), None)
 
 
 def is_language_model(model: nn.Module) -> bool:
