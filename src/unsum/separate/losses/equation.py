@@ -77,7 +77,7 @@ class LossEquation:
         """(B, R, C) how G changes along each direction of T: the Hessian of every sample's loss times K."""
         if isinstance(self.loss, Separable):
             return self.loss.slope(L)[:, None, :] * self.K
-        _, pull = torch.func.vjp(lambda logits: self.loss.gradient(logits, self.Y), L)  # a Hessian: symmetric
+        pull = torch.func.vjp(lambda logits: self.loss.gradient(logits, self.Y), L)[1]  # a Hessian: symmetric
         curvature: Tensor = torch.func.vmap(lambda k: pull(k.expand_as(L))[0])(self.K).transpose(0, 1)
         return curvature
 
