@@ -4,7 +4,7 @@ The public API, re-exported. Audit only systems that you operate or have permiss
 """
 
 from unsum.audit import Audit, Sweep, audit, sweep
-from unsum.client import capture, capture_local, mixup, smooth_labels
+from unsum.client import capture, capture_local, capture_text, mixup, smooth_labels
 from unsum.defend import (
     DPSGD,
     QSGD,
@@ -75,6 +75,7 @@ __all__ = [
     "audit",
     "capture",
     "capture_local",
+    "capture_text",
     "doctor",
     "invert",
     "labels",

@@ -49,7 +49,7 @@ class Head:
         """The head of `model` with its gradient out of `update`, both checked to fit."""
         name, linear = find_head(model)
         update.validate(model)
-        weight_name = f"{name}.weight" if name else "weight"
+        weight_name = _shared_name(model, linear.weight) or (f"{name}.weight" if name else "weight")
         bias_name = f"{name}.bias" if name else "bias"
         if weight_name not in update.gradients:
             raise UnsumError(
@@ -183,6 +183,11 @@ def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
     if not isinstance(module, nn.Linear):
         raise _no_head(model, f"its output comes from {name!r}, a {type(module).__name__}")
     return name, module
+
+
+def _shared_name(model: nn.Module, parameter: Tensor) -> str | None:
+    """What `named_parameters` calls it: a weight that two layers share (tied embeddings) goes by the first one's name."""
+    return next((name for name, found in model.named_parameters() if found is parameter), None)
 
 
 def collect_features(model: nn.Module, images: Tensor) -> Tensor:

@@ -20,7 +20,8 @@ class Knowledge:
 
     `labels` are (B,) class numbers or (B, C) rows of probabilities. `auxiliary_photos` describes public photos
     the attacker used (to train an inverse, say); `auxiliary` are labelled samples of its own, inputs of the model with
-    (N,) class numbers. `may_change_model` is true for a malicious server.
+    (N,) class numbers. `may_change_model` is true for a malicious server. `loss` names what the client minimised: servers
+    that hand out the training program know it.
     """
 
     labels: Tensor | None = None
@@ -28,6 +29,7 @@ class Knowledge:
     auxiliary_photos: str = ""
     may_change_model: bool = False
     auxiliary: tuple[Tensor, Tensor] | None = None
+    loss: str = "cross-entropy"
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
@@ -75,6 +77,8 @@ class Knowledge:
         if self.auxiliary is not None:
             classes = self.auxiliary[1].unique()
             sentences.append(f"{len(self.auxiliary[0])} labelled samples of its own, of {len(classes)} classes.")
+        if self.loss != "cross-entropy":
+            sentences.append(f"The client's loss ({self.loss}).")
         if self.may_change_model:
             sentences.append(CHANGES_MODEL)
         return sentences

@@ -42,6 +42,8 @@ class Leak:
     inner: dict[str, Tensor] = field(
         default_factory=dict
     )  # convolution → (B, C, h, w) what it read, where that was peeled
+    tokens: list[list[int]] | None = None  # of a language model's batch: its sequences, in the attacker's order
+    loss: str = "cross-entropy"  # that the answer explains the gradient with
     notes: list[str] = field(default_factory=list)
     history: dict[str, Tensor] = field(default_factory=dict)
 

@@ -92,4 +92,6 @@ def _at_place_of(weight: str, orders: list[list[str]], file: TensorFile) -> Tens
     if not file.ordered:
         return None
     tensors = list(file.tensors.values())
-    return next((tensors[order.index(weight)] for order in orders if len(order) == len(tensors)), None)
+    return next(
+        (tensors[order.index(weight)] for order in orders if len(order) == len(tensors) and weight in order), None
+    )

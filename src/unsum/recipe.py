@@ -24,6 +24,8 @@ from unsum.peel import Peeled, obstacle, peel
 from unsum.picturing import HOPELESS, Inverses, with_pictures
 from unsum.separate import SEPARATORS, separate
 from unsum.separate.adaptive import recognise
+from unsum.separate.losses import Loss
+from unsum.separate.text import is_language_model, is_tied
 from unsum.update import Update
 
 Say = Callable[[str], None]
@@ -54,6 +56,7 @@ def attack(
     progress: Say | None = None,
     steps: Callable[..., None] | None = None,
     options: Mapping[str, Any] | None = None,
+    loss: str | Loss | None = None,
 ) -> Leak:
     """Everything that can be read out of one update: a `Leak`, with `.images` where layers peel, the model has an inverse, or
     the recipe matches gradients.
@@ -63,7 +66,7 @@ def attack(
             marks (a noisy or pruned gradient, say); or the ratio method where the solver itself expects to fail. It then
             peels the layers down to the exact inputs where every layer can be undone; any other name is a separator or a
             gradient-matching method from `unsum list`, the latter with options as in `ig:steps=2000,restarts=4`. What a
-            separator found goes to the inverse.
+            separator found goes to the inverse. A language model's text is read by `text`, into `leak.tokens`.
         labels, batch_size: what the attacker knows besides, as in `separate`.
         label_rule: a rule from `unsum list` that finds the labels first, instead of the recipe's own way.
         auxiliary: labelled samples of the attacker's own, for label rules that need them.
@@ -73,6 +76,7 @@ def attack(
             (`f`, `g`, `gf`). The model must be in the mode, train or eval, that the client trained it in.
         progress: called with a sentence when a new stage begins.
         steps: called as `steps(step, *losses)` by recipes that iterate.
+        loss: what the client minimised, if not cross-entropy, as in `separate`; for `auto` and `exact`.
         options: of a gradient-matching method, as `unsum.match.match` takes them: `{"image_size": 32, "steps": 2000}`.
     """
     check_recipe(recipe, label_rule, refine)
@@ -83,6 +87,8 @@ def attack(
             "Only label rules use auxiliary data, and the attack 'lti'; name one of them, or leave auxiliary= out."
         )
     say = progress or (lambda _sentence: None)
+    if is_matcher(recipe) and loss is not None:
+        raise UnsumError(f"The attack {recipe!r} assumes cross-entropy; leave loss= out.")
     if is_matcher(recipe):
         granted = {"labels": labels, "batch_size": batch_size, "label_rule": label_rule, "auxiliary": auxiliary}
         where: dict[str, Any] = {"device": device, "seed": seed, "progress": steps}
@@ -91,11 +97,17 @@ def attack(
         raise UnsumError(f"The attack {recipe!r} takes no options here; leave {next(iter(options))!r} out.")
     start = time.perf_counter()
     known: dict[str, Any] = {"batch_size": batch_size, "device": device, "seed": seed}
+    if loss is not None:
+        if label_rule is not None:
+            raise UnsumError("Label rules assume cross-entropy; leave out label_rule= or loss=.")
+        known["loss"] = loss
     if label_rule is None:
         say("Separating the batch")
         leak = _separate(model, update, recipe, known | {"labels": labels, "progress": steps})
     else:
         leak = _with_rule(model, update, recipe, label_rule, known | {"auxiliary": auxiliary}, say, steps)
+    if leak.tokens is not None or is_language_model(model):  # text: there is nothing to draw
+        return replace(leak, seconds=time.perf_counter() - start)
     if recipe == AUTO and inverse is None:
         leak = _peeled(model, update, leak, seed, say)
         if leak.inputs is not None and (leak.images is not None or leak.inputs.ndim == 2):
@@ -126,7 +138,7 @@ def _matched(
 
 def _peeled(model: nn.Module, update: Update, leak: Leak, seed: int, say: Say) -> Leak:
     """The leak with its inputs, where every layer can be undone, and a note that says why not otherwise."""
-    if leak.predicted_error >= HOPELESS or leak.method != "exact":
+    if leak.predicted_error >= HOPELESS or leak.method != "exact" or leak.loss != "cross-entropy":
         return leak
     reason = obstacle(model, update)
     if reason is not None:
@@ -248,10 +260,26 @@ def _without_bias(model: nn.Module, update: Update) -> Update:
     return replace(update, gradients={key: g for key, g in update.gradients.items() if key != name})
 
 
+def _text(model: nn.Module, update: Update, known: dict[str, Any]) -> Leak:
+    """The whole text; where it is not certain, the head's own equation may still give every position, in no order."""
+    leak = separate(model, update, "text", **known)
+    if leak.exact or is_tied(model):
+        return leak
+    positions = separate(model, update, "exact", **known)
+    if not positions.exact:
+        return leak
+    reason = (
+        "The sequences were not found, so positions are given in no order: the head's equation needs no forward pass."
+    )
+    return replace(positions, seconds=leak.seconds + positions.seconds, notes=[reason, *leak.notes, *positions.notes])
+
+
 def _auto(model: nn.Module, update: Update, known: dict[str, Any]) -> Leak:
     """The exact solver; where it is not certain and a defence left its marks, the adaptive one; else the ratio method."""
+    if is_language_model(model):
+        return _text(model, update, known)
     leak = separate(model, update, "exact", **known)
-    if leak.exact:
+    if leak.exact or known.get("loss") is not None:
         return leak
     head = Head.of(model, update, known["device"])
     defended = recognise(head).kind != "none"

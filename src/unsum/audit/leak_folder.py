@@ -24,6 +24,7 @@ def leak_summary(leak: Leak, *, model: str) -> dict[str, Any]:
             "granted": leak.knowledge.granted(),
             "batch_size": leak.batch_size,
             "labels": leak.labels.tolist(),
+            "tokens": leak.tokens,
             "exact": leak.exact,
             "predicted_error": leak.predicted_error,
             "residual": leak.residual,

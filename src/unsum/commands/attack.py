@@ -40,6 +40,9 @@ def command(
         str | None, typer.Option(help="A label rule from `unsum list` that finds the labels first.")
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Grant the attacker the batch size.")] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="The client's loss, if not cross-entropy: bce, mse or focal:GAMMA.")
+    ] = None,
     inverse: Annotated[
         list[Path] | None,
         typer.Option(
@@ -84,6 +87,7 @@ def command(
                 seed=seed,
                 progress=shown.say,
                 steps=shown.steps,
+                loss=loss,
             )
         leak = replace(leak, notes=[*sent.notes, *leak.notes])
         files_written = write_leak(leak, out, model=loaded.name)
@@ -109,11 +113,23 @@ def _show(leak: Leak, model: str) -> None:
     facts.add_row("gradient scale found", f"{leak.scale:.6g}")
     facts.add_row("time", f"{leak.seconds:.2f} s")
     _OUT.print(facts)
+    if leak.tokens is not None:
+        _show_text(leak)
+        return
     samples = Table("sample", "label", "its probability", "input certified", title="Found", title_justify="left")
     for i in range(leak.batch_size):
         label = int(leak.labels[i])
         certified = "–" if leak.inputs_exact is None else "yes" if bool(leak.inputs_exact[i]) else "no"
         samples.add_row(str(i + 1), f"class {label}", f"{float(leak.targets[i, label]):.3f}", certified)
     _OUT.print(samples)
+    for sentence in leak.notes:
+        _OUT.print(f"• {sentence}", markup=False, highlight=False)
+
+
+def _show_text(leak: Leak) -> None:
+    lines = Table("sequence", "tokens", title="Found", title_justify="left")
+    for place, sequence in enumerate(leak.tokens or [], 1):
+        lines.add_row(str(place), " ".join(map(str, sequence)))
+    _OUT.print(lines)
     for sentence in leak.notes:
         _OUT.print(f"• {sentence}", markup=False, highlight=False)

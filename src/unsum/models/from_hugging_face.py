@@ -1,4 +1,7 @@
-"""An image classifier in a folder as Hugging Face's `save_pretrained` writes it: `hf:PATH`. Nothing is downloaded."""
+"""An image classifier, or a language model (`causal_text`), in a folder as Hugging Face's `save_pretrained` writes it: `hf:PATH`.
+
+Nothing is downloaded.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,19 @@ from torch import Tensor, nn
 from unsum.errors import UnsumError
 from unsum.head import find_head
 from unsum.models.built import USUAL_SIZE, Built, Normalise, fresh_head, optional
+from unsum.models.causal_text import build_causal_text, is_causal_text
 
 
 def build_hugging_face(path: Path, classes: int, seed: int) -> Built:
     """The classifier, called as `model(images)` for logits, under the parameter names that its own clients see.
 
-    A head with fewer classes than are needed is replaced by a fresh one.
+    A language model comes as it is. A head with fewer classes than are needed is replaced by a fresh one.
     """
     transformers = optional("transformers", "hf", "Models called hf:PATH")
     if not (path / "config.json").is_file():
         raise UnsumError(f"{str(path)!r} is no folder written by save_pretrained: it holds no config.json.")
+    if is_causal_text(path):
+        return build_causal_text(path, transformers)
     loader = transformers.AutoModelForImageClassification
     try:
         with torch.random.fork_rng(devices=[]):

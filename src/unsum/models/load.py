@@ -49,7 +49,7 @@ def load_model(
         torchvision:NAME              random weights
         torchvision:NAME:WEIGHTS      published ones (IMAGENET1K_V1, DEFAULT), out of torch.hub's folder
         timm:NAME                     random weights (extra `timm`)
-        hf:PATH                       a Hugging Face image classifier's folder (extra `hf`)
+        hf:PATH                       a Hugging Face folder: image classifier or causal language model (extra `hf`)
         path/to/file.py:factory       one's own; the file is run, and its factory called with `num_classes` if it takes that
         path/to/model.pt2             one's own, as torch.export saved it
 
@@ -73,7 +73,7 @@ def load_model(
         origin = f"weights of {Path(weights).name}" + ("" if filled else " under a fresh head")
     side = size or built.size
     built.model.image_size = side  # type: ignore[assignment] # travels with the model, for attacks that draw pictures
-    return LoadedModel(built.model, ", ".join(filter(None, [built.kind, origin, f"{side}²"])), side)
+    return LoadedModel(built.model, ", ".join(filter(None, [built.kind, origin, f"{side}²" if side else ""])), side)
 
 
 def _build(spec: str, classes: int, seed: int, size: int | None, download: bool) -> Built:

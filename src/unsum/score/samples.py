@@ -14,6 +14,7 @@ from unsum.leak import Leak
 from unsum.models.lpips import lpips
 from unsum.score.assignment import assign
 from unsum.score.image import psnr, ssim
+from unsum.score.text import Sequences, score_text
 
 
 @dataclass(frozen=True)
@@ -35,20 +36,28 @@ class SampleScore:
 
 
 def score(
-    leak: Leak, images: Tensor | None = None, targets: Tensor | None = None, features: Tensor | None = None
+    leak: Leak,
+    images: Tensor | None = None,
+    targets: Tensor | None = None,
+    features: Tensor | None = None,
+    tokens: Sequences | None = None,
 ) -> dict[str, float]:
     """Compare a leak with the truth; give whatever truth there is.
 
     Returns means over the true samples (`psnr` is the mean of the per-image values), the worst feature error, and how
-    far the batch size is off. Samples are paired by features if given, else by images, else by targets.
+    far the batch size is off. Samples are paired by features if given, else by images, else by targets. `tokens` are the
+    true sequences of a language model's batch.
     """
+    text = {} if tokens is None else score_text(leak.tokens, tokens)
+    if text and images is None and targets is None and features is None:
+        return text
     rows = score_samples(leak, images, targets, features)
     names = [name for name in asdict(rows[0]) if name != "found"]
     summary = {name: _mean([getattr(row, name) for row in rows]) for name in names}
     summary["worst_feature_error"] = max(row.feature_error for row in rows)
     summary["samples"] = float(len(rows))
     summary["batch_size_error"] = float(leak.batch_size - len(rows))
-    return {name: value for name, value in summary.items() if not math.isnan(value)}
+    return {name: value for name, value in summary.items() if not math.isnan(value)} | text
 
 
 def score_samples(

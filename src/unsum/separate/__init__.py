@@ -10,12 +10,25 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.separate import adaptive, cocktail, crowded, exact, fgla, phong, rgla, rgla_newton, soft  # noqa: F401 (registers them)
+from unsum.separate import (  # noqa: F401 (registers them)
+    adaptive,
+    cocktail,
+    crowded,
+    exact,
+    fgla,
+    phong,
+    rgla,
+    rgla_newton,
+    soft,
+    text,
+)
+from unsum.separate.losses import Loss, advice, declared, fitting_loss, separate_declared
 from unsum.separate.method import SEPARATORS
-from unsum.separate.options import check_options, reports_progress
+from unsum.separate.options import check_options, reports_progress, takes_model
 from unsum.separate.rgla_loss import estimated_loss
 from unsum.update import Update
 
@@ -32,6 +45,7 @@ def separate(
     device: torch.device | str | None = None,
     seed: int = 0,
     progress: Callable[..., None] | None = None,
+    loss: str | Loss | None = None,
     **options: Any,
 ) -> Leak:
     """Take the sum over a batch apart: every sample's features, logits and label out of one update.
@@ -39,24 +53,41 @@ def separate(
     Args:
         model: the model the client trained, with the weights it started from.
         update: what the server received.
-        method: a name from `unsum list`.
+        method: a name from `unsum list`. Language models that share their embedding with the head are read by `text`.
         labels: (B,) class numbers or (B, C) probabilities if the attacker knows them, `None` if it must find them.
         batch_size: B if the attacker knows it; taken from the update where the protocol discloses it.
         device: where to compute; the model's own device by default.
         seed: fixes every random choice.
         progress: called now and then as `progress(step, *losses)` by the methods that iterate; the others never call it.
+        loss: what the client minimised, if not cross-entropy: `bce`, `mse`, `focal:GAMMA`, or an object of
+            `unsum.separate.losses`. Only `exact` knows other losses. By default cross-entropy, unless the update itself
+            contradicts that and one of `mse` and `bce` explains it.
         options: the method's own, as in `separate(model, update, "rgla", steps=5000, objectives=("w", "loss"))`.
 
     Returns:
         A `Leak` in the attacker's own order, with its certificate.
     """
+    if method == "exact" and text.is_tied(model):
+        method = "text"  # the head's gradient is mixed with the embedding's: only the text itself takes them apart
+    other = declared(loss)
+    if other is not None and method != "exact":
+        raise UnsumError(f"The attack {method!r} assumes cross-entropy; use 'exact' for the loss {other.name!r}.")
     separator = cast("Callable[..., Leak]", SEPARATORS[method])
     check_options(method, separator, options)
     if reports_progress(separator):
         options["progress"] = progress
+    if takes_model(separator):
+        options |= {"model": model, "update": update}
     disclosed = update.batch_size if labels is None and batch_size is None else batch_size
-    knowledge = Knowledge(labels=labels, batch_size=disclosed)
+    knowledge = Knowledge(labels=labels, batch_size=disclosed, loss="cross-entropy" if other is None else other.name)
     start = time.perf_counter()
-    leak = separator(Head.of(model, update, device), knowledge, seed=seed, **options)
+    head = Head.of(model, update, device)
+    if other is not None:
+        leak = separate_declared(head, knowledge, other, seed=seed)
+    else:
+        fitting = fitting_loss(head, knowledge, seed=seed) if method == "exact" and loss is None else None
+        leak = fitting or separator(head, knowledge, seed=seed, **options)
+        if method == "exact" and not leak.exact:
+            leak = replace(leak, notes=[*leak.notes, *filter(None, [advice(head)])])
     granted = replace(knowledge, auxiliary_photos=leak.knowledge.auxiliary_photos)  # a method says which photos it used
     return replace(leak, knowledge=granted, seconds=time.perf_counter() - start)

@@ -14,7 +14,8 @@ class Separator(Protocol):
     """Takes the head with its gradient and what was granted; `seed` fixes every random choice.
 
     Further keyword-only arguments with defaults are the method's options: `separate(..., name=value)` passes them on and
-    reads their names from the signature. One called `progress` gets the caller's `progress`.
+    reads their names from the signature. One called `progress` gets the caller's `progress`; those called `model` and `update`
+    get these, for methods that need more than the head.
     """
 
     def __call__(self, head: Head, knowledge: Knowledge, *, seed: int) -> Leak: ...

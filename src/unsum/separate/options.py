@@ -10,7 +10,7 @@ from typing import Any
 from unsum.errors import UnsumError, nearest
 from unsum.leak import Leak
 
-_GIVEN_ANYWAY = ("seed", "progress")  # arguments of `separate` itself
+_GIVEN_ANYWAY = ("seed", "progress", "model", "update")  # arguments of `separate` itself
 
 
 def options_of(separator: Callable[..., Leak]) -> list[str]:
@@ -26,6 +26,11 @@ def options_of(separator: Callable[..., Leak]) -> list[str]:
 
 def reports_progress(separator: Callable[..., Leak]) -> bool:
     return "progress" in inspect.signature(separator).parameters
+
+
+def takes_model(separator: Callable[..., Leak]) -> bool:
+    """Whether a separator asks for more than the head: the whole model and update."""
+    return "model" in inspect.signature(separator).parameters
 
 
 def check_options(method: str, separator: Callable[..., Leak], options: Iterable[str]) -> None:

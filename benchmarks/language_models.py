@@ -1,0 +1,217 @@
+"""How much text comes back from one gradient of a causal language model (GPT-2's architecture).
+
+uv run python benchmarks/language_models.py > tables.md        # the tables of docs/research/language-models.md
+uv run python benchmarks/language_models.py --gpt2             # the same attack at GPT-2's own size, minutes on one core
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import platform
+import re
+import resource
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import unsum
+
+VOCABULARY, FEATURES, LAYERS = 2000, 128, 3
+SHAPES = ((2, 9), (4, 9), (8, 9), (6, 17), (7, 17), (4, 32), (14, 10), (8, 17), (16, 17))  # sequences, tokens of each
+NOISES = (1e-6, 1e-5, 3e-5, 1e-4, 1e-3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3, help="batches of text for every line")
+    parser.add_argument("--steps", type=int, default=300, help="training steps of the trained models")
+    parser.add_argument("--gpt2", action="store_true", help="only the attack at GPT-2's own size")
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    print(f"{platform.machine()}, PyTorch {torch.__version__}, {torch.get_num_threads()} thread(s)\n")
+    if options.gpt2:
+        print(full_size())
+        return
+    text = corpus()
+    models = {
+        (tied, trained): made(tied, trained, text, options.steps) for tied in (False, True) for trained in (False, True)
+    }
+    print(recovery(models, text, options.seeds))
+    print(noise(models, text, options.seeds))
+    print(conditions(models, text))
+    print(head_alone(models, text))
+
+
+def corpus() -> Tensor:
+    """The words and signs of this project's documentation, numbered by frequency; 0 is any other."""
+    folder = Path(__file__).parents[1] / "docs"
+    pages = [path for path in sorted(folder.rglob("*.md")) if "research" not in path.parts]
+    words = re.findall(r"\w+|[^\w\s]", " ".join(path.read_text("utf-8") for path in pages))
+    numbers = {word: i for i, (word, _) in enumerate(Counter(words).most_common(VOCABULARY - 1), 1)}
+    return torch.tensor([numbers.get(word, 0) for word in words])
+
+
+def made(tied: bool, trained: bool, text: Tensor, steps: int, dropout: float = 0.0) -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_positions=64, n_embd=FEATURES, n_layer=LAYERS, n_head=4, tie_word_embeddings=tied,
+        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config)
+    optimiser = torch.optim.AdamW(model.parameters(), 1e-3)
+    for _ in range(steps if trained else 0):
+        batch = sampled(text, 16, 32, int(torch.randint(1 << 30, ())))
+        loss = model(batch, labels=batch).loss
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return model
+
+
+def sampled(text: Tensor, sequences: int, length: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.randint(0, len(text) - length, (sequences,), generator=generator).tolist()
+    return torch.stack([text[start : start + length] for start in starts])
+
+
+def recovery(models: dict[tuple[bool, bool], GPT2LMHeadModel], text: Tensor, seeds: int) -> str:
+    lines = [
+        "## Tokens recovered over the number of positions\n",
+        f"H = {FEATURES}, vocabulary {VOCABULARY}, {LAYERS} layers; {seeds} batches each. Tokens in place / sequences whole / "
+        "certified exact (wrongly: never, unless said); mean seconds.\n",
+        "| positions (sequences × tokens) | untied, random | untied, trained | tied, random | tied, trained |",
+        "|---|---|---|---|---|",
+    ]
+    for sequences, length in SHAPES:
+        cells = []
+        for model in models.values():
+            rows = [run(model, sampled(text, sequences, length, seed)) for seed in range(seeds)]
+            cells.append(cell(rows))
+        lines.append(f"| {sequences * (length - 1)} ({sequences} × {length}) | {' | '.join(cells)} |")
+        print(lines[-1], file=sys.stderr, flush=True)
+    return "\n".join(lines) + "\n"
+
+
+def run(model: GPT2LMHeadModel, batch: Tensor, labels: Tensor | None = None, train: bool = False, **how: object):
+    """(tokens, sequences, certified, certified wrongly, seconds) of one attack with nothing given."""
+    update = unsum.capture_text(model, batch, labels, train=train, **how)
+    leak = unsum.separate(model, update, "text")
+    true = batch if labels is None else kept(batch, labels)
+    scores = unsum.score(leak, tokens=true)
+    right = scores["sequences_correct"] == 1 and scores["sequences_error"] == 0
+    return scores["tokens_correct"], scores["sequences_correct"], leak.exact, leak.exact and not right, leak.seconds
+
+
+def kept(batch: Tensor, labels: Tensor) -> list[list[int]]:
+    """Each sequence up to its last label: what lies beyond has no gradient."""
+    ends = [int((row >= 0).nonzero().max()) + 1 for row in labels]
+    return [row[:end].tolist() for row, end in zip(batch, ends, strict=True)]
+
+
+def cell(rows: list[tuple[float, float, bool, bool, float]]) -> str:
+    n = len(rows)
+    tokens, whole, seconds = (sum(row[i] for row in rows) / n for i in (0, 1, 4))
+    wrong = sum(row[3] for row in rows)
+    said = f"{100 * tokens:.0f} % / {100 * whole:.0f} % / {sum(row[2] for row in rows)} of {n}; {seconds:.1f} s"
+    return said + (f" **{wrong} wrongly**" if wrong else "")
+
+
+def noise(models: dict[tuple[bool, bool], GPT2LMHeadModel], text: Tensor, seeds: int) -> str:
+    lines = [
+        "## Noise on every entry\n",
+        "48 positions (6 × 9). Tokens in place / sequences whole / certified exact; mean seconds.\n",
+        "| σ | untied, random | untied, trained | tied, random | tied, trained |",
+        "|---|---|---|---|---|",
+    ]
+    for sigma in NOISES:
+        cells = []
+        for model in models.values():
+            rows = []
+            for seed in range(seeds):
+                torch.manual_seed(seed)
+                rows.append(run(model, sampled(text, 6, 9, seed), defenses=unsum.Noise(sigma)))
+            cells.append(cell(rows))
+        lines.append(f"| {sigma:g} | {' | '.join(cells)} |")
+        print(lines[-1], file=sys.stderr, flush=True)
+    return "\n".join(lines) + "\n"
+
+
+def conditions(models: dict[tuple[bool, bool], GPT2LMHeadModel], text: Tensor) -> str:
+    batch = sampled(text, 6, 9, 7)
+    repeated = batch.clone()
+    repeated[1], repeated[2, :5] = repeated[0], repeated[0, :5]
+    padded, prompt = batch.clone(), batch.clone()
+    padded[0, 5:], padded[1, 3:], padded[2, 2:] = -100, -100, -100
+    prompt[:, :5] = -100
+    filled = batch.where(padded >= 0, 0)
+    cases = {
+        "plain": (batch, None, {}),
+        "one sequence twice, another sharing five tokens with it": (repeated, None, {}),
+        "padding on the right, ignored": (filled, padded, {}),
+        "the first five labels ignored (a prompt)": (batch, prompt, {}),
+        "clipped to norm 0.1": (batch, None, {"defenses": unsum.Clip(0.1)}),
+        "sent as float16": (batch, None, {"defenses": unsum.Float16()}),
+        "sent as bfloat16": (batch, None, {"defenses": unsum.BFloat16()}),
+        "90 % of the entries pruned": (batch, None, {"defenses": unsum.Prune(0.9)}),
+    }
+    lines = [
+        "## What else a client does\n",
+        "6 sequences of 9 tokens, one batch. Tokens in place / sequences whole / certified exact; seconds.\n",
+        "| case | untied, trained | tied, trained |",
+        "|---|---|---|",
+    ]
+    for name, (tokens, labels, how) in cases.items():
+        cells = [cell([run(models[tied, True], tokens, labels, **how)]) for tied in (False, True)]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def head_alone(models: dict[tuple[bool, bool], GPT2LMHeadModel], text: Tensor) -> str:
+    """`separate(method="exact")`: the head's gradient and nothing else, labels in no order; also under dropout."""
+    lines = [
+        "## The head's gradient alone\n",
+        '`separate(…, "exact")` on untied models, one batch: next tokens found (as a bag), certified, seconds.\n',
+        "| positions | random | trained | random, dropout 0.1 |",
+        "|---|---|---|---|",
+    ]
+    dropped = made(False, False, text, 0, dropout=0.1)
+    for sequences, length in ((2, 9), (4, 9)):
+        cells = []
+        for model, train in ((models[False, False], False), (models[False, True], False), (dropped, True)):
+            batch = sampled(text, sequences, length, 0)
+            leak = unsum.separate(model, unsum.capture_text(model, batch, train=train), "exact")
+            true, found = Counter(batch[:, 1:].flatten().tolist()), Counter(leak.labels.tolist())
+            share = (true & found).total() / true.total()
+            cells.append(f"{100 * share:.0f} %, {'yes' if leak.exact else 'no'}, {leak.seconds:.1f} s")
+        lines.append(f"| {sequences * (length - 1)} | {' | '.join(cells)} |")
+        print(lines[-1], file=sys.stderr, flush=True)
+    return "\n".join(lines) + "\n"
+
+
+def full_size() -> str:
+    """GPT-2 small as published in size, weights random: 124 M parameters, tied, vocabulary 50 257, H = 768; 64 positions."""
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+    batch = torch.randint(0, 50257, (4, 17))
+    update = unsum.capture_text(model, batch)
+    before, start = peak(), time.perf_counter()
+    leak = unsum.separate(model, update)
+    scores = unsum.score(leak, tokens=batch)
+    return (
+        f"GPT-2's size, 64 positions: tokens {100 * scores['tokens_correct']:.0f} %, certified {leak.exact}, "
+        f"{time.perf_counter() - start:.0f} s, peak {peak():.1f} GB ({before:.1f} GB before the attack)"
+    )
+
+
+def peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+
+
+if __name__ == "__main__":
+    main()

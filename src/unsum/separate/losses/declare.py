@@ -1,0 +1,41 @@
+"""From the name of a loss, as `--loss` and `separate(loss=…)` take it, to the loss."""
+
+from __future__ import annotations
+
+from unsum.errors import UnsumError, unknown_name
+from unsum.separate.losses.bce import BinaryCrossEntropy
+from unsum.separate.losses.focal import Focal
+from unsum.separate.losses.loss import Loss
+from unsum.separate.losses.mse import SquaredError
+
+PLAIN = "cross-entropy"
+_CONTRASTIVE = ("infonce", "nt-xent", "clip", "contrastive")
+_NAMES = (PLAIN, "bce", "mse", "focal", "focal:GAMMA")
+
+
+def declared(loss: str | Loss | None) -> Loss | None:
+    """The loss; None for cross-entropy, whose solvers need no declaration.
+
+    >>> declared("focal:1.5")
+    Focal(gamma=1.5)
+    """
+    if loss is None or loss == PLAIN:
+        return None
+    if isinstance(loss, Loss):
+        return loss
+    name, _, option = loss.partition(":")
+    if name == "focal":
+        try:
+            return Focal(float(option)) if option else Focal()
+        except ValueError:
+            raise UnsumError(f"The focal loss is declared as focal:GAMMA with a number, not {loss!r}.") from None
+    if loss == "bce":
+        return BinaryCrossEntropy()
+    if loss == "mse":
+        return SquaredError()
+    if name in _CONTRASTIVE:
+        raise UnsumError(
+            "Contrastive losses see features only through their inner products, so their gradient does not determine samples; "
+            "see docs/research/other-losses.md."
+        )
+    raise unknown_name("loss", loss, list(_NAMES))

@@ -1,0 +1,182 @@
+"""The separator for language models: prefixes by the span of a layer's gradient, labels and counts by the head's.
+
+What comes out is checked as a whole: the gradient of the recovered batch is computed anew and compared, tensor by tensor,
+with the one that the client sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from unsum.errors import UnsumError
+from unsum.head import Head, find_head
+from unsum.knowledge import Knowledge
+from unsum.leak import Leak
+from unsum.separate.method import SEPARATORS
+from unsum.separate.text.counts import Counts, count
+from unsum.separate.text.ends import find_ends
+from unsum.separate.text.loss import gradients_of, next_tokens
+from unsum.separate.text.network import Layer, embedding_of, is_tied, linear_layers, read_by, without_dropout
+from unsum.separate.text.sentences import Text, sentences
+from unsum.separate.text.walk import Walk, choose_guide, walk
+from unsum.update import Update
+
+_EXACT = 1e-3  # largest relative difference of any tensor of the recomputed gradient
+_SMALL = 1e-6  # of the whole gradient's norm: tensors below are rounding (a key's bias has no gradient, say)
+_LONGEST = 4096
+
+
+@SEPARATORS.register(
+    "text",
+    summary="every sequence of a causal language model's batch, token by token, certified by its gradient (unsum)",
+    needs="a causal language model's gradients; fewer distinct prefixes than features; no dropout",
+)
+def text(
+    head: Head, knowledge: Knowledge, *, seed: int, model: nn.Module | None = None, update: Update | None = None
+) -> Leak:
+    """The sequences of the batch in `leak.tokens`, and every position that counted as a sample."""
+    if model is None or update is None or embedding_of(model) is None:
+        raise UnsumError(
+            "The attack 'text' needs a causal language model: one with a token embedding as wide as its head."
+        )
+    if knowledge.labels is not None:
+        raise UnsumError("The attack 'text' finds the labels itself; leave labels= out.")
+    del seed  # nothing here is left to chance
+    with without_dropout(model):
+        return _read(head, knowledge, model, update)
+
+
+def _read(head: Head, knowledge: Knowledge, model: nn.Module, update: Update) -> Leak:
+    tied = is_tied(model)
+    layers = linear_layers(model, update.gradients)
+    guide = choose_guide(layers)
+    if guide is None:
+        return _nothing(
+            head, "Every layer's gradient is of full rank: there are as many positions as features, or noise."
+        )
+    found = walk(model, guide, _candidates(model, update, tied), _longest(model))
+    if not found.prefixes:
+        reason = "No prefix fits the gradient: dropout, several local steps, noise, or more positions than features."
+        return _nothing(head, *(found.notes or [reason]))
+    F = _features(model, found)
+    used = torch.tensor(sorted({prefix[-1] for prefix in found.prefixes}), device=F.device)
+    counts = count(head, F, used if tied else used[:0])
+    recovered = sentences(found, counts)
+    if recovered.open_ends:
+        recovered = _with_ends(model, layers[-1], found, counts, recovered, used)
+    notes = [f"Prefixes were admitted by {guide.deep.name!r}.", *found.notes]
+    return _leak(head, knowledge, model, update, counts, recovered, notes)
+
+
+def _with_ends(model: nn.Module, layer: Layer, found: Walk, counts: Counts, so_far: Text, used: Tensor) -> Text:
+    """The same with the labels that ended sequences and that tied embeddings hid."""
+    known = [dict(labels) for labels in counts.labels]
+    for index, labels in enumerate(known):
+        for child in found.children(index):
+            token = found.prefixes[child][-1]
+            labels[token] = max(labels.get(token, 0), counts.positions[child])
+    ends = find_ends(model, layer, found.prefixes, counts, known, so_far.open_ends, used)
+    return sentences(found, replace(counts, labels=known), ends)
+
+
+def _candidates(model: nn.Module, update: Update, tied: bool) -> Tensor:
+    """The tokens that may stand in the text: those whose embedding has a gradient, where it shows."""
+    found = embedding_of(model)
+    assert found is not None
+    name, embedding = found
+    everything = torch.arange(embedding.num_embeddings, device=embedding.weight.device)
+    gradient = update.gradients.get(f"{name}.weight")
+    if tied or gradient is None:
+        return everything
+    return everything[gradient.to(everything.device).abs().amax(1) > 0]
+
+
+def _longest(model: nn.Module) -> int:
+    config = getattr(model, "config", None)
+    return int(getattr(config, "max_position_embeddings", None) or _LONGEST)
+
+
+def _features(model: nn.Module, found: Walk) -> Tensor:
+    """(n, H) what the head reads at the end of every prefix."""
+    _, linear = find_head(model)
+    features: list[Tensor] = []
+    for length in range(1, len(found.prefixes[-1]) + 1):
+        alike = [prefix for prefix in found.prefixes if len(prefix) == length]
+        features += read_by(model, [linear], torch.tensor(alike, device=linear.weight.device), -1)
+    return torch.cat(features)
+
+
+def _leak(
+    head: Head,
+    knowledge: Knowledge,
+    model: nn.Module,
+    update: Update,
+    counts: Counts,
+    recovered: Text,
+    notes: list[str],
+) -> Leak:
+    if not recovered.tokens:
+        return _nothing(head, *notes, "The head's gradient assigns no label to any of them.")
+    tokens, labels = (part.to(head.W.device) for part in recovered.batch())
+    kept = next_tokens(labels) >= 0
+    _, linear = find_head(model)
+    features = read_by(model, [linear], tokens, slice(None, -1))[0][kept]
+    Y = torch.nn.functional.one_hot(next_tokens(labels)[kept], head.classes).double()
+    L = head.logits(features.double())
+    worst, whole = _difference(model, update, tokens, labels, counts.scale)
+    notes = [
+        *notes,
+        f"The recovered batch explains the gradient to {whole:.1g} of it, its worst tensor to {worst:.1g}.",
+    ]
+    if recovered.open_ends:
+        notes.append(f"{sum(recovered.open_ends.values())} positions have a label that was not found.")
+    if not counts.whole:
+        notes.append("How often prefixes occur did not come out as whole numbers.")
+    wrong_size = knowledge.known_batch_size is not None and len(features) != knowledge.known_batch_size
+    if wrong_size:
+        notes.append(f"{len(features)} positions were found, {knowledge.known_batch_size} granted.")
+    sure = worst < _EXACT and not recovered.open_ends and not wrong_size
+    return Leak(
+        method="text",
+        targets=Y,
+        logits=L if head.b is None else L + head.b.double(),
+        features=features,
+        residual=whole,
+        predicted_error=worst,
+        exact=sure,
+        scale=counts.scale,
+        tokens=recovered.tokens,
+        notes=notes,
+    )
+
+
+def _difference(model: nn.Module, update: Update, tokens: Tensor, labels: Tensor, scale: float) -> tuple[float, float]:
+    """The largest relative difference of a tensor between the recovered batch's gradient and the update, and of all."""
+    own = gradients_of(model, tokens, labels, list(update.gradients))
+    size = torch.stack([g.double().norm() for g in update.gradients.values()]).norm()
+    worst, squares = 0.0, 0.0
+    for name, sent in update.gradients.items():
+        sent = sent.double().to(tokens.device)
+        apart = (sent - scale * own[name].double()).norm() if name in own else sent.norm()
+        squares += float(apart) ** 2
+        worst = max(worst, float(apart / sent.norm().clamp_min(_SMALL * size)))
+    return worst, squares**0.5 / float(size)
+
+
+def _nothing(head: Head, *reasons: str) -> Leak:
+    """The empty-handed answer: right shapes, no information, no claim."""
+    C, H = head.W.shape
+    return Leak(
+        method="text",
+        targets=head.W.new_full((1, C), 1 / C, dtype=torch.float64),
+        logits=head.W.new_zeros(1, C),
+        features=head.W.new_zeros(1, H),
+        residual=1.0,
+        predicted_error=float("inf"),
+        exact=False,
+        tokens=[],
+        notes=list(reasons),
+    )
