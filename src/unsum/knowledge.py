@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from unsum.errors import UnsumError
+from unsum.local_training import LocalTraining
 
 CHANGES_MODEL = (
     "Permission to change the model before the client trains: a malicious server."  # reports print it in red
@@ -20,7 +21,8 @@ class Knowledge:
 
     `labels` are (B,) class numbers or (B, C) rows of probabilities. `auxiliary_photos` describes public photos
     the attacker used (to train an inverse, say); `auxiliary` are labelled samples of its own, inputs of the model with
-    (N,) class numbers. `may_change_model` is true for a malicious server.
+    (N,) class numbers. `may_change_model` is true for a malicious server. `training` is how the client trains, where several
+    local steps lie between the weights it was sent and those it sent back.
     """
 
     labels: Tensor | None = None
@@ -28,6 +30,7 @@ class Knowledge:
     auxiliary_photos: str = ""
     may_change_model: bool = False
     auxiliary: tuple[Tensor, Tensor] | None = None
+    training: LocalTraining | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
@@ -75,6 +78,8 @@ class Knowledge:
         if self.auxiliary is not None:
             classes = self.auxiliary[1].unique()
             sentences.append(f"{len(self.auxiliary[0])} labelled samples of its own, of {len(classes)} classes.")
+        if self.training is not None and self.training.several_steps:
+            sentences.append(self.training.described())
         if self.may_change_model:
             sentences.append(CHANGES_MODEL)
         return sentences

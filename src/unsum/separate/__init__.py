@@ -55,7 +55,7 @@ def separate(
     if reports_progress(separator):
         options["progress"] = progress
     disclosed = update.batch_size if labels is None and batch_size is None else batch_size
-    knowledge = Knowledge(labels=labels, batch_size=disclosed)
+    knowledge = Knowledge(labels=labels, batch_size=disclosed, training=update.training)
     start = time.perf_counter()
     leak = separator(Head.of(model, update, device), knowledge, seed=seed, **options)
     granted = replace(knowledge, auxiliary_photos=leak.knowledge.auxiliary_photos)  # a method says which photos it used
