@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.separate import adaptive, cocktail, exact, fgla, phong, rgla, rgla_newton, soft  # noqa: F401 (registers them)
+from unsum.separate import adaptive, cocktail, exact, fgla, local_steps, phong, rgla, rgla_newton, soft  # noqa: F401 (registers)
 from unsum.separate.method import SEPARATORS
 from unsum.separate.options import check_options, reports_progress
 from unsum.separate.rgla_loss import estimated_loss

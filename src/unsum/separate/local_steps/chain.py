@@ -17,21 +17,20 @@ from torch import Tensor
 from unsum.separate.exact.observation import Observation
 from unsum.separate.exact.search import Search
 from unsum.separate.exact.single import SingleSamples
-from unsum.separate.local_steps.polish import Polished, Samples, polish
+from unsum.separate.local_steps.polish import EXPLAINED, Polished, Samples, polish
 from unsum.separate.local_steps.trajectory import Trajectory
 
 # Misfits of a sample: in units of the noise, and after errors of the samples before have added; and whether it may be faint.
-_LIMITS = ((8.0, False), (8.0, True), (40.0, False), (200.0, True))
+_LIMITS = ((8.0, False), (8.0, True), (100.0, True))
 _PROVED = 0.05  # of the unlikely classes' share that may lie outside the span
-_ROUNDS = 8  # kinds of starts that are tried without success before the limit is raised
+_ROUNDS = 6  # kinds of starts that are tried without success before the limit is raised
 _USUAL = 6.0  # times the size of a usual row's ratio, or of the samples before: samples are not larger
 _COUPLED = 0.02  # how far α q·t may be from 1
 _SAME = 0.05  # relative distance below which two answers are one sample found twice
 _COPY = 0.3  # relative distance below which two of one label may be one sample, seen again in a later step
-_TRIES = 3  # at a step, with other random starts, until what was found explains the movement
-_BRANCHES = 4  # choices of a step's labels that are followed
-_NODES = 16  # steps that are tried in all
-_EXPLAINED = 4.0  # misfit of a solution, in units of the noise
+_TRIES = 2  # at a step, with other random starts, until what was found explains the movement
+_BRANCHES = 3  # choices of a step's labels that are followed
+_NODES = 6  # steps that are tried in all
 
 
 @dataclass
@@ -254,10 +253,10 @@ class _Search:
 
     def _fits(self, found: Polished) -> bool:
         counts = found.samples.counts
-        return found.misfit < _EXPLAINED and counts == self.trajectory.schedule.sizes[: len(counts)]
+        return found.misfit < EXPLAINED and counts == self.trajectory.schedule.sizes[: len(counts)]
 
     def _rank(self, found: Polished) -> tuple[int, float]:
-        explained = found.misfit < _EXPLAINED
+        explained = found.misfit < EXPLAINED
         return found.samples.number if explained else 0, -found.misfit
 
     def _next_step(self, before: Samples, first_kind: int) -> Iterator[Polished]:

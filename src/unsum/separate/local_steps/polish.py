@@ -14,6 +14,7 @@ from torch import Tensor
 
 from unsum.separate.local_steps.trajectory import Trajectory, Walk
 
+EXPLAINED = 4.0  # misfit of a solution, in units of the noise
 _SPARE = 3  # equations left over without which a perfect fit proves nothing
 
 
@@ -41,8 +42,9 @@ class Polished:
 
 
 @dataclass(frozen=True)
-class _Here:
-    walk: Walk
+class Here:
+    """The equations at one point."""
+
     residual: Tensor
     left: Tensor  # (C, …) and
     right: Tensor  # (R [+ 1], …): the directions that the missing samples leave free
@@ -70,26 +72,23 @@ class Polisher:
     def walk(self, at: Tensor) -> Walk:
         return self.trajectory.walk(self.counts, at[:-1].view(self.shape), self.Y, at[-1].exp())
 
-    def here(self, at: Tensor) -> _Here:
-        walk = self.walk(at)
-        weighted = self.weight[:, None] * walk.remainder
+    def here(self, at: Tensor) -> Here:
+        weighted = self.weight[:, None] * self.walk(at).remainder
         if self.missing == 0:
-            one = torch.eye(weighted.shape[1], dtype=weighted.dtype, device=weighted.device)
-            return _Here(walk, weighted.flatten(), self._identity(len(weighted)), one)
-        left, _, right = torch.linalg.svd(weighted, full_matrices=True)
-        left, right = left[:, self.missing :], right[self.missing :].T
-        return _Here(walk, (left.T @ weighted @ right).flatten(), left, right)
+            left, right = self._identity(weighted.shape[0]), self._identity(weighted.shape[1])
+        else:
+            left, _, right = torch.linalg.svd(weighted, full_matrices=True)
+            left, right = left[:, self.missing :], right[self.missing :].T
+        return Here(self.equations(at, left, right), left, right)
 
-    def jacobian(self, at: Tensor, here: _Here) -> Tensor:
+    def equations(self, point: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """What must vanish, in units of the noise."""
+        weighted = self.weight[:, None] * self.walk(point).remainder
+        return weighted.flatten() if self.missing == 0 else (left.T @ weighted @ right).flatten()
+
+    def jacobian(self, at: Tensor, here: Here) -> Tensor:
         """(equations, unknowns); a rate that is known has no column of its own, but one of zeros."""
-
-        def residual(point: Tensor) -> Tensor:
-            weighted = self.weight[:, None] * self.walk(point).remainder
-            if self.missing == 0:
-                return weighted.flatten()
-            return (here.left.T @ weighted @ here.right).flatten()
-
-        J: Tensor = torch.func.jacfwd(residual)(at)
+        J: Tensor = torch.func.jacfwd(lambda point: self.equations(point, here.left, here.right))(at)
         if not self.rate_free:
             J[:, -1] = 0
         return J
@@ -97,11 +96,51 @@ class Polisher:
     def reweighted(self, at: Tensor) -> None:
         """The noise model's weights at a solution: the client rounds its own predictions, in proportion to the features."""
         observation, walk = self.trajectory.observation, self.walk(at)
-        sizes = at[:-1].view(self.shape).norm(dim=1, keepdim=True)
+        sizes = walk.T.norm(dim=1, keepdim=True)
         share = walk.E.norm(dim=1, keepdim=True) / (walk.P - self.Y).norm(dim=1, keepdim=True).clamp_min(1e-300)
         relative = (walk.P * (1 + 0.5 * sizes * observation.row_norms)).square() + self.Y
         client = observation.client_precision * ((share * sizes).square() * relative).sum(0).sqrt()
         self.weight = torch.rsqrt(observation.weight.pow(-2) + client.square())
+
+    def scatter(self, at: Tensor, here: Here) -> tuple[float, Tensor | None]:
+        """The misfit, and (m,) the variance of every row of T with that of its features outside the span of A."""
+        J = self.jacobian(at, here)
+        m, R = self.shape
+        # Columns sum to zero: one row says nothing new.
+        equations = len(here.residual) - here.right.shape[1] - m * R - self.rate_free
+        misfit = (here.cost / max(equations, 1)) ** 0.5
+        spread = max(misfit, 1.0) ** 2
+        # The prior that features are not larger than they came out: a direction nothing determines has an error of 100 %.
+        prior = torch.cat([self.sizes(at).pow(-2).repeat_interleave(R), at.new_ones(1)]) * spread
+        factor, failed = torch.linalg.cholesky_ex(J.T @ J + torch.diag(prior))
+        if equations < _SPARE or bool(failed):
+            return misfit, None
+        variance = torch.cholesky_inverse(factor).diagonal()[:-1].view(m, R).sum(1)
+        return misfit, (variance + self._outside(at)) * spread
+
+    def sizes(self, at: Tensor) -> Tensor:
+        """(m,) how large a row of T may be at most."""
+        return at[:-1].view(self.shape).norm(dim=1).clamp_min(1e-300)
+
+    def columns(self, at: Tensor) -> Tensor:
+        """(C, m) what one unit of every row of T adds to the movement's columns."""
+        return self.walk(at).E.T
+
+    def _outside(self, at: Tensor) -> Tensor:
+        """(m,) noise outside the span of A: features are a least-squares solution and pass on the noise of every entry."""
+        observation = self.trajectory.observation
+        columns, H = self.columns(at) / observation.noise.level[:, None], observation.A.shape[1]
+        if self.missing:
+            weighted = self.weight[:, None] * self.walk(at).remainder
+            free = torch.linalg.svd(weighted, full_matrices=False)[0][:, : self.missing]
+            free = free / (self.weight * observation.noise.level)[:, None]
+            columns = torch.cat([columns, free * columns.norm()], dim=1)
+        sizes = torch.cat([self.sizes(at), columns.new_full((columns.shape[1] - self.shape[0],), torch.inf)])
+        normal = columns.T @ columns + torch.diag(H / sizes.square())
+        scale = normal.diagonal().rsqrt()
+        inverse = torch.linalg.inv(scale[:, None] * normal * scale).diagonal() * scale.square()
+        outside: Tensor = H * inverse[: self.shape[0]].clamp_min(0)
+        return outside
 
     def _identity(self, size: int) -> Tensor:
         return torch.eye(size, dtype=self.weight.dtype, device=self.weight.device)
@@ -112,15 +151,15 @@ def polish(
 ) -> Polished:
     """The samples solved on together, and how sure they are."""
     polisher = Polisher(trajectory, samples, missing, rate_free)
-    at = _descend(polisher, polisher.start(samples), iterations)
+    at = descend(polisher, polisher.start(samples), iterations)
     polisher.reweighted(at)
-    at = _descend(polisher, at, 10)
+    at = descend(polisher, at, 10)
     T, rate = at[:-1].view(polisher.shape), float(at[-1].exp())
-    return _certified(polisher, at, replace(samples, T=T, rate=rate))
+    return certified(polisher, at, replace(samples, T=T, rate=rate))
 
 
-def _descend(polisher: Polisher, at: Tensor, iterations: int) -> Tensor:
-    here, damping, growth = polisher.here(at), 1e-3, 2.0
+def descend(polisher: Polisher, at: Tensor, iterations: int) -> Tensor:
+    here, damping, growth, stalled = polisher.here(at), 1e-3, 2.0, 0
     J: Tensor | None = None
     for _ in range(iterations):
         if J is None:
@@ -135,10 +174,10 @@ def _descend(polisher: Polisher, at: Tensor, iterations: int) -> Tensor:
             if damping > 1e10 or promised < 1e-12 * here.cost:
                 break
             continue
-        done = there.cost > 0.999 * here.cost
+        stalled = stalled + 1 if there.cost > 0.999 * here.cost else 0
         at, here, J = at + step, there, None
         damping, growth = max(damping * max(1 / 3, 1 - (2 * gain - 1) ** 3), 1e-14), 2.0
-        if done:
+        if stalled >= 3 or there.cost < 1e-3 * there.residual.numel():
             break
     return at
 
@@ -154,33 +193,11 @@ def _damped(N: Tensor, g: Tensor, damping: float) -> Tensor:
     return torch.zeros_like(g)
 
 
-def _certified(polisher: Polisher, at: Tensor, samples: Samples) -> Polished:
+def certified(polisher: Polisher, at: Tensor, samples: Samples) -> Polished:
     """What the noise and the misfit do to the features, through the inverse of the normal matrix."""
     here = polisher.here(at)
-    J = polisher.jacobian(at, here)
-    m, R = polisher.shape
-    rows, columns = here.left.shape[1], here.right.shape[1]
-    equations = (rows - 1) * columns - m * R - polisher.rate_free  # columns sum to zero: one row says nothing new
-    misfit = (here.cost / max(equations, 1)) ** 0.5
+    misfit, variance = polisher.scatter(at, here)
     size = samples.T.norm(dim=1).clamp_min(1e-300)
-    spread = max(misfit, 1.0) ** 2
-    prior = torch.cat([size.pow(-2).repeat_interleave(R), size.new_ones(1)]) * spread
-    factor, failed = torch.linalg.cholesky_ex(J.T @ J + torch.diag(prior))
-    if equations < _SPARE or bool(failed):
+    if variance is None:
         return Polished(samples, misfit, torch.full_like(size, torch.inf))
-    variance = torch.cholesky_inverse(factor).diagonal()[:-1].view(m, R).sum(1) * spread
-    total = variance + _outside(polisher, here).square() * spread
-    return Polished(samples, misfit, (total.sqrt() / size).nan_to_num(nan=torch.inf))
-
-
-def _outside(polisher: Polisher, here: _Here) -> Tensor:
-    """(m,) noise outside the span of A: features are a least-squares solution of E ᵀ F = X and pass on the noise of every entry."""
-    observation = polisher.trajectory.observation
-    columns = here.walk.E.T / observation.noise.level[:, None]
-    if polisher.missing:
-        free = torch.linalg.svd(polisher.weight[:, None] * here.walk.remainder, full_matrices=False)[0]
-        free = free[:, : polisher.missing] / (polisher.weight * observation.noise.level)[:, None]
-        columns = torch.cat([columns, free * columns.norm() / max(polisher.missing, 1) ** 0.5], dim=1)
-    inverse: Tensor = torch.linalg.pinv(columns)
-    noise: Tensor = inverse[: polisher.shape[0]].norm(dim=1) * observation.A.shape[1] ** 0.5
-    return noise
+    return Polished(samples, misfit, (variance.sqrt() / size).nan_to_num(nan=torch.inf))

@@ -19,6 +19,7 @@ from unsum.separate.local_steps.schedule import Schedule
 class Walk:
     """The way through the steps whose samples are given."""
 
+    T: Tensor  # (m, R)
     P: Tensor  # (m, C) the predictions, each in the step of its sample
     E: Tensor  # (m, C) what each sample adds to a row of the movement, η reach (p − y) / size of its step
     K: Tensor  # (R, C) of the weights after the steps that are complete
@@ -58,7 +59,7 @@ class Trajectory:
             E.append(rate * float(reach[-1, step]) * G)
         K, b = self._head(min(len(counts), len(kept) - 2), weights, biases, rate)
         every = torch.cat(E) if E else Y[:0]
-        return Walk(torch.cat(P) if P else Y[:0], every, K, b, self.whole - every.T @ self.extended(T))
+        return Walk(T, torch.cat(P) if P else Y[:0], every, K, b, self.whole - every.T @ self.extended(T))
 
     @property
     def whole(self) -> Tensor:
