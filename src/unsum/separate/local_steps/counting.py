@@ -9,12 +9,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unsum.separate.exact.hypotheses import hard_targets
 from unsum.separate.exact.observation import Observation
+from unsum.separate.exact.regression import fit_class_line
 from unsum.separate.exact.single import SingleSamples
 
 _FITS = 8.0  # misfit of a sample, in units of the noise
 _UNSURE = 1e-2  # 1 − p of its label: where the model is surer, a root far out, at which everything vanishes, looks like a sample
+_WHOLE = 0.3  # how far a label row's number of samples may be from a whole one
 _USUAL = 6.0  # times the size of a usual row's ratio: samples are not larger
+
+
+def size_of_step(observation: Observation, samples: float, epochs: int) -> int:
+    """The first step's samples, where each epoch has directions of its own (`samples`), or all epochs share them.
+
+    Shared ones add up, so that α is that of a step of fewer samples. Label rows hold whole numbers of samples only for one of both.
+    """
+    apart, shared = max(1, round(samples)), max(1, round(samples * epochs))
+    if apart * epochs < observation.rank:  # more directions than visits
+        return shared
+    line = fit_class_line(observation)
+    fits = hard_targets(line, apart, _WHOLE) is None and hard_targets(line, shared, _WHOLE) is not None
+    return shared if fits and shared <= observation.rank else apart
 
 
 def first_alpha(observation: Observation, classes: Tensor) -> float | None:

@@ -16,7 +16,7 @@ from unsum.separate.exact.observation import Observation
 from unsum.separate.exact.solver import exact
 from unsum.separate.exact.threads import few_threads
 from unsum.separate.local_steps.chain import follow
-from unsum.separate.local_steps.counting import first_alpha
+from unsum.separate.local_steps.counting import first_alpha, size_of_step
 from unsum.separate.local_steps.movement import observe_movement
 from unsum.separate.local_steps.polish import EXPLAINED, Polished, Samples
 from unsum.separate.local_steps.repeated import settle
@@ -25,6 +25,7 @@ from unsum.separate.local_steps.trajectory import Trajectory
 from unsum.separate.method import SEPARATORS
 
 _TRUSTED_ERROR = 1e-3  # certified exact below this predicted error
+_APART = 0.75  # of the visits of all samples in all epochs that must have directions of their own for steps to be followed
 _VAGUE = 0.5  # predicted error from which a sample is hardly one
 
 
@@ -82,9 +83,12 @@ class _Task:
             alpha = first_alpha(observation, classes)
             if alpha is None:
                 return None
-            plain = observation.reduction == "sum"
-            size = size or max(1, round((rate or alpha) * reach / alpha) if not plain else observation.rank)
-            rate = rate or alpha * (1 if plain else size) / reach
+            mean = observation.reduction == "mean"
+            if size is None:  # a sum says nothing of it; nor does a mean of an unknown rate
+                known = mean and rate is not None
+                guess = rate * reach / alpha if rate is not None and known else observation.rank / training.epochs
+                size = size_of_step(observation, guess, training.epochs) if known else max(1, round(guess))
+            rate = rate or alpha * (size if mean else 1) / reach
         sizes = split(total or size * steps, steps)
         trajectory = Trajectory(observation, Schedule.of(training, sizes), bias)
         return cls(trajectory, classes, rate, training.learning_rate is None)
@@ -92,23 +96,25 @@ class _Task:
     def run(self, head: Head, knowledge: Knowledge, seed: int) -> Polished | None:
         """Step by step; where epochs repeat the samples and hardly differ, all epochs at once."""
         generator = torch.Generator().manual_seed(seed)
-        schedule = self.trajectory.schedule
-        found = follow(self.trajectory, self.rate, self.classes, generator, rate_free=self.rate_free)
-        if found.misfit < EXPLAINED and found.samples.counts == schedule.sizes:
-            return found
+        schedule, rank = self.trajectory.schedule, self.trajectory.observation.rank
+        found: Polished | None = None
+        if rank >= _APART * schedule.samples * schedule.epochs or schedule.epochs == 1:
+            found = follow(self.trajectory, self.rate, self.classes, generator, rate_free=self.rate_free)
+            if found.misfit < EXPLAINED and found.samples.counts == schedule.sizes:
+                return found
         if schedule.epochs > 1:
-            return self._settled(head, replace(knowledge, batch_size=schedule.samples), found, seed)
-        return self._certain(found)
+            settled = self._settled(head, replace(knowledge, batch_size=schedule.samples), seed)
+            return settled if settled is not None or found is None else self._certain(found)
+        return None if found is None else self._certain(found)
 
-    def _settled(self, head: Head, knowledge: Knowledge, found: Polished, seed: int) -> Polished | None:
+    def _settled(self, head: Head, knowledge: Knowledge, seed: int) -> Polished | None:
         granted = replace(knowledge, batch_size=None) if knowledge.labels is not None else knowledge
         start = exact(replace(head, divisor=None), granted, seed=seed)
         if start.batch_size != self.trajectory.schedule.samples:
-            return self._certain(found)
+            return None
         T = start.features.double() @ self.trajectory.observation.A.T
         samples = Samples(self.trajectory.schedule.sizes, T, start.labels, self.rate)
-        settled = settle(self.trajectory, samples, rate_free=self.rate_free)
-        return self._certain(found) if settled is None else settled
+        return settle(self.trajectory, samples, rate_free=self.rate_free)
 
     def _certain(self, found: Polished) -> Polished | None:
         """Without the samples that are hardly any."""

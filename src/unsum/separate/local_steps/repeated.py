@@ -13,9 +13,9 @@ from torch import Tensor
 from unsum.separate.local_steps.polish import EXPLAINED, Polished, Polisher, Samples, descend
 from unsum.separate.local_steps.trajectory import Trajectory, Walk
 
-_ROUNDS = 3  # in which the spread of the moves is estimated anew
+_ROUNDS = 2  # in which the spread of the moves is estimated anew
 _FIRST, _LEAST = 0.3, 1e-4  # of the features: the spread that is assumed at first, and at least
-_AFFORDABLE = 900  # unknowns up to which this is tried
+_AFFORDABLE = 400  # unknowns up to which this is tried
 
 
 class _Drifting(Polisher):
@@ -60,7 +60,7 @@ def settle(trajectory: Trajectory, mean: Samples, *, rate_free: bool) -> Polishe
     drifting = _Drifting(trajectory, samples, 0, rate_free)
     at = drifting.start(samples)
     for _ in range(_ROUNDS):
-        at = descend(drifting, at, 40)
+        at = descend(drifting, at, 20)
         drifting.reweighted(at)
         misfit, variance = drifting.scatter(at, drifting.here(at))
         if variance is None:
