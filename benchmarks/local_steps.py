@@ -3,8 +3,8 @@
     python benchmarks/local_steps.py --out docs/results/local-steps.md
 
 A client trains a small network with BatchNorm on crops of the embedded photos, by SGD, and sends its whole state dict back. The
-server takes the difference, as `unsum.integrations.rounds.seen` does, and attacks it twice: with the exact solver, as if the mean of
-the steps' gradients were one gradient, and with `local-steps`, which follows the steps. The truth is only compared with.
+server takes the difference, as `unsum.integrations.rounds.seen` does, and attacks it twice: with the exact solver, as if the mean
+of the steps' gradients were one gradient, and with `local-steps`, which follows the steps. The truth is only compared with.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from unsum.client.step import in_mode
 from unsum.data import embedded_batch
 from unsum.head import collect_features
 from unsum.integrations.finding import expected_leakage
-from unsum.integrations.rounds import LocalTraining, seen
+from unsum.integrations.rounds import seen
+from unsum.local_training import LocalTraining
 from unsum.integrations.time_limit import OutOfTime, within
 
 CLASSES, SIDE, PATIENCE = 100, 32, 40.0

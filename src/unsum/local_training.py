@@ -49,7 +49,9 @@ class LocalTraining:
 
     def described(self) -> str:
         """One plain sentence."""
-        rate = "an unknown learning rate" if self.learning_rate is None else f"a learning rate of {self.learning_rate:g}"
+        rate = (
+            "an unknown learning rate" if self.learning_rate is None else f"a learning rate of {self.learning_rate:g}"
+        )
         parts = [f"{self.steps or 1} local steps of SGD at {rate}"]
         if self.momentum:
             parts.append(f"a momentum of {self.momentum:g}")

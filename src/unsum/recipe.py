@@ -59,8 +59,8 @@ def attack(
     the recipe matches gradients.
 
     Args:
-        recipe: `auto` takes the exact solver, or `local-steps` where the update says that the client took several; the adaptive separator where that one is not certain and a defence left its
-            marks (a noisy or pruned gradient, say); or the ratio method where the solver itself expects to fail. It then
+        recipe: `auto` takes the exact solver, or `local-steps` where the update says that the client took several; the
+            adaptive separator where that one is not certain and a defence left its marks (a noisy or pruned gradient, say); or the ratio method where the solver itself expects to fail. It then
             peels the layers down to the exact inputs where every layer can be undone; any other name is a separator or a
             gradient-matching method from `unsum list`, the latter with options as in `ig:steps=2000,restarts=4`. What a
             separator found goes to the inverse.
@@ -249,7 +249,8 @@ def _without_bias(model: nn.Module, update: Update) -> Update:
 
 
 def _auto(model: nn.Module, update: Update, known: dict[str, Any]) -> Leak:
-    """The exact solver, or its like for several local steps; where it is not certain and a defence left its marks, the adaptive one; else the ratio method."""
+    """The exact solver, or its like for several local steps; where it is not certain and a defence left its marks, the
+    adaptive one; else the ratio method."""
     if update.training is not None and update.training.several_steps and update.kind == "delta":
         leak = separate(model, update, "local-steps", **known)
         if leak.predicted_error < HOPELESS:

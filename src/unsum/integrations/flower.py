@@ -21,8 +21,9 @@ from unsum.errors import UnsumError
 from unsum.integrations.finding import EXACT, Finding, attack_seen, check_attack, finding_of, reason_of
 from unsum.integrations.guard import Action, Guard, WhenUnsure
 from unsum.integrations.journal import Journal, figures_of
-from unsum.integrations.rounds import LocalTraining, Seen, fill, seen
+from unsum.integrations.rounds import Seen, fill, seen
 from unsum.integrations.time_limit import OutOfTime, within
+from unsum.local_training import LocalTraining
 from unsum.recipe import AUTO
 
 try:

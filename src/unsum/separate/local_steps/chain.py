@@ -80,9 +80,7 @@ class _Step:
         scale = observation.weight / observation.weight.max()
         basis = torch.linalg.svd(scale[:, None] * U, full_matrices=False)[2][: self.rank]
         grad_b = None if observation.grad_b is None else self.remainder[:, R] / observation.beta
-        left = replace(
-            observation, U=U @ basis.T, A=basis @ observation.A, K=basis @ self.K, b=self.b, grad_b=grad_b
-        )
+        left = replace(observation, U=U @ basis.T, A=basis @ observation.A, K=basis @ self.K, b=self.b, grad_b=grad_b)
         return basis, left
 
     def _try(self, kind: int, limit: float, faint: bool) -> bool:
@@ -188,12 +186,15 @@ class _Step:
 def _relabelled(singles: SingleSamples, T: Tensor, labels: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     """Each root with the label that suits it better, its own or the nearest.
 
-    Where a later sample of label z was surely taken for y, e_y − e_z lies in the span, and a sample of label y passes as one of z.
+    Where a later sample of label z was surely taken for y, e_y − e_z lies in the span, and a sample of label y passes as one
+    of z.
     """
     finite = torch.where(torch.isfinite(T), T, torch.zeros_like(T))
     nearest = singles.labels(finite)
     other = singles.refine(finite, nearest, alpha, iterations=10)
-    better = (nearest != labels) & (singles.misfits(other, nearest) < singles.misfits(T, labels).nan_to_num(nan=torch.inf))
+    better = (nearest != labels) & (
+        singles.misfits(other, nearest) < singles.misfits(T, labels).nan_to_num(nan=torch.inf)
+    )
     return torch.where(better[:, None], other, T), torch.where(better, nearest, labels)
 
 
@@ -201,7 +202,8 @@ def _size(left: Observation, T: Tensor, labels: Tensor) -> Tensor:
     """(n,) ‖D (p − e_y)‖, what `SingleSamples.outside` is relative to."""
     X = torch.softmax(T @ left.K + left.b, dim=1)
     X[torch.arange(len(T), device=T.device), labels] -= 1
-    return (X * (left.weight / left.weight.max()).sqrt()).norm(dim=1)
+    size: Tensor = (X * (left.weight / left.weight.max()).sqrt()).norm(dim=1)
+    return size
 
 
 def _tail(left: Observation, T: Tensor) -> Tensor:
@@ -211,11 +213,12 @@ def _tail(left: Observation, T: Tensor) -> Tensor:
     """
     P = torch.softmax(T @ left.K + left.b, dim=1)
     P = P.scatter(1, P.argmax(1, keepdim=True), 0.0)
-    return (P * (left.weight / left.weight.max()).sqrt()).norm(dim=1)
+    tail: Tensor = (P * (left.weight / left.weight.max()).sqrt()).norm(dim=1)
+    return tail
 
 
 def _usual(left: Observation, known: Tensor) -> float:
-    """The size of features: of those found before, else of the rows' ratios to the bias's, or of what fits the rows without one."""
+    """The size of features: of those found before, else of the rows' ratios to the bias's, or of the rows without one."""
     if len(known):
         return float(known.norm(dim=1).max())
     sizes = left.U.norm(dim=1)

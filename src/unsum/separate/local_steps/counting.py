@@ -23,7 +23,8 @@ _USUAL = 6.0  # times the size of a usual row's ratio: samples are not larger
 def size_of_step(observation: Observation, samples: float, epochs: int) -> int:
     """The first step's samples, where each epoch has directions of its own (`samples`), or all epochs share them.
 
-    Shared ones add up, so that α is that of a step of fewer samples. Label rows hold whole numbers of samples only for one of both.
+    Shared ones add up, so that α is that of a step of fewer samples. Label rows hold whole numbers of samples only for one of the
+    two.
     """
     apart, shared = max(1, round(samples)), max(1, round(samples * epochs))
     if apart * epochs < observation.rank:  # more directions than visits

@@ -25,7 +25,7 @@ from unsum.separate.local_steps.trajectory import Trajectory
 from unsum.separate.method import SEPARATORS
 
 _TRUSTED_ERROR = 1e-3  # certified exact below this predicted error
-_APART = 0.75  # of the visits of all samples in all epochs that must have directions of their own for steps to be followed
+_APART = 0.75  # of all visits in all epochs that must have directions of their own for steps to be followed
 _VAGUE = 0.5  # predicted error from which a sample is hardly one
 
 

@@ -34,11 +34,12 @@ def _moved(head: Head, training: LocalTraining) -> Head:
         raise UnsumError(
             "The attack 'local-steps' needs a change of weights, and the update holds a gradient; use 'exact' on it."
         )
+    divisor = head.divisor
     kept = float(Schedule.of(training, (1,)).kept[-1])
-    decay = training.weight_decay * head.divisor + kept - 1  # one step's decay had been taken out of the delta already
+    decay = training.weight_decay * divisor + kept - 1  # one step's decay had been taken out of the delta already
 
     def whole(gradient: Tensor, weight: Tensor) -> Tensor:
-        return gradient * head.divisor + decay * weight if decay else gradient * head.divisor
+        return gradient * divisor + decay * weight if decay else gradient * divisor
 
     grad_b = None if head.grad_b is None or head.b is None else whole(head.grad_b, head.b)
     return replace(head, grad_W=whole(head.grad_W, head.W), grad_b=grad_b, divisor=None)

@@ -1,8 +1,8 @@
 """Samples of the first steps, solved for together: what they leave of the movement must have the rank of what is missing.
 
-With r samples left out, the remainder X − Σ (theirs) has rank r exactly, whatever those are. So the squares of its singular values
-beyond the r-th, in units of the noise, are minimised by Gauss–Newton with Levenberg's damping; with none left out that is all of
-the remainder. Only the samples' own T and, where it is unknown, the learning rate are sought.
+With r samples left out, the remainder X − Σ (theirs) has rank r exactly, whatever those are. So the squares of its singular
+values beyond the r-th, in units of the noise, are minimised by Gauss–Newton with Levenberg's damping; with none left out that is
+all of the remainder. Only the samples' own T and, where it is unknown, the learning rate are sought.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ class Polisher:
 
     def columns(self, at: Tensor) -> Tensor:
         """(C, m) what one unit of every row of T adds to the movement's columns."""
-        return self.walk(at).E.T
+        E: Tensor = self.walk(at).E
+        return E.T
 
     def _outside(self, at: Tensor) -> Tensor:
         """(m,) noise outside the span of A: features are a least-squares solution and pass on the noise of every entry."""

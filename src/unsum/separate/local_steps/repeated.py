@@ -59,6 +59,7 @@ def settle(trajectory: Trajectory, mean: Samples, *, rate_free: bool) -> Polishe
     samples = Samples(counts, T, mean.labels.repeat(schedule.epochs), mean.rate)
     drifting = _Drifting(trajectory, samples, 0, rate_free)
     at = drifting.start(samples)
+    variance: Tensor | None = None
     for _ in range(_ROUNDS):
         at = descend(drifting, at, 20)
         drifting.reweighted(at)
@@ -69,6 +70,7 @@ def settle(trajectory: Trajectory, mean: Samples, *, rate_free: bool) -> Polishe
         size = first.norm(dim=1).clamp_min(1e-300)
         spread = ((moves.square().sum(1) + variance[B:]) / size.square()).mean().sqrt()
         drifting.spread = max(float(spread), _LEAST)
+    assert variance is not None
     # Where a line does not explain the movement, nothing is known beyond how far samples move at all.
     systematic = drifting.spread if misfit > EXPLAINED else 0.0
     errors = (variance[:B] / size.square() + systematic**2).sqrt().nan_to_num(nan=torch.inf)

@@ -44,7 +44,10 @@ class Trajectory:
         """Through `counts` samples of each of the first steps: rows of T (m, R) and of Y (m, C), step by step."""
         observation, schedule = self.observation, self.schedule
         reach, kept = schedule.reach, schedule.kept
-        P, E, weights, biases = [], [], [], []
+        P: list[Tensor] = []
+        E: list[Tensor] = []
+        weights: list[Tensor] = []
+        biases: list[Tensor] = []
         start = 0
         for step, count in enumerate(counts):
             K, b = self._head(step, weights, biases, rate)
