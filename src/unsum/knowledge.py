@@ -22,7 +22,8 @@ class Knowledge:
     `labels` are (B,) class numbers or (B, C) rows of probabilities. `auxiliary_photos` describes public photos
     the attacker used (to train an inverse, say); `auxiliary` are labelled samples of its own, inputs of the model with
     (N,) class numbers. `may_change_model` is true for a malicious server. `training` is how the client trains, where several
-    local steps lie between the weights it was sent and those it sent back.
+    local steps lie between the weights it was sent and those it sent back. `repeated_rounds` counts the client's updates that are
+    said to be of the same batch.
     """
 
     labels: Tensor | None = None
@@ -31,6 +32,7 @@ class Knowledge:
     may_change_model: bool = False
     auxiliary: tuple[Tensor, Tensor] | None = None
     training: LocalTraining | None = None
+    repeated_rounds: int = 1
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
@@ -78,6 +80,8 @@ class Knowledge:
         if self.auxiliary is not None:
             classes = self.auxiliary[1].unique()
             sentences.append(f"{len(self.auxiliary[0])} labelled samples of its own, of {len(classes)} classes.")
+        if self.repeated_rounds > 1:
+            sentences.append(f"{self.repeated_rounds} updates of the client, and that they are of the same batch.")
         if self.training is not None and self.training.several_steps:
             sentences.append(self.training.described())
         if self.may_change_model:
