@@ -14,7 +14,9 @@ from unsum import Noise, UnsumError
 C, H, B = 50, 128, 6
 
 
-def rounds(count: int, *, noise: float, body: float = 0.0) -> tuple[list[tuple[nn.Module, unsum.Update]], Tensor, Tensor]:
+def rounds(
+    count: int, *, noise: float, body: float = 0.0
+) -> tuple[list[tuple[nn.Module, unsum.Update]], Tensor, Tensor]:
     """Rounds whose heads differ by a third, and bodies by `body`; the features at the first weights, and the labels."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, H), nn.ReLU(), nn.Linear(H, C))

@@ -107,11 +107,15 @@ class _Joint:
         seen = [observe(head, B) for head in heads]
         # Rows in units of their noise, so that a loud round does not turn the basis.
         rows = [head.grad_W.double() / part.noise.level[:, None] for head, part in zip(heads, seen, strict=True)]
-        basis = torch.linalg.svd(torch.cat([part.U / part.noise.level[:, None] for part in seen]), full_matrices=False)[0]
+        basis = torch.linalg.svd(torch.cat([part.U / part.noise.level[:, None] for part in seen]), full_matrices=False)[
+            0
+        ]
         stacked = torch.cat(rows)
         rank = min(B, max(part.rank for part in seen))
         A = torch.linalg.svd(basis[:, : basis.shape[1]].T @ stacked, full_matrices=False)[2][:rank]
-        A = torch.linalg.svd((stacked @ A.T).T @ stacked, full_matrices=False)[2][:rank]  # one power step averages noise out
+        A = torch.linalg.svd((stacked @ A.T).T @ stacked, full_matrices=False)[2][
+            :rank
+        ]  # one power step averages noise out
         parts = [
             replace(part, A=A, U=head.projected(A), K=head.logits(A)) for head, part in zip(heads, seen, strict=True)
         ]

@@ -1,6 +1,6 @@
 """A training on Ray for `cases_killed.py`: FOLDER CLIENTS ROUNDS KILLED_IN. Clients keep logs of their own.
 
-In round KILLED_IN the first client's process ends without a word, as when a machine is switched off; in the last round the last
+In round KILLED_IN the first client's process ends without a word, as when a machine is switched off; in the first round the last
 client has a guard.
 """
 
@@ -37,7 +37,7 @@ def watched(message: Message, context: Context, call_next) -> Message:
     """The outermost mod: notes what really leaves the client."""
     number, place = int(message.content["config"]["server-round"]), int(context.node_config["partition-id"])
     guard = leakage_guard_mod(network(), training=KNOWN, attack="exact", budget_seconds=120)
-    guarded = number == ROUNDS and place == CLIENTS - 1
+    guarded = number == 1 and place == CLIENTS - 1
     answer = guard(message, context, call_next) if guarded else call_next(message, context)
     told = {"round": number, "client": str(context.node_id)}
     if answer.has_error():
