@@ -33,11 +33,13 @@ from unsum.invert import invert
 from unsum.knowledge import Knowledge
 from unsum.labels import labels
 from unsum.leak import Leak
+from unsum.local_training import LocalTraining
 from unsum.peel import Peeled, peel
 from unsum.received import Received
 from unsum.recipe import attack
 from unsum.score import score
 from unsum.separate import separate
+from unsum.separate.several_rounds import separate_rounds
 from unsum.update import Update
 from unsum.version import __version__
 
@@ -55,6 +57,7 @@ __all__ = [
     "Knowledge",
     "Laplace",
     "Leak",
+    "LocalTraining",
     "Mixup",
     "Noise",
     "Peeled",
@@ -84,6 +87,7 @@ __all__ = [
     "privacy_spent",
     "score",
     "separate",
+    "separate_rounds",
     "smooth_labels",
     "sweep",
 ]

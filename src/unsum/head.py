@@ -43,6 +43,7 @@ class Head:
     grad_W: Tensor  # (C, H)
     grad_b: Tensor | None  # (C,)
     reduction: str = "mean"
+    divisor: float | None = None  # of a weight delta: grad_W = −delta / divisor; None for a gradient
 
     @classmethod
     def of(cls, model: nn.Module, update: Update, device: torch.device | str | None = None) -> Head:
@@ -65,6 +66,7 @@ class Head:
             update.gradients[weight_name].detach().to(target),
             None if grad_b is None else grad_b.detach().to(target),
             update.reduction,
+            (update.learning_rate or 1.0) if update.kind == "delta" else None,
         )
 
     @property

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from unsum.errors import UnsumError
+from unsum.local_training import LocalTraining
 
 CHANGES_MODEL = (
     "Permission to change the model before the client trains: a malicious server."  # reports print it in red
@@ -21,7 +22,9 @@ class Knowledge:
     `labels` are (B,) class numbers or (B, C) rows of probabilities. `auxiliary_photos` describes public photos
     the attacker used (to train an inverse, say); `auxiliary` are labelled samples of its own, inputs of the model with
     (N,) class numbers. `may_change_model` is true for a malicious server. `loss` names what the client minimised: servers
-    that hand out the training program know it.
+    that hand out the training program know it. `training` is how the client trains, where several
+    local steps lie between the weights it was sent and those it sent back. `repeated_rounds` counts the client's updates that are
+    said to be of the same batch.
     """
 
     labels: Tensor | None = None
@@ -30,6 +33,8 @@ class Knowledge:
     may_change_model: bool = False
     auxiliary: tuple[Tensor, Tensor] | None = None
     loss: str = "cross-entropy"
+    training: LocalTraining | None = None
+    repeated_rounds: int = 1
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
@@ -79,6 +84,10 @@ class Knowledge:
             sentences.append(f"{len(self.auxiliary[0])} labelled samples of its own, of {len(classes)} classes.")
         if self.loss != "cross-entropy":
             sentences.append(f"The client's loss ({self.loss}).")
+        if self.repeated_rounds > 1:
+            sentences.append(f"{self.repeated_rounds} updates of the client, and that they are of the same batch.")
+        if self.training is not None and self.training.several_steps:
+            sentences.append(self.training.described())
         if self.may_change_model:
             sentences.append(CHANGES_MODEL)
         return sentences

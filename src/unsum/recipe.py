@@ -62,8 +62,9 @@ def attack(
     the recipe matches gradients.
 
     Args:
-        recipe: `auto` takes the exact solver; the adaptive separator where that one is not certain and a defence left its
-            marks (a noisy or pruned gradient, say); or the ratio method where the solver itself expects to fail. It then
+        recipe: `auto` takes the exact solver, or `local-steps` where the update says that the client took several; the
+            adaptive separator where that one is not certain and a defence left its marks (a noisy or pruned gradient, say);
+            or the ratio method where the solver itself expects to fail. It then
             peels the layers down to the exact inputs where every layer can be undone; any other name is a separator or a
             gradient-matching method from `unsum list`, the latter with options as in `ig:steps=2000,restarts=4`. What a
             separator found goes to the inverse. A language model's text is read by `text`, into `leak.tokens`.
@@ -275,9 +276,15 @@ def _text(model: nn.Module, update: Update, known: dict[str, Any]) -> Leak:
 
 
 def _auto(model: nn.Module, update: Update, known: dict[str, Any]) -> Leak:
-    """The exact solver; where it is not certain and a defence left its marks, the adaptive one; else the ratio method."""
+    """The exact solver, or its like for several local steps; where it is not certain and a defence left its marks, the
+    adaptive one; else the ratio method."""
     if is_language_model(model):
         return _text(model, update, known)
+    several = update.training is not None and update.training.several_steps and update.kind == "delta"
+    if several and known.get("loss") is None:
+        leak = separate(model, update, "local-steps", **known)
+        if leak.predicted_error < HOPELESS:
+            return leak
     leak = separate(model, update, "exact", **known)
     if leak.exact or known.get("loss") is not None:
         return leak

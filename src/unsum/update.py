@@ -13,13 +13,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError, nearest, unknown_name
+from unsum.local_training import LocalTraining
 from unsum.naming import named_as
 from unsum.tensor_file import read_header, read_tensors
 
 Kind = Literal["gradient", "delta"]
 Reduction = Literal["mean", "sum"]
 _FORMAT = "unsum-update"
-_RECORDED = ("kind", "learning_rate", "reduction", "batch_size", "num_examples")
+_RECORDED = ("kind", "learning_rate", "reduction", "batch_size", "num_examples", "training")
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,9 @@ class Update:
     A weight delta (`after − before`) is held as the gradient it came from: divided by −learning rate, or only
     negated when the rate is unknown, which leaves the gradient's scale open (`scale_known` says so).
 
-    `batch_size` and `num_examples` are set only where the protocol discloses them to the server. `notes` says in sentences
-    what had to be assumed to read the update; it is not saved.
+    `batch_size`, `num_examples` and `training`, how the client trains, are set only where the protocol discloses them to the
+    server; with several local steps `learning_rate` is what the delta was divided by. `notes` says in sentences what had to be
+    assumed to read the update; it is not saved.
     """
 
     gradients: Mapping[str, Tensor]
@@ -40,6 +42,7 @@ class Update:
     batch_size: int | None = None
     num_examples: int | None = None
     notes: tuple[str, ...] = ()
+    training: LocalTraining | None = None
 
     def __post_init__(self) -> None:
         if not self.gradients:
@@ -102,7 +105,9 @@ class Update:
         path = Path(path)
         if path.suffix != ".safetensors":
             raise UnsumError(f"Updates are saved as .safetensors; rename {path.name!r} accordingly.")
-        metadata = {name: getattr(self, name) for name in _RECORDED}
+        metadata = {name: getattr(self, name) for name in _RECORDED if name != "training"}
+        if self.training is not None:
+            metadata["training"] = vars(self.training)
         tensors = {name: g.detach().cpu().contiguous() for name, g in self.gradients.items()}
         save_file(tensors, path, metadata={_FORMAT: json.dumps(metadata)})
 
@@ -162,9 +167,10 @@ class Update:
         else:
             notes = []
         if steps is not None and steps > 1:
-            notes.append(f"The client took {steps} local steps; what is attacked is the mean of their gradients.")
+            notes.append(f"The client took {steps} local steps; the update holds the mean of their gradients.")
         rate = None if learning_rate is None else learning_rate * (steps or 1)
-        return cls.from_delta(delta, rate, notes=tuple(notes))
+        training = LocalTraining(learning_rate, steps) if steps is not None else None
+        return cls.from_delta(delta, rate, notes=tuple(notes), training=training)
 
 
 def _is_finite(tensor: Tensor) -> bool:
@@ -175,7 +181,10 @@ def _is_finite(tensor: Tensor) -> bool:
 def _recorded(path: Path, header: str, tensors: dict[str, Tensor], notes: list[str]) -> Update:
     """An update that `save` wrote, with the metadata of its header."""
     try:
-        return Update(tensors, notes=tuple(notes), **read_header(header, set(_RECORDED)))
+        metadata = read_header(header, set(_RECORDED))
+        if metadata.get("training") is not None:
+            metadata["training"] = LocalTraining(**metadata["training"])
+        return Update(tensors, notes=tuple(notes), **metadata)
     except UnsumError:
         raise
     except (ValueError, TypeError, RecursionError) as error:

@@ -15,7 +15,7 @@ from integrations.networks import network, photos, trained
 from unsum.integrations.finding import Finding
 from unsum.integrations.guard import Guard
 from unsum.integrations.journal import figures_of
-from unsum.integrations.rounds import LocalTraining
+from unsum.local_training import LocalTraining
 from unsum.integrations.time_limit import OutOfTime, within
 
 RATE = 0.1

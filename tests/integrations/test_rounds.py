@@ -8,7 +8,8 @@ from torch import nn
 
 import unsum
 from integrations.networks import network, photos, trained
-from unsum.integrations.rounds import LocalTraining, fill, seen
+from unsum.integrations.rounds import fill, seen
+from unsum.local_training import LocalTraining
 
 RATE = 0.25
 

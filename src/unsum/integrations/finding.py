@@ -18,7 +18,7 @@ from unsum.recipe import check_recipe
 from unsum.separate import SEPARATORS, separate
 
 Outcome = Literal["audited", "out of time", "failed", "client error"]
-EXACT = "exact"
+EXACT, LOCAL_STEPS = "exact", "local-steps"
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,20 @@ class Finding:
         return content
 
 
-def check_attack(name: str) -> None:
+def check_attack(name: str | None) -> None:
     """Refuse an unknown attack when training begins, not in its first round."""
-    check_recipe(name)
+    if name is not None:
+        check_recipe(name)
 
 
-def attack_seen(model: nn.Module, seen: Seen, attack: str, *, train: bool, seed: int) -> Leak:
-    """The attack on what was seen; `model` holds the weights that were sent. A separator's name separates and no more."""
+def attack_seen(model: nn.Module, seen: Seen, attack: str | None, *, train: bool, seed: int) -> Leak:
+    """The attack on what was seen; `model` holds the weights that were sent. A separator's name separates and no more.
+
+    None is the quick one that suits the training: the exact solver, or `local-steps` where the client took several.
+    """
+    if attack is None:
+        training = seen.update.training
+        attack = LOCAL_STEPS if training is not None and training.several_steps else EXACT
     with in_mode(model, train):
         if attack in [entry.name for entry in SEPARATORS]:
             return separate(model, seen.update, attack, seed=seed)

@@ -18,12 +18,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
-from unsum.integrations.finding import EXACT, Finding, attack_seen, check_attack, finding_of, reason_of
+from unsum.integrations.finding import Finding, attack_seen, check_attack, finding_of, reason_of
 from unsum.integrations.guard import Action, Guard, WhenUnsure
 from unsum.integrations.journal import Journal, figures_of
-from unsum.integrations.rounds import LocalTraining, Seen, fill, seen
+from unsum.integrations.rounds import Seen, fill, seen
 from unsum.integrations.time_limit import OutOfTime, within
+from unsum.local_training import LocalTraining
 from unsum.recipe import AUTO
+from unsum.separate.several_rounds import separate_rounds
+from unsum.update import Update
 
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord
@@ -39,6 +42,7 @@ __all__ = ["AuditStrategy", "LocalTraining", "leakage_guard_mod"]
 _LOG = logging.getLogger("flwr")  # so that findings stand where Flower's own lines do
 _SHARE = 0.1  # of the training's time so far, which audits may have taken by default
 _LAST = 0.05  # of a round's budget: with less left, no further audit is begun
+_REMEMBERED = 3  # rounds of a client whose data repeat
 _REFUSED = 6  # Flower's code for a mod whose precondition failed
 
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
@@ -57,7 +61,10 @@ class AuditStrategy(Strategy):
             training took until then. One audit gets at most half of what is left and is stopped then; if the first one of a
             round was, no other is begun until twice as much has been saved up, and gets it all. Findings say who was left out.
         training: what the server knows of its clients' training.
-        attack: `exact`, which is quick and vouches for its answers; any other separator; or `auto`, everything.
+        attack: by default the exact solver, which is quick and vouches for its answers, or `local-steps` where clients take
+            several; any other separator; or `auto`, everything.
+        repeats: say that a client trains on the same batch in every round. Its last rounds are then solved together
+            (`unsum.separate_rounds`), and their weights and updates kept for every client that was audited.
         folder: where to write `leakage.jsonl`, and TensorBoard's curves where it is installed.
         train: BatchNorm's mode in the clients' training.
 
@@ -74,7 +81,8 @@ class AuditStrategy(Strategy):
         clients: int | None = None,
         budget_seconds: float | None = None,
         training: LocalTraining | None = None,
-        attack: str = EXACT,
+        attack: str | None = None,
+        repeats: bool = False,
         folder: str | Path | None = None,
         train: bool = True,
         seed: int = 0,
@@ -84,6 +92,7 @@ class AuditStrategy(Strategy):
         if budget_seconds is not None and not budget_seconds > 0:
             raise UnsumError(f"An audit needs a budget above 0 seconds, not {budget_seconds}.")
         check_attack(attack)
+        self._earlier: dict[int, list[tuple[nn.Module, Update]]] | None = {} if repeats else None
         self.inner, self.findings = inner, list[Finding]()
         self.worst: tuple[Finding, nn.Module, Seen] | None = None
         self._model = copy.deepcopy(model).cpu()
@@ -205,6 +214,13 @@ class AuditStrategy(Strategy):
         fill(model, sent)
         found = seen(model, sent, _tensors(after), self._training, num_examples=_num_examples(reply))
         leak = attack_seen(model, found, self._attack, train=self._train, seed=self._seed)
+        if self._earlier is not None:
+            rounds = [*self._earlier.get(node, []), (model, found.update)][-_REMEMBERED:]
+            self._earlier[node] = rounds
+            together = (
+                leak if len(rounds) == 1 else separate_rounds(rounds, batch_size=leak.batch_size, seed=self._seed)
+            )
+            leak = min(leak, together, key=lambda found: found.predicted_error)
         return model, found, finding_of(number, str(node), found, leak)
 
     def _say(self, number: int, findings: list[Finding]) -> None:

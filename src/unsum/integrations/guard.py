@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from unsum.errors import UnsumError, unknown_name
 from unsum.integrations.finding import attack_seen, check_attack, expected_leakage, reason_of
-from unsum.integrations.rounds import LocalTraining, fill, seen
+from unsum.integrations.rounds import fill, seen
 from unsum.integrations.time_limit import OutOfTime, within
+from unsum.local_training import LocalTraining
 from unsum.recipe import AUTO
 
 Action = Literal["refuse", "noise"]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from unsum.errors import UnsumError
 from unsum.integrations.guard import Action, Guard, WhenUnsure
-from unsum.integrations.rounds import LocalTraining
+from unsum.local_training import LocalTraining
 from unsum.models import load_model
 from unsum.recipe import AUTO
 

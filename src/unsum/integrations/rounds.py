@@ -16,34 +16,9 @@ from torch import Tensor, nn
 
 from unsum.errors import UnsumError
 from unsum.integrations.statistics import Statistics, read_statistics
+from unsum.local_training import LocalTraining
 from unsum.naming import named_as
 from unsum.update import Update
-
-
-@dataclass(frozen=True)
-class LocalTraining:
-    """What the server knows of how its clients train. Whatever stays None must be found by the attack.
-
-    `steps` counts optimizer steps per round; where BatchNorm's counters are sent along, they tell it anyway. `batch_size` is
-    how many samples an update is of, all steps together.
-    """
-
-    learning_rate: float | None = None
-    steps: int | None = None
-    batch_size: int | None = None
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.learning_rate is not None and not self.learning_rate > 0:
-            raise UnsumError(f"The learning rate must be positive, not {self.learning_rate}.")
-        if self.steps is not None and self.steps < 1:
-            raise UnsumError(f"A client takes at least one step, not {self.steps}.")
-        if not self.weight_decay >= 0:
-            raise UnsumError(f"The weight decay must not be negative, and is {self.weight_decay}.")
-        if self.weight_decay and self.learning_rate is None:
-            raise UnsumError(
-                "Weight decay can be taken out of a delta only where the learning rate is known; give both."
-            )
 
 
 @dataclass(frozen=True)
@@ -79,9 +54,14 @@ def seen(
     steps = known.steps or statistics.steps or 1
     rate = None if known.learning_rate is None else known.learning_rate * steps
     if steps > 1:
-        notes.append(f"The client took {steps} local steps; what is attacked is the mean of their gradients.")
+        notes.append(f"The client took {steps} local steps; the update holds the mean of their gradients.")
     update = Update.from_delta(
-        named, rate, notes=tuple(notes), num_examples=num_examples or None, batch_size=known.batch_size
+        named,
+        rate,
+        notes=tuple(notes),
+        num_examples=num_examples or None,
+        batch_size=known.batch_size,
+        training=replace(known, steps=steps) if steps % known.epochs == 0 else None,
     )
     if known.weight_decay:
         starts, _ = named_as(model, first, ordered=True)

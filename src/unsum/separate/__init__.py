@@ -20,6 +20,7 @@ from unsum.separate import (  # noqa: F401 (registers them)
     crowded,
     exact,
     fgla,
+    local_steps,
     phong,
     rgla,
     rgla_newton,
@@ -79,7 +80,8 @@ def separate(
     if takes_model(separator):
         options |= {"model": model, "update": update}
     disclosed = update.batch_size if labels is None and batch_size is None else batch_size
-    knowledge = Knowledge(labels=labels, batch_size=disclosed, loss="cross-entropy" if other is None else other.name)
+    loss_name = "cross-entropy" if other is None else other.name
+    knowledge = Knowledge(labels=labels, batch_size=disclosed, loss=loss_name, training=update.training)
     start = time.perf_counter()
     head = Head.of(model, update, device)
     if other is not None:

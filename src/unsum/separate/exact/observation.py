@@ -61,9 +61,9 @@ class Observation:
         return alpha * B if self.reduction == "mean" else alpha
 
 
-def observe(head: Head, batch_size: int | None) -> Observation:
-    """Measure the noise, choose the rank and factor the gradient; `batch_size` caps the rank where it is granted."""
-    noise = measure_noise(head)
+def observe(head: Head, batch_size: int | None, noise: Noise | None = None) -> Observation:
+    """Measure the noise unless it is known, choose the rank and factor the gradient; a granted `batch_size` caps the rank."""
+    noise = noise or measure_noise(head)
     factors = factorise(head, noise, batch_size)
     K = head.logits(factors.A)
     b = K.new_zeros(head.classes) if head.b is None else head.b.double()

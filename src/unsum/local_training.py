@@ -1,0 +1,62 @@
+"""LocalTraining: what a server knows of how its clients train between two messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unsum.errors import UnsumError
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """What the server knows of how its clients train. Whatever stays None must be found by the attack.
+
+    `steps` counts optimizer steps per round; where BatchNorm's counters are sent along, they tell it anyway. `batch_size` is
+    how many samples an update is of, all steps together. `momentum` and `weight_decay` are those of SGD. `epochs` says how
+    often the client goes through these samples, each time in the same mini-batches; with one, no step sees a sample again.
+    """
+
+    learning_rate: float | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    epochs: int = 1
+
+    def __post_init__(self) -> None:
+        if self.learning_rate is not None and not self.learning_rate > 0:
+            raise UnsumError(f"The learning rate must be positive, not {self.learning_rate}.")
+        if self.steps is not None and self.steps < 1:
+            raise UnsumError(f"A client takes at least one step, not {self.steps}.")
+        if not self.weight_decay >= 0:
+            raise UnsumError(f"The weight decay must not be negative, and is {self.weight_decay}.")
+        if self.weight_decay and self.learning_rate is None:
+            raise UnsumError(
+                "Weight decay can be taken out of a delta only where the learning rate is known; give both."
+            )
+        if not 0 <= self.momentum < 1:
+            raise UnsumError(f"A momentum is at least 0 and below 1, not {self.momentum}.")
+        if self.epochs < 1:
+            raise UnsumError(f"A client goes through its samples at least once, not {self.epochs} times.")
+        if self.steps is not None and self.steps % self.epochs:
+            raise UnsumError(
+                f"{self.steps} steps are not {self.epochs} epochs of equally many; count the steps of all epochs together."
+            )
+
+    @property
+    def several_steps(self) -> bool:
+        return self.steps is not None and self.steps > 1
+
+    def described(self) -> str:
+        """One plain sentence."""
+        rate = (
+            "an unknown learning rate" if self.learning_rate is None else f"a learning rate of {self.learning_rate:g}"
+        )
+        parts = [f"{self.steps or 1} local steps of SGD at {rate}"]
+        if self.momentum:
+            parts.append(f"a momentum of {self.momentum:g}")
+        if self.weight_decay:
+            parts.append(f"a weight decay of {self.weight_decay:g}")
+        if self.epochs > 1:
+            parts.append(f"{self.epochs} epochs over the same mini-batches")
+        return f"How the client trains: {', '.join(parts)}."

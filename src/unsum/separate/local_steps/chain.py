@@ -1,0 +1,290 @@
+"""Step by step: the samples of the first step obey the one-step equation with the weights that were sent, whatever came after.
+
+For a sample of that step p − y lies in the span of the whole movement, and p is softmax at known weights: R unknowns and C − R
+equations for it alone, as for one sample of a gradient. With the first step's samples found, the weights of the second step are
+known and its samples obey the same equation with those; what has been found is taken out, which leaves fewer directions. No
+step's samples need those of a later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from unsum.separate.exact.observation import Observation
+from unsum.separate.exact.search import Search
+from unsum.separate.exact.single import SingleSamples
+from unsum.separate.local_steps.polish import EXPLAINED, Polished, Samples, polish
+from unsum.separate.local_steps.trajectory import Trajectory
+
+# Misfits of a sample: in units of the noise, and after errors of the samples before have added; and whether it may be faint.
+_LIMITS = ((8.0, False), (8.0, True), (100.0, True))
+_PROVED = 0.05  # of the unlikely classes' share that may lie outside the span
+_ROUNDS = 6  # kinds of starts that are tried without success before the limit is raised
+_USUAL = 6.0  # times the size of a usual row's ratio, or of the samples before: samples are not larger
+_COUPLED = 0.02  # how far α q·t may be from 1
+_SAME = 0.05  # relative distance below which two answers are one sample found twice
+_COPY = 0.3  # relative distance below which two of one label may be one sample, seen again in a later step
+_TRIES = 2  # at a step, with other random starts, until what was found explains the movement
+_BRANCHES = 3  # choices of a step's labels that are followed
+_NODES = 6  # steps that are tried in all
+
+
+@dataclass
+class _Step:
+    """One step's search in what is left of the movement."""
+
+    trajectory: Trajectory
+    step: int
+    rate: float
+    samples: Samples
+    classes: Tensor  # that may be labels
+    generator: torch.Generator
+    first_kind: int = 0  # of starts; other ones at another try
+
+    def __post_init__(self) -> None:
+        observation = self.trajectory.observation
+        self.count = self.trajectory.schedule.size(self.step)
+        self.alpha = self.rate * self.trajectory.weight_of(self.step)
+        Y = torch.nn.functional.one_hot(self.samples.labels, observation.classes).to(observation.U)
+        rate = observation.U.new_tensor(self.rate)
+        walk = self.trajectory.walk(self.samples.counts, self.samples.T, Y, rate)
+        self.K, self.b, self.remainder = walk.K, walk.b, walk.remainder
+        self.T, self.labels = observation.U[:0], self.samples.labels[:0]
+
+    @property
+    def rank(self) -> int:
+        return self.trajectory.observation.rank - self.samples.number - len(self.T)
+
+    def run(self) -> None:
+        for limit, faint in _LIMITS:
+            failures = self.first_kind
+            while failures < _ROUNDS + self.first_kind and len(self.T) < self.count and self.rank > 0:
+                failures = self.first_kind if self._try(failures, limit, faint) else failures + 1
+            if len(self.T) == self.count or self.rank <= 0:
+                return
+            if self._is_last and self._solve_as_one():
+                return
+
+    @property
+    def _is_last(self) -> bool:
+        return self.rank == self.count - len(self.T)
+
+    def _left(self) -> tuple[Tensor, Observation]:
+        """The remainder in as few directions as it has: their basis (r, R), and what is observed in it."""
+        observation, R = self.trajectory.observation, self.trajectory.observation.rank
+        U = self.remainder[:, :R]
+        scale = observation.weight / observation.weight.max()
+        basis = torch.linalg.svd(scale[:, None] * U, full_matrices=False)[2][: self.rank]
+        grad_b = None if observation.grad_b is None else self.remainder[:, R] / observation.beta
+        left = replace(observation, U=U @ basis.T, A=basis @ observation.A, K=basis @ self.K, b=self.b, grad_b=grad_b)
+        return basis, left
+
+    def _try(self, kind: int, limit: float, faint: bool) -> bool:
+        """Refine one start for every class, take out what proves to be samples of this step; whether there were any."""
+        basis, left = self._left()
+        singles = SingleSamples(left, left.weight)
+        usual = _usual(left, self.samples.T)
+        starts = self._starts(kind, left, usual)[self.classes]
+        for coupled in (None, self.alpha):
+            T = singles.refine(starts, self.classes, coupled, iterations=40)
+            if coupled is None:
+                T = singles.refine(T, self.classes, self.alpha, iterations=10)
+            T, y = _relabelled(singles, T, self.classes, self.alpha)
+            misfits = singles.misfits(T, y).nan_to_num(nan=torch.inf)
+            off = (self.alpha * singles.couplings(T, y) - 1).abs()
+            good = (misfits < limit) & (off < _COUPLED + 100 * left.noise.relative) & (T.norm(dim=1) < _USUAL * usual)
+            if not faint:
+                good &= singles.outside(T, y) * _size(left, T, y) < _PROVED * _tail(left, T)
+            chosen: list[int] = []
+            for i in misfits.argsort().tolist():
+                again = any(float((T[k] - T[i]).norm()) < _SAME * float(T[i].norm()) for k in chosen)
+                if bool(good[i]) and not again and not self._is_copy(T[i] @ basis, y[i]):
+                    chosen.append(i)
+            chosen = chosen[: self.count - len(self.T)]
+            if chosen:
+                self._take(T[chosen] @ basis, y[chosen])
+                return True
+        return False
+
+    def _starts(self, kind: int, left: Observation, usual: float) -> Tensor:
+        """(C, r): nothing, the rows' ratios, or random ones around their mean."""
+        C, r = left.U.shape
+        noise = torch.randn(C, r, generator=self.generator, dtype=torch.float64).to(left.U) * usual / r**0.5
+        if kind == 0 or left.grad_b is None:
+            return torch.zeros_like(noise) if kind == 0 else noise * (0.3, 1.0)[kind % 2]
+        ratios = left.U / left.grad_b[:, None]
+        ratios = ratios / (ratios.norm(dim=1, keepdim=True) / usual).clamp_min(1)
+        positive = left.grad_b > 0
+        mean = left.U[positive].sum(0) / left.grad_b[positive].sum().clamp_min(1e-300)
+        kinds = (ratios, mean + noise, ratios + 0.5 * noise, 0.3 * noise, mean.expand(C, -1))
+        return kinds[(kind - 1) % len(kinds)]
+
+    def _is_copy(self, t: Tensor, label: Tensor) -> bool:
+        """Whether it is a sample found already, as a later epoch saw it."""
+        if self.trajectory.schedule.epochs == 1:
+            return False
+        known = torch.cat([self.samples.T[self.samples.labels == label], self.T[self.labels == label]])
+        return bool(((known - t).norm(dim=1) < _COPY * t.norm()).any())
+
+    def alternatives(self) -> list[Tensor]:
+        """The step's labels, and other ones that what has been found leaves open; the likeliest first.
+
+        Where a later sample of label z was surely taken for y, e_y − e_z lies in the span, and a sample of label y passes as one
+        of z, until a later step does not fit.
+        """
+        found: list[tuple[float, Tensor]] = [(0.0, self.labels)]
+        T, labels, remainder = self.T, self.labels, self.remainder
+        for place in range(len(T)):
+            others = [k for k in range(len(T)) if k != place]
+            Y = torch.nn.functional.one_hot(labels[place], len(self.b)).to(T)
+            E = self.alpha * (torch.softmax(T[place] @ self.K + self.b, dim=0) - Y)
+            self.T, self.labels = T[others], labels[others]
+            self.remainder = remainder + E[:, None] * self.trajectory.extended(T[[place]])
+            for label, misfit in self._open_labels(T[place]):
+                if label != int(labels[place]):
+                    changed = labels.clone()
+                    changed[place] = label
+                    found.append((misfit, changed))
+        self.T, self.labels, self.remainder = T, labels, remainder
+        return [labels for _, labels in sorted(found, key=lambda pair: pair[0])[:_BRANCHES]]
+
+    def _open_labels(self, t: Tensor) -> list[tuple[int, float]]:
+        """Labels that explain p − y at t about as well as noise allows."""
+        basis, left = self._left()
+        singles = SingleSamples(left, left.weight)
+        starts = (t @ basis.T).expand(len(self.classes), -1)
+        T = singles.refine(starts, self.classes, self.alpha, iterations=10)
+        near = (T - starts).norm(dim=1) < _SAME * starts.norm(dim=1)
+        misfits = singles.misfits(T, self.classes).nan_to_num(nan=torch.inf)
+        fits = near & (misfits < _LIMITS[0][0])
+        return [(int(self.classes[i]), float(misfits[i])) for i in fits.nonzero()[:, 0].tolist()]
+
+    def _take(self, T: Tensor, labels: Tensor) -> None:
+        Y = torch.nn.functional.one_hot(labels, len(self.b)).to(T)
+        E = self.alpha * (torch.softmax(T @ self.K + self.b, dim=1) - Y)
+        self.remainder = self.remainder - E.T @ self.trajectory.extended(T)
+        self.T, self.labels = torch.cat([self.T, T]), torch.cat([self.labels, labels])
+
+    def _solve_as_one(self) -> bool:
+        """The last step alone is left, a plain gradient: the exact solver's whole search, which knows more starts."""
+        basis, left = self._left()
+        factor = self.alpha * (self.rank if left.reduction == "mean" else 1)
+        grad_b = None if left.grad_b is None else left.grad_b / factor
+        noise = replace(left.noise, level=left.noise.level / factor)
+        plain = replace(left, U=left.U / factor, grad_b=grad_b, weight=left.weight * factor, noise=noise)
+        found = Search.over(plain, None, self.rank, int(torch.randint(1 << 30, (1,), generator=self.generator))).best()
+        if found is None or not found.explains or len(found.at.T) != self.rank:
+            return False
+        self._take(found.at.T @ basis, found.Y.argmax(1))
+        return True
+
+
+def _relabelled(singles: SingleSamples, T: Tensor, labels: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """Each root with the label that suits it better, its own or the nearest.
+
+    Where a later sample of label z was surely taken for y, e_y − e_z lies in the span, and a sample of label y passes as one
+    of z.
+    """
+    finite = torch.where(torch.isfinite(T), T, torch.zeros_like(T))
+    nearest = singles.labels(finite)
+    other = singles.refine(finite, nearest, alpha, iterations=10)
+    better = (nearest != labels) & (
+        singles.misfits(other, nearest) < singles.misfits(T, labels).nan_to_num(nan=torch.inf)
+    )
+    return torch.where(better[:, None], other, T), torch.where(better, nearest, labels)
+
+
+def _size(left: Observation, T: Tensor, labels: Tensor) -> Tensor:
+    """(n,) ‖D (p − e_y)‖, what `SingleSamples.outside` is relative to."""
+    X = torch.softmax(T @ left.K + left.b, dim=1)
+    X[torch.arange(len(T), device=T.device), labels] -= 1
+    size: Tensor = (X * (left.weight / left.weight.max()).sqrt()).norm(dim=1)
+    return size
+
+
+def _tail(left: Observation, T: Tensor) -> Tensor:
+    """(n,) what softmax says of all classes but the likeliest: little where it is saturated, and such a root proves nothing.
+
+    A sample of a later step whose prediction was saturated looks like one of this step, far out, where softmax is saturated, too.
+    """
+    P = torch.softmax(T @ left.K + left.b, dim=1)
+    P = P.scatter(1, P.argmax(1, keepdim=True), 0.0)
+    tail: Tensor = (P * (left.weight / left.weight.max()).sqrt()).norm(dim=1)
+    return tail
+
+
+def _usual(left: Observation, known: Tensor) -> float:
+    """The size of features: of those found before, else of the rows' ratios to the bias's, or of the rows without one."""
+    if len(known):
+        return float(known.norm(dim=1).max())
+    sizes = left.U.norm(dim=1)
+    if left.grad_b is None:
+        return float(1 / (sizes.median() / sizes.max()).clamp_min(1e-3))
+    return float((sizes / left.grad_b.abs().clamp_min(1e-300)).median())
+
+
+@dataclass
+class _Search:
+    """Depth first through the steps: where a step finds nothing that fits, labels before it are chosen anew."""
+
+    trajectory: Trajectory
+    classes: Tensor
+    generator: torch.Generator
+    rate_free: bool
+    best: Polished
+    nodes: int = 0
+
+    def descend(self, so_far: Polished) -> bool:
+        """Whether all steps behind `so_far` were found."""
+        if len(so_far.samples.counts) == len(self.trajectory.schedule.sizes):
+            return True
+        tried: set[tuple[int, ...]] = set()
+        for attempt in range(_TRIES):
+            for found in self._next_step(so_far.samples, 2 * attempt):
+                self.best = max(self.best, found, key=self._rank)
+                key = tuple(found.samples.labels.tolist())
+                if self._fits(found) and key not in tried and self.descend(found):
+                    return True
+                tried.add(key)
+                if self.nodes >= _NODES:
+                    return False
+        return False
+
+    def _fits(self, found: Polished) -> bool:
+        counts = found.samples.counts
+        return found.misfit < EXPLAINED and counts == self.trajectory.schedule.sizes[: len(counts)]
+
+    def _rank(self, found: Polished) -> tuple[int, float]:
+        explained = found.misfit < EXPLAINED
+        return found.samples.number if explained else 0, -found.misfit
+
+    def _next_step(self, before: Samples, first_kind: int) -> Iterator[Polished]:
+        """The samples with those of the next step, solved for together; for every choice of labels that is open."""
+        step = len(before.counts)
+        search = _Step(self.trajectory, step, before.rate, before, self.classes, self.generator, first_kind)
+        search.run()
+        missing = self.trajectory.observation.rank - before.number - len(search.T)
+        for labels in search.alternatives() if missing else [search.labels]:
+            self.nodes += 1
+            samples = Samples(
+                (*before.counts, len(search.T)),
+                torch.cat([before.T, search.T]),
+                torch.cat([before.labels, labels]),
+                before.rate,
+            )
+            yield polish(self.trajectory, samples, missing, rate_free=self.rate_free, iterations=20)
+
+
+def follow(
+    trajectory: Trajectory, rate: float, classes: Tensor, generator: torch.Generator, *, rate_free: bool = False
+) -> Polished:
+    """The samples of the first epoch's steps, as far as the chain of steps leads."""
+    U = trajectory.observation.U
+    nothing = Polished(Samples((), U[:0], classes[:0], rate), 0.0, U[:0, 0])
+    search = _Search(trajectory, classes, generator, rate_free, nothing)
+    search.descend(nothing)
+    return search.best

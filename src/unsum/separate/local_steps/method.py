@@ -1,0 +1,172 @@
+"""Several local steps: samples, features and labels out of the change of weights that they leave together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from unsum.errors import UnsumError
+from unsum.head import Head
+from unsum.knowledge import Knowledge
+from unsum.leak import Leak
+from unsum.local_training import LocalTraining
+from unsum.separate.exact.observation import Observation
+from unsum.separate.exact.solver import exact
+from unsum.separate.exact.threads import few_threads
+from unsum.separate.local_steps.chain import follow
+from unsum.separate.local_steps.counting import first_alpha, size_of_step
+from unsum.separate.local_steps.movement import observe_movement
+from unsum.separate.local_steps.polish import EXPLAINED, Polished, Samples
+from unsum.separate.local_steps.repeated import settle
+from unsum.separate.local_steps.schedule import Schedule, split
+from unsum.separate.local_steps.trajectory import Trajectory
+from unsum.separate.method import SEPARATORS
+
+_TRUSTED_ERROR = 1e-3  # certified exact below this predicted error
+_APART = 0.75  # of all visits in all epochs that must have directions of their own for steps to be followed
+_VAGUE = 0.5  # predicted error from which a sample is hardly one
+
+
+@SEPARATORS.register(
+    "local-steps",
+    summary="the samples of several local steps, step by step at the weights of each (unsum)",
+    needs="a weight delta whose local training is declared; fewer samples than half the classes",
+)
+def local_steps(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
+    """Separate the samples of all local steps; features are those in the step that saw a sample first."""
+    training = knowledge.training
+    if training is None:
+        raise UnsumError(
+            "The attack 'local-steps' needs to know how the client trains; declare it with the update "
+            "(training=LocalTraining(learning_rate, steps)), or use 'exact'."
+        )
+    total = knowledge.known_batch_size or training.batch_size
+    plain = replace(knowledge, batch_size=total if knowledge.labels is None else None)
+    most = None if total is None else total * training.epochs
+    observation = observe_movement(head, training, most)
+    R, C = observation.rank, observation.classes
+    if R == 0 or C < 2 * R + 1:
+        reason = f"Steps were not followed: {R} directions in the movement are too many for {C} classes."
+        return _as_one(head, plain, seed, reason if R else "Nothing in the movement stands out of its rounding.")
+    with few_threads(observation.U.numel()):
+        task = _Task.of(observation, training, total, knowledge.targets(C), head.b is not None)
+        if task is None:
+            return _as_one(head, plain, seed, "No sample of the first step was found, so its learning rate is unknown.")
+        found = task.run(head, plain, seed)
+    if found is None or found.samples.number < task.trajectory.schedule.samples / 2:
+        return _as_one(head, plain, seed, "Following the steps found less than half of the samples.")
+    return task.leak(head, found, total is not None)
+
+
+@dataclass(frozen=True)
+class _Task:
+    trajectory: Trajectory
+    classes: Tensor  # that may be labels
+    rate: float
+    rate_free: bool
+
+    @classmethod
+    def of(
+        cls, observation: Observation, training: LocalTraining, total: int | None, targets: Tensor | None, bias: bool
+    ) -> _Task | None:
+        labels = torch.arange(observation.classes) if targets is None else targets.argmax(1).unique().cpu()
+        classes, rate = labels.to(observation.U.device), training.learning_rate
+        steps = (training.steps or 1) // training.epochs
+        reach = float(Schedule.of(training, (1,)).reach[-1, 0])
+        size = None if total is None else split(total, steps)[0]
+        if size is None and training.epochs == 1:
+            total = max(observation.rank, steps)
+            size = split(total, steps)[0]
+        if rate is None or size is None:
+            alpha = first_alpha(observation, classes)
+            if alpha is None:
+                return None
+            mean = observation.reduction == "mean"
+            if size is None:  # a sum says nothing of it; nor does a mean of an unknown rate
+                known = mean and rate is not None
+                guess = rate * reach / alpha if rate is not None and known else observation.rank / training.epochs
+                size = size_of_step(observation, guess, training.epochs) if known else max(1, round(guess))
+            rate = rate or alpha * (size if mean else 1) / reach
+        sizes = split(total or size * steps, steps)
+        trajectory = Trajectory(observation, Schedule.of(training, sizes), bias)
+        return cls(trajectory, classes, rate, training.learning_rate is None)
+
+    def run(self, head: Head, knowledge: Knowledge, seed: int) -> Polished | None:
+        """Step by step; where epochs repeat the samples and hardly differ, all epochs at once."""
+        generator = torch.Generator().manual_seed(seed)
+        schedule, rank = self.trajectory.schedule, self.trajectory.observation.rank
+        found: Polished | None = None
+        if rank >= _APART * schedule.samples * schedule.epochs or schedule.epochs == 1:
+            found = follow(self.trajectory, self.rate, self.classes, generator, rate_free=self.rate_free)
+            if found.misfit < EXPLAINED and found.samples.counts == schedule.sizes:
+                return found
+        if schedule.epochs > 1:
+            settled = self._settled(head, replace(knowledge, batch_size=schedule.samples), seed)
+            return settled if settled is not None or found is None else self._certain(found)
+        return None if found is None else self._certain(found)
+
+    def _settled(self, head: Head, knowledge: Knowledge, seed: int) -> Polished | None:
+        granted = replace(knowledge, batch_size=None) if knowledge.labels is not None else knowledge
+        start = exact(replace(head, divisor=None), granted, seed=seed)
+        if start.batch_size != self.trajectory.schedule.samples:
+            return None
+        T = start.features.double() @ self.trajectory.observation.A.T
+        samples = Samples(self.trajectory.schedule.sizes, T, start.labels, self.rate)
+        return settle(self.trajectory, samples, rate_free=self.rate_free)
+
+    def _certain(self, found: Polished) -> Polished | None:
+        """Without the samples that are hardly any."""
+        kept = found.errors < _VAGUE
+        if found.misfit >= EXPLAINED or not bool(kept.any()):
+            return None
+        samples, counts, start = found.samples, [], 0
+        for count in samples.counts:
+            counts.append(int(kept[start : start + count].sum()))
+            start += count
+        left = replace(samples, counts=tuple(counts), T=samples.T[kept], labels=samples.labels[kept])
+        return replace(found, samples=left, errors=found.errors[kept])
+
+    def leak(self, head: Head, found: Polished, number_known: bool) -> Leak:
+        observation, schedule, samples = self.trajectory.observation, self.trajectory.schedule, found.samples
+        complete = samples.counts == schedule.sizes and found.misfit < EXPLAINED
+        predicted = float(found.errors.max())
+        # As many directions as samples: none of them is missing, unless two share one or one left no trace.
+        counted = number_known or (schedule.epochs == 1 and observation.rank == schedule.samples)
+        Y = torch.nn.functional.one_hot(samples.labels, observation.classes).to(observation.U)
+        walk = self.trajectory.walk(samples.counts, samples.T, Y, observation.U.new_tensor(samples.rate))
+        dtype = head.W.dtype if head.W.dtype in (torch.float32, torch.float64) else torch.float32
+        return Leak(
+            method="local-steps",
+            targets=Y,
+            logits=samples.T @ observation.K + observation.b,
+            features=(samples.T @ observation.A).to(dtype),
+            residual=float(walk.remainder.norm() / self.trajectory.whole.norm()),
+            predicted_error=predicted,
+            exact=complete and counted and predicted < _TRUSTED_ERROR,
+            scale=samples.rate if self.rate_free else 1.0,
+            notes=self._notes(found, complete),
+        )
+
+    def _notes(self, found: Polished, complete: bool) -> list[str]:
+        schedule, counts = self.trajectory.schedule, found.samples.counts
+        notes = [
+            f"{schedule.steps} local steps were followed one by one; features are those in the step that saw a sample first."
+        ]
+        if found.misfit >= EXPLAINED:
+            notes.append(f"The answer misses the movement by {found.misfit:.1e} times its noise: it is not a solution.")
+        elif not complete:
+            notes.append(
+                f"{found.samples.number} of {schedule.samples} samples were found, of the first {len(counts)} steps."
+            )
+        if self.rate_free:
+            notes.append(f"The learning rate came out as {found.samples.rate:.4g}.")
+        return notes
+
+
+def _as_one(head: Head, knowledge: Knowledge, seed: int, reason: str) -> Leak:
+    """The exact solver on the mean gradient, with a prediction that knows that it is none."""
+    leak = exact(replace(head, divisor=None), knowledge, seed=seed)
+    notes = [reason, "The mean of the steps' gradients was solved as if it were one gradient.", *leak.notes]
+    return replace(leak, method="local-steps", exact=False, notes=notes)

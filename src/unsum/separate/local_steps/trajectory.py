@@ -1,0 +1,88 @@
+"""From samples to the weights they lead to: the head before each step, and what the samples leave of its whole movement.
+
+Logits of step t are T_t K_t + b_t with  K_t = A W_tᵀ = kept_t K_0 − η Σ_{s<t} reach_ts T_sᵀ G_s:  once the samples of the steps
+before are known, so are the weights, and all of it happens in the few directions of A.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unsum.separate.exact.observation import Observation
+from unsum.separate.local_steps.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The way through the steps whose samples are given."""
+
+    T: Tensor  # (m, R)
+    P: Tensor  # (m, C) the predictions, each in the step of its sample
+    E: Tensor  # (m, C) what each sample adds to a row of the movement, η reach (p − y) / size of its step
+    K: Tensor  # (R, C) of the weights after the steps that are complete
+    b: Tensor  # (C,)
+    remainder: Tensor  # (C, R [+ 1]) of the movement; a last column is the bias's, times beta
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One movement and the steps behind it."""
+
+    observation: Observation
+    schedule: Schedule
+    has_bias: bool  # whether the head has one, which moves, too, even if its gradient was kept back
+
+    def weight_of(self, step: int) -> float:
+        """reach / size: what p − y of a sample of this step is multiplied by, besides the rate."""
+        size = self.schedule.size(step) if self.observation.reduction == "mean" else 1
+        return float(self.schedule.reach[-1, step]) / size
+
+    def walk(self, counts: tuple[int, ...], T: Tensor, Y: Tensor, rate: Tensor) -> Walk:
+        """Through `counts` samples of each of the first steps: rows of T (m, R) and of Y (m, C), step by step."""
+        observation, schedule = self.observation, self.schedule
+        reach, kept = schedule.reach, schedule.kept
+        P: list[Tensor] = []
+        E: list[Tensor] = []
+        weights: list[Tensor] = []
+        biases: list[Tensor] = []
+        start = 0
+        for step, count in enumerate(counts):
+            K, b = self._head(step, weights, biases, rate)
+            rows = slice(start, start + count)
+            start += count
+            p = torch.softmax(T[rows] @ K + b, dim=1)
+            size = schedule.size(step) if observation.reduction == "mean" else 1
+            G = (p - Y[rows]) / size
+            weights.append(T[rows].T @ G)
+            biases.append(G.sum(0))
+            P.append(p)
+            E.append(rate * float(reach[-1, step]) * G)
+        K, b = self._head(min(len(counts), len(kept) - 2), weights, biases, rate)
+        every = torch.cat(E) if E else Y[:0]
+        return Walk(T, torch.cat(P) if P else Y[:0], every, K, b, self.whole - every.T @ self.extended(T))
+
+    @property
+    def whole(self) -> Tensor:
+        """(C, R [+ 1]) the movement itself."""
+        observation = self.observation
+        if observation.grad_b is None:
+            return observation.U
+        return torch.cat([observation.U, observation.beta * observation.grad_b[:, None]], dim=1)
+
+    def extended(self, T: Tensor) -> Tensor:
+        """T with the constant feature that the bias sees."""
+        if self.observation.grad_b is None:
+            return T
+        return torch.cat([T, T.new_full((len(T), 1), self.observation.beta)], dim=1)
+
+    def _head(self, step: int, weights: list[Tensor], biases: list[Tensor], rate: Tensor) -> tuple[Tensor, Tensor]:
+        reach, kept = self.schedule.reach[step], float(self.schedule.kept[step])
+        K, b = kept * self.observation.K, kept * self.observation.b
+        for s in range(min(step, len(weights))):
+            K = K - rate * float(reach[s]) * weights[s]
+            if self.has_bias:
+                b = b - rate * float(reach[s]) * biases[s]
+        return K, b

@@ -1,0 +1,181 @@
+"""Several local steps: samples found step by step, whatever the learning rate, momentum, weight decay and epochs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import unsum
+from unsum import Update, UnsumError
+from unsum.local_training import LocalTraining
+from unsum.separate.local_steps.schedule import Schedule, split
+
+C, H = 60, 96
+
+
+class Client:
+    """A body with a ReLU and a head; trains by SGD and remembers the features that every step saw."""
+
+    def __init__(self, *, seed: int = 0, bias: bool = True) -> None:
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(nn.Linear(40, H), nn.ReLU(), nn.Linear(H, C, bias=bias))
+        self.images, self.labels = 2 * torch.randn(8, 40), torch.randperm(C)[:8]
+
+    def sends(self, training: LocalTraining, size: int, rate: float, **hidden: bool) -> tuple[Update, Tensor]:
+        """The update, and the features of the samples in the step that saw each first."""
+        local = copy.deepcopy(self.model)
+        settings = {"momentum": training.momentum, "weight_decay": training.weight_decay}
+        optimizer = torch.optim.SGD(local.parameters(), lr=rate, **settings)
+        features = []
+        for step in range(training.steps):
+            chosen = torch.arange(step * size, (step + 1) * size) % len(self.images)
+            features.append(local[:2](self.images[chosen]).detach())
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(local(self.images[chosen]), self.labels[chosen]).backward()
+            optimizer.step()
+        before = dict(self.model.named_parameters())
+        delta = {name: (value - before[name]).detach() for name, value in local.named_parameters()}
+        divisor = None if training.learning_rate is None else rate * training.steps
+        update = Update.from_delta(delta, divisor, training=training)
+        if training.weight_decay:  # as `seen` does: one step's decay at the weights that were sent
+            gradients = {n: g - training.weight_decay * before[n].detach() for n, g in update.gradients.items()}
+            update = Update(gradients, "delta", divisor, training=training)
+        return update, torch.cat(features)[: len(self.images)]
+
+
+def separated(client: Client, update: Update, features: Tensor, **known) -> tuple[unsum.Leak, float]:
+    leak = unsum.separate(client.model, update, "local-steps", **known)
+    assert sorted(leak.labels.tolist()) == sorted(client.labels.tolist())
+    return leak, unsum.score(leak, features=features, targets=client.labels)["worst_feature_error"]
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        LocalTraining(0.05, 2),
+        LocalTraining(0.05, 4),
+        LocalTraining(0.02, 4, momentum=0.9),
+        LocalTraining(0.02, 4, momentum=0.9, weight_decay=1e-2),
+    ],
+    ids=["two", "four", "momentum", "decay"],
+)
+def test_new_samples_in_every_step_come_back_exactly_with_an_honest_prediction(training: LocalTraining) -> None:
+    client = Client()
+    update, features = client.sends(training, 8 // training.steps, training.learning_rate)
+    leak, error = separated(client, update, features)
+    assert leak.exact
+    assert error < 1e-4
+    assert error < 2 * leak.predicted_error < 1e-3
+    plain = unsum.score(unsum.separate(client.model, update), features=features, targets=client.labels)
+    assert plain["worst_feature_error"] > 100 * error
+
+
+def test_an_unknown_learning_rate_is_found() -> None:
+    client = Client()
+    update, features = client.sends(LocalTraining(None, 4), 2, 0.05)
+    leak, error = separated(client, update, features)
+    assert error < 1e-4
+    assert leak.scale == pytest.approx(0.05, rel=1e-4)
+    assert any("learning rate came out as 0.05" in note for note in leak.notes)
+
+
+def test_epochs_over_one_batch_give_the_features_of_its_first_visit() -> None:
+    client = Client()
+    update, features = client.sends(LocalTraining(0.05, 2, epochs=2), 8, 0.05)
+    leak, error = separated(client, update, features, batch_size=8)
+    assert error < 1e-3
+    assert error < 2 * leak.predicted_error
+
+
+def test_one_step_is_the_plain_case() -> None:
+    client = Client()
+    update, features = client.sends(LocalTraining(0.1, 1), 8, 0.1)
+    leak, error = separated(client, update, features)
+    assert leak.exact
+    assert error < 1e-4
+
+
+def test_a_head_without_bias_moves_as_well() -> None:
+    client = Client(bias=False)
+    update, features = client.sends(LocalTraining(0.05, 2), 4, 0.05)
+    assert separated(client, update, features)[1] < 1e-3
+
+
+def test_a_training_declared_wrongly_is_not_vouched_for() -> None:
+    client = Client()
+    update, _ = client.sends(LocalTraining(0.02, 4, momentum=0.9), 2, 0.02)
+    wrong = Update(update.gradients, "delta", update.learning_rate, training=LocalTraining(0.02, 4))
+    leak = unsum.separate(client.model, wrong, "local-steps")
+    assert not leak.exact
+
+
+def test_the_automatic_recipe_follows_the_steps_and_the_knowledge_says_so() -> None:
+    client = Client()
+    update, _ = client.sends(LocalTraining(0.05, 2), 4, 0.05)
+    leak = unsum.attack(client.model, update)
+    assert leak.method == "local-steps"
+    assert leak.exact
+    assert "How the client trains: 2 local steps of SGD at a learning rate of 0.05." in leak.knowledge.granted()
+
+
+def test_labels_that_are_known_are_the_only_ones_considered() -> None:
+    client = Client()
+    update, features = client.sends(LocalTraining(0.05, 2), 4, 0.05)
+    assert separated(client, update, features, labels=client.labels)[1] < 1e-4
+
+
+def test_too_many_samples_fall_back_to_the_sum_and_say_so() -> None:
+    torch.manual_seed(0)
+    client = Client()
+    client.model[2] = nn.Linear(H, 12)
+    client.labels = torch.arange(8)
+    update, _ = client.sends(LocalTraining(0.01, 2), 4, 0.01)
+    leak = unsum.separate(client.model, update, "local-steps")
+    assert not leak.exact
+    assert "too many for 12 classes" in leak.notes[0]
+
+
+def test_what_cannot_be_followed_is_refused_in_a_sentence() -> None:
+    client = Client()
+    update, _ = client.sends(LocalTraining(0.05, 2), 4, 0.05)
+    with pytest.raises(UnsumError, match="needs to know how the client trains"):
+        unsum.separate(client.model, Update(update.gradients, "delta", 0.1), "local-steps")
+    with pytest.raises(UnsumError, match="needs a change of weights"):
+        unsum.separate(client.model, Update(update.gradients, training=LocalTraining(0.05, 2)), "local-steps")
+    with pytest.raises(UnsumError, match="below 1"):
+        LocalTraining(0.1, momentum=1.0)
+    with pytest.raises(UnsumError, match="at least once"):
+        LocalTraining(0.1, epochs=0)
+    with pytest.raises(UnsumError, match="5 steps are not 2 epochs"):
+        LocalTraining(0.1, 5, epochs=2)
+
+
+def test_the_training_travels_with_the_file(tmp_path) -> None:
+    client = Client()
+    update, _ = client.sends(LocalTraining(0.05, 2, momentum=0.5), 4, 0.05)
+    update.save(tmp_path / "client.safetensors")
+    assert Update.load(tmp_path / "client.safetensors").training == LocalTraining(0.05, 2, momentum=0.5)
+
+
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.9, 0.1)])
+def test_the_schedule_is_that_of_torchs_sgd(momentum: float, decay: float) -> None:
+    torch.manual_seed(1)
+    weight, gradients = torch.randn(5, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
+    moving = weight.clone().requires_grad_()
+    optimizer = torch.optim.SGD([moving], lr=0.3, momentum=momentum, weight_decay=decay)
+    schedule = Schedule.of(LocalTraining(0.3, 4, None, decay, momentum), (1, 1, 1, 1))
+    for step in range(5):
+        expected = schedule.kept[step] * weight - 0.3 * schedule.reach[step] @ gradients
+        assert torch.allclose(moving.detach(), expected, atol=1e-12)
+        if step < 4:
+            moving.grad = gradients[step].clone()
+            optimizer.step()
+
+
+def test_batches_are_split_as_a_loader_does() -> None:
+    assert split(8, 4) == (2, 2, 2, 2)
+    assert split(7, 2) == (4, 3)
+    assert split(5, 4) == (2, 1, 1, 1)
