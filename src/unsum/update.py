@@ -48,11 +48,11 @@ class Update:
             raise unknown_name("kind of update", str(self.kind), ["gradient", "delta"])
         if self.reduction not in ("mean", "sum"):
             raise unknown_name("loss reduction", str(self.reduction), ["mean", "sum"])
-        if self.learning_rate is not None and not self.learning_rate > 0:
+        if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
             raise UnsumError(f"The learning rate must be positive, not {self.learning_rate}.")
         for field in ("batch_size", "num_examples"):
             value = getattr(self, field)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise UnsumError(f"The update's {field} must be a whole number of at least 1, not {value!r}.")
 
     def __repr__(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from unsum.errors import UnsumError
+from unsum.torch_file import load_tensors_only
 
 FILE = "checkpoint.pt"
 
@@ -29,8 +30,8 @@ def read(folder: Path, run: dict[str, Any]) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        before = state["run"]
+        state: dict[str, Any] = load_tensors_only(path)
+        before = dict(state["run"])
     except Exception as error:  # torch raises whatever its readers raise on a damaged file
         raise UnsumError(f"The checkpoint {str(path)!r} cannot be read; delete it to start over.") from error
     changed = sorted(key for key in run if before.get(key) != run[key])

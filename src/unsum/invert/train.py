@@ -293,10 +293,15 @@ class Run:
         state = checkpoint.read(self.folder, self.identity)
         if state is None:
             return False
-        self.decoder.load_state_dict(state["decoder"])
-        self.average.load_state_dict(state["average"])
-        self.optimiser.load_state_dict(state["optimiser"])
-        self.progress = Progress(**state["progress"])
+        try:
+            self.decoder.load_state_dict(state["decoder"])
+            self.average.load_state_dict(state["average"])
+            self.optimiser.load_state_dict(state["optimiser"])
+            self.progress = Progress(**state["progress"])
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise UnsumError(
+                f"The checkpoint in {str(self.folder)!r} is damaged; delete {checkpoint.FILE!r} there to start over."
+            ) from error
         return True
 
     def _agreed(self, done: float) -> float:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from unsum.errors import UnsumError
+from unsum.safetensors_header import check_safetensors
 
 
 def write(path: Path, run: dict[str, Any], state: Any) -> None:
@@ -32,12 +33,13 @@ def read(path: Path, run: dict[str, Any], device: torch.device) -> Any | None:
     if not path.exists():
         return None
     try:
+        check_safetensors(path)
         with safe_open(path, framework="pt", device=str(device)) as file:
             metadata = file.metadata() or {}
-            before, skeleton = json.loads(metadata["run"]), json.loads(metadata["state"])
+            before, skeleton = dict(json.loads(metadata["run"])), json.loads(metadata["state"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             state = _unpacked(skeleton, tensors)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # a damaged file can make its readers raise nearly anything
         raise UnsumError(f"The checkpoint {str(path)!r} cannot be read; delete it to start over.") from error
     changed = sorted(key for key in run if before.get(key) != run[key])
     if changed:
