@@ -18,14 +18,14 @@ from safetensors import safe_open
 from torch import Tensor
 
 from unsum.array_file import read_npy, read_npz
-from unsum.errors import UnsumError, unknown_name
+from unsum.errors import UnsumError, first_line, unknown_name
 from unsum.flower_record import read_flower
 from unsum.limits import LimitError, Limits
 from unsum.safetensors_header import check_safetensors
 from unsum.torch_file import load_tensors_only, plain_tensor
 
 _INSIDE = ("state_dict", "model_state_dict", "model")  # where training scripts keep the weights in a checkpoint
-_LONGEST_REASON = 200  # characters of another library's message inside a sentence
+_LONGEST_NAME = 500  # characters of a tensor's name
 _WIDEST = 8  # bytes of a number; torch has none that is longer
 _NUMBERED = re.compile(r"(?:arr_)?(\d{1,9})")  # np.savez calls arrays without a name arr_0, arr_1, …
 
@@ -58,7 +58,7 @@ def read_tensors(path: Path, what: str, suffixes: tuple[str, ...] = (), *, limit
     if not path.is_dir() and not path.is_file():
         raise UnsumError(f"{str(path)!r} is no regular file.")
     try:
-        return reader(path, limits or Limits.from_environment())
+        return _named(reader(path, limits or Limits.from_environment()))
     except LimitError as error:
         raise UnsumError(f"{path.name!r} is too large to be read: {error}.") from None
     except UnsumError:
@@ -71,14 +71,14 @@ def read_tensors(path: Path, what: str, suffixes: tuple[str, ...] = (), *, limit
     except MemoryError as error:
         raise UnsumError(f"{path.name!r} does not fit into memory.") from error
     except Exception as error:  # the readers raise nearly anything on a damaged file
-        raise UnsumError(f"{path.name!r} cannot be read as {kind}: {_reason(error)}.") from error
+        raise UnsumError(f"{path.name!r} cannot be read as {kind}: {first_line(error)}.") from error
 
 
-def _reason(error: Exception) -> str:
-    """The first line of another library's message, short enough for a sentence."""
-    lines = str(error).strip().split("\n")
-    text = "".join(c for c in lines[0] if c.isprintable()).rstrip(".:")[:_LONGEST_REASON]
-    return text or type(error).__name__
+def _named(file: TensorFile) -> TensorFile:
+    longest = max(map(len, file.tensors), default=0)
+    if longest > _LONGEST_NAME:
+        raise ValueError(f"one of its tensors has a name of {longest:,} characters")
+    return file
 
 
 def _safetensors(path: Path, limits: Limits) -> TensorFile:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor
@@ -35,7 +35,29 @@ def load_tensors_only(path: Path, limits: Limits | None = None) -> Any:
         raise ValueError("torch.save did not write it")  # an old tar, say, which torch would unpack to disk
     else:
         limits.check_bytes(path.stat().st_size)
+        with path.open("rb") as file:
+            return torch.load(cast("IO[bytes]", _Clamped(file)), map_location="cpu", weights_only=True)
     return torch.load(path, map_location="cpu", weights_only=True)
+
+
+class _Clamped:
+    """A file that is never asked for more than it has left: Python takes the memory for a read before it looks."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._size = file.seek(0, os.SEEK_END)
+        self.seek, self.tell = file.seek, file.tell
+        file.seek(0)
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(self._size - self._file.tell(), 0)
+        return self._file.read(left if size < 0 else min(size, left))
+
+    def readline(self, size: int = -1) -> bytes:
+        return self._file.readline(size)
+
+    def readinto(self, room: Any) -> int:
+        return cast("int", self._file.readinto(room))  # type: ignore[attr-defined]
 
 
 def _check_archive(path: Path, limits: Limits) -> None:

@@ -13,8 +13,8 @@ import torchvision
 from numpy.typing import NDArray
 
 from unsum.data.plain_pickle import plain_pickles
-from unsum.data.sources import Source, first_line, unambiguous
-from unsum.errors import UnsumError, unknown_name
+from unsum.data.sources import Source, unambiguous
+from unsum.errors import UnsumError, first_line, unknown_name
 
 _PICKLED = ("LSUN", "LSUNClass")
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from unsum.array_file import names_in, read_npz
 from unsum.data.tars import checked_members, open_tar
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, first_line
 from unsum.limits import LimitError, Limits
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
@@ -86,11 +86,6 @@ def open_source(path: Path) -> Source:
         kinds = ", ".join(suffix.removeprefix(".") for suffix in _SUFFIXES)
         raise UnsumError(f"{path.name!r} holds no pictures; unsum looks for {kinds}.")
     return source
-
-
-def first_line(error: BaseException) -> str:
-    """The beginning of another library's message, to stand inside a sentence."""
-    return (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(".:")
 
 
 def _is_picture(name: str) -> bool:

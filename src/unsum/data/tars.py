@@ -60,7 +60,7 @@ def checked_members(archive: tarfile.TarFile, path: Path) -> Iterator[tarfile.Ta
     total = 0
     for count, member in enumerate(archive, 1):
         limits.check_pictures(count)
-        if member.isreg() and not member.issparse():
+        if member.isreg():
             yield member
         total += max(member.size, 0)
         limits.check_bytes(total, packed)
