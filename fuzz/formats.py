@@ -138,19 +138,19 @@ _ORDER = {
 }
 
 FORMATS: dict[str, Format] = {
-    "safetensors": Format("u.safetensors", _update, mutate.in_safetensors, _safetensors_seeds, 6),
+    "safetensors": Format("u.safetensors", _update, mutate.in_safetensors, _safetensors_seeds, 12),
     "npz": Format("u.npz", _update, mutate.in_zip(mutate.with_tokens("npy")), lambda: [npz(**{"fc.weight": _WEIGHT, "fc.bias": _BIAS}), npz(arr_0=_WEIGHT, arr_1=_BIAS)], 4),
-    "npy": Format("u", _update, mutate.with_tokens("npy"), lambda: [npy("<f4", (3, 4), _WEIGHT.tobytes()), npy(">f8", (3, 4), bytes(96), fortran=True)], 4),
-    "flower": Format("u.pb", _update, mutate.with_tokens("npy"), lambda: [flower([("fc.weight", npy("<f4", (3, 4), _WEIGHT.tobytes())), ("fc.bias", npy("<f4", (3,), _BIAS.tobytes()))])], 4),
+    "npy": Format("u", _update, mutate.with_tokens("npy"), lambda: [npy("<f4", (3, 4), _WEIGHT.tobytes()), npy(">f8", (3, 4), bytes(96), fortran=True)], 8),
+    "flower": Format("u.pb", _update, mutate.with_tokens("npy"), lambda: [flower([("fc.weight", npy("<f4", (3, 4), _WEIGHT.tobytes())), ("fc.bias", npy("<f4", (3,), _BIAS.tobytes()))])], 10),
     "pt": Format("u.pt", _update, mutate.in_zip(mutate.with_tokens("pickle")), lambda: [torch_file(_STATE), torch_file({"model": _STATE, "epoch": 3}), torch_file([_STATE["fc.weight"]])], 2),
     "pt-legacy": Format("u.pt", _update, mutate.with_tokens("pickle"), lambda: [_legacy()], 1),
     "tar": Format("p.tar", _photos, mutate.in_picture_of_tar, lambda: [tar([("a/1.png", picture()), ("b/2.png", picture())]), tar([("1.jpg", picture(kind="JPEG")), ("1.cls", b"3")])], 3),
     "tar-gz": Format("p.tar.gz", _photos, mutate.in_gzip, lambda: [tar([("a/1.png", picture())], "gz")], 1),
     "photos-npz": Format("p.npz", _photos, mutate.in_zip(mutate.with_tokens("npy")), lambda: [npz(images=np.zeros((2, 4, 4, 3), np.uint8), labels=np.array([0, 1]), classes=np.array(["a", "b"]))], 2),
     "utility-npz": Format("t.npz", pictures_from_file, mutate.in_zip(mutate.with_tokens("npy")), lambda: [npz(**_PHOTOS_NPZ)], 1),
-    "picture": Format("photo.jpg", _picture, mutate.in_picture, lambda: [picture(kind=kind) for kind in ("PNG", "JPEG", "WEBP", "BMP")], 4),
-    "inverse": Format("i.safetensors", Inverse.load, mutate.in_safetensors, lambda: [_inverse_card()], 1),
+    "picture": Format("photo.jpg", _picture, mutate.in_picture, lambda: [picture(kind=kind) for kind in ("PNG", "JPEG", "WEBP", "BMP")], 8),
+    "inverse": Format("i.safetensors", Inverse.load, mutate.in_safetensors, lambda: [_inverse_card()], 0.5),
     "training-checkpoint": Format(checkpoint.FILE, lambda path: checkpoint.read(path.parent, {"seed": 0}), mutate.in_zip(mutate.with_tokens("pickle")), lambda: [torch_file({"run": {"seed": 0}, "decoder": _STATE})], 1),
-    "matching-checkpoint": Format("m.safetensors", lambda path: matching.read(path, {"seed": 0}, torch.device("cpu")), mutate.in_safetensors, lambda: [_matching_seed()], 2),
-    "order": Format("order.json", _order, _json, lambda: [json.dumps(_ORDER).encode()], 4),
+    "matching-checkpoint": Format("m.safetensors", lambda path: matching.read(path, {"seed": 0}, torch.device("cpu")), mutate.in_safetensors, lambda: [_matching_seed()], 6),
+    "order": Format("order.json", _order, _json, lambda: [json.dumps(_ORDER).encode()], 8),
 }  # fmt: skip

@@ -197,10 +197,9 @@ def main() -> int:
         )
         for finding in tally.findings:
             print(f"    {finding}", flush=True)
-    if arguments.json:
-        arguments.json.write_text(
-            json.dumps({"seed": arguments.seed, "formats": [asdict(t) for t in tallies]}, indent=2) + "\n"
-        )
+        if arguments.json:
+            content = {"seed": arguments.seed, "formats": [asdict(t) for t in tallies]}
+            arguments.json.write_text(json.dumps(content, indent=2) + "\n")
     return 1 if any(tally.findings for tally in tallies) else 0
 
 

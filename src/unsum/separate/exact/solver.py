@@ -33,6 +33,13 @@ def exact(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
     low, high = torch.aminmax(head.grad_W)
     if float(low) == float(high) == 0:
         return _nothing(head, knowledge, "The gradient is zero: it says nothing about the batch.")
+    try:
+        return _solved(head, knowledge, seed)
+    except torch.linalg.LinAlgError:  # sizes beyond what float64 can square, or rows that are all alike
+        return _nothing(head, knowledge, "The gradient's numbers leave the solver nothing that it can invert.")
+
+
+def _solved(head: Head, knowledge: Knowledge, seed: int) -> Leak:
     observation = observe(head, knowledge.known_batch_size)
     if observation.rank == 0:
         return _nothing(head, knowledge, "Nothing in the gradient stands out of its noise.")
