@@ -292,11 +292,11 @@ def _target_error(case: Case, leak: unsum.Leak) -> float:
     return max(errors)
 
 
-def evolve(tries: int, seed: int, say: Any = None) -> Record:
+def evolve(tries: int, seed: int, say: Any = None, minutes: float = math.inf) -> Record:
     chance, record = random.Random(seed), Record()
     population: list[Try] = []
     start = time.perf_counter()
-    while record.tries < tries:
+    while record.tries < tries and time.perf_counter() - start < 60 * minutes:
         genome = _next(population, chance)
         try:
             tried = attempt(genome)
@@ -334,6 +334,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tries", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after these, however many tries were made")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--patience", type=float, default=0.3, help="seconds for further starts, instead of the solver's 8")
     options = parser.parse_args()
@@ -348,7 +349,7 @@ def main() -> None:
             flush=True,
         )
 
-    record = evolve(options.tries, options.seed, say)
+    record = evolve(options.tries, options.seed, say, options.minutes)
     text = json.dumps({"seed": options.seed, **asdict(record)}, indent=2)
     if options.json:
         options.json.write_text(text + "\n")

@@ -24,6 +24,7 @@ from unsum.peel import Peeled, obstacle, peel
 from unsum.picturing import HOPELESS, Inverses, with_pictures
 from unsum.separate import SEPARATORS, separate
 from unsum.separate.adaptive import recognise
+from unsum.separate.misfit import relative_misfit
 from unsum.update import Update
 
 Say = Callable[[str], None]
@@ -35,6 +36,7 @@ _MATCH_OPTIONS = (
     "checkpoint_seconds",
     "preview",
 )  # of `match` itself, not of one method
+_CLEARLY = 1.5  # times as much of the gradient left unexplained, which shrinking noisy features does not do
 _SMALLEST_PICTURE = 11  # side of the window that structural similarity is measured in
 
 
@@ -248,6 +250,15 @@ def _without_bias(model: nn.Module, update: Update) -> Update:
     return replace(update, gradients={key: g for key, g in update.gradients.items() if key != name})
 
 
+def _contradicted(head: Head, other: Leak, leak: Leak) -> bool:
+    """Whether the two found other labels and the second explains the gradient better: an error predicted for the wrong batch
+    says nothing."""
+    if other.labels.sort().values.tolist() == leak.labels.sort().values.tolist():
+        return False
+    left = [relative_misfit(head, one.logits, one.targets, one.scale * one.features) for one in (other, leak)]
+    return left[0] > _CLEARLY * left[1]
+
+
 def _auto(model: nn.Module, update: Update, known: dict[str, Any]) -> Leak:
     """The exact solver; where it is not certain and a defence left its marks, the adaptive one; else the ratio method."""
     leak = separate(model, update, "exact", **known)
@@ -265,7 +276,7 @@ def _auto(model: nn.Module, update: Update, known: dict[str, Any]) -> Leak:
             return replace(alone, seconds=leak.seconds + alone.seconds, notes=[reason, *alone.notes])
     if defended or not bool(head.grad_W.any(0).all()):  # columns held back, as Soteria does
         other = separate(model, update, "adaptive", **known)
-        if other.predicted_error < leak.predicted_error:
+        if other.predicted_error < leak.predicted_error and not _contradicted(head, other, leak):
             reason = (
                 f"The exact solver predicted an error of {leak.predicted_error:.1g}, the adaptive separator one of "
             )

@@ -12,6 +12,7 @@ from unsum.separate.adaptive.recognise import Defence
 from unsum.separate.misfit import relative_misfit
 
 _GRID = 3**0.5  # rounding to a grid errs by up to half a step, which is √3 standard deviations of an even spread
+_SHRUNK = 1.3  # times the noise that posterior means leave: they are smaller than what they are the means of
 _MUCH = 0.05  # share of the gradient left over from which a person is told
 
 
@@ -43,7 +44,7 @@ def _unexplained(head: Head, defence: Defence, residual: float) -> float:
     size = float(head.row_norms(head.grad_W).norm())
     if not defence.is_noise or size == 0:
         return 0.0
-    noise = defence.sigma * (_GRID if defence.kind == "grid" else 1.0) * head.grad_W.numel() ** 0.5 / size
+    noise = defence.sigma * (_GRID if defence.kind == "grid" else _SHRUNK) * head.grad_W.numel() ** 0.5 / size
     return float(max(residual**2 - noise**2, 0.0) ** 0.5)
 
 
