@@ -48,7 +48,8 @@ def read_npy(file: IO[bytes], size: int, name: str, *, kinds: str = _NUMBERS) ->
     if count * dtype.itemsize != left:
         raise ValueError(f"the header of {name!r} promises {count * dtype.itemsize:,} bytes, and {left:,} follow it")
     flat = np.empty(count, dtype)
-    _fill(memoryview(flat.view(np.uint8)) if left else memoryview(b""), file, name)
+    if left:
+        _fill(memoryview(flat.view(np.uint8)), file, name)  # type: ignore[arg-type] # an array has a buffer
     return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
 
 

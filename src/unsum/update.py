@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError, nearest, unknown_name
 from unsum.naming import named_as
 from unsum.tensor_file import read_header, read_tensors
+from unsum.writing import save_tensors, write_whole
 
 Kind = Literal["gradient", "delta"]
 Reduction = Literal["mean", "sum"]
@@ -104,7 +104,7 @@ class Update:
             raise UnsumError(f"Updates are saved as .safetensors; rename {path.name!r} accordingly.")
         metadata = {name: getattr(self, name) for name in _RECORDED}
         tensors = {name: g.detach().cpu().contiguous() for name, g in self.gradients.items()}
-        save_file(tensors, path, metadata={_FORMAT: json.dumps(metadata)})
+        write_whole(path, lambda part: save_tensors(tensors, part, {_FORMAT: json.dumps(metadata)}))
 
     @classmethod
     def load(

@@ -8,20 +8,29 @@ from typing import Any
 
 import torch
 
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, first_line
 from unsum.torch_file import load_tensors_only
+from unsum.writing import write_whole
 
 FILE = "checkpoint.pt"
 
 
 def write(folder: Path, state: dict[str, Any]) -> None:
     """A kill at any moment leaves either the last checkpoint or this one."""
-    temporary = folder / f"{FILE}.part"
-    with temporary.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / FILE)
+
+    def save(part: Path) -> None:
+        with part.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    try:
+        write_whole(folder / FILE, save)
+    except (OSError, RuntimeError) as error:  # torch turns a full disk into an error of its own
+        raise UnsumError(
+            f"The checkpoint {str(folder / FILE)!r} could not be written ({first_line(error)}); make room, and the same command "
+            "goes on from the one before it."
+        ) from error
 
 
 def read(folder: Path, run: dict[str, Any]) -> dict[str, Any] | None:

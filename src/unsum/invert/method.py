@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
@@ -18,6 +17,7 @@ from unsum.invert.layout import Layout
 from unsum.leak import Leak
 from unsum.registry import Registry
 from unsum.safetensors_header import check_safetensors
+from unsum.writing import save_tensors, write_whole
 
 _LARGEST = 1 << 32
 _MOST_PARTS = 100  # stages of a decoder, and blocks of a stage
@@ -58,7 +58,7 @@ class Inverse:
     def save(self, path: Path) -> None:
         """Weights in half precision, with the card."""
         weights = {name: weight.half().cpu().contiguous() for name, weight in self.decoder.state_dict().items()}
-        save_file(weights, path, {"card": json.dumps(self.card)})
+        write_whole(Path(path), lambda part: save_tensors(weights, part, {"card": json.dumps(self.card)}))
 
     @staticmethod
     def load(path: Path) -> Inverse:

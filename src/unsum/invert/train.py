@@ -177,6 +177,15 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
 
     def train(self, watch: Watch, draw: Draw) -> None:
+        """To the end; Ctrl-C in between leaves a checkpoint of the moment, any other fault the last one."""
+        try:
+            self._train(watch, draw)
+        except KeyboardInterrupt:
+            if self.fabric.world_size == 1:  # several processes would wait for each other
+                self._save()
+            raise
+
+    def _train(self, watch: Watch, draw: Draw) -> None:
         progress, saved, scored = self.progress, time.monotonic(), 0.0
         while progress.done < 1:
             began = time.monotonic()

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from unsum.errors import UnsumError
 from unsum.safetensors_header import check_safetensors
+from unsum.writing import save_tensors, write_whole
 
 
 def write(path: Path, run: dict[str, Any], state: Any) -> None:
@@ -21,11 +21,13 @@ def write(path: Path, run: dict[str, Any], state: Any) -> None:
     tensors: dict[str, Tensor] = {}
     skeleton = _packed(state, tensors)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.part")
-    save_file(tensors, temporary, {"run": json.dumps(run), "state": json.dumps(skeleton)})
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
+
+    def save(part: Path) -> None:
+        save_tensors(tensors, part, {"run": json.dumps(run), "state": json.dumps(skeleton)})
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+
+    write_whole(path, save)
 
 
 def read(path: Path, run: dict[str, Any], device: torch.device) -> Any | None:

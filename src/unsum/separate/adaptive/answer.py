@@ -52,7 +52,7 @@ def _doubted(unexplained: float) -> list[str]:
     if unexplained < _MUCH:
         return []
     return [
-        f"The answer leaves {100 * unexplained:.2g} % of the gradient unexplained beyond the noise: labels may be missing or wrong."
+        f"The answer leaves {100 * unexplained:.2g} % of the gradient unexplained beyond the noise: labels may be wrong."
     ]
 
 

@@ -45,8 +45,8 @@ def adaptive(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
             if defence.kind == "noise" or defence.kind == "grid":
                 return _noisy(head, knowledge, defence, batch, seed)
             return _removed(head, defence, batch, seed)
-        except torch.linalg.LinAlgError:  # errors of samples that do not differ: their sums cannot be undone
-            pass
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            pass  # errors of samples that do not differ: their sums cannot be undone
     found = exact(head, knowledge, seed=seed)
     return replace(found, method="adaptive", exact=False, notes=[defence.sentence, *found.notes])
 

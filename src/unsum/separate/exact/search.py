@@ -202,7 +202,7 @@ def _tried(attempt: Attempt) -> Candidate | None:
     """A start that ends in a singular matrix or a negative scale is a start that failed, as others do."""
     try:
         return attempt()
-    except (torch.linalg.LinAlgError, ValueError, ArithmeticError):
+    except (torch.linalg.LinAlgError, ValueError, ArithmeticError):  # type: ignore[attr-defined]
         return None
 
 

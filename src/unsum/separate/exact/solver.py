@@ -35,7 +35,8 @@ def exact(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
         return _nothing(head, knowledge, "The gradient is zero: it says nothing about the batch.")
     try:
         return _solved(head, knowledge, seed)
-    except torch.linalg.LinAlgError:  # sizes beyond what float64 can square, or rows that are all alike
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        # Sizes beyond what float64 can square, or rows that are all alike.
         return _nothing(head, knowledge, "The gradient's numbers leave the solver nothing that it can invert.")
 
 
