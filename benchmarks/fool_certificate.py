@@ -190,7 +190,9 @@ def _changed(g: Genome, case: Case, generator: torch.Generator) -> unsum.Update:
     if g["noisy"]:
         size = max(float(update.gradients["weight"].abs().max()), 1e-30)
         update = update.map(
-            lambda _name, t: t + 10 ** g["noise"] * size * torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t)
+            lambda _name, t: (
+                t + 10 ** g["noise"] * size * torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t)
+            )
         )
     if g["dtype"] in ("float16", "bfloat16"):
         update = update.map(lambda _name, tensor: tensor.to(getattr(torch, g["dtype"])))
@@ -204,10 +206,17 @@ def _forged(g: Genome, case: Case, generator: torch.Generator) -> unsum.Update:
     if kind == "no":
         return update
     if kind == "mixed batches":
-        other = build(g | {"forged": "no", "seed": g["seed"] + 1, "noisy": False, "scale": 0.0, "dtype": "float64", "twins": "none"})
-        return update.map(lambda name, t: t + part * other.update.gradients[name].to(t) if name in other.update.gradients else t)
+        other = build(
+            g
+            | {"forged": "no", "seed": g["seed"] + 1, "noisy": False, "scale": 0.0, "dtype": "float64", "twins": "none"}
+        )
+        return update.map(
+            lambda name, t: t + part * other.update.gradients[name].to(t) if name in other.update.gradients else t
+        )
     if kind == "rotated":
-        turn = torch.linalg.qr(torch.eye(W.shape[1]).double() + part * torch.randn(W.shape[1], W.shape[1], generator=generator).double())[0]
+        turn = torch.linalg.qr(
+            torch.eye(W.shape[1]).double() + part * torch.randn(W.shape[1], W.shape[1], generator=generator).double()
+        )[0]
         return update.map(lambda name, t: (t.double() @ turn).to(t) if name == "weight" else t)
     if kind == "low rank":
         left = torch.randn(W.shape[0], 2, generator=generator)
@@ -334,9 +343,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tries", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after these, however many tries were made")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="stop after these, however many tries were made"
+    )
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--patience", type=float, default=0.3, help="seconds for further starts, instead of the solver's 8")
+    parser.add_argument(
+        "--patience", type=float, default=0.3, help="seconds for further starts, instead of the solver's 8"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     exact_search._PATIENCE = options.patience

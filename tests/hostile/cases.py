@@ -315,6 +315,7 @@ PHOTOS = [
     Case("npz of objects", "p.npz", _of(lambda: npz(images=np.array([{}], object))), "Python objects"),
     Case("npz with a lie", "p.npz", _of(lambda: zipped([("images.npy", npy("|u1", (1 << 30, 64, 64, 3), b""))])), "and 0 follow"),
     Case("npz of numbers for classes", "p.npz", _of(lambda: npz(images=np.zeros((2, 8, 8, 3), np.uint8), labels=np.array([0, 9]), classes=np.array(["a"]))), "must be numbers of its 1"),
+    Case("npz of classes that are no text", "p.npz", _of(lambda: npz(images=np.zeros((2, 8, 8, 3), np.uint8), labels=np.array(["ab", "c"])).replace("ab".encode("utf-32-le"), b"\xff" * 8)), "cannot be read|is no text"),
     Case("a folder of dangling links", "p", _folder({}, {"a.png": "nowhere", "b.png": "b.png"}), "holds no pictures"),
     Case("a folder with a pipe", "p", _folder({}, pipe="a.png"), "holds no pictures"),
 ]  # fmt: skip

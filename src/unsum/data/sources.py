@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tarfile
 import zlib
 from collections import Counter
@@ -23,6 +24,7 @@ from unsum.limits import LimitError, Limits
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _MOST_BYTES = 1 << 28  # of one encoded picture: beyond this a tar's header lies, or it is no photo
 _LONGEST_HEADER = 1 << 20  # bytes of one header: a name, or a list of attributes
+_LONGEST_LIST = 200  # characters of the names of arrays in a sentence
 _LABEL, _LONGEST_LABEL = ".cls", 1024  # webdataset's file of a sample's class
 # ValueError and its like: tarfile meets hostile headers with whatever their numbers lead to.
 _TAR_ERRORS = (
@@ -192,7 +194,7 @@ def _tar_class(name: str, path: Path) -> str:
 def _npz(path: Path) -> Source:
     try:
         held = read_npz(path, ("images", "labels", "classes"), kinds="iubfU")
-        keys = ", ".join(names_in(path)[:6])
+        keys = ", ".join(name if name.isprintable() else repr(name) for name in names_in(path)[:6])[:_LONGEST_LIST]
     except LimitError as error:
         raise UnsumError(f"{path.name!r} is too large to be read: {error}.") from None
     except UnsumError as error:
@@ -222,6 +224,7 @@ def _npz_classes(path: Path, held: dict[str, NDArray[Any]], count: int) -> tuple
         return [path.stem] * count, None
     if labels.size != count or labels.dtype.kind not in "iuU":
         raise UnsumError(f"`labels` of {path.name!r} must be {count} integers or names, one for each image.")
+    _check_text(path, held)
     flat = labels.reshape(-1)
     if flat.dtype.kind == "U" or "classes" not in held:
         return [str(label) for label in flat], None
@@ -230,6 +233,16 @@ def _npz_classes(path: Path, held: dict[str, NDArray[Any]], count: int) -> tuple
     if count and not 0 <= int(flat.min()) <= int(flat.max()) < len(order):
         raise UnsumError(f"`labels` of {path.name!r} must be numbers of its {len(order)} `classes`, counted from 0.")
     return [order[int(label)] for label in flat], order
+
+
+def _check_text(path: Path, held: dict[str, NDArray[Any]]) -> None:
+    """numpy takes any 32 bits for a character; Python ends with an error of its own at the first that is none."""
+    for name in ("labels", "classes"):
+        texts = held.get(name)
+        if texts is not None and texts.dtype.kind == "U" and texts.size:
+            codes = np.ascontiguousarray(texts.astype(texts.dtype.newbyteorder("="))).view(np.uint32)
+            if int(codes.max()) > sys.maxunicode:
+                raise UnsumError(f"`{name}` of {path.name!r} holds what is no text.")
 
 
 def unambiguous(called: Sequence[str]) -> list[str]:

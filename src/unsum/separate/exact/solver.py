@@ -13,7 +13,7 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.separate.exact.candidate import Candidate
-from unsum.separate.exact.hidden import doubt_number
+from unsum.separate.exact.hidden import doubt_labels, doubt_number
 from unsum.separate.exact.observation import Observation, observe
 from unsum.separate.exact.remarks import find_doubts, find_remarks
 from unsum.separate.exact.search import Search
@@ -61,6 +61,8 @@ def _leak(head: Head, knowledge: Knowledge, observation: Observation, candidate:
     doubts = find_doubts(observation, candidate, groups, knowledge.known_batch_size)
     if knowledge.known_batch_size is None:
         doubts += doubt_number(head, observation, candidate)
+    if knowledge.labels is None:
+        doubts += doubt_labels(observation, candidate)
     sure = not doubts and candidate.agreed and float(errors.max()) < _TRUSTED_ERROR
     dtype = head.W.dtype if head.W.dtype in (torch.float32, torch.float64) else torch.float32
     return Leak(
