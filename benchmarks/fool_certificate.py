@@ -115,7 +115,7 @@ def build(genome: Genome) -> Case:
     labels = _labels(g, B, C, generator)
     features, labels = _twins(g, features, labels, C, generator)
     model = _head(g, features, labels, C, generator).to(dtype)
-    targets = _targets(g, labels, C, generator)
+    targets = _targets(g, labels, C)
     case = Case(model, _capture(model, features.to(dtype), targets.to(dtype), g), features.to(dtype), targets)
     return replace(case, update=_changed(g, case, generator))
 
@@ -166,7 +166,7 @@ def _head(g: Genome, features: Tensor, labels: Tensor, C: int, generator: torch.
     return model
 
 
-def _targets(g: Genome, labels: Tensor, C: int, generator: torch.Generator) -> Tensor:
+def _targets(g: Genome, labels: Tensor, C: int) -> Tensor:
     rows = nn.functional.one_hot(labels, C).double()
     if g["soft"] == "mixup":
         rows = (0.5 + 0.5 * g["blend"]) * rows + (0.5 - 0.5 * g["blend"]) * rows.roll(1, 0)

@@ -47,6 +47,6 @@ def read(folder: Path, run: dict[str, Any]) -> dict[str, Any] | None:
     if changed:
         raise UnsumError(
             f"The checkpoint {str(path)!r} belongs to a run with another {changed[0]} "
-            f"({before.get(changed[0])}, now {run[changed[0]]}); choose another --out, or delete it to start over."
+            f"({str(before.get(changed[0]))[:80]}, now {run[changed[0]]}); choose another --out, or delete it to start over."
         )
     return state
