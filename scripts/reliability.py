@@ -4,7 +4,7 @@
     uv run python scripts/reliability.py               the same at reduced size, as CI has it through pytest; writes nothing
 
 `--fuzz FILE` and `--fool FILE` take the records that fuzz/run.py and benchmarks/fool_certificate.py wrote earlier with `--json`,
-instead of running them again.
+and `--tests FILE` the counts of tests that `--keep FILE` wrote, instead of running them again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reliability.md"
-MUTATIONS, TRIES, EXAMPLES = 1_050_000, 20_000, 200
+MUTATIONS, TRIES, EXAMPLES = 1_050_000, 20_000, 40
 FEW_MUTATIONS, FEW_TRIES, FEW_EXAMPLES = 6_000, 40, 12
 
 
@@ -56,6 +56,22 @@ KINDS = [
     Kind("Faults", "Kill -9, Ctrl-C, little memory, lost device, clocks that jump: going on", "tests/faults/test_going_on.py"),
 ]  # fmt: skip
 
+LIMITS = """\
+## Limits
+
+Checked before memory is taken, and changed in the environment by whoever needs more:
+
+| variable | what a file may hold | unless set |
+|---|---|---:|
+| `UNSUM_MAX_TENSORS` | tensors | 100 000 |
+| `UNSUM_MAX_BYTES` | bytes of all tensors together, unpacked | 64 GiB |
+| `UNSUM_MAX_METADATA` | bytes of a header, or of an archive's list of members | 16 MiB |
+| `UNSUM_MAX_EXPANSION` | times the file's own size that it may unpack to (64 MiB are always allowed) | 200 |
+| `UNSUM_MAX_PICTURES` | files of an archive or a folder of photos | 5 000 000 |
+
+In Python: `unsum.tensor_file.read_tensors(path, "update", limits=unsum.limits.Limits(bytes=…))`.
+"""
+
 FOUND = """\
 ## What was found on the way, and is mended
 
@@ -75,12 +91,17 @@ def main() -> int:
     parser.add_argument(
         "--fool", type=Path, help="a record of benchmarks/fool_certificate.py --json, instead of running it"
     )
+    parser.add_argument("--tests", type=Path, help="a record of --keep, instead of running the tests")
+    parser.add_argument("--keep", type=Path, help="write the counts of tests there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        tests = _run_tests(Path(folder), EXAMPLES if options.full else FEW_EXAMPLES)
+        examples = EXAMPLES if options.full else FEW_EXAMPLES
+        tests = _record(options.tests) if options.tests else _run_tests(Path(folder), examples)
+        if options.keep:
+            options.keep.write_text(json.dumps(tests, indent=2) + "\n")
         fuzzed = _record(options.fuzz or _fuzz(Path(folder), MUTATIONS if options.full else FEW_MUTATIONS))
         fooled = _record(options.fool or _fool(Path(folder), TRIES if options.full else FEW_TRIES))
-    page = render(tests, fuzzed, fooled, EXAMPLES if options.full else FEW_EXAMPLES)
+    page = render(tests, fuzzed, fooled, examples)
     if options.full:
         PAGE.write_text(page, encoding="utf-8")
     print(page)
@@ -191,7 +212,7 @@ def render(tests: dict[str, dict[str, int]], fuzzed: dict[str, Any], fooled: dic
         f"ill-conditioned and saturated heads, near-twins, noise, sixteen bits, forged gradients, two batches in one. {fooled['claimed']:,} answers "
         f"claimed to be exact; of these {wrong} had wrong features and {len(fooled['fooled_labels'])} wrong labels. {len(fooled['crashed'])} cases "
         "crashed. The same search found the false claims named below before they were mended.",
-        "", FOUND.rstrip(), "", f"Machine: {platform.processor() or platform.machine()}, {os.cpu_count()} cores, shared with other work; "
+        "", FOUND.rstrip(), "", LIMITS.rstrip(), "", f"Machine: {platform.processor() or platform.machine()}, {os.cpu_count()} cores, shared with other work; "
         f"Python {platform.python_version()}.", "",
     ]  # fmt: skip
     return "\n".join(lines)
