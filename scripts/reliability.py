@@ -92,13 +92,14 @@ def main() -> int:
         "--fool", type=Path, help="a record of benchmarks/fool_certificate.py --json, instead of running it"
     )
     parser.add_argument("--tests", type=Path, help="a record of --keep, instead of running the tests")
+    parser.add_argument(
+        "--examples", type=int, help=f"random examples of a property, instead of {EXAMPLES} or {FEW_EXAMPLES}"
+    )
     parser.add_argument("--keep", type=Path, help="write the counts of tests there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        examples = EXAMPLES if options.full else FEW_EXAMPLES
-        tests = _record(options.tests) if options.tests else _run_tests(Path(folder), examples)
-        if options.keep:
-            options.keep.write_text(json.dumps(tests, indent=2) + "\n")
+        examples = options.examples or (EXAMPLES if options.full else FEW_EXAMPLES)
+        tests = _record(options.tests) if options.tests else _run_tests(Path(folder), examples, options.keep)
         fuzzed = _record(options.fuzz or _fuzz(Path(folder), MUTATIONS if options.full else FEW_MUTATIONS))
         fooled = _record(options.fool or _fool(Path(folder), TRIES if options.full else FEW_TRIES))
     page = render(tests, fuzzed, fooled, examples)
@@ -114,21 +115,24 @@ def _record(path: Path) -> dict[str, Any]:
     return content
 
 
-def _run_tests(folder: Path, examples: int) -> dict[str, dict[str, int]]:
-    """Every file of the table, once; how its tests ended, by the row that they belong to."""
-    files = sorted({kind.file for kind in KINDS})
+def _run_tests(folder: Path, examples: int, keep: Path | None = None) -> dict[str, dict[str, int]]:
+    """Every file of the table, one by one; how its tests ended, by the row that they belong to."""
     environment = {**os.environ, "UNSUM_EXAMPLES": str(examples), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-o", "junit_family=xunit1"]
-    subprocess.run([*command, f"--junitxml={folder / 'tests.xml'}", *files], cwd=ROOT, env=environment)
     counts = {kind.what: {"tried": 0, "passed": 0, "skipped": 0, "failed": 0} for kind in KINDS}
-    for test in ElementTree.parse(folder / "tests.xml").iter("testcase"):
-        kind = _kind(test.get("file") or "", test.get("name") or "")
-        if kind is None:
-            continue
-        ended = {child.tag for child in test}
-        result = "failed" if ended & {"failure", "error"} else "skipped" if "skipped" in ended else "passed"
-        counts[kind.what][result] += 1
-        counts[kind.what]["tried"] += result != "skipped"
+    for number, file in enumerate(dict.fromkeys(kind.file for kind in reversed(KINDS))):
+        found = folder / f"{number}.xml"
+        subprocess.run([*command, f"--junitxml={found}", file], cwd=ROOT, env=environment)
+        for test in ElementTree.parse(found).iter("testcase"):
+            kind = _kind(file, test.get("name") or "")
+            if kind is None:
+                continue
+            ended = {child.tag for child in test}
+            result = "failed" if ended & {"failure", "error"} else "skipped" if "skipped" in ended else "passed"
+            counts[kind.what][result] += 1
+            counts[kind.what]["tried"] += result != "skipped"
+        if keep is not None:
+            keep.write_text(json.dumps(counts, indent=2) + "\n")
     return counts
 
 
@@ -174,6 +178,8 @@ def render(tests: dict[str, dict[str, int]], fuzzed: dict[str, Any], fooled: dic
     lines += ["| | class of fault or bad input | tried | survived | shown by |", "|---|---|---:|---:|---|"]
     for kind in KINDS:
         count, times = tests[kind.what], examples if kind.examples else 1
+        if not count["tried"]:
+            continue
         skipped = f" ({count['skipped']} skipped)" if count["skipped"] else ""
         lines.append(
             f"| {kind.section} | {kind.what} | {times * count['tried']:,} | {times * count['passed']:,}{skipped} | `{kind.file}` |"
