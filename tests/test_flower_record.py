@@ -62,7 +62,7 @@ def test_an_update_out_of_a_record_fits_its_model(tmp_path: Path) -> None:
         (RECORD.replace(b"numpy.ndarray", b"torch.tensors", 1), "stored as 'torch.tensors'"),
         (b"\xff" * 40, "no protocol-buffer message"),
         (b"\x0a\x02\x12\x00", "an entry has no name"),
-        (RECORD.replace(b"'<f4'", b"'|O8'", 1), "cannot be read as .pb"),  # pickled objects in a .npy
+        (RECORD.replace(b"'<f4'", b"'|O8'", 1), "holds Python objects"),  # pickled objects in a .npy
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path, content: bytes, sentence: str) -> None:

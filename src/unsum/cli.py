@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -28,9 +29,9 @@ from unsum.audit.sweep.table import show as show_sweep
 from unsum.cli_app import command as live_page
 from unsum.cli_train import command as train_inverse
 from unsum.commands import attack as attack_command
-from unsum.commands import capture, doctor, options
+from unsum.commands import capture, doctor, faults, options
 from unsum.defend import DEFENSES, parse_defense
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, first_line
 from unsum.invert import INVERTERS
 from unsum.invert.refine import Mode
 from unsum.knowledge import CHANGES_MODEL
@@ -204,7 +205,7 @@ def audit(
         settings |= {"server": server, "compare": compare}
         result = run_audit(model, update=captured, **settings, progress=shown.say, steps=shown.steps)
         shown.say("Writing the report")
-        page = result.write(out, force=force)
+        page = _written(result, out, force)
     held = result.gate(DEFAULT_LEVEL if fail_above is None else fail_above)
     write_gate(result, held, page, junit=junit, sarif=sarif)
     gated = fail_above is not None
@@ -229,9 +230,23 @@ app.command("app")(live_page)
 
 def _sweep(model: str, over: list[str], settings: dict[str, Any], out: Path, force: bool) -> tuple[Sweep, Path]:
     with stages(_PROGRESS) as shown:
-        result = run_sweep(model, over=over, **settings, progress=shown.say, steps=shown.part)
+        result = run_sweep(model, over=over, **settings, progress=shown.say, steps=shown.part, unfinished=out)
         shown.say("Writing the page")
         return result, result.write(out, force=force)
+
+
+def _written(result: Audit, out: Path, force: bool) -> Path:
+    """The report where it belongs; where that fails, after all that work, in a folder for temporary files."""
+    try:
+        return result.write(out, force=force)
+    except OSError as reason:
+        try:
+            page = result.write(tempfile.mkdtemp(prefix="unsum-report-"), force=True)
+        except OSError:
+            raise reason from None
+        raise UnsumError(
+            f"{str(out)!r} could not be written ({first_line(reason)}); the report is in {str(page.parent)!r}."
+        ) from reason
 
 
 def _print(content: dict[str, Any], page: Path) -> None:
@@ -348,12 +363,26 @@ def _command() -> str:
 
 
 def main() -> None:
-    """Entry point: errors meant for people become one sentence and exit code 2."""
+    """Entry point: errors meant for people become one sentence and exit code 2; Ctrl-C becomes 130."""
+    interrupt = faults.Interrupt()
     try:
-        app()
-    except UnsumError as error:
-        _PROGRESS.print(f"unsum: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise SystemExit(2) from None
+        with interrupt:
+            app()
+    except SystemExit:
+        if not interrupt.came:
+            raise
+        _say(f"Stopped. {faults.go_on()}")
+        raise SystemExit(faults.INTERRUPTED) from None
+    except Exception as error:
+        sentence = faults.sentence_of(error)
+        if sentence is None:
+            raise
+        _say(sentence)
+        raise SystemExit(faults.FAILED) from None
+
+
+def _say(sentence: str) -> None:
+    _PROGRESS.print(f"unsum: {sentence}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LONGEST_REASON = 200  # characters of another library's message inside a sentence
 _LISTABLE = 12  # more valid names than this are listed only when none is near
 
 
@@ -28,3 +29,14 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     """`did you mean 'a' or 'b'? `, or nothing when no valid name is near."""
     near = difflib.get_close_matches(name.lower(), list(valid), n=3, cutoff=0.5)
     return f"did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of another library's message, to stand inside a sentence: what a file made it say may be anything.
+
+    >>> print(first_line(OSError("no such thing.\\nTraceback: …")))
+    no such thing
+    """
+    lines = str(error).strip().splitlines() or [""]
+    text = "".join(c for c in lines[0] if c.isprintable()).rstrip(".: ")[:_LONGEST_REASON]
+    return text or type(error).__name__

@@ -15,10 +15,11 @@ from __future__ import annotations
 import io
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from unsum.array_file import read_npy
 from unsum.errors import UnsumError
+from unsum.limits import Limits
 
 _VARINT, _EIGHT_BYTES, _TEXT, _FOUR_BYTES = 0, 1, 2, 5
 _NUMPY = "numpy.ndarray"
@@ -27,28 +28,38 @@ _REFERENCES = b"ArrayRecord "  # how the bytes of `record.deflate()` begin
 Fields = dict[int, list[bytes]]
 
 
-def read_flower(content: bytes) -> dict[str, NDArray[Any]]:
+def read_flower(content: bytes, limits: Limits | None = None) -> dict[str, NDArray[Any]]:
     """Name → array, in the record's order; of a `RecordDict`, the one record of arrays in it."""
+    limits = limits or Limits.from_environment()
     if content.startswith(_REFERENCES):
         raise UnsumError(
             "These are the bytes of record.deflate(), which names its arrays without holding them; write "
             "flwr.common.serde.array_record_to_proto(record).SerializeToString() instead."
         )
-    entries = _items(content)
+    entries = _items(content, limits)
     records = [(name, value) for name, value in entries if value is not None and not _is_array(value)]
     if not records and entries:
-        return {name: _array(name, value) for name, value in entries if value is not None}
+        return _arrays(entries)
     if len(records) != 1:
         raise UnsumError(
             f"It holds {len(records)} records of arrays, not one; write the client's own ArrayRecord to a file."
         )
-    return {name: _array(name, value) for name, value in _items(records[0][1]) if value is not None}
+    return _arrays(_items(records[0][1], limits))
 
 
-def _items(message: bytes) -> list[tuple[str, bytes | None]]:
+def _arrays(entries: list[tuple[str, bytes | None]]) -> dict[str, NDArray[Any]]:
+    held = [(name, value) for name, value in entries if value is not None]
+    if len({name for name, _ in held}) < len(held):
+        raise ValueError("two of its arrays have one name")
+    return {name: _array(name, value) for name, value in held}
+
+
+def _items(message: bytes, limits: Limits) -> list[tuple[str, bytes | None]]:
     """(key, what stands in field 2) of every item; None where that is missing, as in records of metrics."""
     found = []
-    for item in _fields(message).get(1, []):
+    items = _fields(message).get(1, [])
+    limits.check_count(len(items))
+    for item in items:
         parts = _fields(item)
         if 1 not in parts:
             raise ValueError("an entry has no name")
@@ -65,8 +76,8 @@ def _array(name: str, message: bytes) -> NDArray[Any]:
     kind = parts.get(3, [b""])[-1].decode()
     if kind != _NUMPY or 4 not in parts:
         raise UnsumError(f"The array {name!r} is stored as {kind!r}; only {_NUMPY!r} can be read.")
-    array: NDArray[Any] = np.load(io.BytesIO(parts[4][-1]), allow_pickle=False)
-    return array
+    content = parts[4][-1]
+    return read_npy(io.BytesIO(content), len(content), name)
 
 
 def _fields(message: bytes) -> Fields:

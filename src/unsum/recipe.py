@@ -25,6 +25,7 @@ from unsum.picturing import HOPELESS, Inverses, with_pictures
 from unsum.separate import SEPARATORS, separate
 from unsum.separate.adaptive import recognise
 from unsum.separate.losses import Loss
+from unsum.separate.misfit import relative_misfit
 from unsum.separate.text import is_language_model, is_tied
 from unsum.update import Update
 
@@ -37,6 +38,7 @@ _MATCH_OPTIONS = (
     "checkpoint_seconds",
     "preview",
 )  # of `match` itself, not of one method
+_CLEARLY = 1.5  # times as much of the gradient left unexplained, which shrinking noisy features does not do
 _SMALLEST_PICTURE = 11  # side of the window that structural similarity is measured in
 
 
@@ -275,6 +277,15 @@ def _text(model: nn.Module, update: Update, known: dict[str, Any]) -> Leak:
     return replace(positions, seconds=leak.seconds + positions.seconds, notes=[reason, *leak.notes, *positions.notes])
 
 
+def _contradicted(head: Head, other: Leak, leak: Leak) -> bool:
+    """Whether the two found other labels and the second explains the gradient better: an error predicted for the wrong batch
+    says nothing."""
+    if other.labels.sort().values.tolist() == leak.labels.sort().values.tolist():
+        return False
+    left = [relative_misfit(head, one.logits, one.targets, one.scale * one.features) for one in (other, leak)]
+    return left[0] > _CLEARLY * left[1]
+
+
 def _auto(model: nn.Module, update: Update, known: dict[str, Any]) -> Leak:
     """The exact solver, or its like for several local steps; where it is not certain and a defence left its marks, the
     adaptive one; else the ratio method."""
@@ -300,7 +311,7 @@ def _auto(model: nn.Module, update: Update, known: dict[str, Any]) -> Leak:
             return replace(alone, seconds=leak.seconds + alone.seconds, notes=[reason, *alone.notes])
     if defended or not bool(head.grad_W.any(0).all()):  # columns held back, as Soteria does
         other = separate(model, update, "adaptive", **known)
-        if other.predicted_error < leak.predicted_error:
+        if other.predicted_error < leak.predicted_error and not _contradicted(head, other, leak):
             reason = (
                 f"The exact solver predicted an error of {leak.predicted_error:.1g}, the adaptive separator one of "
             )

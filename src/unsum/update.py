@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError, nearest, unknown_name
 from unsum.local_training import LocalTraining
 from unsum.naming import named_as
 from unsum.tensor_file import read_header, read_tensors
+from unsum.writing import save_tensors, write_whole
 
 Kind = Literal["gradient", "delta"]
 Reduction = Literal["mean", "sum"]
@@ -51,11 +51,11 @@ class Update:
             raise unknown_name("kind of update", str(self.kind), ["gradient", "delta"])
         if self.reduction not in ("mean", "sum"):
             raise unknown_name("loss reduction", str(self.reduction), ["mean", "sum"])
-        if self.learning_rate is not None and not self.learning_rate > 0:
+        if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
             raise UnsumError(f"The learning rate must be positive, not {self.learning_rate}.")
         for field in ("batch_size", "num_examples"):
             value = getattr(self, field)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise UnsumError(f"The update's {field} must be a whole number of at least 1, not {value!r}.")
 
     def __repr__(self) -> str:
@@ -109,7 +109,7 @@ class Update:
         if self.training is not None:
             metadata["training"] = vars(self.training)
         tensors = {name: g.detach().cpu().contiguous() for name, g in self.gradients.items()}
-        save_file(tensors, path, metadata={_FORMAT: json.dumps(metadata)})
+        write_whole(path, lambda part: save_tensors(tensors, part, {_FORMAT: json.dumps(metadata)}))
 
     @classmethod
     def load(

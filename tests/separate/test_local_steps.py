@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import unsum
-from unsum import Update, UnsumError
+from unsum import UnsumError, Update
 from unsum.local_training import LocalTraining
 from unsum.separate.local_steps.schedule import Schedule, split
 

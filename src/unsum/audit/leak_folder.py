@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-
 from unsum.audit.pictures import to_image
 from unsum.audit.result import finite
 from unsum.leak import Leak
+from unsum.writing import save_tensors, write_text, write_whole
 
 _TENSORS = ("targets", "logits", "features", "images", "inputs", "inputs_exact")
 
@@ -44,12 +43,10 @@ def write_leak(leak: Leak, folder: Path, *, model: str) -> list[Path]:
         stale.unlink()
     held = {name: getattr(leak, name) for name in _TENSORS if getattr(leak, name) is not None}
     summary = leak_summary(leak, model=model)
-    save_file(
-        {name: tensor.detach().cpu().contiguous().clone() for name, tensor in held.items()},
-        folder / "leak.safetensors",
-        {"unsum-leak": json.dumps(summary)},
-    )
-    (folder / "leak.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in held.items()}
+    metadata = {"unsum-leak": json.dumps(summary)}
+    write_whole(folder / "leak.safetensors", lambda part: save_tensors(tensors, part, metadata))
+    write_text(folder / "leak.json", json.dumps(summary, indent=2) + "\n")
     written = [folder / "leak.safetensors", folder / "leak.json"]
     if leak.images is not None:
         for place, picture in enumerate(leak.images, 1):

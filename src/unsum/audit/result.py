@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,12 @@ from unsum.data import Batch
 from unsum.errors import UnsumError
 from unsum.leak import Leak
 from unsum.score import SampleScore
+from unsum.writing import write_text, write_whole
 
 if TYPE_CHECKING:
     from unsum.audit.gate import Gate
 
+UNFINISHED = "unfinished"  # the folder of a sweep that was interrupted, inside the report's
 SCHEMA_VERSION = "1.1"  # of result.json and sweep.json; described in schema/result.schema.json
 
 
@@ -137,13 +140,13 @@ class Audit:
         check_folder(folder, force=force)
         page = render(self)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "report.html").write_text(page, encoding="utf-8")
-        (folder / "report.md").write_text(render_markdown(self), encoding="utf-8")
+        write_text(folder / "report.html", page)
+        write_text(folder / "report.md", render_markdown(self))
         if self.leak.images is not None:
-            picture_grid(self).save(folder / "pictures.png")
+            write_whole(folder / "pictures.png", lambda part: picture_grid(self).save(part, format="PNG"))
         else:
             (folder / "pictures.png").unlink(missing_ok=True)  # those of an earlier audit would pass for this one's
-        (folder / "result.json").write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        write_text(folder / "result.json", json.dumps(self.to_dict(), indent=2) + "\n")
         return folder / "report.html"
 
 
@@ -159,10 +162,13 @@ def _sample(row: Row) -> dict[str, Any]:
 
 
 def check_folder(folder: Path, *, force: bool) -> None:
-    """Refuse to overwrite, before an audit is run rather than after."""
+    """Refuse to overwrite, or what cannot be written to, before an audit is run rather than after."""
     if folder.exists() and not folder.is_dir():
         raise UnsumError(f"{str(folder)!r} is a file; name a folder for the report.")
-    if folder.exists() and any(folder.iterdir()) and not force:
+    standing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not standing.is_dir() or not os.access(standing, os.W_OK | os.X_OK):
+        raise UnsumError(f"Nothing can be written to {str(standing)!r}; name another folder with --out.")
+    if folder.exists() and any(file.name != UNFINISHED for file in folder.iterdir()) and not force:
         raise UnsumError(
             f"The folder {str(folder)!r} exists already; add --force to overwrite it, or name another with --out."
         )

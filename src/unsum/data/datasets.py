@@ -12,8 +12,11 @@ import numpy as np
 import torchvision
 from numpy.typing import NDArray
 
-from unsum.data.sources import Source, first_line, unambiguous
-from unsum.errors import UnsumError, unknown_name
+from unsum.data.plain_pickle import plain_pickles
+from unsum.data.sources import Source, unambiguous
+from unsum.errors import UnsumError, first_line, unknown_name
+
+_PICKLED = ("LSUN", "LSUNClass")
 
 
 def torchvision_source(name: str, root: str) -> Source:
@@ -23,9 +26,14 @@ def torchvision_source(name: str, root: str) -> Source:
         raise unknown_name("torchvision data set", name, kinds)
     if not root:
         raise UnsumError(f"Say where the data set lies on disk: torchvision:{name}:FOLDER.")
+    if name in _PICKLED:
+        raise UnsumError(
+            f"torchvision's {name} keeps pickles beside its pictures, and unsum runs no code out of files."
+        )
     options = {"download": False} if "download" in inspect.signature(_kind(name)).parameters else {}
     try:
-        held = _kind(name)(root, **options)
+        with plain_pickles():
+            held = _kind(name)(root, **options)
         count = len(held)
     except Exception as error:  # each of the data sets has its own ways to fail
         raise UnsumError(f"torchvision cannot open {name} in {root!r}: {first_line(error)}.") from error

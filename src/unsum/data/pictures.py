@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from unsum.data.sources import Source, first_line, open_source
-from unsum.errors import UnsumError
+from unsum.data.sources import Source, open_source
+from unsum.errors import UnsumError, first_line
 
 # Other formats stay closed even under a .jpg name: some of them start programs, none is usual for photos.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import tarfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,12 +16,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unsum.errors import UnsumError
+from unsum.array_file import names_in, read_npz
+from unsum.data.tars import checked_members, open_tar
+from unsum.errors import UnsumError, first_line
+from unsum.limits import LimitError, Limits
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _MOST_BYTES = 1 << 28  # of one encoded picture: beyond this a tar's header lies, or it is no photo
+_LONGEST_HEADER = 1 << 20  # bytes of one header: a name, or a list of attributes
+_LONGEST_LIST = 200  # characters of the names of arrays in a sentence
 _LABEL, _LONGEST_LABEL = ".cls", 1024  # webdataset's file of a sample's class
-_TAR_ERRORS = (tarfile.TarError, OSError, EOFError, zlib.error, LZMAError)
+# ValueError and its like: tarfile meets hostile headers with whatever their numbers lead to.
+_TAR_ERRORS = (
+    tarfile.TarError,
+    OSError,
+    EOFError,
+    zlib.error,
+    LZMAError,
+    ValueError,
+    OverflowError,
+    IndexError,
+    KeyError,
+)
 
 Pictures = Iterator[bytes | NDArray[np.uint8]]
 
@@ -72,21 +90,23 @@ def open_source(path: Path) -> Source:
     return source
 
 
-def first_line(error: BaseException) -> str:
-    """The beginning of another library's message, to stand inside a sentence."""
-    return (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(".:")
-
-
 def _is_picture(name: str) -> bool:
     """By its name; what macOS leaves beside every file in an archive begins with a dot."""
     return name.lower().endswith(_SUFFIXES) and not name.startswith(".")
 
 
 def _folder(path: Path) -> Source:
-    files = sorted(file for file in path.rglob("*") if _is_picture(file.name) and file.is_file())
+    limits = Limits.from_environment()
+    found = (file for file in path.rglob("*") if _is_picture(file.name) and file.is_file())
+    files = sorted(islice(found, limits.pictures + 1))
+    if len(files) > limits.pictures:
+        raise UnsumError(f"{path.name!r} holds more than {limits.pictures:,} pictures; set UNSUM_MAX_PICTURES higher.")
 
     def fetch(place: int) -> bytes:
         try:
+            size = files[place].stat().st_size
+            if size > _MOST_BYTES:
+                raise UnsumError(f"{str(files[place])!r} is too large for a picture: {size:,} bytes.")
             return files[place].read_bytes()
         except OSError as error:
             raise UnsumError(f"{str(files[place])!r} cannot be read: {error.strerror}.") from error
@@ -99,23 +119,25 @@ def _folder(path: Path) -> Source:
 def _tar(path: Path) -> Source:
     """Nothing is unpacked to disk; links and everything else that is not a file are passed over."""
     try:
-        with tarfile.open(path) as archive:
+        with open_tar(path, _LONGEST_HEADER) as archive:
             members, labels = [], {}
-            for member in archive:
-                if member.isfile() and _is_picture(PurePosixPath(member.name).name):
+            for member in checked_members(archive, path):
+                if _is_picture(PurePosixPath(member.name).name):
+                    _check_size(member, path)
                     members.append(member)
-                elif member.isfile() and member.name.endswith(_LABEL) and member.size <= _LONGEST_LABEL:
+                elif member.name.endswith(_LABEL) and member.size <= _LONGEST_LABEL:
                     labels[_key(member.name)] = _content(archive, member)
+    except LimitError as error:
+        raise UnsumError(f"{path.name!r} is too large to be read: {error}.") from None
+    except UnsumError:
+        raise
     except _TAR_ERRORS as error:
         raise UnsumError(
             f"{path.name!r} is neither a folder nor a readable tar or npz: {first_line(error)}."
         ) from error
-    for member in members:
-        if member.size > _MOST_BYTES:
-            raise UnsumError(f"{member.name!r} in {path.name!r} is too large for a picture: {member.size:,} bytes.")
 
     def pictures() -> Pictures:
-        with tarfile.open(path) as archive:
+        with open_tar(path, _MOST_BYTES) as archive:
             for member in members:
                 try:
                     content = _content(archive, member)
@@ -130,9 +152,17 @@ def _tar(path: Path) -> Source:
     return Source(names, classes, pictures)
 
 
+def _check_size(member: tarfile.TarInfo, path: Path) -> None:
+    if member.size > _MOST_BYTES:
+        raise UnsumError(f"{member.name!r} in {path.name!r} is too large for a picture: {member.size:,} bytes.")
+
+
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     file = archive.extractfile(member)
-    return b"" if file is None else file.read()
+    content = b"" if file is None else file.read()
+    if len(content) != member.size:
+        raise EOFError("it ends too early")
+    return content
 
 
 def _key(name: str) -> str:
@@ -163,9 +193,12 @@ def _tar_class(name: str, path: Path) -> str:
 
 def _npz(path: Path) -> Source:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            held = {key: arrays[key] for key in ("images", "labels", "classes") if key in arrays}
-            keys = ", ".join(list(arrays)[:6])
+        held = read_npz(path, ("images", "labels", "classes"), kinds="iubfU")
+        keys = ", ".join(name if name.isprintable() else repr(name) for name in names_in(path)[:6])[:_LONGEST_LIST]
+    except LimitError as error:
+        raise UnsumError(f"{path.name!r} is too large to be read: {error}.") from None
+    except UnsumError as error:
+        raise UnsumError(f"{path.name!r} cannot be read as npz: {first_line(error)}.") from None
     except Exception as error:  # numpy, zipfile and zlib raise nearly anything on a damaged file
         raise UnsumError(f"{path.name!r} cannot be read as npz: {first_line(error)}.") from error
     images = held.get("images")
@@ -191,6 +224,7 @@ def _npz_classes(path: Path, held: dict[str, NDArray[Any]], count: int) -> tuple
         return [path.stem] * count, None
     if labels.size != count or labels.dtype.kind not in "iuU":
         raise UnsumError(f"`labels` of {path.name!r} must be {count} integers or names, one for each image.")
+    _check_text(path, held)
     flat = labels.reshape(-1)
     if flat.dtype.kind == "U" or "classes" not in held:
         return [str(label) for label in flat], None
@@ -199,6 +233,16 @@ def _npz_classes(path: Path, held: dict[str, NDArray[Any]], count: int) -> tuple
     if count and not 0 <= int(flat.min()) <= int(flat.max()) < len(order):
         raise UnsumError(f"`labels` of {path.name!r} must be numbers of its {len(order)} `classes`, counted from 0.")
     return [order[int(label)] for label in flat], order
+
+
+def _check_text(path: Path, held: dict[str, NDArray[Any]]) -> None:
+    """numpy takes any 32 bits for a character; Python ends with an error of its own at the first that is none."""
+    for name in ("labels", "classes"):
+        texts = held.get(name)
+        if texts is not None and texts.dtype.kind == "U" and texts.size:
+            codes = np.ascontiguousarray(texts.astype(texts.dtype.newbyteorder("="))).view(np.uint32)
+            if int(codes.max()) > sys.maxunicode:
+                raise UnsumError(f"`{name}` of {path.name!r} holds what is no text.")
 
 
 def unambiguous(called: Sequence[str]) -> list[str]:

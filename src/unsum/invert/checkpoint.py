@@ -8,19 +8,29 @@ from typing import Any
 
 import torch
 
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, first_line
+from unsum.torch_file import load_tensors_only
+from unsum.writing import write_whole
 
 FILE = "checkpoint.pt"
 
 
 def write(folder: Path, state: dict[str, Any]) -> None:
     """A kill at any moment leaves either the last checkpoint or this one."""
-    temporary = folder / f"{FILE}.part"
-    with temporary.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / FILE)
+
+    def save(part: Path) -> None:
+        with part.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    try:
+        write_whole(folder / FILE, save)
+    except (OSError, RuntimeError) as error:  # torch turns a full disk into an error of its own
+        raise UnsumError(
+            f"The checkpoint {str(folder / FILE)!r} could not be written ({first_line(error)}); make room, and the same command "
+            "goes on from the one before it."
+        ) from error
 
 
 def read(folder: Path, run: dict[str, Any]) -> dict[str, Any] | None:
@@ -29,14 +39,14 @@ def read(folder: Path, run: dict[str, Any]) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        before = state["run"]
+        state: dict[str, Any] = load_tensors_only(path)
+        before = dict(state["run"])
     except Exception as error:  # torch raises whatever its readers raise on a damaged file
         raise UnsumError(f"The checkpoint {str(path)!r} cannot be read; delete it to start over.") from error
     changed = sorted(key for key in run if before.get(key) != run[key])
     if changed:
         raise UnsumError(
             f"The checkpoint {str(path)!r} belongs to a run with another {changed[0]} "
-            f"({before.get(changed[0])}, now {run[changed[0]]}); choose another --out, or delete it to start over."
+            f"({str(before.get(changed[0]))[:80]}, now {run[changed[0]]}); choose another --out, or delete it to start over."
         )
     return state

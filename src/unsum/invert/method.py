@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
@@ -16,6 +16,11 @@ from unsum.invert.decoder import DECODERS
 from unsum.invert.layout import Layout
 from unsum.leak import Leak
 from unsum.registry import Registry
+from unsum.safetensors_header import check_safetensors
+from unsum.writing import save_tensors, write_whole
+
+_LARGEST = 1 << 32
+_MOST_PARTS = 100  # stages of a decoder, and blocks of a stage
 
 
 @dataclass(frozen=True)
@@ -53,20 +58,36 @@ class Inverse:
     def save(self, path: Path) -> None:
         """Weights in half precision, with the card."""
         weights = {name: weight.half().cpu().contiguous() for name, weight in self.decoder.state_dict().items()}
-        save_file(weights, path, {"card": json.dumps(self.card)})
+        write_whole(Path(path), lambda part: save_tensors(weights, part, {"card": json.dumps(self.card)}))
 
     @staticmethod
     def load(path: Path) -> Inverse:
         try:
+            shapes = check_safetensors(Path(path))
             with safe_open(path, framework="pt") as file:
                 card = json.loads((file.metadata() or {})["card"])
+                _check_card(card, shapes)
                 weights = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 (not a dict)
             decoder = build_decoder(card)
             decoder.load_state_dict(weights)
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        except Exception as error:  # a card from elsewhere may hold anything, and lead anywhere
             reason = " ".join(str(error).split())[:300]
             raise UnsumError(f"{str(path)!r} is not an inverse written by unsum: {reason}.") from error
         return Inverse(decoder.eval(), card)
+
+
+def _check_card(card: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+    """A card must describe the very weights of its file: tried without memory, so that no number in it costs any."""
+    for name in ("photos", "size"):
+        if not isinstance(card[name], int) or not 0 < card[name] < _LARGEST:
+            raise ValueError(f"its card has the {name} {card[name]!r}")
+    stages = card["settings"].get("stages") or []
+    if len(stages) > _MOST_PARTS or any(not 0 <= int(blocks) <= _MOST_PARTS for _, blocks in stages):
+        raise ValueError("its card has too many stages")
+    with torch.device("meta"):
+        decoder = build_decoder(card)
+    if {name: tuple(tensor.shape) for name, tensor in decoder.state_dict().items()} != shapes:
+        raise ValueError("its card describes another network than its weights are of")
 
 
 def build_decoder(card: dict[str, Any]) -> nn.Module:

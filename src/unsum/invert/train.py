@@ -177,6 +177,15 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
 
     def train(self, watch: Watch, draw: Draw) -> None:
+        """To the end; Ctrl-C in between leaves a checkpoint of the moment, any other fault the last one."""
+        try:
+            self._train(watch, draw)
+        except KeyboardInterrupt:
+            if self.fabric.world_size == 1:  # several processes would wait for each other
+                self._save()
+            raise
+
+    def _train(self, watch: Watch, draw: Draw) -> None:
         progress, saved, scored = self.progress, time.monotonic(), 0.0
         while progress.done < 1:
             began = time.monotonic()
@@ -293,10 +302,15 @@ class Run:
         state = checkpoint.read(self.folder, self.identity)
         if state is None:
             return False
-        self.decoder.load_state_dict(state["decoder"])
-        self.average.load_state_dict(state["average"])
-        self.optimiser.load_state_dict(state["optimiser"])
-        self.progress = Progress(**state["progress"])
+        try:
+            self.decoder.load_state_dict(state["decoder"])
+            self.average.load_state_dict(state["average"])
+            self.optimiser.load_state_dict(state["optimiser"])
+            self.progress = Progress(**state["progress"])
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise UnsumError(
+                f"The checkpoint in {str(self.folder)!r} is damaged; delete {checkpoint.FILE!r} there to start over."
+            ) from error
         return True
 
     def _agreed(self, done: float) -> float:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
 from torch import Tensor
 
 from unsum.errors import UnsumError
+from unsum.safetensors_header import check_safetensors
+from unsum.writing import save_tensors, write_whole
 
 
 def write(path: Path, run: dict[str, Any], state: Any) -> None:
@@ -20,11 +21,13 @@ def write(path: Path, run: dict[str, Any], state: Any) -> None:
     tensors: dict[str, Tensor] = {}
     skeleton = _packed(state, tensors)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.part")
-    save_file(tensors, temporary, {"run": json.dumps(run), "state": json.dumps(skeleton)})
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
+
+    def save(part: Path) -> None:
+        save_tensors(tensors, part, {"run": json.dumps(run), "state": json.dumps(skeleton)})
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+
+    write_whole(path, save)
 
 
 def read(path: Path, run: dict[str, Any], device: torch.device) -> Any | None:
@@ -32,18 +35,19 @@ def read(path: Path, run: dict[str, Any], device: torch.device) -> Any | None:
     if not path.exists():
         return None
     try:
+        check_safetensors(path)
         with safe_open(path, framework="pt", device=str(device)) as file:
             metadata = file.metadata() or {}
-            before, skeleton = json.loads(metadata["run"]), json.loads(metadata["state"])
+            before, skeleton = dict(json.loads(metadata["run"])), json.loads(metadata["state"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             state = _unpacked(skeleton, tensors)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # a damaged file can make its readers raise nearly anything
         raise UnsumError(f"The checkpoint {str(path)!r} cannot be read; delete it to start over.") from error
     changed = sorted(key for key in run if before.get(key) != run[key])
     if changed:
         raise UnsumError(
             f"The checkpoint {str(path)!r} belongs to a run with another {changed[0]} "
-            f"({before.get(changed[0])}, now {run[changed[0]]}); choose another file, or delete it to start over."
+            f"({str(before.get(changed[0]))[:80]}, now {run[changed[0]]}); choose another file, or delete it to start over."
         )
     return state
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, first_line
 from unsum.head import find_head
 from unsum.models.built import USUAL_SIZE, Built, Normalise, fresh_head, optional
 from unsum.models.causal_text import build_causal_text, is_causal_text
@@ -37,8 +37,7 @@ def build_hugging_face(path: Path, classes: int, seed: int) -> Built:
                 path, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
             )
     except Exception as error:  # transformers raises nearly anything on a damaged or foreign folder
-        reason = (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(".")
-        raise UnsumError(f"{str(path)!r} cannot be loaded as an image classifier: {reason}.") from error
+        raise UnsumError(f"{str(path)!r} cannot be loaded as an image classifier: {first_line(error)}.") from error
     model = _called_with_images(model.float())
     size = _size(model.config)
     _check_head(model, path, size)

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, first_line
 from unsum.models.built import Built
+from unsum.torch_file import no_code_from_files
 
 _aten = torch.ops.aten
 # What exported graphs have between the last linear layer and the output without changing softmax(logits).
@@ -24,10 +25,10 @@ def build_from_program(path: Path, classes: int) -> Built:
     if not path.is_file():
         raise UnsumError(f"There is no file {str(path)!r}.")
     try:
-        graph_module = torch.export.load(path).module()
+        with no_code_from_files():
+            graph_module = torch.export.load(path).module()
     except Exception as error:  # torch's reader raises nearly anything on a damaged file
-        reason = (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(".")
-        raise UnsumError(f"{path.name!r} cannot be read as .pt2: {reason}.") from error
+        raise UnsumError(f"{path.name!r} cannot be read as .pt2: {first_line(error)}.") from error
     assert isinstance(graph_module, fx.GraphModule)
     shape = _input_shape(graph_module, path)
     _without_checks(graph_module)

@@ -10,8 +10,9 @@ import torch
 import torchvision
 from torch import nn
 
-from unsum.errors import UnsumError, unknown_name
+from unsum.errors import UnsumError, first_line, unknown_name
 from unsum.models.built import USUAL_SIZE, Built, Normalise, fresh_head
+from unsum.torch_file import no_code_from_files
 
 _SIZES = {"inception_v3": 299}
 
@@ -45,10 +46,10 @@ def _published(name: str, published: str, classes: int, seed: int, download: boo
             f"The weights {entry} are not on this disk; put {file.name!r} into {str(file.parent)!r}, or add --download."
         )
     try:
-        model: nn.Module = torchvision.models.get_model(name, weights=entry)
+        with no_code_from_files():  # torch.hub would unpickle whatever lies in its folder
+            model: nn.Module = torchvision.models.get_model(name, weights=entry)
     except Exception as error:  # a damaged file, or no network: torch and urllib raise nearly anything
-        reason = (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(".")
-        raise UnsumError(f"The weights in {str(file)!r} cannot be loaded: {reason}.") from error
+        raise UnsumError(f"The weights in {str(file)!r} cannot be loaded: {first_line(error)}.") from error
     own = len(entry.meta["categories"])
     if own != classes:
         fresh_head(model, classes, seed)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torchvision.models import AlexNet_Weights
 
+from unsum.torch_file import no_code_from_files
+
 
 def weights_file() -> Path:
     """Where torchvision keeps the AlexNet that LPIPS compares with, once it was downloaded."""
@@ -39,4 +41,6 @@ def lpips_network(device: str, _path: str = "") -> Any:
     """The network itself, called as network(found, true, normalize=True) → (B, 1, 1, 1), with derivatives."""
     from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity
 
-    return LearnedPerceptualImagePatchSimilarity(net_type="alex", normalize=True).net.to(device).requires_grad_(False)
+    with no_code_from_files():
+        network = LearnedPerceptualImagePatchSimilarity(net_type="alex", normalize=True).net
+    return network.to(device).requires_grad_(False)

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unsum.array_file import read_npz
 from unsum.data import embedded_batch, photo_count
 from unsum.errors import UnsumError
+from unsum.limits import LimitError
 
 SIDE = 32  # of the pictures, in pixels
 _PHOTO_SIDE = 256
@@ -67,11 +69,13 @@ def pictures_from_file(path: str | Path, *, seed: int = 0) -> Pictures:
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as content:
-            images, labels = content["images"], content["labels"]
+        content = read_npz(path, ("images", "labels"))
+        images, labels = content["images"], content["labels"]
     except FileNotFoundError:
         raise UnsumError(f"There is no file {str(path)!r} to train on; check --utility-data.") from None
-    except (KeyError, ValueError, OSError, EOFError, TypeError, AttributeError):
+    except LimitError as error:
+        raise UnsumError(f"{str(path)!r} is too large to be read: {error}.") from None
+    except Exception:  # numpy, zipfile and zlib raise nearly anything on a damaged file
         raise UnsumError(
             f"{str(path)!r} cannot be trained on; give an .npz file with the arrays 'images' and 'labels'."
         ) from None

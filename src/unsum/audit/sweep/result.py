@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from unsum.audit.result import SCHEMA_VERSION, Setting, check_folder, finite
+from unsum.audit.result import SCHEMA_VERSION, UNFINISHED, Setting, check_folder, finite
 from unsum.audit.sweep.task import Accuracy, Task
 from unsum.defend.axis import Axis
+from unsum.writing import write_text
 
 
 @dataclass(frozen=True)
@@ -166,8 +168,9 @@ class Sweep:
         check_folder(folder, force=force)
         page = render(self)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "sweep.html").write_text(page, encoding="utf-8")
-        (folder / "sweep.json").write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        write_text(folder / "sweep.html", page)
+        write_text(folder / "sweep.json", json.dumps(self.to_dict(), indent=2) + "\n")
+        shutil.rmtree(folder / UNFINISHED, ignore_errors=True)  # what an interrupted sweep had kept
         return folder / "sweep.html"
 
 

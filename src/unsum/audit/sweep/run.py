@@ -18,6 +18,7 @@ from unsum.audit.sweep.pictures import photo_tiles, pictures_from_file
 from unsum.audit.sweep.plan import Plan, plan
 from unsum.audit.sweep.result import Curve, Point, Sweep
 from unsum.audit.sweep.task import describe
+from unsum.audit.sweep.unfinished import Unfinished
 from unsum.client.step import ordered
 from unsum.defend import Defense
 from unsum.errors import UnsumError
@@ -46,6 +47,7 @@ def sweep(
     command: str = "",
     progress: Say | None = None,
     steps: Callable[[int, int], None] | None = None,
+    unfinished: str | Path | None = None,
     **attack_options: Any,
 ) -> Sweep:
     """How strong must a defence be so that one update gives no sample away, and what does it cost?
@@ -60,6 +62,8 @@ def sweep(
         utility_data: an .npz file with `images` and `labels` to train on instead of tiles of the embedded photos.
         model, weights, data, classes, download, batch, same_label, train, device, seed, command, progress: as in `unsum.audit`.
         steps: called as `steps(done, total)` after every strength.
+        unfinished: a folder that keeps the strengths that are done, so that the same sweep, if interrupted, goes on with the
+            others; `sweep.write` to the same folder clears it.
         attack_options: `attack`, `label_rule`, `batch_size_known`, `auxiliary` and `inverse`, as in `unsum.audit`.
 
     Returns:
@@ -100,11 +104,17 @@ def sweep(
         bench.check([*before, p.defenses[0]])
     undefended, setting, granted = bench.undefended()
     references = [count(undefended)]
+    told = {"model": name, "weights": weights, "data": data if isinstance(data, str | Path) else None, "batch": batch}
+    told |= {"same_label": same_label, "train": train, "seed": seed, "utility": utility, "from": utility_data}
+    kept = Unfinished(None if unfinished is None else Path(unfinished), told | attack_options)
+
+    def point(chain: list[Defense], strength: float | None = None) -> Point:
+        return count(kept(shown(chain), lambda: bench.defended(chain, strength)))
+
     if before:
-        references.append(count(bench.defended(before, None)))
+        references.append(point(before))
     curves = [
-        Curve(p.name, p.axis, [count(bench.defended([*before, d], d.strength if p.axis else None)) for d in p.defenses])
-        for p in plans
+        Curve(p.name, p.axis, [point([*before, d], d.strength if p.axis else None) for d in p.defenses]) for p in plans
     ]
     return Sweep(
         replace(setting, model=name, defenses=shown(before), command=command),

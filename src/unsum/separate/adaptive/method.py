@@ -40,12 +40,15 @@ def adaptive(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
     if defence.kind == "sixteen-bits":
         return _sixteen_bits(head, knowledge, defence, seed)
     batch = None if are_soft(head, knowledge) else find_batch(head, knowledge, defence)
-    if batch is None:
-        found = exact(head, knowledge, seed=seed)
-        return replace(found, method="adaptive", exact=False, notes=[defence.sentence, *found.notes])
-    if defence.kind == "noise" or defence.kind == "grid":
-        return _noisy(head, knowledge, defence, batch, seed)
-    return _removed(head, defence, batch, seed)
+    if batch is not None:
+        try:
+            if defence.kind == "noise" or defence.kind == "grid":
+                return _noisy(head, knowledge, defence, batch, seed)
+            return _removed(head, defence, batch, seed)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            pass  # errors of samples that do not differ: their sums cannot be undone
+    found = exact(head, knowledge, seed=seed)
+    return replace(found, method="adaptive", exact=False, notes=[defence.sentence, *found.notes])
 
 
 def _noisy(head: Head, knowledge: Knowledge, defence: Defence, batch: Batch, seed: int) -> Leak:

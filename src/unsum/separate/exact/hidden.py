@@ -20,6 +20,9 @@ from unsum.separate.exact.remarks import name_some
 
 _FEW = 2  # samples that may each hide another; that every one of more does, none being left out, is far-fetched
 _TRUSTED_SPREAD = 1e-2
+_PLAIN = 5e-2  # distance, in logarithms, of a gradient's scale from 1 within which it is taken for 1
+_SATURATED = 5e-2  # what the softmax leaves to other classes, at most, where it is at its end
+_SMOOTHED = 2e-2  # smoothing that is tried there
 _SURE = 1e-2  # largest difference of prediction and target at which the softmax hardly tells the scale
 
 
@@ -58,15 +61,37 @@ def _doubt_proportional(observation: Observation, candidate: Candidate) -> list[
 def _doubt_scale(observation: Observation, candidate: Candidate) -> list[str]:
     """Where the model is sure of every sample found, one more that left no trace, and so another mean, may fit as well."""
     P = torch.softmax(candidate.at.T @ observation.K + observation.b, dim=1)
-    sure = float((P - candidate.Y).abs().max()) < _SURE
-    if not sure or not candidate.explains or observation.reduction != "mean" or candidate.equation.alpha_free:
+    sure, B = float((P - candidate.Y).abs().max()) < _SURE, len(candidate.at.T)
+    if not sure or not candidate.explains:
         return []
-    B = len(candidate.at.T)
+    if candidate.equation.alpha_free and abs(math.log(observation.scale(float(candidate.at.alpha), B))) > _PLAIN:
+        return [
+            "The model would have to be so sure of every sample found that hardly anything tells the gradient's scale."
+        ]
+    if observation.reduction != "mean" or candidate.equation.alpha_free:
+        return []
     other = replace(candidate.at, log_alpha=candidate.at.log_alpha + math.log(B / (B + 1)))
     misfit = reweighted(observation, candidate.equation, other).certificate.misfit
     if misfit > max(2 * candidate.certificate.misfit, 2.0):
         return []
     return ["The model is so sure of every sample that one without a trace may be missing, and sizes be off with it."]
+
+
+def doubt_labels(observation: Observation, candidate: Candidate) -> list[str]:
+    """The doubt that labels were smoothed or mixed: where the softmax is at its end for every sample, it does not bend.
+
+    Without a bend any mixture of the features explains the gradient as well as they do: α (P − Y)ᵀ F has the same rows for
+    hard labels and for soft ones with other features. It is tried with labels that are smoothed a little.
+    """
+    P = torch.softmax(candidate.at.T @ observation.K + observation.b, dim=1)
+    if not candidate.explains or float((1 - P.amax(1)).max()) > _SATURATED:
+        return []
+    if candidate.equation.Y is not None:
+        other = replace(candidate.at, floor=candidate.at.floor + _SMOOTHED / observation.classes)
+        fixed = replace(candidate.equation, floor_free=False)
+        if reweighted(observation, fixed, other).certificate.misfit > max(2 * candidate.certificate.misfit, 2.0):
+            return []
+    return ["The model answers every sample found with one class for certain: mixed labels would look the same here."]
 
 
 def hidden_spread(head: Head, observation: Observation, candidate: Candidate) -> float:

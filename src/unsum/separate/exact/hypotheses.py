@@ -34,7 +34,7 @@ def hypotheses(
         Y = more_samples_than_directions(line, size)
     B = size if Y is None else len(Y)
     guess = line.scale if observation.reduction == "mean" else line.scale / B
-    if Y is not None and abs(math.log(guess)) < 0.05:
+    if Y is not None and guess > 0 and abs(math.log(guess)) < 0.05:
         yield Hypothesis(Y, B, 1.0, False, False)
     if Y is not None and targets is None and guess < 1:
         yield Hypothesis(Y, B, 1.0, False, True)

@@ -204,12 +204,20 @@ def _first(
 ) -> Candidate | None:
     """The best of `best` and the attempts up to the first that is good enough."""
     for attempt in attempts:
-        candidate = attempt()
+        candidate = _tried(attempt)
         if candidate is not None and candidate.better_than(best):
             best = candidate
         if best is not None and good_enough(best):
             break
     return best
+
+
+def _tried(attempt: Attempt) -> Candidate | None:
+    """A start that ends in a singular matrix or a negative scale is a start that failed, as others do."""
+    try:
+        return attempt()
+    except (torch.linalg.LinAlgError, ValueError, ArithmeticError):  # type: ignore[attr-defined]
+        return None
 
 
 def _distance(T: Tensor, other: Tensor) -> float:

@@ -14,7 +14,7 @@ from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.separate.crowded.method import crowded, suits_crowded
 from unsum.separate.exact.candidate import Candidate
-from unsum.separate.exact.hidden import doubt_number
+from unsum.separate.exact.hidden import doubt_labels, doubt_number
 from unsum.separate.exact.observation import Observation, observe
 from unsum.separate.exact.remarks import find_doubts, find_remarks
 from unsum.separate.exact.search import Search
@@ -34,6 +34,14 @@ def exact(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
     low, high = torch.aminmax(head.grad_W)
     if float(low) == float(high) == 0:
         return _nothing(head, knowledge, "The gradient is zero: it says nothing about the batch.")
+    try:
+        return _solved(head, knowledge, seed)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        # Sizes beyond what float64 can square, or rows that are all alike.
+        return _nothing(head, knowledge, "The gradient's numbers leave the solver nothing that it can invert.")
+
+
+def _solved(head: Head, knowledge: Knowledge, seed: int) -> Leak:
     observation = observe(head, knowledge.known_batch_size)
     if observation.rank == 0:
         return _nothing(head, knowledge, "Nothing in the gradient stands out of its noise.")
@@ -56,6 +64,8 @@ def _leak(head: Head, knowledge: Knowledge, observation: Observation, candidate:
     doubts = find_doubts(observation, candidate, groups, knowledge.known_batch_size)
     if knowledge.known_batch_size is None:
         doubts += doubt_number(head, observation, candidate)
+    if knowledge.labels is None:
+        doubts += doubt_labels(observation, candidate)
     sure = not doubts and candidate.agreed and float(errors.max()) < _TRUSTED_ERROR
     dtype = head.W.dtype if head.W.dtype in (torch.float32, torch.float64) else torch.float32
     return Leak(

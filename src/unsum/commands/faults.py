@@ -1,0 +1,75 @@
+"""What goes wrong with the machine rather than with the input, in a sentence that says what is kept and how to go on."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import sys
+from types import FrameType
+
+import torch
+
+from unsum.errors import UnsumError, first_line
+
+FAILED, INTERRUPTED = 2, 130  # exit codes; 1 is kept for a leak above the gate's level
+_DISK = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file may not become larger",
+    errno.EROFS: "it can only be read",
+    errno.EACCES: "writing there is not allowed",
+    errno.EPERM: "writing there is not allowed",
+    errno.EIO: "the disk failed",
+    errno.ENOTDIR: "a file stands in the place of a folder",
+}
+_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "Cannot allocate memory", "not enough memory")
+_DEVICE = ("CUDA error", "CUDA driver", "HIP error", "cudnn", "CUBLAS_STATUS", "NCCL")
+
+
+class Interrupt:
+    """Remembers Ctrl-C, which the command-line library turns into an exit code of its own."""
+
+    def __init__(self) -> None:
+        self.came = False
+        self._before = signal.getsignal(signal.SIGINT)
+
+    def __enter__(self) -> Interrupt:
+        if self._before is signal.default_int_handler:  # else somebody decided otherwise, as a shell's background does
+            signal.signal(signal.SIGINT, self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+        self.came = True
+        raise KeyboardInterrupt
+
+
+def sentence_of(error: BaseException) -> str | None:
+    """What to tell a person, or None where the program itself is at fault and a traceback is the better report."""
+    if isinstance(error, UnsumError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in _DISK:
+        where = f" to {error.filename!r}" if error.filename else ""
+        return f"Nothing more could be written{where}: {_DISK[error.errno]}. {go_on()}"
+    text = str(error)
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(part in text for part in _MEMORY)):
+        return f"Memory ran out; a smaller --batch, a smaller model or another --device needs less. {go_on()}"
+    device = getattr(torch, "AcceleratorError", ())
+    if isinstance(error, device) or (isinstance(error, RuntimeError) and any(part in text for part in _DEVICE)):
+        return f"The device failed ({first_line(error)}); --device cpu does without it. {go_on()}"
+    return None
+
+
+def go_on(arguments: list[str] | None = None) -> str:
+    """What is left of the command that was given, and how to continue it."""
+    given = sys.argv[1:] if arguments is None else arguments
+    command = given[0] if given else ""
+    if command == "train-inverse":
+        return "The same command goes on from its last checkpoint."
+    if command == "audit" and any(part.startswith("--sweep") for part in given):
+        return "Strengths that were finished are kept: the same command goes on with the others."
+    if command == "bench":
+        return "What was finished is kept: the same command goes on."
+    return "Nothing was half written: run the same command again."

@@ -1,0 +1,39 @@
+"""Files written whole or not at all: under another name first, which a fault leaves behind for nobody."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+PART = ".part"
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
+    """`write` fills a file beside `path` that then takes its place; what was there stays until then."""
+    part = path.with_name(path.name + PART)
+    try:
+        write(part)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """safetensors; its own error for a full disk, which is no OSError, becomes one."""
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from error
+
+
+def write_text(path: Path, text: str) -> Path:
+    return write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))

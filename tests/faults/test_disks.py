@@ -1,0 +1,137 @@
+"""Disks that are full or can only be read: what was there stays, nothing half written is left, and one sentence says why."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+import unsum.cli
+from audits import synthetic
+from unsum import UnsumError, Update
+from unsum.audit.leak_folder import write_leak
+from unsum.audit.result import check_folder
+from unsum.audit.sweep.result import Point
+from unsum.audit.sweep.unfinished import Unfinished
+from unsum.invert import checkpoint
+from unsum.match import checkpoint as matching
+from unsum.writing import write_text
+
+LARGE = torch.arange(50_000.0)
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@contextmanager
+def full_disk(size: int = 4096) -> Iterator[None]:
+    """No file may become larger: the kernel's answer is that of a full disk, with another number."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 64 kB, where tests may mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if os.geteuid() != 0 or _LIBC.mount(b"none", str(place).encode(), b"tmpfs", 0, b"size=64k") != 0:
+        pytest.skip("Only root may mount a small disk.")
+    yield place
+    _LIBC.umount2(str(place).encode(), 2)
+
+
+def _update(folder: Path) -> None:
+    Update({"weight": LARGE}).save(folder / "file.safetensors")
+
+
+def _training(folder: Path) -> None:
+    checkpoint.write(folder, {"run": {}, "weights": LARGE})
+
+
+def _matching(folder: Path) -> None:
+    matching.write(folder / "file.safetensors", {}, {"image": LARGE})
+
+
+def _leak(folder: Path) -> None:
+    write_leak(synthetic().leak, folder, model="tiny net")
+
+
+def _report(folder: Path) -> None:
+    synthetic().write(folder, force=True)
+
+
+def _strength(folder: Path) -> None:
+    pictures = (torch.rand(3, 99, 99), None)
+    Unfinished(folder, {})("sign", lambda: Point("sign", None, [], pictures=pictures))
+
+
+WRITERS = [_update, _training, _matching, _leak, _report, _strength]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_file_that_may_not_grow_leaves_no_half(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    with full_disk(1024), pytest.raises((OSError, UnsumError)) as told:
+        write(tmp_path)
+    assert isinstance(told.value, UnsumError) or told.value.errno in (errno.EFBIG, errno.ENOSPC)
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_disk_that_is_full_leaves_no_half(small_disk: Path, write: Callable[[Path], None]) -> None:
+    (small_disk / "fill").write_bytes(bytes(60_000))
+    with pytest.raises((OSError, UnsumError)):
+        write(small_disk)
+    assert not list(small_disk.rglob("*.part"))
+
+
+def test_what_was_there_stays(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path, {"run": {"step": 1}})
+    write_text(tmp_path / "result.json", "old")
+    with full_disk(1024):
+        with pytest.raises(UnsumError, match=r"could not be written .*goes on from the one before it"):
+            _training(tmp_path)
+        with pytest.raises(OSError, match="File too large"):
+            write_text(tmp_path / "result.json", "new" * 1000)
+    assert checkpoint.read(tmp_path, {}) == {"run": {"step": 1}}
+    assert (tmp_path / "result.json").read_text() == "old"
+    assert sorted(file.name for file in tmp_path.iterdir()) == [checkpoint.FILE, "result.json"]
+
+
+def test_a_report_that_finds_no_room_is_kept_elsewhere(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attack may have taken hours."""
+    (small_disk / "fill").write_bytes(bytes(60_000))
+    with pytest.raises(UnsumError, match=r"No space left on device.*the report is in") as told:
+        unsum.cli._written(synthetic(), small_disk / "report", False)
+    elsewhere = Path(str(told.value).rpartition(" in ")[2].strip("'.").replace("'", ""))
+    assert (elsewhere / "result.json").exists()
+    for file in elsewhere.iterdir():
+        file.unlink()
+    elsewhere.rmdir()
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_runs(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _LIBC.mount(b"none", str(small_disk).encode(), None, 32 | 1, None) == 0  # again, to be read only
+    monkeypatch.setattr("sys.argv", ["unsum", "audit", "--out", str(small_disk / "report")])
+    monkeypatch.setattr(unsum.cli, "run_audit", lambda *_, **__: pytest.fail("it ran"))
+    with pytest.raises(SystemExit) as end:
+        unsum.cli.main()
+    assert end.value.code == 2
+    assert "Nothing can be written to" in capsys.readouterr().err
+
+
+def test_a_file_in_the_place_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnsumError, match=r"Nothing can be written to .*name another folder"):
+        check_folder(tmp_path / "file" / "report", force=True)
