@@ -20,7 +20,7 @@ _LENIENT = (
     10.0  # times what noise explains: the first layer only saves work, and a faint direction of its may have drowned
 )
 _ROOMY = 16  # dimensions outside a span in which hardly a stranger is near zero by chance
-_TRIALS = 1 << 14  # prefixes worth trying for one more token
+_TRIALS = 1 << 17  # prefixes worth trying for one more token
 _CHANCE = "More prefixes fit the gradient than it can hold: they can no longer be told from chance."
 _TOO_MANY = 4  # times H: prefixes of the client span at most H dimensions, more are strangers that slipped in
 
