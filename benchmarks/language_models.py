@@ -24,6 +24,7 @@ import unsum
 
 VOCABULARY, FEATURES, LAYERS = 2000, 128, 3
 SHAPES = ((2, 9), (4, 9), (8, 9), (6, 17), (7, 17), (4, 32), (14, 10), (8, 17), (16, 17))  # sequences, tokens of each
+PARTS = ("recovery", "noise", "conditions", "head")
 NOISES = (1e-6, 1e-5, 3e-5, 1e-4, 1e-3)
 
 
@@ -31,6 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="batches of text for every line")
     parser.add_argument("--steps", type=int, default=300, help="training steps of the trained models")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--gpt2", action="store_true", help="only the attack at GPT-2's own size")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
@@ -42,10 +44,14 @@ def main() -> None:
     models = {
         (tied, trained): made(tied, trained, text, options.steps) for tied in (False, True) for trained in (False, True)
     }
-    print(recovery(models, text, options.seeds))
-    print(noise(models, text, options.seeds))
-    print(conditions(models, text))
-    print(head_alone(models, text))
+    if "recovery" in options.parts:
+        print(recovery(models, text, options.seeds), flush=True)
+    if "noise" in options.parts:
+        print(noise(models, text, options.seeds), flush=True)
+    if "conditions" in options.parts:
+        print(conditions(models, text), flush=True)
+    if "head" in options.parts:
+        print(head_alone(models, text))
 
 
 def corpus() -> Tensor:
@@ -181,7 +187,7 @@ def head_alone(models: dict[tuple[bool, bool], GPT2LMHeadModel], text: Tensor) -
         "|---|---|---|---|",
     ]
     dropped = made(False, False, text, 0, dropout=0.1)
-    for sequences, length in ((2, 9), (4, 9)):
+    for sequences, length in ((1, 9), (2, 9)):
         cells = []
         for model, train in ((models[False, False], False), (models[False, True], False), (dropped, True)):
             batch = sampled(text, sequences, length, 0)

@@ -20,6 +20,8 @@ _LENIENT = (
     10.0  # times what noise explains: the first layer only saves work, and a faint direction of its may have drowned
 )
 _ROOMY = 16  # dimensions outside a span in which hardly a stranger is near zero by chance
+_TRIALS = 1 << 17  # prefixes worth trying for one more token
+_CHANCE = "More prefixes fit the gradient than it can hold: they can no longer be told from chance."
 _TOO_MANY = 4  # times H: prefixes of the client span at most H dimensions, more are strangers that slipped in
 
 
@@ -99,6 +101,8 @@ def walk(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Wa
         origins = [index for index in frontier for _ in range(len(here))]
         if not trials:
             break
+        if len(trials) > max(_TRIALS, 16 * len(candidates)):
+            return Walk([], [], [], [_CHANCE])
         distances = _distances(model, guide, torch.tensor(trials, device=candidates.device))
         first = len(prefixes)
         for trial, origin, distance in zip(trials, origins, distances.tolist(), strict=True):
@@ -108,8 +112,7 @@ def walk(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Wa
                 outside.append(distance)
         frontier = list(range(first, len(prefixes)))
         if len(prefixes) > limit:
-            note = "More prefixes fit the gradient than it can hold: they can no longer be told from chance."
-            return Walk([], [], [], [note])
+            return Walk([], [], [], [_CHANCE])
         if not frontier:
             break
     return Walk(prefixes, parents, outside, []).at_most(guide.deep_span.rank)
