@@ -1,8 +1,8 @@
-"""What an experiment is: a declaration (model × data × batch × labels × defence × attack × seeds → columns), and nothing that runs.
+"""What an experiment is: a declaration (model × data × batch × labels × defence × attack × seeds → columns); nothing here runs.
 
-    Cell        one thing to measure; its content decides its key, so tables that ask for the same cell share the result
-    Grid        the product of some axes: many cells
-    Experiment  one table (and perhaps a figure): grids for every size, columns, what was published, where ours differs
+Cell        one thing to measure; its content decides its key, so tables that ask for the same cell share the result
+Grid        the product of some axes: many cells
+Experiment  one table (and perhaps a figure): grids for every size, columns, what was published, where ours differs
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -73,13 +74,21 @@ def fully_connected(network: Network, widths: tuple[int, ...] = (4096, 1024, 256
     """The soft-label paper's FCN-4: ReLU, no bias anywhere; 12288-4096-1024-256-C for photos of 64²."""
     sizes = [3 * network.size**2, *widths]
     layers: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+    for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs, bias=False), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], network.classes, bias=False))
 
 
 def narrow_fully_connected(network: Network) -> nn.Sequential:
     return fully_connected(network, (128, 64, 32))
+
+
+def plain(network: Network) -> nn.Sequential:
+    """Three fully connected layers with biases: what peelers are for."""
+    return nn.Sequential(
+        *(nn.Flatten(), nn.Linear(3 * network.size**2, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU()),
+        nn.Linear(64, network.classes),
+    )
 
 
 def resnet18(network: Network) -> nn.Module:
@@ -111,6 +120,7 @@ BUILDERS: dict[str, Build] = {
     "lenet, learnable": learnable_lenet,
     "fcn": fully_connected,
     "fcn, narrow": narrow_fully_connected,
+    "plain": plain,
     "resnet18": resnet18,
     "alexnet": alexnet,
     "resnet50": resnet50,

@@ -6,6 +6,7 @@ machine gone): such a cell is given to another worker, a few times. Every node n
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,7 +36,8 @@ class Cluster:
         task = self.ray.remote(_measured).options(
             num_cpus=material.threads, num_gpus=self.gpus, max_retries=_RETRIES, retry_exceptions=False
         )
-        waiting, flying = list(reversed(cells)), {}
+        waiting = list(reversed(cells))
+        flying: dict[Any, Cell] = {}
         while waiting or flying:
             while waiting and len(flying) < _AHEAD * self._places(material):
                 cell = waiting.pop()
@@ -61,7 +63,9 @@ class Cluster:
             raise
         except self.ray.exceptions.RayError as error:
             reason = str(error).splitlines()[0]
-            return Outcome("failed", sentence=f"its worker was lost {_RETRIES + 1} times: {reason}", traceback=str(error))
+            return Outcome(
+                "failed", sentence=f"its worker was lost {_RETRIES + 1} times: {reason}", traceback=str(error)
+            )
         return outcome
 
 
@@ -79,7 +83,7 @@ def cluster(address: str, material: Material, *, gpus: float = 1.0) -> Iterator[
     """`auto`: the cluster that this machine belongs to, or one of this machine alone; else an address, HOST:PORT."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
     try:
-        import ray
+        ray: Any = importlib.import_module("ray")
     except ImportError as error:
         raise UnsumError("--ray needs Ray; install it with: pip install 'unsum[bench]'.") from error
     _connect(ray, address)
@@ -87,9 +91,13 @@ def cluster(address: str, material: Material, *, gpus: float = 1.0) -> Iterator[
     try:
         found = ray.cluster_resources()
         if needed and found.get("GPU", 0) < needed:
-            raise UnsumError("No node of the Ray cluster has a GPU; leave --device cuda out, or start one with --num-gpus.")
+            raise UnsumError(
+                "No node of the Ray cluster has a GPU; leave --device cuda out, or start one with --num-gpus."
+            )
         if not needed and found.get("CPU", 0) < material.threads:
-            raise UnsumError(f"No node of the Ray cluster has {material.threads} CPUs free for a cell; lower --threads.")
+            raise UnsumError(
+                f"No node of the Ray cluster has {material.threads} CPUs free for a cell; lower --threads."
+            )
         yield Cluster(ray, needed)
     finally:
         ray.shutdown()
@@ -102,7 +110,9 @@ def _connect(ray: Any, address: str) -> None:
             ray.init(address=address, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
-            raise UnsumError(f"There is no Ray cluster at {address!r} ({reason}); `ray status` shows whether one runs.") from error
+            raise UnsumError(
+                f"There is no Ray cluster at {address!r} ({reason}); `ray status` shows whether one runs."
+            ) from error
         return
     try:
         ray.init(address=AUTO, **quiet)

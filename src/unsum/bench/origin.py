@@ -32,7 +32,9 @@ def hardware(material: Material) -> str:
     """The machine that computes, without its name."""
     if material.device.startswith("cuda"):
         return f"{torch.cuda.get_device_name(material.device)}"
-    return f"{_processor()}, {os.cpu_count()} cores, {material.threads} thread{'s' if material.threads > 1 else ''} used"
+    return (
+        f"{_processor()}, {os.cpu_count()} cores, {material.threads} thread{'s' if material.threads > 1 else ''} used"
+    )
 
 
 def _processor() -> str:

@@ -66,7 +66,13 @@ def shown(console: Console, total: int) -> Iterator[Shown]:
         yield Shown(console, total)
         return
     columns = (
-        *(BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()),
+        *(
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        ),
         TextColumn("{task.description}"),
     )
     with Progress(*columns, console=console, transient=True, speed_estimate_period=600) as bars:

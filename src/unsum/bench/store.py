@@ -28,7 +28,9 @@ CREATE TABLE cells (
 ) WITHOUT ROWID;
 CREATE INDEX by_declaration ON cells (declaration, finished);
 """
-_FIELDS = "key, declaration, status, figures, sentence, traceback, seconds, cpu_seconds, peak_mb, origin, finished, picture"
+_FIELDS = (
+    "key, declaration, status, figures, sentence, traceback, seconds, cpu_seconds, peak_mb, origin, finished, picture"
+)
 _PATIENCE = 30.0  # seconds to wait for another process that writes
 
 
@@ -49,7 +51,9 @@ class Store:
     def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
         self.path = Path(path)
         if read_only and not self.path.is_file():
-            raise UnsumError(f"There is no store {str(self.path)!r}; run `unsum bench` first, or name another with --store.")
+            raise UnsumError(
+                f"There is no store {str(self.path)!r}; run `unsum bench` first, or name another with --store."
+            )
         with _sentences(self.path):
             self._database = self._open(read_only)
             self._check(read_only)
@@ -67,7 +71,9 @@ class Store:
     def _check(self, read_only: bool) -> None:
         """Refuse files that are not ours; make the tables of a new one."""
         database = self._database
-        mark, version = (database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
+        mark, version = (
+            database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+        )
         empty = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
         if empty and mark == 0 and not read_only:
             database.execute("PRAGMA journal_mode = WAL")
@@ -78,7 +84,9 @@ class Store:
             database.execute(f"PRAGMA user_version = {FORMAT}")
             database.execute("COMMIT")
         elif mark != _MARK:
-            raise UnsumError(f"{str(self.path)!r} is a database, but no store of `unsum bench`; name another with --store.")
+            raise UnsumError(
+                f"{str(self.path)!r} is a database, but no store of `unsum bench`; name another with --store."
+            )
         elif version != FORMAT:
             raise UnsumError(
                 f"The store {str(self.path)!r} has format {version}, and this unsum writes format {FORMAT}; name a new one with "
@@ -97,7 +105,9 @@ class Store:
         with _sentences(self.path):
             return dict(self._database.execute("SELECT key, status FROM cells").fetchall())
 
-    def put(self, key: str, declaration: str, cell: Mapping[str, Any], outcome: Outcome, origin: Mapping[str, str]) -> None:
+    def put(
+        self, key: str, declaration: str, cell: Mapping[str, Any], outcome: Outcome, origin: Mapping[str, str]
+    ) -> None:
         """One cell, whole, in one transaction; an earlier result under the same key is replaced."""
         values = (
             *(key, declaration, json.dumps(cell, sort_keys=True), outcome.status, json.dumps(outcome.values)),
@@ -129,7 +139,9 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

@@ -88,7 +88,7 @@ def _figures(cell: Cell, material: Material) -> tuple[dict[str, float], bytes | 
 def _seed(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 (for libraries that draw from it)
+    np.random.seed(seed % 2**32)
 
 
 def _wait(device: str) -> None:

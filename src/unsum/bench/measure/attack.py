@@ -39,9 +39,9 @@ def answer(cell: Cell, played: Round, material: Material) -> Leak:
     if name == AUTO:
         return attack(model, update, AUTO, inverse=material.inverse, seed=cell.seed, **known)
     if name in [entry.name for entry in MATCHERS]:
-        own = {"auxiliary": played.drawn.others} if MATCHERS[name].needs.auxiliary else {}
-        rule = {"label_rule": cell.attack.rule} if cell.attack.rule else {}
-        return match(model, update, name, seed=cell.seed, **known, **own, **rule, **options)
+        own = played.drawn.others if MATCHERS[name].needs.auxiliary else None
+        rule = cell.attack.rule or None
+        return match(model, update, name, auxiliary=own, label_rule=rule, seed=cell.seed, **known, **options)
     SEPARATORS[name]  # refuses an unknown name with the nearest ones
     if cell.attack.rule:
         found = labels(model, update, cell.attack.rule, batch_size=cell.batch, seed=cell.seed)
@@ -83,8 +83,8 @@ def _pictures_alone(cell: Cell, method: str, pictures: Tensor, predicted: float,
 def _labels_alone(cell: Cell, played: Round) -> Leak:
     """The labels that a rule found, as a leak that is scored by them alone."""
     rule = cell.attack.name
-    own = {"auxiliary": played.drawn.others} if LABEL_RULES[rule].needs.auxiliary else {}
-    found = labels(played.model, played.update, rule, batch_size=cell.batch, seed=cell.seed, **own)
+    own = played.drawn.others if LABEL_RULES[rule].needs.auxiliary else None
+    found = labels(played.model, played.update, rule, batch_size=cell.batch, auxiliary=own, seed=cell.seed)
     C = find_head(played.model)[1].out_features
     rows = nn.functional.one_hot(found.long(), C).double()
     empty = torch.zeros_like(rows)

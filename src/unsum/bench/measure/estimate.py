@@ -30,7 +30,9 @@ def estimate(cell: Cell, material: Material) -> dict[str, float]:
     goal = float(dict(cell.attack.options)["accuracy"])  # type: ignore[arg-type] # declared so
     features, labels = _features(cell.network, None if cell.data == "embedded" else material.data, material)
     if len(labels) < cell.batch:
-        raise UnsumError(f"This cell needs {cell.batch} photos, and the data have {len(labels)}; give more with --data.")
+        raise UnsumError(
+            f"This cell needs {cell.batch} photos, and the data have {len(labels)}; give more with --data."
+        )
     logits, accuracy = probe(features, labels, cell.network.classes, goal)
     errors = loss_errors(logits, labels, cell.batch, cell.seed)
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -15,10 +16,8 @@ def reset(device: str) -> None:
     """Begin to count anew."""
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
-    try:
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: the high-water mark falls to the present size
-    except OSError:
-        pass  # elsewhere the figure is the process's highest so far
+    with suppress(OSError):  # elsewhere than on Linux the figure is the process's highest so far
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark falls to the present size
 
 
 def peak_megabytes(device: str) -> float:

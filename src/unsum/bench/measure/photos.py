@@ -91,10 +91,12 @@ def _softened(
         return images, torch.cat(rows)
     both, all_labels = torch.cat([images, others[:B]]), torch.cat([labels, other_labels[:B]])
     if len(both) < 2 * B:
-        raise UnsumError(f"Mixup of {B} photos needs {B} others, and the data have {len(both) - B}; give more with --data.")
+        raise UnsumError(
+            f"Mixup of {B} photos needs {B} others, and the data have {len(both) - B}; give more with --data."
+        )
     partner = torch.arange(len(both)).roll(-B)
-    mixed, rows = mixup(both, all_labels, C, weight=torch.cat([weight, torch.ones(B)]), partner=partner)
-    return mixed[:B], rows[:B]
+    mixed, blended = mixup(both, all_labels, C, weight=torch.cat([weight, torch.ones(B)]), partner=partner)
+    return mixed[:B], blended[:B]
 
 
 def _floats(images: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,7 @@ def play(cell: Cell, material: Material) -> Round:
     images, targets = drawn.images.to(material.device), drawn.targets.to(material.device)
     recipe = None
     if cell.attack.family == "server":
-        options = dict(cell.attack.options)
+        options: dict[str, Any] = dict(cell.attack.options)
         model, recipe = modify(model, cell.attack.name, shape=tuple(images.shape[1:]), seed=cell.seed, **options)
     torch.manual_seed(cell.seed + zlib.crc32(cell.defence.encode()))
     update, images, targets = capture_trained(

@@ -74,7 +74,9 @@ def _logit_error(rows: list[SampleScore], leak: Leak, played: Round) -> float:
     with torch.no_grad():
         true = head(played.features).double().cpu()
     found = leak.logits.double().cpu()
-    answers = [torch.zeros_like(t) if row.found is None else found[row.found] for row, t in zip(rows, true, strict=True)]
+    answers = [
+        torch.zeros_like(t) if row.found is None else found[row.found] for row, t in zip(rows, true, strict=True)
+    ]
     return float((torch.stack(answers) - true).square().sum())
 
 
@@ -117,4 +119,3 @@ def _png(picture: Tensor) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
-

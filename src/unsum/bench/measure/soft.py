@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,7 +30,7 @@ _DRAWS = 10_000  # seeds of one cell's draws stay apart from another's
 def soft(cell: Cell, material: Material) -> dict[str, float]:
     """Shares of the draws: recovered, claimed by the attack itself; and the median of the largest error of any entry."""
     model = network(cell, material).eval()
-    options = dict(cell.attack.options)
+    options: dict[str, Any] = dict(cell.attack.options)
     with_bias = bool(options.pop("with_bias", False))
     errors, claimed, seconds = [], 0, 0.0
     for number in range(cell.draws):
