@@ -146,3 +146,4 @@ class Experiment:
     deviations: Mapping[Size, tuple[str, ...]] = field(default_factory=dict)
     see: tuple[str, ...] = ()  # pages of docs/results made by hand for the same table
     figure: Figure | None = None
+    across: str = ""  # the axis whose values become columns on pages, where rows would be too many

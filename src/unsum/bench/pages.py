@@ -11,6 +11,7 @@ from pathlib import Path
 from unsum.bench.declare import Size
 from unsum.bench.experiments import EXPERIMENTS
 from unsum.bench.figures import draw
+from unsum.bench.matrix import matrix
 from unsum.bench.progress import duration
 from unsum.bench.show import markdown
 from unsum.bench.store import Store
@@ -90,5 +91,7 @@ def _section(table: Table, page: Path) -> str:
         picture = page.with_name(f"bench-{experiment.name}.png")
         if draw(table, picture):
             parts.append(f"![{experiment.title}]({picture.name})")
-    parts.append(markdown(table))
+    if experiment.across:
+        parts.append("Entries are leakages; of rules that seek labels alone, the share of labels found.")
+    parts.append(matrix(table) if experiment.across else markdown(table))
     return "\n\n".join(part for part in parts if part)

@@ -29,8 +29,12 @@ def cells_of(experiment: Experiment, size: Size) -> list[Cell]:
 
 
 def cells_of_all(experiments: Iterable[Experiment], size: Size) -> list[Cell]:
-    """The cells of several tables, each once: what two tables share is measured once."""
-    return list(dict.fromkeys(cell for experiment in experiments for cell in cells_of(experiment, size)))
+    """The cells of several tables, each once: what two tables share is measured once.
+
+    First batches come first, so that a run which is stopped early has something for every row.
+    """
+    every = dict.fromkeys(cell for experiment in experiments for cell in cells_of(experiment, size))
+    return sorted(every, key=lambda cell: cell.seed)
 
 
 def with_plugins(grid: Grid) -> Grid:

@@ -64,6 +64,7 @@ def run(
     if retry_failed:
         missing = [cell for cell in keys if cell in {*missing, *failed_before}]
         failed_before = []
+    console.print(f"unsum: {len(missing)} cells to measure, {len(keys) - len(missing)} in the store", highlight=False)
     counts = {"measured": 0, "needs": 0, "failed": 0}
     with shown(console, len(missing)) as progress:
         for cell, outcome in way(missing, material, progress):

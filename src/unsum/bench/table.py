@@ -17,14 +17,14 @@ _SUMMED: dict[str, Callable[[Sequence[float]], float]] = {
     "median": statistics.median,
     "max": max,
 }
-# Axes of a row; one that never varies in a table is left out of it.
-_AXES: dict[str, tuple[str, Callable[[Cell], object]]] = {
-    "network": ("network", lambda cell: str(cell.network)),
-    "labels": ("labels are", lambda cell: cell.labels),
-    "batch": ("B", lambda cell: cell.batch),
-    "same": ("alike", lambda cell: f"{cell.same}/{cell.batch}"),
-    "defence": ("defence", lambda cell: cell.defence),
-    "attack": ("attack", lambda cell: str(cell.attack)),
+# Axes of a row, with their titles; one that never varies in a table is left out of it.
+_AXES = {
+    "network": "network",
+    "labels": "labels are",
+    "batch": "B",
+    "same": "alike",
+    "defence": "defence",
+    "attack": "attack",
 }
 
 
@@ -48,6 +48,8 @@ class Row:
     @property
     def remark(self) -> str:
         """What a row without figures says: what it needs, how it failed, or that it was not run."""
+        if self.measured:
+            return ""
         if not self.results:
             return NOT_RUN
         last = self.results[-1].outcome
@@ -64,7 +66,7 @@ class Table:
 
     @property
     def axes(self) -> list[str]:
-        varying = [name for name, (_, read) in _AXES.items() if len({read(row.cell) for row in self.rows}) > 1]
+        varying = [name for name in _AXES if len({getattr(row.cell, name) for row in self.rows}) > 1]
         return varying or ["attack"]
 
     @property
@@ -74,20 +76,22 @@ class Table:
         return present or list(self.experiment.columns)
 
     def headings(self) -> list[str]:
-        titles = [_AXES[axis][0] for axis in self.axes]
+        titles = [_AXES[axis] for axis in self.axes]
         published = [self.experiment.published_title] if self.experiment.published else []
-        return [*titles, *published, *(column.title for column in self.columns), "batches"]
+        return [*titles, *published, *(column.title for column in self.columns), "batches", *self._remark_title]
+
+    @property
+    def _remark_title(self) -> list[str]:
+        return [] if all(row.measured for row in self.rows) else ["remark"]
 
     def cells(self, row: Row) -> list[str]:
-        """The row as text; a remark stands in the first column of figures."""
-        axes = [str(_AXES[axis][1](row.cell)) for axis in self.axes]
+        """The row as text; a row without figures has a remark in their place."""
+        axes = [axis_text(row.cell, axis) for axis in self.axes]
         published = [published_for(self.experiment, row.cell)] if self.experiment.published else []
-        if not row.measured:
-            figures = [row.remark, *[""] * (len(self.columns) - 1)]
-        else:
-            figures = [_written(row.value(column), column) for column in self.columns]
+        figures = [_written(row.value(column), column) for column in self.columns]
         count = f"{len(row.measured)}" if len(row.measured) == row.asked else f"{len(row.measured)} of {row.asked}"
-        return [*axes, *published, *figures, count]
+        remark = [row.remark] if self._remark_title else []
+        return [*axes, *published, *figures, count, *remark]
 
     @property
     def results(self) -> list[Result]:
@@ -96,6 +100,10 @@ class Table:
     @property
     def begun(self) -> bool:
         return bool(self.results)
+
+
+def axis_text(cell: Cell, axis: str) -> str:
+    return f"{cell.same}/{cell.batch}" if axis == "same" else str(getattr(cell, axis))
 
 
 def read_table(experiment: Experiment, size: Size, store: Store) -> Table:

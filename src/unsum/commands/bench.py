@@ -28,7 +28,8 @@ from unsum.commands import options
 from unsum.errors import UnsumError, unknown_name
 from unsum.registry import PROBLEMS
 
-_PROGRESS, _OUT = Console(stderr=True), Console()
+_PROGRESS = Console(stderr=True)
+_WIDE = 200  # columns of a table that goes to a file or another program
 
 
 class RunByDefault(TyperGroup):
@@ -114,14 +115,14 @@ def run_command(
                 way=measured,
                 retry_failed=retry_failed,
                 console=_PROGRESS,
-                command=shlex.join(["unsum", *sys.argv[1:]]),
+                command=_command(),
             )
         if as_json:
             typer.echo(json.dumps({**vars(summary), "store": str(store)}, indent=2))
         else:
             for experiment in experiments:
-                show_table(read_table(experiment, wanted, results), _OUT)
-            _OUT.print(f"{summary} Store: {store}", markup=False, highlight=False, soft_wrap=True)
+                show_table(read_table(experiment, wanted, results), _out())
+            _out().print(f"{summary} Store: {store}", markup=False, highlight=False, soft_wrap=True)
     if summary.failed or summary.failed_before:
         raise typer.Exit(1)
 
@@ -152,7 +153,7 @@ def show_command(
             elif forms:
                 typer.echo(written(table, cast("Form", forms[0])) + "\n")
             else:
-                show_table(table, _OUT)
+                show_table(table, _out())
 
 
 @app.command("list")
@@ -171,7 +172,7 @@ def list_command(
     drawn = Drawn("name", "what", f"cells, size {wanted}", "figure")
     for name, title, count, figure in rows:
         drawn.add_row(name, Text(title), str(count), "yes" if figure else "")
-    _OUT.print(drawn)
+    _out().print(drawn)
 
 
 @app.command("figures")
@@ -212,6 +213,16 @@ def pages_command(
     with Store(store, read_only=True) as results:
         for path in write_pages(results, _size(size), out):
             typer.echo(str(path))
+
+
+def _out() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_WIDE)
+
+
+def _command() -> str:
+    """As it was given, files by their names alone: pages that quote it say nothing of the machine's folders."""
+    return shlex.join(["unsum", *(Path(word).name if "/" in word else word for word in sys.argv[1:])])
 
 
 def _size(name: str) -> Size:

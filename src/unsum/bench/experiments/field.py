@@ -134,5 +134,6 @@ EXPERIMENT = Experiment(
         ),
         "paper": ("The same network with every method's own number of steps.",),
     },
+    across="defence",
     see=("../attacks.md", "../defences.md"),
 )
