@@ -19,7 +19,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     folder = tmp_path_factory.mktemp("smoke")
     words = command("--size", "smoke", "--store", "smoke.sqlite")
     done = subprocess.run(
-        words, cwd=folder, env=environment(), capture_output=True, text=True, timeout=900, check=False
+        words, cwd=folder, env=environment(), capture_output=True, text=True, timeout=1500, check=False
     )
     return folder / "smoke.sqlite", Result(done.returncode, done.stdout, done.stderr)
 

@@ -22,7 +22,7 @@ WORDS = ("rgla-4", "--size", "smoke", "--json", "--store")
 def serial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("serial")
     subprocess.run(
-        command(*WORDS, "serial.sqlite"), cwd=folder, env=with_plugin(), capture_output=True, timeout=600, check=True
+        command(*WORDS, "serial.sqlite"), cwd=folder, env=with_plugin(), capture_output=True, timeout=1200, check=True
     )
     return folder / "serial.sqlite"
 
@@ -41,13 +41,13 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result, int]
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 900
     while not (told.exists() and told.read_text()) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
     victim = int(told.read_text()) if told.exists() else 0
     if victim:
         os.kill(victim, signal.SIGKILL)
-    out, err = process.communicate(timeout=600)
+    out, err = process.communicate(timeout=1200)
     return folder / "ray.sqlite", Result(process.returncode, out, err), victim
 
 

@@ -34,7 +34,7 @@ def test_figures_are_those_of_the_attacks() -> None:
 def test_errors_stay_in_their_cells(store: Store) -> None:
     found = {result.outcome.status: result.outcome for result in store}
     assert [r.outcome.status for r in store].count("measured") == 4
-    assert found["needs"].sentence.startswith("The attack 'exact' has no option 'turns'")
+    assert found["needs"].sentence == "The attack 'exact' takes no options; leave 'turns' out."
     assert "Traceback" in found["failed"].traceback
     assert found["failed"].sentence == "ValueError: could not convert string to float: 'high'"
 
