@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -107,7 +108,7 @@ def run_command(
     _say_problems()
     with Store(store) as results:
         way = nullcontext(one_by_one) if ray is None else cluster(ray, material, gpus=gpus_per_cell)
-        with way as measured:
+        with way as measured, _stopped_kindly(store):
             summary = run(
                 cells,
                 material,
@@ -213,6 +214,16 @@ def pages_command(
     with Store(store, read_only=True) as results:
         for path in write_pages(results, _size(size), out):
             typer.echo(str(path))
+
+
+@contextmanager
+def _stopped_kindly(store: Path) -> Iterator[None]:
+    """Ctrl-C is an ordinary way to stop: what was measured is there."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _PROGRESS.print(f"unsum: stopped; {store} keeps what was measured, and the same command goes on.", markup=False)
+        raise typer.Exit(130) from None
 
 
 def _out() -> Console:
