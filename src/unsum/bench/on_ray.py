@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from unsum.errors import UnsumError
 
 AUTO = "auto"
 _RETRIES = 3  # of a cell whose worker was lost
+_PATIENCE = 10.0  # seconds for a cluster to answer at all
 _AHEAD = 2  # tasks in flight for every one that can run
 
 
@@ -103,9 +105,21 @@ def cluster(address: str, material: Material, *, gpus: float = 1.0) -> Iterator[
         ray.shutdown()
 
 
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise UnsumError(f"--ray takes auto or an address, HOST:PORT, not {address!r}.")
+    try:
+        socket.create_connection((host, int(port)), _PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise UnsumError(f"Nothing answers at {address!r}; `ray status` shows where the cluster is.") from error
+
+
 def _connect(ray: Any, address: str) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     if address != AUTO:
+        _check_reachable(address)
         try:
             ray.init(address=address, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:

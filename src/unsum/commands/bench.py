@@ -222,7 +222,9 @@ def _stopped_kindly(store: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _PROGRESS.print(f"unsum: stopped; {store} keeps what was measured, and the same command goes on.", markup=False)
+        _PROGRESS.print(
+            f"unsum: stopped; {store} keeps what was measured, and the same command goes on.", soft_wrap=True
+        )
         raise typer.Exit(130) from None
 
 
