@@ -26,7 +26,7 @@ TITLES = {
 
 
 def write_pages(store: Store, size: Size, out: Path) -> list[Path]:
-    """One page for each paper of which the store has anything, `bench-NAME.md`, with its figures as PNG beside it."""
+    """One page for each paper of which the store has anything, `bench-NAME.md`, with its figures beside it."""
     tables = [read_table(experiment, size, store) for experiment in EXPERIMENTS.values()]
     if not any(table.begun for table in tables):
         raise UnsumError(
@@ -88,7 +88,8 @@ def _section(table: Table, page: Path) -> str:
         names = (f"[{Path(name).stem}]({name})" for name in experiment.see)
         parts.append(f"By hand, for the same question: {', '.join(names)}.")
     if experiment.figure is not None:
-        picture = page.with_name(f"bench-{experiment.name}.png")
+        form = "jpg" if experiment.figure.kind == "pictures" else "png"
+        picture = page.with_name(f"bench-{experiment.name}.{form}")
         if draw(table, picture):
             parts.append(f"![{experiment.title}]({picture.name})")
     if experiment.across:

@@ -37,8 +37,9 @@ RECOVERED = Column("recovered", "within 1 %", ".0%")
 COSINE = Column("cosine", "cosine", ".4f")
 LOGITS = Column("logit_error", "‖Ŷ′−Ŷ‖²", ".1e", "median")
 SECONDS = Column("attack_seconds", "seconds", ".2f", "median")
-PICTURES = (PSNR, SSIM, LPIPS, ERROR, LABELS, LEAKAGE, SECONDS)
-FEATURES = (LOGITS, MEDIAN, WORST, RECOVERED, COSINE, PSNR, SECONDS)
+PROCESSOR = Column("attack_cpu", "of CPU", ".2f", "median")  # what a busy machine leaves alone
+PICTURES = (PSNR, SSIM, LPIPS, ERROR, LABELS, LEAKAGE, SECONDS, PROCESSOR)
+FEATURES = (LOGITS, MEDIAN, WORST, RECOVERED, COSINE, PSNR, SECONDS, PROCESSOR)
 
 FGLA = Attack("fgla", granted="labels", title="FGLA")
 EXACT = Attack("exact", title="exact, nothing granted")

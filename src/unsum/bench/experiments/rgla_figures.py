@@ -80,9 +80,9 @@ FIGURE_7 = Experiment(
     title="RGLA, figure 7: time against batch size",
     paper="rgla",
     grids=rgla_table_10.grids,
-    columns=(common.SECONDS,),
+    columns=(common.PROCESSOR, common.SECONDS),
     deviations=DEVIATIONS,
-    figure=Figure("curve", "batch", "attack_seconds", "batch size", "seconds", log_x=True, log_y=True),
+    figure=Figure("curve", "batch", "attack_cpu", "batch size", "seconds of CPU", log_x=True, log_y=True),
 )
 FIGURE_8 = Experiment(
     name="rgla-figure-8",

@@ -15,6 +15,7 @@ EXPERIMENT = Experiment(
         Column("loss", "sum of losses at the end", ".1e", "median"),
         common.MEDIAN,
         common.SECONDS,
+        common.PROCESSOR,
     ),
     deviations=common.DEVIATIONS,
     see=("rgla-tables.md",),

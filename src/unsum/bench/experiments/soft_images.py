@@ -35,7 +35,7 @@ FULLY_CONNECTED = Experiment(
     title="Soft-label recovery: pictures of a fully connected network, B = 1",
     paper="soft-labels",
     grids=peeled,
-    columns=(common.PSNR, common.SSIM, common.LPIPS, common.LABELS, common.SECONDS),
+    columns=(common.PSNR, common.SSIM, common.LPIPS, common.LABELS, common.SECONDS, common.PROCESSOR),
     published=(
         Published(SOFT_FCN, {"attack": "exact, then layer by layer"}),
         Published(SOFT_FCN_DLG, {"attack": "DLG"}),
@@ -53,7 +53,7 @@ CONVOLUTIONAL = Experiment(
     title="Soft-label recovery: pictures of LeNet by matching, B = 1",
     paper="soft-labels",
     grids=matched,
-    columns=(common.PSNR, common.SSIM, common.LPIPS, common.SECONDS),
+    columns=(common.PSNR, common.SSIM, common.LPIPS, common.SECONDS, common.PROCESSOR),
     deviations={
         "smoke": ("Size smoke: 16² photos and 3 steps.",),
         "small": ("Size small: 100 of 300 steps; LeNet alone.", "The paper's figures are not in our notes of it."),

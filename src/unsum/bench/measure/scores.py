@@ -94,7 +94,7 @@ def _convergence(leak: Leak) -> dict[str, float]:
 
 
 def strip(played: Round, leak: Leak) -> bytes | None:
-    """A PNG: the client's pictures above, below each what was recovered of it (grey where nothing was)."""
+    """A JPEG: the client's pictures above, below each what was recovered of it (grey where nothing was)."""
     if leak.images is None:
         return None
     whole = leak.features.shape[1:] == played.features.shape[1:]
@@ -105,7 +105,7 @@ def strip(played: Round, leak: Leak) -> bytes | None:
         torch.full_like(image, 0.5) if row.found is None else leak.images[row.found].detach().cpu().float().clamp(0, 1)
         for row, image in zip(rows, images, strict=True)
     ]
-    return _png(torch.cat([_row(list(images)), _row(found)], 1))
+    return _jpeg(torch.cat([_row(list(images)), _row(found)], 1))
 
 
 def _row(pictures: list[Tensor]) -> Tensor:
@@ -114,8 +114,8 @@ def _row(pictures: list[Tensor]) -> Tensor:
     return torch.cat([joined, torch.ones(3, _GAP, joined.shape[2])], 1)
 
 
-def _png(picture: Tensor) -> bytes:
+def _jpeg(picture: Tensor) -> bytes:
     pixels = (picture.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG", optimize=True)
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=92)
     return buffer.getvalue()
