@@ -61,14 +61,16 @@ def run(
     status = store.statuses()
     failed_before = [cell for cell, key in keys.items() if status.get(key) == "failed"]
     missing = [cell for cell, key in keys.items() if key not in status]
-    if retry_failed:
-        missing = [cell for cell in keys if cell in {*missing, *failed_before}]
+    if retry_failed:  # and those that lacked something: it may have been installed since
+        missing = [cell for cell, key in keys.items() if status.get(key) != "measured"]
         failed_before = []
     console.print(f"unsum: {len(missing)} cells to measure, {len(keys) - len(missing)} in the store", highlight=False)
     counts = {"measured": 0, "needs": 0, "failed": 0}
     with shown(console, len(missing)) as progress:
         for cell, outcome in way(missing, material, progress):
-            store.put(keys[cell], declaration_of(cell), cell.content(), outcome, origin(cell, material, command))
+            store.put(
+                keys[cell], declaration_of(cell), cell.content(), outcome, origin(cell, material, outcome, command)
+            )
             counts[outcome.status] += 1
             progress.done(str(cell), f"failed: {outcome.sentence}" if outcome.status == "failed" else "")
     known = len(keys) - len(missing) - len(failed_before)

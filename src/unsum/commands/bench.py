@@ -83,7 +83,7 @@ def run_command(
     ] = 1.0,
     threads: Annotated[int, typer.Option(help="Processor threads of one cell.")] = 1,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Measure cells that failed before again.")
+        bool, typer.Option("--retry-failed", help="Measure cells again that failed, or lacked something.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON instead of tables.")] = False,
     device: options.DeviceOption = "cpu",
@@ -99,7 +99,7 @@ def run_command(
     material = Material(
         *(data, weights, inverse),
         tuple(parse_option(text) for text in option or []),
-        options.usable_device(device),
+        _device(device) if ray else options.usable_device(device),
         threads,
     )
     for path in filter(None, (data, weights, inverse)):
@@ -236,6 +236,14 @@ def _out() -> Console:
 def _command() -> str:
     """As it was given, files by their names alone: pages that quote it say nothing of the machine's folders."""
     return shlex.join(["unsum", *(Path(word).name if "/" in word else word for word in sys.argv[1:])])
+
+
+def _device(name: str) -> str:
+    """On Ray the workers have the device, not this process: only its kind can be checked."""
+    kinds = ["cpu", "cuda"]
+    if name not in kinds:
+        raise unknown_name("device for cells on Ray", name, kinds)
+    return name
 
 
 def _size(name: str) -> Size:

@@ -16,6 +16,7 @@ from unsum.bench.material import Material
 from unsum.bench.measure import memory
 from unsum.bench.measure.attack import answer
 from unsum.bench.measure.estimate import estimate
+from unsum.bench.measure.hardware import hardware
 from unsum.bench.measure.round import play
 from unsum.bench.measure.scores import figures, strip
 from unsum.bench.measure.soft import soft
@@ -39,6 +40,7 @@ class Outcome:
     cpu_seconds: float = 0.0
     peak_mb: float = 0.0
     picture: bytes | None = None
+    hardware: str = ""
 
 
 def measure(cell: Cell, material: Material) -> Outcome:
@@ -66,6 +68,7 @@ def measure(cell: Cell, material: Material) -> Outcome:
         time.process_time() - cpu,
         memory.peak_megabytes(material.device),
         picture,
+        hardware(material),
     )
 
 
