@@ -7,8 +7,8 @@ from unsum.bench.experiments.soft_success import COLUMNS, DEVIATIONS, EXACT, SOF
 
 NOISES: dict[Size, tuple[str, ...]] = {
     "smoke": ("noise:0.0001",),
-    "small": ("none", "noise:1e-06", "noise:1e-05", "noise:0.0001", "noise:0.001"),
-    "paper": ("none", "noise:1e-06", "noise:1e-05", "noise:0.0001", "noise:0.001", "noise:0.01"),
+    "small": ("none", "noise:1e-06", "noise:1e-05", "noise:0.0001", "noise:0.001", "noise:0.01", "noise:0.1"),
+    "paper": ("none", "noise:1e-06", "noise:1e-05", "noise:0.0001", "noise:0.001", "noise:0.01", "noise:0.1"),
 }
 
 
