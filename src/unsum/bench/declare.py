@@ -96,9 +96,8 @@ class Grid:
     def cells(self) -> Iterator[Cell]:
         axes = (self.networks, self.labels, self.batches, self.same, self.defences, self.attacks, range(self.seeds))
         for network, labels, batch, same, defence, attack, seed in itertools.product(*axes):
-            yield Cell(
-                network, attack, batch, same, labels, defence, self.data, self.draws, self.pictures, seed
-            )  # fmt: skip
+            own = (self.data, self.draws, self.pictures)
+            yield Cell(network, attack, batch, same, labels, defence, *own, seed)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unsum.bench.declare import Attack, Column, Network, Size, Value
+from unsum.bench.declare import Attack, Column, Granted, Network, Size, Value
 
 RGLA_NETWORK: Mapping[Size, Network] = {
     "smoke": Network("conv", 16, 20),
@@ -70,11 +70,8 @@ def matching(size: Size) -> tuple[Attack, ...]:
         "ig": {"smoke": 10, "small": 1000, "paper": 24_000},
         "ggl": {"smoke": 2, "small": 50, "paper": 500},
     }
-    granted = {"dlg": "batch size", "ig": "labels", "ggl": "labels"}
-    return tuple(
-        Attack(name, (("steps", at[size]),), granted[name], title=name.upper())  # type: ignore[arg-type] # its three words
-        for name, at in steps.items()
-    )
+    granted: Mapping[str, Granted] = {"dlg": "batch size", "ig": "labels", "ggl": "labels"}
+    return tuple(Attack(name, (("steps", at[size]),), granted[name], title=name.upper()) for name, at in steps.items())
 
 
 SMOKE = (
@@ -82,7 +79,8 @@ SMOKE = (
 )
 SMALL = (
     "Size small: unsum's embedded network (128², 32 768 features under the head, C = 100) in the place of ResNet-50 (224², "
-    "100 352 features, C = 1000), and its embedded inverse in the place of FGLA's generator; 3 batches instead of 100."
+    "100 352 features, C = 1000), and its embedded inverse in the place of FGLA's generator; a few batches (the last column counts them) instead "
+    "of 100."
 )
 SMALL_MATCHING = (
     "Size small: DLG, IG and GGL run on a network of two convolutions and 32² photos, with 60, 1000 and 50 of their 300, "

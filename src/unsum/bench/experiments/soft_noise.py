@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unsum.bench.declare import Experiment, Grid, Network, Size
+from unsum.bench.declare import Experiment, Grid, Labels, Network, Size
 from unsum.bench.experiments.soft_success import COLUMNS, DEVIATIONS, EXACT, SOFT
 
 NOISES: dict[Size, tuple[str, ...]] = {
@@ -15,9 +15,8 @@ NOISES: dict[Size, tuple[str, ...]] = {
 def grids(size: Size) -> tuple[Grid, ...]:
     draws = {"smoke": 2, "small": 10, "paper": 1000}[size]
     network = Network("lenet", 16 if size == "smoke" else 32, 10, train=False)
-    return (
-        Grid((network,), (SOFT, EXACT), (1,), labels=("smooth", "mixup"), defences=NOISES[size], draws=draws),
-    )  # fmt: skip
+    kinds: tuple[Labels, ...] = ("smooth", "mixup")
+    return (Grid((network,), (SOFT, EXACT), (1,), labels=kinds, defences=NOISES[size], draws=draws),)
 
 
 EXPERIMENT = Experiment(
