@@ -79,8 +79,8 @@ SMOKE = (
 )
 SMALL = (
     "Size small: unsum's embedded network (128², 32 768 features under the head, C = 100) in the place of ResNet-50 (224², "
-    "100 352 features, C = 1000), and its embedded inverse in the place of FGLA's generator; a few batches (the last column counts them) instead "
-    "of 100."
+    "100 352 features, C = 1000), and its embedded inverse in the place of FGLA's generator; a few batches (the last column "
+    "counts them) instead of 100."
 )
 SMALL_MATCHING = (
     "Size small: DLG, IG and GGL run on a network of two convolutions and 32² photos, with 60, 1000 and 50 of their 300, "
