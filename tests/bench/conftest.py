@@ -12,6 +12,8 @@ import pytest
 from bench_process import Result, command, environment
 from unsum import cli
 
+collect_ignore = ["plugin"]  # somebody else's package: imported here it would join the registries of every other test
+
 
 @pytest.fixture(scope="session")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
