@@ -12,7 +12,7 @@ from bench_cells import values
 from bench_process import command, environment
 from unsum.bench import EXPERIMENTS, Material, Store, cells_of, run
 
-TABLES = ("rgla-3", "rgla-8")
+TABLES = ("rgla-8",)
 
 
 def count(path: Path) -> int:

@@ -118,6 +118,11 @@ class Store:
         with _sentences(self.path):
             self._database.execute(f"INSERT OR REPLACE INTO cells VALUES ({', '.join('?' * len(values))})", values)
 
+    def declarations(self) -> set[str]:
+        """Every declaration that the store has anything for."""
+        with _sentences(self.path):
+            return {row[0] for row in self._database.execute("SELECT DISTINCT declaration FROM cells").fetchall()}
+
     def newest(self, declaration: str) -> Result | None:
         """The last result of a declared cell, whatever code and data made it; a measured one before any other."""
         with _sentences(self.path):

@@ -111,9 +111,10 @@ def read_table(experiment: Experiment, size: Size, store: Store) -> Table:
     groups: dict[Cell, list[Cell]] = {}
     for cell in cells_of(experiment, size):
         groups.setdefault(replace(cell, seed=0), []).append(cell)
-    rows = []
+    rows, known = [], store.declarations()
     for first, cells in groups.items():
-        found = [result for cell in cells if (result := store.newest(declaration_of(cell))) is not None]
+        present = [name for name in map(declaration_of, cells) if name in known]
+        found = [result for name in present if (result := store.newest(name)) is not None]
         rows.append(Row(first, tuple(found), len(cells)))
     return Table(experiment, size, tuple(rows))
 
