@@ -76,6 +76,7 @@ class Store:
         )
         empty = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
         if empty and mark == 0 and not read_only:
+            database.execute("PRAGMA page_size = 1024")  # a cell has about that: larger pages would stay half empty
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("BEGIN IMMEDIATE")
             for statement in filter(str.strip, _TABLES.split(";")):

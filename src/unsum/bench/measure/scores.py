@@ -117,5 +117,5 @@ def _row(pictures: list[Tensor]) -> Tensor:
 def _jpeg(picture: Tensor) -> bytes:
     pixels = (picture.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=92)
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=80)
     return buffer.getvalue()
