@@ -122,7 +122,7 @@ def test_pages_stand_by_themselves(smoke: tuple[Path, Result], bench: Bench, tmp
         (("rgla-8", "--store", "/proc/bench.sqlite"), "cannot be opened or made there"),
         (("rgla-8", "--option", "generator=x"), "--option reads ATTACK:KEY=VALUE"),
         (("rgla-8", "--ray", "auto", "--device", "cuda:7"), "There is no device for cells on Ray 'cuda:7'"),
-        (("rgla-8", "--ray", "nowhere"), "--ray takes auto or an address, HOST:PORT, not 'nowhere'."),
+        (("rgla-8", "--ray", "nowhere"), "--ray takes auto, local or an address, HOST:PORT, not 'nowhere'."),
         (("rgla-8", "--ray", "127.0.0.1:1"), "Nothing answers at '127.0.0.1:1'"),
         (("rgla-8", "--threads", "0"), "A cell needs at least one thread, not 0."),
         (("rgla-8", "--device", "cuda:7"), "The device 'cuda:7' cannot be used here"),

@@ -21,7 +21,7 @@ from unsum.bench.measure import Outcome, measure
 from unsum.bench.progress import Shown
 from unsum.errors import UnsumError
 
-AUTO = "auto"
+AUTO, LOCAL = "auto", "local"
 _RETRIES = 3  # of a cell whose worker was lost
 _PATIENCE = 10.0  # seconds for a cluster to answer at all
 _AHEAD = 2  # tasks in flight for every one that can run
@@ -82,7 +82,7 @@ def _measured(cell: Cell, material: Material, version: str) -> Outcome:
 
 @contextmanager
 def cluster(address: str, material: Material, *, gpus: float = 1.0) -> Iterator[Cluster]:
-    """`auto`: the cluster that this machine belongs to, or one of this machine alone; else an address, HOST:PORT."""
+    """`auto`: the cluster that this machine belongs to, or one of its own; `local`: its own; else an address, HOST:PORT."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
     try:
         ray: Any = importlib.import_module("ray")
@@ -109,7 +109,7 @@ def _check_reachable(address: str) -> None:
     """Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
-        raise UnsumError(f"--ray takes auto or an address, HOST:PORT, not {address!r}.")
+        raise UnsumError(f"--ray takes auto, local or an address, HOST:PORT, not {address!r}.")
     try:
         socket.create_connection((host, int(port)), _PATIENCE).close()
     except (OSError, OverflowError) as error:
@@ -117,18 +117,18 @@ def _check_reachable(address: str) -> None:
 
 
 def _connect(ray: Any, address: str) -> None:
+    own: dict[str, Any] = {"address": LOCAL, "include_dashboard": False}
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-    if address != AUTO:
+    if address not in (AUTO, LOCAL):
         _check_reachable(address)
-        try:
-            ray.init(address=address, **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            reason = str(error).splitlines()[0]
-            raise UnsumError(
-                f"There is no Ray cluster at {address!r} ({reason}); `ray status` shows whether one runs."
-            ) from error
-        return
     try:
-        ray.init(address=AUTO, **quiet)
-    except ConnectionError:  # none runs: one of this machine's own, which ends with the run
-        ray.init(include_dashboard=False, **quiet)
+        ray.init(**(own if address == LOCAL else {"address": address}), **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        if address == AUTO and isinstance(error, ConnectionError):  # none runs here: one that ends with the run
+            ray.init(**own, **quiet)
+            return
+        ray.shutdown()
+        reason = " ".join(str(error).split())
+        raise UnsumError(
+            f"The Ray cluster at {address!r} cannot be used ({reason}); --ray local makes one of its own."
+        ) from error

@@ -76,7 +76,9 @@ def run_command(
     ] = None,
     ray: Annotated[
         str | None,
-        typer.Option(help="Measure on Ray: auto (this machine's cluster, or one made for the run) or an address."),
+        typer.Option(
+            help="Measure on Ray: auto (this machine's cluster, or one made for the run), local (the latter) or an address."
+        ),
     ] = None,
     gpus_per_cell: Annotated[
         float, typer.Option(help="With --ray and --device cuda: GPUs of one cell, 0.5 say.")
