@@ -29,7 +29,7 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result, int]:
-    """A run on a cluster of its own, whatever other Ray there is; the first worker that measures the plug-in's attack is killed while it does."""
+    """On a cluster of its own, whatever other Ray there is; the first worker at the plug-in's attack is killed meanwhile."""
     folder = tmp_path_factory.mktemp("ray")
     told = folder / "worker.pid"
     short = {"UNSUM_EXAMPLE_TELL": str(told), "RAY_TMPDIR": "/tmp"}
