@@ -23,17 +23,18 @@ from torch import Tensor, nn
 
 import unsum
 from rgla_tables import Setting, batch_features, load_backbone, load_photos, say
+from unsum.bench.published import BY_DEFENCE, BY_PRUNING
 from unsum.defend import DPSGD, parse_defense, privacy_spent
 from unsum.invert import Inverse
 from unsum.score import score_samples
 
 PUBLISHED = {  # PSNR of RGLA and FGLA: table 2 (noise, clip, 99.9 %) and table 12 (the other rates)
-    "noise:0.01": "18.91 / 18.84",
-    "clip:4": "16.13 / 17.43",
-    "prune:0.8": "18.79 / 18.78",
-    "prune:0.9": "18.79 / 18.78",
-    "prune:0.99": "18.79 / 18.78",
-    "prune:0.999": "16.29 / 10.45",
+    defence: f"{row['rgla'].split(' ')[0]} / {row['fgla']}"
+    for defence, row in {
+        **{name: BY_DEFENCE[name] for name in ("noise:0.01", "clip:4")},
+        **{name: BY_PRUNING[name] for name in ("prune:0.8", "prune:0.9", "prune:0.99")},
+        "prune:0.999": BY_DEFENCE["prune:0.999"],
+    }.items()
 }
 METHODS = {
     "adaptive": "adaptive, nothing but B",

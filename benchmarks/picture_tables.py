@@ -34,6 +34,7 @@ from torchmetrics.functional.image import structural_similarity_index_measure
 from torchvision.utils import save_image
 
 import unsum
+from unsum.bench.published import BY_CLASSES, FGLA_BY_BATCH, FGLA_BY_DUPLICATES, RGLA_BY_BATCH, RGLA_BY_DUPLICATES
 from unsum.data import embedded_batch, read_photos
 from unsum.head import collect_features
 from unsum.invert import Inverse, load_inverse
@@ -64,27 +65,16 @@ class Cell:
 
 CELLS = {
     **{
-        f"t8-{same}of8": Cell(8, same, published=figures)
-        for same, figures in {
-            0: "RGLA 19.242, FGLA 18.779",
-            2: "RGLA 18.936, FGLA 16.963",
-            4: "RGLA 18.556, FGLA 15.182",
-            6: "RGLA 18.178, FGLA 12.805",
-            8: "RGLA 17.845, FGLA 10.748",
-        }.items()
+        f"t8-{same}of8": Cell(8, same, published=f"RGLA {figure}, FGLA {FGLA_BY_DUPLICATES[same]}")
+        for same, figure in RGLA_BY_DUPLICATES.items()
     },
     **{
-        f"t10-b{B}": Cell(B, batches=20 if B < 128 else 5, published=figures)
-        for B, figures in {
-            16: "RGLA 19.080 / .500 / .562, FGLA 18.42",
-            32: "RGLA 18.924 / .498 / .566, FGLA 18.41",
-            64: "RGLA 18.746 / .494 / .571, FGLA 18.33",
-            128: "RGLA 18.693 / .494 / .583, FGLA 18.17",
-            256: "RGLA 18.569 / .493 / .595, FGLA 18.09",
-        }.items()
+        f"t10-b{B}": Cell(B, batches=20 if B < 128 else 5, published=f"RGLA {figures}, FGLA {FGLA_BY_BATCH[B]}")
+        for B, figures in RGLA_BY_BATCH.items()
+        if B > 8
     },
-    "t4-b64": Cell(64, classes=100, published="RGLA 20.68 / .792 / .328"),
-    "t4-b128": Cell(128, classes=100, batches=5, published="RGLA 7.85 / .316 / .929 (B > C + 1)"),
+    "t4-b64": Cell(64, classes=100, published=f"RGLA {BY_CLASSES[64]}"),
+    "t4-b128": Cell(128, classes=100, batches=5, published=f"RGLA {BY_CLASSES[128]} (B > C + 1)"),
     **{  # not in the paper: as many samples as the gradient has directions
         f"near-b{B}" + (f"-{same}same" if same else ""): Cell(B, same, classes=100, batches=3)
         for B, same in ((80, 0), (96, 0), (96, 48), (96, 96), (99, 0), (99, 99))

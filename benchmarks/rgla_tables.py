@@ -26,10 +26,18 @@ import torch
 from torch import Tensor, nn
 
 import unsum
+from unsum.bench.measure.estimate import loss_errors
+from unsum.bench.published import (
+    ACCURACIES,
+    BY_OBJECTIVES,
+    FGLA_BY_DUPLICATES,
+    LOGITS_BY_BATCH,
+    LOSS_ERRORS,
+    RGLA_BY_DUPLICATES,
+)
 from unsum.data import read_photos
 from unsum.models import load_model
 from unsum.score import score_samples
-from unsum.separate import estimated_loss
 from unsum.separate.rgla_objective import WEIGHTS
 
 RUN = "‖Ŷ′−Ŷ‖², mean (median) | feature error, mean (median) | worst | within 1 % | cosine | seconds"
@@ -178,7 +186,7 @@ def say(sentence: str) -> None:
 
 def table_3(setting: Setting) -> None:
     """Which objectives are needed."""
-    subsets = {("w",): "14.56", ("w", "loss"): "19.16", ("w", "b"): "14.56", ("w", "b", "loss"): "19.24"}
+    subsets = BY_OBJECTIVES
     runs: dict[str, list[Run]] = defaultdict(list)
     for seed in seeds(setting, "3"):
         case = draw(setting, 8, seed)
@@ -200,11 +208,7 @@ def _sum(names: tuple[str, ...]) -> str:
 
 def table_5(setting: Setting) -> None:
     """The error of l̂ over the accuracy of the model: a linear probe on the photos' features, stopped on its way."""
-    published = {
-        8: [0.10, 0.58, 1.36, 2.79, 3.44, 4.04],
-        256: [0.06, 0.97, 3.43, 8.57, 13.1, 19.2],
-    }
-    goals = [0.01, 0.1, 0.3, 0.5, 0.7, 0.9]
+    published, goals = LOSS_ERRORS, list(ACCURACIES)
     say("table 5: features of all photos")
     numbers = sorted(setting.photos)
     pictures = [picture for number in numbers for picture in setting.photos[number]]
@@ -221,7 +225,7 @@ def table_5(setting: Setting) -> None:
     for place, (goal, accuracy, logits) in enumerate(_probes(features, labels, setting.classes, goals)):
         figures = ""
         for B, theirs in published.items():
-            errors = _loss_errors(logits, labels, B)
+            errors = loss_errors(logits, labels, B)
             figures += f" {float(errors.abs().mean()):.3f} | {float(errors.norm()):.2f} | {theirs[place]} |"
         loss = float(nn.functional.cross_entropy(logits, labels))
         print(f"| {goal:.0%} | {accuracy:.1%} | {loss:.2f} |{figures}", flush=True)
@@ -247,18 +251,6 @@ def _probes(
         nn.functional.cross_entropy(logits, labels).backward()
         optimiser.step()
     say(f"table 5: {waiting[0]:.0%} was not reached")
-
-
-def _loss_errors(logits: Tensor, labels: Tensor, B: int) -> Tensor:
-    """(100,) l̂ − l; the bias gradient of a batch is the mean of P − Y over it."""
-    generator = torch.Generator().manual_seed(0)
-    errors = []
-    for _ in range(100):
-        chosen = torch.randperm(len(labels), generator=generator)[: min(B, len(labels))].to(labels.device)
-        Z, y = logits[chosen].double(), labels[chosen]
-        grad_b = (Z.softmax(1) - nn.functional.one_hot(y, Z.shape[1])).mean(0)
-        errors.append(estimated_loss(grad_b, y) - nn.functional.cross_entropy(Z, y))
-    return torch.stack(errors)
 
 
 def table_6(setting: Setting) -> None:
@@ -300,8 +292,7 @@ def _convergence(runs: list[Run], marks: list[int], goals: list[float]) -> str:
 
 def table_8(setting: Setting) -> None:
     """Duplicate labels: k of 8 photos share one."""
-    rgla, fgla = ("19.242", "18.936", "18.556", "18.178", "17.845"), ("18.779", "16.963", "15.182", "12.805", "10.748")
-    published = {2 * place: pair for place, pair in enumerate(zip(rgla, fgla, strict=True))}
+    published = {same: (RGLA_BY_DUPLICATES[same], FGLA_BY_DUPLICATES[same]) for same in RGLA_BY_DUPLICATES}
     methods = {
         "rgla": "RGLA",
         "released": "released RGLA",
@@ -324,7 +315,7 @@ def table_8(setting: Setting) -> None:
 
 def table_9(setting: Setting) -> None:
     """The logits' error by batch size."""
-    published = {8: "8.8e-5", 16: "2e-4", 32: "7e-4", 64: "1.3e-3", 128: "3.2e-3", 256: "3.6e-3"}
+    published = LOGITS_BY_BATCH
     methods = {
         "rgla": "RGLA",
         "released": "released RGLA",

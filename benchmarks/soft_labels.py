@@ -17,10 +17,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torchvision
 from torch import Tensor, nn
 
 import unsum
+from unsum.bench import Network
+from unsum.bench.networks import build
 from unsum.data import read_photos
 from unsum.head import collect_features, find_head
 
@@ -73,20 +74,20 @@ def main() -> None:
     attacks = "soft | succeeds | s | exact, no ∇b | certified | s | exact, ∇b | certified | s"
     print(f"| network | photos | label | {attacks} |")
     print("|---" * 12 + "|")
-    for network, photos, build in cells(options):
-        model = build(photos.classes)
+    for title, photos, make in cells(options):
+        model = make(photos.classes)
         for kind in ("smoothing", "mixup"):
             tallies = run(model.eval(), photos, kind, options)
             columns = " | ".join(tally.cells() for tally in tallies)
-            print(f"| {network} | {photos.name} | {kind} | {columns} |", flush=True)
+            print(f"| {title} | {photos.name} | {kind} | {columns} |", flush=True)
 
 
 def cells(options: argparse.Namespace) -> Iterator[tuple[str, Photos, Callable[[int], nn.Module]]]:
     """Network, photos at the size it takes, and how to build it for a number of classes."""
     if options.cifar:
         cifar = read(options.cifar, "CIFAR-100", 100, 32)
-        yield "LeNet", cifar, lenet
-        yield "LeNet, weights in ±0.5", cifar, lambda classes: spread_out(lenet(classes))
+        yield "LeNet", cifar, partial(network, "lenet")
+        yield "LeNet, weights in ±0.5", cifar, partial(network, "lenet ±0.5")
         if options.trained:
             ten = dataclasses.replace(cifar, name="CIFAR-100, first 10 classes", classes=10)
             kept = cifar.labels < 10
@@ -97,15 +98,15 @@ def cells(options: argparse.Namespace) -> Iterator[tuple[str, Photos, Callable[[
                     photos,
                     partial(train, photos=photos, epochs=options.epochs),
                 )
-        yield "ResNet-18", resized(cifar, 64), resnet
+        yield "ResNet-18", resized(cifar, 64), partial(network, "resnet18")
     if options.flowers:
         flowers = read(options.flowers, "Flowers-102", 102, 128)
-        yield "ResNet-18", resized(flowers, 64), resnet
-        yield "AlexNet", flowers, alexnet
+        yield "ResNet-18", resized(flowers, 64), partial(network, "resnet18")
+        yield "AlexNet", flowers, partial(network, "alexnet")
     if options.imagenet:
         imagenet = read(options.imagenet, "ImageNet", 1000, 224)
-        yield "ResNet-18", resized(imagenet, 64), resnet
-        yield "AlexNet", imagenet, alexnet
+        yield "ResNet-18", resized(imagenet, 64), partial(network, "resnet18")
+        yield "AlexNet", imagenet, partial(network, "alexnet")
 
 
 def run(model: nn.Module, photos: Photos, kind: str, options: argparse.Namespace) -> tuple[Tally, Tally, Tally]:
@@ -149,38 +150,13 @@ def error(leak: unsum.Leak, target: Tensor) -> float:
     return float((leak.targets - target).abs().max()) if leak.batch_size == 1 else float("inf")
 
 
-def lenet(classes: int) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        *(nn.Conv2d(3, 12, 5, 2, 2), nn.Sigmoid(), nn.Conv2d(12, 12, 5, 2, 2), nn.Sigmoid()),
-        *(nn.Conv2d(12, 12, 5, 1, 2), nn.Sigmoid(), nn.Flatten(), nn.Linear(768, classes)),
-    )
+def network(name: str, classes: int) -> nn.Module:
+    """One of the bench's own networks; none of those here depends on the size of its photos but LeNet, for 32²."""
+    return build(Network(name, 32, classes), seed=0, weights=None)
 
 
-def resnet(classes: int) -> nn.Module:
-    torch.manual_seed(0)
-    return torchvision.models.resnet18(weights=None, num_classes=classes)
-
-
-def alexnet(classes: int) -> nn.Module:
-    torch.manual_seed(0)
-    return torchvision.models.alexnet(weights=None, num_classes=classes)
-
-
-def spread_out(model: nn.Sequential) -> nn.Sequential:
-    """The paper's own initialisation of untrained networks."""
-    for parameter in model.parameters():
-        nn.init.uniform_(parameter, -0.5, 0.5)
-    return model
-
-
-def train(classes: int, *, photos: Photos, epochs: int) -> nn.Sequential:
-    model = lenet(classes)
-    for module in model:
-        if isinstance(
-            module, nn.Conv2d | nn.Linear
-        ):  # sigmoids need larger weights than torch's default to learn at all
-            nn.init.xavier_normal_(module.weight, 4.0)
+def train(classes: int, *, photos: Photos, epochs: int) -> nn.Module:
+    model = network("lenet, learnable", classes)
     optimiser = torch.optim.Adam(model.parameters(), 3e-3)
     generator = torch.Generator().manual_seed(0)
     for _ in range(epochs):

@@ -29,6 +29,7 @@ from unsum.audit.sweep.table import show as show_sweep
 from unsum.cli_app import command as live_page
 from unsum.cli_train import command as train_inverse
 from unsum.commands import attack as attack_command
+from unsum.commands import bench as bench_command
 from unsum.commands import capture, doctor, faults, options
 from unsum.defend import DEFENSES, parse_defense
 from unsum.errors import UnsumError, first_line
@@ -39,6 +40,7 @@ from unsum.labels import LABEL_RULES
 from unsum.match import MATCHERS
 from unsum.peel import PEELERS
 from unsum.recipe import steps_of
+from unsum.registry import PROBLEMS
 from unsum.separate import SEPARATORS
 from unsum.stages import stages
 
@@ -226,6 +228,7 @@ app.command("attack")(attack_command.command)
 app.command("doctor")(doctor.command)
 app.command("train-inverse")(train_inverse)
 app.command("app")(live_page)
+app.add_typer(bench_command.app, name="bench")
 
 
 def _sweep(model: str, over: list[str], settings: dict[str, Any], out: Path, force: bool) -> tuple[Sweep, Path]:
@@ -268,6 +271,8 @@ def list_methods(
         "defences (--defense)": DEFENSES,
     }
     rows = {title: [(e.name, e.summary, e.needs) for e in family] for title, family in families.items()}
+    for sentence in PROBLEMS:
+        _PROGRESS.print(f"unsum: {sentence}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     if as_json:
         fields = ("name", "summary", "needs")
         typer.echo(

@@ -1,14 +1,21 @@
-"""Name → method, one registry per family; a second method of the same name is refused, never silently preferred."""
+"""Name → method, one registry per family; a second method of the same name is refused, never silently preferred.
+
+Other packages join by an entry point of the family's group (`unsum.attacks`, `unsum.defences`, …) that names a module which
+registers its methods when it is imported. They are imported when a registry is listed, or asked for a name that it lacks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
 
 from unsum.errors import unknown_name
 
 Method = TypeVar("Method")
+PROBLEMS: list[str] = []  # a sentence for every plug-in that could not be loaded; commands that list methods print them
+_loaded: set[str] = set()  # groups whose plug-ins were imported
 
 
 @dataclass(frozen=True)
@@ -19,6 +26,7 @@ class Entry(Generic[Method]):
     method: Method
     summary: str
     needs: str
+    origin: str = field(default="", compare=False)  # the module that registered it
 
 
 class Registry(Generic[Method]):
@@ -31,8 +39,8 @@ class Registry(Generic[Method]):
     0
     """
 
-    def __init__(self, family: str) -> None:
-        self.family = family
+    def __init__(self, family: str, plugins: str | None = None) -> None:
+        self.family, self.plugins = family, plugins
         self._entries: dict[str, Entry[Method]] = {}
 
     def register(self, name: str, *, summary: str, needs: str = "") -> Callable[[Method], Method]:
@@ -41,15 +49,41 @@ class Registry(Generic[Method]):
             raise ValueError(f"the {self.family} {name!r} is registered already")
 
         def add(method: Method) -> Method:
-            self._entries[name] = Entry(name, method, summary, needs)
+            self._entries[name] = Entry(name, method, summary, needs, _origin(method))
             return method
 
         return add
 
     def __getitem__(self, name: str) -> Method:
         if name not in self._entries:
+            load_plugins(self.plugins)
+        if name not in self._entries:
             raise unknown_name(self.family, name, self._entries)
         return self._entries[name].method
 
     def __iter__(self) -> Iterator[Entry[Method]]:
+        load_plugins(self.plugins)
         return iter(self._entries[name] for name in sorted(self._entries))
+
+
+def load_plugins(group: str | None) -> None:
+    """Import every module that an entry point of this group names, once; one that fails is noted, and the others go on."""
+    if group is None or group in _loaded:
+        return
+    _loaded.add(group)
+    for point in entry_points(group=group):
+        try:
+            point.load()
+        except Exception as error:  # whatever another package does wrong must not stop an audit
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            PROBLEMS.append(f"The plug-in {point.name!r} ({point.value}) could not be loaded: {reason}")
+
+
+def from_outside(entry: Entry[Any]) -> bool:
+    """Whether another package registered this method."""
+    return entry.origin.partition(".")[0] not in ("unsum", "")
+
+
+def _origin(method: object) -> str:
+    """The module of a function or class, also of one that a family wraps in an object of its own (`.find`)."""
+    return str(getattr(getattr(method, "find", method), "__module__", ""))

@@ -40,6 +40,7 @@ INTERRUPTED = {
     "unsum audit --defense clip:1 --sweep noise=1e-3,1e-2 --utility-data my-pictures.npz": "Clip(1) | Noise(0.001): attacking",
     "unsum audit --sweep noise=1e-5..1e-1": "Noise(1e-05): training",
     "unsum audit --sweep prune=0.5..0.99/8 --sweep sign --keep-under 0.1": "Prune(0.5): training",
+    "unsum bench --size smoke": "cells to measure, 0 in the store",
     "unsum train-inverse --data photos/ --data more.tar --hours 0.2 --out inverse": "4 more are only scored",
     "unsum train-inverse --model examples/resnet50_v1.py:unpooled --weights resnet50.safetensors --data photos.tar --hours 1 "
     "--out inverse": "2 more are only scored",

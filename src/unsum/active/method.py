@@ -75,4 +75,4 @@ class Server(Protocol):
     ) -> tuple[nn.Module, Recipe]: ...
 
 
-SERVERS: Registry[Server] = Registry("server")
+SERVERS: Registry[Server] = Registry("server", "unsum.servers")

@@ -90,7 +90,7 @@ class Chain(Defense):
         return " | ".join(repr(part) for part in self._parts)
 
 
-DEFENSES: Registry[type[Defense]] = Registry("defence")
+DEFENSES: Registry[type[Defense]] = Registry("defence", "unsum.defences")
 
 
 def parse_defense(text: str) -> Defense:

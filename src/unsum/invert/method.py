@@ -105,4 +105,4 @@ class Inverter(Protocol):
     def __call__(self, model: nn.Module, leak: Leak, *, inverse: str | Path | Inverse | None) -> Tensor: ...
 
 
-INVERTERS: Registry[Inverter] = Registry("inverter")
+INVERTERS: Registry[Inverter] = Registry("inverter", "unsum.inverters")

@@ -63,7 +63,7 @@ class LabelRule:
         return self.find(evidence).sort().values
 
 
-LABEL_RULES: Registry[LabelRule] = Registry("label rule")
+LABEL_RULES: Registry[LabelRule] = Registry("label rule", "unsum.label_rules")
 
 
 def label_rule(name: str, *, summary: str, needs: Needs) -> Callable[[Find], Find]:

@@ -117,7 +117,7 @@ def _check_kind(name: str, value: Any, default: Any) -> None:
         raise UnsumError(f"The option {name!r} must be a number of at least 0, not {value!r}.")
 
 
-MATCHERS: Registry[Matcher] = Registry("attack")
+MATCHERS: Registry[Matcher] = Registry("attack", "unsum.attacks")
 
 
 def matcher(name: str, *, summary: str, needs: Needs) -> Callable[[Find], Find]:

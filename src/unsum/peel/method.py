@@ -67,4 +67,4 @@ class Peeler(Protocol):
     ) -> Peeled: ...
 
 
-PEELERS: Registry[Peeler] = Registry("peeler")
+PEELERS: Registry[Peeler] = Registry("peeler", "unsum.peelers")

@@ -21,4 +21,4 @@ class Separator(Protocol):
     def __call__(self, head: Head, knowledge: Knowledge, *, seed: int) -> Leak: ...
 
 
-SEPARATORS: Registry[Separator] = Registry("attack")
+SEPARATORS: Registry[Separator] = Registry("attack", "unsum.attacks")

@@ -1,0 +1,32 @@
+"""The papers' tables as declarations, and a runner that can be stopped anywhere and goes on, local or on a Ray cluster.
+
+- `declare`: what an experiment is; `experiments`: one small file for each table; `plan`: tables → cells;
+- `key`: what makes two cells the same; `store`: the file of results; `material`: photos, weights, device;
+- `measure`: one cell → its figures; `run`, `on_ray`: all cells; `progress`, `origin`;
+- `show`: tables; `figures`: drawings; `pages`: both as pages of the documentation.
+"""
+
+from unsum.bench.declare import SIZES, Attack, Cell, Experiment, Grid, Network, Size
+from unsum.bench.experiments import EXPERIMENTS
+from unsum.bench.material import Material
+from unsum.bench.plan import cells_of, cells_of_all, chosen
+from unsum.bench.run import Summary, run
+from unsum.bench.store import Store
+
+__all__ = [
+    "EXPERIMENTS",
+    "SIZES",
+    "Attack",
+    "Cell",
+    "Experiment",
+    "Grid",
+    "Material",
+    "Network",
+    "Size",
+    "Store",
+    "Summary",
+    "cells_of",
+    "cells_of_all",
+    "chosen",
+    "run",
+]

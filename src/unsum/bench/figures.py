@@ -1,0 +1,139 @@
+"""Drawings of results, in one style that can be read in greyscale: lines differ by mark and dash, not by colour alone."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from unsum.bench.declare import NONE, Cell, Column, Figure
+from unsum.bench.table import Row, Table
+from unsum.errors import UnsumError
+
+# Luminances of these differ by themselves; the marks and dashes say the same once more.
+_LINES = (
+    ("#000000", "o", "-"),
+    ("#0072b2", "s", "--"),
+    ("#d55e00", "^", "-."),
+    ("#56b4e9", "D", ":"),
+    ("#e69f00", "v", (0, (5, 1))),
+    ("#009e73", "P", (0, (3, 1, 1, 1))),
+    ("#999999", "X", (0, (1, 1))),
+)
+_SIZE = (6.4, 3.8)
+_STYLE: dict[Any, Any] = {
+    "figure.dpi": 110,
+    "font.size": 10,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 5,
+    "svg.hashsalt": "unsum",
+}
+
+
+def draw(table: Table, path: Path) -> bool:
+    """The table's figure as a file; False where nothing was measured for it."""
+    figure = table.experiment.figure
+    if figure is None:
+        raise UnsumError(f"The table {table.experiment.name!r} has no figure; `unsum bench list` shows which have one.")
+    drawn = _pictures(table) if figure.kind == "pictures" else _curves(table, figure)
+    if drawn is None:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawn.savefig(path, bbox_inches="tight", metadata=None if path.suffix != ".png" else {"Software": None})
+    return True
+
+
+def _curves(table: Table, figure: Figure) -> Any | None:
+    lines = curves(table, figure)
+    if not lines:
+        return None
+    with _plot() as (drawn, axes):
+        for (name, points), (colour, mark, dash) in zip(lines.items(), cycle(_LINES), strict=False):
+            axes.plot(*zip(*points, strict=True), color=colour, marker=mark, linestyle=dash, label=name)
+        if figure.log_x:
+            axes.set_xscale("symlog" if any(x == 0 for points in lines.values() for x, _ in points) else "log")
+            _ticks(axes, lines)
+        if figure.log_y:
+            axes.set_yscale("log")
+        elif figure.y == "leakage":
+            axes.set_ylim(-0.03, 1.05)
+        axes.set(xlabel=figure.x_title, ylabel=figure.y_title)
+        axes.set_title(table.experiment.title, fontsize=10, loc="left")
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return drawn
+
+
+def curves(table: Table, figure: Figure) -> dict[str, list[tuple[float, float]]]:
+    """The points of every attack that has at least two, in the order of x."""
+    column = next((c for c in table.experiment.columns if c.value == figure.y), Column(figure.y, figure.y))
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in table.rows:
+        value = row.value(column)
+        if value is not None:
+            found.setdefault(str(row.cell.attack), []).append((coordinate(row.cell, figure.x), value))
+    return {name: sorted(points) for name, points in found.items() if len(points) > 1}
+
+
+def coordinate(cell: Cell, axis: str) -> float:
+    """Where a cell stands on the axis: a batch, a number of labels alike, or the strength of its defence."""
+    if axis == "strength":
+        return 0.0 if cell.defence == NONE else float(cell.defence.partition(":")[2] or 1)
+    return float(getattr(cell, axis))
+
+
+def _ticks(axes: Any, lines: dict[str, list[tuple[float, float]]]) -> None:
+    """At the values that were measured, instead of at powers of ten alone."""
+    places = sorted({x for points in lines.values() for x, _ in points})
+    smallest = min((x for x in places if x > 0), default=1.0)
+    if places[0] == 0:
+        axes.set_xscale("symlog", linthresh=smallest)
+    axes.set_xticks(places, [f"{x:g}" for x in places])
+    axes.minorticks_off()
+
+
+def _pictures(table: Table) -> Any | None:
+    """The client's photos above, then what each attack made of them."""
+    strips = [(row, picture) for row in table.rows if (picture := _strip(row)) is not None]
+    if not strips:
+        return None
+    width, height = strips[0][1].size
+    half = height // 2
+    rows = [("original", strips[0][1].crop((0, 0, width, half)))]
+    rows += [(str(row.cell.attack), strip.crop((0, half, width, height))) for row, strip in strips]
+    with _plot((9.0, 9.0 * len(rows) * half / width + 0.4), len(rows)) as (drawn, axes):
+        for one, (name, picture) in zip(axes, rows, strict=True):
+            one.imshow(picture, interpolation="nearest")
+            one.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
+            one.set(xticks=[], yticks=[])
+            one.grid(False)
+            for side in one.spines.values():
+                side.set_visible(False)
+    return drawn
+
+
+def _strip(row: Row) -> Image.Image | None:
+    blob = next((result.outcome.picture for result in row.measured if result.outcome.picture), None)
+    return None if blob is None else Image.open(io.BytesIO(blob)).convert("RGB")
+
+
+@contextmanager
+def _plot(size: tuple[float, float] | None = None, rows: int = 1) -> Iterator[tuple[Any, Any]]:
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure as Drawing  # no global state, no window
+    except ImportError as error:
+        raise UnsumError("Figures need matplotlib; install it with: pip install 'unsum[bench]'.") from error
+    with rc_context(_STYLE):
+        drawn = Drawing(figsize=size or _SIZE)
+        axes = drawn.subplots(rows, 1, squeeze=rows == 1)
+        yield drawn, axes if rows == 1 else [row[0] for row in axes]

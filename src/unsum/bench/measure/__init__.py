@@ -1,0 +1,99 @@
+"""One cell → its outcome. Whatever goes wrong stays in the cell: a run goes on."""
+
+from __future__ import annotations
+
+import random
+import time
+import traceback
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+
+from unsum.bench.declare import Cell
+from unsum.bench.material import Material
+from unsum.bench.measure import memory
+from unsum.bench.measure.attack import answer
+from unsum.bench.measure.estimate import estimate
+from unsum.bench.measure.hardware import hardware
+from unsum.bench.measure.round import play
+from unsum.bench.measure.scores import figures, strip
+from unsum.bench.measure.soft import soft
+from unsum.errors import UnsumError
+
+__all__ = ["TIMES", "Outcome", "Status", "measure"]
+
+Status = Literal["measured", "needs", "failed"]
+TIMES = ("attack_seconds", "attack_cpu")  # values that no two runs share
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell: its figures, what it lacks (a method's own refusal), or what went wrong."""
+
+    status: Status
+    values: dict[str, float] = field(default_factory=dict)
+    sentence: str = ""
+    traceback: str = ""
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_mb: float = 0.0
+    picture: bytes | None = None
+    hardware: str = ""
+
+
+def measure(cell: Cell, material: Material) -> Outcome:
+    """The figures of one cell, the same in every run: all randomness starts from the cell's own seed."""
+    torch.set_num_threads(material.threads)
+    _seed(cell.seed)
+    memory.reset(material.device)
+    start, cpu = time.perf_counter(), time.process_time()
+    status: Status = "measured"
+    values: dict[str, float] = {}
+    picture, sentence, trace = None, "", ""
+    try:
+        values, picture = _figures(cell, material)
+    except UnsumError as reason:  # a method that says what it needs: an answer, not a failure
+        status, sentence = "needs", str(reason)
+    except Exception as error:
+        status, sentence = "failed", f"{type(error).__name__}: {error}".splitlines()[0]
+        trace = traceback.format_exc()
+    return Outcome(
+        status,
+        values,
+        sentence,
+        trace,
+        time.perf_counter() - start,
+        time.process_time() - cpu,
+        memory.peak_megabytes(material.device),
+        picture,
+        hardware(material),
+    )
+
+
+def _figures(cell: Cell, material: Material) -> tuple[dict[str, float], bytes | None]:
+    if cell.attack.family == "estimate":
+        return estimate(cell, material), None
+    if cell.attack.family == "soft":
+        return soft(cell, material), None
+    played = play(cell, material)
+    _seed(cell.seed)
+    _wait(material.device)
+    start, cpu = time.perf_counter(), time.process_time()
+    leak = answer(cell, played, material)
+    _wait(material.device)
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    picture = strip(played, leak) if cell.pictures else None
+    return figures(cell, played, leak) | {"attack_seconds": seconds, "attack_cpu": cpu}, picture
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()

@@ -1,0 +1,64 @@
+"""The client's side of a cell: its network, its batch, and the update that it sends after its defence."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unsum.active import Recipe, modify
+from unsum.bench.declare import NONE, Cell
+from unsum.bench.material import Material
+from unsum.bench.measure.photos import Drawn, draw
+from unsum.bench.measure.train import trained
+from unsum.bench.networks import build
+from unsum.client.capture import capture_trained
+from unsum.client.step import in_mode
+from unsum.defend import Defense, parse_defense
+from unsum.head import collect_features
+from unsum.update import Update
+
+
+@dataclass(frozen=True)
+class Round:
+    """What happened: the model as the client got it, what it trained on, and what it sent. The attack sees model and update."""
+
+    model: nn.Module
+    drawn: Drawn
+    images: Tensor  # as trained on: other ones where a defence mixes them
+    targets: Tensor
+    features: Tensor
+    update: Update
+    recipe: Recipe | None  # of a server that changed the model first
+
+
+def play(cell: Cell, material: Material) -> Round:
+    """One round; the batch depends on the cell's seed alone, the defence's noise on seed and defence."""
+    model = network(cell, material)
+    drawn = draw(cell, material)
+    images, targets = drawn.images.to(material.device), drawn.targets.to(material.device)
+    recipe = None
+    if cell.attack.family == "server":
+        options: dict[str, Any] = dict(cell.attack.options)
+        model, recipe = modify(model, cell.attack.name, shape=tuple(images.shape[1:]), seed=cell.seed, **options)
+    torch.manual_seed(cell.seed + zlib.crc32(cell.defence.encode()))
+    update, images, targets = capture_trained(
+        model, images, targets, train=cell.network.train, defenses=defences(cell.defence)
+    )
+    with in_mode(model, cell.network.train):
+        features = collect_features(model, images)
+    return Round(model.train(cell.network.train), drawn, images, targets, features, update, recipe)
+
+
+def network(cell: Cell, material: Material) -> nn.Module:
+    """The cell's network on its device, trained on the data where the declaration says so."""
+    if cell.network.epochs:
+        return trained(cell.network, material.data if cell.data == "photos" else None).to(material.device)
+    return build(cell.network, seed=cell.seed, weights=material.weights).to(material.device)
+
+
+def defences(text: str) -> list[Defense]:
+    return [] if text == NONE else [parse_defense(text)]

@@ -1,0 +1,121 @@
+"""The figures of a cell: what was found beside the truth, with samples paired by `unsum.score` alone."""
+
+from __future__ import annotations
+
+import io
+import math
+import statistics
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from unsum.audit.leakage import leakages
+from unsum.bench.declare import Cell
+from unsum.bench.measure.round import Round
+from unsum.head import find_head
+from unsum.leak import Leak
+from unsum.score import SampleScore, score_samples
+from unsum.separate.rgla_objective import WEIGHTS
+
+_RECOVERED = 0.01  # relative error of features below which a sample counts as recovered
+_NEAR_THE_END = 10.0  # a run has arrived where its loss is within this factor of its last
+_GAP = 2  # pixels between two pictures of a strip
+
+
+def figures(cell: Cell, played: Round, leak: Leak) -> dict[str, float]:
+    """Every figure that this kind of answer has; what cannot be measured is left out."""
+    if cell.attack.family == "labels":
+        return _labels(played, leak)
+    # A leak without labels or features (a peeler's, a server's) is compared by its pictures.
+    whole = leak.features.shape[1:] == played.features.shape[1:]
+    if not whole:
+        rows = score_samples(leak, images=played.images)
+        values = _pictures(rows) | {"leakage": statistics.mean(_leakages(rows, played, pixels_alone=True))}
+    else:
+        rows = score_samples(leak, played.images, played.targets, played.features)
+        values = _pictures(rows) | _features(rows, leak, played)
+        shared = _leakages(rows, played, pixels_alone=leak.pictures_first)
+        values |= {"leakage": statistics.mean(shared), "worst_leakage": max(shared)}
+    values |= _convergence(leak) | {"predicted_error": leak.predicted_error, "exact": float(leak.exact)}
+    return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
+def _labels(played: Round, leak: Leak) -> dict[str, float]:
+    """The share of the batch's labels that were found, duplicates counted."""
+    C = leak.targets.shape[1]
+    true = torch.bincount(played.drawn.labels.cpu(), minlength=C)
+    found = torch.bincount(leak.labels.cpu(), minlength=C)
+    return {"labels": float(torch.minimum(true, found).sum()) / int(true.sum())}
+
+
+def _pictures(rows: list[SampleScore]) -> dict[str, float]:
+    return {name: statistics.mean(getattr(row, name) for row in rows) for name in ("psnr", "ssim", "lpips")}
+
+
+def _features(rows: list[SampleScore], leak: Leak, played: Round) -> dict[str, float]:
+    errors = [row.feature_error for row in rows]
+    return {
+        "labels": statistics.mean(row.label_correct for row in rows),
+        "target_error": max(row.target_error for row in rows),
+        "feature_error": statistics.mean(errors),
+        "median_feature_error": statistics.median(errors),
+        "worst_feature_error": max(errors),
+        "recovered": statistics.mean(error < _RECOVERED for error in errors),
+        "cosine": statistics.mean(row.feature_cosine for row in rows),
+        "logit_error": _logit_error(rows, leak, played),
+        "batch_size_error": float(leak.batch_size - len(rows)),
+    }
+
+
+def _logit_error(rows: list[SampleScore], leak: Leak, played: Round) -> float:
+    """‖Ŷ′ − Ŷ‖² over the batch; a sample that was not found counts with all of its logits."""
+    head = find_head(played.model)[1]
+    with torch.no_grad():
+        true = head(played.features).double().cpu()
+    found = leak.logits.double().cpu()
+    answers = [
+        torch.zeros_like(t) if row.found is None else found[row.found] for row, t in zip(rows, true, strict=True)
+    ]
+    return float((torch.stack(answers) - true).square().sum())
+
+
+def _leakages(rows: list[SampleScore], played: Round, *, pixels_alone: bool) -> list[float]:
+    return leakages(rows, played.images, played.features, pixels_alone=pixels_alone)
+
+
+def _convergence(leak: Leak) -> dict[str, float]:
+    """Of RGLA: the weighted sum of its losses at the end, and the first noted step within a factor of it."""
+    if not all(f"loss_{name}" in leak.history for name in WEIGHTS):
+        return {}
+    sums = torch.stack([weight * leak.history[f"loss_{name}"] for name, weight in WEIGHTS.items()]).sum(0)
+    arrived = leak.history["step"][sums <= _NEAR_THE_END * sums[-1]]
+    return {"loss": float(sums[-1]), "arrived": float(arrived[0]) if len(arrived) else math.nan}
+
+
+def strip(played: Round, leak: Leak) -> bytes | None:
+    """A JPEG: the client's pictures above, below each what was recovered of it (grey where nothing was)."""
+    if leak.images is None:
+        return None
+    whole = leak.features.shape[1:] == played.features.shape[1:]
+    truth = {"features": played.features} if whole else {"images": played.images}
+    rows = score_samples(leak, **truth)
+    images = played.images.detach().cpu().float()
+    found = [
+        torch.full_like(image, 0.5) if row.found is None else leak.images[row.found].detach().cpu().float().clamp(0, 1)
+        for row, image in zip(rows, images, strict=True)
+    ]
+    return _jpeg(torch.cat([_row(list(images)), _row(found)], 1))
+
+
+def _row(pictures: list[Tensor]) -> Tensor:
+    gap = torch.ones(3, pictures[0].shape[1], _GAP)
+    joined = torch.cat([part for picture in pictures for part in (picture, gap)], 2)
+    return torch.cat([joined, torch.ones(3, _GAP, joined.shape[2])], 1)
+
+
+def _jpeg(picture: Tensor) -> bytes:
+    pixels = (picture.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=80)
+    return buffer.getvalue()

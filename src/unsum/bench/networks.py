@@ -1,0 +1,128 @@
+"""The networks that tables are measured on, by name. All of them take photos in [0, 1] as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+import torchvision
+from torch import nn
+
+from unsum.bench.declare import Network
+from unsum.errors import UnsumError, unknown_name
+from unsum.models import load_model
+from unsum.models.weights_file import load_weights
+
+Build = Callable[[Network], nn.Module]
+
+
+def build(network: Network, *, seed: int, weights: str | None) -> nn.Module:
+    """The network with random weights that `seed` fixes; those that take a file of weights cannot do without it."""
+    if network.name not in BUILDERS:
+        raise unknown_name("network", network.name, BUILDERS)
+    if network.name == "default":  # the embedded weights, under a head that the seed fixes
+        return load_model("default", classes=network.classes, size=network.size, seed=seed).model
+    if network.name in WEIGHTED and weights is None:
+        raise UnsumError(f"The network {network.name!r} needs trained weights; give a file with --weights.")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = BUILDERS[network.name](network)
+    if network.name in WEIGHTED and weights is not None:
+        load_weights(model, Path(weights))
+    model.image_size = network.size  # type: ignore[assignment] # for attacks that draw pictures
+    return model
+
+
+def conv(network: Network) -> nn.Sequential:
+    """Two strided convolutions and a head: every attack runs on it, and fast."""
+    side = -(-network.size // 4)
+    return nn.Sequential(
+        *(nn.Conv2d(3, 8, 5, 2, 2), nn.ReLU(), nn.Conv2d(8, 12, 5, 2, 2), nn.ReLU(), nn.Flatten()),
+        nn.Linear(12 * side**2, network.classes),
+    )
+
+
+def lenet(network: Network) -> nn.Sequential:
+    """As in DLG: sigmoids, 768 features of a 32² photo."""
+    side = -(-network.size // 4)
+    return nn.Sequential(
+        *(nn.Conv2d(3, 12, 5, 2, 2), nn.Sigmoid(), nn.Conv2d(12, 12, 5, 2, 2), nn.Sigmoid()),
+        *(nn.Conv2d(12, 12, 5, 1, 2), nn.Sigmoid(), nn.Flatten(), nn.Linear(12 * side**2, network.classes)),
+    )
+
+
+def spread_lenet(network: Network) -> nn.Sequential:
+    """LeNet with weights uniform in ±0.5, the soft-label paper's own initialisation of untrained networks."""
+    model = lenet(network)
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, -0.5, 0.5)
+    return model
+
+
+def learnable_lenet(network: Network) -> nn.Sequential:
+    """LeNet with weights that are large enough for its sigmoids to learn at all."""
+    model = lenet(network)
+    for module in model:
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.xavier_normal_(module.weight, 4.0)
+    return model
+
+
+def fully_connected(network: Network, widths: tuple[int, ...] = (4096, 1024, 256)) -> nn.Sequential:
+    """The soft-label paper's FCN-4: ReLU, no bias anywhere; 12288-4096-1024-256-C for photos of 64²."""
+    sizes = [3 * network.size**2, *widths]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs, bias=False), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], network.classes, bias=False))
+
+
+def narrow_fully_connected(network: Network) -> nn.Sequential:
+    return fully_connected(network, (128, 64, 32))
+
+
+def plain(network: Network) -> nn.Sequential:
+    """Three fully connected layers with biases: what peelers are for."""
+    return nn.Sequential(
+        *(nn.Flatten(), nn.Linear(3 * network.size**2, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU()),
+        nn.Linear(64, network.classes),
+    )
+
+
+def resnet18(network: Network) -> nn.Module:
+    model: nn.Module = torchvision.models.resnet18(weights=None, num_classes=network.classes)
+    return model
+
+
+def alexnet(network: Network) -> nn.Module:
+    model: nn.Module = torchvision.models.alexnet(weights=None, num_classes=network.classes)
+    return model
+
+
+def resnet50(network: Network) -> nn.Module:
+    """Version 1 (the step in the 1×1 convolution) without global pooling: 2048 × 7 × 7 features for photos of 224²."""
+    model = torchvision.models.resnet50(weights=None, num_classes=network.classes)
+    for stage in (model.layer2, model.layer3, model.layer4):
+        stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
+    side = -(-network.size // 32)
+    model.avgpool, model.fc = nn.Identity(), nn.Linear(2048 * side**2, network.classes)
+    found: nn.Module = model
+    return found
+
+
+BUILDERS: dict[str, Build] = {
+    "default": conv,  # never called: see `build`
+    "conv": conv,
+    "lenet": lenet,
+    "lenet ±0.5": spread_lenet,
+    "lenet, learnable": learnable_lenet,
+    "fcn": fully_connected,
+    "fcn, narrow": narrow_fully_connected,
+    "plain": plain,
+    "resnet18": resnet18,
+    "alexnet": alexnet,
+    "resnet50": resnet50,
+}
+WEIGHTED = ("resnet50",)

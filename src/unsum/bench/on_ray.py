@@ -1,0 +1,134 @@
+"""Cells as tasks of a Ray cluster: this machine's cores and GPUs, or many machines'. Results come back to the one store.
+
+An attack's own error is an outcome like any other. What Ray sees fail is a worker that was lost (killed, out of memory, its
+machine gone): such a cell is given to another worker, a few times. Every node needs unsum and the files of the run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from unsum.bench.declare import Cell
+from unsum.bench.key import code_version
+from unsum.bench.material import Material
+from unsum.bench.measure import Outcome, measure
+from unsum.bench.progress import Shown
+from unsum.errors import UnsumError
+
+AUTO, LOCAL = "auto", "local"
+_RETRIES = 3  # of a cell whose worker was lost
+_PATIENCE = 10.0  # seconds for a cluster to answer at all
+_AHEAD = 2  # tasks in flight for every one that can run
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A connection to Ray, as a way to measure cells."""
+
+    ray: Any
+    gpus: float  # of one cell; 0 on CPUs
+
+    def __call__(self, cells: Sequence[Cell], material: Material, progress: Shown) -> Iterator[tuple[Cell, Outcome]]:
+        task = self.ray.remote(_measured).options(
+            num_cpus=material.threads, num_gpus=self.gpus, max_retries=_RETRIES, retry_exceptions=False
+        )
+        waiting = list(reversed(cells))
+        flying: dict[Any, Cell] = {}
+        while waiting or flying:
+            while waiting and len(flying) < _AHEAD * self._places(material):
+                cell = waiting.pop()
+                flying[task.remote(cell, material, code_version())] = cell
+            progress.begin(f"{len(flying)} cells on {len(self.ray.nodes())} nodes")
+            done, _ = self.ray.wait(list(flying), num_returns=1)
+            for reference in done:
+                yield flying.pop(reference), self._outcome(reference)
+
+    def _places(self, material: Material) -> int:
+        """How many cells the cluster can measure at a time."""
+        found = self.ray.cluster_resources()
+        if self.gpus:
+            return max(1, int(found.get("GPU", 0) / self.gpus))
+        return max(1, int(found.get("CPU", 1) / material.threads))
+
+    def _outcome(self, reference: Any) -> Outcome:
+        try:
+            outcome: Outcome = self.ray.get(reference)
+        except self.ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, UnsumError):  # another unsum on that node: every cell would fail alike
+                raise error.cause from None
+            raise
+        except self.ray.exceptions.RayError as error:
+            reason = str(error).splitlines()[0]
+            return Outcome(
+                "failed", sentence=f"its worker was lost {_RETRIES + 1} times: {reason}", traceback=str(error)
+            )
+        return outcome
+
+
+def _measured(cell: Cell, material: Material, version: str) -> Outcome:
+    """On a worker, which must have the code that the key was made for."""
+    if code_version() != version:
+        raise UnsumError(
+            f"A node of the cluster has another unsum (code {code_version()}, not {version}); install the same on all."
+        )
+    return measure(cell, material)
+
+
+@contextmanager
+def cluster(address: str, material: Material, *, gpus: float = 1.0) -> Iterator[Cluster]:
+    """`auto`: the cluster that this machine belongs to, or one of its own; `local`: its own; else an address, HOST:PORT."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+    try:
+        ray: Any = importlib.import_module("ray")
+    except ImportError as error:
+        raise UnsumError("--ray needs Ray; install it with: pip install 'unsum[bench]'.") from error
+    _connect(ray, address)
+    needed = gpus if material.device.startswith("cuda") else 0.0
+    try:
+        found = ray.cluster_resources()
+        if needed and found.get("GPU", 0) < needed:
+            raise UnsumError(
+                "No node of the Ray cluster has a GPU; leave --device cuda out, or start one with --num-gpus."
+            )
+        if not needed and found.get("CPU", 0) < material.threads:
+            raise UnsumError(
+                f"No node of the Ray cluster has {material.threads} CPUs free for a cell; lower --threads."
+            )
+        yield Cluster(ray, needed)
+    finally:
+        ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise UnsumError(f"--ray takes auto, local or an address, HOST:PORT, not {address!r}.")
+    try:
+        socket.create_connection((host, int(port)), _PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise UnsumError(f"Nothing answers at {address!r}; `ray status` shows where the cluster is.") from error
+
+
+def _connect(ray: Any, address: str) -> None:
+    own: dict[str, Any] = {"address": LOCAL, "include_dashboard": False}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    if address not in (AUTO, LOCAL):
+        _check_reachable(address)
+    try:
+        ray.init(**(own if address == LOCAL else {"address": address}), **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        if address == AUTO and isinstance(error, ConnectionError):  # none runs here: one that ends with the run
+            ray.init(**own, **quiet)
+            return
+        ray.shutdown()
+        reason = " ".join(str(error).split())
+        raise UnsumError(
+            f"The Ray cluster at {address!r} cannot be used ({reason}); --ray local makes one of its own."
+        ) from error

@@ -1,0 +1,98 @@
+"""Pages of `docs/results/` out of a store: every table with the paper's figures, what it ran on, and where it differs.
+
+Pages are made, never edited: the same store makes the same pages. Pages written by hand for the same tables are linked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from unsum.bench.declare import Size
+from unsum.bench.experiments import EXPERIMENTS
+from unsum.bench.figures import draw
+from unsum.bench.matrix import matrix
+from unsum.bench.progress import duration
+from unsum.bench.show import markdown
+from unsum.bench.store import Store
+from unsum.bench.table import Table, read_table
+from unsum.errors import UnsumError
+
+TITLES = {
+    "rgla": "RGLA's tables and figures, by `unsum bench`",
+    "soft-labels": "The soft-label paper's tables, by `unsum bench`",
+    "field": "Every attack against every defence, by `unsum bench`",
+}
+
+
+def write_pages(store: Store, size: Size, out: Path) -> list[Path]:
+    """One page for each paper of which the store has anything, `bench-NAME.md`, with its figures beside it."""
+    tables = [read_table(experiment, size, store) for experiment in EXPERIMENTS.values()]
+    if not any(table.begun for table in tables):
+        raise UnsumError(
+            f"The store has nothing of size {size!r}; run `unsum bench --size {size}`, or give another --size."
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        return [
+            _write(title, [t for t in tables if t.experiment.paper == paper], out / f"bench-{paper}.md")
+            for paper, title in TITLES.items()
+            if any(t.begun for t in tables if t.experiment.paper == paper)
+        ]
+    except OSError as error:
+        raise UnsumError(f"The pages cannot be written to {str(out)!r}: {error.strerror or error}.") from error
+
+
+def _write(title: str, tables: list[Table], path: Path) -> Path:
+    begun = [table for table in tables if table.begun]
+    waiting = [table for table in tables if not table.begun]
+    parts = [f"# {title}", _introduction(begun)]
+    for table in begun:
+        parts.append(_section(table, path))
+    if waiting:
+        listed = ", ".join(f"`{table.experiment.name}` ({table.experiment.title})" for table in waiting)
+        parts.append(f"## Not run\n\nDeclared, and not in this store: {listed}.")
+    path.write_text("\n\n".join(parts) + "\n", "utf-8")
+    return path
+
+
+def _introduction(tables: list[Table]) -> str:
+    results = [result for table in tables for result in table.results]
+    origins = [result.origin for result in results]
+    command = Counter(origin["command"] for origin in origins).most_common(1)[0][0]
+    unique = {result.key: result.outcome for result in results}.values()
+    total = duration(sum(outcome.cpu_seconds for outcome in unique))
+    peak = max(outcome.peak_mb for outcome in unique)
+
+    def every(name: str) -> str:
+        return "; ".join(sorted({origin[name] for origin in origins}))
+
+    data = "; ".join(sorted({f"{o['data']} (sha256 {o['data_sha256']}…)" for o in origins}))
+    return (
+        f"Made from a store of results by `unsum bench pages`; [how to run, resume and extend it](../bench.md). Size "
+        f"**{tables[0].size}**.\n\n"
+        f"    {command}\n\n"
+        f"- **Hardware:** {every('hardware')}; torch {every('torch')}. {len(unique)} cells took {total} of processor time; the "
+        f"largest needed {peak:,.0f} MB.\n"
+        f"- **Data:** {data}.\n"
+        f"- **Code:** unsum {every('unsum')}, version {every('code')} of what measures.\n"
+        f"- PSNR and the like are means over pictures; *leakage* is 1 for the sample itself and 0 for no more than a typical "
+        f'sample. "needs" is a method\'s own refusal.'
+    )
+
+
+def _section(table: Table, page: Path) -> str:
+    experiment = table.experiment
+    parts = [f"## {experiment.title}", " ".join(experiment.deviations.get(table.size, ()))]
+    if experiment.see:
+        names = (f"[{Path(name).stem}]({name})" for name in experiment.see)
+        parts.append(f"By hand, for the same question: {', '.join(names)}.")
+    if experiment.figure is not None:
+        form = "jpg" if experiment.figure.kind == "pictures" else "png"
+        picture = page.with_name(f"bench-{experiment.name}.{form}")
+        if draw(table, picture):
+            parts.append(f"![{experiment.title}]({picture.name})")
+    if experiment.across:
+        parts.append("Entries are leakages; of rules that seek labels alone, the share of labels found.")
+    parts.append(matrix(table) if experiment.across else markdown(table))
+    return "\n\n".join(part for part in parts if part)

@@ -1,0 +1,77 @@
+"""The runner: every cell that the store lacks, one after the other or on a Ray cluster, each written as soon as it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from unsum.bench.declare import Cell
+from unsum.bench.key import declaration_of, key_of
+from unsum.bench.material import Material
+from unsum.bench.measure import Outcome, measure
+from unsum.bench.origin import origin
+from unsum.bench.progress import Shown, shown
+from unsum.bench.store import Store
+
+Answers = Iterator[tuple[Cell, Outcome]]
+Way = Callable[[Sequence[Cell], Material, Shown], Answers]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How many cells there are, how many the store had, and what became of the others."""
+
+    cells: int
+    known: int
+    measured: int = 0
+    needs: int = 0
+    failed: int = 0
+    failed_before: int = 0
+
+    def __str__(self) -> str:
+        parts = [f"{self.cells} cells: {self.measured} measured"]
+        parts += [f"{self.known} already in the store"] * bool(self.known)
+        parts += [f"{self.needs} that say what they need"] * bool(self.needs)
+        parts += [f"{self.failed} failed"] * bool(self.failed)
+        parts += [f"{self.failed_before} failed before (--retry-failed tries them again)"] * bool(self.failed_before)
+        return ", ".join(parts) + "."
+
+
+def one_by_one(cells: Sequence[Cell], material: Material, progress: Shown) -> Answers:
+    for cell in cells:
+        progress.begin(str(cell))
+        yield cell, measure(cell, material)
+
+
+def run(
+    cells: Iterable[Cell],
+    material: Material,
+    store: Store,
+    *,
+    way: Way = one_by_one,
+    retry_failed: bool = False,
+    console: Console | None = None,
+    command: str = "",
+) -> Summary:
+    """Measure what the store lacks. Stop it in any way and give it again: it goes on where it was."""
+    console = console or Console(quiet=True)
+    keys = {cell: key_of(cell, material) for cell in cells}
+    status = store.statuses()
+    failed_before = [cell for cell, key in keys.items() if status.get(key) == "failed"]
+    missing = [cell for cell, key in keys.items() if key not in status]
+    if retry_failed:  # and those that lacked something: it may have been installed since
+        missing = [cell for cell, key in keys.items() if status.get(key) != "measured"]
+        failed_before = []
+    console.print(f"unsum: {len(missing)} cells to measure, {len(keys) - len(missing)} in the store", highlight=False)
+    counts = {"measured": 0, "needs": 0, "failed": 0}
+    with shown(console, len(missing)) as progress:
+        for cell, outcome in way(missing, material, progress):
+            store.put(
+                keys[cell], declaration_of(cell), cell.content(), outcome, origin(cell, material, outcome, command)
+            )
+            counts[outcome.status] += 1
+            progress.done(str(cell), f"failed: {outcome.sentence}" if outcome.status == "failed" else "")
+    known = len(keys) - len(missing) - len(failed_before)
+    return Summary(len(keys), known, **counts, failed_before=len(failed_before))

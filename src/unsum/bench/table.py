@@ -1,0 +1,139 @@
+"""A table of results out of a store: a row for every declared configuration, with the published figure beside."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from unsum.bench.declare import Cell, Column, Experiment, Published, Size
+from unsum.bench.key import declaration_of
+from unsum.bench.plan import cells_of
+from unsum.bench.store import Result, Store
+
+NOT_RUN = "not run"
+_SUMMED: dict[str, Callable[[Sequence[float]], float]] = {
+    "mean": statistics.fmean,
+    "median": statistics.median,
+    "max": max,
+}
+# Axes of a row, with their titles; one that never varies in a table is left out of it.
+_AXES = {
+    "network": "network",
+    "labels": "labels are",
+    "batch": "B",
+    "same": "alike",
+    "defence": "defence",
+    "attack": "attack",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One configuration: its cell (of the first seed), and what the store has for each seed."""
+
+    cell: Cell
+    results: tuple[Result, ...]
+    asked: int  # batches declared
+
+    @property
+    def measured(self) -> list[Result]:
+        return [result for result in self.results if result.outcome.status == "measured"]
+
+    def value(self, column: Column) -> float | None:
+        """The column's figure over the batches that have it."""
+        found = [r.outcome.values[column.value] for r in self.measured if column.value in r.outcome.values]
+        return _SUMMED[column.over](found) if found else None
+
+    @property
+    def remark(self) -> str:
+        """What a row without figures says: what it needs, how it failed, or that it was not run."""
+        if self.measured:
+            return ""
+        if not self.results:
+            return NOT_RUN
+        last = self.results[-1].outcome
+        return f"needs: {last.sentence}" if last.status == "needs" else f"failed: {last.sentence}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """An experiment's rows at one size, with the headings that vary."""
+
+    experiment: Experiment
+    size: Size
+    rows: tuple[Row, ...]
+
+    @property
+    def axes(self) -> list[str]:
+        varying = [name for name in _AXES if len({getattr(row.cell, name) for row in self.rows}) > 1]
+        return varying or ["attack"]
+
+    @property
+    def columns(self) -> list[Column]:
+        """Those that any row has a figure for; all of them where nothing was run."""
+        present = [c for c in self.experiment.columns if any(row.value(c) is not None for row in self.rows)]
+        return present or list(self.experiment.columns)
+
+    def headings(self) -> list[str]:
+        titles = [_AXES[axis] for axis in self.axes]
+        published = [self.experiment.published_title] if self.experiment.published else []
+        return [*titles, *published, *(column.title for column in self.columns), "batches", *self._remark_title]
+
+    @property
+    def _remark_title(self) -> list[str]:
+        return [] if all(row.measured for row in self.rows) else ["remark"]
+
+    def cells(self, row: Row) -> list[str]:
+        """The row as text; a row without figures has a remark in their place."""
+        axes = [axis_text(row.cell, axis) for axis in self.axes]
+        published = [published_for(self.experiment, row.cell)] if self.experiment.published else []
+        figures = [_written(row.value(column), column) for column in self.columns]
+        count = f"{len(row.measured)}" if len(row.measured) == row.asked else f"{len(row.measured)} of {row.asked}"
+        remark = [row.remark] if self._remark_title else []
+        return [*axes, *published, *figures, count, *remark]
+
+    @property
+    def results(self) -> list[Result]:
+        return [result for row in self.rows for result in row.results]
+
+    @property
+    def begun(self) -> bool:
+        return bool(self.results)
+
+
+def axis_text(cell: Cell, axis: str) -> str:
+    return f"{cell.same}/{cell.batch}" if axis == "same" else str(getattr(cell, axis))
+
+
+def read_table(experiment: Experiment, size: Size, store: Store) -> Table:
+    """Every declared row, whether anything was measured for it or not."""
+    groups: dict[Cell, list[Cell]] = {}
+    for cell in cells_of(experiment, size):
+        groups.setdefault(replace(cell, seed=0), []).append(cell)
+    rows, known = [], store.declarations()
+    for first, cells in groups.items():
+        present = [name for name in map(declaration_of, cells) if name in known]
+        found = [result for name in present if (result := store.newest(name)) is not None]
+        rows.append(Row(first, tuple(found), len(cells)))
+    return Table(experiment, size, tuple(rows))
+
+
+def published_for(experiment: Experiment, cell: Cell) -> str:
+    return next((entry.text for entry in experiment.published if _belongs(entry, cell)), "")
+
+
+def _belongs(entry: Published, cell: Cell) -> bool:
+    """Published figures are for named attacks without a defence, unless they name one."""
+    own = {
+        "attack": str(cell.attack),
+        "network": cell.network.name,
+        "size": cell.network.size,
+        "classes": cell.network.classes,
+        **{name: getattr(cell, name) for name in ("batch", "same", "labels", "defence")},
+    }
+    return all(own[axis] == value for axis, value in {"defence": "none", **entry.where}.items())
+
+
+def _written(value: float | None, column: Column) -> str:
+    return "–" if value is None else format(value, column.form)

@@ -1,0 +1,259 @@
+"""`unsum bench`: the papers' tables and the whole field; run, show, draw, and make pages of them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich.console import Console
+from rich.table import Table as Drawn
+from rich.text import Text
+from typer.core import TyperGroup
+
+from unsum.bench import EXPERIMENTS, SIZES, Material, Size, Store, cells_of, cells_of_all, chosen
+from unsum.bench.figures import draw
+from unsum.bench.material import fingerprint, parse_option
+from unsum.bench.on_ray import cluster
+from unsum.bench.pages import write_pages
+from unsum.bench.run import one_by_one, run
+from unsum.bench.show import Form, written
+from unsum.bench.show import show as show_table
+from unsum.bench.table import read_table
+from unsum.commands import options
+from unsum.errors import UnsumError, unknown_name
+from unsum.registry import PROBLEMS
+
+_PROGRESS = Console(stderr=True)
+_WIDE = 200  # columns of a table that goes to a file or another program
+
+
+class RunByDefault(TyperGroup):
+    """`unsum bench rgla-8 --size small` is `unsum bench run rgla-8 --size small`: the usual word may be left out."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: of Click, or of Typer's own copy of it
+        if not args or (args[0] not in self.commands and args[0] not in ("--help",)):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=RunByDefault,
+    help="The papers' tables and every attack against every defence: resumable, on this machine or a Ray cluster.",
+    no_args_is_help=False,
+    pretty_exceptions_enable=False,
+)
+
+TablesArgument = Annotated[
+    list[str] | None, typer.Argument(help="Tables from `unsum bench list`; all by default.", show_default=False)
+]
+SizeOption = Annotated[str, typer.Option(help="smoke (a minute of CPU), small (an hour of CPU) or paper (a GPU).")]
+StoreOption = Annotated[Path, typer.Option(help="The file of results; a run goes on from what is in it.")]
+_STORE = Path("unsum-bench.sqlite")
+
+
+@app.command("run")
+def run_command(
+    tables: TablesArgument = None,
+    size: SizeOption = "smoke",
+    store: StoreOption = _STORE,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Photos: a folder, tar or npz. [default: the embedded ones]", show_default=False),
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help="Weights of the ResNet-50 (version 1) of size paper.")] = None,
+    inverse: Annotated[
+        str | None, typer.Option(help="An inverse from `unsum train-inverse` for that network, for pictures.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="An option of an attack, ATTACK:KEY=VALUE, as in gias:generator=net.py:build; repeat."),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            help="Measure on Ray: auto (this machine's cluster, or one made for the run), local (the latter) or an address."
+        ),
+    ] = None,
+    gpus_per_cell: Annotated[
+        float, typer.Option(help="With --ray and --device cuda: GPUs of one cell, 0.5 say.")
+    ] = 1.0,
+    threads: Annotated[int, typer.Option(help="Processor threads of one cell.")] = 1,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Measure cells again that failed, or lacked something.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON instead of tables.")] = False,
+    device: options.DeviceOption = "cpu",
+) -> None:
+    """Measure every cell of the tables that the store lacks, and print the tables.
+
+    Stop it in any way and give the same command again: it goes on where it was. Exit code 1 if a cell failed.
+    """
+    experiments = chosen(tables or [])
+    wanted = _size(size)
+    if threads < 1:
+        raise UnsumError(f"A cell needs at least one thread, not {threads}.")
+    material = Material(
+        *(data, weights, inverse),
+        tuple(parse_option(text) for text in option or []),
+        _device(device) if ray else options.usable_device(device),
+        threads,
+    )
+    for path in filter(None, (data, weights, inverse)):
+        fingerprint(path)  # a file that is not there is refused before anything runs
+    cells = cells_of_all(experiments, wanted)
+    _say_problems()
+    with Store(store) as results:
+        way = nullcontext(one_by_one) if ray is None else cluster(ray, material, gpus=gpus_per_cell)
+        with way as measured, _stopped_kindly(store):
+            summary = run(
+                cells,
+                material,
+                results,
+                way=measured,
+                retry_failed=retry_failed,
+                console=_PROGRESS,
+                command=_command(),
+            )
+        if as_json:
+            typer.echo(json.dumps({**vars(summary), "store": str(store)}, indent=2))
+        else:
+            for experiment in experiments:
+                show_table(read_table(experiment, wanted, results), _out())
+            _out().print(f"{summary} Store: {store}", markup=False, highlight=False, soft_wrap=True)
+    if summary.failed or summary.failed_before:
+        raise typer.Exit(1)
+
+
+@app.command("show")
+def show_command(
+    tables: TablesArgument = None,
+    size: SizeOption = "smoke",
+    store: StoreOption = _STORE,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="As LaTeX, with booktabs.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="As comma-separated values.")] = False,
+    errors: Annotated[bool, typer.Option("--errors", help="The traceback of every cell that failed, instead.")] = False,
+) -> None:
+    """Print tables from a store, as far as they are measured."""
+    forms = [name for name, on in (("markdown", markdown), ("latex", latex), ("csv", csv)) if on]
+    if len(forms) > 1:
+        raise UnsumError("Choose one of --markdown, --latex and --csv.")
+    with Store(store, read_only=True) as results:
+        for experiment in chosen(tables or []):
+            table = read_table(experiment, _size(size), results)
+            if errors:
+                for result in table.results:
+                    if result.outcome.status == "failed":
+                        typer.echo(f"{experiment.name}: {result.outcome.sentence}\n{result.outcome.traceback}")
+            elif not tables and not table.begun:
+                continue
+            elif forms:
+                typer.echo(written(table, cast("Form", forms[0])) + "\n")
+            else:
+                show_table(table, _out())
+
+
+@app.command("list")
+def list_command(
+    size: SizeOption = "smoke",
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON instead of a table.")] = False,
+) -> None:
+    """Every table and figure, and how many cells it has."""
+    wanted = _size(size)
+    rows = [(e.name, e.title, len(cells_of(e, wanted)), e.figure is not None) for e in EXPERIMENTS.values()]
+    _say_problems()
+    if as_json:
+        fields = ("name", "title", "cells", "figure")
+        typer.echo(json.dumps([dict(zip(fields, row, strict=True)) for row in rows], indent=2))
+        return
+    drawn = Drawn("name", "what", f"cells, size {wanted}", "figure")
+    for name, title, count, figure in rows:
+        drawn.add_row(name, Text(title), str(count), "yes" if figure else "")
+    _out().print(drawn)
+
+
+@app.command("figures")
+def figures_command(
+    tables: TablesArgument = None,
+    size: SizeOption = "smoke",
+    store: StoreOption = _STORE,
+    out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("unsum-figures"),
+    form: Annotated[str, typer.Option("--format", help="png, svg or pdf.")] = "png",
+) -> None:
+    """Draw what was measured: leakage against batch, duplicates, noise and pruning, time against batch, pictures."""
+    if form not in ("png", "svg", "pdf"):
+        raise unknown_name("format", form, ["png", "svg", "pdf"])
+    named = chosen(tables or [])
+    with Store(store, read_only=True) as results:
+        drawn = []
+        for experiment in named if tables else [e for e in named if e.figure is not None]:
+            path = out / f"{experiment.name}.{form}"
+            try:
+                drawn += [path] * draw(read_table(experiment, _size(size), results), path)
+            except OSError as error:
+                raise UnsumError(f"{str(path)!r} cannot be written: {error.strerror or error}.") from error
+    if not drawn:
+        raise UnsumError(f"The store has nothing to draw at size {size!r}; run `unsum bench --size {size}` first.")
+    for path in drawn:
+        typer.echo(str(path))
+
+
+@app.command("pages")
+def pages_command(
+    size: SizeOption = "small",
+    store: StoreOption = _STORE,
+    out: Annotated[Path, typer.Option(help="Folder for the pages, docs/results of this repository say.")] = Path(
+        "unsum-pages"
+    ),
+) -> None:
+    """Make Markdown pages of a store: tables beside the papers' figures, hardware, data, command, deviations, drawings."""
+    with Store(store, read_only=True) as results:
+        for path in write_pages(results, _size(size), out):
+            typer.echo(str(path))
+
+
+@contextmanager
+def _stopped_kindly(store: Path) -> Iterator[None]:
+    """Ctrl-C is an ordinary way to stop: what was measured is there."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _PROGRESS.print(
+            f"unsum: stopped; {store} keeps what was measured, and the same command goes on.", soft_wrap=True
+        )
+        raise typer.Exit(130) from None
+
+
+def _out() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_WIDE)
+
+
+def _command() -> str:
+    """As it was given, files by their names alone: pages that quote it say nothing of the machine's folders."""
+    return shlex.join(["unsum", *(Path(word).name if "/" in word else word for word in sys.argv[1:])])
+
+
+def _device(name: str) -> str:
+    """On Ray the workers have the device, not this process: only its kind can be checked."""
+    kinds = ["cpu", "cuda"]
+    if name not in kinds:
+        raise unknown_name("device for cells on Ray", name, kinds)
+    return name
+
+
+def _size(name: str) -> Size:
+    if name not in SIZES:
+        raise unknown_name("size", name, SIZES)
+    return name
+
+
+def _say_problems() -> None:
+    for sentence in PROBLEMS:
+        _PROGRESS.print(f"unsum: {sentence}", style="yellow", markup=False, highlight=False, soft_wrap=True)

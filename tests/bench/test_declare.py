@@ -1,0 +1,107 @@
+"""Declarations, their cells and their keys."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from bench_cells import CONV, EXACT, FGLA, cell
+from unsum.active import SERVERS
+from unsum.bench import EXPERIMENTS, Attack, Grid, Material, Network, cells_of, cells_of_all
+from unsum.bench import key as keys
+from unsum.bench.experiments import field
+from unsum.bench.key import declaration_of, key_of
+from unsum.labels import LABEL_RULES
+from unsum.match import MATCHERS
+from unsum.peel import PEELERS
+from unsum.separate import SEPARATORS
+
+EMBEDDED = Material()
+
+
+def test_a_grid_is_the_product_of_its_axes() -> None:
+    grid = Grid((CONV,), (EXACT, FGLA), (2, 4), (0, 2), defences=("none", "clip:4"), seeds=3)
+    cells = list(grid.cells())
+    assert len(cells) == len(set(cells)) == 2 * 2 * 2 * 2 * 3
+    assert {(c.batch, c.same, c.defence, c.seed) for c in cells} >= {(2, 0, "none", 0), (4, 2, "clip:4", 2)}
+
+
+def test_all_tables_and_figures_of_both_papers_and_the_field_are_declared() -> None:
+    expected = {f"rgla-{n}" for n in range(2, 13)} | {f"rgla-figure-{n}" for n in range(3, 10)}
+    expected |= {"soft-success", "soft-noise", "soft-fcn", "soft-cnn", "field"}
+    assert set(EXPERIMENTS) == expected
+
+
+@pytest.mark.parametrize("size", ["smoke", "small", "paper"])
+def test_every_table_has_cells_of_every_size_and_says_where_it_differs(size: str) -> None:
+    for experiment in EXPERIMENTS.values():
+        assert cells_of(experiment, size)  # type: ignore[arg-type]
+        assert experiment.deviations[size], experiment.name  # type: ignore[index]
+
+
+def test_the_field_is_every_method_of_every_registry_against_the_four_defences() -> None:
+    pairs = {((c.attack.family, c.attack.name), c.defence) for c in cells_of(EXPERIMENTS["field"], "smoke")}
+    attacks = {("attack", e.name) for registry in (SEPARATORS, MATCHERS) for e in registry}
+    attacks |= {("peeler", e.name) for e in PEELERS} | {("server", e.name) for e in SERVERS}
+    attacks |= {("labels", e.name) for e in LABEL_RULES}
+    assert pairs == {(attack, defence) for attack in attacks for defence in field.SMOKE_DEFENCES}
+
+
+def test_tables_share_cells_and_first_batches_come_first() -> None:
+    tables = [EXPERIMENTS["rgla-8"], EXPERIMENTS["rgla-10"]]
+    together = cells_of_all(tables, "small")
+    assert len(together) < sum(len(cells_of(table, "small")) for table in tables)
+    assert [c.seed for c in together] == sorted(c.seed for c in together)
+
+
+def test_titles_do_not_make_another_cell() -> None:
+    named = cell(replace(EXACT, title="ours"))
+    assert key_of(named, EMBEDDED) == key_of(cell(), EMBEDDED)
+    assert named == cell()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        cell(seed=1),
+        cell(batch=3),
+        cell(defence="clip:4"),
+        cell(same=2),
+        cell(FGLA),
+        cell(Attack("exact", granted="batch size")),
+        replace(cell(), network=Network("conv", 16, 11)),
+        replace(cell(), labels="smooth"),
+    ],
+)
+def test_any_other_declaration_is_another_key(other: object) -> None:
+    assert key_of(other, EMBEDDED) != key_of(cell(), EMBEDDED)  # type: ignore[arg-type]
+    assert declaration_of(other) != declaration_of(cell())  # type: ignore[arg-type]
+
+
+def test_other_data_are_another_key_wherever_they_lie(tmp_path: Path) -> None:
+    for name, grey in (("one", 10), ("same", 10), ("other", 20)):
+        (tmp_path / name / "a").mkdir(parents=True)
+        Image.new("RGB", (8, 8), (grey, grey, grey)).save(tmp_path / name / "a" / "photo.png")
+    one, same, other = (key_of(cell(), Material(data=str(tmp_path / name))) for name in ("one", "same", "other"))
+    assert one == same != other
+    assert one != key_of(cell(), EMBEDDED)
+
+
+def test_other_code_is_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = key_of(cell(), EMBEDDED)
+    monkeypatch.setattr(keys, "code_version", lambda: "another")
+    assert key_of(cell(), EMBEDDED) != before
+    assert declaration_of(cell()) == declaration_of(cell())
+
+
+def test_the_code_version_covers_what_measures_and_not_what_shows() -> None:
+    measures = keys._measures
+    for name in ("separate/exact/solve.py", "registry.py", "bench/measure/scores.py", "models/weights/x.safetensors"):
+        assert measures(name), name
+    for name in ("cli.py", "cli_app.py", "commands/bench.py", "bench/show.py", "bench/pages.py", "audit/report.py"):
+        assert not measures(name), name
+    assert "bench/measure" in inspect.getsource(keys)

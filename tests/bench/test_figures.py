@@ -1,0 +1,85 @@
+"""Curves hold the figures of their cells, and lines can be told apart without colour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from bench_cells import cell
+from unsum import UnsumError
+from unsum.bench import EXPERIMENTS, Store, cells_of
+from unsum.bench import figures as drawing
+from unsum.bench.figures import coordinate, curves, draw
+from unsum.bench.key import declaration_of
+from unsum.bench.material import Material
+from unsum.bench.matrix import matrix
+from unsum.bench.measure import Outcome
+from unsum.bench.on_ray import _measured
+from unsum.bench.table import read_table
+
+PRUNING = EXPERIMENTS["rgla-figure-9"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Leakages by a rule that is easy to recognise: a tenth of the attack's place less for every step of pruning."""
+    store = Store(tmp_path / "store.sqlite")
+    cells = cells_of(PRUNING, "small")
+    names = list(dict.fromkeys(str(c.attack) for c in cells))
+    strengths = list(dict.fromkeys(c.defence for c in cells))
+    for number, one in enumerate(cells):
+        value = 1 - 0.1 * names.index(str(one.attack)) - 0.01 * strengths.index(one.defence) - 0.001 * one.seed
+        store.put(f"{number}", declaration_of(one), one.content(), Outcome("measured", {"leakage": value}), {})
+    return store
+
+
+def test_curves_are_the_means_over_batches_in_the_order_of_strength(store: Store) -> None:
+    assert PRUNING.figure is not None
+    lines = curves(read_table(PRUNING, "small", store), PRUNING.figure)
+    assert list(lines) == ["exact, nothing granted", "adaptive, batch size granted", "RGLA", "FGLA"]
+    assert [x for x, _ in lines["RGLA"]] == [0, 0.8, 0.9, 0.99, 0.999]
+    assert [y for _, y in lines["RGLA"]] == pytest.approx([0.8 - 0.01 * i - 0.0005 for i in range(5)])
+
+
+def test_the_drawing_is_a_picture_and_an_empty_one_is_not_made(store: Store, tmp_path: Path) -> None:
+    assert draw(read_table(PRUNING, "small", store), tmp_path / "drawn.png")
+    with Image.open(tmp_path / "drawn.png") as picture:
+        assert len(picture.convert("L").getcolors(1 << 24) or []) > 20
+    assert not draw(read_table(PRUNING, "paper", store), tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_lines_differ_in_mark_and_dash() -> None:
+    marks, dashes = [mark for _, mark, _ in drawing._LINES], [str(dash) for _, _, dash in drawing._LINES]
+    assert len(set(marks)) == len(marks)
+    assert len(set(dashes)) == len(dashes)
+
+
+def test_where_cells_stand() -> None:
+    assert coordinate(cell(defence="noise:0.01"), "strength") == 0.01
+    assert coordinate(cell(), "strength") == 0
+    assert coordinate(cell(batch=4, same=2), "same") == 2
+
+
+def test_a_matrix_has_a_column_for_each_value_of_its_axis(tmp_path: Path) -> None:
+    field = EXPERIMENTS["field"]
+    with Store(tmp_path / "field.sqlite") as store:
+        for number, one in enumerate(cells_of(field, "smoke")):
+            outcome = Outcome("measured", {"leakage": 0.25})
+            if one.attack.name == "gias":
+                outcome = Outcome("needs", sentence="a generator")
+            if one.attack.name == "exact" and one.attack.family == "attack":
+                continue
+            store.put(f"{number}", declaration_of(one), one.content(), outcome, {})
+        lines = matrix(read_table(field, "smoke", store)).splitlines()
+    assert lines[0] == "| network | batch | attack | none | noise:0.01 | clip:4 | prune:0.9 |"
+    assert "| conv, 16², C = 20 | 4 | adaptive | 0.25 | 0.25 | 0.25 | 0.25 |" in lines
+    assert "| conv, 16², C = 20 | 4 | exact | not run | not run | not run | not run |" in lines
+    assert lines[-1] == "- `gias`: needs: a generator"
+
+
+def test_a_worker_with_other_code_refuses_its_cell() -> None:
+    with pytest.raises(UnsumError, match=r"A node of the cluster has another unsum \(code \w+, not older\)"):
+        _measured(cell(), Material(), "older")

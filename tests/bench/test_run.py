@@ -1,0 +1,94 @@
+"""The runner: what it measures, what it skips, and how it takes errors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench_cells import BROKEN, FGLA, UNKNOWN_OPTION, cell, values
+from unsum.bench import Attack, Material, Network, Store, run
+from unsum.bench.measure import measure
+
+EMBEDDED = Material()
+CELLS = [cell(), cell(FGLA), cell(seed=1), cell(FGLA, same=4), cell(UNKNOWN_OPTION), cell(BROKEN)]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    store = Store(tmp_path_factory.mktemp("run") / "store.sqlite")
+    run(CELLS, EMBEDDED, store)
+    return store
+
+
+def test_figures_are_those_of_the_attacks() -> None:
+    """The exact solver has every feature also where labels are alike; the ratio method has their mean."""
+    exact, alike = measure(cell(same=4), EMBEDDED).values, measure(cell(FGLA, same=4), EMBEDDED).values
+    assert exact["feature_error"] < 1e-3
+    assert exact["labels"] == exact["exact"] == 1
+    assert alike["feature_error"] > 0.1
+    assert exact["leakage"] > 0.999 > 0.8 > alike["leakage"]
+
+
+def test_errors_stay_in_their_cells(store: Store) -> None:
+    found = {result.outcome.status: result.outcome for result in store}
+    assert [r.outcome.status for r in store].count("measured") == 4
+    assert found["needs"].sentence == "The attack 'exact' takes no options; leave 'turns' out."
+    assert "Traceback" in found["failed"].traceback
+    assert found["failed"].sentence == "ValueError: could not convert string to float: 'high'"
+
+
+def test_time_and_memory_are_recorded(store: Store) -> None:
+    for result in store:
+        assert 0 < result.outcome.cpu_seconds < 60
+        assert result.outcome.seconds > 0
+        assert 50 < result.outcome.peak_mb < 20_000
+        assert {"code", "data_sha256", "hardware", "torch", "command"} <= result.origin.keys()
+
+
+def test_a_second_run_measures_nothing_and_retries_only_what_has_no_figures(store: Store) -> None:
+    again = run(CELLS, EMBEDDED, store)
+    assert (again.known, again.measured, again.failed, again.failed_before) == (5, 0, 0, 1)
+    assert "1 failed before (--retry-failed tries them again)" in str(again)
+    retried = run(CELLS, EMBEDDED, store, retry_failed=True)
+    assert (retried.known, retried.measured, retried.failed, retried.failed_before) == (4, 0, 1, 0)
+
+
+def test_the_order_of_cells_changes_no_figure(store: Store, tmp_path: Path) -> None:
+    with Store(tmp_path / "other.sqlite") as other:
+        run(reversed(CELLS), EMBEDDED, other)
+        assert values(other) == values(store)
+
+
+def test_a_batch_that_the_data_do_not_have_is_a_need() -> None:
+    outcome = measure(replace(cell(batch=40), network=Network("conv", 16, 100)), EMBEDDED)
+    assert outcome.status == "needs"
+    assert outcome.sentence == (
+        "This cell needs 40 photos of distinct classes, and the data have 16; give more with --data."
+    )
+
+
+def test_a_network_without_its_weights_is_a_need() -> None:
+    outcome = measure(replace(cell(), network=Network("resnet50", 224, 10)), EMBEDDED)
+    assert (outcome.status, outcome.sentence) == (
+        "needs",
+        "The network 'resnet50' needs trained weights; give a file with --weights.",
+    )
+
+
+@pytest.mark.parametrize("labels", ["smooth", "mixup"])
+def test_soft_labels_come_back(labels: str) -> None:
+    lenet = Network("lenet", 16, 10, train=False)
+    soft = replace(cell(Attack("exact", family="soft"), batch=1), network=lenet, labels=labels, draws=3)  # type: ignore[arg-type]
+    assert measure(soft, EMBEDDED).values["recovered"] == 1
+
+
+def test_an_option_reaches_its_attack_and_its_key() -> None:
+    from unsum.bench.key import key_of
+
+    given = Material(options=(("rgla", "steps", "7"),))
+    rgla = cell(Attack("rgla", (("steps", 1),), "labels"))
+    assert key_of(rgla, given) != key_of(rgla, EMBEDDED)
+    assert key_of(cell(), given) == key_of(cell(), EMBEDDED)
+    assert measure(rgla, given).values["loss"] != measure(rgla, EMBEDDED).values["loss"]
