@@ -15,8 +15,8 @@ from integrations.networks import network, photos, trained
 from unsum.integrations.finding import Finding
 from unsum.integrations.guard import Guard
 from unsum.integrations.journal import figures_of
-from unsum.local_training import LocalTraining
 from unsum.integrations.time_limit import OutOfTime, within
+from unsum.local_training import LocalTraining
 
 RATE = 0.1
 KNOWN = LocalTraining(learning_rate=RATE)
