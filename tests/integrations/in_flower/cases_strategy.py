@@ -236,7 +236,7 @@ def test_several_local_steps_are_followed_without_being_asked_to() -> None:
     model = network()
     strategy = AuditStrategy(FedAvg(), model, training=LocalTraining(0.02, 2, 4, epochs=2), budget_seconds=120)
     messages = ask(strategy, model, 1)
-    strategy.aggregate_train(1, answers(messages, lambda place, _: trained(model, *photos(), rate=0.02, steps=2)))
+    strategy.aggregate_train(1, answers(messages, lambda _place, _sent: trained(model, *photos(), rate=0.02, steps=2)))
     (finding,) = strategy.findings
     assert finding.method == "local-steps"
     assert [label for label, n in finding.label_counts.items() for _ in range(n)] == sorted(photos()[1].tolist())
