@@ -26,8 +26,8 @@ from unsum.data import embedded_batch
 from unsum.head import collect_features
 from unsum.integrations.finding import expected_leakage
 from unsum.integrations.rounds import seen
-from unsum.local_training import LocalTraining
 from unsum.integrations.time_limit import OutOfTime, within
+from unsum.local_training import LocalTraining
 
 CLASSES, SIDE, PATIENCE = 100, 32, 40.0
 

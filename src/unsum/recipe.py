@@ -65,11 +65,11 @@ def attack(
 
     Args:
         recipe: `auto` takes the exact solver, or `local-steps` where the update says that the client took several; the
-            adaptive separator where that one is not certain and a defence left its marks (a noisy or pruned gradient, say);
-            or the ratio method where the solver itself expects to fail. It then
-            peels the layers down to the exact inputs where every layer can be undone; any other name is a separator or a
-            gradient-matching method from `unsum list`, the latter with options as in `ig:steps=2000,restarts=4`. What a
-            separator found goes to the inverse. A language model's text is read by `text`, into `leak.tokens`.
+            adaptive separator where that one is not certain and a defence left its marks (a noisy or pruned gradient, say); or
+            the ratio method where the solver itself expects to fail. It then peels the layers down to the exact inputs where
+            every layer can be undone; any other name is a separator or a gradient-matching method from `unsum list`, the latter
+            with options as in `ig:steps=2000,restarts=4`. What a separator found goes to the inverse. A language
+            model's text is read by `text`, into `leak.tokens`.
         labels, batch_size: what the attacker knows besides, as in `separate`.
         label_rule: a rule from `unsum list` that finds the labels first, instead of the recipe's own way.
         auxiliary: labelled samples of the attacker's own, for label rules that need them.

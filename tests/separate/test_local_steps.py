@@ -24,7 +24,7 @@ class Client:
         self.model = nn.Sequential(nn.Linear(40, H), nn.ReLU(), nn.Linear(H, C, bias=bias))
         self.images, self.labels = 2 * torch.randn(8, 40), torch.randperm(C)[:8]
 
-    def sends(self, training: LocalTraining, size: int, rate: float, **hidden: bool) -> tuple[Update, Tensor]:
+    def sends(self, training: LocalTraining, size: int, rate: float) -> tuple[Update, Tensor]:
         """The update, and the features of the samples in the step that saw each first."""
         local = copy.deepcopy(self.model)
         settings = {"momentum": training.momentum, "weight_decay": training.weight_decay}

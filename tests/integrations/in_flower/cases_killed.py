@@ -1,4 +1,4 @@
-"""A whole simulation on Ray: every client's labels against its own log, one process killed in the middle, one update held back."""
+"""A whole simulation on Ray: clients' labels against their own logs, one process killed in the middle, one update held back."""
 
 from __future__ import annotations
 

@@ -230,3 +230,24 @@ def test_settings_that_say_nothing_are_refused() -> None:
         AuditStrategy(FedAvg(), model, budget_seconds=0)
     with pytest.raises(UnsumError, match="no attack"):
         AuditStrategy(FedAvg(), model, attack="exacct")
+
+
+def test_several_local_steps_are_followed_without_being_asked_to() -> None:
+    model = network()
+    strategy = AuditStrategy(FedAvg(), model, training=LocalTraining(0.02, 2, 4, epochs=2), budget_seconds=120)
+    messages = ask(strategy, model, 1)
+    strategy.aggregate_train(1, answers(messages, lambda _place, _sent: trained(model, *photos(), rate=0.02, steps=2)))
+    (finding,) = strategy.findings
+    assert finding.method == "local-steps"
+    assert [label for label, n in finding.label_counts.items() for _ in range(n)] == sorted(photos()[1].tolist())
+
+
+def test_rounds_on_the_same_batch_are_solved_together_where_the_user_says_so() -> None:
+    model = network()
+    strategy = AuditStrategy(FedAvg(), model, training=KNOWN, repeats=True, budget_seconds=120)
+    for number in (1, 2):
+        run(strategy, model, nodes=1, number=number)
+    first, second = strategy.findings
+    assert not any("rounds were solved together" in note for note in first.notes)
+    assert any("2 rounds were solved together" in note for note in second.notes) or second.exact
+    assert second.predicted_error <= first.predicted_error

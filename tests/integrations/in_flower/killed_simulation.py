@@ -22,7 +22,7 @@ from networks import network, photos, trained
 
 from unsum.integrations.flower import AuditStrategy, LocalTraining, leakage_guard_mod
 
-RATE = 0.1
+RATE = 0.02  # so small that later rounds are as the first
 FOLDER = Path(sys.argv[1])
 CLIENTS, ROUNDS, KILLED_IN = map(int, sys.argv[2:5])
 KNOWN = LocalTraining(learning_rate=RATE, steps=1)
@@ -80,7 +80,7 @@ server = ServerApp()
 @server.main()
 def main(grid: Grid, _context: Context) -> None:
     model = network()
-    strategy = Noted(FedAvg(fraction_evaluate=0.0), model, training=KNOWN, budget_seconds=200, folder=FOLDER / "audit")
+    strategy = Noted(FedAvg(fraction_evaluate=0.0), model, training=KNOWN, budget_seconds=60, folder=FOLDER / "audit")
     strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=ROUNDS)
 
 

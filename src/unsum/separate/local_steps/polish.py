@@ -120,7 +120,8 @@ class Polisher:
 
     def sizes(self, at: Tensor) -> Tensor:
         """(m,) how large a row of T may be at most."""
-        return at[:-1].view(self.shape).norm(dim=1).clamp_min(1e-300)
+        sizes: Tensor = at[:-1].view(self.shape).norm(dim=1)
+        return sizes.clamp_min(1e-300)
 
     def columns(self, at: Tensor) -> Tensor:
         """(C, m) what one unit of every row of T adds to the movement's columns."""
