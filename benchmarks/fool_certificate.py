@@ -257,6 +257,8 @@ def _judged(genome: Genome, case: Case, leak: unsum.Leak, seconds: float) -> Try
         bad = "a batch that does not send the gradient" if error > UNEXPLAINED else ""
     else:
         case = _with_trace(case)
+        if len(case.features) == 0:  # nobody sent anything: every claim would be false
+            return Try(genome, -5.0, leak.exact, math.inf, math.inf, "features" if leak.exact else "", seconds)
         error, label_error = case.worst_error(leak), _target_error(case, leak)
         bad = "features" if error > FALSE_CLAIM else "labels" if label_error > WRONG_TARGET else ""
     worst = max(error, label_error)
@@ -270,7 +272,7 @@ def _with_trace(case: Case) -> Case:
     with torch.no_grad():
         G = case.model(case.features).double().softmax(1) - case.targets
     sent = G.norm(dim=1) * case.features.double().norm(dim=1)
-    kept = sent > TRACE * sent.max()
+    kept = (sent > TRACE * sent.max()) & (sent > 0)
     return replace(case, features=case.features[kept], targets=case.targets[kept])
 
 

@@ -184,6 +184,7 @@ def render(tests: dict[str, dict[str, int]], fuzzed: dict[str, Any], fooled: dic
         lines.append(
             f"| {kind.section} | {kind.what} | {times * count['tried']:,} | {times * count['passed']:,}{skipped} | `{kind.file}` |"
         )
+    left_out = [f"`{kind.file}`" for kind in KINDS if not tests[kind.what]["tried"]]
     whole = sum(form["mutations"] for form in fuzzed["formats"])
     fine = sum(form["read"] + form["refused"] for form in fuzzed["formats"])
     lines.append(
@@ -195,7 +196,8 @@ def render(tests: dict[str, dict[str, int]], fuzzed: dict[str, Any], fooled: dic
         f"{fooled['tries'] - wrong:,} | `benchmarks/fool_certificate.py` |",
         f"| Certificates | the same for labels | {fooled['tries']:,} | {fooled['tries'] - len(fooled['fooled_labels']):,} | "
         "`benchmarks/fool_certificate.py` |",
-        "", "## Mutated files, format by format", "",
+        "", *([f"Not counted in this run, though part of it: {', '.join(dict.fromkeys(left_out))}.", ""] if left_out else []),
+        "## Mutated files, format by format", "",
         "| format | seed | mutations | read | refused in one sentence | anything else | mutations/s |", "|---|---:|---:|---:|---:|---:|---:|",
     ]  # fmt: skip
     for form in fuzzed["formats"]:
