@@ -51,6 +51,7 @@ CHOICES = {
     "bias": (True, True, False),
     "biased_gradient": (True, True, False),
     "relu": (True, False),
+    "wide": (1, 1, 16),  # with many inputs a ReLU's zeros alone may separate the batch
     "dtype": ("float32", "float32", "float64", "float16", "bfloat16"),
     "soft": ("hard", "hard", "smooth", "mixup"),
     "forged": ("no", "no", "no", "mixed batches", "rotated", "low rank", "rows swapped", "one entry"),
@@ -108,7 +109,7 @@ def child(first: Genome, second: Genome, chance: random.Random) -> Genome:
 def build(genome: Genome) -> Case:
     """The case that a genome describes; its update may be forged."""
     g = genome
-    C, H, B = round(g["classes"]), round(g["inputs"]), round(g["batch"])
+    C, H, B = round(g["classes"]), round(g["inputs"]) * g.get("wide", 1), round(g["batch"])
     generator = torch.Generator().manual_seed(g["seed"])
     dtype = torch.float64 if g["dtype"] == "float64" else torch.float32
     features = _features(g, B, H, generator)
