@@ -31,8 +31,9 @@ def run(python: Path, folder: str, out: Path) -> dict[str, list[str]]:
         str(python), "-m", "pytest", "-q", "--confcutdir=.", "-p", "no:cacheprovider", "-o", "addopts=", "-o", "pythonpath=",
         f"--junitxml={out / 'result.xml'}", *sorted(file.name for file in (HERE / folder).glob("cases_*.py")),
     ]  # fmt: skip
-    # No word to anyone outside, and Flower's files in a home of their own.
+    # No word to anyone outside, Flower's files in a home of their own, and no cluster that somebody once started here.
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "FLWR_HOME": str(out / "flwr-home")}
+    quiet["RAY_ADDRESS"] = "local"
     done = subprocess.run(
         command,
         cwd=HERE / folder,

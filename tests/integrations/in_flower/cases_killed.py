@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-CLIENTS, ROUNDS, KILLED_IN, TRIES = 3, 3, 2, 3
+CLIENTS, ROUNDS, KILLED_IN, TRIES = 3, 3, 2, 2
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def simulated(folder: Path) -> dict[str, list[dict]]:
         str(KILLED_IN),
     ]
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, timeout=500,
+        command, cwd=folder, capture_output=True, text=True, check=False, timeout=200,
         env={**os.environ, "PYTHONPATH": paths},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
