@@ -61,5 +61,7 @@ def test_what_it_needs_is_said() -> None:
     truth = case(rectified(0), nn.Linear(H, C), one_hot(torch.randint(C, (B,)), C))
     with pytest.raises(unsum.UnsumError, match="needs hard labels"):
         crowded(truth.head, NOTHING, seed=0)
+    with pytest.raises(unsum.UnsumError, match="shared by a few"):
+        crowded(truth.head, Knowledge(labels=torch.zeros(B, dtype=torch.long)), seed=0)
     with pytest.raises(unsum.UnsumError, match="needs hard labels"):
         crowded(truth.head, Knowledge(labels=torch.full((B, C), 1 / C)), seed=0)

@@ -35,6 +35,10 @@ def crowded(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
     if labels is None or head.grad_b is None:
         raise UnsumError("crowded needs hard labels and the bias gradient; grant the labels, or use exact.")
     counts = torch.bincount(labels, minlength=head.classes)
+    if _too_crowded(head, counts):
+        raise UnsumError(
+            "crowded needs several times as many features as samples, and classes shared by a few; use exact."
+        )
     mean = (head.grad_b.double() * (1 if head.reduction == "mean" else 1 / len(labels))) + counts / len(labels)
     columns = sparsest_columns(head.grad_W, labels)
     atoms = learn_atoms(columns, labels, mean, torch.Generator().manual_seed(seed))
@@ -42,9 +46,16 @@ def crowded(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
 
 
 def suits_crowded(head: Head, knowledge: Knowledge) -> bool:
-    """Whether labels are granted for more samples than the gradient can have directions."""
+    """Whether labels are granted for more samples than the gradient can have directions, and there is a chance for it."""
     labels = _hard_labels(head, knowledge)
-    return labels is not None and len(labels) >= head.classes and head.grad_b is not None
+    if labels is None or len(labels) < head.classes or head.grad_b is None:
+        return False
+    return not _too_crowded(head, torch.bincount(labels, minlength=head.classes))
+
+
+def _too_crowded(head: Head, counts: Tensor) -> bool:
+    """A class's samples must leave directions to tell them from the others, and columns in which they are alone."""
+    return 2 * int(counts.max()) > head.classes or 4 * int(counts.sum()) > head.W.shape[1]
 
 
 def _hard_labels(head: Head, knowledge: Knowledge) -> Tensor | None:
