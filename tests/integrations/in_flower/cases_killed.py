@@ -38,11 +38,12 @@ def simulated(folder: Path) -> dict[str, list[dict]]:
         str(ROUNDS),
         str(KILLED_IN),
     ]
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, timeout=200,
-        env={**os.environ, "PYTHONPATH": paths},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    with (folder / "output").open("w") as output:  # no pipe: Ray's daemons may hold one open for longer than the run
+        done = subprocess.run(
+            command, cwd=folder, stdout=output, stderr=output, check=False, timeout=200,
+            env={**os.environ, "PYTHONPATH": paths},
+        )  # fmt: skip
+    assert done.returncode == 0, (folder / "output").read_text("utf-8")[-3000:]
     return {
         "audit": lines(folder / "audit" / "leakage.jsonl"),
         "clients": [line for file in sorted(folder.glob("client-*.jsonl")) for line in lines(file)],

@@ -15,6 +15,7 @@ from unsum.separate.losses.solver import separate_declared
 from unsum.separate.text.span import span_of
 
 _OFF = 1e-3  # of the sum of magnitudes: rounding stays far below
+_SANE = 1e-12  # sizes of a gradient whose squares and their products stay finite
 _LARGE = 1 << 26  # entries beyond which a further pass over ∇W is not worth it
 
 
@@ -42,7 +43,8 @@ def _imbalance(head: Head) -> float:
 
 def fitting_loss(head: Head, knowledge: Knowledge, *, seed: int) -> Leak | None:
     """The answer under a loss that was not declared but explains the update exactly; None where there is none."""
-    if not is_no_softmax(head):
+    size = float(head.grad_W.abs().max())
+    if not _SANE < size < 1 / _SANE or not is_no_softmax(head):
         return None
     for loss in (SquaredError(), BinaryCrossEntropy()):
         leak = separate_declared(head, knowledge, loss, seed=seed)
