@@ -183,7 +183,7 @@ def test_arrays_of_anything_but_numbers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsumError, match="'w' holds <U1, not numbers"):
         Update.load(tmp_path / "names.npz")
     np.savez(tmp_path / "objects.npz", w=np.array([{}], dtype=object))
-    with pytest.raises(UnsumError, match=r"'objects.npz' cannot be read as .npz"):
+    with pytest.raises(UnsumError, match="'w' holds Python objects, and unsum runs no code"):
         Update.load(tmp_path / "objects.npz")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UnsumError, match=r"holds no \.npy file"):

@@ -373,8 +373,8 @@ def main() -> None:
     try:
         with interrupt:
             app()
-    except SystemExit:
-        if not interrupt.came:
+    except SystemExit as end:
+        if not interrupt.came or end.code in (None, 0):  # Ctrl-C is how the live page ends well
             raise
         _say(f"Stopped. {faults.go_on()}")
         raise SystemExit(faults.INTERRUPTED) from None

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from match.cases import convnet, crops, decibels, lenet
-from unsum import UnsumError, Update, capture
+from unsum import UnsumError, Update, capture, writing
 from unsum.match import Matched, Plan, Problem, checkpoint, match, solve
 from unsum.match.objective import Objective
 from unsum.match.optimisers import LBFGS, Adam
@@ -124,7 +124,7 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_last_one(tmp_path: Path
         (tmp_path / "run.safetensors.part").write_bytes(b"half")
         raise KilledError
 
-    monkeypatch.setattr(checkpoint, "save_file", killed)
+    monkeypatch.setattr(writing, "save_file", killed)
     with pytest.raises(KilledError):
         checkpoint.write(file, {"seed": 0}, {"step": 4, "leaf": torch.zeros(2)})
     assert checkpoint.read(file, {"seed": 0}, torch.device("cpu"))["step"] == 3

@@ -80,9 +80,9 @@ def _code_all(atoms: Tensor, grad_W: Tensor) -> Tensor:
 def _leak(head: Head, labels: Tensor, atoms: Tensor, F: Tensor) -> Leak:
     b = atoms.new_zeros(head.classes) if head.b is None else head.b.double()
     x = head.logits(F.double())
-    s = fit_lengths(x, atoms, b).clamp_min(0)
+    s = fit_lengths(x, atoms, b).nan_to_num(0.0).clamp_min(0)
     logits = s[:, None] * x + b
-    errors = disagreement(logits - b, atoms, b)
+    errors = disagreement(logits - b, atoms, b).nan_to_num(torch.inf)
     features = (s[:, None] * F).to(head.W.dtype)
     trusted = int((errors < 0.1).sum())
     return Leak(
