@@ -41,6 +41,7 @@ def run(python: Path, folder: str, out: Path) -> dict[str, list[str]]:
         capture_output=True,
         text=True,
         check=False,
+        timeout=1200,  # a federation that waits for a client waits for ever
     )
     assert (out / "result.xml").exists(), done.stdout + done.stderr
     results: dict[str, list[str]] = {}

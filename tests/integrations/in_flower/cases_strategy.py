@@ -234,7 +234,12 @@ def test_settings_that_say_nothing_are_refused() -> None:
 
 def test_several_local_steps_are_followed_without_being_asked_to() -> None:
     model = network()
-    strategy = AuditStrategy(FedAvg(), model, training=LocalTraining(0.02, 2, 4, epochs=2), budget_seconds=120)
+    strategy = AuditStrategy(
+        FedAvg(min_train_nodes=1, min_available_nodes=1),
+        model,
+        training=LocalTraining(0.02, 2, 4, epochs=2),
+        budget_seconds=120,
+    )
     messages = ask(strategy, model, 1)
     strategy.aggregate_train(1, answers(messages, lambda _place, _sent: trained(model, *photos(), rate=0.02, steps=2)))
     (finding,) = strategy.findings
@@ -244,7 +249,9 @@ def test_several_local_steps_are_followed_without_being_asked_to() -> None:
 
 def test_rounds_on_the_same_batch_are_solved_together_where_the_user_says_so() -> None:
     model = network()
-    strategy = AuditStrategy(FedAvg(), model, training=KNOWN, repeats=True, budget_seconds=120)
+    strategy = AuditStrategy(
+        FedAvg(min_train_nodes=1, min_available_nodes=1), model, training=KNOWN, repeats=True, budget_seconds=120
+    )
     for number in (1, 2):
         run(strategy, model, nodes=1, number=number)
     first, second = strategy.findings
