@@ -7,6 +7,8 @@ import torch
 
 from material import pictures, small_net
 from unsum import ClipLayers, Noise, UnsumError, attack, capture
+from unsum.data import embedded_batch
+from unsum.defend import parse_defense
 from unsum.models import load_model
 from unsum.picturing import refine_pictures
 
@@ -127,3 +129,12 @@ def test_uncertain_features_are_not_refined() -> None:
     update = capture(model, torch.rand(2, 3, 128, 128), torch.tensor([0, 1]), defenses=Noise(0.1))
     leak = attack(model, update, refine="features")
     assert leak.notes[-1] == "The pictures were not refined: the features are too uncertain."
+
+
+def test_a_hopeless_exact_answer_does_not_overrule_the_adaptive_one() -> None:
+    model = load_model("default", classes=100).model
+    batch = embedded_batch(8, image_size=128)
+    pruned = parse_defense("prune:0.9")(capture(model, batch.images, batch.targets))
+    leak = attack(model, pruned)
+    assert leak.method == "adaptive"
+    assert sorted(leak.labels.tolist()) == sorted(batch.targets.tolist())

@@ -279,8 +279,8 @@ def _text(model: nn.Module, update: Update, known: dict[str, Any]) -> Leak:
 
 def _contradicted(head: Head, other: Leak, leak: Leak) -> bool:
     """Whether the two found other labels and the second explains the gradient better: an error predicted for the wrong batch
-    says nothing."""
-    if other.labels.sort().values.tolist() == leak.labels.sort().values.tolist():
+    says nothing. An answer without hope contradicts nobody: pruned gradients are best fitted by too many samples."""
+    if leak.predicted_error >= HOPELESS or other.labels.sort().values.tolist() == leak.labels.sort().values.tolist():
         return False
     left = [relative_misfit(head, one.logits, one.targets, one.scale * one.features) for one in (other, leak)]
     return left[0] > _CLEARLY * left[1]
