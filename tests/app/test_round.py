@@ -81,7 +81,7 @@ def test_a_round_leaves_nothing_behind(play: Play) -> None:
 
 
 def test_a_certain_attack_needs_no_first_look(play: Play) -> None:
-    result = play(2, defence={"name": "clip", "stop": 5})
+    result = play(4, defence={"name": "clip", "stop": 5})
     assert [answer["kind"] for answer in result["answers"]] == ["stage", "stage", "result"]
     assert result["certificate"] is True
 

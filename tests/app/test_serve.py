@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from unsum.app.guard import is_loopback
@@ -42,3 +45,25 @@ def test_every_address_when_asked_for() -> None:
 )
 def test_what_counts_as_this_machine(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
+
+
+_INTERRUPTED = """
+import signal
+from unsum.app.serve import serve
+
+def say(line):
+    print(line, flush=True)
+    if line.startswith("unsum is at"):
+        signal.raise_signal(signal.SIGINT)
+
+serve(browser=False, say=say)
+"""
+
+
+def test_ctrl_c_at_the_very_moment_of_the_address_stops_it_in_order() -> None:
+    # In a process of its own: signals and event loops of this one belong to the other tests as well.
+    ended = subprocess.run([sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, timeout=300, check=False)
+    address, *rest = ended.stdout.splitlines()
+    assert address.startswith("unsum is at http://127.0.0.1:")
+    assert rest == ["Stopped."]
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -31,8 +31,6 @@ def serve(
     bound = bind(host, port, allow_remote=allow_remote)
     with bound:
         app = create_app(device=device, remote=allow_remote)
-        address = url_of(bound)
-        say(f"unsum is at {address} (Ctrl-C stops it).")
         config = uvicorn.Config(
             app,
             log_level="warning",
@@ -40,11 +38,28 @@ def serve(
             limit_concurrency=_MOST_CONNECTIONS,
             server_header=False,
         )
-        if browser:  # the socket listens already: a page that comes early waits
-            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+        server = _Server(config, started=lambda: _announce(url_of(bound), browser, say))
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has closed everything
-            uvicorn.Server(config).run(sockets=[bound])
+            server.run(sockets=[bound])
     say("Stopped.")
+
+
+class _Server(uvicorn.Server):
+    """Says that it is there once Ctrl-C stops it in order: before that, an interrupt breaks its set-up in half."""
+
+    def __init__(self, config: uvicorn.Config, *, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._when_started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._when_started()
+
+
+def _announce(address: str, browser: bool, say: Callable[[str], None]) -> None:
+    say(f"unsum is at {address} (Ctrl-C stops it).")
+    if browser:
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
 def bind(host: str, port: int, *, allow_remote: bool = False) -> socket.socket:
