@@ -11,6 +11,7 @@ from unsum.match.objective import Objective
 from unsum.match.optimisers import Adam
 from unsum.match.plan import Plan
 from unsum.match.problem import pose
+from unsum.match.register import registered_mean
 from unsum.match.regularisers import BatchNormPrior, FeatureTerm, GroupConsistency, SquaredNorm, TotalVariation
 from unsum.match.scene import Scene
 
@@ -78,3 +79,11 @@ def test_batch_norm_prior_is_the_distance_to_running_statistics(train: bool) -> 
                 x = layer(x)
     assert float(totals - matches) == pytest.approx(expected, rel=1e-4)
     assert float(matches) < 1e-9  # the true pictures explain their gradient
+
+
+def test_seeds_are_shifted_onto_each_other() -> None:
+    pictures = crops(2)
+    moved = torch.stack([pictures[0].roll((3, -2), (1, 2)), pictures[1].roll((-4, 1), (1, 2))])
+    found = registered_mean(torch.stack([pictures, moved, pictures]))
+    torch.testing.assert_close(found, pictures)
+    assert float((torch.stack([pictures, moved, pictures]).mean(0) - pictures).abs().max()) > 0.1

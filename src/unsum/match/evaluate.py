@@ -1,6 +1,7 @@
 """Losses of candidate batches and their derivatives: one forward pass, one backward, and one backward through both.
 
-Restarts go through the model together (`vmap`) or one after the other; the numbers are the same.
+Restarts go through the model together (`vmap`) or one after the other; the numbers are the same. On a GPU a pass is recorded once
+and replayed: a network's three passes over a few pictures are thousands of kernels, and starting them takes longer than they do.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from unsum.match.objective import Target
 from unsum.match.optimisers import LBFGS
 from unsum.match.plan import Plan
 from unsum.match.problem import Problem
+from unsum.match.register import registered_mean
 from unsum.match.scene import Scene
+from unsum.recorded import recorded
 
 _FEW_PIXELS = 2048
 _BATCH_NORMS = nn.modules.batchnorm._BatchNorm
@@ -42,7 +45,10 @@ class Evaluator:
         self._target = self._against(self.restarts if self.together else 1)
         self._look = _Lookout(problem, plan)
         self._group = any(regulariser.sees_group for regulariser in plan.regularisers)
-        self._consensus = problem.zero
+        self._consensus = (
+            torch.zeros(problem.batch_size, *problem.shape).to(problem.zero) if self._group else problem.zero
+        )
+        self._passes: dict[int | None, tuple[Callable[[], None], list[Tensor]]] = {}  # by restart; None: all together
 
     @contextmanager
     def ready(self) -> Iterator[None]:
@@ -75,8 +81,8 @@ class Evaluator:
         """(R,) what is minimised and (R,) the distance of the gradients; `leaves` get their derivatives."""
         self._agree()
         if self.together:
-            return self._together()
-        losses = [self._one(views) for views in self.views]
+            return self._passed(None)
+        losses = [self._passed(restart) for restart in range(self.restarts)]
         for place, leaf in enumerate(self.leaves):
             parts = [views[place].grad for views in self.views]
             leaf.grad = parts[0][None] if len(parts) == 1 else torch.stack(parts)  # type: ignore[index,arg-type]
@@ -86,8 +92,22 @@ class Evaluator:
     def one(self, restart: int) -> tuple[Tensor, Tensor]:
         """The losses of one restart, of shape (); its views get their derivatives."""
         self._agree()
-        total, match = self._one(self.views[restart])
+        total, match = self._passed(restart)
         return total[0], match[0]
+
+    def _passed(self, restart: int | None) -> tuple[Tensor, Tensor]:
+        """The losses of one pass over a restart, or over all of them together; derivatives go to the leaves' own `grad`."""
+        if restart not in self._passes:
+            found: list[Tensor] = []
+
+            def work() -> None:
+                found[:] = self._together() if restart is None else self._one(self.views[restart])
+
+            self._passes[restart] = (recorded(work, self.problem.device)[0], found)
+        run, found = self._passes[restart]
+        run()
+        total, match = found
+        return total.clone(), match.clone()  # a replay writes to the same place
 
     def pictures(self, restart: int) -> Tensor:
         with torch.no_grad():
@@ -95,7 +115,7 @@ class Evaluator:
 
     def _agree(self) -> None:
         if self._group:
-            self._consensus = torch.stack([self.pictures(r) for r in range(self.restarts)]).mean(0)
+            self._consensus.copy_(registered_mean(torch.stack([self.pictures(r) for r in range(self.restarts)])))
 
     def _parts(self, leaves: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
         """The unknown's own leaves, and (B, C) targets: the last leaf's softmax where labels are unknown too."""

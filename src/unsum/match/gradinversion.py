@@ -2,8 +2,8 @@
 
     min over x of α ‖∇L(x, y) − ĝ‖² + α_tv TV(x) + α_l2 ‖x‖² + α_bn R_BN(x) + α_group ‖x − mean over seeds of x‖²
 
-by Adam, rate 0.1 with a step decay, labels by the rule of the same paper. Seeds are averaged pixel by pixel; the published
-registration, which shifts them onto each other first, is left out. Without BatchNorm layers R_BN is nothing.
+by Adam, rate 0.1 with a step decay, labels by the rule of the same paper. Before seeds are averaged they are shifted onto each
+other (`register`, simpler than the published registration). Without BatchNorm layers R_BN is nothing.
 
 The published weights belong to a sum over gradients of ImageNet networks; here l2 is divided by ‖ĝ‖², so that one set of weights
 suits networks of all sizes.

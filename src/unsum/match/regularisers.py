@@ -3,7 +3,7 @@
 TotalVariation     mean |x[i+1, j] − x[i, j]| + mean |x[i, j+1] − x[i, j]|
 SquaredNorm        mean over samples of ‖x‖²
 BatchNormPrior     Σ over BatchNorm layers of ‖mean(x) − running mean‖ + ‖var(x) − running var‖
-GroupConsistency   mean over samples of ‖x − mean over restarts of x‖²
+GroupConsistency   mean over samples of ‖x − mean over restarts of x, shifted onto each other‖²
 FeatureTerm        ‖feat(x) − f̂‖² / ‖f̂‖²  or  mean over samples of 1 − cos(feat(x), f̂)
 """
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from unsum.recorded import recorded
 from unsum.separate.exact.threads import few_threads
-from unsum.separate.recorded import recorded
 from unsum.separate.rgla_objective import Objective
 
 Progress = Callable[[int, float, float, float], None]

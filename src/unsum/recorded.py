@@ -15,6 +15,7 @@ def recorded(work: Callable[[], None], device: torch.device) -> tuple[Callable[[
     """
     if device.type != "cuda":
         return work, 0
+    torch.cuda.empty_cache()  # what was cached on other streams cannot be used on this one, and would be held twice
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
