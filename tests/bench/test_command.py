@@ -37,7 +37,7 @@ def test_only_methods_that_lack_something_say_that_they_need_it(smoke: tuple[Pat
     with Store(smoke[0], read_only=True) as store:
         table = read_table(EXPERIMENTS["field"], "smoke", store)
     lacking = {row.cell.attack.name: row.remark for row in table.rows if not row.measured}
-    assert set(lacking) == {"crowded", "ggl", "gias", "local-steps", "residual", "rgap", "text"}
+    assert set(lacking) == {"ggl", "gias", "local-steps", "residual", "rgap", "text"}
     assert "needs: 'gias' needs a generator of pictures" in lacking["gias"]
 
 
@@ -125,6 +125,13 @@ def test_pages_stand_by_themselves(smoke: tuple[Path, Result], bench: Bench, tmp
         (("rgla-8", "--ray", "nowhere"), "--ray takes auto, local or an address, HOST:PORT, not 'nowhere'."),
         (("rgla-8", "--ray", "127.0.0.1:1"), "Nothing answers at '127.0.0.1:1'"),
         (("rgla-8", "--threads", "0"), "A cell needs at least one thread, not 0."),
+        (("rgla-8", "--shard", "5/3"), "--shard reads I/N with I from 1 to N, as in 2/8, not '5/3'."),
+        (("rgla-8", "--shard", "0/3"), "--shard reads I/N"),
+        (("rgla-8", "--shard", "half"), "--shard reads I/N"),
+        (("rgla-8", "--minutes", "-1"), "--minutes takes a number above 0, not -1."),
+        (("rgla-8", "--attack", "exat"), "There is no attack in these tables 'exat'; did you mean 'exact'"),
+        (("rgla-8", "--without", "soft"), "There is no attack in these tables 'soft'"),
+        (("merge", "nowhere.sqlite"), "There is no store 'nowhere.sqlite'"),
         (("rgla-8", "--device", "cuda:7"), "The device 'cuda:7' cannot be used here"),
     ],
 )

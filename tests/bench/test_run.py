@@ -31,11 +31,21 @@ def test_figures_are_those_of_the_attacks() -> None:
     assert exact["leakage"] > 0.999 > 0.8 > alike["leakage"]
 
 
+def test_the_sum_of_few_clients_is_as_readable_as_one() -> None:
+    """Two clients of two samples: all four are at stake, and 4 < 9 classes; without their number the cell has no meaning."""
+    shared = measure(cell(batch=2, defence="secagg:2"), EMBEDDED).values
+    assert shared["feature_error"] < 1e-3
+    assert shared["labels"] == 1
+    without = measure(cell(batch=2, defence="secagg"), EMBEDDED)
+    assert (without.status, "its strength is missing" in without.sentence) == ("needs", True)
+
+
 def test_errors_stay_in_their_cells(store: Store) -> None:
     found = {result.outcome.status: result.outcome for result in store}
     assert [r.outcome.status for r in store].count("measured") == 4
     assert found["needs"].sentence == "The attack 'exact' takes no options; leave 'turns' out."
-    assert "Traceback" in found["failed"].traceback
+    assert 'File "unsum/bench/measure/' in found["failed"].traceback
+    assert str(Path(__file__).parents[2]) not in found["failed"].traceback  # stores are passed on
     assert found["failed"].sentence == "ValueError: could not convert string to float: 'high'"
 
 
@@ -92,3 +102,14 @@ def test_an_option_reaches_its_attack_and_its_key() -> None:
     assert key_of(rgla, given) != key_of(rgla, EMBEDDED)
     assert key_of(cell(), given) == key_of(cell(), EMBEDDED)
     assert measure(rgla, given).values["loss"] != measure(rgla, EMBEDDED).values["loss"]
+
+
+def test_results_of_other_code_may_stand_for_those_of_this(store: Store, tmp_path: Path) -> None:
+    """A release later every key is another one; what tables show already need not be measured again, refusals are."""
+    with Store(tmp_path / "older.sqlite") as older:
+        for result in store:
+            older.put(f"of other code {result.key}", result.declaration, {}, result.outcome, result.origin)
+        kept = run(CELLS[:5], EMBEDDED, older, any_code=True)
+        assert (kept.known, kept.measured, kept.needs) == (4, 0, 1)
+        again = run(CELLS[:5], EMBEDDED, older)
+        assert (again.known, again.measured, again.needs) == (1, 4, 0)

@@ -36,6 +36,7 @@ def test_of_several_results_of_a_declaration_the_newest_that_worked_is_shown(tmp
         put(store, "old", Outcome("measured", {"psnr": 1.0}))
         put(store, "new", Outcome("measured", {"psnr": 2.0}))
         put(store, "broken", Outcome("failed"))
+        put(store, "lacking", Outcome("needs"))
         newest = store.newest("declared")
         assert newest is not None
         assert newest.key == "new"

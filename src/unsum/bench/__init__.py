@@ -2,7 +2,7 @@
 
 - `declare`: what an experiment is; `experiments`: one small file for each table; `plan`: tables → cells;
 - `key`: what makes two cells the same; `store`: the file of results; `material`: photos, weights, device;
-- `measure`: one cell → its figures; `run`, `on_ray`: all cells; `progress`, `origin`;
+- `measure`: one cell → its figures; `run`, `on_ray`: all cells, `share`: one process's part of them; `progress`, `origin`;
 - `show`: tables; `figures`: drawings; `pages`: both as pages of the documentation.
 """
 

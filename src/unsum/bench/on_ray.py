@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from unsum.bench.declare import Cell
@@ -34,16 +35,17 @@ class Cluster:
     ray: Any
     gpus: float  # of one cell; 0 on CPUs
 
-    def __call__(self, cells: Sequence[Cell], material: Material, progress: Shown) -> Iterator[tuple[Cell, Outcome]]:
+    def __call__(self, cells: Iterable[Cell], material: Material, progress: Shown) -> Iterator[tuple[Cell, Outcome]]:
         task = self.ray.remote(_measured).options(
             num_cpus=material.threads, num_gpus=self.gpus, max_retries=_RETRIES, retry_exceptions=False
         )
-        waiting = list(reversed(cells))
+        waiting = iter(cells)
         flying: dict[Any, Cell] = {}
-        while waiting or flying:
-            while waiting and len(flying) < _AHEAD * self._places(material):
-                cell = waiting.pop()
+        while True:
+            for cell in islice(waiting, max(0, _AHEAD * self._places(material) - len(flying))):
                 flying[task.remote(cell, material, code_version())] = cell
+            if not flying:
+                return
             progress.begin(f"{len(flying)} cells on {len(self.ray.nodes())} nodes")
             done, _ = self.ray.wait(list(flying), num_returns=1)
             for reference in done:

@@ -5,6 +5,7 @@ Pages are made, never edited: the same store makes the same pages. Pages written
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from unsum.bench.store import Store
 from unsum.bench.table import Table, read_table
 from unsum.errors import UnsumError
 
+_COMMANDS = 8  # of a store that several runs made, the usual ones
 TITLES = {
     "rgla": "RGLA's tables and figures, by `unsum bench`",
     "soft-labels": "The soft-label paper's tables, by `unsum bench`",
@@ -26,7 +28,7 @@ TITLES = {
 
 
 def write_pages(store: Store, size: Size, out: Path) -> list[Path]:
-    """One page for each paper of which the store has anything, `bench-NAME.md`, with its figures beside it."""
+    """One page for each paper of which the store has anything, `bench-NAME.md` (`bench-NAME-paper.md`), its figures beside it."""
     tables = [read_table(experiment, size, store) for experiment in EXPERIMENTS.values()]
     if not any(table.begun for table in tables):
         raise UnsumError(
@@ -34,8 +36,13 @@ def write_pages(store: Store, size: Size, out: Path) -> list[Path]:
         )
     try:
         out.mkdir(parents=True, exist_ok=True)
+        title_end, name_end = (", in the papers' own size", "-paper") if size == "paper" else ("", "")
         return [
-            _write(title, [t for t in tables if t.experiment.paper == paper], out / f"bench-{paper}.md")
+            _write(
+                title + title_end,
+                [t for t in tables if t.experiment.paper == paper],
+                out / f"bench-{paper}{name_end}.md",
+            )
             for paper, title in TITLES.items()
             if any(t.begun for t in tables if t.experiment.paper == paper)
         ]
@@ -59,7 +66,7 @@ def _write(title: str, tables: list[Table], path: Path) -> Path:
 def _introduction(tables: list[Table]) -> str:
     results = [result for table in tables for result in table.results]
     origins = [result.origin for result in results]
-    command = Counter(origin["command"] for origin in origins).most_common(1)[0][0]
+    commands = Counter(of_any_shard(origin["command"]) for origin in origins).most_common(_COMMANDS)
     unique = {result.key: result.outcome for result in results}.values()
     total = duration(sum(outcome.cpu_seconds for outcome in unique))
     peak = max(outcome.peak_mb for outcome in unique)
@@ -70,15 +77,37 @@ def _introduction(tables: list[Table]) -> str:
     data = "; ".join(sorted({f"{o['data']} (sha256 {o['data_sha256']}…)" for o in origins}))
     return (
         f"Made from a store of results by `unsum bench pages`; [how to run, resume and extend it](../bench.md). Size "
-        f"**{tables[0].size}**.\n\n"
-        f"    {command}\n\n"
+        f"**{tables[0].size}**.\n\n" + "\n".join(f"    {command}" for command, _ in commands) + "\n\n"
         f"- **Hardware:** {every('hardware')}; torch {every('torch')}. {len(unique)} cells took {total} of processor time; the "
         f"largest needed {peak:,.0f} MB.\n"
         f"- **Data:** {data}.\n"
         f"- **Code:** unsum {every('unsum')}, version {every('code')} of what measures.\n"
         f"- PSNR and the like are means over pictures; *leakage* is 1 for the sample itself and 0 for no more than a typical "
-        f'sample. "needs" is a method\'s own refusal.'
+        f'sample. "needs" is a method\'s own refusal.' + _missing(tables)
     )
+
+
+def _missing(tables: list[Table]) -> str:
+    """What a run that was stopped early left out, of the tables on this page."""
+    rows = [row for table in tables for row in table.rows]
+    empty = sum(not row.results for row in rows)
+    short = sum(0 < len(row.results) < row.asked for row in rows)
+    if not empty and not short:
+        return ""
+    return (
+        f"\n- The run was stopped before its end: {empty} of {len(rows)} rows were not run, and {short} have fewer batches than "
+        f'declared ("3 of 100"). The same commands go on.'
+    )
+
+
+def of_any_shard(command: str) -> str:
+    """The command that all shards of a run share, without its bound: I for the shard's number, also in its store's name."""
+    command = re.sub(r" --minutes [^ ]+", "", command)
+    found = re.search(r"--shard (\d+)/", command)
+    if found is None:
+        return command
+    command = re.sub(rf"(--store [^ ]*?)\b{found[1]}\b", r"\1I", command)
+    return command.replace(found[0], "--shard I/")
 
 
 def _section(table: Table, page: Path) -> str:
@@ -89,7 +118,7 @@ def _section(table: Table, page: Path) -> str:
         parts.append(f"By hand, for the same question: {', '.join(names)}.")
     if experiment.figure is not None:
         form = "jpg" if experiment.figure.kind == "pictures" else "png"
-        picture = page.with_name(f"bench-{experiment.name}.{form}")
+        picture = page.with_name(f"bench-{experiment.name}{'-paper' if table.size == 'paper' else ''}.{form}")
         if draw(table, picture):
             parts.append(f"![{experiment.title}]({picture.name})")
     if experiment.across:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -16,7 +17,7 @@ from unsum.bench.progress import Shown, shown
 from unsum.bench.store import Store
 
 Answers = Iterator[tuple[Cell, Outcome]]
-Way = Callable[[Sequence[Cell], Material, Shown], Answers]
+Way = Callable[[Iterable[Cell], Material, Shown], Answers]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Summary:
     needs: int = 0
     failed: int = 0
     failed_before: int = 0
+    left: int = 0  # not reached in the time that was given
 
     def __str__(self) -> str:
         parts = [f"{self.cells} cells: {self.measured} measured"]
@@ -36,10 +38,11 @@ class Summary:
         parts += [f"{self.needs} that say what they need"] * bool(self.needs)
         parts += [f"{self.failed} failed"] * bool(self.failed)
         parts += [f"{self.failed_before} failed before (--retry-failed tries them again)"] * bool(self.failed_before)
-        return ", ".join(parts) + "."
+        rest = f" The time is over with {self.left} left; the same command goes on." if self.left else ""
+        return ", ".join(parts) + "." + rest
 
 
-def one_by_one(cells: Sequence[Cell], material: Material, progress: Shown) -> Answers:
+def one_by_one(cells: Iterable[Cell], material: Material, progress: Shown) -> Answers:
     for cell in cells:
         progress.begin(str(cell))
         yield cell, measure(cell, material)
@@ -52,10 +55,16 @@ def run(
     *,
     way: Way = one_by_one,
     retry_failed: bool = False,
+    minutes: float | None = None,
+    any_code: bool = False,
     console: Console | None = None,
     command: str = "",
 ) -> Summary:
-    """Measure what the store lacks. Stop it in any way and give it again: it goes on where it was."""
+    """Measure what the store lacks. Stop it in any way and give it again: it goes on where it was.
+
+    After `minutes` no cell is begun any more; those under way are finished. With `any_code` a cell that other code or data made a
+    result for counts as measured, as tables show it.
+    """
     console = console or Console(quiet=True)
     keys = {cell: key_of(cell, material) for cell in cells}
     status = store.statuses()
@@ -64,14 +73,27 @@ def run(
     if retry_failed:  # and those that lacked something: it may have been installed since
         missing = [cell for cell, key in keys.items() if status.get(key) != "measured"]
         failed_before = []
+    if any_code:
+        shown_already = store.declarations("measured")
+        missing = [cell for cell in missing if declaration_of(cell) not in shown_already]
     console.print(f"unsum: {len(missing)} cells to measure, {len(keys) - len(missing)} in the store", highlight=False)
     counts = {"measured": 0, "needs": 0, "failed": 0}
     with shown(console, len(missing)) as progress:
-        for cell, outcome in way(missing, material, progress):
+        for cell, outcome in way(_until(missing, minutes), material, progress):
             store.put(
                 keys[cell], declaration_of(cell), cell.content(), outcome, origin(cell, material, outcome, command)
             )
             counts[outcome.status] += 1
             progress.done(str(cell), f"failed: {outcome.sentence}" if outcome.status == "failed" else "")
     known = len(keys) - len(missing) - len(failed_before)
-    return Summary(len(keys), known, **counts, failed_before=len(failed_before))
+    left = len(missing) - sum(counts.values())
+    return Summary(len(keys), known, **counts, failed_before=len(failed_before), left=left)
+
+
+def _until(cells: Iterable[Cell], minutes: float | None) -> Iterator[Cell]:
+    """The cells for as long as there is time to begin one."""
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+    for cell in cells:
+        if end is not None and time.monotonic() >= end:
+            return
+        yield cell

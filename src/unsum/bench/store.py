@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,6 +31,10 @@ CREATE INDEX by_declaration ON cells (declaration, finished);
 _FIELDS = (
     "key, declaration, status, figures, sentence, traceback, seconds, cpu_seconds, peak_mb, origin, finished, picture"
 )
+_ROW = f"cell, {_FIELDS}".replace("cell, key", "key, cell", 1)  # everything
+_MARKS = ", ".join("?" * (_ROW.count(",") + 1))
+_STATUS, _FINISHED = _ROW.split(", ").index("status"), _ROW.split(", ").index("finished")
+_RANKS = "SELECT key, status, finished FROM cells"
 _PATIENCE = 30.0  # seconds to wait for another process that writes
 
 
@@ -119,16 +123,45 @@ class Store:
         with _sentences(self.path):
             self._database.execute(f"INSERT OR REPLACE INTO cells VALUES ({', '.join('?' * len(values))})", values)
 
-    def declarations(self) -> set[str]:
-        """Every declaration that the store has anything for."""
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Every row as it is stored, for another store; a file that is damaged anywhere is refused."""
         with _sentences(self.path):
-            return {row[0] for row in self._database.execute("SELECT DISTINCT declaration FROM cells").fetchall()}
+            complaint = self._database.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if complaint != "ok":
+                raise sqlite3.DatabaseError(complaint.splitlines()[-1])
+            return self._database.execute(f"SELECT {_ROW} FROM cells").fetchall()
+
+    def take(self, rows: Iterable[tuple[Any, ...]]) -> int:
+        """Rows of other stores, all or none; of one key the newest stays, a measured one before any other. How many came in."""
+        with _sentences(self.path):
+            mine = {key: (status == "measured", at) for key, status, at in self._database.execute(_RANKS).fetchall()}
+            better: dict[str, tuple[Any, ...]] = {}
+            for row in rows:
+                key, rank = row[0], (row[_STATUS] == "measured", row[_FINISHED])
+                if rank > mine.get(key, (False, "")):
+                    better[key], mine[key] = row, rank
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                self._database.executemany(f"INSERT OR REPLACE INTO cells ({_ROW}) VALUES ({_MARKS})", better.values())
+            except BaseException:
+                self._database.execute("ROLLBACK")
+                raise
+            self._database.execute("COMMIT")
+        return len(better)
+
+    def declarations(self, status: Status | None = None) -> set[str]:
+        """Every declaration that the store has anything for, or a result of this status."""
+        with _sentences(self.path):
+            rows = self._database.execute(
+                "SELECT DISTINCT declaration FROM cells WHERE ? IN (status, '')", (status or "",)
+            )
+            return {row[0] for row in rows.fetchall()}
 
     def newest(self, declaration: str) -> Result | None:
         """The last result of a declared cell, whatever code and data made it; a measured one before any other."""
         with _sentences(self.path):
             row = self._database.execute(
-                f"SELECT {_FIELDS} FROM cells WHERE declaration = ? ORDER BY status = 'failed', finished DESC LIMIT 1",
+                f"SELECT {_FIELDS} FROM cells WHERE declaration = ? ORDER BY status != 'measured', finished DESC LIMIT 1",
                 (declaration,),
             ).fetchone()
         return None if row is None else _result(row)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -22,6 +25,7 @@ from unsum.bench.material import fingerprint, parse_option
 from unsum.bench.on_ray import cluster
 from unsum.bench.pages import write_pages
 from unsum.bench.run import one_by_one, run
+from unsum.bench.share import of_attacks, parse_shard, share
 from unsum.bench.show import Form, written
 from unsum.bench.show import show as show_table
 from unsum.bench.table import read_table
@@ -55,6 +59,7 @@ TablesArgument = Annotated[
 SizeOption = Annotated[str, typer.Option(help="smoke (a minute of CPU), small (an hour of CPU) or paper (a GPU).")]
 StoreOption = Annotated[Path, typer.Option(help="The file of results; a run goes on from what is in it.")]
 _STORE = Path("unsum-bench.sqlite")
+_SHARD = re.compile(r"\d+/\d+")
 
 
 @app.command("run")
@@ -74,6 +79,19 @@ def run_command(
         list[str] | None,
         typer.Option(help="An option of an attack, ATTACK:KEY=VALUE, as in gias:generator=net.py:build; repeat."),
     ] = None,
+    attack: Annotated[
+        list[str] | None, typer.Option(help="Only the cells of this attack, exact say; repeat for more.")
+    ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(help="All but the cells of this attack, ig say; repeat for more.")
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(help="One of N processes with a store of its own each, I/N; `unsum bench merge` joins them."),
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Begin no cell after this time; the same command goes on.")
+    ] = None,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -87,6 +105,10 @@ def run_command(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Measure cells again that failed, or lacked something.")
     ] = False,
+    any_code: Annotated[
+        bool,
+        typer.Option("--any-code", help="Leave cells alone that other code or data have measured; tables show those."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON instead of tables.")] = False,
     device: options.DeviceOption = "cpu",
 ) -> None:
@@ -98,6 +120,9 @@ def run_command(
     wanted = _size(size)
     if threads < 1:
         raise UnsumError(f"A cell needs at least one thread, not {threads}.")
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise UnsumError(f"--minutes takes a number above 0, not {minutes:g}.")
+    part = parse_shard(shard) if shard is not None else (1, 1)
     material = Material(
         *(data, weights, inverse),
         tuple(parse_option(text) for text in option or []),
@@ -106,7 +131,7 @@ def run_command(
     )
     for path in filter(None, (data, weights, inverse)):
         fingerprint(path)  # a file that is not there is refused before anything runs
-    cells = cells_of_all(experiments, wanted)
+    cells = share(of_attacks(cells_of_all(experiments, wanted), attack or [], without or []), part)
     _say_problems()
     with Store(store) as results:
         way = nullcontext(one_by_one) if ray is None else cluster(ray, material, gpus=gpus_per_cell)
@@ -117,6 +142,8 @@ def run_command(
                 results,
                 way=measured,
                 retry_failed=retry_failed,
+                minutes=minutes,
+                any_code=any_code,
                 console=_PROGRESS,
                 command=_command(),
             )
@@ -128,6 +155,24 @@ def run_command(
             _out().print(f"{summary} Store: {store}", markup=False, highlight=False, soft_wrap=True)
     if summary.failed or summary.failed_before:
         raise typer.Exit(1)
+
+
+@app.command("merge")
+def merge_command(
+    stores: Annotated[
+        list[Path], typer.Argument(help="Stores of results, those of shards say; they stay as they are.")
+    ],
+    store: StoreOption = _STORE,
+) -> None:
+    """Join several stores into one, which keeps what it has: of the same cell the newest result, a measured one before others."""
+    rows = []
+    for path in stores:  # all are read before anything is written
+        with Store(path, read_only=True) as results:
+            rows += results.rows()
+    with Store(store) as joined:
+        new = joined.take(rows)
+        total = len(joined.statuses())
+    typer.echo(f"{new} of {len(rows)} results were new or newer; {store} has {total}.")
 
 
 @app.command("show")
@@ -220,14 +265,24 @@ def pages_command(
 
 @contextmanager
 def _stopped_kindly(store: Path) -> Iterator[None]:
-    """Ctrl-C is an ordinary way to stop: what was measured is there."""
+    """Ctrl-C, or a scheduler's SIGTERM at the end of a job's time, is an ordinary way to stop: what was measured is there."""
+    code = 128 + signal.SIGINT
+
+    def terminated(number: int, _frame: object) -> None:
+        nonlocal code
+        code = 128 + number
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, terminated)
     try:
         yield
     except KeyboardInterrupt:
         _PROGRESS.print(
             f"unsum: stopped; {store} keeps what was measured, and the same command goes on.", soft_wrap=True
         )
-        raise typer.Exit(130) from None
+        raise typer.Exit(code) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _out() -> Console:
@@ -237,7 +292,12 @@ def _out() -> Console:
 
 def _command() -> str:
     """As it was given, files by their names alone: pages that quote it say nothing of the machine's folders."""
-    return shlex.join(["unsum", *(Path(word).name if "/" in word else word for word in sys.argv[1:])])
+    return shlex.join(["unsum", *map(_without_folders, sys.argv[1:])])
+
+
+def _without_folders(word: str) -> str:
+    """A shard's I/N has a slash too, and an option's file stands behind its name."""
+    return word if _SHARD.fullmatch(word) else re.sub(r"(^|[=:])[^=:]*/", r"\1", word.rstrip("/"))
 
 
 def _device(name: str) -> str:

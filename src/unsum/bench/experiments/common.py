@@ -84,7 +84,7 @@ SMALL = (
 )
 SMALL_MATCHING = (
     "Size small: DLG, IG and GGL run on a network of two convolutions and 32² photos, with 60, 1000 and 50 of their 300, "
-    "24 000 and 500 steps; GGL needs a generator, and none is at hand."
+    "24 000 and 500 steps; GGL has the generator that --option gives it, such as that of examples/generator.py."
 )
 OWN_INVERSE = "Size paper: pictures come from the inverse given with --inverse, not from the authors' generator."
 DEVIATIONS: Mapping[Size, tuple[str, ...]] = {"smoke": (SMOKE,), "small": (SMALL,), "paper": (OWN_INVERSE,)}

@@ -1,8 +1,8 @@
 """The whole field: every attack of every registry against every defence, plug-ins included.
 
-All attacks are granted the batch size, as a server that plans its rounds knows it. They run on one network and batch, except
-those that are for a single sample or for fully connected layers: the table says so. One that lacks something (a generator, say)
-keeps its rows, and they say what it needs.
+All attacks are granted the batch size, as a server that plans its rounds knows it; `crowded` has the labels. They run on one
+network and batch, except those that are for a single sample or for fully connected layers: the table says so. One that lacks
+something (a generator, say) keeps its rows, and they say what it needs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from unsum.active import SERVERS
-from unsum.bench.declare import NONE, Attack, Experiment, Family, Grid, Network, Size, Value
+from unsum.bench.declare import NONE, Attack, Experiment, Family, Granted, Grid, Network, Size, Value
 from unsum.bench.experiments import common
 from unsum.defend import DEFENSES, Defense
 from unsum.defend.defense import has_strength
@@ -40,6 +40,7 @@ STRENGTHS = {  # where the papers and our own sweeps have them; others stand at 
     "quantise": 8,
 }
 ONE_SAMPLE = ("soft", "phong", "idlg", "phong-input")  # methods whose authors have one sample in mind
+NEED_LABELS = ("crowded",)  # and refuse to begin without them
 STEPS: Mapping[Size, Mapping[str, int]] = {  # of methods that iterate; others take what they take by default
     "smoke": {
         "rgla": 200,
@@ -57,8 +58,8 @@ STEPS: Mapping[Size, Mapping[str, int]] = {  # of methods that iterate; others t
 }
 OTHER_STEPS: Mapping[Size, int | None] = {"smoke": 5, "small": 300, "paper": None}
 FEWER: Mapping[Size, Mapping[str, int]] = {  # other options that decide how long a method takes
-    "smoke": {"restarts": 1, "tries": 1, "batches": 32, "dimension": 64, "hidden": 64},
-    "small": {"restarts": 1, "batches": 512, "dimension": 1024, "hidden": 256},
+    "smoke": {"restarts": 1, "tries": 1, "weight_steps": 5, "batches": 32, "dimension": 64, "hidden": 64},
+    "small": {"restarts": 1, "weight_steps": 300, "batches": 512, "dimension": 1024, "hidden": 256},
     "paper": {},
 }
 EXTRA: Mapping[str, tuple[tuple[str, Value], ...]] = {"hcgla": (("denoiser", "median"),)}
@@ -83,7 +84,8 @@ def attacks(size: Size) -> Iterator[Attack]:
     """Of all registries, ours and others': what `unsum list` shows, with the steps of this size."""
     for separator in SEPARATORS:
         own = options_of(cast("Callable[..., Leak]", separator.method))
-        yield Attack(separator.name, _steps(separator.name, own, size), "batch size")
+        granted: Granted = "labels" if separator.name in NEED_LABELS else "batch size"
+        yield Attack(separator.name, _steps(separator.name, own, size), granted)
     for matcher in MATCHERS:
         options = (*_steps(matcher.name, list(matcher.method.options), size), *EXTRA.get(matcher.name, ()))
         yield Attack(matcher.name, options, "batch size")
@@ -121,6 +123,13 @@ def grids(size: Size) -> tuple[Grid, ...]:
     return tuple(found)
 
 
+_PLAIN = (
+    "`hcgla` has a median filter for its denoiser; `gias` and `ggl` have no generator unless --option gives one.",
+    "`crowded` is granted the labels, all others the batch size. Under `secagg` the server sees the mean of four clients' "
+    "updates, and the samples of all four are counted.",
+)
+
+
 EXPERIMENT = Experiment(
     name="field",
     title="The field: every attack against every defence",
@@ -135,9 +144,12 @@ EXPERIMENT = Experiment(
             "A network of two convolutions (fully connected layers for peelers), 32² photos, C = 100, B = 8 (one sample where "
             "the method is for one); gradient matching takes 10 (of L-BFGS) to 300 steps, RGLA 5000 of its 20 000."
             " One batch a cell.",
-            "`hcgla` has a median filter for its denoiser; `gias` and `ggl` have no generator unless --option gives one.",
+            *_PLAIN,
         ),
-        "paper": ("The same network with every method's own number of steps.",),
+        "paper": (
+            "The network, photos and batch of size small with every method's own number of steps. One batch a cell.",
+            *_PLAIN,
+        ),
     },
     across="defence",
     see=("../attacks.md", "../defences.md"),

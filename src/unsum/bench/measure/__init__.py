@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 import traceback
 from dataclasses import dataclass, field
@@ -48,6 +49,8 @@ def measure(cell: Cell, material: Material) -> Outcome:
     torch.set_num_threads(material.threads)
     _seed(cell.seed)
     memory.reset(material.device)
+    if material.device.startswith("cuda"):  # a client in full float32, as on a CPU
+        torch.backends.cudnn.allow_tf32 = False
     start, cpu = time.perf_counter(), time.process_time()
     status: Status = "measured"
     values: dict[str, float] = {}
@@ -58,7 +61,7 @@ def measure(cell: Cell, material: Material) -> Outcome:
         status, sentence = "needs", str(reason)
     except Exception as error:
         status, sentence = "failed", f"{type(error).__name__}: {error}".splitlines()[0]
-        trace = traceback.format_exc()
+        trace = _without_folders(traceback.format_exc())
     return Outcome(
         status,
         values,
@@ -70,6 +73,11 @@ def measure(cell: Cell, material: Material) -> Outcome:
         picture,
         hardware(material),
     )
+
+
+def _without_folders(trace: str) -> str:
+    """Stores are passed on: of a file's path what is above its package is nobody else's business."""
+    return re.sub(r'File "[^"\n]*?/(?:site-packages|src)/', 'File "', trace)
 
 
 def _figures(cell: Cell, material: Material) -> tuple[dict[str, float], bytes | None]:

@@ -20,7 +20,6 @@ from unsum.peel import peel
 from unsum.picturing import with_pictures
 from unsum.recipe import AUTO, attack
 from unsum.separate import SEPARATORS, separate
-from unsum.update import Update
 
 
 def answer(cell: Cell, played: Round, material: Material) -> Leak:
@@ -35,7 +34,7 @@ def answer(cell: Cell, played: Round, material: Material) -> Leak:
     known = _granted(cell, played)
     options = dict(cell.attack.options) | {key: read(value) for key, value in material.options_of(cell)}
     if family == "peeler":
-        return _peeled(cell, model, update, options)
+        return _peeled(cell, played, options)
     if name == AUTO:
         return attack(model, update, AUTO, inverse=material.inverse, seed=cell.seed, **known)
     if name in [entry.name for entry in MATCHERS]:
@@ -44,10 +43,10 @@ def answer(cell: Cell, played: Round, material: Material) -> Leak:
         return match(model, update, name, auxiliary=own, label_rule=rule, seed=cell.seed, **known, **options)
     SEPARATORS[name]  # refuses an unknown name with the nearest ones
     if cell.attack.rule:
-        found = labels(model, update, cell.attack.rule, batch_size=cell.batch, seed=cell.seed)
+        found = labels(model, update, cell.attack.rule, batch_size=played.count, seed=cell.seed)
         known = {"labels": found}
     if options.get("start") == "photos":  # RGLA from the model's output for photos of the attacker's own
-        own_photos = played.drawn.others[0][: cell.batch].to(material.device)
+        own_photos = played.drawn.others[0][: played.count].to(material.device)
         with torch.no_grad():
             options["start_logits"] = model(own_photos)
     leak = separate(model, update, name, seed=cell.seed, **known, **options)
@@ -57,19 +56,20 @@ def answer(cell: Cell, played: Round, material: Material) -> Leak:
 def _granted(cell: Cell, played: Round) -> dict[str, Any]:
     if cell.attack.granted == "labels":
         return {"labels": played.targets}
-    return {"batch_size": cell.batch} if cell.attack.granted == "batch size" else {}
+    return {"batch_size": played.count} if cell.attack.granted == "batch size" else {}
 
 
 def _quiet(_sentence: str) -> None:
     """Cells are short: the run's own bar is progress enough."""
 
 
-def _peeled(cell: Cell, model: nn.Module, update: Update, options: dict[str, Any]) -> Leak:
+def _peeled(cell: Cell, played: Round, options: dict[str, Any]) -> Leak:
     """The inputs that a peeler read, as a leak that is scored by its pictures."""
+    model, update = played.model, played.update
     shape = (3, cell.network.size, cell.network.size)
     # Some peelers continue a separation; the others ignore it, and go without where there is none.
     leak = separate(model, update, seed=cell.seed) if cell.attack.name in ("layers", "residual") else None
-    given = {"batch_size": cell.batch} if cell.attack.name == "cocktail" else {}
+    given = {"batch_size": played.count} if cell.attack.name == "cocktail" else {}
     found = peel(model, update, leak, cell.attack.name, shape=shape, seed=cell.seed, **given, **options)
     pictures = found.inputs.float().clamp(0, 1)
     return _pictures_alone(cell, found.method, pictures, float(found.errors.max()), bool(found.exact.all()))
@@ -84,7 +84,7 @@ def _labels_alone(cell: Cell, played: Round) -> Leak:
     """The labels that a rule found, as a leak that is scored by them alone."""
     rule = cell.attack.name
     own = played.drawn.others if LABEL_RULES[rule].needs.auxiliary else None
-    found = labels(played.model, played.update, rule, batch_size=cell.batch, auxiliary=own, seed=cell.seed)
+    found = labels(played.model, played.update, rule, batch_size=played.count, auxiliary=own, seed=cell.seed)
     C = find_head(played.model)[1].out_features
     rows = nn.functional.one_hot(found.long(), C).double()
     empty = torch.zeros_like(rows)
