@@ -86,11 +86,7 @@ def main() -> None:
 
 
 def mobilenet(options: argparse.Namespace) -> None:
-    model = load_model("torchvision:mobilenet_v2", classes=1000, weights=options.weights).model
-    model.classifier[0].p = 0.0  # dropout would hide features from the comparison
-    photos = read_photos(options.photos, size=224)
-    labels, order = photos.labels.sort(stable=True)
-    images = normalised(photos.images[order])
+    model, images, labels = mobilenet_and_photos(options.weights, options.photos)
     print("| mode | B " + HEADER.replace("\n|", "\n|---|---|"), flush=True)
     for train in (True, False):
         for size in options.sizes:
@@ -98,12 +94,18 @@ def mobilenet(options: argparse.Namespace) -> None:
             tally.show("train" if train else "eval", size)
 
 
+def mobilenet_and_photos(weights: Path, source: Path) -> tuple[nn.Module, Tensor, Tensor]:
+    model = load_model("torchvision:mobilenet_v2", classes=1000, weights=weights).model
+    model.classifier[0].p = 0.0  # dropout would hide features from the comparison
+    photos = read_photos(source, size=224)
+    labels, order = photos.labels.sort(stable=True)
+    return model, normalised(photos.images[order]), labels
+
+
 def cifar(options: argparse.Namespace) -> None:
     photos = read_photos(options.images, size=32)
     images, labels = photos.images.float() / 255, photos.labels
-    model = torchvision.models.resnet18(num_classes=100)
-    model.conv1, model.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
-    model.to(options.device)
+    model = cifar_network().to(options.device)
     print("| accuracy | mode | B " + HEADER.replace("\n|", "\n|---|---|---|"), flush=True)
     for accuracy in train_until(model, images.to(options.device), labels.to(options.device), ACCURACIES):
         for train in (True, False):
@@ -112,35 +114,63 @@ def cifar(options: argparse.Namespace) -> None:
                 tally.show(f"{accuracy:.0%}", "train" if train else "eval", size)
 
 
+def cifar_network() -> nn.Module:
+    """ResNet-18 with the stem for pictures of 32²."""
+    model = torchvision.models.resnet18(num_classes=100)
+    model.conv1, model.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
+    return model
+
+
 def normalised(images: Tensor) -> Tensor:
     """ImageNet's own normalisation of photos in bytes."""
     mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     return (images.float() / 255 - mean[:, None, None]) / deviation[:, None, None]
 
 
-def train_until(model: nn.Module, images: Tensor, labels: Tensor, accuracies: tuple[float, ...]) -> Iterator[float]:
-    """Train, and pause whenever the accuracy on the training images, measured in eval mode, passes a mark."""
+def train_until(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    accuracies: tuple[float, ...],
+    *,
+    steps_between: int | None = None,
+    mixed: bool = False,
+) -> Iterator[float]:
+    """Train, and pause whenever the accuracy on the training images, measured in eval mode, passes a mark.
+
+    It is measured after every epoch, or every so many steps; the untrained network passes marks as well.
+    """
     optimiser = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=5e-4)
     marks = list(accuracies)
+    steps = 0
     while marks:
-        model.train()
         for part in torch.randperm(len(images)).split(64):
+            if steps % (steps_between or -(-len(images) // 64)) == 0:
+                accuracy = accuracy_on(model, images, labels)
+                passed = [mark for mark in marks if accuracy >= mark]
+                marks = marks[len(passed) :]
+                if passed:
+                    yield accuracy
+            if not marks:
+                return
+            model.train()
             flipped = images[part].flip(3) if torch.rand(()) < 0.5 else images[part]
             shifts = [int(shift) for shift in torch.randint(-3, 4, (2,))]
-            loss = nn.functional.cross_entropy(model(flipped.roll(shifts, (2, 3))), labels[part])
+            with torch.autocast(images.device.type, torch.bfloat16, enabled=mixed):
+                logits = model(flipped.roll(shifts, (2, 3)))
+            loss = nn.functional.cross_entropy(logits.float(), labels[part])
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-        model.eval()
-        with torch.no_grad():
-            right = sum(
-                int((model(i).argmax(1) == y).sum()) for i, y in zip(images.split(500), labels.split(500), strict=True)
-            )
-        accuracy = right / len(images)
-        if accuracy >= marks[0]:
-            while marks and accuracy >= marks[0]:
-                marks.pop(0)
-            yield accuracy
+            steps += 1
+
+
+@torch.no_grad()
+def accuracy_on(model: nn.Module, images: Tensor, labels: Tensor) -> float:
+    with in_mode(model, False):
+        pairs = zip(images.split(100), labels.split(100), strict=True)
+        right = sum(int((model(pictures).argmax(1) == y).sum()) for pictures, y in pairs)
+    return right / len(images)
 
 
 def attack_batches(

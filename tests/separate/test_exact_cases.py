@@ -41,7 +41,9 @@ def synthetic(labels: list[int], classes: int, features: int = 512, seed: int = 
     return case(F, nn.Linear(features, classes), one_hot(labels, classes))
 
 
-def trained(B: int, seed: int, confidence: float, classes: int = 200) -> Case:
+def trained(
+    B: int, seed: int, confidence: float, classes: int = 200, *, smoothing: float = 0.0, mixed: bool = False
+) -> Case:
     """A head whose rows point at class centres; some samples are confident, some wrong, as after training."""
     generator = torch.Generator().manual_seed(seed)
     centres = torch.relu(torch.randn(classes, 256, generator=generator))
@@ -53,7 +55,9 @@ def trained(B: int, seed: int, confidence: float, classes: int = 200) -> Case:
     labels = torch.randint(classes, (B,), generator=generator)
     noise = torch.randn(B, 256, generator=generator)
     features = torch.relu(0.6 * centres[labels] + 0.4 * centres.mean(0) + 0.4 * noise)
-    return case(features, linear, one_hot(labels, classes))
+    share = torch.rand(B, 1, generator=generator).double() if mixed else torch.ones(B, 1).double()
+    rows = share * one_hot(labels, classes) + (1 - share) * one_hot(labels.roll(1), classes)
+    return case(features, linear, rows * (1 - smoothing) + smoothing / classes)
 
 
 @pytest.mark.parametrize("B", [1, 8])
@@ -120,6 +124,24 @@ def test_trained_models(B: int, confidence: float, seed: int) -> None:
     assert_exact(exact(truth.head, NOTHING, seed=0), truth)
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("B", "confidence"), [(2, 2.0), (8, 1.5), (8, 2.0), (24, 2.0)])
+def test_smoothed_labels_of_trained_models(B: int, confidence: float, seed: int) -> None:
+    """Nearly every row of ∇b is negative, and rows of confident samples are not: signs alone name no label."""
+    truth = trained(B, seed, confidence, smoothing=0.1)
+    leak = exact(truth.head, NOTHING, seed=0)
+    assert_exact(leak, truth)
+    assert float(leak.targets.min()) * 200 == pytest.approx(0.1, abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("B", "confidence"), [(6, 2.0), (12, 1.5)])
+def test_mixed_labels_of_trained_models(B: int, confidence: float, seed: int) -> None:
+    """Predictions of one sample hide the labels of another: rows of ∇b name neither."""
+    truth = trained(B, seed, confidence, mixed=True)
+    assert_exact(exact(truth.head, NOTHING, seed=0), truth)
+
+
 @pytest.mark.parametrize(("B", "classes"), [(40, 400), (48, 100), (15, 20), (7, 10)])
 def test_large_batches(B: int, classes: int) -> None:
     truth = synthetic([0] * (B // 4) + list(range(B - B // 4)), classes)
@@ -166,7 +188,22 @@ def test_zero_initialised_head_with_known_batch_size() -> None:
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
     truth = case(torch.randn(4, 64), linear, one_hot([5, 1, 2, 9], 50))
-    assert_exact(exact(truth.head, Knowledge(batch_size=4), seed=0), truth)
+    assert_exact(exact(truth.head, Knowledge(labels=torch.tensor([5, 1, 2, 9])), seed=0), truth)
+    leak = exact(truth.head, Knowledge(batch_size=4), seed=0)
+    assert feature_error(leak, truth) < 1e-4
+
+
+def test_zero_initialised_head_does_not_tell_mixed_labels_from_hard_ones() -> None:
+    """Its softmax answers everything alike: mixed samples with hard labels send the very gradient of these."""
+    linear = nn.Linear(64, 50)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    labels = one_hot([5, 1, 2, 9], 50)
+    truth = case(torch.randn(4, 64), linear, 0.7 * labels + 0.3 * labels.roll(1, 0))
+    leak = exact(truth.head, Knowledge(batch_size=4), seed=0)
+    assert feature_error(leak, truth) > 0.1
+    assert not leak.exact
+    assert any("may be mixed" in note for note in leak.notes)
 
 
 @pytest.mark.parametrize("B", [12, 64])

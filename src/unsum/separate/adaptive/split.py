@@ -55,6 +55,8 @@ def split(
     Y = torch.nn.functional.one_hot(label, head.classes).double()
     labels = torch.cat([label[None], batch.labels[batch.labels != label]])
     live = (head.grad_W[label] < 0).nonzero()[:, 0]  # where the label row was pruned, all are small
+    if threshold > 0 and len(live) == 0:  # nothing of it was left
+        return None
     best: Split | None = None
     sparsity = Sparsity.of(others.mean, _silent(head, label, others, threshold > 0), len(P))
     Z, present = P.log(), others.mean.repeat(len(P), 1)

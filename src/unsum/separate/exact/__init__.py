@@ -4,9 +4,9 @@
 - `rank`, `observation`: noise, rank and factors of the gradient, which is all that is known;
 - `equation`: the one equation with its derivatives; `levenberg`, `conjugate`: how it is solved;
 - `regression`, `hypotheses`, `starts`: labels first, for fresh heads; `single`, `simplex`, `extraction`: sample by sample,
-  for trained ones; `zeros`, `lengths`: by the features' zeros, for batches near the number of classes; `search`: in
-  which order all this is tried;
-- `candidate`, `certificate`, `hidden`, `remarks`: how sure the answer is, and what a person is told.
+  for trained ones; `exchange`: their labels, where more samples than half the classes allow no sample alone; `zeros`,
+  `lengths`: by the features' zeros, for batches near the number of classes; `search`: in which order all this is tried;
+- `candidate`, `certificate`, `hidden`, `mixing`, `remarks`: how sure the answer is, and what a person is told.
 """
 
 from unsum.separate.exact.solver import exact

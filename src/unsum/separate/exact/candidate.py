@@ -28,6 +28,7 @@ class Candidate:
     certificate: Certificate
     equation: Equation  # that it solves
     agreed: bool = False  # found twice, from independent starts
+    read_off: bool = False  # its targets follow from the features, which something else told
     verified: bool = False  # a part of the batch only, but every sample stands on its own
 
     @property

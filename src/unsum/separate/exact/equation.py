@@ -7,6 +7,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+_SMALLEST_FACTOR, _LARGEST_FACTOR = 1e-100, 1e100  # what can be squared and divided by
+
+
+class NoFactorError(Exception):
+    """A start whose factor α is no positive number: it leads nowhere, as other starts do."""
+
+
+def positive_factor(alpha: float) -> float:
+    """α itself, where a gradient can have been multiplied by it."""
+    if not _SMALLEST_FACTOR < alpha < _LARGEST_FACTOR:
+        raise NoFactorError(f"No gradient was multiplied by {alpha}.")
+    return alpha
+
 
 @dataclass(frozen=True)
 class Unknowns:
@@ -24,7 +37,11 @@ class Unknowns:
     def is_sound(self) -> bool:
         """Finite, with an α that can be divided by."""
         alpha = float(self.alpha)
-        return float(self.T.abs().max()) < 1e30 and 1e-100 < alpha < 1e100 and abs(float(self.floor)) < 1e100
+        return (
+            float(self.T.abs().max()) < 1e30
+            and _SMALLEST_FACTOR < alpha < _LARGEST_FACTOR
+            and abs(float(self.floor)) < 1e100
+        )
 
     def moved(self, step: Tensor) -> Unknowns:
         """The point one step further; `step` holds T's entries, then floor, then log α."""

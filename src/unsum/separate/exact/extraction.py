@@ -13,52 +13,56 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.separate.exact.equation import Equation, Unknowns
+from unsum.separate.exact.equation import Equation, Unknowns, positive_factor
 from unsum.separate.exact.levenberg import solve
 from unsum.separate.exact.observation import Observation
 from unsum.separate.exact.simplex import hunt_corners
 from unsum.separate.exact.single import SingleSamples
 
-_ACCEPTED = 8.0  # misfit of a sample, in units of the noise
-_SAME_SAMPLE = 0.05  # relative distance below which two answers of one label may be one sample found twice
-_USUAL = 20.0  # times the size of a usual row's ratio: samples are not larger
+ACCEPTED = 8.0  # misfit of a sample, in units of the noise
+SAME_SAMPLE = 0.05  # relative distance below which two answers of one label may be one sample found twice
+USUAL = 20.0  # times the size of a usual row's ratio: samples are not larger
 _VISIBLE = 30.0  # deviations of ∇b that make a row's sign certain
+_SURER = 10.0  # times what smoothing takes from a row that a row has more, where a model is surer than the target
 _ROUNDS = 24
 
 
 @dataclass(frozen=True)
 class Extracted:
-    """Samples found on their own: T (n, R), labels (n,) and the factor α that they share."""
+    """Samples found on their own: T (n, R), labels (n,), and the factor α and the targets' floor e that they share."""
 
     T: Tensor
     labels: Tensor
     alpha: float
+    floor: float
 
 
-def extract(observation: Observation) -> Extracted | None:
-    """As many samples of hard label as can be found, at most R; None where the equations do not allow to try."""
-    if observation.grad_b is None or observation.classes < 2 * observation.rank + 1:
+def extract(observation: Observation, *, smoothed: bool = False) -> Extracted | None:
+    """As many samples of hard or smoothed label as can be found, at most R; None where the equations do not allow to try."""
+    if observation.grad_b is None or observation.classes < 2 * observation.rank + 1 + smoothed:
         return None
-    left = _Remainder(observation, observation.grad_b)
+    left = _Remainder(observation, observation.grad_b, smoothed)
     if len(left.label_starts()[0]) == 0:
         return None
     # Samples beyond doubt first. What they leave has fewer directions, and in those the faint ones are found, too.
     for faint in (False, True):
         left.search(faint)
-    return Extracted(left.T, left.labels, left.alpha)
+    return Extracted(left.T, left.labels, left.alpha, left.floor)
 
 
 class _Remainder:
     """What is left of the gradient after the samples found so far."""
 
-    def __init__(self, observation: Observation, grad_b: Tensor) -> None:
-        self.observation = observation
+    def __init__(self, observation: Observation, grad_b: Tensor, smoothed: bool) -> None:
+        self.observation, self.smoothed = observation, smoothed
         self.U, self.grad_b = observation.U, grad_b
         self.T, self.labels = observation.U[:0], observation.U[:0, 0].long()
-        self.singles = SingleSamples(observation, _label_weights(observation, grad_b))
+        weight = label_weights(observation, grad_b)
+        self.singles = SingleSamples(observation, weight, None if smoothed else 0.0)
         self.usual = (observation.U.norm(dim=1) / grad_b.abs()).median()
         self.visible = _VISIBLE / (observation.weight * observation.beta)
-        self.alpha = self._find_alpha()
+        self.alpha, self.floor = self._find_factors()
+        self.singles = SingleSamples(observation, weight, self.floor)
 
     @property
     def missing(self) -> int:
@@ -79,24 +83,35 @@ class _Remainder:
                 hidden = hidden | worst
 
     def label_starts(self) -> tuple[Tensor, Tensor]:
-        """The ratio of every row whose ∇b is surely negative: a label, near the sample that carries it."""
-        labels = (self.grad_b < -self.visible).nonzero()[:, 0]
+        """The ratio of every row whose ∇b says that it is a label's: near the sample that carries it.
+
+        Surely negative, that is. Smoothing takes as much from every row, so that labels are those that lie far from the
+        others: below them, or above, where the model is surer of a sample than its target is.
+        """
+        if self.smoothed:
+            others = self.grad_b.median().clamp(max=0)
+            far = (self.grad_b < 2 * others - self.visible) | (self.grad_b > -_SURER * others + self.visible)
+        else:
+            far = self.grad_b < -self.visible
+        labels = far.nonzero()[:, 0]
         return self.U[labels] / self.grad_b[labels][:, None], labels
 
-    def _find_alpha(self) -> float:
-        """α from the samples themselves: each label row's start, refined without the coupling, says q·t = 1/α."""
+    def _find_factors(self) -> tuple[float, float]:
+        """α and e from the samples themselves: each label row's start, refined without the coupling, says q·t = 1/α."""
         T, labels = self.label_starts()
         T = self.singles.refine(T, labels, None)
-        couplings = self.singles.couplings(T, labels)[self._are_samples(T, labels, faint=False)]
-        couplings = couplings[couplings > 0]
-        plain = self.observation.alpha(1.0, self.observation.rank)
-        return _snapped(1 / float(couplings.median()), self.observation) if len(couplings) else plain
+        couplings, floors = self.singles.couplings(T, labels), self.singles.amounts(T, labels)
+        samples = self._are_samples(T, labels, faint=False) & (couplings > 0)
+        if not bool(samples.any()):
+            return self.observation.alpha(1.0, self.observation.rank), 0.0
+        alpha = positive_factor(1 / float(couplings[samples].median()))
+        return snapped(alpha, self.observation), float(floors[samples].median())
 
     def _are_samples(self, T: Tensor, labels: Tensor, faint: bool) -> Tensor:
         """(n,) bool: whether p − e_y lies in the span of U as it does for a sample, and t is of a sample's size."""
         inside: Tensor = self.singles.outside(T, labels) < self.singles.slack(T, labels, faint)
-        usual: Tensor = T.norm(dim=1) < _USUAL * self.usual
-        return inside & usual & (self.singles.misfits(T, labels) < _ACCEPTED)
+        usual: Tensor = T.norm(dim=1) < USUAL * self.usual
+        return inside & usual & (self.singles.misfits(T, labels) < ACCEPTED)
 
     def _accept(self, T: Tensor, labels: Tensor, faint: bool) -> bool:
         """Refine the starts, keep those that are samples and new, and subtract them; whether any was found."""
@@ -110,7 +125,7 @@ class _Remainder:
             alike = [k for k in kept if labels[k] == labels[index]]
             same = torch.cat([self.T[self.labels == labels[index]], T[alike]])
             distances = (same - T[index]).norm(dim=1) / T[index].norm()
-            if accepted[index] and not bool((distances < _SAME_SAMPLE).any()):
+            if accepted[index] and not bool((distances < SAME_SAMPLE).any()):
                 kept.append(index)
         kept = kept[: self.missing]
         if kept:
@@ -119,7 +134,8 @@ class _Remainder:
 
     def _subtract(self, T: Tensor, labels: Tensor) -> None:
         E = torch.softmax(T @ self.observation.K + self.observation.b, dim=1)
-        E = E - torch.nn.functional.one_hot(labels, self.observation.classes)
+        C = self.observation.classes
+        E = E - torch.nn.functional.one_hot(labels, C) * (1 - C * self.floor) - self.floor
         self.U = self.U - self.alpha * E.T @ T
         self.grad_b = self.grad_b - self.alpha * E.sum(0)
         self.T, self.labels = torch.cat([self.T, T]), torch.cat([self.labels, labels])
@@ -127,6 +143,11 @@ class _Remainder:
     def _corner_starts(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Corners of what is left, before and after solving for all of them together; and the rows that fit worst."""
         observation, D = self.observation, self.singles.D
+        if self.smoothed:
+            # No row is free of targets, and ratios are no mixtures of samples; where few are left, they are near one.
+            rows = (self.grad_b.abs() > self.visible).nonzero()[:, 0]
+            rows = rows[self.grad_b[rows].abs().argsort(descending=True)][: 4 * self.missing]
+            return self.U[rows] / self.grad_b[rows][:, None], torch.ones_like(hidden)
         inside = (self.grad_b > self.visible) & ~hidden
         if int(inside.sum()) <= self.missing + 1:
             return self.U[:0], torch.ones_like(hidden)
@@ -144,14 +165,14 @@ class _Remainder:
         return starts[torch.isfinite(starts).all(1)], relative > 0.2 * relative.max()
 
 
-def _label_weights(observation: Observation, grad_b: Tensor) -> Tensor:
+def label_weights(observation: Observation, grad_b: Tensor) -> Tensor:
     """Row weights that know that a label row's p − 1 carries the rounding of 1, however small it is."""
     size = observation.U.norm() / grad_b.norm()
     rounding = observation.client_precision * size / observation.rank * (grad_b < 0)
     return torch.rsqrt(observation.weight.pow(-2) + rounding.square())
 
 
-def _snapped(alpha: float, observation: Observation) -> float:
+def snapped(alpha: float, observation: Observation) -> float:
     """1/B exactly where α is that close to it: a mean over the batch that nothing has scaled."""
     if observation.reduction != "mean":
         return 1.0 if abs(alpha - 1) < 2e-3 else alpha

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from unsum.separate.exact.candidate import Candidate
-from unsum.separate.exact.certificate import Certificate
-from unsum.separate.exact.equation import Linearised, Unknowns
+from unsum.separate.exact.certificate import Certificate, certify
+from unsum.separate.exact.equation import Linearised, Unknowns, positive_factor
 from unsum.separate.exact.observation import Observation
 from unsum.separate.exact.zeros import SparseDirections
 from unsum.separate.softmax_line import fit_lengths
 
 _NOTHING = 1e-3  # a target below counts as 0, one this near to 1 as 1: in between it is part of a mixture
 _PLAIN = 1e-4  # relative distance within which a scale is taken for its natural value
+_READINGS = 4  # of α, one for each sample, below which their scatter says little about how well lengths are known
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,16 @@ def measure_lengths(observation: Observation, directions: SparseDirections) -> L
 def certified(observation: Observation, directions: SparseDirections, lengths: Lengths) -> Candidate:
     """The samples with a certificate from their zeros. The equation did not find them: that it holds is the second opinion."""
     plain, alpha = observation.alpha(1.0, observation.rank), float(lengths.alphas.median())
-    alpha = plain if abs(alpha / plain - 1) < _PLAIN else alpha
+    alpha = plain if abs(alpha / plain - 1) < _PLAIN else positive_factor(alpha)
     at = Unknowns(lengths.T, lengths.T.new_zeros(()), lengths.T.new_tensor(math.log(alpha)))
     Y = lengths.targets(observation, alpha)
     equation = replace(observation.equation(), Y=Y, weight=observation.weights_at(at, Y))
-    candidate = Candidate(at, Y, _certificate(observation, directions, lengths, Linearised(equation, at)), equation)
-    return replace(candidate, agreed=candidate.explains)
+    certificate = _certificate(observation, directions, lengths, Linearised(equation, at))
+    if observation.rank < _READINGS and alpha != plain:
+        told = certify(replace(equation, alpha_free=True), at, observation)
+        certificate = replace(certificate, errors=torch.maximum(certificate.errors, told.errors))
+    candidate = Candidate(at, Y, certificate, equation)
+    return replace(candidate, agreed=candidate.explains, read_off=True)
 
 
 def _certificate(

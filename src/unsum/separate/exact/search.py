@@ -12,8 +12,11 @@ from torch import Tensor
 
 from unsum.separate.exact.candidate import Candidate, polish
 from unsum.separate.exact.certificate import certify
-from unsum.separate.exact.equation import Equation, Unknowns
-from unsum.separate.exact.extraction import extract
+from unsum.separate.exact.equation import Equation, NoFactorError, Unknowns, positive_factor
+from unsum.separate.exact.exchange import exchange_labels
+from unsum.separate.exact.extraction import Extracted, extract
+from unsum.separate.exact.extraction_mixed import extract_mixed
+from unsum.separate.exact.extraction_sparse import extract_sparse
 from unsum.separate.exact.hypotheses import Hypothesis, hypotheses
 from unsum.separate.exact.lengths import certified, measure_lengths
 from unsum.separate.exact.levenberg import seconds_per_iteration, solve
@@ -28,6 +31,8 @@ _CONFIRMATIONS, _MORE_CONFIRMATIONS = 4, 30  # further starts that may confirm a
 _CONFIRMATION_SECONDS = 2.0  # estimated; up to which they are
 _PEAKED = 20.0  # largest over median probability of an unlabelled class
 _SAME_SOLUTION = 1e-3  # relative distance; another solution is much farther away
+_EXCHANGE_SECONDS = 60.0  # estimated; for labels by exchange, which only batches near the number of classes need
+_SHARE = 1e-4  # of a label, below which a class carries none
 _PATIENCE = 8.0  # estimated seconds spent on further starts before giving up
 
 Attempt = Callable[[], Candidate | None]
@@ -71,12 +76,24 @@ class Search:
         near = 2 * self.observation.rank > self.observation.classes  # where the other starts lose their way
         if near:
             yield self._solve_sparse
-        if self._peaked():
-            yield from [*singly, *quick]
+        if near and singly:  # too many to be found alone
+            singly = [self._solve_thinned, self._solve_exchanged]
+        smoothed: list[Attempt] = []
+        mixed: list[Attempt] = []
+        if self.targets is None and not near:
+            smoothed = [partial(self._solve_extracted, smoothed=True)]
+            mixed = [self._solve_mixed]
+        if self._more_negative_than_labels():
+            yield from [*smoothed, *singly, *quick]
+        elif self._peaked():
+            yield from [*singly, *smoothed, *quick]
         else:
-            yield from [*quick[:hard], *singly, *quick[hard:]]
+            yield from [*quick[:hard], *singly, *quick[hard:], *smoothed]
         if not near:
             yield self._solve_sparse
+        if not near and self.targets is None and self._peaked():
+            yield self._solve_thinned
+        yield from mixed  # all pairs of classes: the slowest way
 
     def _smoothed(self) -> Iterator[Attempt]:
         """Without ∇b the line itself depends on the smoothing: several strengths of it in turn."""
@@ -100,6 +117,11 @@ class Search:
             return False
         likely = grad_b[grad_b > 0]
         return float(likely.max() / likely.median()) > _PEAKED
+
+    def _more_negative_than_labels(self) -> bool:
+        """Whether more rows of ∇b are negative than there are samples: smoothing does that to a trained model."""
+        grad_b = self.observation.grad_b
+        return grad_b is not None and int((grad_b < 0).sum()) > self.observation.rank
 
     def _solve(self, way: Hypothesis, *, starts: int, iterations: int) -> Candidate | None:
         """Solve one hypothesis from several starts, until one explains the gradient; then ask for a second opinion."""
@@ -154,16 +176,23 @@ class Search:
         best = min(solutions, key=lambda root: float(root.at.T.norm()))
         return replace(best, agreed=True)  # the whole range was searched
 
-    def _solve_extracted(self) -> Candidate | None:
+    def _solve_extracted(self, *, smoothed: bool = False) -> Candidate | None:
         """Samples found one at a time, then solved for together."""
-        observation = self.observation
-        extracted = extract(observation)
-        if extracted is None or len(extracted.T) == 0:
-            return None
-        T = extracted.T
+        extracted = extract(self.observation, smoothed=smoothed)
+        return None if extracted is None or len(extracted.T) == 0 else self._together(extracted, smoothed)
+
+    def _solve_thinned(self) -> Candidate | None:
+        """The same in a crowded batch, where the zeros of their features tell samples apart."""
+        generator = torch.Generator().manual_seed(self.generator.initial_seed())  # the other starts stay as they are
+        extracted = extract_sparse(self.observation, generator)
+        return None if extracted is None else self._together(extracted, smoothed=False, sure=True)
+
+    def _together(self, extracted: Extracted, smoothed: bool, sure: bool = False) -> Candidate:
+        """Solved for together if all were found; those that were, if not: at least half, or `sure` ones."""
+        observation, T = self.observation, extracted.T
         Y = torch.nn.functional.one_hot(extracted.labels, observation.classes).double()
-        at = Unknowns(T, T.new_zeros(()), T.new_tensor(math.log(extracted.alpha)))
-        equation = replace(observation.equation(), Y=Y, alpha_free=True)
+        at = Unknowns(T, T.new_tensor(extracted.floor), T.new_tensor(math.log(positive_factor(extracted.alpha))))
+        equation = replace(observation.equation(), Y=Y, alpha_free=True, floor_free=smoothed)
         weight = observation.weights_at(at, Y)
         if len(T) == observation.rank:
             for power in (0.5, 0.0, 1.0):  # between the gradient's own norm and the noise's: one of them leads down
@@ -173,8 +202,44 @@ class Search:
                     candidate.explains
                 ):  # every sample has been found on its own as well: the second, independent solution
                     return replace(candidate, agreed=True)
-        alone = replace(equation, alpha_free=False).with_rows(weight)
-        return Candidate(at, Y, certify(alone, at, observation), alone, verified=2 * len(T) > observation.rank)
+        return self._part(equation, at, Y, sure)
+
+    def _part(self, equation: Equation, at: Unknowns, Y: Tensor, sure: bool = False) -> Candidate:
+        """Samples that were found one at a time and do not explain the gradient together: some are missing."""
+        observation = self.observation
+        alone = replace(equation, Y=Y, alpha_free=False).with_rows(observation.weights_at(at, Y))
+        verified = sure or 2 * len(at.T) > observation.rank
+        return Candidate(at, Y, certify(alone, at, observation), alone, verified=verified)
+
+    def _solve_mixed(self) -> Candidate | None:
+        """Samples of mixed label found one at a time, then solved for together with their labels open."""
+        observation = self.observation
+        mixed = extract_mixed(observation)
+        if mixed is None or len(mixed.T) == 0:
+            return None
+        equation = observation.equation()
+        at = Unknowns(mixed.T, mixed.T.new_zeros(()), mixed.T.new_tensor(math.log(mixed.alpha)))
+        if len(mixed.T) == observation.rank:
+            unlabelled = equation.with_rows(equation.weight * (mixed.Y.amax(0) < _SHARE))
+            candidate = polish(observation, replace(unlabelled, alpha_free=True), at)
+            if candidate.explains:  # every sample has been found on its own as well
+                return replace(candidate, agreed=True)
+        return self._part(equation, at, mixed.Y)
+
+    def _solve_exchanged(self) -> Candidate | None:
+        """Labels found by exchange; the second opinion are other starts that these labels lead from."""
+        observation = self.observation
+        if self.batch_size not in (None, observation.rank):
+            return None
+        affordable = _EXCHANGE_SECONDS / seconds_per_iteration(observation.rank**2, observation.classes)
+        found = exchange_labels(observation, self.line, self.generator, int(affordable))
+        if found is None:
+            return None
+        Y = torch.nn.functional.one_hot(found.labels, observation.classes).double()
+        way = Hypothesis(Y, len(Y), 1.0, False, False)
+        equation, at = self._equation(way), replace(self._start(way), T=found.T)
+        candidate = polish(observation, equation, at)
+        return self._confirmed(candidate, way, equation, iterations=150) if candidate.explains else candidate
 
     def _solve_sparse(self) -> Candidate | None:
         """Samples found by their features' zeros alone."""
@@ -194,7 +259,7 @@ class Search:
             T = rotate_freely(self.line, way.B, self.generator)
         else:
             T = rotate_to_targets(self.line, way.Y, self.generator)
-        alpha = self.observation.alpha(way.scale, way.B)
+        alpha = positive_factor(self.observation.alpha(way.scale, way.B))
         floor = self.line.floor if way.floor_free else 0.0
         return Unknowns(T, T.new_tensor(floor), T.new_tensor(math.log(alpha)))
 
@@ -216,7 +281,7 @@ def _tried(attempt: Attempt) -> Candidate | None:
     """A start that ends in a singular matrix or a negative scale is a start that failed, as others do."""
     try:
         return attempt()
-    except (torch.linalg.LinAlgError, ValueError, ArithmeticError):  # type: ignore[attr-defined]
+    except (torch.linalg.LinAlgError, NoFactorError):  # type: ignore[attr-defined]
         return None
 
 

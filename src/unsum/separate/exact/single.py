@@ -20,6 +20,7 @@ _BATCH = 1 << 24  # entries of the batched Jacobian that are held at a time
 @dataclass(frozen=True)
 class _State:
     P: Tensor  # (n, C)
+    amount: Tensor  # (n,) how far the target is from the hard one: e, or a mixture's second share
     outside: Tensor  # (n, C) Π⊥ D (P − e_y)
     size: Tensor  # (n,) ‖D (P − e_y)‖
     q: Tensor  # (n, R)
@@ -27,21 +28,27 @@ class _State:
 
 
 class SingleSamples:
-    """The per-sample equations of one observation; rows of U that are labels get their own weight in `weight`."""
+    """The per-sample equations of one observation; rows of U that are labels get their own weight in `weight`.
 
-    def __init__(self, observation: Observation, weight: Tensor) -> None:
+    Targets are hard or smoothed, (1 − C e) e_y + e. With `floor` None each sample finds its own e, which is linear and costs
+    one equation. With pairs (n, 2) in the place of labels they are mixed, (1 − μ) e_y + μ e_z, and each finds its own μ.
+    """
+
+    def __init__(self, observation: Observation, weight: Tensor, floor: float | None = 0.0) -> None:
         self.observation = observation
+        self.floor = floor
         self.D = (weight / weight.max()).sqrt()
         self.Q, self.triangle = torch.linalg.qr(self.D[:, None] * observation.U)
         self.deviation = 1 / weight
 
     def labels(self, T: Tensor) -> Tensor:
-        """(n,) for each t the class y whose p − e_y is nearest to the span of U."""
-        X = torch.softmax(T @ self.observation.K + self.observation.b, dim=1) * self.D
+        """(n,) for each t the class y whose p − (1 − C e) e_y − e is nearest to the span of U."""
+        floor = self.floor or 0.0
+        X = (torch.softmax(T @ self.observation.K + self.observation.b, dim=1) - floor) * self.D
         outside = X - (X @ self.Q) @ self.Q.T
-        leverage = self.Q.square().sum(1)
-        distance = outside.square().sum(1, keepdim=True) - 2 * outside * self.D + self.D.square() * (1 - leverage)
-        size = X.square().sum(1, keepdim=True) - 2 * X * self.D + self.D.square()
+        leverage, hard = self.Q.square().sum(1), (1 - len(self.D) * floor) * self.D
+        distance = outside.square().sum(1, keepdim=True) - 2 * outside * hard + hard.square() * (1 - leverage)
+        size = X.square().sum(1, keepdim=True) - 2 * X * hard + hard.square()
         return torch.argmin(distance / size, dim=1)
 
     def refine(self, T: Tensor, labels: Tensor, alpha: float | None, iterations: int = 30) -> Tensor:
@@ -54,6 +61,10 @@ class SingleSamples:
         """(n,) q·t: 1/α for every true sample, 0 for the trivial root at infinity."""
         return self._state(T, labels).coupling
 
+    def amounts(self, T: Tensor, labels: Tensor) -> Tensor:
+        """(n,) each sample's own e, or μ."""
+        return self._state(T, labels).amount
+
     def slack(self, T: Tensor, labels: Tensor, faint: bool) -> Tensor:
         """(n,) how much of p − e_y may lie outside the span of U, relatively, for a sample.
 
@@ -61,7 +72,7 @@ class SingleSamples:
         roots far out as well, where p → e_y, which are no samples.
         """
         P = torch.softmax(T @ self.observation.K + self.observation.b, dim=1)
-        size = 1 - P[torch.arange(len(T), device=T.device), labels]
+        size = 1 - P[torch.arange(len(T), device=T.device), _first(labels)]
         noise = self.observation.noise.relative
         rounding: Tensor = 3 * self.observation.client_precision / size.clamp_min(1e-300)
         return 1e-3 + 100 * noise + (rounding if faint else torch.zeros_like(rounding))
@@ -75,7 +86,7 @@ class SingleSamples:
         """(n,) distance from the span of U in units of what noise alone explains."""
         observation, state = self.observation, self._state(T, labels)
         size = 1 + 0.5 * T.norm(dim=1, keepdim=True) * observation.row_norms
-        Y = torch.nn.functional.one_hot(labels, observation.classes)
+        Y = torch.nn.functional.one_hot(_first(labels), observation.classes)
         client = observation.client_precision**2 * ((state.P * size).square() + Y)
         variance = client + (state.q.norm(dim=1, keepdim=True) * self.deviation).square()
         allowed = (variance * self.D.square()).sum(1).sqrt()
@@ -84,11 +95,31 @@ class SingleSamples:
     def _state(self, T: Tensor, labels: Tensor) -> _State:
         P = torch.softmax(T @ self.observation.K + self.observation.b, dim=1)
         X = P.clone()
-        X[torch.arange(len(T), device=T.device), labels] -= 1
+        X[torch.arange(len(T), device=T.device), _first(labels)] -= 1
         X = X * self.D
+        if self._is_known(labels):
+            amount = X.new_full((len(X),), self.floor or 0.0)
+            X = X + amount[:, None] * self._change(labels) if self.floor else X
+        else:
+            W = self._change(labels)
+            W_outside = W - (W @ self.Q) @ self.Q.T
+            amount = -(X * W_outside).sum(1) / W_outside.square().sum(1).clamp_min(1e-300)
+            X = X + amount[:, None] * W
         inside = X @ self.Q
         q = torch.linalg.solve_triangular(self.triangle, inside.T, upper=True).T
-        return _State(P, X - inside @ self.Q.T, X.norm(dim=1), q, (q * T).sum(1))
+        return _State(P, amount, X - inside @ self.Q.T, X.norm(dim=1), q, (q * T).sum(1))
+
+    def _is_known(self, labels: Tensor) -> bool:
+        return labels.ndim == 1 and self.floor is not None
+
+    def _change(self, labels: Tensor) -> Tensor:
+        """(n, C) what a unit of e, or of μ, adds to D (p − y)."""
+        each, C = torch.arange(len(labels), device=labels.device), len(self.D)
+        W = self.D.new_full((len(labels), C), -1.0 if labels.ndim == 1 else 0.0)
+        W[each, _first(labels)] += C if labels.ndim == 1 else 1
+        if labels.ndim == 2:
+            W[each, labels[:, 1]] -= 1
+        return W * self.D
 
     def _refine(self, T: Tensor, labels: Tensor, alpha: float | None, iterations: int) -> Tensor:
         state = self._state(T, labels)
@@ -97,7 +128,7 @@ class SingleSamples:
         damping = torch.full_like(importance, 1e-3)
         cost = _cost(state, importance, factor)
         for _ in range(iterations):
-            N, g = self._normal_equations(T, state, importance, factor)
+            N, g = self._normal_equations(T, labels, state, importance, factor)
             scaled = damping[:, None] * N.diagonal(dim1=1, dim2=2)
             step, _ = torch.linalg.solve_ex(N + torch.diag_embed(scaled + 1e-300), g)
             trial = T - step
@@ -109,9 +140,16 @@ class SingleSamples:
             damping = torch.where(better, damping / 5, damping * 4).clamp(1e-14, 1e10)
         return T
 
-    def _normal_equations(self, T: Tensor, state: _State, importance: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    def _normal_equations(
+        self, T: Tensor, labels: Tensor, state: _State, importance: Tensor, alpha: float
+    ) -> tuple[Tensor, Tensor]:
         K = self.observation.K
         X = (self.D * state.P)[:, :, None] * (K.T - (state.P @ K.T)[:, None, :])  # (n, C, R)
+        if not self._is_known(labels):  # e or μ follows every step
+            W = self._change(labels)
+            W_outside = W - (W @ self.Q) @ self.Q.T
+            follows = (W_outside[:, None, :] @ X) / W_outside.square().sum(1).clamp_min(1e-300)[:, None, None]
+            X = X - W[:, :, None] * follows
         inside = self.Q.T @ X
         change_q = torch.linalg.solve_triangular(self.triangle, inside, upper=True)
         coupling = alpha * importance[:, None] * (state.q + (change_q.mT @ T[:, :, None])[:, :, 0])
@@ -119,6 +157,10 @@ class SingleSamples:
         g = (X.mT @ state.outside[:, :, None])[:, :, 0]
         g = g + coupling * (importance * (alpha * state.coupling - 1))[:, None]
         return N, g
+
+
+def _first(labels: Tensor) -> Tensor:
+    return labels if labels.ndim == 1 else labels[:, 0]
 
 
 def _cost(state: _State, importance: Tensor, alpha: float) -> Tensor:
@@ -129,6 +171,7 @@ def _select(better: Tensor, new: _State, old: _State) -> _State:
     rows = better[:, None]
     return _State(
         torch.where(rows, new.P, old.P),
+        torch.where(better, new.amount, old.amount),
         torch.where(rows, new.outside, old.outside),
         torch.where(better, new.size, old.size),
         torch.where(rows, new.q, old.q),

@@ -14,13 +14,15 @@ from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.separate.crowded.method import crowded, suits_crowded
 from unsum.separate.exact.candidate import Candidate
-from unsum.separate.exact.hidden import doubt_labels, doubt_number
+from unsum.separate.exact.hidden import doubt_assumed_scale, doubt_labels, doubt_number
+from unsum.separate.exact.mixing import doubt_mixing, doubt_read_off
 from unsum.separate.exact.observation import Observation, observe
 from unsum.separate.exact.remarks import find_doubts, find_remarks
 from unsum.separate.exact.search import Search
 from unsum.separate.exact.threads import few_threads
 from unsum.separate.method import SEPARATORS
 
+_MEASURED = 3.0  # standard deviations of noise that was measured, which solutions leave at most
 _TRUSTED_ERROR = 1e-3  # certified exact below this predicted error
 
 
@@ -65,8 +67,14 @@ def _leak(head: Head, knowledge: Knowledge, observation: Observation, candidate:
     if knowledge.known_batch_size is None:
         doubts += doubt_number(head, observation, candidate)
     if knowledge.labels is None:
-        doubts += doubt_labels(observation, candidate)
-    sure = not doubts and candidate.agreed and float(errors.max()) < _TRUSTED_ERROR
+        doubts += (
+            doubt_labels(observation, candidate) + doubt_mixing(candidate) + doubt_read_off(observation, candidate)
+        )
+    predicted = float(errors.max())
+    if not doubts and predicted < _TRUSTED_ERROR:
+        doubts += doubt_assumed_scale(observation, candidate)
+    doubts += _doubt_misfit(observation, candidate, predicted)
+    sure = not doubts and candidate.agreed and predicted < _TRUSTED_ERROR
     dtype = head.W.dtype if head.W.dtype in (torch.float32, torch.float64) else torch.float32
     return Leak(
         method="exact",
@@ -74,11 +82,25 @@ def _leak(head: Head, knowledge: Knowledge, observation: Observation, candidate:
         logits=T @ observation.K + observation.b,
         features=(T @ observation.A).to(dtype),
         residual=_relative_residual(observation, candidate),
-        predicted_error=float(errors.max()),
+        predicted_error=predicted,
         exact=sure,
         scale=scale,
         notes=doubts + find_remarks(observation, candidate),
     )
+
+
+def _doubt_misfit(observation: Observation, candidate: Candidate, predicted: float) -> list[str]:
+    """A residual of several times the noise is no noise: it need not scatter, and may shift the answer by more than noise would.
+
+    Among samples that resemble each other other labels at another scale may come that close; then features are vague as well.
+    Noise that was added is measured, and not estimated on the safe side as rounding is: it leaves no room.
+    """
+    misfit = candidate.certificate.misfit
+    if not candidate.explains or predicted >= _TRUSTED_ERROR:
+        return []
+    if predicted * misfit**2 < _TRUSTED_ERROR and not (observation.noise.added and misfit > _MEASURED):
+        return []
+    return [f"The answer misses the gradient by {misfit:.0f} times its noise: it may be farther off than predicted."]
 
 
 def _relative_residual(observation: Observation, candidate: Candidate) -> float:

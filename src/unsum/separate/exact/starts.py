@@ -1,11 +1,15 @@
-"""Where to start T: the regression's moments, and a rotation among samples that the label rows fix as far as they can."""
+"""Where to start T: the regression's moments with a rotation that the label rows fix as far as they can, or the rows' ratios."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from unsum.separate.exact.equation import NoFactorError
+from unsum.separate.exact.observation import Observation
 from unsum.separate.exact.regression import ClassLine
+
+_USUAL = 3.0  # times the size of a usual ratio, beyond which a row's own is none
 
 
 def rotate_freely(line: ClassLine, B: int, generator: torch.Generator) -> Tensor:
@@ -23,6 +27,8 @@ def rotate_to_targets(line: ClassLine, Y: Tensor, generator: torch.Generator) ->
     random; with a label of its own a sample's start is already close.
     """
     B = len(Y)
+    if line.scale == 0:
+        raise NoFactorError("No gradient was multiplied by 0.")
     used = Y.amax(0) > 1e-9
     basis, values, classes = torch.linalg.svd(Y[:, used], full_matrices=True)
     fixed = int((values > 1e-6 * values[0]).sum())
@@ -38,6 +44,27 @@ def rotate_to_targets(line: ClassLine, Y: Tensor, generator: torch.Generator) ->
     noise = torch.randn(B - fixed, free, generator=generator, dtype=torch.float64).to(T.device)
     spread: Tensor = basis[:, fixed:] @ torch.linalg.qr(noise)[0] @ root
     return T + spread
+
+
+def ratio_starts(
+    observation: Observation, grad_b: Tensor, labels: Tensor, generator: torch.Generator, moved: float
+) -> Tensor:
+    """(n, R) each label row's ratio, which is near the features of its samples, moved at random by so much of their spread."""
+    ratios = observation.U / grad_b[:, None]
+    fair = usual_rows(observation, grad_b)
+    usual = ratios[fair].median(0).values
+    T = torch.where(fair[labels][:, None], ratios[labels], usual)
+    spread = (ratios[fair] - usual).norm(dim=1).mean() / observation.rank**0.5
+    noise = torch.randn(T.shape, generator=generator, dtype=torch.float64).to(T.device)
+    starts: Tensor = T + moved * spread * noise
+    return starts
+
+
+def usual_rows(observation: Observation, grad_b: Tensor) -> Tensor:
+    """(C,) bool: rows whose ratio has a usual size; a ∇b near zero, or a row of zeros, has none."""
+    sizes = (observation.U / grad_b[:, None]).norm(dim=1)
+    usual: Tensor = sizes < _USUAL * sizes.nanmedian()
+    return usual
 
 
 def _root(covariance: Tensor, B: int) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
+from unsum.separate.adaptive.recognise import recognise
 from unsum.separate.losses.bce import BinaryCrossEntropy
 from unsum.separate.losses.mse import SquaredError
 from unsum.separate.losses.solver import separate_declared
@@ -16,6 +17,7 @@ from unsum.separate.text.span import span_of
 
 _OFF = 1e-3  # of the sum of magnitudes: rounding stays far below
 _SANE = 1e-12  # sizes of a gradient whose squares and their products stay finite
+_DEFENCES = ("grid", "random-grid", "pruned", "sign")  # they unbalance the columns of any loss
 _LARGE = 1 << 26  # entries beyond which a further pass over ∇W is not worth it
 
 
@@ -44,7 +46,7 @@ def _imbalance(head: Head) -> float:
 def fitting_loss(head: Head, knowledge: Knowledge, *, seed: int) -> Leak | None:
     """The answer under a loss that was not declared but explains the update exactly; None where there is none."""
     size = float(head.grad_W.abs().max())
-    if not _SANE < size < 1 / _SANE or not is_no_softmax(head):
+    if not _SANE < size < 1 / _SANE or not is_no_softmax(head) or recognise(head).kind in _DEFENCES:
         return None
     for loss in (SquaredError(), BinaryCrossEntropy()):
         leak = separate_declared(head, knowledge, loss, seed=seed)

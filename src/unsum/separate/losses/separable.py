@@ -50,6 +50,8 @@ def starts(observation: Observation, loss: Separable, generator: torch.Generator
             root = _root(line)
             z = (design @ line - observation.U) @ torch.linalg.pinv(root)  # √α times corners
             squares = z.square().sum(1)
+            if not float(squares.max()) > 0:  # also where it is no number: no row stands out as a label's
+                return
             alpha = alpha if fixed else _smallest(squares)
             free = squares < _LABEL * alpha
             if int(free.sum()) > design.shape[1]:

@@ -26,6 +26,7 @@ _ROUNDS = 4  # of reading the targets and solving on
 _MOST = 48  # samples: the normal matrix has as many unknowns squared
 _VAGUE = 1e-2  # predicted error from which samples of equal labels are replaced by their mean
 _HUGE = 1e12  # entries of T that no features have: the start ran away
+_FAR = 200.0  # logarithms of a factor that no gradient was multiplied by: the same
 _SPARE = 3  # equations left over without which a perfect fit proves nothing
 
 
@@ -126,7 +127,7 @@ def _solve(
         return _judge(observation, solve(equation, T, log_alpha), 0.0)
     solved = None
     for _ in range(_ROUNDS):
-        if not bool(T.isfinite().all() & (T.abs().max() < _HUGE)):
+        if not bool(T.isfinite().all() & (T.abs().max() < _HUGE) & (log_alpha.abs() < _FAR)):
             break
         read = equation.read_targets(T, log_alpha)
         Y = read.round().clamp(0, 1) if given is None or len(given) != len(read) else _nearest(given, read)

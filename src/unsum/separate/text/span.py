@@ -26,7 +26,7 @@ class Span:
     singular_values: Tensor
     deviation: float
     noisy: bool  # the deviation is more than rounding
-    full: bool  # as many directions as the gradient could have: inputs may lie anywhere
+    full: bool  # as many directions as its entries that are not all zero could have: inputs may lie anywhere
 
     @property
     def rank(self) -> int:
@@ -60,7 +60,8 @@ class Span:
 def span_of(gradient: Tensor) -> Span:
     """The row space of a gradient (outputs, H), through the smaller of its Gram matrices, in float64."""
     m, H = gradient.shape
-    values, vectors = torch.linalg.eigh(_gram(gradient))
+    gram = _gram(gradient)
+    values, vectors = torch.linalg.eigh(gram)
     singular = values.flip(0).clamp_min(0).sqrt()
     rounding = _ROUNDING * torch.finfo(gradient.dtype).eps * float(singular[0])
     # Pure noise has singular values σ|√m ± √H|: the smallest one tells the largest, unless the matrix is square.
@@ -74,7 +75,7 @@ def span_of(gradient: Tensor) -> Span:
     if m < H:  # left directions so far
         leading = torch.cat([leading @ part.double() for part in gradient.split(_PART, dim=1)], dim=1)
         leading = leading / singular[:rank, None]
-    return Span(leading, singular[:rank], level, noisy, rank >= min(m, H))
+    return Span(leading, singular[:rank], level, noisy, rank >= int((gram.diagonal() > 0).sum()))
 
 
 def _gram(gradient: Tensor) -> Tensor:

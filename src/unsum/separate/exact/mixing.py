@@ -1,0 +1,119 @@
+"""Labels: how much of them two samples may have exchanged without a trace.
+
+Soft labels are read off α T̃ᵀ (P − Y) = Uᵀ once T is known. Where features depend on each other, as those of a sample and of its
+double in another length, many labels send the same.
+
+Labels that were taken for hard: a sample whose label is mixed with another's sends nearly what it sends with a hard label and
+features that are mixed alike. For samples that resemble each other, or a head that hardly bends between them, the difference
+drowns in the noise. To first order label i moves to label k by ε, and T follows as well as it can: what the Jacobian cannot
+follow is all that shows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unsum.separate.exact.candidate import Candidate
+from unsum.separate.exact.conjugate import NormalSystem
+from unsum.separate.exact.equation import Linearised
+from unsum.separate.exact.levenberg import can_be_dense
+from unsum.separate.exact.observation import Observation
+from unsum.separate.exact.remarks import name_some
+
+_TRUSTED_MIXING = 1e-3  # standard deviations of ε, or of an entry that was read off, that are sure enough
+_NEIGHBOURS = 4  # samples of other labels, the closest ones, that a sample is tried with
+
+
+def doubt_mixing(candidate: Candidate) -> list[str]:
+    """The doubt that two samples' labels are a mixture of both, where they were assumed to be hard."""
+    if candidate.equation.Y is None or candidate.read_off or not candidate.explains:
+        return []
+    hidden = hidden_mixing(candidate)
+    if hidden is None or hidden[0] < _TRUSTED_MIXING:
+        return []
+    deviation, i, k = hidden
+    return [
+        f"Labels {i} and {k} may be mixed with each other by {100 * min(deviation, 1.0):.2g} % and more: it would hardly show."
+    ]
+
+
+def doubt_read_off(observation: Observation, candidate: Candidate) -> list[str]:
+    """The doubt about soft labels that other ones of the same samples would have sent the same for."""
+    if (candidate.equation.Y is not None and not candidate.read_off) or not candidate.explains:
+        return []
+    deviations = _read_off_deviations(observation, candidate)
+    unsure = (deviations >= _TRUSTED_MIXING).nonzero()[:, 0].tolist()
+    if not unsure:
+        return []
+    largest = min(float(deviations.max()), 1.0)
+    return [f"The labels of sample {name_some(unsure)} may be off by {largest:.2g}: others would have sent the same."]
+
+
+def _read_off_deviations(observation: Observation, candidate: Candidate) -> Tensor:
+    """(B,) what noise, and the error of T itself, make of the entries of Y; none of them is larger than 1."""
+    at, certificate = candidate.at, candidate.certificate
+    T, misfit = candidate.equation.extended(at.T), max(certificate.misfit, 1.0)
+    weight = observation.weights_at(at, candidate.Y).min()
+    information = (at.alpha * weight / misfit).square() * T @ T.T + torch.eye(len(T), dtype=T.dtype, device=T.device)
+    by_noise = torch.linalg.inv(information).diagonal().clamp_min(0)
+    errors = (candidate.equation.probabilities(at.T) - candidate.Y).norm(dim=1)
+    moved = (errors * certificate.errors * at.T.norm(dim=1)).norm()
+    by_T = moved * torch.linalg.pinv(T).norm(dim=0)
+    deviations: Tensor = (by_noise + by_T.square()).sqrt().nan_to_num(nan=torch.inf)
+    return deviations
+
+
+def hidden_mixing(candidate: Candidate) -> tuple[float, int, int] | None:
+    """The largest standard deviation of an exchange between two labels, and their samples; None where all labels are one."""
+    here = Linearised(candidate.equation, candidate.at)
+    dense = can_be_dense(here.at.T, here.P.shape[1])
+    pairs = _closest_pairs(here.at.T, candidate.Y.argmax(1), _NEIGHBOURS if dense else 1)
+    if not dense:
+        pairs = pairs[:1]
+    if not pairs:
+        return None
+    D = torch.stack([_mixed(here, i, k) for pair in pairs for i, k in (pair, pair[::-1])])
+    misfit = max(candidate.certificate.misfit, 1.0)
+    followed = _followed(here, torch.stack([here.pull(column) for column in D]), misfit, dense)
+    flat = D.flatten(1)
+    # A mixture is not larger than 1, as T is not larger than it came out.
+    information = flat @ flat.T - followed + misfit**2 * torch.eye(len(D), dtype=flat.dtype, device=flat.device)
+    blocks = torch.stack([information[2 * n : 2 * n + 2, 2 * n : 2 * n + 2] for n in range(len(pairs))])
+    deviations = misfit * torch.linalg.eigvalsh(blocks)[:, 0].clamp_min(1e-30).rsqrt()
+    worst = int(deviations.nan_to_num(nan=torch.inf).argmax())
+    return float(deviations[worst].nan_to_num(nan=torch.inf)), *pairs[worst]
+
+
+def _closest_pairs(T: Tensor, labels: Tensor, neighbours: int) -> list[tuple[int, int]]:
+    """Pairs of different labels, each sample with its closest ones, the closest pair first."""
+    distances = torch.cdist(T, T).masked_fill(labels[:, None] == labels, torch.inf)
+    near, others = distances.topk(min(neighbours, len(T)), largest=False)
+    found = {
+        (min(i, k), max(i, k)): distance
+        for i, (row, columns) in enumerate(zip(near.tolist(), others.tolist(), strict=True))
+        for distance, k in zip(row, columns, strict=True)
+        if distance < torch.inf
+    }
+    return sorted(found, key=found.__getitem__)
+
+
+def _mixed(here: Linearised, i: int, k: int) -> Tensor:
+    """What the residual changes by, per unit, when sample i's label turns into sample k's."""
+    equation = here.equation
+    assert equation.Y is not None
+    turned = (equation.Y[i] - equation.Y[k]) * (1 - equation.K.shape[1] * here.at.floor)
+    change: Tensor = equation.weight[:, None] * (here.at.alpha * turned[:, None] * here.T[i])
+    return change
+
+
+def _followed(here: Linearised, pulled: Tensor, misfit: float, dense: bool) -> Tensor:
+    """(n, n) the part of every two changes that T makes up for."""
+    R = here.at.T.shape[1]
+    size = here.at.T.norm(dim=1).clamp_min(1e-300)
+    prior = torch.cat([size.pow(-2).repeat_interleave(R), size.new_ones(2)]) * misfit**2
+    if dense:
+        solved: Tensor = torch.linalg.solve(here.normal_matrix() + torch.diag(prior), pulled.T)
+        return pulled @ solved
+    system = NormalSystem.of(here, prior, 1e-9)
+    return pulled @ torch.stack([system.solve(row, tolerance=1e-4, iterations=1000)[0] for row in pulled], dim=1)
