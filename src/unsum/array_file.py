@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import struct
 import zipfile
@@ -25,18 +26,13 @@ _PLAIN = (
     zipfile.ZIP_DEFLATED,
 )  # what numpy and torch write; others can ask for gigabytes to unpack
 _ENCRYPTED = 1
+_LONGEST_HEADER = 1 << 16  # bytes; numpy itself believes no header of more than 10 000
 _PIECE = 1 << 20  # bytes read at a time
 
 
 def read_npy(file: IO[bytes], size: int, name: str, *, kinds: str = _NUMBERS) -> NDArray[Any]:
     """The array of an open `.npy` of `size` bytes. Its shape must be what the bytes are, before they are read."""
-    version = npy.read_magic(file)
-    if version == (1, 0):
-        shape, fortran, dtype = npy.read_array_header_1_0(file)
-    elif version in ((2, 0), (3, 0)):
-        shape, fortran, dtype = npy.read_array_header_2_0(file)
-    else:
-        raise ValueError(f"the array {name!r} is of an unknown version")
+    shape, fortran, dtype = _header(file, name)
     if dtype.hasobject:
         raise UnsumError(f"The array {name!r} holds Python objects, and unsum runs no code out of files.")
     if dtype.kind not in kinds:
@@ -51,6 +47,19 @@ def read_npy(file: IO[bytes], size: int, name: str, *, kinds: str = _NUMBERS) ->
     if left:
         _fill(memoryview(flat.view(np.uint8)), file, name)  # type: ignore[arg-type] # an array has a buffer
     return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
+
+
+def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and dtype; numpy would take as much memory as the header says that it is long."""
+    version = npy.read_magic(file)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"the array {name!r} is of an unknown version")
+    said = file.read(2 if version == (1, 0) else 4)
+    length = int.from_bytes(said, "little")
+    if length > _LONGEST_HEADER:
+        raise ValueError(f"the header of {name!r} says that it is {length:,} bytes long")
+    header = io.BytesIO(said + file.read(length))
+    return npy.read_array_header_1_0(header) if version == (1, 0) else npy.read_array_header_2_0(header)
 
 
 def _fill(room: memoryview, file: IO[bytes], name: str) -> None:

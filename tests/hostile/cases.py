@@ -243,6 +243,9 @@ NUMPY = [
     Case("folder with a dangling link", "u", _folder({}, {"a.npy": "nowhere"}), "no regular file of that folder"),
     Case("folder with a pipe", "u", _folder({}, pipe="a.npy"), "no regular file of that folder"),
     Case("folder with a lie", "u", _folder({"a.npy": npy("<f8", (1 << 50,), b"")}), "promises"),
+    Case(
+        "folder with a long header", "u", _folder({"a.npy": b"\x93NUMPY\x03\x00\x00\x00\x7f\xff{}"}), "says that it is"
+    ),
     Case("a pipe", "u.npz", lambda path: os.mkfifo(path), "is no regular file"),
 ]
 

@@ -24,10 +24,17 @@ def fool() -> ModuleType:
     return module
 
 
+def _without(monkeypatch: pytest.MonkeyPatch, *doubts: str) -> None:
+    """The exact solver as it was before it had these doubts: what they are for must be a false claim then."""
+    for doubt in doubts:
+        monkeypatch.setattr(importlib.import_module("unsum.separate.exact.solver"), doubt, lambda *_: [])
+
+
 def test_no_claim_is_false_and_nothing_crashes(fool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fool.exact_search, "_PATIENCE", 0.2)
     record = fool.evolve(40, 12)
     assert record.tries == 40
+    assert record.claimed >= 10  # a search without claims would show nothing
     assert record.crashed == []
     assert record.fooled_features == record.fooled_labels == []
 
@@ -52,3 +59,219 @@ def test_heads_that_answer_everything_alike(fool: ModuleType, changed: dict[str,
         "told": "nothing", "method": "exact",
     }  # fmt: skip
     assert fool.attempt(genome | changed | {"seed": seed}).fooled == ""
+
+
+# Three samples of one label that differ by 1.2 %: what gives two of them away is shared among more directions.
+ALIKE = {
+    "classes": 5, "batch": 3, "inputs": 15, "wide": 16, "spread": -1.79, "margin": 0.14, "weights": -1.29, "condition": 0.54,
+    "size": -0.01, "scale": 0.5, "blend": 0.26, "foreign": 0, "labels": "same", "twins": "none", "noisy": False, "bias": True,
+    "biased_gradient": True, "relu": True, "dtype": "float32", "soft": "mixup", "forged": "no", "reduction": "mean",
+    "told": "nothing", "method": "exact", "seed": 468352288,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"classes": 5.4, "inputs": 16.48, "spread": -1.84, "weights": -1.85, "scale": 1.05, "smoothing": 0.04}],
+)
+def test_three_that_are_nearly_alike_are_not_one_for_certain(
+    fool: ModuleType, monkeypatch: pytest.MonkeyPatch, changed: dict[str, float]
+) -> None:
+    tried = fool.attempt(ALIKE | changed)
+    assert tried.error > 0.01
+    assert not tried.claimed
+    monkeypatch.setattr(
+        importlib.import_module("unsum.separate.exact.hidden"), "_SHARED", 1.0
+    )  # for two alone, as it had been
+    assert fool.attempt(ALIKE | changed).fooled == "features"
+
+
+# Labels mixed by a few per cent, between samples that are nearly one, and between unlike ones where the head hardly bends.
+MIXED = {
+    "classes": 7, "batch": 2, "inputs": 18, "wide": 1, "spread": -0.968, "margin": 0.234, "weights": 0.019, "condition": 1.895,
+    "size": -0.008, "scale": -0.832, "twin": -2.224, "blend": 0.965, "foreign": 0, "labels": "same", "twins": "other label",
+    "noisy": False, "bias": True, "biased_gradient": True, "relu": True, "dtype": "float32", "soft": "mixup", "forged": "no",
+    "reduction": "mean", "told": "nothing", "method": "exact", "seed": 1000308983,
+}  # fmt: skip
+UNLIKE = {
+    "classes": 8, "batch": 3, "inputs": 5, "spread": -0.746, "margin": 2.151, "weights": -0.192, "condition": 0.388,
+    "size": 0.783, "scale": -0.596, "blend": 0.916, "labels": "half", "twins": "none", "bias": False, "reduction": "sum",
+    "told": "batch size",
+    "seed": 898818268,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changed", [{}, {"spread": -0.325, "condition": 0.459, "blend": 0.885, "seed": 64039108}, UNLIKE]
+)
+def test_mixed_labels_that_pass_for_hard_ones_are_doubted(
+    fool: ModuleType, monkeypatch: pytest.MonkeyPatch, changed: dict[str, object]
+) -> None:
+    tried = fool.attempt(MIXED | changed)
+    assert tried.label_error > 0.01
+    assert not tried.claimed
+    _without(monkeypatch, "doubt_mixing", "_doubt_misfit")  # one of the three is seen by both
+    assert fool.attempt(MIXED | changed).fooled == "labels"
+
+
+# Another scale than the one that was assumed, made up for by mixed labels: 17 times the noise is left, and errors of 2 %.
+MISSED = MIXED | {
+    "classes": 8, "inputs": 18, "wide": 16, "spread": -2.511, "margin": 0.207, "weights": 0.044, "condition": 3.366,
+    "size": -1.245, "scale": -0.137, "blend": 0.168, "labels": "half", "twins": "none", "reduction": "sum", "seed": 149363979,
+}  # fmt: skip
+
+# Three samples within 5 per cent, two of one label: three of one label at two thirds of the scale miss by 4 times the noise.
+RELABELLED = MIXED | {
+    "classes": 7, "batch": 2, "inputs": 11, "spread": -1.8286, "margin": 2.2805, "weights": -0.4289, "condition": 0.7349,
+    "size": -0.9769, "scale": -0.1034, "twin": -1.0897, "labels": "random", "twins": "other label", "noisy": False,
+    "bias": True, "biased_gradient": True, "relu": False, "wide": 16, "dtype": "float32", "soft": "hard", "forged": "no",
+    "reduction": "mean", "told": "batch size", "method": "exact", "seed": 93564995,
+}  # fmt: skip
+
+# Two samples of one label and a third in their middle, out of noise that was taken for a direction: 6 times the noise is left.
+THIRD = MIXED | {
+    "classes": 6, "batch": 2, "inputs": 9, "spread": -2.0468350779251514, "margin": 1.3784375760726755,
+    "weights": 0.07735392358019538, "condition": 0.16744978879196593, "size": -0.544760593816521,
+    "scale": -0.1510133536286853, "noise": -12, "blend": 0.1688058145173087, "labels": "same", "twins": "none",
+    "noisy": True, "bias": True, "biased_gradient": False, "relu": True, "wide": 16, "dtype": "float64", "soft": "mixup",
+    "reduction": "sum", "told": "nothing", "method": "auto", "seed": 324937899,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("genome", [MISSED, RELABELLED, THIRD], ids=["mixed", "relabelled", "third"])
+def test_missed_by_far_more_than_noise_is_doubted(
+    fool: ModuleType, monkeypatch: pytest.MonkeyPatch, genome: dict[str, object]
+) -> None:
+    tried = fool.attempt(genome)
+    assert max(tried.error, tried.label_error) > 0.01
+    assert not tried.claimed
+    _without(monkeypatch, "_doubt_misfit")
+    monkeypatch.setattr(importlib.import_module("unsum.separate.exact.hidden"), "_COUNTED", 1.0)  # doubts it as well
+    _without(monkeypatch, "doubt_read_off", "doubt_assumed_scale")
+    assert fool.attempt(genome).fooled
+
+
+# One sample, found by its zeros, of a class that the head excludes: hardly anything tells its length from the gradient's scale.
+LONE = MIXED | {
+    "batch": 1, "inputs": 9, "spread": 0.7199374343088549, "margin": 0.6830729693813488, "weights": 0.8166719451177126,
+    "condition": 1.3826557163664688, "size": -0.21953696229367736, "scale": 0.6165284271769866, "noise": -9.700544779825114,
+    "noisy": True, "biased_gradient": False, "twins": "none", "dtype": "float64", "soft": "hard", "told": "batch size",
+    "seed": 1065101436,
+}  # fmt: skip
+
+
+def test_lengths_are_doubted_where_one_reading_alone_tells_them(
+    fool: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = fool.attempt(LONE)
+    assert not tried.claimed
+    assert tried.predicted > 0.3 * tried.error > 0.003
+    monkeypatch.setattr(importlib.import_module("unsum.separate.exact.lengths"), "_READINGS", 0)
+    _without(monkeypatch, "_doubt_misfit", "doubt_read_off")  # which doubt it as well
+    assert fool.attempt(LONE).fooled == "features"
+
+
+# Six of one label, two of them well predicted and nearly alike: four with other features send the same, at another scale.
+FAINT = MIXED | {
+    "batch": 5, "inputs": 4, "wide": 16, "spread": -0.564, "margin": 9.702, "weights": 0.086, "condition": 7.247, "size": 0.036,
+    "scale": -0.66, "twin": -2.473, "twins": "same label", "relu": False, "soft": "hard", "seed": 781053374,
+}  # fmt: skip
+
+
+def test_lost_among_the_others_is_doubted(fool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = fool.attempt(FAINT)
+    assert tried.error > 0.01
+    assert not tried.claimed
+    monkeypatch.setattr(importlib.import_module("unsum.separate.exact.hidden"), "_COUNTED", 1.0)
+    assert fool.attempt(FAINT).fooled == "features"
+
+
+# A sample, its double in another length, and mixed labels: only the sum of both labels, one of them 1.8 times, is sent.
+DOUBLE = MIXED | {
+    "classes": 8, "batch": 2, "inputs": 7, "wide": 16, "spread": -1.537, "margin": 3.314, "weights": 0.176, "condition": 1.465,
+    "size": -0.154, "scale": -0.056, "noise": -8.742, "twin": -0.111, "blend": 0.735, "labels": "distinct",
+    "twins": "proportional", "noisy": True, "biased_gradient": False, "relu": False, "dtype": "float64", "told": "batch size",
+    "seed": 960554226,
+}  # fmt: skip
+
+
+def test_soft_labels_of_proportional_samples_are_doubted(fool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = fool.attempt(DOUBLE)
+    assert tried.error < 1e-4
+    assert tried.label_error > 0.3
+    assert not tried.claimed
+    _without(monkeypatch, "doubt_read_off", "_doubt_misfit")
+    assert fool.attempt(DOUBLE).fooled == "labels"
+
+
+# One sample of a smoothed label, a head that hardly bends: other smoothing at another scale and length sends the same.
+UNTOLD = MIXED | {
+    "classes": 6, "batch": 1, "inputs": 17, "spread": -7, "margin": 1.0516, "weights": -2.9134, "condition": 1.2926,
+    "size": 0.1609, "scale": -0.8012, "twin": -0.1474, "smoothing": 0.3058, "labels": "random", "twins": "none",
+    "noisy": False, "bias": False, "biased_gradient": True, "relu": True, "wide": 1, "dtype": "float32", "soft": "smooth",
+    "forged": "no", "reduction": "sum", "told": "batch size", "method": "exact", "seed": 1073301370,
+}  # fmt: skip
+
+# Two samples that saturate a head wholly, and one that it predicts: one of a ninth of their length sends the same.
+SATURATED = MIXED | {
+    "classes": 6, "batch": 2, "inputs": 23, "spread": -4.548907037334033, "margin": 12.369701476404797,
+    "weights": -2.950225432453338, "condition": 1.4651074134829378, "size": 0.9311270357019996, "scale": -0.7532030146791565,
+    "twin": -2.25868652868949, "labels": "random", "twins": "same label", "noisy": False, "bias": False,
+    "biased_gradient": False, "relu": True, "wide": 16, "dtype": "float64", "soft": "hard", "forged": "no",
+    "reduction": "mean", "told": "nothing", "method": "adaptive", "seed": 270077991,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("genome", [UNTOLD, SATURATED], ids=["flat", "saturated"])
+def test_scales_that_nothing_tells_are_doubted(
+    fool: ModuleType, monkeypatch: pytest.MonkeyPatch, genome: dict[str, object]
+) -> None:
+    tried = fool.attempt(genome)
+    assert tried.error > 0.3
+    assert not tried.claimed
+    _without(monkeypatch, "doubt_assumed_scale")
+    assert fool.attempt(genome).fooled == "features"
+
+
+def test_a_forged_gradient_whose_scale_comes_out_as_zero_is_no_claim(fool: ModuleType) -> None:
+    zero = MIXED | {
+        "classes": 3, "batch": 4, "inputs": 21, "spread": -3.5780, "margin": 24.4296, "weights": -2.5972,
+        "condition": 3.9679, "size": -2.4381, "scale": -0.9620, "blend": 0, "labels": "distinct", "twins": "none",
+        "bias": True, "biased_gradient": True, "relu": True, "dtype": "bfloat16", "soft": "hard", "forged": "rows swapped",
+        "told": "labels", "method": "auto", "seed": 269774765,
+    }  # fmt: skip
+    assert fool.attempt(zero).ended == "not claimed"
+
+
+def test_a_forged_gradient_without_any_label_is_no_claim(fool: ModuleType) -> None:
+    nobody = MIXED | {
+        "classes": 2, "batch": 7, "inputs": 8, "spread": -2.227, "margin": 11.246, "weights": -1.59, "condition": 0.63,
+        "size": 2.48, "scale": 2.819, "twin": -7.998, "foreign": -0.16, "biased_gradient": False, "soft": "hard",
+        "forged": "low rank", "told": "batch size", "seed": 961862738,
+    }  # fmt: skip
+    assert fool.attempt(nobody).ended == "not claimed"
+
+
+def test_hard_labels_of_unlike_samples_are_not_doubted(fool: ModuleType) -> None:
+    import unsum
+    from cases import make_case
+
+    for B, C in ((2, 10), (4, 10), (7, 10), (12, 100)):
+        case = make_case(B, C, 64, "distinct", seed=1)
+        assert unsum.separate(case.model, case.update, "exact", seed=0).exact
+
+
+def test_a_try_ends_with_its_time(fool: ModuleType) -> None:
+    tried = fool.attempt(ALIKE | {"spread": 0.0, "classes": 10, "batch": 7}, 1e-3)
+    assert (tried.ended, tried.claimed) == ("stopped", False)
+
+
+def test_records_add_up(fool: ModuleType) -> None:
+    one = fool.Record(tries=3, claimed=2, worst_claim=1e-4, claims={"a": 2}, seeds=[1])
+    other = fool.Record(
+        tries=5, claimed=1, worst_claim=1e-5, claims={"a": 1, "b": 1}, seeds=[2], fooled_labels=[{"seed": 7}]
+    )
+    both = fool.merge([one, other])
+    assert (both.tries, both.claimed, both.worst_claim, both.seeds) == (8, 3, 1e-4, [1, 2])
+    assert both.claims == {"a": 3, "b": 1}
+    assert both.fooled_labels == [{"seed": 7}]
