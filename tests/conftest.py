@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import random
+import signal
+import threading
+
 import hypothesis
+import numpy
 import pytest
+import torch
 from torch import nn
 
 import unsum
 from material import small_net
 
+# Who starts the tests in a shell's background has children that ignore Ctrl-C, and some tests are about it.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # Timings belong in benchmarks/: a busy machine must not fail a test. Derandomised, so that a failure repeats.
 hypothesis.settings.register_profile("unsum", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("unsum")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Every test and its fixtures draw the same numbers, whichever tests ran before it in the same process."""
+    torch.manual_seed(0)
+    numpy.random.seed(0)
+    random.seed(0)
 
 
 @pytest.fixture

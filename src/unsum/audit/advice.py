@@ -21,7 +21,8 @@ _KEEP = Step(
     "the people concerned are told."
 )
 _SUM = Step(
-    "Let the server see only sums over many clients (secure aggregation), so that no single client's update is readable."
+    "Let the server see only sums over clients (secure aggregation) that hold several times as many samples together as the "
+    "model has classes: a sum over fewer is as readable as one client's update."
 )
 _SWEEP = Step(
     "Find out how strong a defence must be here, and what it costs in accuracy.",

@@ -40,7 +40,7 @@ def simulated(folder: Path) -> dict[str, list[dict]]:
     ]
     with (folder / "output").open("w") as output:  # no pipe: Ray's daemons may hold one open for longer than the run
         done = subprocess.run(
-            command, cwd=folder, stdout=output, stderr=output, check=False, timeout=200,
+            command, cwd=folder, stdout=output, stderr=output, check=False, timeout=500,
             env={**os.environ, "PYTHONPATH": paths},
         )  # fmt: skip
     assert done.returncode == 0, (folder / "output").read_text("utf-8")[-3000:]
