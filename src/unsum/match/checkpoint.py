@@ -39,7 +39,8 @@ def read(path: Path, run: dict[str, Any], device: torch.device) -> Any | None:
         with safe_open(path, framework="pt", device=str(device)) as file:
             metadata = file.metadata() or {}
             before, skeleton = dict(json.loads(metadata["run"])), json.loads(metadata["state"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            # Copied, because products of tensors that begin at odd places, as in a file, round differently.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
             state = _unpacked(skeleton, tensors)
     except Exception as error:  # a damaged file can make its readers raise nearly anything
         raise UnsumError(f"The checkpoint {str(path)!r} cannot be read; delete it to start over.") from error

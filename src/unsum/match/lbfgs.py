@@ -11,20 +11,26 @@ thousand pixels torch's loops take as long as the network.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 _LEAST_CURVATURE = 1e-10  # sᵀy below which torch, too, forgets a step
+_BLOCK = 2**24  # numbers of a block: of a few pictures all pairs are one block, of large ones none is taken before it is needed
 
 
 class Memory:
-    """One restart's history in a ring: row 2i of `pairs` is a step, row 2i + 1 the change of gradient that came with it."""
+    """One restart's history in a ring: row 2i of it is a step, row 2i + 1 the change of gradient that came with it.
 
-    def __init__(self, like: Tensor, history: int) -> None:
+    The rows stand in blocks of `rows` each, the last of which may be too long.
+    """
+
+    def __init__(self, like: Tensor, history: int, *, block: int = _BLOCK) -> None:
         self.m = history
-        self.pairs = like.new_zeros(2 * history, like.numel())
+        self.rows = 2 * min(history, max(1, block // (2 * like.numel())))
+        self.blocks: list[Tensor] = []
         self.products = torch.zeros(2 * history, history, dtype=torch.float64, device=like.device)  # pairs · Yᵀ
         self.count = 0
         self.gamma = 1.0
@@ -48,17 +54,28 @@ class Memory:
         """Put a new pair into the ring; returns the products of all pairs with the gradient."""
         curvature = float(y.dot(s))
         if not curvature > _LEAST_CURVATURE:
-            return self.pairs[: 2 * self.held].mv(gradient).double()
+            return self._onto(gradient)
         place = self.count % self.m
-        self.pairs[2 * place], self.pairs[2 * place + 1] = s, y
+        if 2 * place >= self.rows * len(self.blocks):
+            self.blocks.append(s.new_zeros(self.rows, s.numel()))
+        block, row = self.blocks[2 * place // self.rows], 2 * place % self.rows
+        block[row], block[row + 1] = s, y
         self.count += 1
         held = self.held
-        used = self.pairs[: 2 * held]
-        onto_y = used.mv(y).double()  # twice mv: mm with two columns takes several times as long on a CPU
+        onto_y = self._onto(y)  # twice mv: mm with two columns takes several times as long on a CPU
         self.products[: 2 * held, place] = onto_y
         self.products[2 * place + 1, :held] = onto_y[1::2]
         self.gamma = curvature / float(y.dot(y))
-        return used.mv(gradient).double()
+        return self._onto(gradient)
+
+    def _used(self) -> Iterator[Tensor]:
+        for number, block in enumerate(self.blocks):
+            yield block[: max(0, 2 * self.held - number * self.rows)]
+
+    def _onto(self, vector: Tensor) -> Tensor:
+        """The products of all rows with a vector."""
+        parts = [block.mv(vector) for block in self._used()] or [vector.new_zeros(0)]
+        return torch.cat(parts).double()
 
     @property
     def held(self) -> int:
@@ -78,7 +95,10 @@ class Memory:
         a = torch.linalg.solve_triangular(R.T, inner[:, None], upper=False)[:, 0]
         weights = torch.zeros_like(onto)
         weights[2 * order], weights[2 * order + 1] = a, -self.gamma * u
-        return torch.addmv(gradient, self.pairs[: 2 * held].T, weights.to(gradient), beta=self.gamma)
+        step = gradient * self.gamma
+        for block, part in zip(self._used(), weights.to(gradient).split(self.rows), strict=False):  # later ones are empty
+            step.addmv_(block.T, part)
+        return step
 
     def state(self) -> dict[str, Any]:
         return dict(vars(self))
