@@ -24,6 +24,7 @@ SAME_SAMPLE = 0.05  # relative distance below which two answers of one label may
 USUAL = 20.0  # times the size of a usual row's ratio: samples are not larger
 _VISIBLE = 30.0  # deviations of ∇b that make a row's sign certain
 _SURER = 10.0  # times what smoothing takes from a row that a row has more, where a model is surer than the target
+_SHARP = 1e-3  # of its length that a sample would still move
 _ROUNDS = 24
 
 
@@ -44,7 +45,8 @@ def extract(observation: Observation, *, smoothed: bool = False) -> Extracted | 
     left = _Remainder(observation, observation.grad_b, smoothed)
     if len(left.label_starts()[0]) == 0:
         return None
-    # Samples beyond doubt first. What they leave has fewer directions, and in those the faint ones are found, too.
+    # Samples beyond doubt first: what is subtracted wrong disturbs whatever is sought after it.
+    left.search_sharp()
     for faint in (False, True):
         left.search(faint)
     return Extracted(left.T, left.labels, left.alpha, left.floor)
@@ -68,19 +70,26 @@ class _Remainder:
     def missing(self) -> int:
         return self.observation.rank - len(self.T)
 
+    def search_sharp(self) -> None:
+        """Accept from label rows what has arrived where its own equations lead; in a large batch some are long on the way.
+
+        Every sample subtracted leaves the ratios of the other rows nearer to theirs, so that later starts arrive sooner.
+        """
+        while self.missing and self._accept(*self.label_starts(), faint=False, sharp=True):
+            pass
+
     def search(self, faint: bool) -> None:
         """Accept samples from label rows and corners until none is missing or nothing new comes up."""
         hidden = torch.zeros_like(self.grad_b, dtype=torch.bool)
+        changed = True  # the same label rows lead to the same samples
         for _ in range(_ROUNDS):
             if self.missing == 0 or bool(hidden.all()):
                 return
-            if self._accept(*self.label_starts(), faint):
+            if changed and self._accept(*self.label_starts(), faint):
                 continue
             T, worst = self._corner_starts(hidden)
-            if self._accept(T, self.singles.labels(T), faint):
-                hidden = torch.zeros_like(hidden)
-            else:
-                hidden = hidden | worst
+            changed = self._accept(T, self.singles.labels(T), faint)
+            hidden = torch.zeros_like(hidden) if changed else hidden | worst
 
     def label_starts(self) -> tuple[Tensor, Tensor]:
         """The ratio of every row whose ∇b says that it is a label's: near the sample that carries it.
@@ -113,13 +122,15 @@ class _Remainder:
         usual: Tensor = T.norm(dim=1) < USUAL * self.usual
         return inside & usual & (self.singles.misfits(T, labels) < ACCEPTED)
 
-    def _accept(self, T: Tensor, labels: Tensor, faint: bool) -> bool:
+    def _accept(self, T: Tensor, labels: Tensor, faint: bool, sharp: bool = False) -> bool:
         """Refine the starts, keep those that are samples and new, and subtract them; whether any was found."""
         if len(T) == 0:
             return False
         T = self.singles.refine(T, labels, self.alpha)
         off = (self.alpha * self.singles.couplings(T, labels) - 1).abs()
         accepted = self._are_samples(T, labels, faint) & (off < 10 * self.singles.slack(T, labels, faint))
+        if sharp:
+            accepted &= self.singles.steps(T, labels, self.alpha) < _SHARP
         kept: list[int] = []
         for index in self.singles.misfits(T, labels).argsort().tolist():
             alike = [k for k in kept if labels[k] == labels[index]]

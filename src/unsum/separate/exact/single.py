@@ -15,6 +15,8 @@ from torch import Tensor
 from unsum.separate.exact.observation import Observation
 
 _BATCH = 1 << 24  # entries of the batched Jacobian that are held at a time
+_LOOK = 5  # steps after which starts that have arrived are left alone
+_FALLING = 0.99  # of its cost that a start must have lost to go on
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,22 @@ class SingleSamples:
         size = X.square().sum(1, keepdim=True) - 2 * X * hard + hard.square()
         return torch.argmin(distance / size, dim=1)
 
-    def refine(self, T: Tensor, labels: Tensor, alpha: float | None, iterations: int = 30) -> Tensor:
+    def refine(self, T: Tensor, labels: Tensor, alpha: float | None, iterations: int = 150) -> Tensor:
         """Damped Gauss–Newton on every (t, y) on its own; `alpha` None leaves the coupling out."""
         step = max(1, _BATCH // (self.observation.K.numel() + 1))
         parts = zip(T.split(step), labels.split(step), strict=True)
         return torch.cat([self._refine(part, y, alpha, iterations) for part, y in parts])
+
+    def steps(self, T: Tensor, labels: Tensor, alpha: float) -> Tensor:
+        """(n,) how far each would still go, without damping, relative to its length."""
+        step = max(1, _BATCH // (self.observation.K.numel() + 1))
+        found = []
+        for part, y in zip(T.split(step), labels.split(step), strict=True):
+            state = self._state(part, y)
+            N, g = self._normal_equations(part, y, state, state.size, alpha)
+            N = N + torch.diag_embed(1e-13 * N.diagonal(dim1=1, dim2=2) + 1e-300)
+            found.append(torch.linalg.solve_ex(N, g)[0].norm(dim=1) / part.norm(dim=1))
+        return torch.cat(found)
 
     def couplings(self, T: Tensor, labels: Tensor) -> Tensor:
         """(n,) q·t: 1/α for every true sample, 0 for the trivial root at infinity."""
@@ -122,23 +135,39 @@ class SingleSamples:
         return W * self.D
 
     def _refine(self, T: Tensor, labels: Tensor, alpha: float | None, iterations: int) -> Tensor:
+        size = self._state(T, labels).size
+        importance = torch.zeros_like(size) if alpha is None else size
+        damping, cost = torch.full_like(size, 1e-3), torch.full_like(size, torch.inf)
+        T, under_way = T.clone(), torch.arange(len(T), device=T.device)
+        for _ in range(0, iterations, _LOOK):
+            trying = under_way
+            before = cost[trying]
+            T[trying], cost[trying], damping[trying] = self._descend(
+                T[trying], labels[trying], importance[trying], alpha or 1.0, damping[trying]
+            )
+            under_way = trying[cost[trying] < _FALLING * before]
+            if len(under_way) == 0:
+                break
+        return T
+
+    def _descend(
+        self, T: Tensor, labels: Tensor, importance: Tensor, alpha: float, damping: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A few damped steps of every start; where they end, with which cost and damping."""
         state = self._state(T, labels)
-        importance = torch.zeros_like(state.size) if alpha is None else state.size
-        factor = alpha or 1.0
-        damping = torch.full_like(importance, 1e-3)
-        cost = _cost(state, importance, factor)
-        for _ in range(iterations):
-            N, g = self._normal_equations(T, labels, state, importance, factor)
+        cost = _cost(state, importance, alpha)
+        for _ in range(_LOOK):
+            N, g = self._normal_equations(T, labels, state, importance, alpha)
             scaled = damping[:, None] * N.diagonal(dim1=1, dim2=2)
             step, _ = torch.linalg.solve_ex(N + torch.diag_embed(scaled + 1e-300), g)
             trial = T - step
             there = self._state(trial, labels)
-            new_cost = _cost(there, importance, factor)
+            new_cost = _cost(there, importance, alpha)
             better = new_cost < cost
             T, cost = torch.where(better[:, None], trial, T), torch.where(better, new_cost, cost)
             state = _select(better, there, state)
             damping = torch.where(better, damping / 5, damping * 4).clamp(1e-14, 1e10)
-        return T
+        return T, cost, damping
 
     def _normal_equations(
         self, T: Tensor, labels: Tensor, state: _State, importance: Tensor, alpha: float
