@@ -14,6 +14,11 @@ def find_doubts(
     B, certificate = len(candidate.at.T), candidate.certificate
     if not candidate.plausible:
         doubts.append("The targets that fit best are no probabilities: this is not a solution.")
+    elif candidate.verified and candidate.explains:
+        doubts.append(
+            f"{B} samples are given, and they explain the gradient, but it has {observation.rank} directions: "
+            f"{observation.rank - B} more may be in it that left hardly a trace."
+        )
     elif candidate.verified:
         doubts.append(
             f"{B} samples of about {observation.rank} are given: each fits the gradient on its own, "
@@ -70,7 +75,7 @@ def name_some(samples: list[int]) -> str:
 
 def _without_trace(observation: Observation, candidate: Candidate) -> int:
     """Samples that a plain mean counts but the gradient does not show: α = 1/(B + missing)."""
-    if observation.reduction != "mean" or not candidate.explains:
+    if observation.reduction != "mean" or not candidate.explains or candidate.verified:
         return 0
     B = len(candidate.at.T)
     total = 1 / float(candidate.at.alpha)

@@ -27,6 +27,9 @@ from unsum.separate.exact.starts import rotate_freely, rotate_to_targets
 from unsum.separate.exact.zeros import find_sparse_directions
 
 _STARTS = 6
+_PATIENT = 150  # iterations that large problems need
+_LONG = 60.0  # estimated seconds of solving for all samples at once, beyond which that is not tried for a remainder
+_MOST = 0.75  # of the samples
 _CONFIRMATIONS, _MORE_CONFIRMATIONS = 4, 30  # further starts that may confirm a solution; more where they are cheap
 _CONFIRMATION_SECONDS = 2.0  # estimated; up to which they are
 _PEAKED = 20.0  # largest over median probability of an unlabelled class
@@ -59,15 +62,23 @@ class Search:
         Quick tries of every kind come first; only where none explains the gradient, many starts.
         """
         ways = list(hypotheses(self.observation, self.line, self.targets, self.batch_size))
-        best = _first(self._quick(ways), lambda found: found.settles, None)
+        best = _first(self._quick(ways), self._suffices, None)
         if (best is None or not best.explains) and self.observation.grad_b is None and self.targets is None:
             best = _first(self._smoothed(), lambda found: found.explains, best)
         if best is None or not best.explains:
             best = _first(self._patient(ways), lambda found: found.explains, best)
         return best
 
+    def _suffices(self, found: Candidate) -> bool:
+        """Whether to look no further; where other ways take minutes, with samples that stand on their own as well."""
+        iterations = 2 * _PATIENT  # of two starts
+        if found.settles or iterations * seconds_per_iteration(found.at.T.numel(), self.observation.classes) < _LONG:
+            return found.settles
+        most = found.verified and len(found.at.T) >= _MOST * self.observation.rank
+        return found.explains and found.agreed or most
+
     def _quick(self, ways: list[Hypothesis]) -> Iterator[Attempt]:
-        patient = 60 if self.observation.rank <= 32 else 150  # large groups of one label turn slowly into place
+        patient = 60 if self.observation.rank <= 32 else _PATIENT  # large groups of one label turn slowly into place
         quick: list[Attempt] = [partial(self._solve, way, starts=2, iterations=patient) for way in ways]
         hard = sum(way.Y is not None for way in ways)
         singly: list[Attempt] = [self._solve_extracted] if self.targets is None else []
@@ -188,7 +199,10 @@ class Search:
         return None if extracted is None else self._together(extracted, smoothed=False, sure=True)
 
     def _together(self, extracted: Extracted, smoothed: bool, sure: bool = False) -> Candidate:
-        """Solved for together if all were found; those that were, if not: at least half, or `sure` ones."""
+        """Solved for together; if not all were found, where those that were explain the gradient nevertheless.
+
+        Some that are missing may have left no more than a trace of it.
+        """
         observation, T = self.observation, extracted.T
         Y = torch.nn.functional.one_hot(extracted.labels, observation.classes).double()
         at = Unknowns(T, T.new_tensor(extracted.floor), T.new_tensor(math.log(positive_factor(extracted.alpha))))
@@ -202,10 +216,15 @@ class Search:
                     candidate.explains
                 ):  # every sample has been found on its own as well: the second, independent solution
                     return replace(candidate, agreed=True)
+        elif 2 * len(T) > observation.rank:
+            solved = solve(replace(equation, alpha_free=False).with_rows(weight**0.5), at, iterations=100).at
+            part = self._part(equation, solved, Y)
+            if solved.is_sound and part.explains:
+                return part
         return self._part(equation, at, Y, sure)
 
     def _part(self, equation: Equation, at: Unknowns, Y: Tensor, sure: bool = False) -> Candidate:
-        """Samples that were found one at a time and do not explain the gradient together: some are missing."""
+        """Samples that were found one at a time and are not all: verified if they are at least half, or `sure`."""
         observation = self.observation
         alone = replace(equation, Y=Y, alpha_free=False).with_rows(observation.weights_at(at, Y))
         verified = sure or 2 * len(at.T) > observation.rank
