@@ -49,6 +49,25 @@ def backbone_features(B: int, *, pooled: bool = True, train: bool = True, seed: 
         return nn.Sequential(*layers)(pictures).flatten(1)
 
 
+def trained(
+    B: int, seed: int, confidence: float, classes: int = 200, *, smoothing: float = 0.0, mixed: bool = False
+) -> Case:
+    """A head whose rows point at class centres; some samples are confident, some wrong, as after training."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.relu(torch.randn(classes, 256, generator=generator))
+    linear = nn.Linear(256, classes)
+    with torch.no_grad():
+        centred = centres - centres.mean(0)
+        linear.weight.copy_(confidence * centred / centred.norm(dim=1, keepdim=True))
+        linear.bias.zero_()
+    labels = torch.randint(classes, (B,), generator=generator)
+    noise = torch.randn(B, 256, generator=generator)
+    features = torch.relu(0.6 * centres[labels] + 0.4 * centres.mean(0) + 0.4 * noise)
+    share = torch.rand(B, 1, generator=generator).double() if mixed else torch.ones(B, 1).double()
+    rows = share * one_hot(labels, classes) + (1 - share) * one_hot(labels.roll(1), classes)
+    return case(features, linear, rows * (1 - smoothing) + smoothing / classes)
+
+
 def resnet_case(labels: list[int], classes: int, *, smoothing: float = 0.0, bias: bool = True, **options: bool) -> Case:
     features = backbone_features(len(labels), **options)
     targets = one_hot(labels, classes) * (1 - smoothing) + smoothing / classes

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 _LEAST_CURVATURE = 1e-10  # sᵀy below which torch, too, forgets a step
-_BLOCK = 2**24  # numbers of a block: of a few pictures all pairs are one block, of large ones none is taken before it is needed
+_BLOCK = (
+    2**24
+)  # numbers of a block: of a few pictures all pairs are one block, of large ones none is taken before it is needed
 
 
 class Memory:
@@ -96,7 +98,9 @@ class Memory:
         weights = torch.zeros_like(onto)
         weights[2 * order], weights[2 * order + 1] = a, -self.gamma * u
         step = gradient * self.gamma
-        for block, part in zip(self._used(), weights.to(gradient).split(self.rows), strict=False):  # later ones are empty
+        for block, part in zip(
+            self._used(), weights.to(gradient).split(self.rows), strict=False
+        ):  # later ones are empty
             step.addmv_(block.T, part)
         return step
 

@@ -75,7 +75,7 @@ class Search:
         if found.settles or iterations * seconds_per_iteration(found.at.T.numel(), self.observation.classes) < _LONG:
             return found.settles
         most = found.verified and len(found.at.T) >= _MOST * self.observation.rank
-        return found.explains and found.agreed or most
+        return (found.explains and found.agreed) or most
 
     def _quick(self, ways: list[Hypothesis]) -> Iterator[Attempt]:
         patient = 60 if self.observation.rank <= 32 else _PATIENT  # large groups of one label turn slowly into place
