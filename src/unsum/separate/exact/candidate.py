@@ -14,6 +14,7 @@ from unsum.separate.exact.levenberg import solve
 from unsum.separate.exact.observation import Observation
 
 _EXPLAINED = 20.0  # standard deviations: solutions stay below even where a client rounds badly, local minima far above
+_FAR = 20.0  # times the usual length, which no sample has
 _VAGUE = 0.5  # predicted error from which an answer is hardly one
 _SAME = 5.0  # standard deviations within which an unknown counts as its natural value
 _HARD = 1e-3  # distance from a hard label within which a soft one is taken for it, and from [0, 1] for a probability
@@ -62,6 +63,14 @@ class Candidate:
     @property
     def _rank(self) -> tuple[bool, bool, bool, bool, float]:
         return self.plausible, self.explains, self.settles, self.verified, -self.certificate.misfit
+
+
+def runaways(observation: Observation, T: Tensor) -> Tensor:
+    """(B,) samples far longer than the others with p = e_y: nothing holds them, and an error relative to that length is none."""
+    P = torch.softmax(T @ observation.K + observation.b, dim=1)
+    lengths = T.norm(dim=1)
+    away: Tensor = ~(lengths <= _FAR * lengths.median()) & (1 - P.amax(1) < 10 * observation.client_precision)
+    return away
 
 
 def polish(observation: Observation, equation: Equation, at: Unknowns) -> Candidate:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unsum.separate.exact.candidate import Candidate
+from unsum.separate.exact.candidate import Candidate, runaways
 from unsum.separate.exact.observation import Observation
 
 
@@ -33,6 +33,9 @@ def find_doubts(
             doubts.append("A batch of about as many samples as classes or more leaves too few equations.")
     elif not candidate.agreed:
         doubts.append("No second start led to this solution.")
+    away = runaways(observation, candidate.at.T).nonzero()[:, 0].tolist()
+    if away:
+        doubts.append(f"Sample {name_some(away)} came out far longer than the others, as false ones do.")
     for group in groups:
         members = ", ".join(str(index) for index in group)
         doubts.append(f"Samples {members} cannot be told apart at the gradient's precision; each is their mean.")

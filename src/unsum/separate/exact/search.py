@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from unsum.separate.exact.candidate import Candidate, polish
+from unsum.separate.exact.candidate import Candidate, polish, runaways
 from unsum.separate.exact.certificate import certify
 from unsum.separate.exact.equation import Equation, NoFactorError, Unknowns, positive_factor
 from unsum.separate.exact.exchange import exchange_labels
@@ -212,16 +212,22 @@ class Search:
             for power in (0.5, 0.0, 1.0):  # between the gradient's own norm and the noise's: one of them leads down
                 solved = solve(equation.with_rows(weight**power), at, iterations=100).at
                 candidate = polish(observation, equation, solved)
-                if (
-                    candidate.explains
-                ):  # every sample has been found on its own as well: the second, independent solution
+                away = runaways(observation, candidate.at.T)
+                if candidate.explains and bool(away.any()):  # false ones, which explain nothing and harm nobody
+                    return self._part_together(replace(candidate.at, T=candidate.at.T[~away]), equation, Y[~away])
+                if candidate.explains:  # every sample has been found on its own as well: an independent solution
                     return replace(candidate, agreed=True)
         elif 2 * len(T) > observation.rank:
-            solved = solve(replace(equation, alpha_free=False).with_rows(weight**0.5), at, iterations=100).at
-            part = self._part(equation, solved, Y)
-            if solved.is_sound and part.explains:
+            part = self._part_together(at, equation, Y)
+            if part.explains:
                 return part
         return self._part(equation, at, Y, sure)
+
+    def _part_together(self, at: Unknowns, equation: Equation, Y: Tensor) -> Candidate:
+        """A part of the samples solved for together, as if the others had left nothing."""
+        equation = replace(equation, Y=Y, alpha_free=False)
+        weight = self.observation.weights_at(at, Y)
+        return self._part(equation, solve(equation.with_rows(weight**0.5), at, iterations=100).at, Y)
 
     def _part(self, equation: Equation, at: Unknowns, Y: Tensor, sure: bool = False) -> Candidate:
         """Samples that were found one at a time and are not all: verified if they are at least half, or `sure`."""
