@@ -104,6 +104,7 @@ FOUND = """\
   mixed labels of a sample and its double in another length, of which only a sum is sent; three samples of one label for three alike
   ones of two, at another scale and with four times the noise left; a scale of 1 that was assumed where a flat head tells none;
   a third sample in the middle of two, out of noise that was taken for a direction.
+- By measuring large batches: a false sample of a large batch, so far out that its softmax is its label, and its error small against its length.
 - By looking: the adaptive separator predicted an error of 0.001 for batches with half of their labels wrong, and `auto` preferred it; Ctrl-C ended
   with the exit code of a leak; torch.hub and CIFAR unpickled whatever lay in their folders; a killed sweep lost all of its strengths.
 """

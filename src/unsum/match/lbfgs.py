@@ -18,9 +18,7 @@ import torch
 from torch import Tensor
 
 _LEAST_CURVATURE = 1e-10  # sᵀy below which torch, too, forgets a step
-_BLOCK = (
-    2**24
-)  # numbers of a block: of a few pictures all pairs are one block, of large ones none is taken before it is needed
+_BLOCK = 2**24  # numbers of a block: small pictures have one for all pairs, large ones take a few at a time
 
 
 class Memory:
@@ -98,9 +96,8 @@ class Memory:
         weights = torch.zeros_like(onto)
         weights[2 * order], weights[2 * order + 1] = a, -self.gamma * u
         step = gradient * self.gamma
-        for block, part in zip(
-            self._used(), weights.to(gradient).split(self.rows), strict=False
-        ):  # later ones are empty
+        parts = weights.to(gradient).split(self.rows)
+        for block, part in zip(self._used(), parts, strict=False):  # blocks of an earlier start may be empty
             step.addmv_(block.T, part)
         return step
 

@@ -14,7 +14,7 @@ def find_doubts(
     B, certificate = len(candidate.at.T), candidate.certificate
     if not candidate.plausible:
         doubts.append("The targets that fit best are no probabilities: this is not a solution.")
-    elif candidate.verified and candidate.explains:
+    elif candidate.verified and candidate.explains and observation.rank > B:
         doubts.append(
             f"{B} samples are given, and they explain the gradient, but it has {observation.rank} directions: "
             f"{observation.rank - B} more may be in it that left hardly a trace."

@@ -227,10 +227,11 @@ class Search:
         """A part of the samples solved for together, as if the others had left nothing."""
         equation = replace(equation, Y=Y, alpha_free=False)
         weight = self.observation.weights_at(at, Y)
-        return self._part(equation, solve(equation.with_rows(weight**0.5), at, iterations=100).at, Y)
+        solved = solve(equation.with_rows(weight**0.5), at, iterations=100).at
+        return self._part(equation, solved if solved.is_sound else at, Y)
 
     def _part(self, equation: Equation, at: Unknowns, Y: Tensor, sure: bool = False) -> Candidate:
-        """Samples that were found one at a time and are not all: verified if they are at least half, or `sure`."""
+        """Samples that were found one at a time and are not all: verified if they are most, or `sure`."""
         observation = self.observation
         alone = replace(equation, Y=Y, alpha_free=False).with_rows(observation.weights_at(at, Y))
         verified = sure or 2 * len(at.T) > observation.rank
