@@ -7,6 +7,7 @@ p = e_y and everything vanishes. Many starts are refined at once, and none is di
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -55,15 +56,12 @@ class SingleSamples:
 
     def refine(self, T: Tensor, labels: Tensor, alpha: float | None, iterations: int = 150) -> Tensor:
         """Damped Gauss–Newton on every (t, y) on its own; `alpha` None leaves the coupling out."""
-        step = max(1, _BATCH // (self.observation.K.numel() + 1))
-        parts = zip(T.split(step), labels.split(step), strict=True)
-        return torch.cat([self._refine(part, y, alpha, iterations) for part, y in parts])
+        return torch.cat([self._refine(part, y, alpha, iterations) for part, y in self._parts(T, labels)])
 
     def steps(self, T: Tensor, labels: Tensor, alpha: float) -> Tensor:
         """(n,) how far each would still go, without damping, relative to its length."""
-        step = max(1, _BATCH // (self.observation.K.numel() + 1))
         found = []
-        for part, y in zip(T.split(step), labels.split(step), strict=True):
+        for part, y in self._parts(T, labels):
             state = self._state(part, y)
             N, g = self._normal_equations(part, y, state, state.size, alpha)
             N = N + torch.diag_embed(1e-13 * N.diagonal(dim1=1, dim2=2) + 1e-300)
@@ -104,6 +102,11 @@ class SingleSamples:
         variance = client + (state.q.norm(dim=1, keepdim=True) * self.deviation).square()
         allowed = (variance * self.D.square()).sum(1).sqrt()
         return torch.div(state.outside.norm(dim=1), allowed)
+
+    def _parts(self, T: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """As many starts at a time as memory allows."""
+        step = max(1, _BATCH // (self.observation.K.numel() + 1))
+        return zip(T.split(step), labels.split(step), strict=True)
 
     def _state(self, T: Tensor, labels: Tensor) -> _State:
         P = torch.softmax(T @ self.observation.K + self.observation.b, dim=1)
