@@ -21,8 +21,8 @@ import unsum
 from unsum import active
 from unsum.data import embedded_batch, photo_count, read_photos
 from unsum.doctor.tampering import tampering
+from unsum.files.tensor_file import read_tensors
 from unsum.models import load_model
-from unsum.tensor_file import read_tensors
 
 BATCH, BINS = 64, 128
 CLOSE = 60.0  # dB
@@ -196,7 +196,7 @@ def print_detections() -> None:
 
 
 def still_read(model: nn.Module, update: unsum.Update, x: Tensor) -> int:
-    """Samples that a row or a difference of neighbouring thresholds gives away at 30 dB: the truth judges, not the recipe.
+    """Samples that a row or a difference of neighboring thresholds gives away at 30 dB: the truth judges, not the recipe.
 
     The server knows its own disguise: rows are taken in the order of their thresholds, negated ones by themselves.
     """

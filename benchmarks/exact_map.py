@@ -62,7 +62,7 @@ def page(options: argparse.Namespace, shares: dict[tuple[int, int, str], list[fl
         f"`uv run python benchmarks/exact_map.py --classes {' '.join(map(str, classes))} --kinds {' '.join(kinds)} "
         f"--seeds {seeds}`,",
         f"{platform.machine()}, one core per case. Percent of samples whose features came back within 0.1 %,",
-        "labels and batch size unknown; synthetic features (H = 512), a freshly initialised head,",
+        "labels and batch size unknown; synthetic features (H = 512), a freshly initialized head,",
         "float32 gradients. `half`: one label on half of the batch. `both`: mixup and smoothing together.",
     ]
     for C in classes:

@@ -1,4 +1,4 @@
-"""The exact solver beside RGLA's optimiser, and how its time grows with the batch; all in one run on one machine.
+"""The exact solver beside RGLA's optimizer, and how its time grows with the batch; all in one run on one machine.
 
 uv run python benchmarks/exact_speed.py rgla            # against 20 000 steps of Adam, labels granted to RGLA only
 uv run python benchmarks/exact_speed.py growth --features 100352 --device cuda
@@ -77,7 +77,7 @@ def growth(options: argparse.Namespace) -> None:
 
 
 def exact(case: Case, options: argparse.Namespace) -> tuple[float, unsum.Leak]:
-    """The median of several runs after one that warms up; the factorisation is part of each."""
+    """The median of several runs after one that warms up; the factorization is part of each."""
     runs = [timed(lambda: unsum.separate(case.model, case.update), options) for _ in range(options.repeats + 1)]
     return statistics.median(seconds for seconds, _ in runs[1:]), runs[-1][1]
 

@@ -99,7 +99,7 @@ def mobilenet_and_photos(weights: Path, source: Path) -> tuple[nn.Module, Tensor
     model.classifier[0].p = 0.0  # dropout would hide features from the comparison
     photos = read_photos(source, size=224)
     labels, order = photos.labels.sort(stable=True)
-    return model, normalised(photos.images[order]), labels
+    return model, normalized(photos.images[order]), labels
 
 
 def cifar(options: argparse.Namespace) -> None:
@@ -121,8 +121,8 @@ def cifar_network() -> nn.Module:
     return model
 
 
-def normalised(images: Tensor) -> Tensor:
-    """ImageNet's own normalisation of photos in bytes."""
+def normalized(images: Tensor) -> Tensor:
+    """ImageNet's own normalization of photos in bytes."""
     mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     return (images.float() / 255 - mean[:, None, None]) / deviation[:, None, None]
 
@@ -140,7 +140,7 @@ def train_until(
 
     It is measured after every epoch, or every so many steps; the untrained network passes marks as well.
     """
-    optimiser = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=5e-4)
     marks = list(accuracies)
     steps = 0
     while marks:
@@ -159,9 +159,9 @@ def train_until(
             with torch.autocast(images.device.type, torch.bfloat16, enabled=mixed):
                 logits = model(flipped.roll(shifts, (2, 3)))
             loss = nn.functional.cross_entropy(logits.float(), labels[part])
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             steps += 1
 
 

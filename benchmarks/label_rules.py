@@ -50,23 +50,23 @@ def main() -> None:
 
 
 def synthetic(steps: int, seeds: int) -> Scene:
-    """Features of 100 classes around their own centres, and a linear head after so many steps of Adam on other samples."""
+    """Features of 100 classes around their own centers, and a linear head after so many steps of Adam on other samples."""
     generator = torch.Generator().manual_seed(1)
-    shared, centres = torch.randn(FEATURES, generator=generator), torch.randn(CLASSES, FEATURES, generator=generator)
+    shared, centers = torch.randn(FEATURES, generator=generator), torch.randn(CLASSES, FEATURES, generator=generator)
 
     def draw(labels: Tensor, generator: torch.Generator) -> Tensor:
         noise = torch.randn(len(labels), FEATURES, generator=generator)
-        return (shared + 0.25 * centres[labels] + 0.7 * noise).relu()
+        return (shared + 0.25 * centers[labels] + 0.7 * noise).relu()
 
     torch.manual_seed(0)
     model = nn.Linear(FEATURES, CLASSES)
-    optimiser = torch.optim.Adam(model.parameters(), 3e-3)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     for _ in range(steps):
         labels = torch.randint(CLASSES, (256,), generator=generator)
         loss = nn.functional.cross_entropy(model(draw(labels, generator)), labels)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     labels = torch.randint(CLASSES, (2000,), generator=generator)
     with torch.no_grad():
         P = model(draw(labels, generator)).softmax(1)

@@ -70,13 +70,13 @@ def made(tied: bool, trained: bool, text: Tensor, steps: int, dropout: float = 0
         resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     model = GPT2LMHeadModel(config)
-    optimiser = torch.optim.AdamW(model.parameters(), 1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     for _ in range(steps if trained else 0):
         batch = sampled(text, 16, 32, int(torch.randint(1 << 30, ())))
         loss = model(batch, labels=batch).loss
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     return model
 
 

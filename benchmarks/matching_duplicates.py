@@ -27,7 +27,7 @@ from torch import Tensor
 
 import unsum
 from unsum.bench.published import FGLA_BY_DUPLICATES, MATCHING_BY_DUPLICATES, RGLA_BY_DUPLICATES
-from unsum.cli_train import split
+from unsum.commands.train_inverse import split
 from unsum.data import read_photos
 from unsum.models import load_model
 

@@ -8,7 +8,7 @@ counted: at the model, and for unsum, which replays a recorded pass on a GPU, at
 thread on a CPU, so that other work on the machine does not count, and wall-clock seconds on a GPU; the best of the repeats is
 given. Memory is the peak of what torch's allocator held above the start; on a GPU, of what it had reserved, which a recording
 keeps. PSNR is that of the worst picture after equal steps, the median over repeats, each from another start; of unsum and
-breaching at the step of lowest loss, of the plain form at the last. Labels are granted to IG in all three; DLG optimises them.
+breaching at the step of lowest loss, of the plain form at the last. Labels are granted to IG in all three; DLG optimizes them.
 """
 
 from __future__ import annotations
@@ -106,11 +106,11 @@ def plain_ig(case: Case, net: nn.Module, labels: Tensor, update: Update, passes:
     torch.manual_seed(seed)
     x = torch.randn(len(labels), 3, case.size, case.size, device=case.device, requires_grad=True)
     parameters, sent = list(net.parameters()), [update.gradients[name] for name, _ in net.named_parameters()]
-    optimiser = torch.optim.Adam([x], lr=0.1)
+    optimizer = torch.optim.Adam([x], lr=0.1)
     milestones = [passes * part // 8 for part in (3, 5, 7)]
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones, 0.1)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, 0.1)
     for _ in range(passes):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = nn.functional.cross_entropy(net(x), labels)
         found = torch.autograd.grad(loss, parameters, create_graph=True)
         inner = sum((a * b).sum() for a, b in zip(found, sent, strict=True))
@@ -119,7 +119,7 @@ def plain_ig(case: Case, net: nn.Module, labels: Tensor, update: Update, passes:
         objective = 1 - inner / lengths + _VARIATION * (across.abs().mean() + down.abs().mean())
         (x.grad,) = torch.autograd.grad(objective, [x])
         x.grad.sign_()
-        optimiser.step()
+        optimizer.step()
         schedule.step()
         x.data.clamp_(0, 1)
     return x.detach()
@@ -130,7 +130,7 @@ def plain_dlg(case: Case, net: nn.Module, labels: Tensor, update: Update, passes
     x = torch.randn(len(labels), 3, case.size, case.size, device=case.device, requires_grad=True)
     y = torch.randn(len(labels), case.classes, device=case.device, requires_grad=True)
     parameters, sent = list(net.parameters()), [update.gradients[name] for name, _ in net.named_parameters()]
-    optimiser = torch.optim.LBFGS([x, y])
+    optimizer = torch.optim.LBFGS([x, y])
 
     def closure() -> Tensor:
         loss = nn.functional.cross_entropy(net(x), y.softmax(1))
@@ -140,7 +140,7 @@ def plain_dlg(case: Case, net: nn.Module, labels: Tensor, update: Update, passes
         return objective
 
     for _ in range(passes // _INNER):
-        optimiser.step(closure)
+        optimizer.step(closure)
     return x.detach()
 
 

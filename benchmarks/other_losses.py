@@ -170,7 +170,7 @@ def contrastive() -> str:
     """Directions of T that the gradient of a contrastive head does not see, at the true features, in float64."""
     lines = [
         "## Contrastive heads\n",
-        "NT-Xent with temperature 0.5 over normalised projections; pairs known. Null directions of the Jacobian at the truth, of "
+        "NT-Xent with temperature 0.5 over normalized projections; pairs known. Null directions of the Jacobian at the truth, of "
         "B² unknowns, and how far the row space of ∇W is from the features.\n",
         "| B | projections | null directions | (B − 1)(B − 2)/2 | features outside the row space |",
         "|---|---|---|---|---|",

@@ -57,7 +57,7 @@ def photos(options: argparse.Namespace, B: int, side: int) -> Tensor:
 def mlp(
     widths: list[int], *, init: str = "fresh", activation: type[nn.Module] = nn.ReLU, seed: int = 0
 ) -> nn.Sequential:
-    """Linear layers without bias; `fresh` is PyTorch's default initialisation, `he` keeps activations at one size."""
+    """Linear layers without bias; `fresh` is PyTorch's default initialization, `he` keeps activations at one size."""
     torch.manual_seed(seed)
     layers: list[nn.Module] = [nn.Flatten()]
     for n, m in itertools.pairwise(widths):
@@ -162,10 +162,10 @@ def deep_leakage(model: nn.Module, update: unsum.Update, shape: torch.Size) -> T
     pictures = torch.randn(shape, requires_grad=True)
     guesses = torch.randn(len(pictures), 100, requires_grad=True)
     seen = [update.gradients[name] for name, _ in model.named_parameters()]
-    optimiser = torch.optim.LBFGS([pictures, guesses], lr=1)
+    optimizer = torch.optim.LBFGS([pictures, guesses], lr=1)
 
     def closure() -> Tensor:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(pictures), guesses.softmax(1))
         gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
         distance = sum((a - b).square().sum() for a, b in zip(gradients, seen, strict=True))
@@ -173,7 +173,7 @@ def deep_leakage(model: nn.Module, update: unsum.Update, shape: torch.Size) -> T
         return distance
 
     for _ in range(300):
-        optimiser.step(closure)
+        optimizer.step(closure)
     return pictures.detach()
 
 

@@ -169,8 +169,8 @@ def answer(bench: Bench, case: Case, method: str) -> Answer:
 
 
 def _ordered(found: Tensor, partner: list[int | None], case: Case) -> Tensor:
-    grey = torch.full_like(case.images[0], 0.5)
-    return torch.stack([grey if p is None else found[p].to(grey) for p in partner])
+    gray = torch.full_like(case.images[0], 0.5)
+    return torch.stack([gray if p is None else found[p].to(gray) for p in partner])
 
 
 def _peeled(bench: Bench, case: Case) -> Answer:

@@ -35,7 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "features, spectrum": {"steps": 300},
     "features, pixels": {"prior": "pixels", "steps": 100},
     "features, pixels, TV": {**TV, "steps": 100},
-    "features, colour": {"prior": "colour", "steps": 25},
+    "features, color": {"prior": "color", "steps": 25},
     "features, decoder-input": {"prior": "decoder-input", "steps": 25},
     "features, decoder-weights": {"prior": "decoder-weights", "steps": 25},
     "g, pixels, TV": {"mode": "g", **TV, **ADAM},

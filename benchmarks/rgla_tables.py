@@ -38,7 +38,7 @@ from unsum.bench.published import (
 from unsum.data import read_photos
 from unsum.models import load_model
 from unsum.score import score_samples
-from unsum.separate.rgla_objective import WEIGHTS
+from unsum.separate.rgla.objective import WEIGHTS
 
 RUN = "‖Ŷ′−Ŷ‖², mean (median) | feature error, mean (median) | worst | within 1 % | cosine | seconds"
 RULE = "---|" * 6
@@ -237,7 +237,7 @@ def _probes(
     """Goal, accuracy and (N, C) logits whenever training first reaches a goal."""
     torch.manual_seed(0)
     head = nn.Linear(features.shape[1], classes).to(features.device)
-    optimiser = torch.optim.Adam(head.parameters(), 3e-3 / features.shape[1] ** 0.5)
+    optimizer = torch.optim.Adam(head.parameters(), 3e-3 / features.shape[1] ** 0.5)
     waiting = list(goals)
     for step in range(5000):
         logits = head(features)
@@ -247,9 +247,9 @@ def _probes(
             yield waiting.pop(0), accuracy, logits.detach()
         if not waiting:
             return
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         nn.functional.cross_entropy(logits, labels).backward()
-        optimiser.step()
+        optimizer.step()
     say(f"table 5: {waiting[0]:.0%} was not reached")
 
 

@@ -157,14 +157,14 @@ def network(name: str, classes: int) -> nn.Module:
 
 def train(classes: int, *, photos: Photos, epochs: int) -> nn.Module:
     model = network("lenet, learnable", classes)
-    optimiser = torch.optim.Adam(model.parameters(), 3e-3)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     generator = torch.Generator().manual_seed(0)
     for _ in range(epochs):
         for batch in torch.randperm(len(photos.images), generator=generator).split(32):
             loss = nn.functional.cross_entropy(model(photos.images[batch]), photos.labels[batch])
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
     with torch.no_grad():
         right = (model(photos.images).argmax(1) == photos.labels).float().mean()
     print(f"<!-- {photos.name}: {100 * right:.0f} % of the training photos right -->", flush=True)

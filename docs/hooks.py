@@ -1,6 +1,6 @@
 """What the site takes from the code itself when it is built: tables of methods and the command line.
 
-A page asks for a table with a comment on a line of its own, `<!-- table: defences -->`, and for the commands with
+A page asks for a table with a comment on a line of its own, `<!-- table: defenses -->`, and for the commands with
 `<!-- commands -->`. Pages that the nav does not name join it by themselves.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_FAMILIES = ("attacks", "gradient matching", "label rules", "peelers", "inverters", "servers", "defences")
+_FAMILIES = ("attacks", "gradient matching", "label rules", "peelers", "inverters", "servers", "defenses")
 _ELSEWHERE = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
 _MARK = re.compile(r"^<!-- (?:(commands)|table: ([\w ]+)) -->$", re.MULTILINE)
 
@@ -65,7 +65,7 @@ def commands() -> str:
     import typer
     from typer.cli import get_docs_for_click
 
-    from unsum.cli import app
+    from unsum.commands.main import app
 
     command = typer.main.get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="unsum", title="unsum")

@@ -40,7 +40,7 @@ class Generator(nn.Module):
 
 
 def _larger(inputs: int, outputs: int) -> list[nn.Module]:
-    """Twice the side, by its nearest neighbours and a convolution."""
+    """Twice the side, by its nearest neighbors and a convolution."""
     return [nn.SiLU(), nn.Upsample(scale_factor=2), nn.Conv2d(inputs * WIDTH, outputs * WIDTH, 3, padding=1)]
 
 
@@ -60,7 +60,7 @@ def train(photos: Tensor, minutes: float, seed: int = 0) -> tuple[Generator, flo
     """The generator after this time, and the mean squared error of what it draws of its own photos."""
     torch.manual_seed(seed)
     generator, reader = Generator(), encoder()
-    optimiser = torch.optim.Adam([*generator.parameters(), *reader.parameters()], 1e-3)
+    optimizer = torch.optim.Adam([*generator.parameters(), *reader.parameters()], 1e-3)
     end, error = time.monotonic() + 60 * minutes, float("nan")
     while time.monotonic() < end:
         for batch in torch.randperm(len(photos)).split(128):
@@ -71,9 +71,9 @@ def train(photos: Tensor, minutes: float, seed: int = 0) -> tuple[Generator, flo
             squared = (drawn - images).square().flatten(1)
             prior = (mean.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2
             loss = (squared.sum(1) / (2 * _PIXEL_NOISE**2) + _KL_WEIGHT * prior).mean()
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             error = float(squared.detach().mean())
     return generator, error
 

@@ -8,7 +8,7 @@ other without a complaint and then give wrong features: weights trained as versi
 
 Gradient-inversion papers leave global pooling out: the head then sees each of the 7×7 places of the last maps, which keeps
 where things are in the photo. That head is always a fresh one, whatever weights are loaded below it. `unsum` fixes the
-random numbers before it calls a factory, so nothing here does. Photos come in [0, 1], without normalisation.
+random numbers before it calls a factory, so nothing here does. Photos come in [0, 1], without normalization.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ _PHOTOS_NPZ = {"images": np.zeros((64, 2, 2, 3), np.uint8), "labels": np.arange(
 _ORDER = {
     "photos": [{"id": "embedded-0"}, {"id": "embedded-1", "label": "dog"}],
     "same_label": 2,
-    "defence": {"name": "noise", "stop": 3},
+    "defense": {"name": "noise", "stop": 3},
 }
 
 FORMATS: dict[str, Format] = {

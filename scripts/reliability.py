@@ -86,7 +86,7 @@ Checked before memory is taken, and changed in the environment by whoever needs 
 | `UNSUM_MAX_EXPANSION` | times the file's own size that it may unpack to (64 MiB are always allowed) | 200 |
 | `UNSUM_MAX_PICTURES` | files of an archive or a folder of photos | 5 000 000 |
 
-In Python: `unsum.tensor_file.read_tensors(path, "update", limits=unsum.limits.Limits(bytes=…))`.
+In Python: `unsum.files.tensor_file.read_tensors(path, "update", limits=unsum.files.limits.Limits(bytes=…))`.
 """
 
 FOUND = """\

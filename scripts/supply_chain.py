@@ -1,10 +1,10 @@
-"""What unsum is built from: are its licences known, has it known holes, and what is in it?
+"""What unsum is built from: are its licenses known, has it known holes, and what is in it?
 
-    uv run python scripts/supply_chain.py licences      every installed package has a licence of the list, or fails
+    uv run python scripts/supply_chain.py licenses      every installed package has a license of the list, or fails
     uv run python scripts/supply_chain.py advisories    pip-audit over requirements.lock, where its database can be reached
     uv run python scripts/supply_chain.py sbom          CycloneDX of requirements.lock, into build/sbom.json
 
-Licences come from the metadata of what is installed, without a network. pip-audit and cyclonedx-py run through `uvx`, apart from
+Licenses come from the metadata of what is installed, without a network. pip-audit and cyclonedx-py run through `uvx`, apart from
 the project's own environment. Where the database of advisories cannot be reached, `advisories` says so and ends with 0, or with 1
 where UNSUM_REQUIRE_ADVISORIES=1: a check that did not run must not look like one that passed.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK, SBOM = ROOT / "requirements.lock", ROOT / "build" / "sbom.json"
-# Licences by what their names hold; permissive ones, and MPL, which asks for nothing but its own files.
+# Licenses by what their names hold; permissive ones, and MPL, which asks for nothing but its own files.
 ALLOWED = {
     "MIT", "MIT-CMU", "MIT LICENSE", "APACHE-2.0", "APACHE 2.0", "APACHE 2.0 LICENSE", "APACHE SOFTWARE LICENSE", "BSD", "BSD LICENSE",
     "BSD-2-CLAUSE", "BSD-3-CLAUSE", "BSD 2-CLAUSE LICENSE", "BSD 3-CLAUSE LICENSE", "3-CLAUSE BSD LICENSE", "0BSD", "ISC", "ISC LICENSE",
@@ -38,23 +38,23 @@ _NVIDIA = ("nvidia-", "cuda-")  # PyTorch's builds for CUDA bring NVIDIA's libra
 _VULNERABLE = "jinja2==3.1.2"  # a release with published advisories: whether the database answers is tried with it
 
 
-def licences() -> int:
+def licenses() -> int:
     strange = []
     for package in sorted(distributions(), key=lambda one: one.metadata["Name"].lower()):
         name = re.sub(r"[-_.]+", "-", package.metadata["Name"]).lower()
         if name == "unsum" or name in EXCEPTIONS or name.startswith(_NVIDIA):
             continue
-        found = licences_of(package)
+        found = licenses_of(package)
         if not found or not found <= ALLOWED:
-            strange.append(f"{name} {package.version}: {', '.join(sorted(found - ALLOWED)) or 'no licence named'}")
+            strange.append(f"{name} {package.version}: {', '.join(sorted(found - ALLOWED)) or 'no license named'}")
     for line in strange:
-        print(f"not on the list of licences: {line}")
+        print(f"not on the list of licenses: {line}")
     if not strange:
-        print("Every installed package has a licence of the list, or a reason beside its name.")
+        print("Every installed package has a license of the list, or a reason beside its name.")
     return 1 if strange else 0
 
 
-def licences_of(package: Distribution) -> set[str]:
+def licenses_of(package: Distribution) -> set[str]:
     """The names in upper case: of an expression its parts, else the classifiers, else the first line of the text."""
     metadata = package.metadata
     expression = metadata.get("License-Expression")
@@ -102,7 +102,7 @@ def sbom() -> int:
 
 
 if __name__ == "__main__":
-    steps = {"licences": licences, "advisories": advisories, "sbom": sbom}
+    steps = {"licenses": licenses, "advisories": advisories, "sbom": sbom}
     if len(sys.argv) != 2 or sys.argv[1] not in steps:
         raise SystemExit(__doc__)
     raise SystemExit(steps[sys.argv[1]]())

@@ -1,10 +1,10 @@
 """Train the weights that ship with unsum: the default backbone, then its inverse.
 
-    python scripts/train_embedded.py --photos train.tar [--photos more.tar …] --labelled tenclasses.tar \\
+    python scripts/train_embedded.py --photos train.tar [--photos more.tar …] --labeled tenclasses.tar \\
         --held-out test.tar --out FOLDER
 
 A tar holds JPEGs named CLASS/anything.jpg or CLASS_anything.jpg; folders and npz files do as well. The backbone learns
-to classify the `--labelled` photos (a tenth held out for its accuracy); the inverse learns photos from features on all of
+to classify the `--labeled` photos (a tenth held out for its accuracy); the inverse learns photos from features on all of
 them and all `--photos`. Neither sees `--held-out`, which is only scored, nor the photos embedded in the package. Runs on a
 GPU if there is one (seven minutes on an H200), else on the CPU (most of a day).
 """
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument(
         "--photos", type=Path, action="append", required=True, help="tar of training photos, repeatable"
     )
-    parser.add_argument("--labelled", type=Path, required=True, help="tar of photos whose classes the backbone learns")
+    parser.add_argument("--labeled", type=Path, required=True, help="tar of photos whose classes the backbone learns")
     parser.add_argument("--held-out", type=Path, required=True, help="tar of photos that are only scored")
     parser.add_argument("--backbone-epochs", type=int, default=120)
     parser.add_argument("--inverse-steps", type=int, default=40_000)
@@ -51,11 +51,11 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     options.out.mkdir(parents=True, exist_ok=True)
 
-    labelled = read_photos(options.labelled, size=STORED_SIZE)
-    model, accuracy = train_backbone(labelled.images.to(device), labelled.labels.to(device), options.backbone_epochs)
-    save_backbone(model, options.out, {"accuracy": round(accuracy, 4)} | labelled.card)
+    labeled = read_photos(options.labeled, size=STORED_SIZE)
+    model, accuracy = train_backbone(labeled.images.to(device), labeled.labels.to(device), options.backbone_epochs)
+    save_backbone(model, options.out, {"accuracy": round(accuracy, 4)} | labeled.card)
 
-    photos = read_photos([options.labelled, *options.photos], size=STORED_SIZE)
+    photos = read_photos([options.labeled, *options.photos], size=STORED_SIZE)
     held_out = read_photos(options.held_out, size=STORED_SIZE).images.to(device)
     inverse, psnr = train_inverse(model, photos.images.to(device), held_out, options.inverse_steps)
     card = {"steps": options.inverse_steps, "held_out_psnr_batch_8": round(psnr, 2)} | photos.card
@@ -74,38 +74,38 @@ def augment(photos: Tensor, smallest: float) -> Tensor:
     return F.grid_sample(photos.float() / 255, grid, padding_mode="reflection", align_corners=False).clamp_(0, 1)
 
 
-def centred(photos: Tensor) -> Tensor:
+def centered(photos: Tensor) -> Tensor:
     return F.interpolate(photos.float() / 255, INPUT_SIZE, mode="bilinear", antialias=True).clamp_(0, 1)
 
 
-def one_cycle(optimiser: torch.optim.Optimizer, rate: float, steps: int) -> torch.optim.lr_scheduler.OneCycleLR:
-    return torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps, pct_start=0.1)
+def one_cycle(optimizer: torch.optim.Optimizer, rate: float, steps: int) -> torch.optim.lr_scheduler.OneCycleLR:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
 
 
 def train_backbone(photos: Tensor, classes: Tensor, epochs: int, batch: int = 64) -> tuple[SmallResNet, float]:
-    """An ordinary classifier: cross-entropy, SGD with momentum, crops and flips. Nothing in it favours inversion."""
+    """An ordinary classifier: cross-entropy, SGD with momentum, crops and flips. Nothing in it favors inversion."""
     device = photos.device
     order = torch.randperm(len(photos), device=device)
     test, train = order[: len(order) // 10], order[len(order) // 10 :]
     model = SmallResNet(int(classes.max()) + 1).to(device, memory_format=torch.channels_last)
     nn.init.zeros_(model.head.weight)  # 32 768 inputs: a random head would drown the backbone's first steps
-    optimiser = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9, weight_decay=5e-4, nesterov=True)
     steps = epochs * (len(train) // batch)
-    schedule = one_cycle(optimiser, 0.05, steps)
+    schedule = one_cycle(optimizer, 0.05, steps)
     dropout = nn.Dropout(0.5)
     for step in range(steps):
         chosen = train[torch.randint(len(train), (batch,), device=device)]
         features = model.backbone(augment(photos[chosen], 0.4)).flatten(1)
         loss = F.cross_entropy(model.head(dropout(features)), classes[chosen], label_smoothing=0.1)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         schedule.step()
         if step % 500 == 0:
             print(f"backbone {step}/{steps} loss {loss.item():.3f}", flush=True)
     model.eval()
     with torch.no_grad():
-        accuracy = float((model(centred(photos[test])).argmax(1) == classes[test]).double().mean())
+        accuracy = float((model(centered(photos[test])).argmax(1) == classes[test]).double().mean())
     print(f"backbone: {accuracy:.1%} of {len(test)} held-out photos", flush=True)
     return model, accuracy
 
@@ -121,8 +121,8 @@ def train_inverse(
     average = torch.optim.swa_utils.AveragedModel(
         decoder, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.999)
     )
-    optimiser = torch.optim.AdamW(decoder.parameters(), 6e-4, weight_decay=1e-3, betas=(0.9, 0.99))
-    schedule = one_cycle(optimiser, 6e-4, steps)
+    optimizer = torch.optim.AdamW(decoder.parameters(), 6e-4, weight_decay=1e-3, betas=(0.9, 0.99))
+    schedule = one_cycle(optimizer, 6e-4, steps)
     sizes, shares = torch.tensor([s for s, _ in CLIENT_SIZES]), torch.tensor([p for _, p in CLIENT_SIZES])
     run = torch.compile(decoder) if photos.is_cuda else decoder
     started = time.time()
@@ -132,10 +132,10 @@ def train_inverse(
         with torch.autocast(photos.device.type, torch.bfloat16):
             guess = run(features).float()
         loss = F.mse_loss(guess, images) + 0.05 * F.l1_loss(guess, images)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
         schedule.step()
         average.update_parameters(decoder)
         if step % 1000 == 0 or step == steps - 1:
@@ -159,7 +159,7 @@ def held_out_psnr(decoder: nn.Module, backbone: ClientFeatures, photos: Tensor, 
     """Mean over photos of 10 log10(1 / MSE), each photo in a client batch of eight."""
     values = []
     for chunk in photos[: len(photos) // size * size].split(size * 32):
-        images = centred(chunk)
+        images = centered(chunk)
         error = (decoder(client_features(backbone, images, size)) - images).square().flatten(1).mean(1)
         values.append(-10 * error.log10())
     return float(torch.cat(values).mean())

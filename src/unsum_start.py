@@ -15,5 +15,5 @@ def main() -> None:
     if not console.is_terminal:
         print("unsum: loading PyTorch", file=sys.stderr, flush=True)
     with console.status("Loading PyTorch"):
-        from unsum.cli import main as run
+        from unsum.commands.main import main as run
     run()

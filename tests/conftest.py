@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import unsum
-from material import small_net
+from support.material import small_net
 
 # Who starts the tests in a shell's background has children that ignore Ctrl-C, and some tests are about it.
 if threading.current_thread() is threading.main_thread():

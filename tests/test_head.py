@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from material import pictures, small_net
+from support.material import pictures, small_net
 from unsum import UnsumError, Update, capture
 from unsum.head import Head, collect_features, find_head
 
@@ -35,7 +35,7 @@ class Untraceable(nn.Module):
         return self.head(self.body(x))
 
 
-class Normalised(nn.Module):
+class Normalized(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.head = nn.Linear(5, 4)
@@ -70,7 +70,7 @@ def test_finds_the_head_of_torchvision_classifiers(name: str, head: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("model", "head"), [(LayersInOddOrder(), "classify"), (Untraceable(), "head"), (Normalised(), "head")]
+    ("model", "head"), [(LayersInOddOrder(), "classify"), (Untraceable(), "head"), (Normalized(), "head")]
 )
 def test_finds_the_head_of_a_users_own_module(model: nn.Module, head: str) -> None:
     assert find_head(model)[0] == head
@@ -134,7 +134,7 @@ def test_factors_multiply_back_to_the_gradient(rows: int, columns: int, rank: in
     torch.manual_seed(seed)
     rank = min(rank, rows, columns)
     gradient = torch.randn(rows, rank, dtype=torch.float64) @ torch.randn(rank, columns, dtype=torch.float64)
-    factors = Head("head", gradient, None, gradient, None).factorise(rank=rank)
+    factors = Head("head", gradient, None, gradient, None).factorize(rank=rank)
     torch.testing.assert_close(factors.U @ factors.A, gradient, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(factors.A @ factors.A.T, torch.eye(rank, dtype=torch.float64), rtol=0, atol=1e-5)
     expected = torch.linalg.svdvals(gradient)[:rank]

@@ -47,7 +47,7 @@ def test_labels_outside_the_classes_are_refused(labels: list[int], sentence: str
 
 def test_auxiliary_samples_are_checked_and_said() -> None:
     knowledge = Knowledge(auxiliary=(torch.zeros(6, 3, 4, 4), torch.tensor([0, 1, 1, 4, 4, 4])))
-    assert knowledge.granted()[-1] == "6 labelled samples of its own, of 3 classes."
+    assert knowledge.granted()[-1] == "6 labeled samples of its own, of 3 classes."
     for images, labels in [
         (3, torch.zeros(2).long()),
         (2, torch.zeros(2)),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
-from material import small_net
+from support.material import small_net
 from unsum import UnsumError, Update
 
 

@@ -55,8 +55,8 @@ def save(figure: Figure, name: str) -> None:
     figure.savefig(path, transparent=True, bbox_inches="tight", metadata={"Date": None, "Creator": None})
     plt.close(figure)
     text = path.read_text("utf-8")
-    for colour, named in ((INK, "ink"), (FAINT, "faint"), (ACCENT, "accent")):
-        text = text.replace(colour, f"var(--{named})")
+    for color, named in ((INK, "ink"), (FAINT, "faint"), (ACCENT, "accent")):
+        text = text.replace(color, f"var(--{named})")
     text = text.replace("'DejaVu Sans'", "'DejaVu Sans', sans-serif")
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"(<svg [^>]+>)", lambda found: found[1] + SCHEMES, text, count=1)
@@ -138,14 +138,14 @@ def the_ratio() -> Figure:
 
 
 def the_simplex() -> Figure:
-    """Rows of unlabelled classes are convex combinations of the batch's features."""
+    """Rows of unlabeled classes are convex combinations of the batch's features."""
     figure, panels = plt.subplots(1, 2, figsize=(8.6, 3.7), sharex=True, sharey=True)
     F = torch.tensor([[0.6, 0.8], [4.2, 1.2], [2.0, 3.8]])
     ring: dict[str, Any] = {"color": ACCENT, "markersize": 11, "markerfacecolor": "none", "markeredgewidth": 2}
     for axes, spread, title in ((panels[0], 0.15, "fresh model"), (panels[1], 1.8, "trained model")):
         classes = 60
         W = spread * torch.randn(classes, 2, generator=torch.Generator().manual_seed(4))
-        P = ((F - F.mean(0)) @ W.T).softmax(1)  # a bias that centres the logits
+        P = ((F - F.mean(0)) @ W.T).softmax(1)  # a bias that centers the logits
         rows = (P.T @ F) / P.sum(0)[:, None]
         axes.plot(*torch.cat([F, F[:1]]).T, "-", color=FAINT, linewidth=1)
         axes.plot(*rows.T, ".", color=INK, markersize=5, label="rows ∇W_c/∇b_c, classes nobody has")
@@ -176,8 +176,8 @@ def the_certificate() -> Figure:
         for sure, mark, label in ((True, "o", "called exact"), (False, "x", "not called exact")):
             x = [min(max(v, 1e-9), 10.0) for v, c in zip(values, called, strict=True) if c is sure]
             y = [e for e, c in zip(true, called, strict=True) if c is sure]
-            colour = INK if sure else ACCENT
-            axes.plot(x, y, mark, color=colour, markersize=6, markerfacecolor="none", markeredgewidth=1.4, label=label)
+            color = INK if sure else ACCENT
+            axes.plot(x, y, mark, color=color, markersize=6, markerfacecolor="none", markeredgewidth=1.4, label=label)
         axes.set(xscale="log", yscale="log", xlabel=f"{name} (what the attacker sees)")
         axes.minorticks_off()
     panels[1].plot([1e-7, 10], [1e-7, 10], "--", color=FAINT, linewidth=1, label="prediction = truth")
@@ -187,7 +187,7 @@ def the_certificate() -> Figure:
 
 
 def batch_norm() -> Figure:
-    """Two batches that differ in brightness and contrast are one and the same after normalisation."""
+    """Two batches that differ in brightness and contrast are one and the same after normalization."""
     x = torch.linspace(0, 1, 80)
     shape = torch.stack([0.5 + 0.2 * torch.sin(9 * x), 0.45 + 0.3 * (x - 0.5), 0.4 + 0.15 * torch.cos(17 * x)])
     dark = 0.45 * shape + 0.02
@@ -207,7 +207,7 @@ def batch_norm() -> Figure:
 
 
 def defended() -> Figure:
-    """One head's gradient, and what is left of it after each defence."""
+    """One head's gradient, and what is left of it after each defense."""
     case = toy([0, 2, 4], classes=6, width=9, seed=5)["grad_W"]
     torch.manual_seed(0)
     whole = unsum.Update({"weight": case})
@@ -216,7 +216,7 @@ def defended() -> Figure:
         "Clip(0.4)": unsum.Clip(0.4)(whole),
         "Noise(0.1)": unsum.Noise(0.1)(whole),
         "Prune(0.8)": unsum.Prune(0.8)(whole),
-        "Quantise(2)": unsum.Quantise(2)(whole),
+        "Quantize(2)": unsum.Quantize(2)(whole),
         "Sign()": unsum.Sign()(whole),
     }
     figure, panels = plt.subplots(2, 4, figsize=(8.6, 3.6), gridspec_kw={"hspace": 0.35, "wspace": 0.12})
@@ -237,7 +237,7 @@ def the_round() -> Figure:
     axes.axis("off")
     boxes = {
         "samples": (1, 24, "private samples\nand labels", ACCENT),
-        "client": (22, 24, "client: capture\nand defences", INK),
+        "client": (22, 24, "client: capture\nand defenses", INK),
         "update": (43, 24, "Update", INK),
         "separate": (60, 24, "separate:\nfeatures, labels", INK),
         "pictures": (81, 24, "peel or invert:\ninputs, pictures", INK),
@@ -246,11 +246,11 @@ def the_round() -> Figure:
         "score": (81, 7, "score: compares\nwith the truth", ACCENT),
     }
     width, height = 17, 9
-    for x, y, text, colour in boxes.values():
+    for x, y, text, color in boxes.values():
         w = 13 if text in ("Update", "model,\nas sent") else width
         axes.add_patch(
             FancyBboxPatch(
-                (x, y), w, height, boxstyle="round,pad=0.3", facecolor="none", edgecolor=colour, linewidth=1.3
+                (x, y), w, height, boxstyle="round,pad=0.3", facecolor="none", edgecolor=color, linewidth=1.3
             )
         )
         axes.text(x + w / 2, y + height / 2, text, ha="center", va="center", fontsize=9)

@@ -3,6 +3,7 @@
 The public API, re-exported. Audit only systems that you operate or have permission to test.
 """
 
+from unsum.attack.recipe import attack
 from unsum.audit import Audit, Sweep, audit, sweep
 from unsum.client import capture, capture_local, capture_text, mixup, smooth_labels
 from unsum.defend import (
@@ -19,7 +20,7 @@ from unsum.defend import (
     Noise,
     Prune,
     PruneGlobal,
-    Quantise,
+    Quantize,
     SecAgg,
     Sign,
     SmoothLabels,
@@ -34,9 +35,8 @@ from unsum.knowledge import Knowledge
 from unsum.labels import labels
 from unsum.leak import Leak
 from unsum.local_training import LocalTraining
+from unsum.models.received import Received
 from unsum.peel import Peeled, peel
-from unsum.received import Received
-from unsum.recipe import attack
 from unsum.score import score
 from unsum.separate import separate
 from unsum.separate.several_rounds import separate_rounds
@@ -63,7 +63,7 @@ __all__ = [
     "Peeled",
     "Prune",
     "PruneGlobal",
-    "Quantise",
+    "Quantize",
     "Received",
     "SecAgg",
     "Sign",

@@ -16,8 +16,8 @@ class UnsumError(ValueError):
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UnsumError:
     """The error for a name that does not exist, with the nearest names that do.
 
-    >>> print(unknown_name("defence", "nosie", ["noise", "clip"]))
-    There is no defence 'nosie'; did you mean 'noise'? Known: clip, noise.
+    >>> print(unknown_name("defense", "nosie", ["noise", "clip"]))
+    There is no defense 'nosie'; did you mean 'noise'? Known: clip, noise.
     """
     names = sorted(valid)
     hint = nearest(name, names)

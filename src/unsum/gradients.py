@@ -73,5 +73,5 @@ def norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def variation(images: Tensor) -> Tensor:
-    """Total variation: mean absolute difference of neighbouring pixels, down and across."""
+    """Total variation: mean absolute difference of neighboring pixels, down and across."""
     return images.diff(dim=-2).abs().mean() + images.diff(dim=-1).abs().mean()

@@ -1,4 +1,4 @@
-"""Head: the last linear layer, its gradient, and the factorisation ∇W = U A that every separator starts from."""
+"""Head: the last linear layer, its gradient, and the factorization ∇W = U A that every separator starts from."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Head:
     def classes(self) -> int:
         return self.W.shape[0]
 
-    def factorise(self, rank: int | None = None, threshold: float | None = None) -> Factors:
+    def factorize(self, rank: int | None = None, threshold: float | None = None) -> Factors:
         """Factor ∇W through a small Gram matrix in float64, which shows all singular values.
 
         An SVD of the whole matrix is far slower and needs a float64 copy of it; the Gram matrix needs one pass in
@@ -91,7 +91,7 @@ class Head:
         A = orthonormal_rows(vectors.T if H < C else self.mixed_rows((vectors / kept).T))
         return Factors(self.projected(A), A, singular_values)
 
-    def factorise_rows(self, rows: Tensor, row_weight: Tensor) -> Factors:
+    def factorize_rows(self, rows: Tensor, row_weight: Tensor) -> Factors:
         """Factor ∇W whose row space the given rows span, without a Gram matrix: three thin products.
 
         The rows' own span is as noisy as they are; a least-squares step over all rows, weighted, averages that out.

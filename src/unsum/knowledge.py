@@ -20,8 +20,8 @@ class Knowledge:
     """Everything that was granted to the attacker; the defaults grant nothing.
 
     `labels` are (B,) class numbers or (B, C) rows of probabilities. `auxiliary_photos` describes public photos
-    the attacker used (to train an inverse, say); `auxiliary` are labelled samples of its own, inputs of the model with
-    (N,) class numbers. `may_change_model` is true for a malicious server. `loss` names what the client minimised: servers
+    the attacker used (to train an inverse, say); `auxiliary` are labeled samples of its own, inputs of the model with
+    (N,) class numbers. `may_change_model` is true for a malicious server. `loss` names what the client minimized: servers
     that hand out the training program know it. `training` is how the client trains, where several
     local steps lie between the weights it was sent and those it sent back. `repeated_rounds` counts the client's updates that are
     said to be of the same batch.
@@ -81,7 +81,7 @@ class Knowledge:
             sentences.append(f"Public photos: {self.auxiliary_photos}.")
         if self.auxiliary is not None:
             classes = self.auxiliary[1].unique()
-            sentences.append(f"{len(self.auxiliary[0])} labelled samples of its own, of {len(classes)} classes.")
+            sentences.append(f"{len(self.auxiliary[0])} labeled samples of its own, of {len(classes)} classes.")
         if self.loss != "cross-entropy":
             sentences.append(f"The client's loss ({self.loss}).")
         if self.repeated_rounds > 1:

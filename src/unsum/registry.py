@@ -1,6 +1,6 @@
 """Name → method, one registry per family; a second method of the same name is refused, never silently preferred.
 
-Other packages join by an entry point of the family's group (`unsum.attacks`, `unsum.defences`, …) that names a module which
+Other packages join by an entry point of the family's group (`unsum.attacks`, `unsum.defenses`, …) that names a module which
 registers its methods when it is imported. They are imported when a registry is listed, or asked for a name that it lacks.
 """
 

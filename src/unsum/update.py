@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError, nearest, unknown_name
+from unsum.files.naming import named_as
+from unsum.files.tensor_file import read_header, read_tensors
+from unsum.files.writing import save_tensors, write_whole
 from unsum.local_training import LocalTraining
-from unsum.naming import named_as
-from unsum.tensor_file import read_header, read_tensors
-from unsum.writing import save_tensors, write_whole
 
 Kind = Literal["gradient", "delta"]
 Reduction = Literal["mean", "sum"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from active_photos import SIZE
+from support.active_photos import SIZE
 
 
 @pytest.fixture

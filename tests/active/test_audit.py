@@ -12,11 +12,11 @@ from torch import nn
 from typer.testing import CliRunner
 
 import unsum
-from active_photos import SIZE, cut, distances
+from support.active_photos import SIZE, cut, distances
 from unsum import UnsumError, active
 from unsum.audit.markdown import render_markdown
 from unsum.audit.report import render
-from unsum.cli import _setting_table, app
+from unsum.commands.main import _setting_table, app
 from unsum.knowledge import CHANGES_MODEL
 
 

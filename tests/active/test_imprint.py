@@ -11,7 +11,7 @@ import torchvision
 from torch import Tensor, nn
 
 import unsum
-from active_photos import SIZE, cut, distances
+from support.active_photos import SIZE, cut, distances
 from unsum import UnsumError, active
 from unsum.active.evidence import in_range, on_grid
 

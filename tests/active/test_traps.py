@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import unsum
-from active_photos import SIZE, cut, distances
+from support.active_photos import SIZE, cut, distances
 from unsum import active
 from unsum.active.traps import fitted_factor, trap_rows
 

@@ -10,7 +10,7 @@ from unsum.errors import UnsumError
 
 
 @pytest.mark.parametrize("name", list(menu()))
-def test_every_stop_makes_a_defence_and_they_get_stronger(name: str) -> None:
+def test_every_stop_makes_a_defense_and_they_get_stronger(name: str) -> None:
     line = menu()[name]
     made = [line.at(stop) for stop in range(max(1, len(line.strengths)))]
     assert all(type(defense) is DEFENSES[name] for defense in made)

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from browsing import HOSTILE
+from support.browsing import HOSTILE
 from unsum.app import shelf
 
 
@@ -122,9 +122,9 @@ class TestOrders:
             ({"photos": [{"id": "embedded-0", "label": "nonsense"}]}, "no label 'nonsense'"),
             ({"photos": [{"id": "embedded-0"}], "same_label": 2}, "At most 1 photos"),
             ({"photos": [{"id": "embedded-0"}], "same_label": 0.5}, "whole number"),
-            ({"photos": [{"id": "embedded-0"}], "defence": {"name": "nosie"}}, "did you mean 'noise'"),
-            ({"photos": [{"id": "embedded-0"}], "defence": {"name": "noise", "stop": 99}}, "25 stops"),
-            ({"photos": [{"id": "embedded-0"}], "defence": "noise"}, "'name' must be a text"),
+            ({"photos": [{"id": "embedded-0"}], "defense": {"name": "nosie"}}, "did you mean 'noise'"),
+            ({"photos": [{"id": "embedded-0"}], "defense": {"name": "noise", "stop": 99}}, "25 stops"),
+            ({"photos": [{"id": "embedded-0"}], "defense": "noise"}, "'name' must be a text"),
         ],
     )
     def test_a_wrong_order_is_one_sentence(self, client: TestClient, order: Any, sentence: str) -> None:

@@ -18,7 +18,7 @@ Play = Callable[..., dict[str, Any]]
 
 def test_the_default_batch_comes_back_as_in_an_audit(play: Play, default_audit: unsum.Audit) -> None:
     result = play()
-    assert [answer["kind"] for answer in result["answers"]] == ["stage", "stage", "result"]  # no first look: no defence
+    assert [answer["kind"] for answer in result["answers"]] == ["stage", "stage", "result"]  # no first look: no defense
     assert result["certificate"] is True
     assert result["batch_size_found"] == 8
     assert result["verdict"]["level"] == "severe"
@@ -54,7 +54,7 @@ def test_one_photo_is_a_batch(play: Play) -> None:
 
 def test_strong_noise_gives_no_photo_away(play: Play) -> None:
     strongest = len(menu()["noise"].strengths) - 1
-    result = play(2, defence={"name": "noise", "stop": strongest})
+    result = play(2, defense={"name": "noise", "stop": strongest})
     assert result["certificate"] is False
     assert result["verdict"]["share"] == 0
     assert result["mean_leakage"] < 0.1
@@ -63,31 +63,31 @@ def test_strong_noise_gives_no_photo_away(play: Play) -> None:
 
 
 def test_weak_noise_gives_every_photo_away(play: Play) -> None:
-    result = play(3, defence={"name": "noise", "stop": 0})
+    result = play(3, defense={"name": "noise", "stop": 0})
     assert result["verdict"]["level"] == "severe"
     assert all(row["label_correct"] for row in result["samples"])
 
 
 def test_an_attack_that_cannot_begin_is_an_answer(play: Play) -> None:
-    result = play(2, defence={"name": "drop-head"})
+    result = play(2, defense={"name": "drop-head"})
     assert result["verdict"]["level"] == "low"
     assert "lacks 'head.weight'" in result["verdict"]["details"][0]
     assert [row["picture"] for row in result["samples"]] == [None, None]
 
 
 def test_a_round_leaves_nothing_behind(play: Play) -> None:
-    first, _, again = play(2), play(2, defence={"name": "sign"}), play(2)
+    first, _, again = play(2), play(2, defense={"name": "sign"}), play(2)
     assert first["samples"] == again["samples"]
 
 
 def test_a_certain_attack_needs_no_first_look(play: Play) -> None:
-    result = play(4, defence={"name": "clip", "stop": 5})
+    result = play(4, defense={"name": "clip", "stop": 5})
     assert [answer["kind"] for answer in result["answers"]] == ["stage", "stage", "result"]
     assert result["certificate"] is True
 
 
 def test_blends_are_shown_and_compared_with_where_photos_are_mixed(play: Play) -> None:
-    plain, mixed = play(3), play(3, defence={"name": "mixup", "stop": 20})
+    plain, mixed = play(3), play(3, defense={"name": "mixup", "stop": 20})
     assert all("blend" not in row for row in plain["samples"])
     blends = [row["blend"] for row in mixed["samples"]]
     assert len(set(blends)) == 3

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import unsum
-from material import pictures, small_net
+from support.material import pictures, small_net
 from unsum.audit.report import render
-from unsum.received import Received
+from unsum.models.received import Received
 
 TARGETS = torch.tensor([4, 4, 4, 17, 30])
 
@@ -63,7 +63,7 @@ def test_truth_and_capture_do_not_mix() -> None:
     net = small_net()
     update = unsum.capture(net, pictures(5), TARGETS)
     for mixed in ({"data": (pictures(5), TARGETS)}, {"defenses": unsum.Clip(1)}):
-        with pytest.raises(unsum.UnsumError, match="leave data and defences out"):
+        with pytest.raises(unsum.UnsumError, match="leave data and defenses out"):
             unsum.audit(net, update=update, **mixed)
     with pytest.raises(unsum.UnsumError, match="Give the model itself along with an Update"):
         unsum.audit("default", update=update)

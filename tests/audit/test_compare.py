@@ -1,4 +1,4 @@
-"""The same round under other defences, and what a client trained on that mixed its samples."""
+"""The same round under other defenses, and what a client trained on that mixed its samples."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import unsum
-from audits import captured, synthetic
-from material import pictures, small_net
+from support.audits import captured, synthetic
+from support.material import pictures, small_net
 from unsum.audit.comparison import CAPTURED, NOT_ASKED, SLOW
 from unsum.audit.markdown import render_markdown
 from unsum.audit.report import render
@@ -23,10 +23,10 @@ def compared() -> unsum.Audit:
     return unsum.audit(small_net(), DATA, compare=True)
 
 
-def test_each_standard_defence_is_tried_alone(compared: unsum.Audit) -> None:
+def test_each_standard_defense_is_tried_alone(compared: unsum.Audit) -> None:
     comparison = compared.comparison
     labels = [comparison.label(i) for i in range(len(comparison.points))]
-    assert labels == ["no defence", "Clip(1)", "Prune(0.9)", "Sign()"]
+    assert labels == ["no defense", "Clip(1)", "Prune(0.9)", "Sign()"]
     none, clip, prune, sign = comparison.points
     assert [row.leakage for row in none.samples] == compared.leakages
     assert clip.worst == pytest.approx(1)  # clipping hides nothing from this attack
@@ -35,10 +35,10 @@ def test_each_standard_defence_is_tried_alone(compared: unsum.Audit) -> None:
     assert [row.leakage for row in prune.samples] == alone.leakages
 
 
-def test_the_audited_defence_stands_beside_none_and_is_not_tried_twice() -> None:
+def test_the_audited_defense_stands_beside_none_and_is_not_tried_twice() -> None:
     comparison = unsum.audit(small_net(), DATA, defenses=[unsum.Clip(1)], compare=True).comparison
     labels = [comparison.label(i) for i in range(len(comparison.points))]
-    assert labels == ["no defence", "Clip(1) (audited)", "Prune(0.9)", "Sign()"]
+    assert labels == ["no defense", "Clip(1) (audited)", "Prune(0.9)", "Sign()"]
 
 
 def test_what_cannot_be_attacked_is_said() -> None:
@@ -52,7 +52,7 @@ def test_what_cannot_be_attacked_is_said() -> None:
 def test_every_output_has_it(compared: unsum.Audit) -> None:
     page, text, content = render(compared), render_markdown(compared), compared.to_dict()["comparison"]
     assert page.count("<svg") == 1 + 1 + 3  # the share, the drawing and its key
-    assert "Largest leakage of any sample: no defence 100 %, Clip(1) 100 %" in page
+    assert "Largest leakage of any sample: no defense 100 %, Clip(1) 100 %" in page
     assert "Prune(0.9)" in page.split('id="others"')[1].split("</section>")[0]
     assert re.search(r"^\| Clip\W+1\W+ \| exact \| 100 % \| 100 % \| 4 of 4 \|", text, re.MULTILINE)
     assert content["absent"] is None

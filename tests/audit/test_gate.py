@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from audits import captured, synthetic
+from support.audits import captured, synthetic
 from unsum import UnsumError
 from unsum.audit.gate import check_gate, sentence
 from unsum.audit.leakage import leakages, vouched

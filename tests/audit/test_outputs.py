@@ -18,15 +18,15 @@ from jsonschema import Draft202012Validator
 from rich.console import Console
 
 import unsum
-from audits import CLASSES, TITLES, captured, synthetic, with_names
-from material import pictures, small_net
+from support.audits import CLASSES, TITLES, captured, synthetic, with_names
+from support.material import pictures, small_net
 from unsum.audit.junit import render_junit
 from unsum.audit.markdown import render_markdown
 from unsum.audit.plain import markdown, one_line, plain
 from unsum.audit.report import render
 from unsum.audit.result import Audit
 from unsum.audit.sarif import message_text, render_sarif
-from unsum.cli import _sample_table, _setting_table
+from unsum.commands.main import _sample_table, _setting_table
 
 DOCS = Path(__file__).parents[2] / "docs"
 HOSTILE = [
@@ -138,7 +138,7 @@ class TestMarkdown:
             assert expected in text
         for expected in [
             "torch 9.8.7",
-            "Public photos: 12 of the neighbours.",
+            "Public photos: 12 of the neighbors.",
             "- **Leakage**: ",
             "| 100 % |",
             "Clip(4)",

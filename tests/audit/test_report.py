@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from audits import CLASSES, TITLES, captured, synthetic, with_names
+from support.audits import CLASSES, TITLES, captured, synthetic, with_names
 from unsum.audit.report import render
 from unsum.models.lpips import lpips_status, weights_file
 
@@ -55,7 +55,7 @@ def decode(uri: str | None) -> np.ndarray:
 
 
 def levels(picture: Tensor) -> np.ndarray:
-    """The grey levels of one (C, h, w) picture, as PIL lays them out."""
+    """The gray levels of one (C, h, w) picture, as PIL lays them out."""
     return (picture * 255).round().byte().permute(1, 2, 0).squeeze(-1).numpy()
 
 
@@ -83,7 +83,7 @@ def test_pictures_are_the_pictures_given_each_beside_its_own() -> None:
         assert recovered["alt"] == f"Recovered from the update: {TITLES[i]}"
 
 
-def test_grey_pictures_stay_grey() -> None:
+def test_gray_pictures_stay_gray() -> None:
     audit = synthetic(pictures=False, channels=1)
     images = Page(render(audit)).attributes("img")
     np.testing.assert_array_equal(decode(images[1]["src"]), levels(audit.truth.images[1]))
@@ -126,7 +126,7 @@ def test_samples_that_are_no_pictures_get_a_placeholder() -> None:
 
 
 @pytest.mark.parametrize("level", ["severe", "partial", "labels", "low"])
-def test_the_level_is_worded_and_not_only_coloured(level: str) -> None:
+def test_the_level_is_worded_and_not_only_colored(level: str) -> None:
     audit = synthetic(found=2 if level == "partial" else 3)
     if level in ("labels", "low"):
         right = float(level == "labels")
@@ -145,7 +145,7 @@ def test_hostile_names_are_text(text: str) -> None:
     html = render(with_names(synthetic(), text))
     page = Page(html)
     assert text not in html
-    # Three titles in caption, slider and table; three labels, true and found, in caption and table; then model, defences and
+    # Three titles in caption, slider and table; three labels, true and found, in caption and table; then model, defenses and
     # versions twice, command, device, note and auxiliary photos once.
     assert page.text.count(text) == 3 * 3 + 3 * 2 * 2 + 3 * 2 + 4
     assert len(page.attributes("script")) == 1  # our own

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import unsum
-from material import pictures, small_net
+from support.material import pictures, small_net
 from unsum.audit.report import render
 from unsum.data import embedded_batch
 

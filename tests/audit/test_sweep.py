@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import unsum
-from material import pictures, small_net
+from support.material import pictures, small_net
 from unsum.audit.leakage import leakage, yardstick
 from unsum.audit.result import Setting
 from unsum.audit.sweep.plan import plan
@@ -68,7 +68,7 @@ class TestPlan:
         assert strengths("noise=0.1,0.01") == [0.01, 0.1]
 
     def test_counts_are_whole_and_tried_once(self) -> None:
-        assert strengths("quantise=1..8/24") == [8, 7, 6, 5, 4, 3, 2, 1]
+        assert strengths("quantize=1..8/24") == [8, 7, 6, 5, 4, 3, 2, 1]
         assert strengths("qsgd=1..64/4") == [64, 16, 4, 1]
 
     def test_a_switch_is_on(self) -> None:
@@ -76,7 +76,7 @@ class TestPlan:
         assert switch.axis is None
         assert [repr(defense) for defense in switch.defenses] == ["Sign()"]
 
-    def test_every_registered_defence_can_be_planned(self) -> None:
+    def test_every_registered_defense_can_be_planned(self) -> None:
         """But secure aggregation, which needs the other clients' updates and says so."""
         for entry in DEFENSES:
             if entry.name == "secagg":
@@ -152,8 +152,8 @@ class TestLeakage:
     def test_a_single_sample_is_compared_with_no_answer(self) -> None:
         against = yardstick(self.images[:1], self.features[:1])
         assert float(against.features[0]) == 1
-        grey = float((self.images[0] - 0.5).square().mean())
-        assert float(against.pixels[0]) == pytest.approx(grey, rel=1e-5)
+        gray = float((self.images[0] - 0.5).square().mean())
+        assert float(against.pixels[0]) == pytest.approx(gray, rel=1e-5)
 
 
 class TestEnough:
@@ -182,7 +182,7 @@ class TestEnough:
         sweep = constructed(curve)
         assert headline(sweep) == "clip of 0.5 keeps every sample under 30 %."
         assert level(sweep) == "low"
-        assert sentences(sweep)[0].startswith("Without any defence, 2 of 2 samples leak 30 % or more")
+        assert sentences(sweep)[0].startswith("Without any defense, 2 of 2 samples leak 30 % or more")
         assert "accuracy is 40 % instead of 60 %" in sentences(sweep)[1]
         assert "--sweep clip=0.5..4 finds" in closer(sweep, curve)
         assert sweep.cost(curve.points[1]) == pytest.approx(0.2)
@@ -193,7 +193,7 @@ class TestEnough:
         assert headline(constructed(weak)) == "None of the strengths tried keeps every sample under 30 %."
         assert "at 2, the strongest, 1 of 2 samples leaks 30 % or more" in sentences(constructed(weak))[1]
         assert level(constructed(weak)) == "severe"
-        assert headline(constructed(weak, switch)) == "1 of 2 defences keep every sample under 30 %."
+        assert headline(constructed(weak, switch)) == "1 of 2 defenses keep every sample under 30 %."
         assert level(constructed(weak, switch)) == "partial"
         assert closer(constructed(weak), weak) == ""
 
@@ -201,7 +201,7 @@ class TestEnough:
         dear = Curve("noise", SCALE, [point(0.1, 0.2, strength=1, accuracy=0.2)])
         cheap = Curve("sign", None, [point(0.1, 0.2, accuracy=0.5)])
         assert headline(constructed(dear, cheap)).endswith(
-            "2 of 2 defences keep every sample under 30 %; sign costs least."
+            "2 of 2 defenses keep every sample under 30 %; sign costs least."
         )
 
     def test_the_words_when_nothing_can_be_said(self) -> None:
@@ -209,10 +209,10 @@ class TestEnough:
         assert "cannot say" in headline(constructed(refused))
         assert "nothing speaks for it. The update lacks" in sentences(constructed(refused))[1]
 
-    def test_the_words_when_no_defence_is_needed(self) -> None:
+    def test_the_words_when_no_defense_is_needed(self) -> None:
         sweep = constructed(Curve("sign", None, [point(0.1, 0.2)]), keep_under=1.0)
         calm = replace(sweep, references=[replace(sweep.undefended, samples=point(0.2, 0.1).samples)])
-        assert headline(calm).startswith("Without any defence, this attack already stays under")
+        assert headline(calm).startswith("Without any defense, this attack already stays under")
 
 
 class TestPage:
@@ -224,7 +224,7 @@ class TestPage:
     def test_it_says_everything(self) -> None:
         page = render(constructed(*self.curves)).replace("\N{NO-BREAK SPACE}", " ")
         for expected in (
-            "1 of 2 defences keep every sample under 30 %.",
+            "1 of 2 defenses keep every sample under 30 %.",
             "0.1 <span",
             "tiny net",
             "abacus",
@@ -320,7 +320,7 @@ class TestOnTheDefaultModel:
 
     def test_the_picture_of_the_most_leaked_sample_is_on_the_page(self, default_sweep: Sweep) -> None:
         page = render(default_sweep)
-        assert page.count("data:image/jpeg") == 2 * (3 + 1)  # no defence twice, two noises
+        assert page.count("data:image/jpeg") == 2 * (3 + 1)  # no defense twice, two noises
         assert "Chelsea the cat" in page
         assert "via scikit-image" in page
 
@@ -328,7 +328,7 @@ class TestOnTheDefaultModel:
 class TestSweep:
     data = pictures(3), torch.tensor([1, 1, 2])
 
-    def test_defences_given_besides_come_before_and_are_shown(self) -> None:
+    def test_defenses_given_besides_come_before_and_are_shown(self) -> None:
         told: list[tuple[int, int]] = []
         sweep = unsum.sweep(
             small_net(),

@@ -1,4 +1,4 @@
-"""The small federated training that prices a defence."""
+"""The small federated training that prices a defense."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task, "_PATIENCE", 600.0)
 
 
-def colours(folder: Path, *, channels: int = 3, name: str = "task.npz") -> Path:
+def colors(folder: Path, *, channels: int = 3, name: str = "task.npz") -> Path:
     """A task that is easily learnt: bright pictures and dark ones."""
     labels = np.arange(256) % 2
     noise = np.random.default_rng(0).integers(0, 100, (256, 10, 12, channels))
@@ -74,7 +74,7 @@ def test_updates_are_made_as_large_as_the_audited_one(tiles: Pictures) -> None:
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in DEFENSES if entry.name != "secagg"])
-def test_every_defence_can_be_priced(tiles: Pictures, quick: None, name: str) -> None:
+def test_every_defense_can_be_priced(tiles: Pictures, quick: None, name: str) -> None:
     kind = DEFENSES[name]
     text = f"{name}:{STRENGTHS.get(name, kind.example):g}" if has_strength(kind) else name
     accuracy = train(tiles, [parse_defense(text)])
@@ -96,7 +96,7 @@ def test_the_reason_why_there_is_no_accuracy_reaches_the_answer(monkeypatch: pyt
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_task_of_ones_own(tmp_path: Path, channels: int) -> None:
-    own = pictures_from_file(colours(tmp_path, channels=channels))
+    own = pictures_from_file(colors(tmp_path, channels=channels))
     assert own.train[0].shape == (192, 3, 32, 32)
     assert own.test[0].shape == (64, 3, 32, 32)
     assert own.classes == 2  # labels 5 and 6

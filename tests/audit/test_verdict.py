@@ -48,6 +48,6 @@ def test_a_wrong_batch_size_is_said() -> None:
 
 
 def test_a_sample_that_was_not_found_did_not_come_back() -> None:
-    grey = SampleScore(None, 0.0, 1.0, 1.0, 0.0, psnr=30.0, ssim=0.9, lpips=0.1)  # a greyish photo, "recovered" as grey
-    verdict = judge(leak(1), [sample(1e-6, psnr=25.0), grey])
+    gray = SampleScore(None, 0.0, 1.0, 1.0, 0.0, psnr=30.0, ssim=0.9, lpips=0.1)  # a grayish photo, "recovered" as gray
+    verdict = judge(leak(1), [sample(1e-6, psnr=25.0), gray])
     assert any(detail.startswith("1 of 2 pictures") for detail in verdict.details)

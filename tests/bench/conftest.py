@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench_process import Result, command, environment
-from unsum import cli
+from support.bench_process import Result, command, environment
+from unsum.commands import main as cli
 
 collect_ignore = ["plugin"]  # somebody else's package: imported here it would join the registries of every other test
 

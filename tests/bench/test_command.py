@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from bench_process import Result
+from support.bench_process import Result
 from unsum.bench import EXPERIMENTS, Material, Store, cells_of, cells_of_all
 from unsum.bench.key import key_of
 from unsum.bench.table import read_table
@@ -45,14 +45,14 @@ def test_figures_of_the_field_are_what_is_known_of_the_methods(smoke: tuple[Path
     with Store(smoke[0], read_only=True) as store:
         rows = read_table(EXPERIMENTS["field"], "smoke", store).rows
     leakage = {
-        (row.cell.attack.name, row.cell.defence): row.measured[0].outcome.values["leakage"]
+        (row.cell.attack.name, row.cell.defense): row.measured[0].outcome.values["leakage"]
         for row in rows
         if row.measured and row.cell.attack.family == "attack"
     }
     assert leakage["exact", "none"] > 0.999
     assert leakage["exact", "clip:4"] > 0.999
     assert leakage["exact", "noise:0.01"] < 0.5 < leakage["fgla", "none"]
-    peeled = [r for r in rows if r.cell.attack.name == "layers" and r.cell.defence == "none"]
+    peeled = [r for r in rows if r.cell.attack.name == "layers" and r.cell.defense == "none"]
     assert peeled[0].measured[0].outcome.values["psnr"] > 60
 
 

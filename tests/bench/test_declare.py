@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from bench_cells import CONV, EXACT, FGLA, cell
+from support.bench_cells import CONV, EXACT, FGLA, cell
 from unsum.active import SERVERS
 from unsum.bench import EXPERIMENTS, Attack, Grid, Material, Network, cells_of, cells_of_all
 from unsum.bench import key as keys
@@ -24,10 +24,10 @@ EMBEDDED = Material()
 
 
 def test_a_grid_is_the_product_of_its_axes() -> None:
-    grid = Grid((CONV,), (EXACT, FGLA), (2, 4), (0, 2), defences=("none", "clip:4"), seeds=3)
+    grid = Grid((CONV,), (EXACT, FGLA), (2, 4), (0, 2), defenses=("none", "clip:4"), seeds=3)
     cells = list(grid.cells())
     assert len(cells) == len(set(cells)) == 2 * 2 * 2 * 2 * 3
-    assert {(c.batch, c.same, c.defence, c.seed) for c in cells} >= {(2, 0, "none", 0), (4, 2, "clip:4", 2)}
+    assert {(c.batch, c.same, c.defense, c.seed) for c in cells} >= {(2, 0, "none", 0), (4, 2, "clip:4", 2)}
 
 
 def test_all_tables_and_figures_of_both_papers_and_the_field_are_declared() -> None:
@@ -43,12 +43,12 @@ def test_every_table_has_cells_of_every_size_and_says_where_it_differs(size: str
         assert experiment.deviations[size], experiment.name  # type: ignore[index]
 
 
-def test_the_field_is_every_method_of_every_registry_against_the_four_defences() -> None:
-    pairs = {((c.attack.family, c.attack.name), c.defence) for c in cells_of(EXPERIMENTS["field"], "smoke")}
+def test_the_field_is_every_method_of_every_registry_against_the_four_defenses() -> None:
+    pairs = {((c.attack.family, c.attack.name), c.defense) for c in cells_of(EXPERIMENTS["field"], "smoke")}
     attacks = {("attack", e.name) for registry in (SEPARATORS, MATCHERS) for e in registry}
     attacks |= {("peeler", e.name) for e in PEELERS} | {("server", e.name) for e in SERVERS}
     attacks |= {("labels", e.name) for e in LABEL_RULES}
-    assert pairs == {(attack, defence) for attack in attacks for defence in field.SMOKE_DEFENCES}
+    assert pairs == {(attack, defense) for attack in attacks for defense in field.SMOKE_DEFENSES}
 
 
 def test_tables_share_cells_and_first_batches_come_first() -> None:
@@ -69,7 +69,7 @@ def test_titles_do_not_make_another_cell() -> None:
     [
         cell(seed=1),
         cell(batch=3),
-        cell(defence="clip:4"),
+        cell(defense="clip:4"),
         cell(same=2),
         cell(FGLA),
         cell(Attack("exact", granted="batch size")),
@@ -83,9 +83,9 @@ def test_any_other_declaration_is_another_key(other: object) -> None:
 
 
 def test_other_data_are_another_key_wherever_they_lie(tmp_path: Path) -> None:
-    for name, grey in (("one", 10), ("same", 10), ("other", 20)):
+    for name, gray in (("one", 10), ("same", 10), ("other", 20)):
         (tmp_path / name / "a").mkdir(parents=True)
-        Image.new("RGB", (8, 8), (grey, grey, grey)).save(tmp_path / name / "a" / "photo.png")
+        Image.new("RGB", (8, 8), (gray, gray, gray)).save(tmp_path / name / "a" / "photo.png")
     one, same, other = (key_of(cell(), Material(data=str(tmp_path / name))) for name in ("one", "same", "other"))
     assert one == same != other
     assert one != key_of(cell(), EMBEDDED)

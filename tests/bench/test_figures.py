@@ -1,4 +1,4 @@
-"""Curves hold the figures of their cells, and lines can be told apart without colour."""
+"""Curves hold the figures of their cells, and lines can be told apart without color."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from bench_cells import cell
+from support.bench_cells import cell
 from unsum import UnsumError
 from unsum.bench import EXPERIMENTS, Store, cells_of
 from unsum.bench import figures as drawing
@@ -24,13 +24,13 @@ PRUNING = EXPERIMENTS["rgla-figure-9"]
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """Leakages by a rule that is easy to recognise: a tenth of the attack's place less for every step of pruning."""
+    """Leakages by a rule that is easy to recognize: a tenth of the attack's place less for every step of pruning."""
     store = Store(tmp_path / "store.sqlite")
     cells = cells_of(PRUNING, "small")
     names = list(dict.fromkeys(str(c.attack) for c in cells))
-    strengths = list(dict.fromkeys(c.defence for c in cells))
+    strengths = list(dict.fromkeys(c.defense for c in cells))
     for number, one in enumerate(cells):
-        value = 1 - 0.1 * names.index(str(one.attack)) - 0.01 * strengths.index(one.defence) - 0.001 * one.seed
+        value = 1 - 0.1 * names.index(str(one.attack)) - 0.01 * strengths.index(one.defense) - 0.001 * one.seed
         store.put(f"{number}", declaration_of(one), one.content(), Outcome("measured", {"leakage": value}), {})
     return store
 
@@ -58,7 +58,7 @@ def test_lines_differ_in_mark_and_dash() -> None:
 
 
 def test_where_cells_stand() -> None:
-    assert coordinate(cell(defence="noise:0.01"), "strength") == 0.01
+    assert coordinate(cell(defense="noise:0.01"), "strength") == 0.01
     assert coordinate(cell(), "strength") == 0
     assert coordinate(cell(batch=4, same=2), "same") == 2
 

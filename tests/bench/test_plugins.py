@@ -1,4 +1,4 @@
-"""Another package's attack and defence, known by entry points alone, in a process that has it on its path."""
+"""Another package's attack and defense, known by entry points alone, in a process that has it on its path."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench_process import with_plugin
+from support.bench_process import with_plugin
 from unsum.registry import Registry
 
 PROGRAM = """
@@ -22,10 +22,10 @@ from unsum.separate import SEPARATORS
 
 print(json.dumps({
     "attacks": [entry.name for entry in SEPARATORS],
-    "defences": [entry.name for entry in DEFENSES],
+    "defenses": [entry.name for entry in DEFENSES],
     "parsed": repr(parse_defense("shrink:0.5")),
     "attacked": {n: any(c.attack.name == "class-means" for c in cells_of(e, "smoke")) for n, e in EXPERIMENTS.items()},
-    "defended": {n: any(c.defence == "shrink:0.25" for c in cells_of(e, "smoke")) for n, e in EXPERIMENTS.items()},
+    "defended": {n: any(c.defense == "shrink:0.25" for c in cells_of(e, "smoke")) for n, e in EXPERIMENTS.items()},
     "families": {n: sorted({c.attack.family for c in cells_of(e, "smoke")}) for n, e in EXPERIMENTS.items()},
     "problems": PROBLEMS,
 }))
@@ -44,7 +44,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 
 def test_registries_list_what_entry_points_name(found: dict[str, list[str]]) -> None:
     assert "class-means" in found["attacks"]
-    assert "shrink" in found["defences"]
+    assert "shrink" in found["defenses"]
     assert found["parsed"] == "Shrink(0.5)"
 
 

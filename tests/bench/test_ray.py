@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bench_cells import values
-from bench_process import Result, command, with_plugin
+from support.bench_cells import values
+from support.bench_process import Result, command, with_plugin
 from unsum.bench import Store
 
 pytest.importorskip("ray")
@@ -64,6 +64,6 @@ def test_the_plug_ins_rows_are_measured(serial: Path) -> None:
     with Store(serial, read_only=True) as store:
         rows = store._database.execute("SELECT cell, status FROM cells WHERE cell LIKE '%class-means%'").fetchall()
         defended = store._database.execute("SELECT status FROM cells WHERE cell LIKE '%shrink:0.25%'").fetchall()
-    assert len(rows) == 4  # two batches, with and without the plug-in's defence
+    assert len(rows) == 4  # two batches, with and without the plug-in's defense
     assert {status for _, status in rows} == {"measured"}
     assert len(defended) == 8

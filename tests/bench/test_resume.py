@@ -8,8 +8,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from bench_cells import values
-from bench_process import command, environment
+from support.bench_cells import values
+from support.bench_process import command, environment
 from unsum.bench import EXPERIMENTS, Material, Store, cells_of, run
 
 TABLES = ("rgla-8",)

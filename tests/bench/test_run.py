@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench_cells import BROKEN, FGLA, UNKNOWN_OPTION, cell, values
+from support.bench_cells import BROKEN, FGLA, UNKNOWN_OPTION, cell, values
 from unsum.bench import Attack, Material, Network, Store, run
 from unsum.bench.measure import measure
 
@@ -33,10 +33,10 @@ def test_figures_are_those_of_the_attacks() -> None:
 
 def test_the_sum_of_few_clients_is_as_readable_as_one() -> None:
     """Two clients of two samples: all four are at stake, and 4 < 9 classes; without their number the cell has no meaning."""
-    shared = measure(cell(batch=2, defence="secagg:2"), EMBEDDED).values
+    shared = measure(cell(batch=2, defense="secagg:2"), EMBEDDED).values
     assert shared["feature_error"] < 1e-3
     assert shared["labels"] == 1
-    without = measure(cell(batch=2, defence="secagg"), EMBEDDED)
+    without = measure(cell(batch=2, defense="secagg"), EMBEDDED)
     assert (without.status, "its strength is missing" in without.sentence) == ("needs", True)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bench_cells import FGLA, cell, values
-from bench_process import Result
+from support.bench_cells import FGLA, cell, values
+from support.bench_process import Result
 from unsum import UnsumError
 from unsum.bench import EXPERIMENTS, Cell, Material, Store, cells_of_all, run
 from unsum.bench.measure import Outcome

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench_cells import cell
+from support.bench_cells import cell
 from unsum import UnsumError
 from unsum.bench import Store
 from unsum.bench.measure import Outcome

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from material import pictures, small_net
+from support.material import pictures, small_net
 from unsum import Clip, Noise, UnsumError, capture, mixup, smooth_labels
 
 
@@ -57,7 +57,7 @@ def test_frozen_layers_send_nothing(net: nn.Sequential) -> None:
     assert "0.weight" not in capture(net, pictures(2), torch.tensor([0, 1])).gradients
 
 
-def test_defences_are_applied_in_order(net: nn.Sequential) -> None:
+def test_defenses_are_applied_in_order(net: nn.Sequential) -> None:
     batch = pictures(2), torch.tensor([0, 1])
 
     def norm(defenses: object) -> float:

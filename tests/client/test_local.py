@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from material import pictures, small_net
+from support.material import pictures, small_net
 from unsum import Clip, SmoothLabels, UnsumError, capture, capture_local, smooth_labels
 
 LABELS = torch.tensor([3, 3, 7, 11])
@@ -40,7 +40,7 @@ def test_several_steps_are_torchs_own_sgd() -> None:
         torch.testing.assert_close(sent.gradients[name], (before[name] - moved.detach()) / 0.2, atol=1e-6, rtol=1e-4)
 
 
-def test_update_defences_act_once_at_the_end(net: nn.Sequential) -> None:
+def test_update_defenses_act_once_at_the_end(net: nn.Sequential) -> None:
     sent = capture_local(net, pictures(4), LABELS, learning_rate=0.2, epochs=3, defenses=Clip(0.25))
     assert float(torch.stack([g.norm() for g in sent.gradients.values()]).norm()) == pytest.approx(0.25, rel=1e-4)
 

@@ -126,13 +126,13 @@ def test_the_middle_square_is_kept_and_resized_without_aliases(tmp_path: Path) -
     assert np.array_equal(exact.images[0].numpy(), wide[:, 16:32].transpose(2, 0, 1))
 
 
-def test_jpegs_grey_pictures_and_turned_cameras(tmp_path: Path) -> None:
+def test_jpegs_gray_pictures_and_turned_cameras(tmp_path: Path) -> None:
     smooth = np.tile(np.linspace(0, 255, 16, dtype=np.uint8)[:, None, None], (1, 16, 3))
     turned = Image.Exif()
     turned[0x0112] = 3  # the camera was held upside down
     members = {
         "0/jpeg.jpg": encoded(smooth, "JPEG", quality=95),
-        "0/grey.png": encoded(smooth[:, :, 0]),
+        "0/gray.png": encoded(smooth[:, :, 0]),
         "0/turned.jpeg": encoded(smooth, "JPEG", quality=95, exif=turned.tobytes()),
     }
     images = read_photos(write_tar(tmp_path / "a.tar", members), size=16).images.float()

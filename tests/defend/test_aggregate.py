@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from material import pictures, small_net
+from support.material import pictures, small_net
 from unsum import Clip, SecAgg, UnsumError, Update, aggregate, capture
 
 
@@ -32,7 +32,7 @@ def test_weights_come_from_disclosed_sizes_else_are_equal() -> None:
     assert (float(delta.gradients["w"]), delta.kind, delta.learning_rate) == (-3, "delta", 0.5)
 
 
-def test_as_a_defence_it_keeps_its_place() -> None:
+def test_as_a_defense_it_keeps_its_place() -> None:
     chain = Clip(1) | SecAgg(3, others=[one(0.5), one(0.0)])
     assert repr(chain) == "Clip(1) | SecAgg(3)"
     assert float(chain(one(4.0)).gradients["w"]) == 0.5

@@ -1,4 +1,4 @@
-"""Defences as the command line hands them to an audit."""
+"""Defenses as the command line hands them to an audit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import unsum
 from unsum.defend import parse_defense
 
 
-def test_client_defences_reach_the_audit_in_order() -> None:
+def test_client_defenses_reach_the_audit_in_order() -> None:
     chain = [parse_defense("smooth:0.1|drop-bias"), parse_defense("clip:0.5")]
     result = unsum.audit(batch=3, defenses=chain)
     assert result.setting.defenses == "SmoothLabels(0.1) | DropBias() | Clip(0.5)"

@@ -53,9 +53,9 @@ def test_order_is_visible_and_kept() -> None:
     assert doubled(update(3.0, 4.0)).gradients["w"].tolist() == pytest.approx([0, 0.5])
 
 
-def test_every_defence_can_be_named_on_the_command_line() -> None:
+def test_every_defense_can_be_named_on_the_command_line() -> None:
     assert {entry.name for entry in DEFENSES} == {
-        "noise", "laplace", "clip", "clip-layers", "prune", "prune-global", "qsgd", "sign", "quantise", "float16", "bfloat16",
+        "noise", "laplace", "clip", "clip-layers", "prune", "prune-global", "qsgd", "sign", "quantize", "float16", "bfloat16",
         "soteria", "dp", "smooth", "mixup", "secagg", "drop-bias", "drop-head",
     }  # fmt: skip
     for entry in DEFENSES:
@@ -70,7 +70,7 @@ def test_every_defence_can_be_named_on_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("nois:1", "no defence 'nois'; did you mean 'noise'"),
+        ("nois:1", "no defense 'nois'; did you mean 'noise'"),
         ("noise", "its strength is missing"),
         ("noise:", "'' is not a number"),
         ("clip:strong", "'strong' is not a number"),
@@ -86,8 +86,8 @@ def test_every_defence_can_be_named_on_the_command_line() -> None:
         ("qsgd:0", "whole and at least 1"),
         ("qsgd:2.5", "whole and at least 1"),
         ("qsgd:inf", "whole and at least 1"),
-        ("quantise:0", "whole and at least 1"),
-        ("quantise:32", "24 or fewer"),
+        ("quantize:0", "whole and at least 1"),
+        ("quantize:32", "24 or fewer"),
         ("sign:1", "takes no strength; write it as 'sign'"),
         ("drop-head:", "takes no strength"),
         ("soteria:1.5", "between 0 and 1"),
@@ -98,6 +98,6 @@ def test_every_defence_can_be_named_on_the_command_line() -> None:
         ("secagg:4", "needs the updates of the 3 others"),
     ],
 )
-def test_bad_defences_are_refused(text: str, sentence: str) -> None:
+def test_bad_defenses_are_refused(text: str, sentence: str) -> None:
     with pytest.raises(UnsumError, match=sentence):
         parse_defense(text)

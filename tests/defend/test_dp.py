@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from material import pictures, small_net
+from support.material import pictures, small_net
 from unsum import DPSGD, Clip, SmoothLabels, UnsumError, capture, privacy_spent, smooth_labels
 from unsum.defend import replace_batch_norm
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from unsum import QSGD, BFloat16, ClipLayers, Float16, Laplace, PruneGlobal, Quantise, Sign, Update
+from unsum import QSGD, BFloat16, ClipLayers, Float16, Laplace, PruneGlobal, Quantize, Sign, Update
 from unsum.defend import Defense, parse_defense
 
 
@@ -66,7 +66,7 @@ def test_qsgd_sends_whole_multiples_of_norm_over_levels(levels: int) -> None:
     steps = sent["w"] / clean.gradients["w"].norm() * levels
     torch.testing.assert_close(steps, steps.round(), atol=1e-5, rtol=0)
     exact = clean.gradients["w"] / clean.gradients["w"].norm() * levels
-    assert float((steps - exact).abs().max()) < 1 + 1e-5  # a neighbouring level, never one further off
+    assert float((steps - exact).abs().max()) < 1 + 1e-5  # a neighboring level, never one further off
     assert torch.equal(sent["zero"], torch.zeros(3))
 
 
@@ -79,9 +79,9 @@ def test_signs() -> None:
 
 
 @pytest.mark.parametrize("bits", [1, 3, 8, 24])
-def test_quantisation_has_its_levels_and_error_bound(bits: int) -> None:
+def test_quantization_has_its_levels_and_error_bound(bits: int) -> None:
     clean = random_update()
-    sent = Quantise(bits)(clean).gradients
+    sent = Quantize(bits)(clean).gradients
     for name, value in clean.gradients.items():
         spacing = float(value.max() - value.min()) / (2**bits - 1)
         assert float((sent[name] - value).abs().max()) <= spacing / 2 + 1e-7 * float(value.abs().max())
@@ -89,7 +89,7 @@ def test_quantisation_has_its_levels_and_error_bound(bits: int) -> None:
         assert float(sent[name].max()) == pytest.approx(float(value.max()))
         assert float(sent[name].min()) == pytest.approx(float(value.min()))
     assert bits > 3 or sent["w"].unique().numel() == 2**bits
-    assert torch.equal(Quantise(2)(Update({"w": torch.ones(3)})).gradients["w"], torch.ones(3))
+    assert torch.equal(Quantize(2)(Update({"w": torch.ones(3)})).gradients["w"], torch.ones(3))
 
 
 def test_half_precision_round_trip() -> None:
@@ -103,7 +103,7 @@ def test_half_precision_round_trip() -> None:
     torch.testing.assert_close(Float16()(Update({"w": random})).gradients["w"], random, rtol=2**-11, atol=2**-24)
 
 
-@pytest.mark.parametrize("text", ["laplace:0.1", "clip-layers:1", "prune-global:0.5", "qsgd:4", "sign", "quantise:8"])
+@pytest.mark.parametrize("text", ["laplace:0.1", "clip-layers:1", "prune-global:0.5", "qsgd:4", "sign", "quantize:8"])
 def test_the_clients_own_update_is_left_alone(text: str) -> None:
     clean = random_update()
     changed = parse_defense(text)(clean)
@@ -118,7 +118,7 @@ def test_order_matters_and_shows() -> None:
     assert (repr(first), repr(second)) == ("Sign() | Clip(1)", "Clip(1) | Sign()")
     torch.testing.assert_close(first(clean).gradients["w"], torch.full((2,), math.sqrt(0.5)))
     assert second(clean).gradients["w"].tolist() == [1, 1]
-    names: list[Defense] = [Laplace(0.1), ClipLayers(2), PruneGlobal(0.9), QSGD(4), Quantise(8), Float16(), BFloat16()]
+    names: list[Defense] = [Laplace(0.1), ClipLayers(2), PruneGlobal(0.9), QSGD(4), Quantize(8), Float16(), BFloat16()]
     assert [repr(d) for d in names] == [
-        "Laplace(0.1)", "ClipLayers(2)", "PruneGlobal(0.9)", "QSGD(4)", "Quantise(8)", "Float16()", "BFloat16()",
+        "Laplace(0.1)", "ClipLayers(2)", "PruneGlobal(0.9)", "QSGD(4)", "Quantize(8)", "Float16()", "BFloat16()",
     ]  # fmt: skip

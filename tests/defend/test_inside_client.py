@@ -1,4 +1,4 @@
-"""Defences that work where the batch is: on the batch, or with the model at hand."""
+"""Defenses that work where the batch is: on the batch, or with the model at hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from material import pictures, small_net
+from support.material import pictures, small_net
 from unsum import (
     Clip,
     DropBias,

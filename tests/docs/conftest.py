@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from newcomer import Newcomer
+from support.newcomer import Newcomer
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import newcomer_files
-import newcomer_shell
-import pages
-from newcomer import Newcomer
+from support import newcomer_files, newcomer_shell, pages
+from support.newcomer import Newcomer
 
 # Not ours: run by CI itself, or they change the machine.
 OTHERS = {
@@ -29,7 +27,7 @@ OTHERS = {
     "flwr run examples/flower-audit --stream": "leaves a server of Flower's running; tests/integrations runs the same app",
     "uv run mkdocs serve       # the documentation, on a local port": "goes on until it is interrupted; .ci/run builds the site",
     "python scripts/train_embedded.py --photos imagenet-val-224-a.tar --photos imagenet-val-224-b.tar "
-    "--labelled imagenette-224.tar --held-out imagenet-samples-224.tar --inverse-steps 20000 --out weights": (
+    "--labeled imagenette-224.tar --held-out imagenet-samples-224.tar --inverse-steps 20000 --out weights": (
         "needs ImageNet photos and a GPU"
     ),
 }

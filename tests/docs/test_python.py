@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import pages
+from support import pages
 from unsum.separate import SEPARATORS
 
 ELSEWHERE = {

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import pytest
 import typer
 
-import pages
 import unsum
-from unsum import cli
+from support import pages
 from unsum.active import SERVERS
+from unsum.commands import main as cli
 from unsum.defend import DEFENSES
 from unsum.invert import INVERTERS
 from unsum.labels import LABEL_RULES
@@ -50,7 +50,7 @@ def test_the_command_reference_has_every_command_and_option(hooks: ModuleType) -
 
 FAMILIES = {
     "attacks": SEPARATORS, "gradient matching": MATCHERS, "label rules": LABEL_RULES, "peelers": PEELERS,
-    "inverters": INVERTERS, "servers": SERVERS, "defences": DEFENSES,
+    "inverters": INVERTERS, "servers": SERVERS, "defenses": DEFENSES,
 }  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def test_the_tables_have_every_method(hooks: ModuleType, family: str) -> None:
 
 
 def test_every_family_has_its_table_on_a_page() -> None:
-    text = (DOCS / "attacks.md").read_text("utf-8") + (DOCS / "defences.md").read_text("utf-8")
+    text = (DOCS / "attacks.md").read_text("utf-8") + (DOCS / "defenses.md").read_text("utf-8")
     assert re.findall(r"^<!-- table: (.+) -->$", text, re.MULTILINE) == list(FAMILIES)
 
 

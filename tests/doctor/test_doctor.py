@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import unsum
-from material import pictures, small_net
+from support.material import pictures, small_net
 from unsum import Update
 from unsum.doctor import machine
 
@@ -105,7 +105,7 @@ def test_an_honest_update_passes() -> None:
     findings = unsum.doctor(net, update=sent(net))
     found = marks(findings)
     assert all(
-        found[check] == "ok" for check in ("names", "head's gradient", "quantisation", "transport", "scale", "rank")
+        found[check] == "ok" for check in ("names", "head's gradient", "quantization", "transport", "scale", "rank")
     )
     assert "a sum over 5 samples" in sentence(findings, "rank")
 
@@ -113,8 +113,8 @@ def test_an_honest_update_passes() -> None:
 @pytest.mark.parametrize(
     ("defense", "check", "part"),
     [
-        (unsum.Sign(), "quantisation", "only signs"),
-        (unsum.Quantise(4), "quantisation", "looks quantised"),
+        (unsum.Sign(), "quantization", "only signs"),
+        (unsum.Quantize(4), "quantization", "looks quantized"),
         (unsum.Prune(0.9), "zeros", "looks pruned"),
         (unsum.Float16(), "transport", "float16"),
         (unsum.BFloat16(), "transport", "bfloat16"),
@@ -123,7 +123,7 @@ def test_an_honest_update_passes() -> None:
         (unsum.DropBias(), "head's gradient", "lacks '5.bias'"),
     ],
 )
-def test_defences_are_recognised(defense: unsum.Clip, check: str, part: str) -> None:
+def test_defenses_are_recognized(defense: unsum.Clip, check: str, part: str) -> None:
     net = sized(small_net())
     findings = unsum.doctor(net, update=sent(net, defense))
     assert marks(findings)[check] == "warning"

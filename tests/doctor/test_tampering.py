@@ -1,4 +1,4 @@
-"""Prepared models are recognised, also in disguise; honest ones raise no alarm."""
+"""Prepared models are recognized, also in disguise; honest ones raise no alarm."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import unsum
-from material import small_net
+from support.material import small_net
 from unsum import active
-from unsum.cli import app
+from unsum.commands.main import app
 from unsum.doctor.tampering import Layer, pair_misfit, parallel_rows, tampering, trap_rows
 from unsum.models import load_model
 
@@ -66,7 +66,7 @@ def all_at_once(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("disguise", [None, scaled, permuted, negated, noisy, all_at_once])
-def test_prepared_models_are_recognised_in_disguise(server: str, disguise: Callable[[nn.Module], None] | None) -> None:
+def test_prepared_models_are_recognized_in_disguise(server: str, disguise: Callable[[nn.Module], None] | None) -> None:
     torch.manual_seed(0)
     model = prepared(server)
     if disguise is not None:
@@ -124,10 +124,10 @@ def test_what_is_odd_in_honest_models_is_no_alarm() -> None:
         constant.bias.zero_()
     assert alarms(zeros) == alarms(identity) == alarms(constant) == []
     assert tampering(constant)[0].mark == "warning"  # copies, but no bins
-    centred = nn.Linear(256, 64)
+    centered = nn.Linear(256, 64)
     with torch.no_grad():
-        centred.weight -= centred.weight.mean(1, keepdim=True)
-    assert alarms(centred) == []
+        centered.weight -= centered.weight.mean(1, keepdim=True)
+    assert alarms(centered) == []
 
 
 def test_the_two_measures() -> None:

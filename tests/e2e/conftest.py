@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from browsing import ARGUMENTS, Heard
+from support.browsing import ARGUMENTS, Heard
 from unsum.app.serve import bind, url_of
 from unsum.app.server import create_app
 

@@ -13,8 +13,8 @@ from axe_playwright_python.base import AXE_FILE_PATH
 from playwright.sync_api import Browser, Page, expect
 
 import unsum
-from audits import captured, synthetic
-from material import pictures, small_net
+from support.audits import captured, synthetic
+from support.material import pictures, small_net
 
 AXE = Path(AXE_FILE_PATH).read_text("utf-8")
 
@@ -97,8 +97,8 @@ def test_nothing_serious_on_the_live_page(browser: Browser, address: str, scheme
     )
     expect(page.locator("#upload-problem")).to_be_visible()
     found = []
-    for defence in ("", "clip"):
-        page.get_by_label("What the update goes through").select_option(defence)
+    for defense in ("", "clip"):
+        page.get_by_label("What the update goes through").select_option(defense)
         page.wait_for_timeout(300)  # until the page has asked
         expect(page.locator("main")).to_have_attribute("aria-busy", "false", timeout=120_000)
         expect(page.locator("#pictures figure")).to_have_count(2, timeout=60_000)

@@ -12,8 +12,8 @@ from urllib.request import urlopen
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from browsing import HOSTILE, Heard
-from unsum import cli
+from support.browsing import HOSTILE, Heard
+from unsum.commands import main as cli
 
 PATIENCE = 120_000  # ms; timings belong in benchmarks, a busy machine must not fail a test
 

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
-from unsum import cli
+from unsum.commands import main as cli
 
 
 class Result(NamedTuple):
@@ -77,8 +77,8 @@ def test_the_table_shows_what_was_granted_and_recovered(unsum: Callable[..., Res
 
 def test_options_reach_the_audit(unsum: Callable[..., Result]) -> None:
     arguments = ["--batch", "2", "--seed", "7", "--out", "elsewhere", "--eval-mode", "--attack", "fgla"]
-    defences = ["--defense", "noise:1e-7|clip:0.5", "--defense", "prune:0.1"]
-    result = json.loads(unsum("audit", "--json", *arguments, *defences).out)
+    defenses = ["--defense", "noise:1e-7|clip:0.5", "--defense", "prune:0.1"]
+    result = json.loads(unsum("audit", "--json", *arguments, *defenses).out)
     setting = result["setting"]
     assert setting["defenses"] == "Noise(1e-07) | Clip(0.5) | Prune(0.1)"
     assert (setting["batch_size"], setting["seed"], setting["mode"], setting["attack"]) == (2, 7, "eval", "fgla")
@@ -100,7 +100,7 @@ def test_a_sweep_prints_its_answer_and_writes_its_page(unsum: Callable[..., Resu
     sweeps = ["--sweep", "noise=1e-7,1e-1", "--sweep", "sign", "--defense", "clip:0.5"]
     result = unsum("audit", "--attack", "fgla", "--batch", "2", "--no-utility", "--keep-under", "0.4", *sweeps)
     assert result.code == 0
-    for part in ("no defence", "0.1 ← enough", "after Clip(0.5)", "keep every sample under 40 %", "sweep.html"):
+    for part in ("no defense", "0.1 ← enough", "after Clip(0.5)", "keep every sample under 40 %", "sweep.html"):
         assert part in result.out
     assert "Clip(0.5) | Noise(0.1): attacking" in result.err
     page = Path("unsum-report/sweep.html").read_text("utf-8")

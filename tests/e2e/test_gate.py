@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from unsum import cli
+from unsum.commands import main as cli
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -140,7 +140,7 @@ def test_the_doctor_speaks_and_counts(unsum: Callable[..., Result]) -> None:
         (["audit", *MODEL, "--lr", "1"], "describe a captured update"),
         (
             ["audit", *MODEL, "--update", "a.pt", "--data", "photos.npz"],
-            "attacked as it is; leave data and defences out",
+            "attacked as it is; leave data and defenses out",
         ),
         (["audit", *MODEL, "--update", "a.pt", "--sweep", "sign"], "leave out the captured update"),
         (["audit", *MODEL, "--data", "photos.npz", "--batch", "25"], "The data hold 24 photos"),

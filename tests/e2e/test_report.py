@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 import unsum
-from audits import synthetic
-from browsing import HOSTILE, Heard
+from support.audits import synthetic
+from support.browsing import HOSTILE, Heard
 
 
 @pytest.fixture(scope="session")

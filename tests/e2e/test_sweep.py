@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page
 
 import unsum
-from browsing import HOSTILE, Heard
+from support.browsing import HOSTILE, Heard
 from unsum.audit.sweep.words import headline
 
 
@@ -25,7 +25,7 @@ def test_the_page_loads_completely(sweep: unsum.Sweep, page: Page, heard: Heard,
     assert heard.complaints == []
     assert {urlsplit(address).scheme for address in heard.requests} <= {"file", "data"}
     images = page.evaluate("[...document.images].map(image => [image.complete, image.naturalWidth])")
-    assert images == [[True, 128]] * 2 * (4 + 2)  # original and recovered; without defence, then each strength
+    assert images == [[True, 128]] * 2 * (4 + 2)  # original and recovered; without defense, then each strength
     assert page.locator("h1").inner_text().replace("\N{NO-BREAK SPACE}", " ") == headline(sweep)
     assert page.get_by_role("img", name="Leakage and accuracy against the strength of noise").is_visible()
     assert page.get_by_role("row", name="0.1 enough").is_visible()

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 
-import unsum.cli
-from audits import synthetic
+import unsum.commands.main
+from support.audits import synthetic
 from unsum import UnsumError, Update
 from unsum.audit.leak_folder import write_leak
 from unsum.audit.result import check_folder
 from unsum.audit.sweep.result import Point
 from unsum.audit.sweep.unfinished import Unfinished
+from unsum.files.writing import write_text
 from unsum.invert import checkpoint
 from unsum.match import checkpoint as matching
-from unsum.writing import write_text
 
 LARGE = torch.arange(50_000.0)
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -111,7 +111,7 @@ def test_a_report_that_finds_no_room_is_kept_elsewhere(small_disk: Path, monkeyp
     """An attack may have taken hours."""
     (small_disk / "fill").write_bytes(bytes(60_000))
     with pytest.raises(UnsumError, match=r"No space left on device.*the report is in") as told:
-        unsum.cli._written(synthetic(), small_disk / "report", False)
+        unsum.commands.main._written(synthetic(), small_disk / "report", False)
     elsewhere = Path(str(told.value).rpartition(" in ")[2].strip("'.").replace("'", ""))
     assert (elsewhere / "result.json").exists()
     for file in elsewhere.iterdir():
@@ -124,9 +124,9 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_runs(
 ) -> None:
     assert _LIBC.mount(b"none", str(small_disk).encode(), None, 32 | 1, None) == 0  # again, to be read only
     monkeypatch.setattr("sys.argv", ["unsum", "audit", "--out", str(small_disk / "report")])
-    monkeypatch.setattr(unsum.cli, "run_audit", lambda *_, **__: pytest.fail("it ran"))
+    monkeypatch.setattr(unsum.commands.main, "run_audit", lambda *_, **__: pytest.fail("it ran"))
     with pytest.raises(SystemExit) as end:
-        unsum.cli.main()
+        unsum.commands.main.main()
     assert end.value.code == 2
     assert "Nothing can be written to" in capsys.readouterr().err
 

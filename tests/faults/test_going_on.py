@@ -129,12 +129,12 @@ def test_killed_and_interrupted_commands_leave_nothing_half_written(
 
 _WITH_LITTLE_MEMORY = """
 import resource, sys
-import unsum.cli, torch, torchvision
+import unsum.commands.main, torch, torchvision
 with open("/proc/self/statm") as file:
     size = int(file.read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size + (40 << 20),) * 2)
 sys.argv = ["unsum", *sys.argv[1:]]
-unsum.cli.main()
+unsum.commands.main.main()
 """
 
 

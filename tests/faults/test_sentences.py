@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import unsum.cli
+import unsum.commands.main
 from unsum.commands import faults
 
 CUDA = getattr(torch, "AcceleratorError", RuntimeError)("CUDA error: unspecified launch failure\nmore lines")
@@ -26,10 +26,10 @@ FAULTS = [
 
 def _run(monkeypatch: pytest.MonkeyPatch, arguments: list[str], fail: object) -> int:
     monkeypatch.setattr("sys.argv", ["unsum", *arguments])
-    monkeypatch.setattr(unsum.cli, "run_audit", fail)
-    monkeypatch.setattr(unsum.cli, "run_sweep", fail)
+    monkeypatch.setattr(unsum.commands.main, "run_audit", fail)
+    monkeypatch.setattr(unsum.commands.main, "run_sweep", fail)
     with pytest.raises(SystemExit) as end:
-        unsum.cli.main()
+        unsum.commands.main.main()
     assert isinstance(end.value.code, int)
     return end.value.code
 
@@ -78,9 +78,9 @@ def test_a_defect_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyP
         raise KeyError("a defect")
 
     monkeypatch.setattr("sys.argv", ["unsum", "audit", "--out", str(tmp_path / "out")])
-    monkeypatch.setattr(unsum.cli, "run_audit", fail)
+    monkeypatch.setattr(unsum.commands.main, "run_audit", fail)
     with pytest.raises(KeyError, match="a defect"):
-        unsum.cli.main()
+        unsum.commands.main.main()
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def npz_bomb(size: int) -> bytes:
     return buffer.getvalue()
 
 
-def relabelled(archive: bytes, size: int) -> bytes:
+def relabeled(archive: bytes, size: int) -> bytes:
     """The same zip, whose list of members says that the first has `size` bytes."""
     place = archive.rfind(b"PK\x01\x02")
     place = archive.find(b"PK\x01\x02")

@@ -121,7 +121,7 @@ MISSED = MIXED | {
 }  # fmt: skip
 
 # Three samples within 5 per cent, two of one label: three of one label at two thirds of the scale miss by 4 times the noise.
-RELABELLED = MIXED | {
+RELABELED = MIXED | {
     "classes": 7, "batch": 2, "inputs": 11, "spread": -1.8286, "margin": 2.2805, "weights": -0.4289, "condition": 0.7349,
     "size": -0.9769, "scale": -0.1034, "twin": -1.0897, "labels": "random", "twins": "other label", "noisy": False,
     "bias": True, "biased_gradient": True, "relu": False, "wide": 16, "dtype": "float32", "soft": "hard", "forged": "no",
@@ -138,7 +138,7 @@ THIRD = MIXED | {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("genome", [MISSED, RELABELLED, THIRD], ids=["mixed", "relabelled", "third"])
+@pytest.mark.parametrize("genome", [MISSED, RELABELED, THIRD], ids=["mixed", "relabeled", "third"])
 def test_missed_by_far_more_than_noise_is_doubted(
     fool: ModuleType, monkeypatch: pytest.MonkeyPatch, genome: dict[str, object]
 ) -> None:

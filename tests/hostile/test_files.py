@@ -18,8 +18,8 @@ import unsum
 from hostile.cases import BIAS, PHOTOS, UPDATES, WEIGHT, Case
 from hostile.reading import read_photos_of, read_update_of
 from unsum.errors import UnsumError
-from unsum.limits import Limits
-from unsum.tensor_file import read_tensors
+from unsum.files.limits import Limits
+from unsum.files.tensor_file import read_tensors
 
 _MOST = 8 << 20  # bytes that a refusal may take; the largest headers of the table are of 20 MB, refused unread
 
@@ -96,7 +96,7 @@ _THROUGH_THE_COMMAND = {
 }  # fmt: skip
 _CHILD = """
 import json, resource, sys
-import unsum.cli, torch, torchvision
+import unsum.commands.main, torch, torchvision
 with open("/proc/self/statm") as file:
     size = int(file.read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size + (700 << 20),) * 2)
@@ -104,7 +104,7 @@ codes = []
 for arguments in json.load(sys.stdin):
     sys.argv = ["unsum", *arguments]
     try:
-        unsum.cli.main()
+        unsum.commands.main.main()
         codes.append(0)
     except SystemExit as end:
         codes.append(end.code)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import pages
+from support import pages
 
 collect_ignore = ["in_flower", "in_nvflare"]  # run by those environments' own pytest, see test_flower.py
 HEAVY = ("torch", "torchvision", "torchmetrics", "triton", "nvidia", "cuda", "numpy", "scipy")

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 import unsum
-from material import pictures, small_net
+from support.material import pictures, small_net
 from unsum.head import collect_features
 from unsum.invert import load_inverse
 from unsum.invert.refine import MODES, refine
 from unsum.invert.refine.misfit import Misfit
-from unsum.invert.refine.prior import colours, mix, spectrum
+from unsum.invert.refine.prior import colors, mix, spectrum
 from unsum.leak import Leak
 from unsum.models import load_model
 
@@ -144,13 +144,13 @@ def test_features_are_fitted_no_better_than_they_are_known() -> None:
     assert len(vague.history["step"]) < len(sharp.history["step"])
 
 
-def test_corrections_have_the_spectrum_and_colours_of_photos() -> None:
+def test_corrections_have_the_spectrum_and_colors_of_photos() -> None:
     S = spectrum(torch.zeros(1, 3, 64, 64))
     assert float(S[0, 8] / S[0, 32]) == pytest.approx(4, rel=0.01)  # 1/frequency
     assert float(S[0, 0]) == float(S.max())
-    M = colours(torch.zeros(1, 3, 8, 8))
-    grey, red = torch.ones(1, 3, 1, 1), torch.tensor([2.0, -1, -1]).view(1, 3, 1, 1)
-    torch.testing.assert_close(mix(M, grey), grey)
+    M = colors(torch.zeros(1, 3, 8, 8))
+    gray, red = torch.ones(1, 3, 1, 1), torch.tensor([2.0, -1, -1]).view(1, 3, 1, 1)
+    torch.testing.assert_close(mix(M, gray), gray)
     torch.testing.assert_close(mix(M, red), 0.4 * red)
 
 
@@ -175,7 +175,7 @@ def test_photos_of_the_default_audit_become_better(default_audit: unsum.Audit) -
     assert scores["spectrum"] > scores["pixels"] + 0.3
 
 
-@pytest.mark.parametrize("prior", ["decoder-input", "decoder-weights", "colour"])
+@pytest.mark.parametrize("prior", ["decoder-input", "decoder-weights", "color"])
 def test_other_priors_begin_at_the_inverses_pictures(prior) -> None:
     model = load_model("default", classes=20).model.train()
     images = nn.functional.interpolate(torch.rand(2, 3, 8, 8), size=128, mode="bilinear")

@@ -43,8 +43,8 @@ def test_it_learns_pictures_it_was_not_trained_on(tmp_path: Path) -> None:
     inverse = train_inverse(
         backbone(), photos(256), photos(64, seed=1), tmp_path, training, card={"photos": 256}, watch=seen_by(seen)
     )
-    grey = float(-10 * ((photos(64, seed=1) / 255 - 0.5) ** 2).mean().log10())
-    assert inverse.card["held_out_psnr_batch_8"] > grey + 6
+    gray = float(-10 * ((photos(64, seed=1) / 255 - 0.5) ** 2).mean().log10())
+    assert inverse.card["held_out_psnr_batch_8"] > gray + 6
     assert inverse.card["photos_seen"] == 250 * 32
     assert seen[-1].held_out_psnr > seen[0].held_out_psnr + 4
     stored = load_inverse(backbone(), tmp_path / "inverse.safetensors")

@@ -11,7 +11,7 @@ import torchvision
 from torch import Tensor, nn
 
 import unsum
-from material import pictures, small_net
+from support.material import pictures, small_net
 from unsum import UnsumError, Update, capture
 from unsum.defend import Prune
 from unsum.labels import LABEL_RULES, gather

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 import unsum
 from match.cases import crops, lenet
-from unsum.cli import app
+from unsum.attack.recipe import steps_of
+from unsum.commands.main import app
 from unsum.errors import UnsumError
 from unsum.match import MATCHERS
-from unsum.recipe import steps_of
 
 RUNNER = CliRunner()
 

@@ -15,9 +15,9 @@ from match.cases import convnet, crops, decibels, lenet
 from unsum import UnsumError, Update, capture, writing
 from unsum.match import Matched, Plan, Problem, checkpoint, match, solve
 from unsum.match.objective import Objective
-from unsum.match.optimisers import LBFGS, Adam
+from unsum.match.optimizers import LBFGS, Adam
 from unsum.match.problem import pose
-from unsum.match.regularisers import GroupConsistency, TotalVariation
+from unsum.match.regularizers import GroupConsistency, TotalVariation
 from unsum.match.unknown import Latent, LowResolution, Pixels
 
 
@@ -30,7 +30,7 @@ def posed(net: nn.Module, batch: int = 2, *, labels: bool = True) -> Problem:
 
 
 def small_plan(**changes: Any) -> Plan:
-    plan = Plan(Objective("cosine"), Adam(0.1), 12, regularisers=(TotalVariation(1e-3),), look_every=3)
+    plan = Plan(Objective("cosine"), Adam(0.1), 12, regularizers=(TotalVariation(1e-3),), look_every=3)
     return replace(plan, **changes)
 
 
@@ -40,7 +40,7 @@ def test_restarts_together_are_restarts_one_after_the_other(norm: str, group: bo
     net = convnet(batch_norm=norm != "none").train(norm == "train").double()
     terms = (TotalVariation(1e-3), GroupConsistency(1e-3)) if group else (TotalVariation(1e-3),)
     found = [
-        solve(posed(net), small_plan(restarts=3, together=together, regularisers=terms)) for together in (True, False)
+        solve(posed(net), small_plan(restarts=3, together=together, regularizers=terms)) for together in (True, False)
     ]
     assert found[0].notes == found[1].notes == []  # vmap did run
     torch.testing.assert_close(found[0].restart_losses, found[1].restart_losses, rtol=1e-9, atol=1e-9)
@@ -78,7 +78,7 @@ class KilledError(Exception):
     "plan",
     [
         small_plan(restarts=2),
-        small_plan(optimiser=Adam(0.1, signed=True), unknown=Pixels(), patience=3),
+        small_plan(optimizer=Adam(0.1, signed=True), unknown=Pixels(), patience=3),
         Plan(Objective("l2"), LBFGS(), 8, unknown=Pixels(box=False), restarts=2, soft_labels=True),
     ],
     ids=["adam", "signed", "lbfgs"],
@@ -168,11 +168,11 @@ def test_the_unknown_can_be_coarse_pixels_or_a_latent() -> None:
 def test_a_hook_changes_the_unknown_every_so_many_steps() -> None:
     calls: list[tuple[int, ...]] = []
 
-    def grey(leaves: list[Tensor]) -> None:
+    def gray(leaves: list[Tensor]) -> None:
         calls.append(tuple(leaves[0].shape))
         leaves[0].fill_(0.5)
 
-    found = solve(posed(convnet(), 1), small_plan(steps=10, amend=grey, amend_every=5, restarts=2, look_every=100))
+    found = solve(posed(convnet(), 1), small_plan(steps=10, amend=gray, amend_every=5, restarts=2, look_every=100))
     assert calls == [(1, 3, 32, 32)] * 4
     assert bool((found.images == 0.5).all())  # the last call came after the last step
 
@@ -190,7 +190,7 @@ def test_a_start_that_diverges_begins_anew() -> None:
 
 def test_early_stops() -> None:
     problem = posed(convnet(), 1)
-    weary = solve(problem, small_plan(optimiser=Adam(1e-9), steps=500, patience=2))
+    weary = solve(problem, small_plan(optimizer=Adam(1e-9), steps=500, patience=2))
     assert weary.steps < 30
     pleased = solve(problem, small_plan(steps=500, enough=10.0))
     assert pleased.steps == 1

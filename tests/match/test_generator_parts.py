@@ -1,4 +1,4 @@
-"""The parts behind generators and learners: hashing, traces of defences, signs, many gradients, what can be plugged in."""
+"""The parts behind generators and learners: hashing, traces of defenses, signs, many gradients, what can be plugged in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import unsum
 from match.cases import convnet, crops, lenet
 from match.plugs import Principal, generator, own_photos
 from unsum import UnsumError, defend
-from unsum.cli import app
+from unsum.commands.main import app
 from unsum.match import Problem, match
 from unsum.match.auxiliary import read_auxiliary
 from unsum.match.lti import matched_error
@@ -28,9 +28,9 @@ from unsum.match.sketch import Sketch
 from unsum.match.traces import Traces
 
 
-def posed(net: nn.Module, *defences: Any, batch: int = 1) -> Problem:
+def posed(net: nn.Module, *defenses: Any, batch: int = 1) -> Problem:
     labels = torch.arange(batch) + 1
-    update = unsum.capture(net, crops(batch), labels, train=net.training, defenses=defences)
+    update = unsum.capture(net, crops(batch), labels, train=net.training, defenses=defenses)
     targets = torch.eye(10)[labels]
     return pose("ggl", net, update, batch_size=batch, shape=(3, 32, 32), targets=targets, separated=None)
 
@@ -96,16 +96,16 @@ def lists(problem: Problem) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("defence", "kind"),
+    ("defense", "kind"),
     [(defend.Clip(0.1), "none"), (defend.Prune(0.9), "pruned"), (defend.Sign(), "sign")],
     ids=["clip", "prune", "sign"],
 )
 @pytest.mark.parametrize("network", [lenet, convnet])
 def test_the_true_gradient_defended_as_the_traces_say_is_the_one_received(
-    network: Any, defence: Any, kind: str
+    network: Any, defense: Any, kind: str
 ) -> None:
     net = network()
-    open_, defended = posed(net), posed(net, defence)
+    open_, defended = posed(net), posed(net, defense)
     traces = Traces.of(defended)
     assert traces.kind == kind
     for found, wanted in zip(traces.imitated(lists(open_)), traces.imitated(lists(defended)), strict=True):
@@ -231,7 +231,7 @@ def test_photos_of_ones_own_out_of_a_file(tmp_path: Path) -> None:
     update.save(file)
     leak = unsum.attack(net, update, f"lti:auxiliary={photos},steps=2,batches=4,hidden=8,dimension=64,image_size=32")
     assert leak.images is not None
-    assert "40 labelled samples of its own, of 1 classes." in leak.knowledge.granted()
+    assert "40 labeled samples of its own, of 1 classes." in leak.knowledge.granted()
     direct = unsum.attack(
         net, update, "lti:steps=2,batches=4,hidden=8,dimension=64,image_size=32", auxiliary=(images, labels)
     )

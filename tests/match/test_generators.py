@@ -22,9 +22,9 @@ def owned() -> tuple[Tensor, Tensor]:
     return own_photos(), torch.zeros(len(own_photos()), dtype=torch.long)
 
 
-def sent(net: nn.Module, batch: int = 1, defences: tuple[Any, ...] = ()) -> unsum.Update:
-    torch.manual_seed(1)  # some defences draw
-    return unsum.capture(net, crops(batch), torch.arange(batch) + 1, train=net.training, defenses=defences)
+def sent(net: nn.Module, batch: int = 1, defenses: tuple[Any, ...] = ()) -> unsum.Update:
+    torch.manual_seed(1)  # some defenses draw
+    return unsum.capture(net, crops(batch), torch.arange(batch) + 1, train=net.training, defenses=defenses)
 
 
 def quality(net: nn.Module, update: unsum.Update, method: str, batch: int = 1, **options: Any) -> float:
@@ -41,18 +41,18 @@ LTI = {"steps": 300, "batches": 1000, "hidden": 256, "dimension": 2048}
 
 @dataclass(frozen=True)
 class Plugged:
-    """A matcher, a network, a defence, what is plugged in, and the PSNR that noise, grey and an average photo miss."""
+    """A matcher, a network, a defense, what is plugged in, and the PSNR that noise, gray and an average photo miss."""
 
     method: str
     network: Callable[[], nn.Sequential]
     decibel: float
     options: dict[str, Any]
-    defences: tuple[Any, ...] = ()
+    defenses: tuple[Any, ...] = ()
     plugs: dict[str, Callable[[], Any]] = field(default_factory=dict)
     batch: int = 1
 
     def __str__(self) -> str:
-        return f"{self.method}-{self.network.__name__}-{self.defences[0] if self.defences else 'open'}-{self.batch}"
+        return f"{self.method}-{self.network.__name__}-{self.defenses[0] if self.defenses else 'open'}-{self.batch}"
 
 
 GENERATOR = {"generator": lambda: generator(16)}
@@ -79,7 +79,7 @@ def test_pictures_are_recovered(case: Plugged) -> None:
         pytest.importorskip("nevergrad")
     net = case.network()
     plugs = {name: make() for name, make in case.plugs.items()}
-    found = quality(net, sent(net, case.batch, case.defences), case.method, case.batch, **plugs, **case.options)
+    found = quality(net, sent(net, case.batch, case.defenses), case.method, case.batch, **plugs, **case.options)
     assert found > case.decibel
     torch.manual_seed(0)
     images = crops(case.batch)
@@ -102,14 +102,14 @@ def test_the_table_has_every_method_and_the_list_says_what_each_needs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "defence"),
+    ("network", "defense"),
     [(lenet, defend.Clip(0.05)), (lenet, defend.Prune(0.9)), (convnet, defend.Soteria(0.8))],
     ids=["clip", "prune", "soteria"],
 )
-def test_ggl_that_adapts_to_the_defence_is_better(network: Callable[[], nn.Sequential], defence: Any) -> None:
+def test_ggl_that_adapts_to_the_defense_is_better(network: Callable[[], nn.Sequential], defense: Any) -> None:
     pytest.importorskip("nevergrad")
     net = network()
-    update = sent(net, 1, (defence,))
+    update = sent(net, 1, (defense,))
     adapted, plain = (
         quality(net, update, "ggl", generator=generator(16), adapt=adapt, **GGL) for adapt in (True, False)
     )
@@ -153,9 +153,9 @@ def test_lti_learns_from_defended_gradients() -> None:
     update = sent(net, 1, (defend.Prune(0.97),))
     whole = quality(net, update, "lti", auxiliary=owned(), defend=lambda update: update, **short)
     named = quality(net, update, "lti", auxiliary=owned(), defend=defend.Prune(0.97), **short)
-    recognised = quality(net, update, "lti", auxiliary=owned(), **short)
-    assert min(named, recognised) > whole + 4
-    assert abs(named - recognised) < 1.5
+    recognized = quality(net, update, "lti", auxiliary=owned(), **short)
+    assert min(named, recognized) > whole + 4
+    assert abs(named - recognized) < 1.5
 
 
 def test_restarts_are_chosen_by_the_attackers_own_loss() -> None:

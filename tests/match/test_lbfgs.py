@@ -19,15 +19,15 @@ def test_steps_are_those_of_torch(block: int) -> None:
         return 0.5 * x @ A @ x + (x**4).sum()
 
     def closure() -> torch.Tensor:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         value = loss(theirs)
         value.backward()
         return value
 
-    optimiser = torch.optim.LBFGS([theirs], lr=0.3, history_size=10, max_iter=20, tolerance_grad=0, tolerance_change=0)
+    optimizer = torch.optim.LBFGS([theirs], lr=0.3, history_size=10, max_iter=20, tolerance_grad=0, tolerance_change=0)
     memory = Memory(ours, 10, block=block)
     for _ in range(3):
-        optimiser.step(closure)
+        optimizer.step(closure)
         for _ in range(20):
             x = ours.clone().requires_grad_()
             ours += memory.direction(torch.autograd.grad(loss(x), x)[0], 0.3)

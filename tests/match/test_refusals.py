@@ -1,4 +1,4 @@
-"""Wrong wishes get one sentence that says what to do, before anything is optimised."""
+"""Wrong wishes get one sentence that says what to do, before anything is optimized."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from match.cases import convnet, crops, lenet
-from material import small_net
+from support.material import small_net
 from unsum import UnsumError, Update, attack, capture
 from unsum.match import match
 from unsum.match.shape import picture_shape

@@ -30,7 +30,7 @@ def test_without_sharing_the_running_statistics_count() -> None:
     torch.testing.assert_close(ClientFeatures(model)(images, None), collect_features(model, images))
 
 
-def test_vectors_are_normalised_too() -> None:
+def test_vectors_are_normalized_too() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.BatchNorm1d(6, affine=False), nn.Linear(6, 2)).train()
     images = torch.randn(
         6, 3, 2, 2

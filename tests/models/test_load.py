@@ -18,7 +18,7 @@ def test_the_default_is_a_trained_backbone_under_a_fresh_head() -> None:
     assert torch.equal(first.head.weight, same.head.weight)
     assert not torch.equal(first.head.weight, other.head.weight)
     assert backbone_fingerprint(first) == backbone_fingerprint(other)
-    # Fresh: PyTorch's own initialisation is uniform within 1/√H, which gives this spread.
+    # Fresh: PyTorch's own initialization is uniform within 1/√H, which gives this spread.
     assert float(first.head.weight.detach().std()) == pytest.approx((1 / 32768 / 3) ** 0.5, rel=0.01)
 
 

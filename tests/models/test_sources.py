@@ -15,7 +15,7 @@ import unsum
 from unsum import UnsumError
 from unsum.head import collect_features, find_head
 from unsum.models import load_model
-from unsum.models.built import Normalise
+from unsum.models.built import Normalize
 
 SMALL = "shufflenet_v2_x0_5"
 
@@ -61,7 +61,7 @@ def test_published_weights_come_from_disk_alone(hub: Path, monkeypatch: pytest.M
     assert torch.equal(find_head(other.model)[1].weight, find_head(again.model)[1].weight)
 
 
-def test_published_weights_see_normalised_photos(hub: Path) -> None:
+def test_published_weights_see_normalized_photos(hub: Path) -> None:
     published(hub)
     loaded = load_model(f"torchvision:{SMALL}:DEFAULT", classes=1000).model.eval()
     plain = torchvision.models.get_model(SMALL, weights="DEFAULT").eval()
@@ -132,7 +132,7 @@ def test_hugging_face_folders(classifiers: Path, name: str, size: int, head: str
     leaks(loaded.model, min(size, 64), [2, 2, 8])
 
 
-def test_a_hugging_face_model_keeps_its_names_weights_and_normalisation(classifiers: Path) -> None:
+def test_a_hugging_face_model_keeps_its_names_weights_and_normalization(classifiers: Path) -> None:
     import transformers
 
     plain = transformers.ViTForImageClassification.from_pretrained(classifiers / "vit").eval()
@@ -206,6 +206,6 @@ def test_weights_in_flowers_order_without_names(tmp_path: Path) -> None:
     assert all(torch.equal(value, state[name]) for name, value in filled.state_dict().items())
 
 
-def test_normalising_is_the_formula() -> None:
-    hook = Normalise([0.5], [0.25])
+def test_normalizing_is_the_formula() -> None:
+    hook = Normalize([0.5], [0.25])
     assert torch.equal(hook(nn.Identity(), (torch.tensor([[[[1.0]]]]),))[0], torch.tensor([[[[2.0]]]]))

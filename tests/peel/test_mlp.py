@@ -123,7 +123,7 @@ def test_every_activation_is_undone_with_bias(activation: str) -> None:
 
 def test_fresh_networks_come_back_although_their_features_alone_do_not_tell_samples_apart() -> None:
     torch.manual_seed(0)
-    model = network([3 * 16 * 16, 512, 256, 128, 40])  # default initialisation: logits hardly differ between samples
+    model = network([3 * 16 * 16, 512, 256, 128, 40])  # default initialization: logits hardly differ between samples
     x = torch.rand(6, 3, 1, 1) + 0.5 * torch.rand(6, 3, 16, 16)
     update = unsum.capture(model, x, torch.full((6,), 3))
     leak = unsum.separate(model, update)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 import unsum
-from residual_nets import CLASSES, client, network, read_by
+from support.residual_nets import CLASSES, client, network, read_by
 from unsum.head import collect_features
 from unsum.peel.residual.masks import confirmed
 from unsum.score.assignment import assign

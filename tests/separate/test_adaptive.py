@@ -31,11 +31,11 @@ def test_signed_features_are_not_cut_at_zero() -> None:
     assert float((leak.features - features).norm() / features.norm()) < 0.25  # the noise alone is 0.2
 
 
-@pytest.mark.parametrize(("defence", "least"), [("noise:0.005", 0.9), ("prune:0.9", 0.97), ("prune:0.97", 0.85)])
-def test_samples_of_one_label_are_told_apart(defence: str, least: float) -> None:
+@pytest.mark.parametrize(("defense", "least"), [("noise:0.005", 0.9), ("prune:0.9", 0.97), ("prune:0.97", 0.85)])
+def test_samples_of_one_label_are_told_apart(defense: str, least: float) -> None:
     case = sparse_case(same=6)
-    adaptive = case.run(defence, "adaptive", labels=case.labels)
-    ratio = case.run(defence, "fgla", labels=case.labels)
+    adaptive = case.run(defense, "adaptive", labels=case.labels)
+    ratio = case.run(defense, "fgla", labels=case.labels)
     assert adaptive[0] > least
     assert ratio[0] < 0.6  # the mean of six
 
@@ -101,10 +101,10 @@ def test_sign_leaves_the_direction_and_claims_no_more() -> None:
     assert not leak.exact
 
 
-@pytest.mark.parametrize(("defence", "most"), [("quantise:8", 0.05), ("qsgd:1024", 0.15), ("bfloat16", 0.003)])
-def test_quantised(defence: str, most: float) -> None:
+@pytest.mark.parametrize(("defense", "most"), [("quantize:8", 0.05), ("qsgd:1024", 0.15), ("bfloat16", 0.003)])
+def test_quantized(defense: str, most: float) -> None:
     case = sparse_case()
-    leak = separate(case.model, case.defended(defence), "adaptive")
+    leak = separate(case.model, case.defended(defense), "adaptive")
     error = case.scored(leak)[1]
     assert error < most
     assert 0.4 * error < leak.predicted_error < 4 * error

@@ -1,4 +1,4 @@
-"""What the adaptive separator expects of itself, and how it compares under every defence of RGLA's tables."""
+"""What the adaptive separator expects of itself, and how it compares under every defense of RGLA's tables."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ TABLE = ["noise:0.01", "clip:4", "prune:0.8", "prune:0.9", "prune:0.99", "prune:
 
 
 @pytest.mark.parametrize(
-    ("defence", "same"),
+    ("defense", "same"),
     [("noise:0.003", 0), ("noise:0.03", 0), ("noise:0.01", 6), ("prune:0.97", 0), ("prune:0.97", 6)],
 )
-def test_errors_are_predicted_within_a_factor_of_two(defence: str, same: int) -> None:
+def test_errors_are_predicted_within_a_factor_of_two(defense: str, same: int) -> None:
     ratios = []
     for seed in range(5):
         case = sparse_case(same=same, seed=seed)
-        leak = separate(case.model, case.defended(defence, seed), "adaptive", labels=case.labels)
+        leak = separate(case.model, case.defended(defense, seed), "adaptive", labels=case.labels)
         assert not leak.exact
         ratios.append(leak.predicted_error / case.scored(leak)[1])
     assert 0.5 < statistics.median(ratios) < 2
 
 
 @pytest.mark.parametrize("same", [0, 3, 6])
-@pytest.mark.parametrize("defence", TABLE)
-def test_never_worse_than_the_published_attacks_with_labels_granted(defence: str, same: int) -> None:
+@pytest.mark.parametrize("defense", TABLE)
+def test_never_worse_than_the_published_attacks_with_labels_granted(defense: str, same: int) -> None:
     case = sparse_case(same=same)
-    adaptive = case.run(defence, "adaptive", labels=case.labels)
+    adaptive = case.run(defense, "adaptive", labels=case.labels)
     for rival in ("fgla", "rgla-newton"):
-        cosine, error = case.run(defence, rival, labels=case.labels)
+        cosine, error = case.run(defense, rival, labels=case.labels)
         assert adaptive[0] > cosine - 0.005, rival
         assert adaptive[1] < 1.02 * error, rival
 
 
-@pytest.mark.parametrize("defence", TABLE)
-def test_labels_are_found_as_well(defence: str) -> None:
+@pytest.mark.parametrize("defense", TABLE)
+def test_labels_are_found_as_well(defense: str) -> None:
     case = sparse_case()
-    leak = separate(case.model, case.defended(defence), "adaptive", batch_size=6)
+    leak = separate(case.model, case.defended(defense), "adaptive", batch_size=6)
     assert leak.labels.sort().values.tolist() == case.labels.sort().values.tolist()

@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 import unsum
-from active_photos import cut
+from support.active_photos import cut
 from unsum import UnsumError
 from unsum.separate.components import (
     alike,

@@ -8,7 +8,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 import unsum
-from head_cases import NOTHING, case, one_hot
+from support.head_cases import NOTHING, case, one_hot
 from unsum.knowledge import Knowledge
 from unsum.separate.crowded import crowded
 from unsum.separate.crowded.coding import code, on_support

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from head_cases import NOTHING, assert_exact, backbone_features, case, feature_error, one_hot, resnet_case
+from support.head_cases import NOTHING, assert_exact, backbone_features, case, feature_error, one_hot, resnet_case
 from unsum.knowledge import Knowledge
 from unsum.separate.exact import exact
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from head_cases import (
+from support.head_cases import (
     NOTHING,
     Case,
     assert_exact,
@@ -135,7 +135,7 @@ def test_fewer_features_than_samples() -> None:
     assert_exact(exact(truth.head, NOTHING, seed=0), truth)
 
 
-def test_zero_initialised_head() -> None:
+def test_zero_initialized_head() -> None:
     torch.manual_seed(0)
     linear = nn.Linear(64, 50)
     nn.init.zeros_(linear.weight)
@@ -153,7 +153,7 @@ def test_zero_initialised_head() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_equal_rows_add_no_directions(seed: int) -> None:
-    """Behind a zero head all unlabelled rows are one and the same; projecting it out leaves rounding of rounding."""
+    """Behind a zero head all unlabeled rows are one and the same; projecting it out leaves rounding of rounding."""
     torch.manual_seed(seed)
     linear = nn.Linear(768, 100)
     nn.init.zeros_(linear.weight)
@@ -165,7 +165,7 @@ def test_equal_rows_add_no_directions(seed: int) -> None:
     assert not leak.exact  # 74 twice: only their mean can be known
 
 
-def test_zero_initialised_head_with_known_batch_size() -> None:
+def test_zero_initialized_head_with_known_batch_size() -> None:
     linear = nn.Linear(64, 50)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
@@ -175,7 +175,7 @@ def test_zero_initialised_head_with_known_batch_size() -> None:
     assert feature_error(leak, truth) < 1e-4
 
 
-def test_zero_initialised_head_does_not_tell_mixed_labels_from_hard_ones() -> None:
+def test_zero_initialized_head_does_not_tell_mixed_labels_from_hard_ones() -> None:
     """Its softmax answers everything alike: mixed samples with hard labels send the very gradient of these."""
     linear = nn.Linear(64, 50)
     nn.init.zeros_(linear.weight)

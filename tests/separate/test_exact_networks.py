@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import unsum
-from head_cases import one_hot
+from support.head_cases import one_hot
 from unsum.client.capture import in_mode
 from unsum.head import collect_features
 
@@ -74,7 +74,7 @@ def test_labels_and_features_of_every_family(name: str, soft: bool) -> None:
     assert unsum.score(leak, targets=targets)["target_error"] < 1e-3
     if leak.exact:
         assert worst < 1e-3
-    else:  # a default-initialised MLP or LeNet hardly tells samples apart: then the certificate must say so
+    else:  # a default-initialized MLP or LeNet hardly tells samples apart: then the certificate must say so
         assert name in ("lenet", "mlp")
         assert leak.notes
         assert worst < 10 * leak.predicted_error

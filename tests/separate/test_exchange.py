@@ -11,19 +11,19 @@ from unsum.separate.exact.search import Search
 
 
 def trained_case(seed: int, steps: int = 20) -> tuple[nn.Linear, Tensor, Tensor]:
-    """A head of 24 classes, trained on features that crowd around their class's centre, and 14 samples.
+    """A head of 24 classes, trained on features that crowd around their class's center, and 14 samples.
 
     Features may be negative: with zeros among them samples would be found one by one (`extraction_sparse`).
     """
     torch.manual_seed(seed)
-    centres, labels = torch.randn(24, 128), torch.randint(24, (600,))
-    features = 0.8 * centres[labels] + torch.randn(600, 128)
+    centers, labels = torch.randn(24, 128), torch.randint(24, (600,))
+    features = 0.8 * centers[labels] + torch.randn(600, 128)
     head = nn.Linear(128, 24)
-    optimiser = torch.optim.Adam(head.parameters(), 3e-3)
+    optimizer = torch.optim.Adam(head.parameters(), 3e-3)
     for _ in range(steps):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         nn.functional.cross_entropy(head(features), labels).backward()
-        optimiser.step()
+        optimizer.step()
     return head, features[:14], labels[:14]
 
 

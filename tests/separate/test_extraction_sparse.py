@@ -23,15 +23,15 @@ def trained_case(seed: int, *, pooled: int = 3, steps: int = 30) -> tuple[nn.Lin
     With three places one feature in eight is zero; `pooled` 0 stands for features that may be negative.
     """
     torch.manual_seed(seed)
-    centres, labels = torch.randn(C, H), torch.randint(C, (600,))
-    places = 0.8 * centres[labels] + torch.randn(max(pooled, 1), 600, H)
+    centers, labels = torch.randn(C, H), torch.randint(C, (600,))
+    places = 0.8 * centers[labels] + torch.randn(max(pooled, 1), 600, H)
     features = (places.relu() if pooled else places).mean(0)
     head = nn.Linear(H, C)
-    optimiser = torch.optim.Adam(head.parameters(), 3e-3)
+    optimizer = torch.optim.Adam(head.parameters(), 3e-3)
     for _ in range(steps):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         nn.functional.cross_entropy(head(features), labels).backward()
-        optimiser.step()
+        optimizer.step()
     return head, features[:B], labels[:B]
 
 

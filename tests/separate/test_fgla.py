@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from material import pictures, small_net
+from support.material import pictures, small_net
 from unsum import Prune, UnsumError, Update, capture, score, separate, smooth_labels
 from unsum.client.capture import in_mode
 from unsum.head import collect_features

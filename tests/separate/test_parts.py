@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from head_cases import Case, case, trained
+from support.head_cases import Case, case, trained
 from unsum.separate.exact.extraction import Extracted
 from unsum.separate.exact.observation import observe
 from unsum.separate.exact.remarks import find_doubts

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from material import pictures, small_net
+from support.material import pictures, small_net
 from unsum import Noise, UnsumError, capture, separate, smooth_labels
 from unsum.head import collect_features
 

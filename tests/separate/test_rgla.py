@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from material import pictures, small_net
+from support.material import pictures, small_net
 from unsum import Knowledge, Noise, UnsumError, Update, capture, score, separate
 from unsum.head import Head
 from unsum.separate.method import SEPARATORS
-from unsum.separate.rgla import rgla
-from unsum.separate.rgla_adam import Record, minimise
-from unsum.separate.rgla_loss import estimated_loss
-from unsum.separate.rgla_objective import WEIGHTS, Objective
+from unsum.separate.rgla.adam import Record, minimize
+from unsum.separate.rgla.loss import estimated_loss
+from unsum.separate.rgla.method import rgla
+from unsum.separate.rgla.objective import WEIGHTS, Objective
 
 EVERYTHING = ("w", "b", "loss")
 
@@ -52,7 +52,7 @@ def test_the_gradient_identity_holds_at_the_true_logits() -> None:
     torch.testing.assert_close(grad_b, D.sum(0), rtol=1e-12, atol=1e-14)
 
 
-def test_the_estimated_loss_is_the_loss_at_initialisation() -> None:
+def test_the_estimated_loss_is_the_loss_at_initialization() -> None:
     """Proposition 2 is exact for one sample and close for a batch of an untrained model."""
     for labels, tolerance in [(torch.tensor([4]), 1e-4), (torch.tensor([4, 4, 9, 20]), 0.05)]:
         model, features, update = linear_case(labels)
@@ -137,16 +137,16 @@ def test_steps_are_those_of_adam_under_autograd() -> None:
     labels = torch.tensor([2, 5, 5])
     objective = objective_for(labels, 12)
     start = torch.randn(3, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    found = minimise(
+    found = minimize(
         objective, start, steps=25, rate=1e-2, every=10, stop_below=None, record=Record(objective, progress=None)
     )
     plain = start.clone().requires_grad_()
-    optimiser = torch.optim.Adam([plain], 1e-2)
+    optimizer = torch.optim.Adam([plain], 1e-2)
     for _ in range(25):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         terms = published(objective, objective.K, plain, labels)
         (WEIGHTS["w"] * terms[0] + WEIGHTS["b"] * terms[1] + WEIGHTS["loss"] * terms[2]).backward()
-        optimiser.step()
+        optimizer.step()
     torch.testing.assert_close(found, plain.detach(), rtol=1e-8, atol=1e-8)
 
 
@@ -234,7 +234,7 @@ def test_newton_tries_again_only_while_the_gradient_is_unexplained() -> None:
     assert not any("twin" in note for note in kept.notes)
 
 
-def test_dropped_objectives_are_not_minimised_but_noted() -> None:
+def test_dropped_objectives_are_not_minimized_but_noted() -> None:
     labels = torch.tensor([2, 5, 11])
     model, _features, update = linear_case(labels)
     whole, part = (

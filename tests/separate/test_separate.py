@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from material import pictures
+from support.material import pictures
 from unsum import Knowledge, Leak, UnsumError, capture, separate
 from unsum.head import Head
 from unsum.separate.method import SEPARATORS

@@ -29,8 +29,8 @@ def rounds(
         with torch.no_grad():
             for layer, amount in ((here[2], 0.3), (here[0], body)):
                 layer.weight.add_(amount * (place > 0) * layer.weight.std() * torch.randn_like(layer.weight))
-        defences = Noise(noise) if noise else ()
-        sent.append((here, unsum.capture(here, images, labels, train=False, defenses=defences)))
+        defenses = Noise(noise) if noise else ()
+        sent.append((here, unsum.capture(here, images, labels, train=False, defenses=defenses)))
     return sent, model[:2](images).detach(), labels
 
 

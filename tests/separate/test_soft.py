@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import unsum
-from head_cases import NOTHING, Case, backbone_features, case, one_hot
+from support.head_cases import NOTHING, Case, backbone_features, case, one_hot
 from unsum import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
@@ -89,7 +89,7 @@ def test_closed_form() -> None:
     lengths = torch.tensor([0.3, -5.0, 40.0]).double()
     published = torch.softmax(lengths[:, None] * ray.v @ W.T, 1) - head.grad_W[:, 0] / (lengths[:, None] * ray.v[0])
     torch.testing.assert_close(ray.labels(lengths), published)
-    torch.testing.assert_close(published.sum(1), torch.ones(3).double())  # normalisation cannot choose λ
+    torch.testing.assert_close(published.sum(1), torch.ones(3).double())  # normalization cannot choose λ
 
 
 @pytest.mark.parametrize("kind", ["smoothing", "mixup"])

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 import unsum
 from separate.language_models import FEATURES, VOCABULARY, batch, gpt2
-from unsum.cli import app
+from unsum.commands.main import app
 from unsum.errors import UnsumError
 from unsum.leak import Leak
-from unsum.separate.text.loss import logits_of
+from unsum.models.language import logits_of
 from unsum.separate.text.span import span_of
 
 

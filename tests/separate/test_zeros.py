@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from head_cases import NOTHING, Case, assert_exact, case, feature_error, one_hot
+from support.head_cases import NOTHING, Case, assert_exact, case, feature_error, one_hot
 from unsum.separate.exact import exact
 from unsum.separate.exact.lengths import certified, measure_lengths
 from unsum.separate.exact.observation import observe

@@ -13,7 +13,7 @@ from unsum.active.method import Recipe, Recovered
 from unsum.head import collect_features, find_head
 from unsum.leak import Leak
 
-_MID_GREY = 0.5
+_MID_GRAY = 0.5
 
 
 def alone(model: nn.Module, recipe: Recipe, recovered: Recovered) -> Leak:
@@ -47,7 +47,7 @@ def place(model: nn.Module, leak: Leak, recipe: Recipe, recovered: Recovered) ->
     """The leak of the last layer with every picture that was read in the row whose features it has.
 
     The pictures pass through the model, in its present mode; BatchNorm then sees only those that were read, so features agree
-    roughly and the best pairing decides. Samples without a picture get a grey one.
+    roughly and the best pairing decides. Samples without a picture get a gray one.
     """
     knowledge = replace(leak.knowledge, may_change_model=True, auxiliary_photos=recipe.photos)
     source = "The pictures were read out of the server's layer, labels and features out of the last one."
@@ -60,7 +60,7 @@ def place(model: nn.Module, leak: Leak, recipe: Recipe, recovered: Recovered) ->
     found = _unit(features_of(model, inputs).double()) @ _unit(leak.features.to(inputs.device).double()).T
     kept = slice(max(leak.batch_size, int(exact.sum())))
     rows, columns = linear_sum_assignment(-found[kept].nan_to_num().cpu().numpy())
-    images = torch.full((leak.batch_size, *inputs.shape[1:]), _MID_GREY, device=inputs.device)
+    images = torch.full((leak.batch_size, *inputs.shape[1:]), _MID_GRAY, device=inputs.device)
     sure = torch.zeros(leak.batch_size, dtype=torch.bool, device=inputs.device)
     images[columns], sure[columns] = inputs[rows].clamp(0, 1), exact[rows]
     return replace(
@@ -87,10 +87,10 @@ def features_of(model: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def _nothing(recipe: Recipe, recovered: Recovered) -> Recovered:
-    grey = torch.full((1, *recipe.shape), _MID_GREY)
+    gray = torch.full((1, *recipe.shape), _MID_GRAY)
     no = torch.zeros(1, dtype=torch.bool)
-    notes = [*recovered.notes, "Nothing was read; the one picture shown is grey."]
-    return Recovered(grey, no, torch.full((1,), math.inf), torch.zeros(1, dtype=torch.long), notes)
+    notes = [*recovered.notes, "Nothing was read; the one picture shown is gray."]
+    return Recovered(gray, no, torch.full((1,), math.inf), torch.zeros(1, dtype=torch.long), notes)
 
 
 def _unit(rows: Tensor) -> Tensor:

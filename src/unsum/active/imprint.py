@@ -2,7 +2,7 @@
 
 Row i of the inserted layer computes a_i = ReLU(⟨h, x⟩ − q_i), q_1 < q_2 < …, and all rows act on the loss in the same
 way, so sample s contributes δ_s (x_s, 1) to the gradient (∇W_i, ∇b_i) of every row whose threshold it exceeds. The
-difference of neighbours holds the samples of one bin alone, and a bin with one sample gives it away:
+difference of neighbors holds the samples of one bin alone, and a bin with one sample gives it away:
 
     x = (∇W_i − ∇W_{i+1}) / (∇b_i − ∇b_{i+1})          q_i < ⟨h, x⟩ ≤ q_{i+1};  the last row stands for its own bin.
 
@@ -125,7 +125,7 @@ def blocks_of(size: int) -> int:
 
 
 def block_means(flat: Tensor, blocks: int) -> Tensor:
-    """(B, blocks) means of runs of entries: three rows of blocks a colour plane for pictures, enough to tell two apart."""
+    """(B, blocks) means of runs of entries: three rows of blocks a color plane for pictures, enough to tell two apart."""
     return nn.functional.adaptive_avg_pool1d(flat.unsqueeze(1), blocks).squeeze(1)
 
 
@@ -145,7 +145,7 @@ class ImprintRecipe(Recipe):
         return f"{self.bins} bins of {self.query if self.query == 'brightness' else f'a {self.query} query'}"
 
     def read(self, update: Update) -> Recovered:
-        """Bin by bin: the difference of neighbouring rows, divided; and whether one sample alone explains it."""
+        """Bin by bin: the difference of neighboring rows, divided; and whether one sample alone explains it."""
         dtype = (
             update.gradients["front.rows.weight"].dtype if "front.rows.weight" in update.gradients else torch.float32
         )
@@ -196,7 +196,7 @@ class ImprintRecipe(Recipe):
 
 
 def _differences(grad_W: Tensor, grad_b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Neighbours' differences (the last row stands for itself), and how large each is by rounding or noise alone."""
+    """Neighbors' differences (the last row stands for itself), and how large each is by rounding or noise alone."""
     following = partial(torch.roll, shifts=-1, dims=0)
     dW, db = grad_W - following(grad_W), grad_b - following(grad_b)
     dW[-1], db[-1] = grad_W[-1], grad_b[-1]

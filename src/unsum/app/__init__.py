@@ -1,4 +1,4 @@
-"""A live page on this machine: choose photos and a defence, and watch what one update gives away."""
+"""A live page on this machine: choose photos and a defense, and watch what one update gives away."""
 
 from unsum.app.serve import serve
 from unsum.app.server import create_app

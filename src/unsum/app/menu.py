@@ -1,4 +1,4 @@
-"""The defences that the page offers, each with the strengths that its slider stops at, the weakest first."""
+"""The defenses that the page offers, each with the strengths that its slider stops at, the weakest first."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _ENDS = {
     "smooth": (0.0, 0.9),
     "mixup": (0.01, 10.0),
     "qsgd": (65536.0, 1.0),
-    "quantise": (24.0, 2.0),
+    "quantize": (24.0, 2.0),
 }
 
 
 @dataclass(frozen=True)
 class Offer:
-    """One line of the menu; a switch has no strengths. A request names a stop, so no other number reaches a defence."""
+    """One line of the menu; a switch has no strengths. A request names a stop, so no other number reaches a defense."""
 
     name: str
     summary: str
@@ -61,7 +61,7 @@ def menu() -> dict[str, Offer]:
 
 def offer(name: str) -> Offer:
     if name not in menu():
-        raise unknown_name("defence on this page", name, menu())
+        raise unknown_name("defense on this page", name, menu())
     return menu()[name]
 
 

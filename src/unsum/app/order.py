@@ -18,7 +18,7 @@ MOST_PHOTOS = 16
 
 @dataclass(frozen=True)
 class Order:
-    """One round to play: the client's batch, what the photos are called on the page, and the defence."""
+    """One round to play: the client's batch, what the photos are called on the page, and the defense."""
 
     truth: Batch
     keys: list[str]
@@ -26,7 +26,7 @@ class Order:
 
 
 def read_order(content: Any, shelf: Shelf, page: str) -> Order:
-    """`{"photos": [{"id", "label"}], "same_label": 0, "defence": null or {"name", "stop"}}`, or one sentence."""
+    """`{"photos": [{"id", "label"}], "same_label": 0, "defense": null or {"name", "stop"}}`, or one sentence."""
     if not isinstance(content, dict):
         raise UnsumError("A round is asked for with a JSON object.")
     rows = content.get("photos")
@@ -41,7 +41,7 @@ def read_order(content: Any, shelf: Shelf, page: str) -> Order:
     labels = share_label(labels, _whole(content.get("same_label", 0), "same_label"), len(names))
     images = torch.stack([photo.pixels for photo in photos])
     truth = Batch(images, torch.tensor(labels), [photo.title for photo in photos], names)
-    return Order(truth, keys, _defense(content.get("defence")))
+    return Order(truth, keys, _defense(content.get("defense")))
 
 
 def _label(row: dict[str, Any], photo: Photo, names: list[str]) -> int:

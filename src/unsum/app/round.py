@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from unsum.app.order import Order
 from unsum.app.shelf import data_url
+from unsum.attack.recipe import AUTO, attack
 from unsum.audit.leakage import Yardstick, leakage, yardstick
 from unsum.audit.result import finite
 from unsum.audit.verdict import Verdict, judge
@@ -22,7 +23,6 @@ from unsum.errors import UnsumError
 from unsum.head import collect_features
 from unsum.leak import Leak
 from unsum.models.load import LoadedModel
-from unsum.recipe import AUTO, attack
 from unsum.score import SampleScore, score_samples
 from unsum.separate import separate
 from unsum.update import Update
@@ -33,7 +33,7 @@ _SEED = 0  # the same draw of noise for every stop of a slider, so that a change
 
 
 def play(loaded: LoadedModel, order: Order, device: torch.device) -> Generator[Answer, None, None]:
-    """Client, attack and score. Under a defence, a first look comes before the answer of the whole attack."""
+    """Client, attack and score. Under a defense, a first look comes before the answer of the whole attack."""
     start = time.perf_counter()
     # Its own copy: a round that is interrupted may leave BatchNorm's statistics as they were halfway.
     model, truth = copy.deepcopy(loaded.model), order.truth

@@ -94,7 +94,7 @@ class _Site:
             "labels": names,
             "photos": photos,
             "credits": credits_of([photo.title for photo in self._shelf.embedded.values()]),
-            "defences": [asdict(offer) for offer in menu().values()],
+            "defenses": [asdict(offer) for offer in menu().values()],
             "limits": {"photos": MOST_PHOTOS, "own": MOST_OWN, "bytes": MOST_BYTES},
         }
 

@@ -25,7 +25,7 @@ _SUM = Step(
     "model has classes: a sum over fewer is as readable as one client's update."
 )
 _SWEEP = Step(
-    "Find out how strong a defence must be here, and what it costs in accuracy.",
+    "Find out how strong a defense must be here, and what it costs in accuracy.",
     "unsum audit … --sweep noise=1e-5..1e-1",
 )
 _GATE = Step(

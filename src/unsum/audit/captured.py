@@ -9,14 +9,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from unsum.attack.pictures import Inverses
+from unsum.attack.recipe import Say
+from unsum.attack.recipe import attack as run_attack
 from unsum.audit.comparison import CAPTURED, Comparison
 from unsum.audit.result import Audit, Setting
 from unsum.audit.setting import device_name, versions
 from unsum.client.capture import in_mode
 from unsum.invert.refine import Mode
-from unsum.picturing import Inverses
-from unsum.recipe import Say
-from unsum.recipe import attack as run_attack
 from unsum.update import Update
 
 

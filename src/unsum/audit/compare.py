@@ -1,4 +1,4 @@
-"""Play the audited round again under standard defences: the same batch, the same attack, only the defence changes."""
+"""Play the audited round again under standard defenses: the same batch, the same attack, only the defense changes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from unsum.attack.recipe import AUTO, Say
 from unsum.audit.comparison import NOT_ASKED, SLOW, STANDARD, Comparison
 from unsum.audit.result import Audit
 from unsum.audit.sweep.bench import Bench
 from unsum.data import Batch
 from unsum.defend import Defense, parse_defense
-from unsum.recipe import AUTO, Say
 
 
 def compare(

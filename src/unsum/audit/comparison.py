@@ -1,4 +1,4 @@
-"""The same round under other defences: what an audit adds to its answer where that costs little."""
+"""The same round under other defenses: what an audit adds to its answer where that costs little."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ if TYPE_CHECKING:
 
 # One of each common kind, at a usual strength. Not noise: it keeps the attack busy for longer than all of these together.
 STANDARD = ("clip:1", "prune:0.9", "sign")
-LITTLE = 10.0  # seconds; a round that took longer is tried under other defences only when that is asked for
-CAPTURED = "The update was captured elsewhere; without the client's samples, no other defence can be tried on them."
+LITTLE = 10.0  # seconds; a round that took longer is tried under other defenses only when that is asked for
+CAPTURED = "The update was captured elsewhere; without the client's samples, no other defense can be tried on them."
 NOT_ASKED = "It was not asked for (--compare, or compare=True, adds it)."
-SLOW = "The attack on this round takes long, and once more for every defence; --compare tries them all the same."
+SLOW = "The attack on this round takes long, and once more for every defense; --compare tries them all the same."
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """`points`: the round without defence, as audited, and under each standard defence alone; `absent` says why not."""
+    """`points`: the round without defense, as audited, and under each standard defense alone; `absent` says why not."""
 
     points: list[Point] = field(default_factory=list)
     absent: str = NOT_ASKED
-    audited_second: bool = False  # after the round without defence; else the two are one
+    audited_second: bool = False  # after the round without defense; else the two are one
 
     def label(self, i: int) -> str:
-        """How point `i` is called; the audited one is marked where it is not the one without defence."""
-        name = "no defence" if self.points[i].defenses == "none" else self.points[i].defenses
+        """How point `i` is called; the audited one is marked where it is not the one without defense."""
+        name = "no defense" if self.points[i].defenses == "none" else self.points[i].defenses
         return f"{name} (audited)" if i == 1 and self.audited_second else name
 
     def to_dict(self) -> dict[str, Any]:

@@ -62,5 +62,5 @@ def glossary() -> list[tuple[str, str]]:
             "The attacker's own statement that its answer is right. It is worked out from the update alone, so a real attacker "
             "would have it, too.",
         ),
-        ("Defence", "A change that the client makes before or while it computes the update, such as added noise."),
+        ("Defense", "A change that the client makes before or while it computes the update, such as added noise."),
     ]

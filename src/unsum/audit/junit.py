@@ -46,7 +46,7 @@ def _properties(audit: Audit, gate: Gate) -> dict[str, str]:
         "gate": gate.reason,
         "verdict": audit.verdict.headline,
         "model": setting.model,
-        "defences": setting.defenses,
+        "defenses": setting.defenses,
         "attack": setting.attack,
         "seed": str(setting.seed),
         "command": setting.command,

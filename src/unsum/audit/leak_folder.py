@@ -8,8 +8,8 @@ from typing import Any
 
 from unsum.audit.pictures import to_image
 from unsum.audit.result import finite
+from unsum.files.writing import save_tensors, write_text, write_whole
 from unsum.leak import Leak
-from unsum.writing import save_tensors, write_text, write_whole
 
 _TENSORS = ("targets", "logits", "features", "images", "inputs", "inputs_exact")
 

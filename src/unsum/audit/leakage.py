@@ -8,7 +8,7 @@ client looks like),
 so that 1 is the sample itself, and 0 is no better than answering with a typical sample. It is measured twice and the larger one
 counts: on the features that reach the last layer, where the attack read them (up to a factor, so that one that finds the
 direction alone counts); and on the pixels, where the attack made a picture. Where the mean is worse than no answer at all (zero
-features, a mid-grey picture) or there are no other samples, that takes its place.
+features, a mid-gray picture) or there are no other samples, that takes its place.
 
 An update that was captured elsewhere comes without the truth. Then only the attack's own certificate speaks: see `vouched`.
 """
@@ -25,7 +25,7 @@ from unsum.leak import Leak
 from unsum.score import SampleScore
 
 DEFAULT_LEVEL = 0.2
-_MID_GREY = 0.5
+_MID_GRAY = 0.5
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def yardstick(images: Tensor, features: Tensor) -> Yardstick:
     energy = flat.square().sum(1).clamp_min(1e-30)
     return Yardstick(
         torch.minimum((_others(flat) - flat).square().sum(1) / energy, torch.ones_like(energy)),
-        torch.minimum((_others(pixels) - pixels).square().mean(1), (_MID_GREY - pixels).square().mean(1)),
+        torch.minimum((_others(pixels) - pixels).square().mean(1), (_MID_GRAY - pixels).square().mean(1)),
     )
 
 

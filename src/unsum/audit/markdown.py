@@ -106,10 +106,10 @@ def _cells(row: Row) -> list[str]:
 
 def _others(audit: Audit) -> str:
     comparison = audit.comparison
-    heading = "## The same round under other defences\n\n"
+    heading = "## The same round under other defenses\n\n"
     if not comparison.points:
         return f"{heading}Not shown here. {text(comparison.absent)}"
-    headings = ["Defence", "Attack", "Largest leakage", "Mean leakage", "Labels found", "PSNR (dB)"]
+    headings = ["Defense", "Attack", "Largest leakage", "Mean leakage", "Labels found", "PSNR (dB)"]
     rows = [
         [
             comparison.label(i),
@@ -130,7 +130,7 @@ def _granted(audit: Audit) -> str:
 
 
 def _permission(sentence: str) -> str:
-    """Markdown knows no red, so a mark of that colour stands before what no honest server may do."""
+    """Markdown knows no red, so a mark of that color stands before what no honest server may do."""
     return f"- 🔴 **{text(sentence)}**" if sentence == CHANGES_MODEL else f"- {text(sentence)}"
 
 
@@ -156,7 +156,7 @@ def _setting(audit: Audit) -> str:
         "Model": setting.model,
         "Private batch": f"{sample_count(setting.batch_size) if audit.truth else 'of unknown size'}, {setting.classes} classes",
         "BatchNorm mode": setting.mode,
-        "Defence": setting.defenses,
+        "Defense": setting.defenses,
         "Attack": setting.attack,
         "Seed": str(setting.seed),
         "Device": setting.device,
@@ -177,7 +177,7 @@ def _footer(audit: Audit) -> str:
     lines = ["---", "", "Responsible use: audit what you operate or have permission to test."]
     credits_ = credits_of(audit.truth.titles) if audit.truth else []
     for photo in credits_:
-        lines += ["", f"“{text(photo['title'])}”: {text(photo['author'])}, {text(photo['licence'])}."]
+        lines += ["", f"“{text(photo['title'])}”: {text(photo['author'])}, {text(photo['license'])}."]
     return "\n".join(lines)
 
 

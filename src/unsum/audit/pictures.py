@@ -29,7 +29,7 @@ def is_picture(sample: Tensor | None) -> bool:
 
 
 def picture_grid(audit: Audit) -> Image.Image:
-    """Originals above recovered pictures, eight pairs to a line; a sample that was not found stays grey.
+    """Originals above recovered pictures, eight pairs to a line; a sample that was not found stays gray.
 
     Where the truth is not known, the recovered pictures stand alone.
     """

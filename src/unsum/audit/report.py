@@ -76,12 +76,12 @@ def render(audit: Audit) -> str:
 
 
 def _compared(comparison: Comparison) -> Plot | None:
-    """The drawing of leakage by defence, where the round was played under several."""
+    """The drawing of leakage by defense, where the round was played under several."""
     from unsum.audit.sweep.plot import plot_side_by_side  # here, because the sweep's page uses this module
 
     labels = [comparison.label(i) for i in range(len(comparison.points))]
     if comparison.audited_second:
-        labels[1] = "audited"  # a chain of defences would run into its neighbours; the table names it
+        labels[1] = "audited"  # a chain of defenses would run into its neighbors; the table names it
     return plot_side_by_side(comparison.points, labels, DEFAULT_LEVEL) if labels else None
 
 
@@ -120,7 +120,7 @@ def data_uri(picture: Tensor | None) -> str | None:
 
 
 def credits_of(titles: list[str]) -> list[dict[str, str]]:
-    """Author and licence of every photo, if all carry titles of embedded ones, else nothing: somebody's own photos."""
+    """Author and license of every photo, if all carry titles of embedded ones, else nothing: somebody's own photos."""
     manifest = (files("unsum.data") / "photos" / "manifest.json").read_text("utf-8")
     known: dict[str, dict[str, str]] = {photo["title"]: photo for photo in json.loads(manifest)}
     return [known[title] for title in titles] if all(title in known for title in titles) else []

@@ -17,9 +17,9 @@ from unsum.audit.rows import Row, rows
 from unsum.audit.verdict import Verdict, judge, judge_captured
 from unsum.data import Batch
 from unsum.errors import UnsumError
+from unsum.files.writing import write_text, write_whole
 from unsum.leak import Leak
 from unsum.score import SampleScore
-from unsum.writing import write_text, write_whole
 
 if TYPE_CHECKING:
     from unsum.audit.gate import Gate
@@ -61,7 +61,7 @@ class Audit:
     leakages: list[float] = field(default_factory=list)  # of every true sample, see unsum.audit.leakage
     class_names: list[str] = field(default_factory=list)  # where there is no truth to take them from
     comparison: Comparison = field(default_factory=Comparison)
-    trained_on: str = ""  # a sentence where `truth` is not the client's own samples but what a defence made of them
+    trained_on: str = ""  # a sentence where `truth` is not the client's own samples but what a defense made of them
 
     @property
     def verdict(self) -> Verdict:

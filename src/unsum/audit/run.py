@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from unsum.active import modify, place
+from unsum.attack.pictures import Inverses
+from unsum.attack.recipe import AUTO, check_recipe
+from unsum.attack.recipe import attack as run_attack
 from unsum.audit.captured import audit_captured
 from unsum.audit.comparison import LITTLE
 from unsum.audit.leakage import leakages
@@ -25,10 +28,7 @@ from unsum.head import collect_features, find_head
 from unsum.invert.refine import Mode
 from unsum.models import DEFAULT_MODEL, load_model
 from unsum.models.built import USUAL_SIZE
-from unsum.picturing import Inverses
-from unsum.received import Received
-from unsum.recipe import AUTO, check_recipe
-from unsum.recipe import attack as run_attack
+from unsum.models.received import Received
 from unsum.score import score, score_samples
 from unsum.update import Update
 
@@ -83,11 +83,11 @@ def audit(
         attack: `auto` or the name of a separator; the attacker is given the model and the update, nothing else.
         label_rule: a rule that finds the labels first; without one the attack finds them in its own way.
         refine: a mode that refines the inverse's pictures, as in `attack`.
-        batch_size_known, auxiliary: grant the attacker the batch size, or labelled samples of its own, which some label
+        batch_size_known, auxiliary: grant the attacker the batch size, or labeled samples of its own, which some label
             rules need; the result says so.
         inverse: an inverse that `unsum train-inverse` made for this backbone, for pictures.
         train: the client's BatchNorm mode.
-        compare: play the round again under standard defences, for the report; None does so where it costs little.
+        compare: play the round again under standard defenses, for the report; None does so where it costs little.
         progress: called with a sentence when a new stage begins.
         steps: called as `steps(step, *losses)` by attacks that iterate.
 
@@ -101,7 +101,7 @@ def audit(
     chosen = torch.device(device or "cpu")
     if update is not None:
         if data is not None or tuple(defenses if not isinstance(defenses, Defense) else (defenses,)):
-            raise UnsumError("An update that was captured is attacked as it is; leave data and defences out.")
+            raise UnsumError("An update that was captured is attacked as it is; leave data and defenses out.")
         if server is not None:
             raise UnsumError(
                 "A server can change the model only before the client trains; leave the captured update out."
@@ -217,7 +217,7 @@ def audit(
 
 
 def _as_trained(truth: Batch, images: Tensor, targets: Tensor, chain: list[Defense]) -> tuple[Batch, str]:
-    """The batch that the gradient was computed on, and a sentence where a defence mixed the client's samples into it."""
+    """The batch that the gradient was computed on, and a sentence where a defense mixed the client's samples into it."""
     trained = replace(truth, images=images.cpu(), targets=targets.cpu())
     if torch.equal(trained.images, truth.images.cpu()):
         return trained, ""

@@ -22,7 +22,7 @@ _RULES = {
     "sample-leakage": (
         "A private sample can be read back out of the update",
         "The leakage of a sample is above the level of the gate: 1 is the sample itself, 0 is no better than a typical sample "
-        "of the client. Sweep a defence over its strengths (unsum audit --sweep) to find one that is enough.",
+        "of the client. Sweep a defense over its strengths (unsum audit --sweep) to find one that is enough.",
         "error",
         "8.0",
     ),

@@ -16,7 +16,7 @@ Level = Literal["severe", "partial", "labels", "low", "open"]
 
 EXACT_ERROR = 1e-3  # features this close are the client's own, up to rounding
 CLOSE_ERROR = 0.3  # features this close still give the sample away
-RECOGNISABLE_PSNR = 18.0  # dB from which people recognise the pictures of our inverses
+RECOGNIZABLE_PSNR = 18.0  # dB from which people recognize the pictures of our inverses
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,10 @@ def _details(leak: Leak, samples: list[SampleScore], labels: int, leakages: Sequ
         )
     pictures = [row for row in samples if not math.isnan(row.psnr)]
     if pictures:
-        # A sample that was not found is scored as mid-grey: it counts in the mean, but it did not come back.
-        good = sum(row.found is not None and row.psnr >= RECOGNISABLE_PSNR for row in pictures)
+        # A sample that was not found is scored as mid-gray: it counts in the mean, but it did not come back.
+        good = sum(row.found is not None and row.psnr >= RECOGNIZABLE_PSNR for row in pictures)
         details.append(
-            f"{good} of {total} pictures came back at {RECOGNISABLE_PSNR:g} dB or better, where people usually recognise "
+            f"{good} of {total} pictures came back at {RECOGNIZABLE_PSNR:g} dB or better, where people usually recognize "
             f"them (mean {math.fsum(row.psnr for row in pictures) / len(pictures):.1f} dB)."
         )
     if leak.batch_size < total:

@@ -1,4 +1,4 @@
-"""What an experiment is: a declaration (model × data × batch × labels × defence × attack × seeds → columns); nothing here runs.
+"""What an experiment is: a declaration (model × data × batch × labels × defense × attack × seeds → columns); nothing here runs.
 
 Cell        one thing to measure; its content decides its key, so tables that ask for the same cell share the result
 Grid        the product of some axes: many cells
@@ -19,7 +19,7 @@ Granted = Literal["nothing", "batch size", "labels"]
 Labels = Literal["hard", "smooth", "mixup"]
 Data = Literal["photos", "embedded"]  # what --data gives, or the photos of the package whatever it gives
 Value = str | int | float | bool | tuple[str, ...]
-NONE = "none"  # no defence
+NONE = "none"  # no defense
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Cell:
     batch: int
     same: int = 0  # how many labels of the batch are alike
     labels: Labels = "hard"
-    defence: str = NONE
+    defense: str = NONE
     data: Data = "photos"
     draws: int = 1  # rounds that the cell is the mean of, where one says little
     pictures: bool = False  # keep a strip of what was recovered
@@ -75,7 +75,7 @@ class Cell:
     def __str__(self) -> str:
         parts = [str(self.attack), str(self.network.name), f"B = {self.batch}"]
         parts += [f"{self.same} alike"] * bool(self.same) + [self.labels] * (self.labels != "hard")
-        return ", ".join([*parts, *[self.defence] * (self.defence != NONE), f"seed {self.seed}"])
+        return ", ".join([*parts, *[self.defense] * (self.defense != NONE), f"seed {self.seed}"])
 
 
 @dataclass(frozen=True)
@@ -87,17 +87,17 @@ class Grid:
     batches: tuple[int, ...] = (8,)
     same: tuple[int, ...] = (0,)
     labels: tuple[Labels, ...] = ("hard",)
-    defences: tuple[str, ...] = (NONE,)
+    defenses: tuple[str, ...] = (NONE,)
     data: Data = "photos"
     seeds: int = 1
     draws: int = 1
     pictures: bool = False
 
     def cells(self) -> Iterator[Cell]:
-        axes = (self.networks, self.labels, self.batches, self.same, self.defences, self.attacks, range(self.seeds))
-        for network, labels, batch, same, defence, attack, seed in itertools.product(*axes):
+        axes = (self.networks, self.labels, self.batches, self.same, self.defenses, self.attacks, range(self.seeds))
+        for network, labels, batch, same, defense, attack, seed in itertools.product(*axes):
             own = (self.data, self.draws, self.pictures)
-            yield Cell(network, attack, batch, same, labels, defence, *own, seed)
+            yield Cell(network, attack, batch, same, labels, defense, *own, seed)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Drawings of results, in one style that can be read in greyscale: lines differ by mark and dash, not by colour alone."""
+"""Drawings of results, in one style that can be read in grayscale: lines differ by mark and dash, not by color alone."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def _curves(table: Table, figure: Figure) -> Any | None:
     if not lines:
         return None
     with _plot() as (drawn, axes):
-        for (name, points), (colour, mark, dash) in zip(lines.items(), cycle(_LINES), strict=False):
-            axes.plot(*zip(*points, strict=True), color=colour, marker=mark, linestyle=dash, label=name)
+        for (name, points), (color, mark, dash) in zip(lines.items(), cycle(_LINES), strict=False):
+            axes.plot(*zip(*points, strict=True), color=color, marker=mark, linestyle=dash, label=name)
         if figure.log_x:
             axes.set_xscale("symlog" if any(x == 0 for points in lines.values() for x, _ in points) else "log")
             _ticks(axes, lines)
@@ -86,9 +86,9 @@ def curves(table: Table, figure: Figure) -> dict[str, list[tuple[float, float]]]
 
 
 def coordinate(cell: Cell, axis: str) -> float:
-    """Where a cell stands on the axis: a batch, a number of labels alike, or the strength of its defence."""
+    """Where a cell stands on the axis: a batch, a number of labels alike, or the strength of its defense."""
     if axis == "strength":
-        return 0.0 if cell.defence == NONE else float(cell.defence.partition(":")[2] or 1)
+        return 0.0 if cell.defense == NONE else float(cell.defense.partition(":")[2] or 1)
     return float(getattr(cell, axis))
 
 

@@ -45,15 +45,15 @@ def code_version() -> str:
 
 
 def _measures(name: str) -> bool:
-    folder, _, rest = name.partition("/")
+    folder, _, _ = name.partition("/")
     if name in _MEASURING or name.startswith("bench/measure/"):
         return True
-    return folder not in _FRONT_ENDS if rest else not name.startswith("cli")
+    return folder not in _FRONT_ENDS
 
 
 def _plugins(cell: Cell) -> dict[str, str]:
     """The source of third-party methods that the cell uses."""
-    stems = [part.partition(":")[0] for part in cell.defence.split("|") if cell.defence != NONE]
+    stems = [part.partition(":")[0] for part in cell.defense.split("|") if cell.defense != NONE]
     used: list[Entry[Any]] = [entry for entry in DEFENSES if entry.name in stems]
     for registry in (SEPARATORS, MATCHERS):
         used += [entry for entry in registry if entry.name == cell.attack.name and cell.attack.family == "attack"]

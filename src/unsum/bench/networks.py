@@ -54,7 +54,7 @@ def lenet(network: Network) -> nn.Sequential:
 
 
 def spread_lenet(network: Network) -> nn.Sequential:
-    """LeNet with weights uniform in ±0.5, the soft-label paper's own initialisation of untrained networks."""
+    """LeNet with weights uniform in ±0.5, the soft-label paper's own initialization of untrained networks."""
     model = lenet(network)
     for parameter in model.parameters():
         nn.init.uniform_(parameter, -0.5, 0.5)

@@ -23,7 +23,7 @@ _COMMANDS = 8  # of a store that several runs made, the usual ones
 TITLES = {
     "rgla": "RGLA's tables and figures, by `unsum bench`",
     "soft-labels": "The soft-label paper's tables, by `unsum bench`",
-    "field": "Every attack against every defence, by `unsum bench`",
+    "field": "Every attack against every defense, by `unsum bench`",
 }
 
 

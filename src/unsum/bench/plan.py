@@ -38,13 +38,13 @@ def cells_of_all(experiments: Iterable[Experiment], size: Size) -> list[Cell]:
 
 
 def with_plugins(grid: Grid) -> Grid:
-    """The grid with third-party attacks and defences beside those that it names."""
+    """The grid with third-party attacks and defenses beside those that it names."""
     families = {attack.family for attack in grid.attacks}
     named = {attack.name for attack in grid.attacks}
     plugged = tuple(attack for attack in plugin_attacks() if attack.name not in named and "attack" in families)
-    stems = {defence.partition(":")[0] for defence in grid.defences}
-    strengths = tuple(text for text in plugin_defences() if text.partition(":")[0] not in stems)
-    return replace(grid, attacks=grid.attacks + plugged, defences=grid.defences + strengths)
+    stems = {defense.partition(":")[0] for defense in grid.defenses}
+    strengths = tuple(text for text in plugin_defenses() if text.partition(":")[0] not in stems)
+    return replace(grid, attacks=grid.attacks + plugged, defenses=grid.defenses + strengths)
 
 
 def plugin_attacks() -> list[Attack]:
@@ -53,11 +53,11 @@ def plugin_attacks() -> list[Attack]:
     return [Attack(name, granted="labels") for name in outside]
 
 
-def plugin_defences() -> list[str]:
-    """Defences of other packages, at the strength that they give as an example."""
+def plugin_defenses() -> list[str]:
+    """Defenses of other packages, at the strength that they give as an example."""
     return [written(entry.name, entry.method) for entry in DEFENSES if from_outside(entry)]
 
 
 def written(name: str, kind: type[Defense]) -> str:
-    """A defence as the command line writes it, at its example's strength."""
+    """A defense as the command line writes it, at its example's strength."""
     return f"{name}:{kind.example:g}" if has_strength(kind) else name

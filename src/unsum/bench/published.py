@@ -23,7 +23,7 @@ MATCHING_BY_DUPLICATES = {  # the ends alone: 0 and 8 of 8
     "ig": {0: "15.22", 8: "12.20"},
     "ggl": {0: "11.79", 8: "9.60"},
 }
-BY_DEFENCE = {  # table 2: PSNR; RGLA's with SSIM / LPIPS
+BY_DEFENSE = {  # table 2: PSNR; RGLA's with SSIM / LPIPS
     "noise:0.01": {"dlg": "11.91", "ig": "14.26", "ggl": "11.26", "fgla": "18.84", "rgla": "18.91 / .529 / .518"},
     "clip:4": {"dlg": "9.95", "ig": "12.55", "ggl": "10.19", "fgla": "17.43", "rgla": "16.13 / .413 / .682"},
     "prune:0.999": {"dlg": "11.19", "ig": "12.46", "ggl": "10.55", "fgla": "10.45", "rgla": "16.29 / .484 / .603"},

@@ -37,7 +37,7 @@ def share(cells: Iterable[Cell], shard: Shard) -> list[Cell]:
 
 def _kind(cell: Cell) -> str:
     content = cell.content()
-    order = ("network", "attack", "batch", "same", "labels", "defence", "data", "draws", "pictures", "seed")
+    order = ("network", "attack", "batch", "same", "labels", "defense", "data", "draws", "pictures", "seed")
     return json.dumps([content[name] for name in order])
 
 

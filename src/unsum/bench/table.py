@@ -23,7 +23,7 @@ _AXES = {
     "labels": "labels are",
     "batch": "B",
     "same": "alike",
-    "defence": "defence",
+    "defense": "defense",
     "attack": "attack",
 }
 
@@ -124,15 +124,15 @@ def published_for(experiment: Experiment, cell: Cell) -> str:
 
 
 def _belongs(entry: Published, cell: Cell) -> bool:
-    """Published figures are for named attacks without a defence, unless they name one."""
+    """Published figures are for named attacks without a defense, unless they name one."""
     own = {
         "attack": str(cell.attack),
         "network": cell.network.name,
         "size": cell.network.size,
         "classes": cell.network.classes,
-        **{name: getattr(cell, name) for name in ("batch", "same", "labels", "defence")},
+        **{name: getattr(cell, name) for name in ("batch", "same", "labels", "defense")},
     }
-    return all(own[axis] == value for axis, value in {"defence": "none", **entry.where}.items())
+    return all(own[axis] == value for axis, value in {"defense": "none", **entry.where}.items())
 
 
 def _written(value: float | None, column: Column) -> str:

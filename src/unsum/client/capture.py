@@ -45,7 +45,7 @@ def capture_trained(
     train: bool = True,
     defenses: Iterable[AnyDefense] | AnyDefense = (),
 ) -> tuple[Update, Tensor, Tensor]:
-    """`capture`, with the images and targets that the client trained on: other ones where a defence changes the batch."""
+    """`capture`, with the images and targets that the client trained on: other ones where a defense changes the batch."""
     parts = ordered(defenses)
     step = before(parts, first_step(model, images, targets, train))
     return after(parts, Update(step.gradient(step)), step), step.images, step.targets

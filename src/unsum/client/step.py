@@ -1,10 +1,10 @@
-"""One step of a client, in three stages, so that defences can work where they belong.
+"""One step of a client, in three stages, so that defenses can work where they belong.
 
     batch     images and targets are changed before they are used                (label smoothing, mixup)
     gradient  the gradient is computed in another way than by the mean loss      (DP-SGD)
     update    what was computed is changed, with the model and the batch at hand (Soteria) or without (noise, clipping, …)
 
-Every defence is asked twice: `before` the gradient exists and `after`. A plain function Update → Update is of the last stage.
+Every defense is asked twice: `before` the gradient exists and `after`. A plain function Update → Update is of the last stage.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Gradients = dict[str, Tensor]
 
 
 class Stage(IntEnum):
-    """What a defence changes; later stages cannot come before earlier ones."""
+    """What a defense changes; later stages cannot come before earlier ones."""
 
     BATCH = 0
     GRADIENT = 1
@@ -55,7 +55,7 @@ class Step:
 
 @runtime_checkable
 class InsideClient(Protocol):
-    """What `capture` asks of a defence that is more than a function from Update to Update."""
+    """What `capture` asks of a defense that is more than a function from Update to Update."""
 
     @property
     def stage(self) -> Stage: ...
@@ -71,7 +71,7 @@ AnyDefense = InsideClient | Callable[[Update], Update]
 
 
 def ordered(defenses: Iterable[AnyDefense] | AnyDefense) -> list[AnyDefense]:
-    """The single defences in order of application; refuses an order that the client could not keep."""
+    """The single defenses in order of application; refuses an order that the client could not keep."""
     given = [defenses] if callable(defenses) or isinstance(defenses, InsideClient) else defenses
     parts = [part for defense in given for part in _parts(defense)]
     for first, second in pairwise(parts):
@@ -87,7 +87,7 @@ def ordered(defenses: Iterable[AnyDefense] | AnyDefense) -> list[AnyDefense]:
 
 
 def before(parts: Iterable[AnyDefense], step: Step) -> Step:
-    """The step as the defences want it computed."""
+    """The step as the defenses want it computed."""
     for part in parts:
         if isinstance(part, InsideClient):
             step = part.before(step)

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from unsum.client.step import AnyDefense, Gradients, InsideClient, Stage, Step, after, in_mode, ordered
 from unsum.errors import UnsumError
 from unsum.head import find_head
-from unsum.separate.text import is_language_model
-from unsum.separate.text.loss import IGNORED, gradients_of, next_tokens
+from unsum.models.language import IGNORED, gradients_of, is_language_model, next_tokens
 from unsum.update import Update
 
 

@@ -11,16 +11,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from unsum.attack.recipe import attack as run_attack
+from unsum.attack.recipe import check_recipe, steps_of
 from unsum.audit.leak_folder import leak_summary, write_leak
 from unsum.audit.result import check_folder
 from unsum.client.step import in_mode
 from unsum.commands import options
+from unsum.commands.stages import stages
 from unsum.invert.refine import Mode
 from unsum.leak import Leak
-from unsum.received import Received
-from unsum.recipe import attack as run_attack
-from unsum.recipe import check_recipe, steps_of
-from unsum.stages import stages
+from unsum.models.received import Received
 
 _PROGRESS, _OUT = Console(stderr=True), Console()
 

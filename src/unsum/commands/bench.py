@@ -48,7 +48,7 @@ class RunByDefault(TyperGroup):
 
 app = typer.Typer(
     cls=RunByDefault,
-    help="The papers' tables and every attack against every defence: resumable, on this machine or a Ray cluster.",
+    help="The papers' tables and every attack against every defense: resumable, on this machine or a Ray cluster.",
     no_args_is_help=False,
     pretty_exceptions_enable=False,
 )

@@ -13,9 +13,9 @@ from rich.console import Console
 from unsum.audit.run import prepare
 from unsum.client import capture
 from unsum.commands import options
+from unsum.commands.stages import stages
 from unsum.defend import parse_defense
 from unsum.errors import UnsumError
-from unsum.stages import stages
 
 _PROGRESS = Console(stderr=True)
 
@@ -60,10 +60,10 @@ def command(
     out.parent.mkdir(parents=True, exist_ok=True)
     update.save(out)
     values = sum(gradient.numel() for gradient in update.gradients.values())
-    defences = " | ".join(repr(part) for part in chain) or "none"
+    defenses = " | ".join(repr(part) for part in chain) or "none"
     if as_json:
-        content = {"update": str(out), "model": name, "samples": len(images), "defenses": defences, "seed": seed}
+        content = {"update": str(out), "model": name, "samples": len(images), "defenses": defenses, "seed": seed}
         typer.echo(json.dumps(content | {"tensors": len(update.gradients), "values": values}, indent=2))
         return
     typer.echo(f"{out}: {len(update.gradients)} tensors, {values:,} values, of {len(images)} photos.")
-    typer.echo(f"Model: {name}. Defence: {defences}. The file says nothing about the photos or their number.")
+    typer.echo(f"Model: {name}. Defense: {defenses}. The file says nothing about the photos or their number.")

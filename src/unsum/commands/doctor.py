@@ -81,8 +81,8 @@ def command(
 def _show(findings: list[Finding]) -> None:
     table = Table("", "check", "what was found", title="Before the audit", title_justify="left")
     for finding in findings:
-        mark, colour = _SHOWN[finding.mark]
-        table.add_row(Text(mark, colour), finding.check, Text(finding.sentence))
+        mark, color = _SHOWN[finding.mark]
+        table.add_row(Text(mark, color), finding.check, Text(finding.sentence))
     _OUT.print(table)
     counts: Counter[str] = Counter(finding.mark for finding in findings)
     _OUT.print(", ".join(f"{counts[mark]} {mark}" for mark in _SHOWN if counts[mark]) + ".", highlight=False)

@@ -9,7 +9,7 @@ import torch
 import typer
 
 from unsum.errors import UnsumError, unknown_name
-from unsum.received import Received
+from unsum.models.received import Received
 
 ModelOption = Annotated[
     str,

@@ -1,4 +1,4 @@
-"""The embedded photos as a client's private batch, labelled with tags of a photo-tagging task."""
+"""The embedded photos as a client's private batch, labeled with tags of a photo-tagging task."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def photo_count() -> int:
 
 
 def embedded_batch(size: int = 8, *, image_size: int, same_label: int = 0) -> Batch:
-    """The first `size` embedded photos; the first `same_label` of them relabelled to one shared class.
+    """The first `size` embedded photos; the first `same_label` of them relabeled to one shared class.
 
     With `same_label` 0 every photo keeps its own tag; two of the first eight happen to be mountains.
     """

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unsum.array_file import names_in, read_npz
 from unsum.data.tars import checked_members, open_tar
 from unsum.errors import UnsumError, first_line
-from unsum.limits import LimitError, Limits
+from unsum.files.array_file import names_in, read_npz
+from unsum.files.limits import LimitError, Limits
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _MOST_BYTES = 1 << 28  # of one encoded picture: beyond this a tar's header lies, or it is no photo

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from unsum.limits import Limits
+from unsum.files.limits import Limits
 
 _MOST_MEMORY = 1 << 28  # bytes that unpacking xz may take; its header can ask for sixteen times as many
 

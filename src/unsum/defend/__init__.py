@@ -13,7 +13,7 @@ from unsum.defend.noise import Noise
 from unsum.defend.prune import Prune
 from unsum.defend.prune_global import PruneGlobal
 from unsum.defend.qsgd import QSGD
-from unsum.defend.quantise import Quantise
+from unsum.defend.quantize import Quantize
 from unsum.defend.sign import Sign
 from unsum.defend.smooth import SmoothLabels
 from unsum.defend.soteria import Soteria
@@ -36,7 +36,7 @@ __all__ = [
     "Noise",
     "Prune",
     "PruneGlobal",
-    "Quantise",
+    "Quantize",
     "SecAgg",
     "Sign",
     "SmoothLabels",

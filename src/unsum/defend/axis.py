@@ -1,4 +1,4 @@
-"""What the one number of a defence means: how to space several of them, and which way the defence gets stronger."""
+"""What the one number of a defense means: how to space several of them, and which way the defense gets stronger."""
 
 from __future__ import annotations
 

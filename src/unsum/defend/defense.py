@@ -1,6 +1,6 @@
-"""What a defence is: a function from Update to Update with one strength; `a | b` applies a, then b.
+"""What a defense is: a function from Update to Update with one strength; `a | b` applies a, then b.
 
-Some defences need more than the update: they change the batch, the way the gradient is computed, or need the model to know what
+Some defenses need more than the update: they change the batch, the way the gradient is computed, or need the model to know what
 they change. These are `ClientDefense`s and work only inside the client, through `unsum.capture(..., defenses=…)`.
 """
 
@@ -19,7 +19,7 @@ from unsum.update import Update
 
 
 class Defense(ABC):
-    """One defence. Its `repr` shows name and strength; reports print it in the order of application."""
+    """One defense. Its `repr` shows name and strength; reports print it in the order of application."""
 
     stage: Stage = Stage.UPDATE
     example: float = 0.5  # a strength for the sentence that says how to write it
@@ -32,7 +32,7 @@ class Defense(ABC):
     def __call__(self, update: Update) -> Update: ...
 
     def before(self, step: Step) -> Step:
-        """The client's step as this defence wants it computed."""
+        """The client's step as this defense wants it computed."""
         return step
 
     def after(self, update: Update, step: Step) -> Update:  # noqa: ARG002 (for those that need the batch)
@@ -50,7 +50,7 @@ class Defense(ABC):
 
 
 class ClientDefense(Defense):
-    """A defence that cannot be applied to an update alone; it overrides `before`, `after` or both."""
+    """A defense that cannot be applied to an update alone; it overrides `before`, `after` or both."""
 
     def __call__(self, update: Update) -> Update:  # noqa: ARG002 (refused whatever it is)
         raise UnsumError(
@@ -63,7 +63,7 @@ class ClientDefense(Defense):
 
 
 class Switch(Defense):
-    """A defence that is on or off: no strength to choose."""
+    """A defense that is on or off: no strength to choose."""
 
     def __init__(self) -> None:
         super().__init__(1.0)
@@ -73,7 +73,7 @@ class Switch(Defense):
 
 
 class Chain(Defense):
-    """Several defences, applied from left to right."""
+    """Several defenses, applied from left to right."""
 
     def __init__(self, *parts: Defense) -> None:
         self._parts = tuple(single for part in parts for single in part.parts())
@@ -90,17 +90,17 @@ class Chain(Defense):
         return " | ".join(repr(part) for part in self._parts)
 
 
-DEFENSES: Registry[type[Defense]] = Registry("defence", "unsum.defences")
+DEFENSES: Registry[type[Defense]] = Registry("defense", "unsum.defenses")
 
 
 def parse_defense(text: str) -> Defense:
-    """A defence from its command-line form, `noise:0.01`, or several in order, `noise:0.01|clip:4|sign`."""
+    """A defense from its command-line form, `noise:0.01`, or several in order, `noise:0.01|clip:4|sign`."""
     parts = [_parse_one(part.strip()) for part in text.split("|")]
     return parts[0] if len(parts) == 1 else Chain(*parts)
 
 
 def whole_number(value: float, least: int, what: str) -> int:
-    """`value` as an int, or one sentence; `what` names the defence and its unit: "QSGD needs a number of levels"."""
+    """`value` as an int, or one sentence; `what` names the defense and its unit: "QSGD needs a number of levels"."""
     if not (math.isfinite(value) and value == int(value) and value >= least):
         raise UnsumError(f"{what} that is whole and at least {least}, not {value:g}.")
     return int(value)
@@ -116,12 +116,12 @@ def _parse_one(text: str) -> Defense:
     kind = DEFENSES[name]
     if not has_strength(kind):
         if colon:
-            raise UnsumError(f"The defence {text!r} cannot be read: it takes no strength; write it as {name!r}.")
+            raise UnsumError(f"The defense {text!r} cannot be read: it takes no strength; write it as {name!r}.")
         return cast("type[Switch]", kind)()
     try:
         value = float(strength)
     except ValueError:
         example = f"{name}:{kind.example:g}"
         missing = f"{strength!r} is not a number" if colon else "its strength is missing"
-        raise UnsumError(f"The defence {text!r} cannot be read: {missing}; write it as {example!r}.") from None
+        raise UnsumError(f"The defense {text!r} cannot be read: {missing}; write it as {example!r}.") from None
     return kind(value)

@@ -1,4 +1,4 @@
-"""Mixup as a defence (Zhang et al. 2018): the client trains on blends of two samples, images and targets alike.
+"""Mixup as a defense (Zhang et al. 2018): the client trains on blends of two samples, images and targets alike.
 
 x̃ = λ x + (1 − λ) x′,   ỹ = λ y + (1 − λ) y′,   λ ~ Beta(α, α), one for the batch; x′ is a random sample of the same batch
 """

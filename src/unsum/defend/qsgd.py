@@ -28,9 +28,9 @@ class QSGD(Defense):
         super().__init__(whole_number(levels, 1, "QSGD needs a number of levels"))
 
     def __call__(self, update: Update) -> Update:
-        return update.map(lambda _name, g: self._quantise(g))
+        return update.map(lambda _name, g: self._quantize(g))
 
-    def _quantise(self, gradient: Tensor) -> Tensor:
+    def _quantize(self, gradient: Tensor) -> Tensor:
         norm = gradient.norm()
         if not float(norm) > 0:
             return gradient

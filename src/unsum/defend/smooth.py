@@ -1,4 +1,4 @@
-"""Label smoothing as a defence: the client trains on (1 − ε) y + ε / C."""
+"""Label smoothing as a defense: the client trains on (1 − ε) y + ε / C."""
 
 from __future__ import annotations
 

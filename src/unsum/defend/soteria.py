@@ -117,7 +117,7 @@ def _features(step: Step, images: Tensor) -> Tensor:
 
 
 def _quantile(values: Tensor, fraction: float) -> Tensor:
-    """The quantile by linear interpolation between neighbours; torch.quantile refuses vectors of more than 2²⁴ entries."""
+    """The quantile by linear interpolation between neighbors; torch.quantile refuses vectors of more than 2²⁴ entries."""
     ascending = values.sort().values
     position = fraction * (len(values) - 1)
     low = int(position)

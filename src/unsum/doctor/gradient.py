@@ -10,7 +10,7 @@ from unsum.errors import UnsumError
 from unsum.head import Head, find_head
 from unsum.update import Update
 
-_FEW = 64  # distinct values in a tensor of many: quantised
+_FEW = 64  # distinct values in a tensor of many: quantized
 _MANY_ZEROS = 0.2
 _LOOKED_AT = 1 << 20  # values of a tensor, at most
 
@@ -61,18 +61,18 @@ def zeros(update: Update) -> Finding:
 
 
 def levels(model: nn.Module, update: Update) -> Finding:
-    """Few distinct values tell of a sign or quantised update."""
+    """Few distinct values tell of a sign or quantized update."""
     tensor = update.gradients.get(_head_weight(model))
     if tensor is None:
         tensor = max(update.gradients.values(), key=lambda gradient: gradient.numel())
     distinct = len(_some(tensor).unique())
     if distinct == 1:
-        return warning("quantisation", "All values of the head's gradient are the same.")
+        return warning("quantization", "All values of the head's gradient are the same.")
     if distinct <= 3 and tensor.numel() > 100:
-        return warning("quantisation", f"The head's gradient has {distinct} distinct values: only signs were sent.")
+        return warning("quantization", f"The head's gradient has {distinct} distinct values: only signs were sent.")
     if distinct <= _FEW and tensor.numel() > 16 * _FEW:
-        return warning("quantisation", f"The head's gradient has only {distinct} distinct values: it looks quantised.")
-    return ok("quantisation", "Values are not rounded to a few levels.")
+        return warning("quantization", f"The head's gradient has only {distinct} distinct values: it looks quantized.")
+    return ok("quantization", "Values are not rounded to a few levels.")
 
 
 def transport(update: Update) -> Finding:
@@ -103,7 +103,7 @@ def scale(update: Update) -> Finding:
 
 def rank(model: nn.Module, update: Update) -> Finding:
     """How many samples the head's gradient seems to be a sum of; noise makes it as many as there can be."""
-    factors = Head.of(model, update).factorise()
+    factors = Head.of(model, update).factorize()
     found, classes = factors.U.shape[1], find_head(model)[1].out_features
     if found >= min(classes - 1, find_head(model)[1].in_features):
         return warning(

@@ -15,10 +15,10 @@ from unsum.doctor import gradient, machine, network
 from unsum.doctor.finding import Finding, ok, warning, will_not_work
 from unsum.doctor.tampering import tampering
 from unsum.errors import UnsumError
+from unsum.files.tensor_file import read_tensors
 from unsum.models import DEFAULT_MODEL, load_model
 from unsum.models.built import USUAL_SIZE
-from unsum.received import Received
-from unsum.tensor_file import read_tensors
+from unsum.models.received import Received
 from unsum.update import Update
 
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".npz")

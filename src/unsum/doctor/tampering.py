@@ -108,11 +108,11 @@ def parallel_rows(layer: Layer) -> tuple[int, int] | None:
     W = layer.weight
     norms = W.norm(dim=1, keepdim=True)
     unit = W / norms
-    centres = _crowded(unit, [band[0] for band in _BANDS])
-    for (least, rows, share, columns), centre in zip(_BANDS, centres, strict=True):
+    centers = _crowded(unit, [band[0] for band in _BANDS])
+    for (least, rows, share, columns), center in zip(_BANDS, centers, strict=True):
         if W.shape[1] < columns or (least < _BANDS[0][0] and layer.bias is None):
             continue
-        cosines = unit @ unit[centre]
+        cosines = unit @ unit[center]
         band = cosines.abs() > least
         count = int(band.sum())
         if count < max(rows, share * len(W)):
@@ -127,7 +127,7 @@ def parallel_rows(layer: Layer) -> tuple[int, int] | None:
 
 
 def _crowded(unit: Tensor, levels: list[float]) -> list[int]:
-    """The row with the most neighbours at each level of |cosine|, by sketches where rows are many and long."""
+    """The row with the most neighbors at each level of |cosine|, by sketches where rows are many and long."""
     rows, columns = unit.shape
     if rows * columns > 1 << 20 and columns > _SKETCH:
         generator = torch.Generator().manual_seed(0)

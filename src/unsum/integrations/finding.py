@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from torch import nn
 
+from unsum.attack.recipe import attack as run_attack
+from unsum.attack.recipe import check_recipe
 from unsum.client.step import in_mode
 from unsum.errors import UnsumError
 from unsum.integrations.rounds import Seen
 from unsum.leak import Leak
-from unsum.recipe import attack as run_attack
-from unsum.recipe import check_recipe
 from unsum.separate import SEPARATORS, separate
 
 Outcome = Literal["audited", "out of time", "failed", "client error"]

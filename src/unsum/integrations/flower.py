@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from unsum.attack.recipe import AUTO
 from unsum.errors import UnsumError
 from unsum.integrations.finding import Finding, attack_seen, check_attack, finding_of, reason_of
 from unsum.integrations.guard import Action, Guard, WhenUnsure
@@ -24,7 +25,6 @@ from unsum.integrations.journal import Journal, figures_of
 from unsum.integrations.rounds import Seen, fill, seen
 from unsum.integrations.time_limit import OutOfTime, within
 from unsum.local_training import LocalTraining
-from unsum.recipe import AUTO
 from unsum.separate.several_rounds import separate_rounds
 from unsum.update import Update
 

@@ -17,12 +17,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from unsum.attack.recipe import AUTO
 from unsum.errors import UnsumError, unknown_name
 from unsum.integrations.finding import attack_seen, check_attack, expected_leakage, reason_of
 from unsum.integrations.rounds import fill, seen
 from unsum.integrations.time_limit import OutOfTime, within
 from unsum.local_training import LocalTraining
-from unsum.recipe import AUTO
 
 Action = Literal["refuse", "noise"]
 WhenUnsure = Literal["refuse", "send"]

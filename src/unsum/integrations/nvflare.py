@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unsum.attack.recipe import AUTO
 from unsum.errors import UnsumError
 from unsum.integrations.guard import Action, Guard, WhenUnsure
 from unsum.local_training import LocalTraining
 from unsum.models import load_model
-from unsum.recipe import AUTO
 
 try:
     from nvflare.apis.dxo import DXO, DataKind

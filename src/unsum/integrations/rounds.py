@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
+from unsum.files.naming import named_as
 from unsum.integrations.statistics import Statistics, read_statistics
 from unsum.local_training import LocalTraining
-from unsum.naming import named_as
 from unsum.update import Update
 
 

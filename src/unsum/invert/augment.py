@@ -37,7 +37,7 @@ def _crop(images: Tensor, size: int, generator: torch.Generator) -> Tensor:
 
 
 def _light(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Contrast, colour and brightness of half of the photos."""
+    """Contrast, color and brightness of half of the photos."""
 
     def normal(channels: int) -> Tensor:
         return torch.randn(len(images), channels, 1, 1, device=images.device, generator=generator)
@@ -49,7 +49,7 @@ def _light(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _paste(images: Tensor, generator: torch.Generator) -> Tensor:
-    """A rectangle of the neighbour's picture, at the same place."""
+    """A rectangle of the neighbor's picture, at the same place."""
     B, size = len(images), images.shape[-1]
     place = torch.arange(size, device=images.device)
     extent = _uniform(B, 0.2, 0.8, generator)[:, None], _uniform(B, 0.2, 0.8, generator)[:, None]

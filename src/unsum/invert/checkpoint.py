@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from unsum.errors import UnsumError, first_line
-from unsum.torch_file import load_tensors_only
-from unsum.writing import write_whole
+from unsum.files.torch_file import load_tensors_only
+from unsum.files.writing import write_whole
 
 FILE = "checkpoint.pt"
 

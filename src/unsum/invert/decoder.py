@@ -37,7 +37,7 @@ class Decoder(nn.Module):
     """(B, H) features → (B, 3, s, s) in [0, 1].
 
     A stage is (width, residual blocks): mix channels, refine, double the side; a last pixel shuffle makes `patch`² pixels
-    of every place. No normalisation: brightness and contrast must pass through. `compress` takes the logarithm of large
+    of every place. No normalization: brightness and contrast must pass through. `compress` takes the logarithm of large
     features, which are rare and far out after a ReLU.
     """
 

@@ -12,12 +12,12 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
+from unsum.files.safetensors_header import check_safetensors
+from unsum.files.writing import save_tensors, write_whole
 from unsum.invert.decoder import DECODERS
 from unsum.invert.layout import Layout
 from unsum.leak import Leak
 from unsum.registry import Registry
-from unsum.safetensors_header import check_safetensors
-from unsum.writing import save_tensors, write_whole
 
 _LARGEST = 1 << 32
 _MOST_PARTS = 100  # stages of a decoder, and blocks of a stage

@@ -155,14 +155,14 @@ class Run:
         # Compiling takes half a minute and pays on a GPU only: the grouped BatchNorm becomes four times as fast.
         compiled: Any = torch.compile if self.device.type == "cuda" else (lambda module, **_options: module)
         self.backbone = compiled(backbone, dynamic=False)
-        self.optimiser = torch.optim.AdamW(
+        self.optimizer = torch.optim.AdamW(
             self.decoder.parameters(),
             training.rate,
             betas=(0.9, 0.98),
             weight_decay=training.weight_decay,
             fused=self.device.type == "cuda",
         )
-        self.parallel, self.optimiser = fabric.setup(compiled(self.decoder, dynamic=False), self.optimiser)
+        self.parallel, self.optimizer = fabric.setup(compiled(self.decoder, dynamic=False), self.optimizer)
         self.average = copy.deepcopy(self.decoder).requires_grad_(False)
         self.progress = Progress()
         # What a checkpoint must agree with: how it trains may not change, how often it saves may.
@@ -240,14 +240,14 @@ class Run:
         client = training.clients[int(torch.randint(len(training.clients), (), generator=chosen))]
         features = self._features(images, client)
         rate = training.rate * min(1, (step + 1) / _WARM_UP) * (_cosine(self.progress.done) + _FLOOR)
-        for group in self.optimiser.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = rate
         found = self.parallel(features).float()
         loss = self.loss(found, images)
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         self.fabric.backward(loss)
-        self.fabric.clip_gradients(self.parallel, self.optimiser, max_norm=1.0, error_if_nonfinite=False)
-        self.optimiser.step()
+        self.fabric.clip_gradients(self.parallel, self.optimizer, max_norm=1.0, error_if_nonfinite=False)
+        self.optimizer.step()
         self._follow(step)
         return psnr(found.detach(), images).mean()
 
@@ -292,7 +292,7 @@ class Run:
                 "run": self.identity,
                 "decoder": self.decoder.state_dict(),
                 "average": self.average.state_dict(),
-                "optimiser": self.optimiser.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
                 "progress": asdict(self.progress),
             }
             checkpoint.write(self.folder, state)
@@ -305,7 +305,7 @@ class Run:
         try:
             self.decoder.load_state_dict(state["decoder"])
             self.average.load_state_dict(state["average"])
-            self.optimiser.load_state_dict(state["optimiser"])
+            self.optimizer.load_state_dict(state["optimizer"])
             self.progress = Progress(**state["progress"])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise UnsumError(

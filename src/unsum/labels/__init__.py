@@ -31,7 +31,7 @@ def labels(
         update: what the server received.
         method: a label rule from `unsum list`, which says what each needs.
         batch_size: B if the attacker knows it; taken from the update where the protocol discloses it.
-        auxiliary: labelled samples of the attacker's own, (images, labels), for rules that need them.
+        auxiliary: labeled samples of the attacker's own, (images, labels), for rules that need them.
         device: where to compute; the model's own device by default.
         seed: fixes every random choice.
     """

@@ -1,4 +1,4 @@
-"""Labels read off the adaptive separator: those that the exact solver finds, and those that a defence left.
+"""Labels read off the adaptive separator: those that the exact solver finds, and those that a defense left.
 
 Pruning empties most of the bias gradient, which other rules look at first; the label rows of ∇W stay the longest.
 """
@@ -17,7 +17,7 @@ from unsum.labels.needs import Needs
 
 @label_rule(
     "adaptive",
-    summary="every label that a defence left, read off the adaptive separator (unsum)",
+    summary="every label that a defense left, read off the adaptive separator (unsum)",
     needs=Needs(fewer_samples_than_classes=True, hard_labels=False),
 )
 def adaptive_labels(evidence: Evidence) -> Tensor:

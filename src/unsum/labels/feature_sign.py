@@ -1,7 +1,7 @@
 """Can the features that reach the head be negative? Read off the data flow in front of it.
 
 ReLU, sigmoid and their like give non-negative values; pooling, flattening and dropout keep them so, and so do sums and
-concatenations of them. Tanh, GELU, a normalisation or another linear layer do give negative values. Anything else is unknown.
+concatenations of them. Tanh, GELU, a normalization or another linear layer do give negative values. Anything else is unknown.
 """
 
 from __future__ import annotations

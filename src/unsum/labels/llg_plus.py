@@ -1,4 +1,4 @@
-"""LLG+: LLG with impact and offsets measured on labelled samples of the attacker's own.
+"""LLG+: LLG with impact and offsets measured on labeled samples of the attacker's own.
 
 For each class a there are samples of, batches of class a alone go through the model; g^a are the row sums of their gradients.
 Then, averaged over ten rounds,

@@ -1,7 +1,7 @@
 """LLG*: LLG with impact and offsets measured on random inputs instead of data.
 
-The inputs do not depend on the class they are labelled with, so one forward pass serves all C single-class batches of a round:
-with probabilities p_i and feature sums S_i = Σ_k f_ik, a batch all labelled a has g^a_c = mean_i (p_ic − [c = a]) S_i, hence
+The inputs do not depend on the class they are labeled with, so one forward pass serves all C single-class batches of a round:
+with probabilities p_i and feature sums S_i = Σ_k f_ik, a batch all labeled a has g^a_c = mean_i (p_ic − [c = a]) S_i, hence
 
     m = (1 + 1/C)/B · mean_c mean_i (p_ic − 1) S_i = −(1 + 1/C)(1 − 1/C)/B · mean_i S_i,    s_c = mean_i p_ic S_i
 

@@ -1,16 +1,16 @@
-"""Whole gradient → images: the pictures whose gradient is the one received, found by optimisation.
+"""Whole gradient → images: the pictures whose gradient is the one received, found by optimization.
 
-One engine (`engine.solve`) does all the work; a method is a declaration of what to minimise, over what, and how. To add one,
+One engine (`engine.solve`) does all the work; a method is a declaration of what to minimize, over what, and how. To add one,
 write a file like this and import it below:
 
 ```python
 from unsum.match.engine import Matched, solve
 from unsum.match.method import Needs, matcher
 from unsum.match.objective import Objective
-from unsum.match.optimisers import Adam
+from unsum.match.optimizers import Adam
 from unsum.match.plan import Plan
 from unsum.match.problem import Problem
-from unsum.match.regularisers import TotalVariation
+from unsum.match.regularizers import TotalVariation
 from unsum.match.unknown import LowResolution
 
 
@@ -26,17 +26,17 @@ def coarse(problem: Problem, *, steps: int = 500, total_variation: float = 1e-3)
             Objective("cosine"),                   # or "l2"; masked=True looks only where the received gradient is not zero
             Adam(0.05, signed=True),               # or LBFGS()
             steps,
-            regularisers=(TotalVariation(total_variation),),
+            regularizers=(TotalVariation(total_variation),),
             unknown=LowResolution(problem.shape[1:]),
         ),
     )
 ```
 
 The unknown is any object with `start`, `pictures` and `project` (see `unknown.py`): pixels, coarse pixels, latents of a
-generator, or the generator's own weights. A regulariser is any object with a weight and a `__call__` from a `Scene` to one value
+generator, or the generator's own weights. A regularizer is any object with a weight and a `__call__` from a `Scene` to one value
 per restart. `Plan.amend` is called every `amend_every` steps with one restart's leaves, to put them through a denoiser, say. A
 method of several stages calls `solve` for each, with a `Plan.stage` that tells their checkpoints apart; a method that is no
-optimisation returns a `Matched` of its own. `problem` holds the model, the received gradients and what is known of the batch; the
+optimization returns a `Matched` of its own. `problem` holds the model, the received gradients and what is known of the batch; the
 truth is nowhere in it.
 """
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from unsum.errors import UnsumError
-from unsum.tensor_file import read_tensors
+from unsum.files.tensor_file import read_tensors
 
 _SUFFIXES = (".safetensors", ".npz", ".pt", ".pth")
 

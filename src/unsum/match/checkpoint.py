@@ -12,8 +12,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from unsum.errors import UnsumError
-from unsum.safetensors_header import check_safetensors
-from unsum.writing import save_tensors, write_whole
+from unsum.files.safetensors_header import check_safetensors
+from unsum.files.writing import save_tensors, write_whole
 
 
 def write(path: Path, run: dict[str, Any], state: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from unsum.match.engine import Matched, solve
 from unsum.match.method import Needs, matcher
 from unsum.match.objective import Objective
-from unsum.match.optimisers import LBFGS
+from unsum.match.optimizers import LBFGS
 from unsum.match.plan import Plan
 from unsum.match.problem import Problem
 from unsum.match.unknown import Pixels

@@ -13,7 +13,7 @@ from torch import Tensor
 from unsum.errors import UnsumError
 from unsum.match import checkpoint, preview
 from unsum.match.evaluate import Evaluator
-from unsum.match.optimisers import LBFGS
+from unsum.match.optimizers import LBFGS
 from unsum.match.plan import Plan
 from unsum.match.problem import Problem
 
@@ -43,7 +43,7 @@ class Matched:
 
 
 def solve(problem: Problem, plan: Plan) -> Matched:
-    """Minimise what the plan declares. The model is left as it was: flags, gradients, buffers, modes."""
+    """Minimize what the plan declares. The model is left as it was: flags, gradients, buffers, modes."""
     if plan.steps < 1 or plan.restarts < 1:
         raise UnsumError("Matching needs at least one step and one restart.")
     run = _Run(problem, plan)
@@ -58,7 +58,7 @@ class _Run:
     def __init__(self, problem: Problem, plan: Plan) -> None:
         self.problem, self.plan = problem, plan
         self.evaluator = Evaluator(problem, plan, _leaves(problem, plan))
-        self.driver = plan.optimiser.driver(self.evaluator)
+        self.driver = plan.optimizer.driver(self.evaluator)
         R = plan.restarts
         self.best = [leaf.detach().clone() for leaf in self.evaluator.leaves]
         self.best_losses = torch.full((R,), torch.inf, dtype=torch.float64)
@@ -66,7 +66,7 @@ class _Run:
         self.rows: list[list[float]] = []
         self.step, self.stale = 0, 0
         self.renewed = [0] * R
-        rarest = 1 if isinstance(plan.optimiser, LBFGS) else min(_RAREST_LOOK, max(1, plan.steps // _LOOKS))
+        rarest = 1 if isinstance(plan.optimizer, LBFGS) else min(_RAREST_LOOK, max(1, plan.steps // _LOOKS))
         self.look_every = plan.look_every or rarest
         self.saved = self.shown = time.monotonic()
         self.identity = _identity(problem, plan)
@@ -157,7 +157,7 @@ class _Run:
             "step": self.step,
             "stale": self.stale,
             "renewed": self.renewed,
-            "optimiser": self.driver.state(),
+            "optimizer": self.driver.state(),
         }
         checkpoint.write(self.file, self.identity, state)
 
@@ -172,7 +172,7 @@ class _Run:
         self.best_losses, self.best_matches = state["best_losses"].cpu(), state["best_matches"].cpu()
         self.rows = state["rows"].tolist()
         self.step, self.stale, self.renewed = state["step"], state["stale"], state["renewed"]
-        self.driver.restore(state["optimiser"])
+        self.driver.restore(state["optimizer"])
 
     def _notes(self) -> list[str]:
         count = sum(self.renewed)
@@ -231,7 +231,7 @@ def _identity(problem: Problem, plan: Plan) -> dict[str, Any]:
         "steps": plan.steps,
         "restarts": plan.restarts,
         "objective": repr(plan.objective),
-        "optimiser": repr(plan.optimiser),
-        "regularisers": repr(plan.regularisers),
+        "optimizer": repr(plan.optimizer),
+        "regularizers": repr(plan.regularizers),
         "unknown": repr(plan.unknown),
     }

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
+from unsum.cuda_graph import recorded
 from unsum.gradients import main_output, quiet
 from unsum.match.objective import Target
-from unsum.match.optimisers import LBFGS
+from unsum.match.optimizers import LBFGS
 from unsum.match.plan import Plan
 from unsum.match.problem import Problem
 from unsum.match.register import registered_mean
 from unsum.match.scene import Scene
-from unsum.recorded import recorded
 
 _FEW_PIXELS = 2048
 _BATCH_NORMS = nn.modules.batchnorm._BatchNorm
@@ -35,7 +35,7 @@ class Evaluator:
         self.problem, self.plan = problem, plan
         self.restarts = len(leaves[0])
         pays = _few_pixels(problem) or problem.device.type != "cpu"  # on a CPU, larger grouped convolutions are slower
-        self.together = plan.together and self.restarts > 1 and pays and not isinstance(plan.optimiser, LBFGS)
+        self.together = plan.together and self.restarts > 1 and pays and not isinstance(plan.optimizer, LBFGS)
         self.notes: list[str] = []
         self.leaves = [leaf.detach().requires_grad_(self.together) for leaf in leaves]
         self.views = [[leaf.detach()[r].requires_grad_() for leaf in self.leaves] for r in range(self.restarts)]
@@ -44,7 +44,7 @@ class Evaluator:
         self._parameters: dict[str, Tensor] = {name: parameters[name] for name in self.names}
         self._target = self._against(self.restarts if self.together else 1)
         self._look = _Lookout(problem, plan)
-        self._group = any(regulariser.sees_group for regulariser in plan.regularisers)
+        self._group = any(regularizer.sees_group for regularizer in plan.regularizers)
         self._consensus = (
             torch.zeros(problem.batch_size, *problem.shape).to(problem.zero) if self._group else problem.zero
         )
@@ -78,7 +78,7 @@ class Evaluator:
         return self.plan.objective.against([self.problem.sent[name] for name in self.names], restarts)
 
     def all(self) -> tuple[Tensor, Tensor]:
-        """(R,) what is minimised and (R,) the distance of the gradients; `leaves` get their derivatives."""
+        """(R,) what is minimized and (R,) the distance of the gradients; `leaves` get their derivatives."""
         self._agree()
         if self.together:
             return self._passed(None)
@@ -155,8 +155,8 @@ class Evaluator:
         matches, pulls = self._target(found)
         outputs, weights = [*found], [*pulls]
         totals = matches
-        if self.plan.regularisers:
-            extra = torch.stack([term.weight * term(scene) for term in self.plan.regularisers]).sum(0)
+        if self.plan.regularizers:
+            extra = torch.stack([term.weight * term(scene) for term in self.plan.regularizers]).sum(0)
             outputs, weights = [*outputs, extra], [*weights, torch.ones_like(extra)]
             totals = matches + extra.detach()
         paired = [(output, weight) for output, weight in zip(outputs, weights, strict=True) if output.requires_grad]
@@ -207,15 +207,15 @@ def _kernels(problem: Problem) -> Iterator[None]:
 
 
 class _Lookout:
-    """The model's pass, with a look at what reaches its head and its BatchNorm layers where a regulariser asks for that."""
+    """The model's pass, with a look at what reaches its head and its BatchNorm layers where a regularizer asks for that."""
 
     def __init__(self, problem: Problem, plan: Plan) -> None:
         self._problem = problem
         self._half = plan.half
         self._features: Tensor | None = None
         self._gaps: list[Tensor] = []
-        self._wants_features = any(term.sees_features for term in plan.regularisers)
-        self._wants_norms = any(term.sees_norms for term in plan.regularisers)
+        self._wants_features = any(term.sees_features for term in plan.regularizers)
+        self._wants_norms = any(term.sees_norms for term in plan.regularizers)
 
     def __call__(self, forward: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         self._features, self._gaps = None, []

@@ -1,9 +1,9 @@
-"""GGL (generative gradient leakage): a search over a generator's latent that does to its candidates what the defence did.
+"""GGL (generative gradient leakage): a search over a generator's latent that does to its candidates what the defense did.
 
     min over z of ‖T(∇L(G(z), y)) − ĝ‖² / ‖ĝ‖² + β (‖z‖² / k − 1)²        CMA-ES, 500 rounds of 50 candidates
 
 T is read from the update (`traces`): the clip bound is the received norm, pruning's pattern and Soteria's columns are its zeros.
-No derivative is taken, so that T may be anything. The label comes from the sign of the bias gradient, which these defences leave.
+No derivative is taken, so that T may be anything. The label comes from the sign of the bias gradient, which these defenses leave.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOOKS = 40
 
 @matcher(
     "ggl",
-    summary="gradient matching: a generator's latent by CMA-ES, adapted to the defence (GGL)",
+    summary="gradient matching: a generator's latent by CMA-ES, adapted to the defense (GGL)",
     needs=Needs(rule="bias-sign", scale=True, extra="a generator, the extra 'matching'"),
 )
 def ggl(
@@ -103,15 +103,15 @@ def _search(
 ) -> tuple[float, float, Tensor]:
     """(loss, distance of gradients, latents) of the best candidate of one CMA-ES."""
     shape = (problem.batch_size, *generator.latent)
-    optimiser = _cma(shape, steps, population, problem.seed + 7919 * restart)
+    optimizer = _cma(shape, steps, population, problem.seed + 7919 * restart)
     best = (float("inf"), float("inf"), torch.zeros(shape))
     look_every = max(1, steps // _LOOKS)
     for step in range(steps):
-        asked = [optimiser.ask() for _ in range(population)]
+        asked = [optimizer.ask() for _ in range(population)]
         latents = torch.from_numpy(np.stack([candidate.value for candidate in asked])).to(problem.zero)
         totals, matches = losses(latents)
         for candidate, value in zip(asked, totals.tolist(), strict=True):
-            optimiser.tell(candidate, value)
+            optimizer.tell(candidate, value)
         first = int(totals.argmin())
         if float(totals[first]) < best[0]:
             best = (float(totals[first]), float(matches[first]), latents[first].clone())

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from unsum.match.engine import Matched, solve
 from unsum.match.method import Needs, matcher
 from unsum.match.objective import Objective
-from unsum.match.optimisers import Adam
+from unsum.match.optimizers import Adam
 from unsum.match.plan import Plan
 from unsum.match.plug import Generator, load_generator
 from unsum.match.problem import Problem
-from unsum.match.regularisers import TotalVariation
+from unsum.match.regularizers import TotalVariation
 from unsum.match.unknown import Latent, Shape
 
 
@@ -68,7 +68,7 @@ def gias(
             Objective("cosine"),
             Adam(rate),
             steps,
-            regularisers=terms,
+            regularizers=terms,
             unknown=Latent(loaded, loaded.latent),
             restarts=restarts,
             stage="latent",
@@ -80,7 +80,7 @@ def gias(
             Objective("cosine"),
             Adam(weight_rate),
             weight_steps,
-            regularisers=terms,
+            regularizers=terms,
             unknown=Weights(loaded, latent.leaves[0]),
             stage="weights",
         ),

@@ -16,10 +16,10 @@ from torch import nn
 from unsum.match.engine import Matched, solve
 from unsum.match.method import Needs, matcher
 from unsum.match.objective import Objective
-from unsum.match.optimisers import Adam
+from unsum.match.optimizers import Adam
 from unsum.match.plan import Plan
 from unsum.match.problem import Problem
-from unsum.match.regularisers import BatchNormPrior, GroupConsistency, Regulariser, SquaredNorm, TotalVariation
+from unsum.match.regularizers import BatchNormPrior, GroupConsistency, Regularizer, SquaredNorm, TotalVariation
 from unsum.match.unknown import Pixels
 
 
@@ -41,7 +41,7 @@ def gradinversion(
     half: bool = False,
 ) -> Matched:
     has_norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in problem.model.modules())
-    terms: list[Regulariser] = [TotalVariation(total_variation), SquaredNorm(squared_norm)]
+    terms: list[Regularizer] = [TotalVariation(total_variation), SquaredNorm(squared_norm)]
     if has_norms and batch_norm:
         terms.append(BatchNormPrior(batch_norm))
     if restarts > 1 and group:
@@ -52,7 +52,7 @@ def gradinversion(
             Objective("l2", relative=True),
             Adam(rate),
             steps,
-            regularisers=tuple(terms),
+            regularizers=tuple(terms),
             unknown=Pixels("normal", box=True),
             restarts=restarts,
             half=half,

@@ -23,11 +23,11 @@ from unsum.invert import invert, load_inverse
 from unsum.match.engine import Matched, solve
 from unsum.match.method import Needs, matcher
 from unsum.match.objective import Objective
-from unsum.match.optimisers import Adam
+from unsum.match.optimizers import Adam
 from unsum.match.plan import Plan
 from unsum.match.plug import load_denoiser, photos_of
 from unsum.match.problem import Problem
-from unsum.match.regularisers import TotalVariation
+from unsum.match.regularizers import TotalVariation
 from unsum.match.unknown import Pixels, Shape, Unknown
 from unsum.separate import separate
 from unsum.update import Reduction, Update
@@ -86,7 +86,7 @@ def hcgla(
             Objective("l2", masked=True, relative=True),
             Adam(rate),
             steps,
-            regularisers=(TotalVariation(total_variation),),
+            regularizers=(TotalVariation(total_variation),),
             unknown=unknown,
             restarts=restarts,
             amend=amend,

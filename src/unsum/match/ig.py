@@ -10,10 +10,10 @@ from __future__ import annotations
 from unsum.match.engine import Matched, solve
 from unsum.match.method import Needs, matcher
 from unsum.match.objective import Objective
-from unsum.match.optimisers import Adam
+from unsum.match.optimizers import Adam
 from unsum.match.plan import Plan
 from unsum.match.problem import Problem
-from unsum.match.regularisers import TotalVariation
+from unsum.match.regularizers import TotalVariation
 from unsum.match.unknown import Pixels
 
 
@@ -38,7 +38,7 @@ def ig(
             Objective("cosine", masked=masked),
             Adam(rate, signed=True),
             steps,
-            regularisers=(TotalVariation(total_variation),),
+            regularizers=(TotalVariation(total_variation),),
             unknown=Pixels("normal", box=True),
             restarts=restarts,
             half=half,

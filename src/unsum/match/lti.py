@@ -2,7 +2,7 @@
 
     min over φ of the mean over batches X of Σ_i ‖φ(S T(∇L(X, y)))_π(i) − X_i‖²        π the best assignment (Hungarian)
 
-T does to the attacker's gradients what the defence did to the update (`traces`, or `defend=`, any function from `Update` to
+T does to the attacker's gradients what the defense did to the update (`traces`, or `defend=`, any function from `Update` to
 `Update`), and S hashes them to `dimension` numbers where the model is large. φ has three layers.
 
 Training begins when the update is there. So the photos get the labels that were found, whatever their own: the gradients then
@@ -232,7 +232,7 @@ def matched_error(found: Tensor, images: Tensor, alike: Tensor) -> Tensor:
 
 
 def _match(problem: Problem, traces: Traces, reader: _Reader, images: Tensor) -> float:
-    """How far the gradient of the answer is from the one received, ‖g − ĝ‖² / ‖ĝ‖², after the same defence."""
+    """How far the gradient of the answer is from the one received, ‖g − ĝ‖² / ‖ĝ‖², after the same defense."""
     with reader.many.ready(), torch.no_grad():
         found = traces.imitated(reader.many(images[None]))
         sent = traces.imitated([tensor[None] for tensor in problem.sent.values()])

@@ -21,7 +21,7 @@ class Needs:
     """How the labels are found where they are not granted, and what else is asked for.
 
     Args:
-        rule: the label rule that goes first; "" where labels are optimised along with the pictures.
+        rule: the label rule that goes first; "" where labels are optimized along with the pictures.
         separator: the separator that goes first and finds batch size, targets and features, instead of a rule.
         batch_size: it must be granted, or disclosed by the update, where labels are not.
         one_sample: the method is for a single sample.

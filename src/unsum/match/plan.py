@@ -9,8 +9,8 @@ from typing import Literal
 from torch import Tensor
 
 from unsum.match.objective import Objective
-from unsum.match.optimisers import Optimiser
-from unsum.match.regularisers import Regulariser
+from unsum.match.optimizers import Optimizer
+from unsum.match.regularizers import Regularizer
 from unsum.match.unknown import Pixels, Unknown
 
 Amend = Callable[[list[Tensor]], None]
@@ -18,19 +18,19 @@ Amend = Callable[[list[Tensor]], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What to minimise, over what, and how.
+    """What to minimize, over what, and how.
 
     Args:
         objective: the distance between gradients.
-        optimiser: `Adam(…)` or `LBFGS(…)`.
+        optimizer: `Adam(…)` or `LBFGS(…)`.
         steps: how many of its steps.
-        regularisers: terms added to the objective, each with its weight.
-        unknown: what is optimised, and the pictures it makes.
+        regularizers: terms added to the objective, each with its weight.
+        unknown: what is optimized, and the pictures it makes.
         restarts: how many starts; the one of lowest loss is the answer.
-        together: send restarts through the model together, where the optimiser is Adam, `vmap` can run the model, and it pays (on
+        together: send restarts through the model together, where the optimizer is Adam, `vmap` can run the model, and it pays (on
             a GPU, or for a few small pictures).
         gradients: which of the received gradients to match.
-        soft_labels: the labels are unknown, too, and optimised along.
+        soft_labels: the labels are unknown, too, and optimized along.
         amend: called with one restart's leaves every `amend_every` steps, to change them in place (a denoiser, say).
         patience: stop after so many looks (one every `look_every` steps) that do not lower any restart's loss by 0.1 %; 0: never.
         enough: stop when a loss is no larger than this.
@@ -40,9 +40,9 @@ class Plan:
     """
 
     objective: Objective
-    optimiser: Optimiser
+    optimizer: Optimizer
     steps: int
-    regularisers: tuple[Regulariser, ...] = ()
+    regularizers: tuple[Regularizer, ...] = ()
     unknown: Unknown = field(default_factory=Pixels)
     restarts: int = 1
     together: bool = True

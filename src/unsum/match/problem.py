@@ -22,7 +22,7 @@ Progress = Callable[..., None]
 
 @dataclass(frozen=True)
 class Problem:
-    """`targets` is None where labels are unknown and the method optimises them along with the pictures."""
+    """`targets` is None where labels are unknown and the method optimizes them along with the pictures."""
 
     method: str
     model: nn.Module
@@ -35,7 +35,7 @@ class Problem:
     shape: tuple[int, int, int]
     targets: Tensor | None = None  # (B, C)
     separated: Leak | None = None  # where a separator ran first
-    auxiliary: tuple[Tensor, Tensor] | None = None  # labelled samples of the attacker's own
+    auxiliary: tuple[Tensor, Tensor] | None = None  # labeled samples of the attacker's own
     seed: int = 0
     progress: Progress | None = None
     checkpoint: Path | None = None
@@ -70,7 +70,7 @@ def pose(
     targets: Tensor | None,
     separated: Leak | None,
 ) -> Problem:
-    """The problem, checked: what cannot be matched is refused in one sentence before anything is optimised."""
+    """The problem, checked: what cannot be matched is refused in one sentence before anything is optimized."""
     update.validate(model)
     _refuse_dropout(method, model)
     name, head = find_head(model)

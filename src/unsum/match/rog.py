@@ -17,11 +17,11 @@ from torch import nn
 from unsum.match.engine import Matched, solve
 from unsum.match.method import Needs, matcher
 from unsum.match.objective import Objective
-from unsum.match.optimisers import Adam
+from unsum.match.optimizers import Adam
 from unsum.match.plan import Plan
 from unsum.match.plug import load_denoiser, photos_of
 from unsum.match.problem import Problem
-from unsum.match.regularisers import TotalVariation
+from unsum.match.regularizers import TotalVariation
 from unsum.match.signs import Signs
 from unsum.match.traces import Traces
 from unsum.match.unknown import LowResolution
@@ -29,7 +29,7 @@ from unsum.match.unknown import LowResolution
 
 @matcher(
     "rog",
-    summary="gradient matching: pictures of a quarter of the side, for quantised and pruned updates (ROG)",
+    summary="gradient matching: pictures of a quarter of the side, for quantized and pruned updates (ROG)",
     needs=Needs(rule="bias-sign", extra="a denoiser or generator for the last touch (optional)"),
 )
 def rog(
@@ -51,7 +51,7 @@ def rog(
             Signs() if traces.kind == "sign" else Objective("l2", masked=traces.kind == "pruned", relative=True),
             Adam(rate, decay=False),
             steps,
-            regularisers=(TotalVariation(total_variation),) if total_variation else (),
+            regularizers=(TotalVariation(total_variation),) if total_variation else (),
             unknown=LowResolution(problem.shape[1:], factor),
             restarts=restarts,
         ),

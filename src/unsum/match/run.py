@@ -45,7 +45,7 @@ def match(
     preview: str | Path | None = None,
     **options: Any,
 ) -> Leak:
-    """Pictures whose gradient is the one received, by optimisation: no certificate, only a loss.
+    """Pictures whose gradient is the one received, by optimization: no certificate, only a loss.
 
     Args:
         model: the model the client trained, in the mode, train or eval, that the client trained it in.
@@ -54,7 +54,7 @@ def match(
         labels: (B,) class numbers or (B, C) probabilities if the attacker knows them.
         batch_size: B if the attacker knows it; taken from the update where the protocol discloses it.
         label_rule: a rule from `unsum list`, instead of the one that the method declares.
-        auxiliary: labelled samples of the attacker's own, for the methods and label rules that need them: (images, labels), or a
+        auxiliary: labeled samples of the attacker's own, for the methods and label rules that need them: (images, labels), or a
             .npz, .safetensors or .pt file with both under these names.
         image_size: the side of the pictures, or (channels, height, width); by default the model's `image_size`, or the only
             usual side that the model takes.
@@ -118,7 +118,7 @@ def _targets(
         return granted, None, []
     name = label_rule or chosen.needs.rule
     if not name:
-        return None, None, ["Labels were optimised along with the pictures."]
+        return None, None, ["Labels were optimized along with the pictures."]
     evidence = gather(model, update, batch_size=B, auxiliary=knowledge.auxiliary, seed=seed)
     rule = LABEL_RULES[name]
     found = rule(evidence)

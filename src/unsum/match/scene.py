@@ -1,4 +1,4 @@
-"""What one candidate batch looks like to a regulariser: its pictures, and what the model makes of them."""
+"""What one candidate batch looks like to a regularizer: its pictures, and what the model makes of them."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ from unsum.gradients import Distance
 from unsum.match.engine import Matched, solve
 from unsum.match.method import Needs, matcher
 from unsum.match.objective import Objective
-from unsum.match.optimisers import LBFGS, Adam, Optimiser
+from unsum.match.optimizers import LBFGS, Adam, Optimizer
 from unsum.match.plan import Plan
 from unsum.match.problem import Problem
-from unsum.match.regularisers import FeatureTerm, Regulariser, TotalVariation
+from unsum.match.regularizers import FeatureTerm, Regularizer, TotalVariation
 from unsum.match.unknown import Pixels
 
 _MODES = {"g": "all gradients", "f": "features and the backbone's gradients", "gf": "features and all gradients"}
@@ -47,17 +47,17 @@ def _declare(mode: Literal["g", "f", "gf"]) -> Callable[..., Matched]:
         if distance not in get_args(Distance):
             raise unknown_name("distance", distance, get_args(Distance))
         assert problem.separated is not None
-        terms: list[Regulariser] = [TotalVariation(total_variation)]
+        terms: list[Regularizer] = [TotalVariation(total_variation)]
         if mode != "g":
             features = problem.separated.features.to(problem.zero)
             terms.append(FeatureTerm(feature_weight, features, distance))
         by_lbfgs = distance == "l2"
-        optimiser: Optimiser = LBFGS() if by_lbfgs else Adam(0.1)
+        optimizer: Optimizer = LBFGS() if by_lbfgs else Adam(0.1)
         plan = Plan(
             Objective(distance, relative=by_lbfgs),
-            optimiser,
+            optimizer,
             max(1, steps // _ADAM_STEPS_PER_LBFGS_STEP) if by_lbfgs else steps,
-            regularisers=tuple(terms),
+            regularizers=tuple(terms),
             unknown=Pixels("normal", box=not by_lbfgs),
             restarts=restarts,
             gradients="backbone" if mode == "f" else "all",

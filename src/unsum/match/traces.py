@@ -1,4 +1,4 @@
-"""What a defence left to be seen in an update, and how an attacker does the same to gradients of its own (GGL's adaptation).
+"""What a defense left to be seen in an update, and how an attacker does the same to gradients of its own (GGL's adaptation).
 
 clipping   g · min(1, ‖ĝ‖ / ‖g‖): whatever the bound was, the update that came is no longer than it
 pruning    g ∘ (ĝ ≠ 0) for a candidate; the largest entries of each tensor, as many as came, for gradients to learn from
@@ -18,16 +18,16 @@ from torch import Tensor
 from unsum.gradients import TINY, norm
 from unsum.head import Head
 from unsum.match.problem import Problem
-from unsum.separate.adaptive import recognise
+from unsum.separate.adaptive import recognize
 from unsum.update import Reduction, Update
 
 
 @dataclass(frozen=True)
 class Traces:
-    """`kind` as in `recognise`; gradients are lists in the order of `problem.sent`, with candidates in front: (N, …) each."""
+    """`kind` as in `recognize`; gradients are lists in the order of `problem.sent`, with candidates in front: (N, …) each."""
 
     kind: str
-    notes: list[str]  # what was recognised, for a person to read
+    notes: list[str]  # what was recognized, for a person to read
     length: Tensor  # ‖ĝ‖
     masks: list[Tensor | None]  # 1 where an entry may have come, 0 where none can; None: nothing was held back
     kept: list[int]  # how many entries of each tensor came
@@ -39,7 +39,7 @@ class Traces:
         kind, notes = "none", []
         if weight in problem.sent:
             update = Update(problem.sent, reduction=cast("Reduction", problem.reduction))
-            found = recognise(Head.of(problem.model, update))
+            found = recognize(Head.of(problem.model, update))
             kind, notes = found.kind, [found.sentence] if found.sentence else []
             if kind == "grid" and all(_one_size(tensor) for tensor in sent):  # of features that are never zero
                 kind, notes = "sign", ["All entries have one magnitude: only their signs were sent."]
@@ -54,7 +54,7 @@ class Traces:
         return cls(kind, notes, norm(sent).clamp_min(TINY), masks, kept)
 
     def masked(self, found: Sequence[Tensor]) -> list[Tensor]:
-        """Candidates' gradients, without what the defence would have held back of the true one."""
+        """Candidates' gradients, without what the defense would have held back of the true one."""
         return [g if mask is None else g * mask for g, mask in zip(found, self.masks, strict=True)]
 
     def clipped(self, found: Sequence[Tensor]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""What is optimised, and the pictures it makes. Leaves carry the restarts in front; `pictures` is given one restart's.
+"""What is optimized, and the pictures it makes. Leaves carry the restarts in front; `pictures` is given one restart's.
 
 Pixels         x = u
 LowResolution  x = bicubic(u) from a quarter of the side            (ROG)
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-Start = Literal["normal", "uniform", "grey"]
+Start = Literal["normal", "uniform", "gray"]
 Shape = tuple[int, int, int]
 
 
@@ -91,6 +91,6 @@ class Latent:
 
 
 def _drawn(begin: Start, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    if begin == "grey":
+    if begin == "gray":
         return torch.full(size, 0.5)
     return torch.randn(size, generator=generator) if begin == "normal" else torch.rand(size, generator=generator)

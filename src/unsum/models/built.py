@@ -35,7 +35,7 @@ def optional(module: str, extra: str, what: str) -> ModuleType:
 
 
 def fresh_head(model: nn.Module, classes: int, seed: int) -> None:
-    """Another task: a head of `classes` classes, as PyTorch initialises it, in the place of the old one."""
+    """Another task: a head of `classes` classes, as PyTorch initializes it, in the place of the old one."""
     name, old = find_head(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -43,7 +43,7 @@ def fresh_head(model: nn.Module, classes: int, seed: int) -> None:
     model.set_submodule(name, new.to(old.weight))
 
 
-class Normalise:
+class Normalize:
     """A hook that gives a model its photos as it was trained to see them; callers keep photos in [0, 1].
 
     A hook, not a layer: the names of the parameters stay those that clients know.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from unsum.errors import UnsumError, first_line
 from unsum.head import find_head
-from unsum.models.built import USUAL_SIZE, Built, Normalise, fresh_head, optional
+from unsum.models.built import USUAL_SIZE, Built, Normalize, fresh_head, optional
 from unsum.models.causal_text import build_causal_text, is_causal_text
 
 
@@ -49,9 +49,9 @@ def build_hugging_face(path: Path, classes: int, seed: int) -> Built:
         fresh_head(model, classes, seed)
     fresh = bool(lacking) or head.out_features < classes
     origin = "its own weights" + (" under a fresh head" if fresh else "")
-    normalise = _normalise(path)
-    if normalise is not None:
-        model.register_forward_pre_hook(normalise)
+    normalize = _normalize(path)
+    if normalize is not None:
+        model.register_forward_pre_hook(normalize)
     return Built(model, f"{type(model).__name__} of {path.name}", size, origin)
 
 
@@ -88,14 +88,14 @@ def _check_head(model: nn.Module, path: Path, size: int) -> None:
         )
 
 
-def _normalise(path: Path) -> Normalise | None:
+def _normalize(path: Path) -> Normalize | None:
     """As the folder's image processor says, if there is one."""
     file = path / "preprocessor_config.json"
     try:
         settings = json.loads(file.read_text("utf-8")) if file.is_file() else {}
         mean, std = settings.get("image_mean"), settings.get("image_std")
         if settings.get("do_normalize", True) and mean and std:
-            return Normalise([float(value) for value in mean], [float(value) for value in std])
+            return Normalize([float(value) for value in mean], [float(value) for value in std])
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UnsumError(f"{str(file)!r} cannot be read as the settings of an image processor.") from error
     return None

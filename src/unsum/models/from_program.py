@@ -9,8 +9,8 @@ import torch
 from torch import fx, nn
 
 from unsum.errors import UnsumError, first_line
+from unsum.files.torch_file import no_code_from_files
 from unsum.models.built import Built
-from unsum.torch_file import no_code_from_files
 
 _aten = torch.ops.aten
 # What exported graphs have between the last linear layer and the output without changing softmax(logits).

@@ -11,8 +11,8 @@ import torchvision
 from torch import nn
 
 from unsum.errors import UnsumError, first_line, unknown_name
-from unsum.models.built import USUAL_SIZE, Built, Normalise, fresh_head
-from unsum.torch_file import no_code_from_files
+from unsum.files.torch_file import no_code_from_files
+from unsum.models.built import USUAL_SIZE, Built, Normalize, fresh_head
 
 _SIZES = {"inception_v3": 299}
 
@@ -38,7 +38,7 @@ def build_torchvision(name: str, classes: int, seed: int, *, download: bool = Fa
 
 
 def _published(name: str, published: str, classes: int, seed: int, download: bool) -> Built:
-    """A head for another number of classes is fresh; photos are normalised as these weights expect."""
+    """A head for another number of classes is fresh; photos are normalized as these weights expect."""
     entry = _entry(name, published)
     file = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(entry.url).path).name
     if not file.is_file() and not download:
@@ -54,7 +54,7 @@ def _published(name: str, published: str, classes: int, seed: int, download: boo
     if own != classes:
         fresh_head(model, classes, seed)
     transform = entry.transforms()
-    model.register_forward_pre_hook(Normalise(transform.mean, transform.std))
+    model.register_forward_pre_hook(Normalize(transform.mean, transform.std))
     origin = f"weights {entry.name}" + ("" if own == classes else " under a fresh head")
     return Built(model, f"torchvision {name}", transform.crop_size[0], origin, any_size=True)
 

@@ -54,7 +54,7 @@ def load_model(
         path/to/model.pt2             one's own, as torch.export saved it
 
     `seed` fixes random weights. Photos go in as they are, in [0, 1]; published torchvision weights and Hugging Face folders
-    bring the normalisation along that they were trained with.
+    bring the normalization along that they were trained with.
 
     Args:
         weights: a `.safetensors`, `.pt` or `.npz` state dict for the model; a head of another shape is passed over, and the
@@ -116,7 +116,7 @@ def _own_model(path: Path, factory: str, classes: int, seed: int) -> Built:
 
 
 def default_model(*, classes: int, seed: int = 0, size: int = INPUT_SIZE) -> SmallResNet:
-    """The embedded backbone under a head that is fresh from its initialisation, as in the first round of fine-tuning."""
+    """The embedded backbone under a head that is fresh from its initialization, as in the first round of fine-tuning."""
     if size < 2 * REDUCTION or size % REDUCTION:
         raise UnsumError(
             f"The default model takes photos of a multiple of {REDUCTION} from {2 * REDUCTION}², not {size}²."

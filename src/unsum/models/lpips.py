@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchvision.models import AlexNet_Weights
 
-from unsum.torch_file import no_code_from_files
+from unsum.files.torch_file import no_code_from_files
 
 
 def weights_file() -> Path:

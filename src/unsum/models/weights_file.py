@@ -8,8 +8,8 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
+from unsum.files.tensor_file import read_tensors
 from unsum.head import find_head
-from unsum.tensor_file import read_tensors
 
 _SHOWN = 3  # names in an error
 

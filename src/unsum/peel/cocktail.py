@@ -10,9 +10,9 @@ v_i Z look like pictures. Published: Adam, from a random start, on
     + sign · mean of the weaker sign's share of x̂_i       pictures are non-negative
     + sparse · mean |x̂_i|
 
-Two things are done differently by default. Z is made of *differences* of neighbouring pixels (`domain="values"` takes
-centred pixels): those of different photos are sparse and uncorrelated, pixels are neither. And the negentropy is
-maximised by FastICA's fixed point, tens of matrix products instead of thousands of steps (`start="random"` with
+Two things are done differently by default. Z is made of *differences* of neighboring pixels (`domain="values"` takes
+centered pixels): those of different photos are sparse and uncorrelated, pixels are neither. And the negentropy is
+maximized by FastICA's fixed point, tens of matrix products instead of thousands of steps (`start="random"` with
 `iterations` takes Adam's way). With a bias the scale and sign of every x̂_i follow from ∇b = δᵀ 1; without one the
 picture is stretched to [0, 1]. No certificate.
 """
@@ -72,7 +72,7 @@ def cocktail(
         raise UnsumError(f"'cocktail' cannot unmix {B} samples from a layer of {min(step.W.shape)} units.")
     rows = filtered(step.grad_W, domain, picture)
     M = whitening(rows, B)
-    Z, uncentred = (M @ rows.double()).float(), M @ step.grad_W.double()
+    Z, uncentered = (M @ rows.double()).float(), M @ step.grad_W.double()
     generator = torch.Generator().manual_seed(seed)
     if start == "random":
         V = torch.randn(B, B, generator=generator).to(Z)
@@ -81,10 +81,10 @@ def cocktail(
     count = iterations if iterations is not None else (_PUBLISHED if start == "random" else 0)
     if count:
         V = descend(
-            V, Z, uncentred.float(), iterations=count, learning_rate=learning_rate, contrast=contrast,
+            V, Z, uncentered.float(), iterations=count, learning_rate=learning_rate, contrast=contrast,
             decorrelation=decorrelation, temperature=temperature, sign=sign, smooth=smooth, sparse=sparse, picture=picture,
         )  # fmt: skip
-    x, note = _with_scale(nn.functional.normalize(V, dim=1).double() @ uncentred, step.grad_W, step.grad_b)
+    x, note = _with_scale(nn.functional.normalize(V, dim=1).double() @ uncentered, step.grad_W, step.grad_b)
     unknown = torch.full((B,), torch.inf, dtype=torch.float64, device=x.device)
     layer = PeeledLayer(step.name, math.inf, math.nan, x.numel(), step.grad_W.numel())
     return Peeled("cocktail", x.view(B, *picture), unknown, unknown < 1, True, [layer], [note])

@@ -5,7 +5,7 @@ For z = W x + b with δ = ∂loss/∂z (B×n, one row per sample) the server hol
     X = lstsq(δᵀ, ∇W)      exact while rank δ = B,
 
 and every column of ∇W is one regression with n equations for B unknowns, all of the same design δᵀ. So its textbook
-standard error holds: the residual R = ∇W − δᵀ X estimates the noise (rounding, a defence, an error of δ itself), and sample
+standard error holds: the residual R = ∇W − δᵀ X estimates the noise (rounding, a defense, an error of δ itself), and sample
 i is off by about
 
     ‖row i of pinv(δᵀ)‖ · ‖R‖ / √(n′ − B),      n′ = units that are active for any sample.
@@ -51,7 +51,7 @@ class DenseSolution:
 
 
 def solve_dense(step: Step, delta: Tensor) -> DenseSolution:
-    """X = lstsq(δᵀ, ∇W) in float64 through a QR factorisation of δᵀ; one pass over ∇W."""
+    """X = lstsq(δᵀ, ∇W) in float64 through a QR factorization of δᵀ; one pass over ∇W."""
     B, n = delta.shape
     Q, R = torch.linalg.qr(delta.T)
     singular_values = torch.linalg.svdvals(R)
@@ -151,7 +151,7 @@ def decide(U: Tensor, above: Tensor, candidates: tuple[Tensor, Tensor], certain:
 
 
 def column_space(grad_W: Tensor, rank: int) -> Tensor:
-    """(n, rank) an orthonormal basis of the leading column space, by a randomised range finder with one power step."""
+    """(n, rank) an orthonormal basis of the leading column space, by a randomized range finder with one power step."""
     generator = torch.Generator(device=grad_W.device).manual_seed(0)
     n, D = grad_W.shape
     width = min(rank + 8, n, D)

@@ -36,7 +36,7 @@ class PeeledLayer:
 class Peeled:
     """Every sample's input, in the order of the leak that it continues.
 
-    `inputs` are raw inputs of the model (whatever normalisation the client applied is still in them), or, where `complete`
+    `inputs` are raw inputs of the model (whatever normalization the client applied is still in them), or, where `complete`
     is false, of the layer that peeling stopped at (`layers[-1]`). `errors` predicts each sample's relative error;
     `exact` is the certificate, sample by sample.
     """

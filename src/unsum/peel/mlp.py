@@ -24,7 +24,7 @@ from unsum.peel.dense import resolve_slopes, solve_dense
 from unsum.peel.method import PeeledLayer
 
 DRAWS = 4
-_SAFETY = 3.0  # scatter of a few random draws against errors that may favour the worst direction
+_SAFETY = 3.0  # scatter of a few random draws against errors that may favor the worst direction
 
 
 @dataclass(frozen=True)

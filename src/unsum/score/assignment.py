@@ -11,7 +11,7 @@ from torch import Tensor
 def assign(found: Tensor, true: Tensor) -> list[int | None]:
     """For every row of `true`, the index of its partner in `found`, or None where `found` has too few rows.
 
-    The pairing minimises the sum of squared distances (Hungarian algorithm), each capped at the true row's own squared
+    The pairing minimizes the sum of squared distances (Hungarian algorithm), each capped at the true row's own squared
     norm: a hopeless row must not decide where the good ones go.
     """
     a, b = found.flatten(1).double().cpu(), true.flatten(1).double().cpu()

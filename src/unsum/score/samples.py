@@ -22,7 +22,7 @@ class SampleScore:
     """How well one true sample was recovered. NaN marks what could not be measured.
 
     A sample that the attack did not find at all (`found` is None) is scored as what anybody could answer: a zero
-    feature vector, a mid-grey picture and a wrong label.
+    feature vector, a mid-gray picture and a wrong label.
     """
 
     found: int | None  # index in the leak

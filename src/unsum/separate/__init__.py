@@ -14,6 +14,7 @@ from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
+from unsum.models.language import is_tied
 from unsum.separate import (  # noqa: F401 (registers them)
     adaptive,
     cocktail,
@@ -23,14 +24,13 @@ from unsum.separate import (  # noqa: F401 (registers them)
     local_steps,
     phong,
     rgla,
-    rgla_newton,
     soft,
     text,
 )
 from unsum.separate.losses import Loss, advice, declared, fitting_loss, separate_declared
 from unsum.separate.method import SEPARATORS
 from unsum.separate.options import check_options, reports_progress, takes_model
-from unsum.separate.rgla_loss import estimated_loss
+from unsum.separate.rgla import estimated_loss
 from unsum.update import Update
 
 __all__ = ["SEPARATORS", "estimated_loss", "separate"]
@@ -60,7 +60,7 @@ def separate(
         device: where to compute; the model's own device by default.
         seed: fixes every random choice.
         progress: called now and then as `progress(step, *losses)` by the methods that iterate; the others never call it.
-        loss: what the client minimised, if not cross-entropy: `bce`, `mse`, `focal:GAMMA`, or an object of
+        loss: what the client minimized, if not cross-entropy: `bce`, `mse`, `focal:GAMMA`, or an object of
             `unsum.separate.losses`. Only `exact` knows other losses. By default cross-entropy, unless the update itself
             contradicts that and one of `mse` and `bce` explains it.
         options: the method's own, as in `separate(model, update, "rgla", steps=5000, objectives=("w", "loss"))`.
@@ -68,7 +68,7 @@ def separate(
     Returns:
         A `Leak` in the attacker's own order, with its certificate.
     """
-    if method == "exact" and text.is_tied(model):
+    if method == "exact" and is_tied(model):
         method = "text"  # the head's gradient is mixed with the embedding's: only the text itself takes them apart
     other = declared(loss)
     if other is not None and method != "exact":

@@ -55,7 +55,7 @@ def cocktail(
         raise UnsumError(
             f"'cocktail' cannot unmix {B} samples from {head.classes} classes; it needs more classes than samples."
         )
-    factors = head.factorise(rank=B)
+    factors = head.factorize(rank=B)
     rank = int((factors.singular_values > _ROUNDING * factors.singular_values[0]).sum())
     if rank < B:
         raise UnsumError(f"The gradient is of {rank} different samples and not of {B}; give that batch size.")
@@ -83,12 +83,12 @@ def _unmixing(
     """T (B, B): the components are T A, in the rows' own span."""
     rows = filtered(factors.A, domain)
     M = whitening(rows, B)
-    Z, uncentred = (M @ rows).float(), (M @ factors.A).float()
+    Z, uncentered = (M @ rows).float(), (M @ factors.A).float()
     V = fixed_point(Z, torch.Generator().manual_seed(seed))
     iterations, learning_rate, contrast, decorrelation, temperature, sign = steps
     if iterations:
         V = descend(
-            V, Z, uncentred, iterations=iterations, learning_rate=learning_rate, contrast=contrast,
+            V, Z, uncentered, iterations=iterations, learning_rate=learning_rate, contrast=contrast,
             decorrelation=decorrelation, temperature=temperature, sign=sign,
         )  # fmt: skip
     return V.double() @ M

@@ -1,7 +1,7 @@
 """Independent components of a gradient's rows: what Cocktail Party finds guests with, at the first layer and at the last.
 
 Rows of a weight gradient are mixtures ∇W = Gᵀ S of the B samples S (inputs or features). Linear filters commute with the
-mixing, so components may be sought in **differences of neighbouring entries**: those of two photos, or of two feature
+mixing, so components may be sought in **differences of neighboring entries**: those of two photos, or of two feature
 maps, are sparse and hardly correlated, while the values themselves share brightness and channel means. Sparse and
 uncorrelated is what independent component analysis asks for. What it finds lacks order, sign and scale; see `scaled`.
 """
@@ -21,7 +21,7 @@ _GAUSSIAN = 0.3745672  # E[log cosh ν] of a standard normal ν
 
 
 def filtered(rows: Tensor, domain: str, picture: tuple[int, ...] = ()) -> Tensor:
-    """The rows in which components are sought: differences (in both directions where rows are pictures), or centred values."""
+    """The rows in which components are sought: differences (in both directions where rows are pictures), or centered values."""
     if domain not in DOMAINS:
         raise UnsumError(f"Components are sought in differences or in values, not in {domain!r}.")
     if domain == "values":
@@ -108,7 +108,7 @@ def scaled(x: Tensor, grad_W: Tensor, grad_b: Tensor) -> tuple[Tensor, Tensor]:
 def descend(
     V: Tensor,
     Z: Tensor,
-    uncentred: Tensor,
+    uncentered: Tensor,
     *,
     iterations: int,
     learning_rate: float,
@@ -122,19 +122,19 @@ def descend(
 ) -> Tensor:
     """Rows of unit length after so many steps of Adam on the published objective, negentropy first; see `unsum.peel.cocktail`."""
     V = V.clone().requires_grad_()
-    optimiser = torch.optim.Adam([V], lr=learning_rate, foreach=True)
+    optimizer = torch.optim.Adam([V], lr=learning_rate, foreach=True)
     with torch.enable_grad():
         for _ in range(iterations):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             unit = nn.functional.normalize(V, dim=1)
             loss = -contrast * negentropy(unit @ Z).sum() + decorrelation * alike(unit, temperature)
             if sign or smooth or sparse:
-                x = unit @ uncentred
+                x = unit @ uncentered
                 loss = loss + sign * weaker_sign(x) + sparse * x.abs().mean()
                 if len(picture) == 3 and smooth:
                     pictures = x.view(-1, *picture)
                     variation = sum(pictures.diff(dim=axis).abs().mean() for axis in (-1, -2))
                     loss = loss + smooth * variation
             loss.backward()
-            optimiser.step()
+            optimizer.step()
     return nn.functional.normalize(V.detach(), dim=1)

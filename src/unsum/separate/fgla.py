@@ -4,7 +4,7 @@ With G = (P − Y)/B, the row of a label y that only sample i carries is
 
     ∇W_y = (p_iy − 1)/B · f_i + Σ_{j≠i} p_jy/B · f_j        and ∇b_y alike with f = 1.
 
-Near initialisation p hardly depends on the class, so the last sum is about (B − 1)/B of the mean row of the classes that
+Near initialization p hardly depends on the class, so the last sum is about (B − 1)/B of the mean row of the classes that
 nobody carries; subtract it and divide:
 
     f_i = (∇W_y − oW) / (∇b_y − ob),    oW = (B − 1)/B · mean_{c∉y} ∇W_c,  ob alike,    0/0 → 0.
@@ -31,7 +31,7 @@ from unsum.separate.misfit import relative_misfit
     "fgla", summary="ratio of label rows (FGLA)", needs="bias gradient, distinct hard labels, early training"
 )
 def fgla(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
-    """Features by f_i = (∇W_y − oW) / (∇b_y − ob), o = (B − 1)/B · mean over unlabelled classes. Uses no randomness."""
+    """Features by f_i = (∇W_y − oW) / (∇b_y − ob), o = (B − 1)/B · mean over unlabeled classes. Uses no randomness."""
     if head.grad_b is None:
         raise UnsumError("The attack 'fgla' needs the head's bias gradient; use 'exact', which does not.")
     labels = hard_labels(head, knowledge)

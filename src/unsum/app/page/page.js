@@ -11,20 +11,20 @@ export function ask(address, options = {}) {
   return fetch(address, { ...options, headers: { ...options.headers, "X-Unsum-Page": PAGE } });
 }
 
-let photos, history, defences, timer, asking, began;
+let photos, history, defenses, timer, asking, began;
 
 async function begin() {
   const setting = await (await ask("/api/setting")).json();
-  defences = new Map(setting.defences.map((defence) => [defence.name, defence]));
+  defenses = new Map(setting.defenses.map((defense) => [defense.name, defense]));
   element("model").textContent = setting.model;
   element("most").textContent = setting.limits.photos;
-  element("credits").textContent = `Photos: ${setting.credits.map((row) => `${row.title}: ${row.author}, ${row.licence}`).join("; ")}.`;
-  for (const name of defences.keys()) element("defence").append(create("option", { value: name, textContent: name }));
+  element("credits").textContent = `Photos: ${setting.credits.map((row) => `${row.title}: ${row.author}, ${row.license}`).join("; ")}.`;
+  for (const name of defenses.keys()) element("defense").append(create("option", { value: name, textContent: name }));
   history = new History(element("history"));
   photos = new Photos(setting, change);
   element("same").addEventListener("input", change);
   element("strength").addEventListener("input", change);
-  element("defence").addEventListener("change", chooseDefence);
+  element("defense").addEventListener("change", chooseDefense);
   element("controls").addEventListener("submit", (event) => event.preventDefault());
   // Until here a click would have been lost, so the page came with its controls switched off.
   for (const part of element("controls").elements) if (part.matches("fieldset")) part.disabled = false;
@@ -32,14 +32,14 @@ async function begin() {
   change();
 }
 
-function chooseDefence() {
-  const defence = defences.get(element("defence").value);
-  const strengths = defence?.strengths ?? [];
-  element("defence-summary").textContent = defence ? `${defence.name}: ${defence.summary}.` : "The plain gradient of one step.";
+function chooseDefense() {
+  const defense = defenses.get(element("defense").value);
+  const strengths = defense?.strengths ?? [];
+  element("defense-summary").textContent = defense ? `${defense.name}: ${defense.summary}.` : "The plain gradient of one step.";
   element("strength-box").hidden = strengths.length === 0;
   element("strength").max = Math.max(0, strengths.length - 1);
   element("strength").value = Math.floor(strengths.length / 2);
-  element("strength-meaning").textContent = defence?.meaning ?? "";
+  element("strength-meaning").textContent = defense?.meaning ?? "";
   change();
 }
 
@@ -47,9 +47,9 @@ function chooseDefence() {
 function order() {
   const chosen = photos.chosen();
   const same = Number(element("same").value);
-  const name = element("defence").value;
+  const name = element("defense").value;
   const stop = Number(element("strength").value);
-  const wanted = { photos: chosen, same_label: same > 1 ? same : 0, defence: name ? { name, stop } : null };
+  const wanted = { photos: chosen, same_label: same > 1 ? same : 0, defense: name ? { name, stop } : null };
   return { wanted, name, stop, key: JSON.stringify([chosen, wanted.same_label, name]) };
 }
 
@@ -61,7 +61,7 @@ function change() {
   element("same-text").textContent = same > 1 ? `${same} of ${count}` : "none";
   element("same").setAttribute("aria-valuetext", element("same-text").textContent);
   const { name, stop, key } = order();
-  const strengths = defences.get(name)?.strengths ?? [];
+  const strengths = defenses.get(name)?.strengths ?? [];
   if (strengths.length > 0) {
     element("strength-text").textContent = strengths[stop];
     element("strength").setAttribute("aria-valuetext", String(strengths[stop]));
@@ -99,7 +99,7 @@ async function play() {
       idle(`${BADGES[answer.verdict.level]}, found in ${answer.seconds.toFixed(1)} s.`);
       if (name) {
         history.add(key, stop, answer.worst_leakage, answer.mean_leakage);
-        history.show(key, stop, defences.get(name).strengths);
+        history.show(key, stop, defenses.get(name).strengths);
       }
     }
   } catch (error) {

@@ -1,4 +1,4 @@
-"""Leakage against the strength of a defence, with what it costs in accuracy: how strong is strong enough?"""
+"""Leakage against the strength of a defense, with what it costs in accuracy: how strong is strong enough?"""
 
 from unsum.audit.sweep.result import Curve, Point, Sweep
 from unsum.audit.sweep.run import sweep

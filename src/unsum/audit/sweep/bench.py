@@ -1,4 +1,4 @@
-"""One strength on the bench: the round is audited and the small task is trained, both under the same chain of defences."""
+"""One strength on the bench: the round is audited and the small task is trained, both under the same chain of defenses."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Bench:
 
     def undefended(self) -> tuple[Point, Setting, list[str]]:
         """The reference, the setting that all strengths share, and what the attacker was granted. Raises what it cannot do."""
-        self._say("No defence: attacking")
+        self._say("No defense: attacking")
         result = audit(self._model, self._truth, **self._options)
         return self._point(result, [], None), result.setting, result.granted
 
@@ -60,9 +60,9 @@ class Bench:
         return self._point(result, chain, None)
 
     def defended(self, chain: list[Defense], strength: float | None) -> Point:
-        """The same with a defence; what the attack refuses becomes part of the answer."""
+        """The same with a defense; what the attack refuses becomes part of the answer."""
         name = shown(chain)
-        self._say(f"{name}: attacking" if chain else "No defence: attacking")
+        self._say(f"{name}: attacking" if chain else "No defense: attacking")
         start = time.perf_counter()
         try:
             result = audit(self._model, self._truth, defenses=chain, **self._options)
@@ -105,7 +105,7 @@ class Bench:
         """The accuracy, or the reason why there is none."""
         if self._pictures is None:
             return None, "It was not asked for."
-        self._say(f"{shown(chain)}: training" if chain else "No defence: training")
+        self._say(f"{shown(chain)}: training" if chain else "No defense: training")
         try:
             return train(self._pictures, chain, scale=self.scale, seed=self._seed), ""
         except UnsumError as reason:

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unsum.array_file import read_npz
 from unsum.data import embedded_batch, photo_count
 from unsum.errors import UnsumError
-from unsum.limits import LimitError
+from unsum.files.array_file import read_npz
+from unsum.files.limits import LimitError
 
 SIDE = 32  # of the pictures, in pixels
 _PHOTO_SIDE = 256
@@ -64,7 +64,7 @@ def pictures_from_file(path: str | Path, *, seed: int = 0) -> Pictures:
     small = small.expand(-1, 3, -1, -1)
     test = len(small) // 4
     name = Path(path).name
-    return Pictures((small[test:], numbers[test:]), (small[:test], numbers[:test]), f"The labelled pictures in {name}.")
+    return Pictures((small[test:], numbers[test:]), (small[:test], numbers[:test]), f"The labeled pictures in {name}.")
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Which strengths of a defence to try, from what the user wrote: `noise=1e-5..1e-1/6`, `clip=4,1,0.25` or `sign`."""
+"""Which strengths of a defense to try, from what the user wrote: `noise=1e-5..1e-1/6`, `clip=4,1,0.25` or `sign`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_STEPS = 24
 
 @dataclass(frozen=True)
 class Plan:
-    """One defence at several strengths, the weakest first; a switch has no axis and one state to try."""
+    """One defense at several strengths, the weakest first; a switch has no axis and one state to try."""
 
     name: str
     axis: Axis | None
@@ -62,7 +62,7 @@ def _range(text: str, name: str, wanted: str, axis: Axis) -> list[float]:
     if axis.spacing == "geometric" and low <= 0:
         raise UnsumError(
             f"The strengths of {name!r} are spaced by a factor, so a range of them must start above 0, not at {low:g}; "
-            "no defence at all is tried in any case."
+            "no defense at all is tried in any case."
         )
     places = [i / (steps - 1) for i in range(steps)]
     if axis.spacing == "geometric":

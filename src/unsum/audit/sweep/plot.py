@@ -12,7 +12,7 @@ from unsum.audit.sweep.words import short
 
 WIDTH, HEIGHT = 760, 486
 _LEFT, _RIGHT = 64, 742
-_NONE = 96  # where "no defence" stands, apart from the axis
+_NONE = 96  # where "no defense" stands, apart from the axis
 _FIRST, _LAST = 168, 716  # where the weakest and the strongest stand
 _LEAKAGE = (34, 234)  # top and bottom of the panels
 _ACCURACY = (298, 428)
@@ -62,7 +62,7 @@ class Plot:
 
 
 def plot(sweep: Sweep, curve: Curve) -> Plot:
-    """The drawing of one defence, beside no defence at all."""
+    """The drawing of one defense, beside no defense at all."""
     reference = sweep.references[-1]
     enough = curve.enough(sweep.keep_under)
     top = _accuracy_top(sweep)
@@ -89,7 +89,7 @@ def plot(sweep: Sweep, curve: Curve) -> Plot:
 
 
 def plot_side_by_side(points: list[Point], labels: list[str], level: float) -> Plot:
-    """Several defences beside each other, none of them stronger or weaker than the next: dots without lines."""
+    """Several defenses beside each other, none of them stronger or weaker than the next: dots without lines."""
     first, last = _NONE + 16, _LAST - 16
     step = (last - first) / max(len(points) - 1, 1)
     marks = [
@@ -186,4 +186,4 @@ def _path(marks: list[Mark], name: str) -> str:
 def _summary(sweep: Sweep, curve: Curve) -> str:
     """The drawing in words, for those who cannot see it."""
     shown = ", ".join(f"{short(p.strength)}: {percent(p.worst)}" for p in curve.points)
-    return f"Largest leakage of any sample without defence: {percent(sweep.undefended.worst)}; with {curve.name} at {shown}."
+    return f"Largest leakage of any sample without defense: {percent(sweep.undefended.worst)}; with {curve.name} at {shown}."

@@ -32,7 +32,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """One defence on the page."""
+    """One defense on the page."""
 
     curve: Curve
     summary: str
@@ -59,7 +59,7 @@ def render(sweep: Sweep) -> str:
 
 def _section(sweep: Sweep, curve: Curve) -> Section:
     enough = curve.enough(sweep.keep_under)
-    names = ["no defence", f"{sweep.setting.defenses} alone"]
+    names = ["no defense", f"{sweep.setting.defenses} alone"]
     rows = [_row(sweep, point, name, False) for point, name in zip(sweep.references, names, strict=False)]
     rows += [_row(sweep, point, short(point.strength), point is enough) for point in curve.points]
     reasons = [f"{row.label}: {reason}" for row in rows for reason in (row.point.refused,) if reason]

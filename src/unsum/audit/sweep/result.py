@@ -14,7 +14,7 @@ from torch import Tensor
 from unsum.audit.result import SCHEMA_VERSION, UNFINISHED, Setting, check_folder, finite
 from unsum.audit.sweep.task import Accuracy, Task
 from unsum.defend.axis import Axis
-from unsum.writing import write_text
+from unsum.files.writing import write_text
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Point:
     """One strength. Where the attack refused the update, `refused` says why and there are no samples."""
 
     defenses: str  # the whole chain
-    strength: float | None  # None for a switch, and for no defence at all
+    strength: float | None  # None for a switch, and for no defense at all
     samples: list[SampleLeak]
     exact: bool = False
     method: str = ""
@@ -86,7 +86,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """One defence at several strengths, the weakest first; a switch has no axis and a single point."""
+    """One defense at several strengths, the weakest first; a switch has no axis and a single point."""
 
     name: str
     axis: Axis | None
@@ -95,7 +95,7 @@ class Curve:
     def enough(self, level: float) -> Point | None:
         """The weakest strength from which on every one tried keeps all samples under the level.
 
-        A strength whose stronger neighbour leaks again was lucky, and is not enough. One that could not be attacked is
+        A strength whose stronger neighbor leaks again was lucky, and is not enough. One that could not be attacked is
         neither: no measurement speaks for it.
         """
         chosen = None
@@ -108,9 +108,9 @@ class Curve:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The answer to: how strong must a defence be here, and what does that cost?
+    """The answer to: how strong must a defense be here, and what does that cost?
 
-    `references` are the same round without any defence and, where some are applied before the swept one, with these alone.
+    `references` are the same round without any defense and, where some are applied before the swept one, with these alone.
     """
 
     setting: Setting
@@ -127,7 +127,7 @@ class Sweep:
         return self.references[0]
 
     def cost(self, point: Point) -> float:
-        """Accuracy lost against no defence, from 0 to 1; NaN where it was not measured."""
+        """Accuracy lost against no defense, from 0 to 1; NaN where it was not measured."""
         before, after = self.undefended.accuracy, point.accuracy
         return before.mean - after.mean if before and after else math.nan
 

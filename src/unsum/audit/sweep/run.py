@@ -1,4 +1,4 @@
-"""Try every strength: the same batch, the same attack, the same training; only the defence changes."""
+"""Try every strength: the same batch, the same attack, the same training; only the defense changes."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def sweep(
     unfinished: str | Path | None = None,
     **attack_options: Any,
 ) -> Sweep:
-    """How strong must a defence be so that one update gives no sample away, and what does it cost?
+    """How strong must a defense be so that one update gives no sample away, and what does it cost?
 
     Args:
-        over: what to vary: `NAME=LOW..HIGH`, `NAME=LOW..HIGH/STEPS`, `NAME=a,b,c`, or the name of a defence that is on or off;
+        over: what to vary: `NAME=LOW..HIGH`, `NAME=LOW..HIGH/STEPS`, `NAME=a,b,c`, or the name of a defense that is on or off;
             one or several.
         keep_under: the leakage, from 0 to 1, that no sample may reach: 1 is the sample itself, 0 is no better than answering
             with the mean of the batch's other samples (see `unsum.audit.leakage`).

@@ -1,4 +1,4 @@
-"""The sweep on a terminal: a table for each defence, and the answer below."""
+"""The sweep on a terminal: a table for each defense, and the answer below."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unsum.audit.sweep.result import Curve, Point, Sweep
 from unsum.audit.sweep.words import closer, headline, level, sentences, short
 from unsum.audit.verdict import Level
 
-_COLOURS: dict[Level, str] = {
+_COLORS: dict[Level, str] = {
     "severe": "bold red",
     "partial": "bold yellow",
     "labels": "bold yellow",
@@ -26,7 +26,7 @@ def show(sweep: Sweep, page: Path, console: Console) -> None:
     """Print the whole result."""
     for curve in sweep.curves:
         console.print(_table(sweep, curve))
-    console.print(headline(sweep), style=_COLOURS[level(sweep)], markup=False, highlight=False)
+    console.print(headline(sweep), style=_COLORS[level(sweep)], markup=False, highlight=False)
     notes = [closer(sweep, curve) for curve in sweep.curves]
     for sentence in [*sentences(sweep), *filter(None, notes)]:
         console.print(f"• {sentence}", markup=False, highlight=False)
@@ -54,7 +54,7 @@ def _table(sweep: Sweep, curve: Curve) -> Table:
     ):
         table.add_column(heading, justify="right")
     enough = curve.enough(sweep.keep_under)
-    for point, name in zip(sweep.references, ("no defence", "before alone"), strict=False):
+    for point, name in zip(sweep.references, ("no defense", "before alone"), strict=False):
         table.add_row(*_cells(sweep, point, name))
     for point in curve.points:
         row = _cells(sweep, point, short(point.strength) + (" ← enough" if point is enough else ""))

@@ -1,4 +1,4 @@
-"""What a defence costs: accuracy after a fixed federated training of a small network on a real task.
+"""What a defense costs: accuracy after a fixed federated training of a small network on a real task.
 
 Four clients hold parts of the task. In every round each sends one defended gradient, and the server moves the model by their
 mean with Adam, which does not care about an update's scale: clipping or signs are not charged for a learning rate that no longer
@@ -56,7 +56,7 @@ class Task:
 
 
 def train(pictures: Pictures, defenses: Iterable[Defense], *, scale: float = 1.0, seed: int = 0) -> Accuracy:
-    """Accuracy after the federated training, with every client's update defended; the same seeds for every defence."""
+    """Accuracy after the federated training, with every client's update defended; the same seeds for every defense."""
     chain = _scaled(ordered(list(defenses)), scale)
     results = [_train_once(pictures, chain, seed + run) for run in range(RUNS)]
     return Accuracy(math.fsum(results) / len(results), min(results), max(results))
@@ -96,7 +96,7 @@ def _train_once(pictures: Pictures, chain: list[AnyDefense], seed: int) -> float
     generator = torch.Generator().manual_seed(seed)
     images, labels = pictures.train
     holdings = torch.randperm(len(images), generator=generator).chunk(CLIENTS)
-    torch.manual_seed(seed)  # what the defences draw
+    torch.manual_seed(seed)  # what the defenses draw
     start = time.perf_counter()
     for done in range(ROUNDS):
         updates = []
@@ -123,7 +123,7 @@ def _check_pace(elapsed: float, rounds: int) -> None:
 
 
 def _network(classes: int, seed: int) -> nn.Sequential:
-    """Small, and without BatchNorm, so that every defence can train it."""
+    """Small, and without BatchNorm, so that every defense can train it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(

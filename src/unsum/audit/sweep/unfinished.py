@@ -15,8 +15,8 @@ from safetensors import safe_open
 from unsum.audit.result import UNFINISHED
 from unsum.audit.sweep.result import Point, SampleLeak
 from unsum.audit.sweep.task import Accuracy
-from unsum.safetensors_header import check_safetensors
-from unsum.writing import save_tensors, write_whole
+from unsum.files.safetensors_header import check_safetensors
+from unsum.files.writing import save_tensors, write_whole
 
 
 class Unfinished:

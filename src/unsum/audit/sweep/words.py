@@ -18,21 +18,21 @@ def headline(sweep: Sweep) -> str:
     """The answer in one sentence."""
     level = percent(sweep.keep_under)
     if sweep.undefended.worst < sweep.keep_under:
-        return f"Without any defence, this attack already stays under {level} for every sample."
+        return f"Without any defense, this attack already stays under {level} for every sample."
     found = [curve for curve in sweep.curves if curve.enough(sweep.keep_under)]
     if all(point.refused for curve in sweep.curves for point in curve.points):
         return "No strength could be attacked, so this page cannot say whether one is enough."
     if not found:
         return f"None of the strengths tried keeps every sample under {level}."
     if len(sweep.curves) > 1:
-        return f"{len(found)} of {len(sweep.curves)} defences keep every sample under {level}{_cheapest(sweep, found)}."
+        return f"{len(found)} of {len(sweep.curves)} defenses keep every sample under {level}{_cheapest(sweep, found)}."
     point = found[0].enough(sweep.keep_under)
     assert point is not None
     return f"{_called(found[0], point)} keeps every sample under {level}."
 
 
 def level(sweep: Sweep) -> Level:
-    """The colour of the answer: whether all, some or none of the defences can be set strong enough."""
+    """The color of the answer: whether all, some or none of the defenses can be set strong enough."""
     if all(point.refused for curve in sweep.curves for point in curve.points):
         return "partial"
     enough = [curve.enough(sweep.keep_under) is not None for curve in sweep.curves]
@@ -40,9 +40,9 @@ def level(sweep: Sweep) -> Level:
 
 
 def sentences(sweep: Sweep) -> list[str]:
-    """One for no defence and one for each defence that was tried."""
+    """One for no defense and one for each defense that was tried."""
     point = sweep.undefended
-    first = f"Without any defence, {_leaking(sweep, point)}"
+    first = f"Without any defense, {_leaking(sweep, point)}"
     trained = f"; a small network learns to {percent(point.accuracy.mean)} accuracy." if point.accuracy else "."
     return [first + trained, *(_sentence(sweep, curve) for curve in sweep.curves)]
 

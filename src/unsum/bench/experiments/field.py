@@ -1,4 +1,4 @@
-"""The whole field: every attack of every registry against every defence, plug-ins included.
+"""The whole field: every attack of every registry against every defense, plug-ins included.
 
 All attacks are granted the batch size, as a server that plans its rounds knows it; `crowded` has the labels. They run on one
 network and batch, except those that are for a single sample or for fully connected layers: the table says so. One that lacks
@@ -24,7 +24,7 @@ from unsum.registry import Registry, from_outside
 from unsum.separate import SEPARATORS
 from unsum.separate.options import options_of
 
-SMOKE_DEFENCES = (NONE, "noise:0.01", "clip:4", "prune:0.9")
+SMOKE_DEFENSES = (NONE, "noise:0.01", "clip:4", "prune:0.9")
 STRENGTHS = {  # where the papers and our own sweeps have them; others stand at their example
     "noise": 0.01,
     "laplace": 0.01,
@@ -37,7 +37,7 @@ STRENGTHS = {  # where the papers and our own sweeps have them; others stand at 
     "smooth": 0.1,
     "soteria": 0.1,
     "qsgd": 64,
-    "quantise": 8,
+    "quantize": 8,
 }
 ONE_SAMPLE = ("soft", "phong", "idlg", "phong-input")  # methods whose authors have one sample in mind
 NEED_LABELS = ("crowded",)  # and refuse to begin without them
@@ -102,16 +102,16 @@ def _steps(name: str, options: list[str], size: Size) -> tuple[tuple[str, Value]
     return tuple(sorted((option, value) for option, value in found.items() if option in options))
 
 
-def defences(size: Size) -> tuple[str, ...]:
-    """Every defence at its strength; of ours only four in the smoke run."""
+def defenses(size: Size) -> tuple[str, ...]:
+    """Every defense at its strength; of ours only four in the smoke run."""
     every = {entry.name: strength(entry.name, entry.method) for entry in DEFENSES}
     if size == "smoke":
-        return (*SMOKE_DEFENCES, *(every[entry.name] for entry in DEFENSES if from_outside(entry)))
+        return (*SMOKE_DEFENSES, *(every[entry.name] for entry in DEFENSES if from_outside(entry)))
     return (NONE, *every.values())
 
 
 def strength(name: str, kind: type[Defense]) -> str:
-    """As the command line writes it; where we name none, the one that the defence gives as an example."""
+    """As the command line writes it; where we name none, the one that the defense gives as an example."""
     return f"{name}:{STRENGTHS.get(name, kind.example):g}" if has_strength(kind) else name
 
 
@@ -119,7 +119,7 @@ def grids(size: Size) -> tuple[Grid, ...]:
     found = []
     for attack in attacks(size):
         at = setting(size, attack)
-        found.append(Grid((at.network,), (attack,), (at.batch,), defences=defences(size)))
+        found.append(Grid((at.network,), (attack,), (at.batch,), defenses=defenses(size)))
     return tuple(found)
 
 
@@ -132,7 +132,7 @@ _PLAIN = (
 
 EXPERIMENT = Experiment(
     name="field",
-    title="The field: every attack against every defence",
+    title="The field: every attack against every defense",
     paper="field",
     grids=grids,
     columns=(common.LEAKAGE, common.PSNR, common.LABELS, common.COSINE, common.SECONDS, common.PROCESSOR),
@@ -151,6 +151,6 @@ EXPERIMENT = Experiment(
             *_PLAIN,
         ),
     },
-    across="defence",
-    see=("../attacks.md", "../defences.md"),
+    across="defense",
+    see=("../attacks.md", "../defenses.md"),
 )

@@ -34,7 +34,7 @@ def alike(size: Size) -> tuple[Grid, ...]:
 
 def noisy(size: Size) -> tuple[Grid, ...]:
     attacks = (common.EXACT, common.ADAPTIVE, common.rgla(size), common.FGLA)
-    return (Grid((common.RGLA_NETWORK[size],), attacks, defences=NOISES[size]),)
+    return (Grid((common.RGLA_NETWORK[size],), attacks, defenses=NOISES[size]),)
 
 
 FIGURE_3 = Experiment(
@@ -91,7 +91,7 @@ FIGURE_8 = Experiment(
     grids=noisy,
     columns=(common.LEAKAGE, common.COSINE, common.PSNR, common.LABELS, common.SECONDS),
     deviations=DEVIATIONS,
-    see=("defences.md", "sweep.md"),
+    see=("defenses.md", "sweep.md"),
     figure=Figure("curve", "strength", "leakage", "standard deviation of the noise", LEAKAGE, log_x=True),
 )
 FIGURE_9 = Experiment(

@@ -1,4 +1,4 @@
-"""RGLA, table 6: where its optimiser starts, and where it ends."""
+"""RGLA, table 6: where its optimizer starts, and where it ends."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from unsum.bench.published import BY_PRUNING
 
 
 def grids(size: Size) -> tuple[Grid, ...]:
-    defences = tuple(BY_PRUNING) if size != "smoke" else ("none", "prune:0.9")
+    defenses = tuple(BY_PRUNING) if size != "smoke" else ("none", "prune:0.9")
     attacks = (common.EXACT, common.ADAPTIVE, common.rgla(size), common.FGLA)
     seeds = {"smoke": 1, "small": 2, "paper": 100}[size]
-    return (Grid((common.RGLA_NETWORK[size],), attacks, defences=defences, seeds=seeds),)
+    return (Grid((common.RGLA_NETWORK[size],), attacks, defenses=defenses, seeds=seeds),)
 
 
 EXPERIMENT = Experiment(
@@ -21,11 +21,11 @@ EXPERIMENT = Experiment(
     grids=grids,
     columns=common.PICTURES,
     published=tuple(
-        Published(figure, {"defence": defence, "attack": name.upper()})
-        for defence, row in BY_PRUNING.items()
+        Published(figure, {"defense": defense, "attack": name.upper()})
+        for defense, row in BY_PRUNING.items()
         for name, figure in row.items()
     ),
     published_title="published PSNR",
     deviations=common.DEVIATIONS,
-    see=("defences.md",),
+    see=("defenses.md",),
 )

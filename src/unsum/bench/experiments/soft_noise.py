@@ -16,7 +16,7 @@ def grids(size: Size) -> tuple[Grid, ...]:
     draws = {"smoke": 2, "small": 10, "paper": 1000}[size]
     network = Network("lenet", 16 if size == "smoke" else 32, 10, train=False)
     kinds: tuple[Labels, ...] = ("smooth", "mixup")
-    return (Grid((network,), (SOFT, EXACT), (1,), labels=kinds, defences=NOISES[size], draws=draws),)
+    return (Grid((network,), (SOFT, EXACT), (1,), labels=kinds, defenses=NOISES[size], draws=draws),)
 
 
 EXPERIMENT = Experiment(

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from unsum.active import attack as read_layer
+from unsum.attack.pictures import with_pictures
+from unsum.attack.recipe import AUTO, attack
 from unsum.bench.declare import Cell
 from unsum.bench.material import Material
 from unsum.bench.measure.round import Round
@@ -17,8 +19,6 @@ from unsum.labels import LABEL_RULES, labels
 from unsum.leak import Leak
 from unsum.match import MATCHERS, match
 from unsum.peel import peel
-from unsum.picturing import with_pictures
-from unsum.recipe import AUTO, attack
 from unsum.separate import SEPARATORS, separate
 
 

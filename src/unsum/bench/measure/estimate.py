@@ -59,15 +59,15 @@ def probe(features: Tensor, labels: Tensor, classes: int, goal: float) -> tuple[
     """(N, C) logits of a head on all photos, and its accuracy, when training first reaches the goal."""
     torch.manual_seed(0)
     head = nn.Linear(features.shape[1], classes).to(features.device)
-    optimiser = torch.optim.Adam(head.parameters(), 3e-3 / features.shape[1] ** 0.5)
+    optimizer = torch.optim.Adam(head.parameters(), 3e-3 / features.shape[1] ** 0.5)
     for _ in range(_STEPS):
         logits = head(features)
         accuracy = float((logits.argmax(1) == labels).float().mean())
         if accuracy >= goal:
             return logits.detach(), accuracy
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         nn.functional.cross_entropy(logits, labels).backward()
-        optimiser.step()
+        optimizer.step()
     raise UnsumError(f"A head on these photos stays below an accuracy of {goal:.0%}; give others with --data.")
 
 

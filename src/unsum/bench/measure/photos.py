@@ -14,7 +14,7 @@ from unsum.client import mixup, smooth_labels
 from unsum.data import embedded_batch, photo_count, read_photos
 from unsum.errors import UnsumError
 
-_AUXILIARY = 64  # labelled photos of the attacker's own, for the methods that need some
+_AUXILIARY = 64  # labeled photos of the attacker's own, for the methods that need some
 _LARGEST_SMOOTHING = 0.5
 
 
@@ -28,7 +28,7 @@ class Photos:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A client's batch, and labelled photos that it does not hold."""
+    """A client's batch, and labeled photos that it does not hold."""
 
     images: Tensor
     targets: Tensor  # (B,) class numbers, or (B, C) rows where labels are soft

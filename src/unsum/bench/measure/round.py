@@ -1,4 +1,4 @@
-"""The client's side of a cell: its network, its batch, and the update that it sends after its defence."""
+"""The client's side of a cell: its network, its batch, and the update that it sends after its defense."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Round:
 
     model: nn.Module
     drawn: Drawn
-    images: Tensor  # as trained on: other ones where a defence mixes them
+    images: Tensor  # as trained on: other ones where a defense mixes them
     targets: Tensor
     features: Tensor
     update: Update
@@ -41,26 +41,26 @@ class Round:
 
 
 def play(cell: Cell, material: Material) -> Round:
-    """One round; the batch depends on the cell's seed alone, the defence's noise on seed and defence.
+    """One round; the batch depends on the cell's seed alone, the defense's noise on seed and defense.
 
     Under secure aggregation the round has several clients, and everybody's samples are at stake: the first one's are those of
     the cell without it.
     """
     model = network(cell, material)
-    clients = clients_of(cell.defence)
+    clients = clients_of(cell.defense)
     drawn = draw(replace(cell, batch=clients * cell.batch), material)
     images, targets = drawn.images.to(material.device), drawn.targets.to(material.device)
     recipe = None
     if cell.attack.family == "server":
         options: dict[str, Any] = dict(cell.attack.options)
         model, recipe = modify(model, cell.attack.name, shape=tuple(images.shape[1:]), seed=cell.seed, **options)
-    torch.manual_seed(cell.seed + zlib.crc32(cell.defence.encode()))
+    torch.manual_seed(cell.seed + zlib.crc32(cell.defense.encode()))
     if clients > 1:
         parts = zip(images.split(cell.batch), targets.split(cell.batch), strict=True)
         update = aggregate([capture(model, *part, train=cell.network.train) for part in parts])
     else:
         update, images, targets = capture_trained(
-            model, images, targets, train=cell.network.train, defenses=defences(cell.defence)
+            model, images, targets, train=cell.network.train, defenses=defenses(cell.defense)
         )
     with in_mode(model, cell.network.train):
         features = torch.cat([collect_features(model, part) for part in images.split(cell.batch)])
@@ -74,11 +74,11 @@ def network(cell: Cell, material: Material) -> nn.Module:
     return build(cell.network, seed=cell.seed, weights=material.weights).to(material.device)
 
 
-def clients_of(defence: str) -> int:
+def clients_of(defense: str) -> int:
     """How many clients' updates the server sees the mean of."""
-    name, _, strength = defence.partition(":")
+    name, _, strength = defense.partition(":")
     return int(strength) if name == "secagg" and strength.isdecimal() else 1  # else parsing says what is wrong
 
 
-def defences(text: str) -> list[Defense]:
+def defenses(text: str) -> list[Defense]:
     return [] if text == NONE else [parse_defense(text)]

@@ -16,7 +16,7 @@ from unsum.bench.measure.round import Round
 from unsum.head import find_head
 from unsum.leak import Leak
 from unsum.score import SampleScore, score_samples
-from unsum.separate.rgla_objective import WEIGHTS
+from unsum.separate.rgla.objective import WEIGHTS
 
 _RECOVERED = 0.01  # relative error of features below which a sample counts as recovered
 _NEAR_THE_END = 10.0  # a run has arrived where its loss is within this factor of its last
@@ -94,7 +94,7 @@ def _convergence(leak: Leak) -> dict[str, float]:
 
 
 def strip(played: Round, leak: Leak) -> bytes | None:
-    """A JPEG: the client's pictures above, below each what was recovered of it (grey where nothing was)."""
+    """A JPEG: the client's pictures above, below each what was recovered of it (gray where nothing was)."""
     if leak.images is None:
         return None
     whole = leak.features.shape[1:] == played.features.shape[1:]

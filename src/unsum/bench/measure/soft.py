@@ -17,7 +17,7 @@ from torch import nn
 from unsum.bench.declare import Cell
 from unsum.bench.material import Material
 from unsum.bench.measure.photos import draw
-from unsum.bench.measure.round import defences, network
+from unsum.bench.measure.round import defenses, network
 from unsum.head import collect_features, find_head
 from unsum.leak import Leak
 from unsum.separate import separate
@@ -64,8 +64,8 @@ def _head_update(model: nn.Module, images: torch.Tensor, targets: torch.Tensor, 
 
 def _defended(update: Update, cell: Cell) -> Update:
     torch.manual_seed(cell.seed)
-    for defence in defences(cell.defence):
-        update = defence(update)
+    for defense in defenses(cell.defense):
+        update = defense(update)
     return update
 
 

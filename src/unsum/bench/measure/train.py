@@ -25,14 +25,14 @@ def _train(network: Network, data: str | None) -> nn.Module:
     photos = load(data, network.size)
     model = build(network, seed=0, weights=None).train()
     labels = photos.labels % network.classes
-    optimiser = torch.optim.Adam(model.parameters(), _RATE)
+    optimizer = torch.optim.Adam(model.parameters(), _RATE)
     generator = torch.Generator().manual_seed(0)
     with torch.enable_grad():
         for _ in range(network.epochs):
             for batch in torch.randperm(len(labels), generator=generator).split(_BATCH):
                 loss = nn.functional.cross_entropy(model(photos.images[batch].float() / 255), labels[batch])
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 loss.backward()
-                optimiser.step()
-    optimiser.zero_grad(set_to_none=True)
+                optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
     return model.eval()

@@ -1,13 +1,13 @@
 """In which way pictures may change: the unknowns of a refinement, and the pictures they make.
 
-Features and gradients leave many directions of a picture open, and an optimiser fills them with whatever it steps into first.
+Features and gradients leave many directions of a picture open, and an optimizer fills them with whatever it steps into first.
 Pixels of equal rank fill them with noise. The other choices make natural changes the short ones:
 
-    spectrum         x = x₀ + M F⁻¹(S · F u): S falls with 1/frequency, as the spectra of photos do, and M moves the three colours
+    spectrum         x = x₀ + M F⁻¹(S · F u): S falls with 1/frequency, as the spectra of photos do, and M moves the three colors
                      rather together than apart
     decoder-input    x = D(f̂ + u): what the inverse can draw
     decoder-weights  x = D_{θ+u}(f̂): what the inverse could have drawn
-    colour           x = a x₀ + c with one contrast and one colour for the whole batch, which train-mode BatchNorm nearly hides
+    color           x = a x₀ + c with one contrast and one color for the whole batch, which train-mode BatchNorm nearly hides
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from unsum.errors import UnsumError, unknown_name
 from unsum.invert.method import Inverse
 from unsum.leak import Leak
 
-Prior = Literal["spectrum", "pixels", "decoder-input", "decoder-weights", "colour"]
+Prior = Literal["spectrum", "pixels", "decoder-input", "decoder-weights", "color"]
 PRIORS: tuple[Prior, ...] = get_args(Prior)
 _FLAT = (
     1 / 64
 )  # cycles per pixel below which the spectrum of a correction stays level: its error is not one of brightness alone
-_APART = 0.4  # how freely colours move apart, where 1 is as freely as together
+_APART = 0.4  # how freely colors move apart, where 1 is as freely as together
 
 
 @dataclass(frozen=True)
 class Correction:
-    """Unknowns to optimise, the pictures they make, and the step of Adam that suits them."""
+    """Unknowns to optimize, the pictures they make, and the step of Adam that suits them."""
 
     unknowns: list[Tensor]
     pictures: Callable[[], Tensor]
@@ -49,12 +49,12 @@ def correction(prior: Prior, images: Tensor, leak: Leak, inverse: Inverse | None
         if inverse is None:
             raise UnsumError(f"The prior {prior!r} draws with the inverse; pass inverse=load_inverse(model).")
         return _decoder(prior, images, leak, inverse)
-    if prior == "colour":
-        return _colour(images)
+    if prior == "color":
+        return _color(images)
     change = torch.zeros_like(images, requires_grad=True)
     if prior == "pixels":
         return Correction([change], lambda: images + change, 1e-2)
-    S, M = spectrum(images), colours(images)
+    S, M = spectrum(images), colors(images)
     return Correction(
         [change], lambda: images + mix(M, torch.fft.irfft2(S * torch.fft.rfft2(change), s=images.shape[2:])), 1e-3
     )
@@ -69,7 +69,7 @@ def spectrum(images: Tensor) -> Tensor:
     return scaled
 
 
-def colours(images: Tensor) -> Tensor:
+def colors(images: Tensor) -> Tensor:
     """(c, c) one along what all channels share, less across it."""
     channels = images.shape[1]
     shared = images.new_full((channels, channels), 1 / channels)
@@ -80,7 +80,7 @@ def mix(M: Tensor, pictures: Tensor) -> Tensor:
     return torch.einsum("ij,bjhw->bihw", M, pictures)
 
 
-def _colour(images: Tensor) -> Correction:
+def _color(images: Tensor) -> Correction:
     contrast = images.new_zeros((), requires_grad=True)
     shift = images.new_zeros(1, images.shape[1], 1, 1, requires_grad=True)
     return Correction([contrast, shift], lambda: images * (1 + contrast) + shift, 1e-2)

@@ -147,7 +147,7 @@ class _Watch:
 
 def _by_lbfgs(unknown: Correction, cost: Callable[[], Tensor], steps: int, watch: _Watch, noise: float) -> None:
     """Until the steps are spent, what is watched no longer improves, or features fit as well as the leak knows them."""
-    optimiser = torch.optim.LBFGS(
+    optimizer = torch.optim.LBFGS(
         unknown.unknowns,
         history_size=_HISTORY,
         line_search_fn="strong_wolfe",
@@ -159,8 +159,8 @@ def _by_lbfgs(unknown: Correction, cost: Callable[[], Tensor], steps: int, watch
         return _descend(unknown, cost)
 
     for chunk in _chunks(steps):
-        optimiser.param_groups[0].update(max_iter=chunk, max_eval=2 * chunk)
-        optimiser.step(closure)
+        optimizer.param_groups[0].update(max_iter=chunk, max_eval=2 * chunk)
+        optimizer.step(closure)
         watch.look(unknown.pictures(), chunk)
         if watch.weary or watch.feature_error <= noise:
             return
@@ -168,12 +168,12 @@ def _by_lbfgs(unknown: Correction, cost: Callable[[], Tensor], steps: int, watch
 
 def _by_adam(unknown: Correction, cost: Callable[[], Tensor], steps: int, watch: _Watch) -> None:
     """Steps that shrink to nothing along a cosine: jumps of the gradient average out."""
-    optimiser = torch.optim.Adam(unknown.unknowns, lr=unknown.rate)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(steps, 1))
+    optimizer = torch.optim.Adam(unknown.unknowns, lr=unknown.rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
     for chunk in _chunks(steps):
         for _ in range(chunk):
             _descend(unknown, cost)
-            optimiser.step()
+            optimizer.step()
             schedule.step()
         watch.look(unknown.pictures(), chunk)
 

@@ -55,33 +55,33 @@ def undo(
 
     `pin` finds the scale; where `low` and `top` bound every entry, and are equal where it is known, none is needed.
     """
-    centred = d - d.mean(0) if unit.batch_statistics else d
-    squares, U = torch.linalg.eigh(centred @ centred.T)  # many times faster than the SVD of the matrix itself
+    centered = d - d.mean(0) if unit.batch_statistics else d
+    squares, U = torch.linalg.eigh(centered @ centered.T)  # many times faster than the SVD of the matrix itself
     s = squares.clamp_min(0).sqrt()
     kept = s > _RANK * s[-1]
     U, s = U[:, kept], s[kept]
-    factors = U, s, (U / s).T @ centred
+    factors = U, s, (U / s).T @ centered
     full = int(kept.sum()) >= len(d) - int(unit.batch_statistics)
     condition = float(s[-1] / s[0]) if full else math.inf
-    return _FixedPoint(unit, centred, factors, size, pin, low, top).run(condition)
+    return _FixedPoint(unit, centered, factors, size, pin, low, top).run(condition)
 
 
 class _FixedPoint:
     def __init__(
         self,
         unit: Unit,
-        centred: Tensor,
+        centered: Tensor,
         factors: tuple[Tensor, Tensor, Tensor],
         size: torch.Size,
         pin: Pin | None,
         low: Tensor | None,
         top: Tensor | None,
     ) -> None:
-        self.unit, self.centred, self.factors, self.size = unit, centred, factors, size
+        self.unit, self.centered, self.factors, self.size = unit, centered, factors, size
         self.pin, self.low, self.top = pin, low, top
         self.residual, self.change, self.pinned = 1.0, 1.0, False
         self.deviation = (unit.variance + unit.eps).sqrt()
-        where = torch.ones(1, 1, *size[2:], dtype=centred.dtype, device=centred.device)
+        where = torch.ones(1, 1, *size[2:], dtype=centered.dtype, device=centered.device)
         # (N, I k k) booleans: the columns' entries that padding wrote
         self.padded = (unit.columns(where.expand(size[0], unit.W.shape[1], -1, -1)) == 0) if unit.kernel > 1 else None
 
@@ -124,7 +124,7 @@ class _FixedPoint:
         rhs = (sigma / unit.gamma)[:, None] * unit.grad_W.flatten(1)
         if unit.batch_statistics:
             rhs = rhs + (unit.grad_gamma / len(normal))[:, None] * (normal.T @ columns)
-        misfit = rhs - self.centred.T @ columns
+        misfit = rhs - self.centered.T @ columns
         self.residual = float(misfit.norm() / rhs.norm().clamp_min(1e-300))
         return self._settled(columns + self._divided(misfit, damping))
 

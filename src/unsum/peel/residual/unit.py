@@ -100,7 +100,7 @@ class Unit:
         return F.fold(patches, side, self.kernel, padding=self.padding, stride=self.stride)
 
     def forward(self, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """(σ, x̂): the deviations (O,) and the normalised output (N, O)."""
+        """(σ, x̂): the deviations (O,) and the normalized output (N, O)."""
         z = columns @ self.W.flatten(1).T
         if not self.batch_statistics:
             sigma = (self.variance + self.eps).sqrt()

@@ -8,7 +8,7 @@ from unsum.head import Head
 from unsum.leak import Leak
 from unsum.separate.adaptive.apart import Samples
 from unsum.separate.adaptive.batch import Batch
-from unsum.separate.adaptive.recognise import Defence
+from unsum.separate.adaptive.recognize import Defense
 from unsum.separate.misfit import relative_misfit
 
 _GRID = 3**0.5  # rounding to a grid errs by up to half a step, which is √3 standard deviations of an even spread
@@ -16,12 +16,12 @@ _SHRUNK = 1.3  # times the noise that posterior means leave: they are smaller th
 _MUCH = 0.05  # share of the gradient left over from which a person is told
 
 
-def answer(head: Head, batch: Batch, defence: Defence, samples: Samples, done: str) -> Leak:
-    """A leak that claims no exactness: what a defence removed is estimated, not known."""
+def answer(head: Head, batch: Batch, defense: Defense, samples: Samples, done: str) -> Leak:
+    """A leak that claims no exactness: what a defense removed is estimated, not known."""
     targets = torch.nn.functional.one_hot(samples.labels, head.classes).double()
     features = samples.features
     residual = relative_misfit(head, samples.logits, targets, batch.scale * features)
-    unexplained = _unexplained(head, defence, residual)
+    unexplained = _unexplained(head, defense, residual)
     return Leak(
         method="adaptive",
         targets=targets,
@@ -31,20 +31,20 @@ def answer(head: Head, batch: Batch, defence: Defence, samples: Samples, done: s
         predicted_error=max(float(samples.errors.max()), batch.size * unexplained),
         exact=False,
         scale=batch.scale,
-        notes=[defence.sentence, done, *batch.notes, *_merged(samples), *_alone(batch), *_doubted(unexplained)],
+        notes=[defense.sentence, done, *batch.notes, *_merged(samples), *_alone(batch), *_doubted(unexplained)],
     )
 
 
-def _unexplained(head: Head, defence: Defence, residual: float) -> float:
+def _unexplained(head: Head, defense: Defense, residual: float) -> float:
     """What the answer leaves of the gradient beyond the noise, relative; 0 where entries are missing, which leave more.
 
     Errors of a posterior hold for the batch that was taken for granted. With a label missed or made up the answer no longer
     explains the gradient; what is left of it may all belong to one sample, B times as large a part of that one.
     """
     size = float(head.row_norms(head.grad_W).norm())
-    if not defence.is_noise or size == 0:
+    if not defense.is_noise or size == 0:
         return 0.0
-    noise = defence.sigma * (_GRID if defence.kind == "grid" else _SHRUNK) * head.grad_W.numel() ** 0.5 / size
+    noise = defense.sigma * (_GRID if defense.kind == "grid" else _SHRUNK) * head.grad_W.numel() ** 0.5 / size
     return float(max(residual**2 - noise**2, 0.0) ** 0.5)
 
 

@@ -12,7 +12,7 @@ from unsum.head import Head
 from unsum.separate.adaptive.batch import Batch
 from unsum.separate.adaptive.corners import hunt_probabilities
 from unsum.separate.adaptive.prior import Posterior
-from unsum.separate.adaptive.recognise import Defence
+from unsum.separate.adaptive.recognize import Defense
 from unsum.separate.adaptive.rounds import Fit, errors_of
 from unsum.separate.adaptive.split import Others, split
 from unsum.separate.adaptive.supports import can_be_weighed
@@ -39,7 +39,7 @@ class Samples:
     merged: list[list[int]]  # samples that are given as their mean
 
 
-def tell_apart(head: Head, batch: Batch, defence: Defence, fit: Fit, starts: Starts) -> Samples:
+def tell_apart(head: Head, batch: Batch, defense: Defense, fit: Fit, starts: Starts) -> Samples:
     """Every sample of the batch; `starts` gives rough softmax rows (B, C) of all samples in the order of their labels."""
     first = 0
     labels, features, logits, errors, merged = [], [], [], [], []
@@ -48,10 +48,10 @@ def tell_apart(head: Head, batch: Batch, defence: Defence, fit: Fit, starts: Sta
         members = list(range(first, first + count))
         found = None
         if can_be_weighed(count) and not fit.signed:
-            P = hunt_probabilities(head, batch, group) if defence.kind == "pruned" else None
+            P = hunt_probabilities(head, batch, group) if defense.kind == "pruned" else None
             rough = starts() if P is None else None
             P = P if rough is None else rough[members]
-            found = None if P is None else _split(head, batch, defence, fit, group, P)
+            found = None if P is None else _split(head, batch, defense, fit, group, P)
         if found is not None and float(found[0].relative_errors.max()) < float(expected[group]):
             features.append(found[0].mean)
             logits.append(found[1])
@@ -67,13 +67,13 @@ def tell_apart(head: Head, batch: Batch, defence: Defence, fit: Fit, starts: Sta
 
 
 def _split(
-    head: Head, batch: Batch, defence: Defence, fit: Fit, group: int, P: Tensor
+    head: Head, batch: Batch, defense: Defense, fit: Fit, group: int, P: Tensor
 ) -> tuple[Posterior, Tensor] | None:
     rest = [other for other in range(len(batch.labels)) if other != group]
-    E = errors_of(head, batch, defence, fit.logits.softmax(1))
+    E = errors_of(head, batch, defense, fit.logits.softmax(1))
     others = Others(fit.posterior.mean[rest], E[rest], fit.posterior.mean[group], fit.posterior.variance[group])
-    noise = [rough * defence.threshold for rough in _ROUGH] if defence.threshold > 0 else [defence.sigma] * 2
-    found = split(head, batch, group, P, others, noise, defence.threshold)
+    noise = [rough * defense.threshold for rough in _ROUGH] if defense.threshold > 0 else [defense.sigma] * 2
+    found = split(head, batch, group, P, others, noise, defense.threshold)
     return None if found is None else (found.posterior, found.logits)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unsum.head import Head
 from unsum.knowledge import Knowledge
-from unsum.separate.adaptive.recognise import Defence
+from unsum.separate.adaptive.recognize import Defense
 
 _SURE = 5.0  # standard deviations below zero that make a bias gradient a label's
 _WHOLE = 0.2  # distance from a whole number within which a count is one
@@ -40,72 +40,72 @@ class Batch:
         return self.scale / self.size if reduction == "mean" else self.scale
 
 
-def find_batch(head: Head, knowledge: Knowledge, defence: Defence) -> Batch | None:
+def find_batch(head: Head, knowledge: Knowledge, defense: Defense) -> Batch | None:
     """The groups, by the granted labels or by the rows; None where no row stands out."""
     granted = knowledge.targets(head.classes)
-    energy = row_energies(head, defence)
+    energy = row_energies(head, defense)
     if granted is not None:
         labels, counts = granted.argmax(1).to(head.W.device).unique(return_counts=True)
-        scale, plain = _scale(head, defence, labels)
+        scale, plain = _scale(head, defense, labels)
         return Batch(labels, counts, scale, plain, True, [])
-    labels = _label_rows(head, defence, energy, knowledge.batch_size)
+    labels = _label_rows(head, defense, energy, knowledge.batch_size)
     if len(labels) == 0:
         return None
-    scale, plain = _scale(head, defence, labels)
-    mass, how = _masses(head, defence, energy, labels, scale)
+    scale, plain = _scale(head, defense, labels)
+    mass, how = _masses(head, defense, energy, labels, scale)
     counts = _counts(mass, knowledge.batch_size, head.reduction)
     notes = [f"Labels are the classes of the largest rows; how many samples carry each comes from {how}."]
     return Batch(labels, counts, scale, plain, knowledge.batch_size is not None, notes)
 
 
-def row_energies(head: Head, defence: Defence) -> Tensor:
+def row_energies(head: Head, defense: Defense) -> Tensor:
     """(C,) squared norm of every row beyond what the noise adds to it; of signs, how many are negative."""
-    if defence.kind == "sign":
+    if defense.kind == "sign":
         return (head.grad_W < 0).sum(1).double()
-    return head.row_norms(head.grad_W).square() - head.grad_W.shape[1] * defence.sigma**2
+    return head.row_norms(head.grad_W).square() - head.grad_W.shape[1] * defense.sigma**2
 
 
-def _label_rows(head: Head, defence: Defence, energy: Tensor, batch_size: int | None) -> Tensor:
+def _label_rows(head: Head, defense: Defense, energy: Tensor, batch_size: int | None) -> Tensor:
     """Rows above the widest gap in the energies, and those whose bias gradient is negative beyond doubt."""
     C, H = head.grad_W.shape
-    floor = max(3 * defence.sigma**2 * (2 * H) ** 0.5, defence.threshold**2, 1e-12 * float(energy.max()))
+    floor = max(3 * defense.sigma**2 * (2 * H) ** 0.5, defense.threshold**2, 1e-12 * float(energy.max()))
     ordered, rows = energy.clamp_min(floor).sort(descending=True)
     most = min(C - 1, batch_size or max(C // 2, 1))
     gaps = (ordered[:-1] / ordered[1:])[:most]
     chosen = torch.zeros(C, dtype=torch.bool, device=energy.device)
     if float(ordered[0]) > floor:
         chosen[rows[: int(gaps.argmax()) + 1]] = True
-    if head.grad_b is not None and defence.kind != "sign":
-        chosen |= head.grad_b.double() < -max(_SURE * defence.sigma_b, 1e-3 * float(head.grad_b.abs().max()))
+    if head.grad_b is not None and defense.kind != "sign":
+        chosen |= head.grad_b.double() < -max(_SURE * defense.sigma_b, 1e-3 * float(head.grad_b.abs().max()))
     if batch_size is not None and int(chosen.sum()) > batch_size:
         lowest = energy.masked_fill(~chosen, -torch.inf).argsort(descending=True)[:batch_size]
         chosen = torch.zeros_like(chosen).index_fill(0, lowest, True)
     return chosen.nonzero()[:, 0]
 
 
-def _scale(head: Head, defence: Defence, labels: Tensor) -> tuple[float, bool]:
+def _scale(head: Head, defense: Defense, labels: Tensor) -> tuple[float, bool]:
     """What ∇b sums to over the labels, minus s for a whole batch; a plain 1 where that is what it must be anyway."""
-    if head.grad_b is None or defence.kind == "sign" or head.reduction == "sum":
+    if head.grad_b is None or defense.kind == "sign" or head.reduction == "sum":
         return 1.0, True
     own = head.grad_b[labels].double()
     if bool((own == 0).any()):  # pruned: what is left says too little
         return 1.0, True
     predicted = len(labels) / head.classes  # share of the probability that lies on the labels, about
     found = -float(own.sum()) / max(1 - predicted, 0.1)
-    doubt = 0.02 + 2 * predicted + 4 * defence.sigma_b * len(labels) ** 0.5
+    doubt = 0.02 + 2 * predicted + 4 * defense.sigma_b * len(labels) ** 0.5
     return (1.0, True) if abs(found - 1) < doubt or found <= 0 else (found, False)
 
 
-def _masses(head: Head, defence: Defence, energy: Tensor, labels: Tensor, scale: float) -> tuple[Tensor, str]:
+def _masses(head: Head, defense: Defense, energy: Tensor, labels: Tensor, scale: float) -> tuple[Tensor, str]:
     """(g,) the share of the batch's targets in each label, and in words where it was read."""
     rows = energy[labels].clamp_min(1e-300)
     by_rows = rows.sqrt() / rows.sqrt().sum()
-    if head.grad_b is None or defence.kind == "sign":
+    if head.grad_b is None or defense.kind == "sign":
         return by_rows, "their size"
     own = -head.grad_b[labels].double() / scale + 1 / head.classes
     if head.reduction == "sum":
         return own, "the bias gradient"
-    seen = own > max(3 * defence.sigma_b / scale, 1.5 / head.classes)
+    seen = own > max(3 * defense.sigma_b / scale, 1.5 / head.classes)
     if not bool(seen.any()):
         return by_rows, "their size"
     if bool(seen.all()):

@@ -13,7 +13,7 @@ from torch import Tensor
 from unsum.head import Head
 from unsum.separate.adaptive.batch import Batch
 from unsum.separate.adaptive.prior import Posterior
-from unsum.separate.adaptive.recognise import Defence
+from unsum.separate.adaptive.recognize import Defense
 from unsum.separate.adaptive.rounds import Fit, errors_of, logits_of, start_probabilities
 
 _FINE = 0.2  # mean feature, in steps
@@ -27,15 +27,15 @@ def fit_signs(head: Head, batch: Batch) -> Fit:
     return Fit(Posterior(features, features.square()), logits_of(head, features), False)
 
 
-def fit_hits(head: Head, batch: Batch, defence: Defence) -> Fit:
+def fit_hits(head: Head, batch: Batch, defense: Defense) -> Fit:
     """The mean of a feature given how many steps its label row shows."""
-    assert defence.lattice is not None
+    assert defense.lattice is not None
     P, alpha = start_probabilities(head, batch), batch.alpha(head.reduction)
     own = torch.arange(len(P), device=P.device)
-    E = errors_of(head, batch, defence, P)
+    E = errors_of(head, batch, defense, P)
     gain = alpha * E[own, batch.labels].abs().clamp_min(1e-12)
-    hits = (-head.grad_W[batch.labels].double() / defence.lattice.step).clamp_min(0)
-    step = (defence.lattice.step / gain)[:, None]
+    hits = (-head.grad_W[batch.labels].double() / defense.lattice.step).clamp_min(0)
+    step = (defense.lattice.step / gain)[:, None]
     usual = hits.mean(1, keepdim=True).clamp_min(1e-12)
     # A gamma prior of that mean. Its shape is 1 over the squared coefficient of variation; the mean square lies between
     # those of h (h − 1) and of h, for rounding up and down.

@@ -11,7 +11,7 @@ _LOOKED_AT = 1 << 18  # entries that are enough to see a grid
 _ENOUGH = 24  # entries other than zero below which anything looks like a grid
 _FEW = 1 / 8  # distinct values per entry looked at, from which a grid is worth testing
 _OFF = 0.02  # of a step, that rounding may leave a value beside its grid point
-_FINEST = 1 << 16  # levels beyond which a grid is no defence
+_FINEST = 1 << 16  # levels beyond which a grid is no defense
 
 
 @dataclass(frozen=True)

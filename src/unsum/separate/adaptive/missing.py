@@ -10,7 +10,7 @@ from unsum.leak import Leak
 from unsum.separate.adaptive.answer import answer
 from unsum.separate.adaptive.apart import no_starts, tell_apart
 from unsum.separate.adaptive.batch import find_batch
-from unsum.separate.adaptive.recognise import Defence
+from unsum.separate.adaptive.recognize import Defense
 from unsum.separate.adaptive.rounds import fit_noisy
 from unsum.separate.hard_labels import are_soft
 
@@ -31,12 +31,12 @@ def with_missing_columns(head: Head, knowledge: Knowledge, leak: Leak) -> Leak:
         f"{len(empty)} of {head.grad_W.shape[1]} columns of the head's gradient are zero and the others do not explain it by "
         f"themselves: features were held back (as Soteria does). They are given as zeros: {named}."
     )
-    defence = Defence("columns", sentence)
-    batch = find_batch(head, knowledge, defence)
+    defense = Defense("columns", sentence)
+    batch = find_batch(head, knowledge, defense)
     if batch is None:
         return replace(leak, notes=[sentence, *leak.notes])
-    fit = fit_noisy(head, batch, defence)
-    found = answer(head, batch, defence, tell_apart(head, batch, defence, fit, no_starts), _DONE)
+    fit = fit_noisy(head, batch, defense)
+    found = answer(head, batch, defense, tell_apart(head, batch, defense, fit, no_starts), _DONE)
     others = (
         float(fit.logits.softmax(1).mean()) * len(batch.labels) ** 0.5
     )  # what unknown logits leave of other samples

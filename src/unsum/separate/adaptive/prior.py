@@ -16,7 +16,7 @@ _REACH = 60.0  # standard deviations beyond which an estimate is as good as it g
 _PER_DEVIATION = 2.0  # point masses
 _BINS = 8.0  # of the histogram, in a standard deviation
 _ROUNDS = 100
-_NEIGHBOURHOODS = 8  # classes of columns by what the other samples show there
+_NEIGHBORHOODS = 8  # classes of columns by what the other samples show there
 _ENOUGH = 500  # estimates that a distribution of their own is learned from
 
 
@@ -62,7 +62,7 @@ def looks_signed(estimates: Tensor, deviations: Tensor) -> bool:
 def _kinds(estimates: Tensor) -> Tensor:
     """(g, H) for each sample the class of each column by the mean of the other samples there: batches share much."""
     g, H = estimates.shape
-    number = min(_NEIGHBOURHOODS, H // _ENOUGH)
+    number = min(_NEIGHBORHOODS, H // _ENOUGH)
     if g == 1 or number < 2:
         return torch.zeros(g, H, dtype=torch.long, device=estimates.device)
     others = estimates.sum(0, keepdim=True) - estimates
@@ -78,12 +78,12 @@ def _learn(x: Tensor, deviation: float, *, signed: bool) -> tuple[Tensor, Tensor
         return x.clone(), torch.full_like(x, deviation**2)
     low, high = max(float(scaled.min()), -_REACH), min(float(scaled.max()), _REACH)
     atoms = _grid(low if signed else 0.0, max(high, 0.0), _PER_DEVIATION, x)
-    centres = _grid(low, high, _BINS, x)
-    place = (scaled - centres[0]) * _BINS
-    bins = place.round().long().clamp(0, len(centres) - 1)
+    centers = _grid(low, high, _BINS, x)
+    place = (scaled - centers[0]) * _BINS
+    bins = place.round().long().clamp(0, len(centers) - 1)
     inside = (scaled >= low) & (scaled <= high)
-    counts = torch.bincount(bins[inside], minlength=len(centres)).to(x.dtype)
-    likelihood = torch.exp(-0.5 * (centres[:, None] - atoms).square()) + 1e-14
+    counts = torch.bincount(bins[inside], minlength=len(centers)).to(x.dtype)
+    likelihood = torch.exp(-0.5 * (centers[:, None] - atoms).square()) + 1e-14
     weight = torch.full_like(atoms, 1 / len(atoms))
     for _ in range(_ROUNDS):
         weight = weight * (likelihood.T @ (counts / (likelihood @ weight))) / counts.sum()
@@ -92,8 +92,8 @@ def _learn(x: Tensor, deviation: float, *, signed: bool) -> tuple[Tensor, Tensor
     mean = joint @ atoms
     variance = (joint @ atoms.square() - mean.square()).clamp_min(0)
     near = inside & (scaled < _REACH - 4) & (scaled > 4 - _REACH)
-    left = place.floor().long().clamp(0, max(len(centres) - 2, 0))
-    right = (left + 1).clamp_max(len(centres) - 1)
+    left = place.floor().long().clamp(0, max(len(centers) - 2, 0))
+    right = (left + 1).clamp_max(len(centers) - 1)
     part = (place - left).clamp(0, 1)
     found = torch.where(near, mean[left] * (1 - part) + mean[right] * part, scaled)
     return found * deviation, torch.where(near, variance[bins], torch.ones_like(x)) * deviation**2

@@ -86,7 +86,7 @@ def _weigh_block(N: Tensor, Q: Tensor, sparsity: Sparsity, largest: int) -> tupl
 
 
 def _fit_set(N: Tensor, Q: Tensor, members: tuple[int, ...], rate: float) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Evidence, means and variances of one set; a Cholesky factorisation by hand, for all columns at once."""
+    """Evidence, means and variances of one set; a Cholesky factorization by hand, for all columns at once."""
     k = len(members)
     L: list[list[Tensor]] = []
     for a in range(k):

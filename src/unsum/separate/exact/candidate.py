@@ -116,8 +116,8 @@ def _simplifications(observation: Observation, candidate: Candidate) -> list[tup
     if equation.Y is None:
         hard = _hard_targets(candidate, equation.K.shape[1])
         if hard is not None:
-            labelled = replace(equation, Y=hard, weight=observation.weight)
-            simpler.append((labelled, at))
+            labeled = replace(equation, Y=hard, weight=observation.weight)
+            simpler.append((labeled, at))
     return simpler
 
 

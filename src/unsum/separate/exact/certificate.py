@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from unsum.separate.exact.conjugate import NormalSystem
-from unsum.separate.exact.equation import Equation, Linearised, Unknowns
+from unsum.separate.exact.equation import Equation, Linearized, Unknowns
 from unsum.separate.exact.levenberg import can_be_dense
 from unsum.separate.exact.observation import Observation
 
@@ -37,7 +37,7 @@ class Certificate:
 
 def certify(equation: Equation, at: Unknowns, observation: Observation) -> Certificate:
     """Predict the error of a solution from the noise level, the misfit and the Jacobian's inverse."""
-    here = Linearised(equation, at)
+    here = Linearized(equation, at)
     B, R = at.T.shape
     unknowns = B * R + equation.floor_free + equation.alpha_free
     # All columns sum to zero: one row says nothing new.
@@ -56,7 +56,7 @@ def certify(equation: Equation, at: Unknowns, observation: Observation) -> Certi
     return Certificate(misfit, errors.nan_to_num(nan=torch.inf), covariance, float(deviations[0]), float(deviations[1]))
 
 
-def _scatter(here: Linearised, prior: Tensor) -> tuple[Tensor, Tensor] | None:
+def _scatter(here: Linearized, prior: Tensor) -> tuple[Tensor, Tensor] | None:
     """(B, B) covariance of the samples and (2,) deviations of floor and log α, by inverting the normal matrix."""
     B, R = here.at.T.shape
     N = here.normal_matrix() + torch.diag(prior)
@@ -69,7 +69,7 @@ def _scatter(here: Linearised, prior: Tensor) -> tuple[Tensor, Tensor] | None:
     return covariance, inverse.diagonal()[-2:].clamp_min(0).sqrt()
 
 
-def _simulated_scatter(here: Linearised, prior: Tensor) -> tuple[Tensor, Tensor] | None:
+def _simulated_scatter(here: Linearized, prior: Tensor) -> tuple[Tensor, Tensor] | None:
     """The same without the matrix: solve for what simulated noise of unit variance does to T.
 
     N x = Jᵀ r + √prior·z with standard normal r and z has covariance N⁻¹ exactly; one draw already averages over the R
@@ -111,10 +111,10 @@ def error_of_mean(certificate: Certificate, T: Tensor, members: list[int]) -> fl
     return float(variance.clamp_min(0).sqrt() / T[members].mean(0).norm().clamp_min(1e-300))
 
 
-def _outside(here: Linearised, observation: Observation) -> Tensor:
+def _outside(here: Linearized, observation: Observation) -> Tensor:
     """(B,) noise of A itself: F is a least-squares solution of α Eᵀ F = ∇W, rows weighted by their noise as in the
 
-    factorisation, and passes on the noise of every entry, also outside the span of A.
+    factorization, and passes on the noise of every entry, also outside the span of A.
     """
     inverse: Tensor = torch.linalg.pinv(here.at.alpha * here.E.T / observation.noise.level[:, None])
     noise: Tensor = inverse.norm(dim=1) * observation.A.shape[1] ** 0.5

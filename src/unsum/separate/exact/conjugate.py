@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.separate.exact.equation import Linearised
+from unsum.separate.exact.equation import Linearized
 
 _STRIDE = 8  # iterations between two looks at the residual on a GPU, where each look waits for the device
 _TINY = 1e-300
@@ -22,17 +22,17 @@ class NormalSystem:
     applied from the left, is the preconditioner. The two scalars are scaled by their own diagonal.
     """
 
-    here: Linearised
+    here: Linearized
     diagonal: Tensor  # (B·R + 2,) added to JᵀJ
     left: Tensor  # (B, B)
     scalars: Tensor  # (2,)
 
     @classmethod
-    def damped(cls, here: Linearised, damping: float) -> NormalSystem:
+    def damped(cls, here: Linearized, damping: float) -> NormalSystem:
         return cls.of(here, damping * here.normal_diagonal(), damping)
 
     @classmethod
-    def of(cls, here: Linearised, diagonal: Tensor, damping: float) -> NormalSystem:
+    def of(cls, here: Linearized, diagonal: Tensor, damping: float) -> NormalSystem:
         weighted = here.E * here.equation.weight
         coupling = here.at.alpha.square() * (weighted @ weighted.T)
         return cls(here, diagonal, _ridge_inverse(coupling, damping), 1 / here.normal_diagonal()[-2:])

@@ -55,7 +55,7 @@ class Equation:
 
     U holds the gradient of W in the basis A and, as a last column, that of the bias times `beta` where there is one:
     a bias is a feature that is 1 for everybody, so T̃ = [T, beta·1]. Rows of weight 0 take no part: without `Y`
-    those are the classes somebody may be labelled with, and every other target is the floor.
+    those are the classes somebody may be labeled with, and every other target is the floor.
     """
 
     K: Tensor  # (R, C)
@@ -93,7 +93,7 @@ class Equation:
         return self.weight[:, None] * (at.alpha * E.T @ self.extended(at.T) - self.U)
 
 
-class Linearised:
+class Linearized:
     """The equation at one point: residual r, products with its Jacobian J, and JᵀJ."""
 
     def __init__(self, equation: Equation, at: Unknowns) -> None:
@@ -164,8 +164,8 @@ class Linearised:
         equation, at = self.equation, self.at
         B, R = at.T.shape
         squared = equation.weight.square()
-        centred = equation.K - (self.P @ equation.K.T)[:, :, None]  # (B, R, C)
-        Q = self.nP[:, None, :] * centred
+        centered = equation.K - (self.P @ equation.K.T)[:, :, None]  # (B, R, C)
+        Q = self.nP[:, None, :] * centered
         Qw = Q * squared
         N = (Qw.reshape(B * R, -1) @ Q.reshape(B * R, -1).T).view(B, R, B, R)
         N = N * (self.T @ self.T.T)[:, None, :, None]

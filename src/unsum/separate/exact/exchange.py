@@ -39,7 +39,7 @@ def first_counts(observation: Observation, line: ClassLine, grad_b: Tensor) -> T
     None where the signs alone prove more samples than there are: a gradient that was scaled.
     """
     B, K, alpha = observation.rank, observation.K, observation.alpha(1.0, observation.rank)
-    free = ~line.labelled & (grad_b > 0)
+    free = ~line.labeled & (grad_b > 0)
     free = free if bool(free.any()) else grad_b > 0
     counts = (-grad_b / alpha - 1e-3).ceil().clamp_min(0)  # p̄ is not negative
     if not bool(free.any()) or not float(counts.sum()) <= B:

@@ -166,9 +166,9 @@ class _Remainder:
         U = self.U @ basis.T
         ratios = U[inside] / self.grad_b[inside][:, None]
         corners = ratios[hunt_corners(ratios, self.missing)]
-        labelled = (self.grad_b < -self.visible) | hidden
+        labeled = (self.grad_b < -self.visible) | hidden
         extended = torch.cat([U, observation.beta * self.grad_b[:, None]], dim=1)
-        equation = Equation(basis @ observation.K, observation.b, extended, D * ~labelled, observation.beta)
+        equation = Equation(basis @ observation.K, observation.b, extended, D * ~labeled, observation.beta)
         start = Unknowns(corners, corners.new_zeros(()), corners.new_tensor(math.log(self.alpha)))
         solved = solve(equation, start, iterations=40).at
         relative = equation.residual(solved).norm(dim=1) / D * observation.weight

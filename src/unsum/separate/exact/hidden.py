@@ -16,7 +16,7 @@ import torch
 from unsum.head import Head
 from unsum.separate.exact.candidate import Candidate, reweighted
 from unsum.separate.exact.certificate import certify
-from unsum.separate.exact.equation import Linearised
+from unsum.separate.exact.equation import Linearized
 from unsum.separate.exact.observation import Observation
 from unsum.separate.exact.rank import noise_threshold, rounding_threshold
 from unsum.separate.exact.remarks import name_some
@@ -35,7 +35,7 @@ _SURE = 1e-2  # largest difference of prediction and target at which the softmax
 def doubt_number(head: Head, observation: Observation, candidate: Candidate) -> list[str]:
     """The doubt that there were more samples than were found.
 
-    A sample that stands for two carries twice the weight of its neighbours and gives itself away. Only when all of them
+    A sample that stands for two carries twice the weight of its neighbors and gives itself away. Only when all of them
     stand for equally many is nothing left to compare with: in practice, when one or two were found.
     """
     crowded = ((candidate.Y - candidate.at.floor) > _TRUSTED_SPREAD).sum(1).gt(2).nonzero()[:, 0].tolist()
@@ -117,7 +117,7 @@ def doubt_assumed_scale(observation: Observation, candidate: Candidate) -> list[
         return []
     equation = replace(equation, alpha_free=True)
     free = certify(equation, candidate.at, observation)
-    change = float(Linearised(equation, candidate.at).alpha_derivative().norm())
+    change = float(Linearized(equation, candidate.at).alpha_derivative().norm())
     # Of what the scale changes, T makes up for all but a part: one that rounding of the normal matrix leaves is none.
     if free.predicted_error < _TRUSTED_SPREAD and change * free.log_alpha_deviation < _RESOLVED:
         return []

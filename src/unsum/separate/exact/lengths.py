@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unsum.separate.exact.candidate import Candidate
 from unsum.separate.exact.certificate import Certificate, certify
-from unsum.separate.exact.equation import Linearised, Unknowns, positive_factor
+from unsum.separate.exact.equation import Linearized, Unknowns, positive_factor
 from unsum.separate.exact.observation import Observation
 from unsum.separate.exact.zeros import SparseDirections
 from unsum.separate.softmax_line import fit_lengths
@@ -58,7 +58,7 @@ def certified(observation: Observation, directions: SparseDirections, lengths: L
     at = Unknowns(lengths.T, lengths.T.new_zeros(()), lengths.T.new_tensor(math.log(alpha)))
     Y = lengths.targets(observation, alpha)
     equation = replace(observation.equation(), Y=Y, weight=observation.weights_at(at, Y))
-    certificate = _certificate(observation, directions, lengths, Linearised(equation, at))
+    certificate = _certificate(observation, directions, lengths, Linearized(equation, at))
     if observation.rank < _READINGS and alpha != plain:
         told = certify(replace(equation, alpha_free=True), at, observation)
         certificate = replace(certificate, errors=torch.maximum(certificate.errors, told.errors))
@@ -67,7 +67,7 @@ def certified(observation: Observation, directions: SparseDirections, lengths: L
 
 
 def _certificate(
-    observation: Observation, directions: SparseDirections, lengths: Lengths, here: Linearised
+    observation: Observation, directions: SparseDirections, lengths: Lengths, here: Linearized
 ) -> Certificate:
     """The noise of an entry turns a direction and spreads over all entries; the readings of α scatter as the lengths do."""
     R, H = observation.A.shape

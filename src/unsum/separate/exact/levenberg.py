@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from unsum.separate.exact.conjugate import NormalSystem
-from unsum.separate.exact.equation import Equation, Linearised, Unknowns
+from unsum.separate.exact.equation import Equation, Linearized, Unknowns
 
 _SMALL = 300  # unknowns up to which the normal matrix is formed at once
 _AFFORDABLE = 1e9  # floating-point operations up to which it is formed where conjugate gradients give up
@@ -44,11 +44,11 @@ def _dense_work(unknowns: int, C: int) -> float:
 
 
 def solve(equation: Equation, start: Unknowns, iterations: int = 100, *, in_noise_units: bool = False) -> Solution:
-    """Minimise ‖residual‖² from `start`, until it stagnates or for `iterations`.
+    """Minimize ‖residual‖² from `start`, until it stagnates or for `iterations`.
 
     Where the residual comes in units of its noise, what is below that noise need not be pursued further.
     """
-    here = Linearised(equation, start)
+    here = Linearized(equation, start)
     cost = float(here.cost)
     damping, growth, stalled = 1e-3, 2.0, 0
     N = here.normal_matrix() if start.T.numel() <= _SMALL else None
@@ -60,7 +60,7 @@ def solve(equation: Equation, start: Unknowns, iterations: int = 100, *, in_nois
                 N = here.normal_matrix()
         if N is not None:
             step = _dense_step(N, g, damping)
-        there = Linearised(equation, here.at.moved(step))
+        there = Linearized(equation, here.at.moved(step))
         new_cost = float(there.cost)
         promised = -float(2 * (step @ g) + here.push(step).square().sum())
         gain = (cost - new_cost) / promised if promised > 0 else -1.0
@@ -92,6 +92,6 @@ def _dense_step(N: Tensor, g: Tensor, damping: float) -> Tensor:
     return torch.zeros_like(g)
 
 
-def _iterative_step(here: Linearised, g: Tensor, damping: float) -> tuple[Tensor, bool]:
+def _iterative_step(here: Linearized, g: Tensor, damping: float) -> tuple[Tensor, bool]:
     """The same, to the accuracy that a step in a nonlinear problem deserves, and whether it was reached."""
     return NormalSystem.damped(here, damping).solve(-g, tolerance=0.1, iterations=100)

@@ -25,7 +25,7 @@ class LoneStart:
     """Where to start, and the rows (C,) that may carry the label."""
 
     at: Unknowns
-    labelled: Tensor
+    labeled: Tensor
 
 
 def lone_starts(observation: Observation) -> list[LoneStart]:
@@ -35,14 +35,14 @@ def lone_starts(observation: Observation) -> list[LoneStart]:
     for in_noise_units in (True, False):
         loss, floor, named = _flatness(observation, t, alpha, in_noise_units)
         for index in _local_minima(loss):
-            labelled = torch.zeros(observation.classes, dtype=torch.bool, device=t.device)
-            labelled[named[index]] = True
-            starts.append(LoneStart(Unknowns(t[index].view(1, 1), floor[index], alpha[index].log()), labelled))
+            labeled = torch.zeros(observation.classes, dtype=torch.bool, device=t.device)
+            labeled[named[index]] = True
+            starts.append(LoneStart(Unknowns(t[index].view(1, 1), floor[index], alpha[index].log()), labeled))
     return starts
 
 
 def _candidates(observation: Observation) -> tuple[Tensor, Tensor]:
-    """(n,) lengths t and (n,) factors α in the order of a walk, so that neighbours are neighbours."""
+    """(n,) lengths t and (n,) factors α in the order of a walk, so that neighbors are neighbors."""
     U, plain = observation.U[:, 0], observation.alpha(1.0, 1)
     factors = torch.logspace(0, _DECADES, _DECADES * _PER_DECADE, dtype=U.dtype, device=U.device)
     if observation.grad_b is None:

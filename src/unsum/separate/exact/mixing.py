@@ -16,13 +16,13 @@ from torch import Tensor
 
 from unsum.separate.exact.candidate import Candidate
 from unsum.separate.exact.conjugate import NormalSystem
-from unsum.separate.exact.equation import Linearised
+from unsum.separate.exact.equation import Linearized
 from unsum.separate.exact.levenberg import can_be_dense
 from unsum.separate.exact.observation import Observation
 from unsum.separate.exact.remarks import name_some
 
 _TRUSTED_MIXING = 1e-3  # standard deviations of ε, or of an entry that was read off, that are sure enough
-_NEIGHBOURS = 4  # samples of other labels, the closest ones, that a sample is tried with
+_NEIGHBORS = 4  # samples of other labels, the closest ones, that a sample is tried with
 
 
 def doubt_mixing(candidate: Candidate) -> list[str]:
@@ -66,9 +66,9 @@ def _read_off_deviations(observation: Observation, candidate: Candidate) -> Tens
 
 def hidden_mixing(candidate: Candidate) -> tuple[float, int, int] | None:
     """The largest standard deviation of an exchange between two labels, and their samples; None where all labels are one."""
-    here = Linearised(candidate.equation, candidate.at)
+    here = Linearized(candidate.equation, candidate.at)
     dense = can_be_dense(here.at.T, here.P.shape[1])
-    pairs = _closest_pairs(here.at.T, candidate.Y.argmax(1), _NEIGHBOURS if dense else 1)
+    pairs = _closest_pairs(here.at.T, candidate.Y.argmax(1), _NEIGHBORS if dense else 1)
     if not dense:
         pairs = pairs[:1]
     if not pairs:
@@ -85,10 +85,10 @@ def hidden_mixing(candidate: Candidate) -> tuple[float, int, int] | None:
     return float(deviations[worst].nan_to_num(nan=torch.inf)), *pairs[worst]
 
 
-def _closest_pairs(T: Tensor, labels: Tensor, neighbours: int) -> list[tuple[int, int]]:
+def _closest_pairs(T: Tensor, labels: Tensor, neighbors: int) -> list[tuple[int, int]]:
     """Pairs of different labels, each sample with its closest ones, the closest pair first."""
     distances = torch.cdist(T, T).masked_fill(labels[:, None] == labels, torch.inf)
-    near, others = distances.topk(min(neighbours, len(T)), largest=False)
+    near, others = distances.topk(min(neighbors, len(T)), largest=False)
     found = {
         (min(i, k), max(i, k)): distance
         for i, (row, columns) in enumerate(zip(near.tolist(), others.tolist(), strict=True))
@@ -98,7 +98,7 @@ def _closest_pairs(T: Tensor, labels: Tensor, neighbours: int) -> list[tuple[int
     return sorted(found, key=found.__getitem__)
 
 
-def _mixed(here: Linearised, i: int, k: int) -> Tensor:
+def _mixed(here: Linearized, i: int, k: int) -> Tensor:
     """What the residual changes by, per unit, when sample i's label turns into sample k's."""
     equation = here.equation
     assert equation.Y is not None
@@ -107,7 +107,7 @@ def _mixed(here: Linearised, i: int, k: int) -> Tensor:
     return change
 
 
-def _followed(here: Linearised, pulled: Tensor, misfit: float, dense: bool) -> Tensor:
+def _followed(here: Linearized, pulled: Tensor, misfit: float, dense: bool) -> Tensor:
     """(n, n) the part of every two changes that T makes up for."""
     R = here.at.T.shape[1]
     size = here.at.T.norm(dim=1).clamp_min(1e-300)

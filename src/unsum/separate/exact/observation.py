@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unsum.head import Head
 from unsum.separate.exact.equation import Equation, Unknowns
-from unsum.separate.exact.rank import Noise, factorise, measure_noise, rounding_of_an_entry
+from unsum.separate.exact.rank import Noise, factorize, measure_noise, rounding_of_an_entry
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Observation:
         return len(self.b)
 
     def equation(self) -> Equation:
-        """The unlabelled equation over all rows."""
+        """The unlabeled equation over all rows."""
         U = self.U if self.grad_b is None else torch.cat([self.U, self.beta * self.grad_b[:, None]], dim=1)
         return Equation(self.K, self.b, U, self.weight, self.beta)
 
@@ -64,7 +64,7 @@ class Observation:
 def observe(head: Head, batch_size: int | None, noise: Noise | None = None) -> Observation:
     """Measure the noise unless it is known, choose the rank and factor the gradient; a granted `batch_size` caps the rank."""
     noise = noise or measure_noise(head)
-    factors = factorise(head, noise, batch_size)
+    factors = factorize(head, noise, batch_size)
     K = head.logits(factors.A)
     b = K.new_zeros(head.classes) if head.b is None else head.b.double()
     grad_b = _complete_bias(head, factors.U)

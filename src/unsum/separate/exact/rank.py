@@ -73,16 +73,16 @@ def _outside_largest(head: Head, vector: Tensor, rounding: Tensor) -> Tensor:
     return vector - (vector @ basis.T) @ basis
 
 
-def factorise(head: Head, noise: Noise, batch_size: int | None) -> Factors:
+def factorize(head: Head, noise: Noise, batch_size: int | None) -> Factors:
     """∇W = U A with as many rows in A as directions stand above the noise.
 
     A granted batch size caps them. Where noise was added it also replaces the count, which noise may have drowned; in a
     clean gradient a missing direction is missing indeed (equal samples, or features that depend on each other).
     """
     if noise.added:
-        return head.factorise(rank=batch_size, threshold=noise_threshold(head, noise))
+        return head.factorize(rank=batch_size, threshold=noise_threshold(head, noise))
     rows = spanning_rows(head, noise)
-    return head.factorise_rows(rows if batch_size is None else rows[:batch_size], 1 / noise.level)
+    return head.factorize_rows(rows if batch_size is None else rows[:batch_size], 1 / noise.level)
 
 
 def noise_threshold(head: Head, noise: Noise) -> float:

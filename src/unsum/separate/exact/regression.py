@@ -1,6 +1,6 @@
 """Labels first: a robust regression over classes finds label rows, their counts, and T up to a rotation.
 
-For a class c that nobody is labelled with, U_c / ∇b_c = Σ_i w_ic t_i with weights w_ic ∝ p_ic. To first order in the
+For a class c that nobody is labeled with, U_c / ∇b_c = Σ_i w_ic t_i with weights w_ic ∝ p_ic. To first order in the
 logits that is a line, a + M k_c, whose slope M is the covariance of the t_i. Rows off that line are labels.
 """
 
@@ -24,7 +24,7 @@ _OUTLIER = 8.0  # median deviations off the line that make a row a label
 class ClassLine:
     """What the regression found."""
 
-    labelled: Tensor  # (C,) bool: rows somebody may be labelled with
+    labeled: Tensor  # (C,) bool: rows somebody may be labeled with
     mean: Tensor  # (R,) mean of the t_i
     covariance: Tensor  # (R, R) of the t_i
     scale: float  # α B: what a gradient averaged over the batch was multiplied by
@@ -61,7 +61,7 @@ def _fit_ratios(K: Tensor, b: Tensor, U: Tensor, grad_b: Tensor) -> ClassLine:
     """U_c / ∇b_c = a + M k_c."""
     positive = grad_b > 1e-9 * grad_b.abs().max()
     if 4 * len(K) >= len(b):
-        positive = _likely_unlabelled(K, b, U, grad_b, positive)
+        positive = _likely_unlabeled(K, b, U, grad_b, positive)
     ratios = U / torch.where(positive, grad_b, torch.ones_like(grad_b))[:, None]
     design = torch.cat([torch.ones_like(b)[:, None], K.T], dim=1)
     inside, line = _robust_line(design, ratios, grad_b.clamp_min(0).sqrt(), positive, _symmetric_least_squares)
@@ -78,7 +78,7 @@ def _fit_ratios(K: Tensor, b: Tensor, U: Tensor, grad_b: Tensor) -> ClassLine:
     return ClassLine(~inside, mean, covariance, scale, mass, sums)
 
 
-def _likely_unlabelled(K: Tensor, b: Tensor, U: Tensor, grad_b: Tensor, positive: Tensor) -> Tensor:
+def _likely_unlabeled(K: Tensor, b: Tensor, U: Tensor, grad_b: Tensor, positive: Tensor) -> Tensor:
     """Rows whose ∇b is no smaller than the mean feature explains; in a crowded batch a label's may be positive, too."""
     inside = positive
     for _ in range(5):
@@ -168,15 +168,15 @@ def _symmetric_least_squares(design: Tensor, values: Tensor, root: Tensor) -> Te
     The normal equations are S M + M S = Q + Qᵀ, solved in the eigenvectors of S.
     """
     share = (root.square() / root.square().sum().clamp_min(1e-300))[:, None]
-    centre_k, centre_v = (share * design[:, 1:]).sum(0), (share * values).sum(0)
-    k, v = design[:, 1:] - centre_k, values - centre_v
+    center_k, center_v = (share * design[:, 1:]).sum(0), (share * values).sum(0)
+    k, v = design[:, 1:] - center_k, values - center_v
     eigenvalues, V = torch.linalg.eigh(((share * k).T @ k).nan_to_num(posinf=0.0, neginf=0.0))
     Q = V.T @ ((share * k).T @ v) @ V
     sums = eigenvalues[:, None] + eigenvalues
     # With hardly more rows than directions the slope is more noise than covariance: shrink it.
     ridge = 1e-13 * sums.max() if len(k) > 1.2 * k.shape[1] + 2 else 0.3 * sums.mean()
     slope = V @ ((Q + Q.T) / (sums + ridge + 1e-300)) @ V.T
-    return torch.cat([(centre_v - slope @ centre_k)[None], slope])
+    return torch.cat([(center_v - slope @ center_k)[None], slope])
 
 
 def _positive_part(slope: Tensor) -> Tensor:

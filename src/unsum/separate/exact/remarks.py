@@ -46,7 +46,7 @@ def find_doubts(
             "Without a bias gradient, a batch may hold more samples than the head has inputs; nothing shows it."
         )
     missing = _without_trace(observation, candidate)
-    if missing and batch_size is None:  # else the count is known, and another scale is a defence's doing
+    if missing and batch_size is None:  # else the count is known, and another scale is a defense's doing
         doubts.append(f"The batch may have held {B + missing} samples: {missing} of them would have left no trace.")
     factor = float(candidate.at.alpha)
     if observation.reduction == "sum" and round(factor) > 1 and abs(factor / round(factor) - 1) < 1e-4:

@@ -32,7 +32,7 @@ _LONG = 60.0  # estimated seconds of solving for all samples at once, beyond whi
 _MOST = 0.75  # of the samples
 _CONFIRMATIONS, _MORE_CONFIRMATIONS = 4, 30  # further starts that may confirm a solution; more where they are cheap
 _CONFIRMATION_SECONDS = 2.0  # estimated; up to which they are
-_PEAKED = 20.0  # largest over median probability of an unlabelled class
+_PEAKED = 20.0  # largest over median probability of an unlabeled class
 _SAME_SOLUTION = 1e-3  # relative distance; another solution is much farther away
 _EXCHANGE_SECONDS = 60.0  # estimated; for labels by exchange, which only batches near the number of classes need
 _SHARE = 1e-4  # of a label, below which a class carries none
@@ -122,7 +122,7 @@ class Search:
             affordable -= 150 * _STARTS
 
     def _peaked(self) -> bool:
-        """Whether some unlabelled class is far more likely than most: a trained model, where the line fits badly."""
+        """Whether some unlabeled class is far more likely than most: a trained model, where the line fits badly."""
         grad_b = self.observation.grad_b
         if grad_b is None or not bool((grad_b > 0).any()):
             return False
@@ -176,7 +176,7 @@ class Search:
         roots: list[Candidate] = []
         for start in lone_starts(self.observation):
             equation = self.observation.equation()
-            equation = replace(equation.with_rows(equation.weight * ~start.labelled), floor_free=True)
+            equation = replace(equation.with_rows(equation.weight * ~start.labeled), floor_free=True)
             equation = replace(equation, alpha_free=equation.has_bias)
             at = solve(equation, start.at, 60, in_noise_units=True).at
             if at.is_sound:
@@ -246,8 +246,8 @@ class Search:
         equation = observation.equation()
         at = Unknowns(mixed.T, mixed.T.new_zeros(()), mixed.T.new_tensor(math.log(mixed.alpha)))
         if len(mixed.T) == observation.rank:
-            unlabelled = equation.with_rows(equation.weight * (mixed.Y.amax(0) < _SHARE))
-            candidate = polish(observation, replace(unlabelled, alpha_free=True), at)
+            unlabeled = equation.with_rows(equation.weight * (mixed.Y.amax(0) < _SHARE))
+            candidate = polish(observation, replace(unlabeled, alpha_free=True), at)
             if candidate.explains:  # every sample has been found on its own as well
                 return replace(candidate, agreed=True)
         return self._part(equation, at, mixed.Y)
@@ -277,7 +277,7 @@ class Search:
     def _equation(self, way: Hypothesis) -> Equation:
         equation = self.observation.equation()
         if way.Y is None:
-            equation = equation.with_rows(equation.weight * ~self.line.labelled)
+            equation = equation.with_rows(equation.weight * ~self.line.labeled)
         return replace(equation, Y=way.Y, alpha_free=way.scale_free, floor_free=way.floor_free)
 
     def _start(self, way: Hypothesis) -> Unknowns:

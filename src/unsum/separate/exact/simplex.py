@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def hunt_corners(rows: Tensor, count: int) -> Tensor:
-    """Indices of `count` rows that span the simplex best: successive projection, as in separable factorisation.
+    """Indices of `count` rows that span the simplex best: successive projection, as in separable factorization.
 
     A constant coordinate makes it affine. A trained model's softmax is peaked, so many rows sit almost on a corner.
     """

@@ -19,8 +19,8 @@ from torch import Tensor
 from unsum.separate.exact.observation import Observation
 
 _BATCH = 1 << 24  # entries of the batched Jacobian that are held at a time
-_NORMALISED = 10.0  # weight of t·w = 1 while sharpening is still to come; its w is only as good as the faintest sample
-_REFINED_NORMALISED = 1e-2
+_NORMALIZED = 10.0  # weight of t·w = 1 while sharpening is still to come; its w is only as good as the faintest sample
+_REFINED_NORMALIZED = 1e-2
 _OPENING = (1.0, 0.03)  # the first wells: none, behind a low wall
 _NARROWING, _NARROWEST = 0.7, 2e-3  # of a well, from one stage to the next, in units of a usual feature
 _OPENING_STEPS, _STEPS, _SHARP_STEPS = 40, 10, 3
@@ -86,7 +86,7 @@ class SparseSamples:
         for _ in range(iterations):
             f = T @ self.A
             pull = wall**2 * (f < 0) + wells.depth * width**2 / (f.square() + width**2).square()
-            M, g = self._normal_equations(T, P, outside, pull, wells.softmax, _NORMALISED)
+            M, g = self._normal_equations(T, P, outside, pull, wells.softmax, _NORMALIZED)
             diagonal = M.diagonal(dim1=1, dim2=2)
             diagonal = diagonal + 1e-3 * diagonal.mean(1, keepdim=True)
             step, _ = torch.linalg.solve_ex(M + torch.diag_embed(damping[:, None] * diagonal), g)
@@ -107,7 +107,7 @@ class SparseSamples:
                 f = T @ self.A
                 near = (1 + (f / width).square()).reciprocal().square()
                 pull = _SHARP**2 * torch.where(f < 0, 1.0, near)
-                M, g = self._normal_equations(T, P, outside, pull, 1.0, _REFINED_NORMALISED)
+                M, g = self._normal_equations(T, P, outside, pull, 1.0, _REFINED_NORMALIZED)
                 ridge = 1e-9 * M.diagonal(dim1=1, dim2=2) + 1e-300
                 T = T - torch.linalg.solve_ex(M + torch.diag_embed(ridge), g)[0]
             width /= 2
@@ -121,18 +121,18 @@ class SparseSamples:
     def _cost(self, T: Tensor, outside: Tensor, wells: Wells, width: float, wall: float) -> Tensor:
         f = T @ self.A
         drawn = wells.depth * (f.square() / (f.square() + width**2)) + (wall * f.clamp_max(0)).square()
-        missed = _NORMALISED * (T @ self.w - 1) / self.w.norm()
+        missed = _NORMALIZED * (T @ self.w - 1) / self.w.norm()
         cost: Tensor = wells.softmax**2 * outside.square().sum(1) + drawn.sum(1) + missed.square()
         return cost
 
     def _normal_equations(
-        self, T: Tensor, P: Tensor, outside: Tensor, pull: Tensor, softmax: float, normalised: float
+        self, T: Tensor, P: Tensor, outside: Tensor, pull: Tensor, softmax: float, normalized: float
     ) -> tuple[Tensor, Tensor]:
         """JᵀJ (n, R, R) and Jᵀr (n, R); `pull` (n, H) holds the weight of every entry of t A."""
         K = self.observation.K
         J = (K * P[:, None, :] - (P @ K.T)[:, :, None] * P[:, None, :]) @ self.N.T
-        unit = normalised * self.w / self.w.norm()
-        missed = normalised * (T @ self.w - 1) / self.w.norm()
+        unit = normalized * self.w / self.w.norm()
+        missed = normalized * (T @ self.w - 1) / self.w.norm()
         M = softmax**2 * (J @ J.mT) + (self.A * pull[:, None, :]) @ self.A.T + unit[:, None] * unit
         g = softmax**2 * (J @ outside[:, :, None])[:, :, 0] + (pull * (T @ self.A)) @ self.A.T + missed[:, None] * unit
         return M, g

@@ -34,8 +34,8 @@ def rotate_to_targets(line: ClassLine, Y: Tensor, generator: torch.Generator) ->
     fixed = int((values > 1e-6 * values[0]).sum())
     inverse = basis[:, :fixed] / values[:fixed] @ classes[:fixed]
     T: Tensor = inverse @ (line.sums[used] * (B / line.scale))
-    centred = T - T.mean(0)
-    within = B * line.covariance - centred.T @ centred
+    centered = T - T.mean(0)
+    within = B * line.covariance - centered.T @ centered
     free = min(B - fixed, within.shape[0])
     if free == 0:
         return T
@@ -68,7 +68,7 @@ def usual_rows(observation: Observation, grad_b: Tensor) -> Tensor:
 
 
 def _root(covariance: Tensor, B: int) -> Tensor:
-    """(B − 1, R) square root of B · covariance; a batch's centred features have no more directions than that."""
+    """(B − 1, R) square root of B · covariance; a batch's centered features have no more directions than that."""
     values, vectors = torch.linalg.eigh(covariance * B)
     keep = min(B - 1, len(values))
     values, vectors = values.flip(0)[:keep], vectors.flip(1)[:, :keep]

@@ -93,7 +93,7 @@ class _Step:
             T = singles.refine(starts, self.classes, coupled, iterations=40)
             if coupled is None:
                 T = singles.refine(T, self.classes, self.alpha, iterations=10)
-            T, y = _relabelled(singles, T, self.classes, self.alpha)
+            T, y = _relabeled(singles, T, self.classes, self.alpha)
             misfits = singles.misfits(T, y).nan_to_num(nan=torch.inf)
             off = (self.alpha * singles.couplings(T, y) - 1).abs()
             good = (misfits < limit) & (off < _COUPLED + 100 * left.noise.relative) & (T.norm(dim=1) < _USUAL * usual)
@@ -183,7 +183,7 @@ class _Step:
         return True
 
 
-def _relabelled(singles: SingleSamples, T: Tensor, labels: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+def _relabeled(singles: SingleSamples, T: Tensor, labels: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     """Each root with the label that suits it better, its own or the nearest.
 
     Where a later sample of label z was surely taken for y, e_y − e_z lies in the span, and a sample of label y passes as one

@@ -25,7 +25,7 @@ _SAME = 0.9  # cosine from which two directions are one sample
 _LABEL = 0.25  # of a lone sample's squared length: rows that miss more are labels
 _REFITS = 3  # of the line to the rows that turn out free
 _REWEIGHTINGS = 60
-_LINEARISATIONS, _NODES = 5, 9
+_LINEARIZATIONS, _NODES = 5, 9
 _RANDOM = 4  # starts with another rotation of the samples that no row tells
 
 
@@ -63,10 +63,10 @@ def starts(observation: Observation, loss: Separable, generator: torch.Generator
 
 
 def _settled(observation: Observation, loss: Separable, alpha: float) -> tuple[Tensor, Tensor]:
-    """The regression with φ linearised over the spread of the logits that it finds itself, not only around the bias."""
+    """The regression with φ linearized over the spread of the logits that it finds itself, not only around the bias."""
     K, b, B = observation.K, observation.b, observation.rank
     mean, variance = b, torch.zeros_like(b)
-    for _ in range(_LINEARISATIONS):
+    for _ in range(_LINEARIZATIONS):
         value, slope = _over_spread(loss.link, mean, variance), _over_spread(loss.slope, mean, variance)
         design = torch.cat([(value - slope * (mean - b))[:, None], (slope * K).T], dim=1)
         line = _least_distances(design, observation.U)

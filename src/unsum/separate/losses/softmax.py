@@ -22,7 +22,7 @@ _MORE = 3  # samples beyond the rank that are tried, where features coincide
 
 
 @dataclass(frozen=True)
-class Labelled:
+class Labeled:
     """Targets that are assumed, and a start for T."""
 
     Y: Tensor
@@ -31,7 +31,7 @@ class Labelled:
 
 def starts(
     observation: Observation, loss: Softmax, targets: Tensor | None, generator: torch.Generator, each: int = 3
-) -> Iterator[Labelled]:
+) -> Iterator[Labeled]:
     """Label hypotheses with `each` starts, the most likely hypothesis first."""
     C = observation.classes
     w = loss.class_weights(C)
@@ -42,7 +42,7 @@ def starts(
         total = float((Y @ weights).sum())
         scaled = replace(line, sums=line.sums * (total / len(Y)) / weights[:, None])
         for _ in range(each):
-            yield Labelled(Y, rotate_to_targets(scaled, Y, generator))
+            yield Labeled(Y, rotate_to_targets(scaled, Y, generator))
 
 
 def _line(observation: Observation, loss: Softmax, weights: Tensor) -> ClassLine:
@@ -60,7 +60,7 @@ def _line(observation: Observation, loss: Softmax, weights: Tensor) -> ClassLine
 
 def _hypotheses(line: ClassLine, weights: Tensor, rank: int) -> Iterator[Tensor]:
     """(B, C) one-hot rows for B from the rank upwards: the largest shares first, each rounded."""
-    shares = torch.where(line.labelled, (line.mass / weights).clamp_min(0), torch.zeros_like(line.mass))
+    shares = torch.where(line.labeled, (line.mass / weights).clamp_min(0), torch.zeros_like(line.mass))
     total = float(shares.sum())
     if total <= 0:
         return

@@ -13,7 +13,7 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.separate.exact.observation import Observation
-from unsum.separate.exact.rank import Noise, factorise, rounding_of_an_entry
+from unsum.separate.exact.rank import Noise, factorize, rounding_of_an_entry
 from unsum.separate.losses import separable, softmax
 from unsum.separate.losses.equation import LossEquation, Solved, solve
 from unsum.separate.losses.loss import Loss, Separable, Softmax
@@ -77,7 +77,7 @@ def observe(head: Head, batch_size: int | None) -> Observation:
     if added:
         level = (level.square() + span.deviation**2).sqrt()
     noise = Noise(level, added, span.deviation * head.grad_W.numel() ** 0.5 / size if added else precision)
-    factors = head.factorise(rank=batch_size or span.rank) if added else factorise(head, noise, batch_size)
+    factors = head.factorize(rank=batch_size or span.rank) if added else factorize(head, noise, batch_size)
     K = head.logits(factors.A)
     b = K.new_zeros(head.classes) if head.b is None else head.b.double()
     client = torch.finfo(head.W.dtype).eps / 2
@@ -104,9 +104,9 @@ def _starts(
         for start in separable.starts(observation, loss, generator):
             found.append((equation, start.T, start.alpha))
     elif isinstance(loss, Softmax):
-        for labelled in softmax.starts(observation, loss, given, generator):
-            alpha = 1 / loss.divisor(labelled.Y) if observation.reduction == "mean" else 1.0
-            found.append((_with(equation, labelled.Y), labelled.T, alpha))
+        for labeled in softmax.starts(observation, loss, given, generator):
+            alpha = 1 / loss.divisor(labeled.Y) if observation.reduction == "mean" else 1.0
+            found.append((_with(equation, labeled.Y), labeled.T, alpha))
     else:
         raise UnsumError(f"There is no solver for the loss {loss.name!r}.")
     return found

@@ -22,7 +22,7 @@ def descend(loss: Spread, side: float) -> float | None:
     """λ with a loss below 1e-9, searched from `side` (+1 or −1), or None."""
     length = torch.tensor(side, dtype=torch.float64, requires_grad=True)
     # In one dimension the last two slopes alone determine the step: a longer history changes nothing but the time.
-    optimiser = torch.optim.LBFGS([length], lr=RATE, history_size=1)
+    optimizer = torch.optim.LBFGS([length], lr=RATE, history_size=1)
     jump, recent = FIRST_JUMP * side, deque([0.0, 0.0, 0.0], maxlen=3)
 
     def closure() -> float:
@@ -42,7 +42,7 @@ def descend(loss: Spread, side: float) -> float | None:
                 length += jump
             jump *= 2
         else:
-            optimiser.step(closure)
+            optimizer.step(closure)
     return None
 
 

@@ -5,7 +5,7 @@ With one sample ∇W = (p − y) fᵀ has rank one, so every row is a multiple o
     v = ∇W_r / κ,   f(λ) = λ v,   the truth at λ* = κ/(p_r − y_r),
     ŷ_i(λ) = softmax(W f(λ) + b)_i − ∇W_i[a] / f(λ)[a]      for any entry a with f(λ)[a] ≠ 0.
 
-Σ_i ŷ_i(λ) = 1 for every λ, because the columns of ∇W sum to zero: normalisation cannot choose λ. The bias gradient can: it is
+Σ_i ŷ_i(λ) = 1 for every λ, because the columns of ∇W sum to zero: normalization cannot choose λ. The bias gradient can: it is
 p − y itself, so λ* = κ/∇b_r. The published search leaves it out; it is what a head without a bias offers.
 """
 
@@ -55,7 +55,7 @@ def find_ray(head: Head, batch_size: int | None, coefficient: float) -> Ray:
     """
     _check(head, batch_size)
     longest = head.row_norms(head.grad_W).argmax()
-    factors = head.factorise_rows(longest[None], head.W.new_ones(head.classes, dtype=torch.float64))
+    factors = head.factorize_rows(longest[None], head.W.new_ones(head.classes, dtype=torch.float64))
     U, A = factors.U[:, 0], factors.A[0]
     remainder = _remainder(head, U, A)
     rounding = torch.finfo(head.grad_W.dtype).eps / 2 * float(U.norm()) / head.grad_W.numel() ** 0.5

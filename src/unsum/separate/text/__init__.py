@@ -2,11 +2,9 @@
 
 - `network`: what a language model's layers read; `span`: the space in which the client's inputs lie;
 - `walk`: prefixes, one token longer at every step; `counts`: how often each occurs and what follows it, from the head;
-- `ends`: last labels that tied embeddings hide; `sentences`: the sequences; `loss`: what the client minimised;
-- `method`: the separator itself, with its certificate.
+- `ends`: last labels that tied embeddings hide; `sentences`: the sequences; `method`: the separator itself.
 """
 
 from unsum.separate.text.method import text
-from unsum.separate.text.network import is_language_model, is_tied
 
-__all__ = ["is_language_model", "is_tied", "text"]
+__all__ = ["text"]

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unsum.models.language import logits_of
 from unsum.separate.text.counts import Counts
-from unsum.separate.text.loss import logits_of
 from unsum.separate.text.network import Layer, read_by
 
 _EXCHANGES = 4

@@ -15,11 +15,11 @@ from unsum.errors import UnsumError
 from unsum.head import Head, find_head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
+from unsum.models.language import embedding_of, gradients_of, is_tied, next_tokens
 from unsum.separate.method import SEPARATORS
 from unsum.separate.text.counts import Counts, count
 from unsum.separate.text.ends import find_ends
-from unsum.separate.text.loss import gradients_of, next_tokens
-from unsum.separate.text.network import Layer, embedding_of, is_tied, linear_layers, read_by, without_dropout
+from unsum.separate.text.network import Layer, linear_layers, read_by, without_dropout
 from unsum.separate.text.sentences import Text, sentences
 from unsum.separate.text.walk import Walk, choose_guide, walk
 from unsum.update import Update

@@ -10,9 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.errors import UnsumError
-from unsum.head import find_head
-
 _TOKENS_AT_ONCE = 1 << 14  # positions in one forward pass of candidates
 
 
@@ -27,29 +24,6 @@ class Layer:
     name: str
     module: nn.Module
     gradient: Tensor
-
-
-def embedding_of(model: nn.Module) -> tuple[str, nn.Embedding] | None:
-    """The embedding of the tokens: the one with a row for every output of the head; None where there is no such."""
-    embeddings = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
-    if not embeddings:  # before the head is looked for, which takes a while
-        return None
-    try:
-        _, head = find_head(model)
-    except UnsumError:
-        return None
-    return next((pair for pair in embeddings if pair[1].num_embeddings == head.out_features), None)
-
-
-def is_language_model(model: nn.Module) -> bool:
-    """Whether the model reads tokens and predicts tokens of the same vocabulary."""
-    return embedding_of(model) is not None
-
-
-def is_tied(model: nn.Module) -> bool:
-    """Whether the head's weight is the embedding's."""
-    found = embedding_of(model)
-    return found is not None and found[1].weight is find_head(model)[1].weight
 
 
 def linear_layers(model: nn.Module, gradients: Mapping[str, Tensor]) -> list[Layer]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.models.language import IGNORED
 from unsum.separate.text.counts import Counts
-from unsum.separate.text.loss import IGNORED
 from unsum.separate.text.walk import Walk
 
 

@@ -1,0 +1,173 @@
+"""`unsum train-inverse`: read photos, train, show how it goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from torch import Tensor
+
+from unsum.commands.stages import stages
+from unsum.data import Photos, read_photos
+from unsum.errors import UnsumError
+from unsum.invert.train import Progress, Training, new_fabric, train_inverse
+from unsum.models import load_model
+
+_PROGRESS = Console(stderr=True)
+_LINE_EVERY = 20.0  # seconds, where there is no terminal to draw a bar on
+_HELD_OUT = 0.05  # of the photos, when no others are given
+
+
+def command(
+    data: Annotated[list[Path], typer.Option(help="Folder, tar or npz of photos to train on; repeat for more.")],
+    out: Annotated[Path, typer.Option(help="Folder for the inverse and its checkpoint; an interrupted run goes on.")],
+    model: Annotated[str, typer.Option(help="As for `unsum audit`: torchvision:NAME, hf:FOLDER …")] = "default",
+    weights: Annotated[Path | None, typer.Option(help="The backbone's weights, .safetensors or .pt.")] = None,
+    held_out: Annotated[
+        list[Path] | None, typer.Option(help="Photos that are only scored; by default a twentieth of the others.")
+    ] = None,
+    size: Annotated[int | None, typer.Option(help="Side of the photos; by default what the model takes.")] = None,
+    hours: Annotated[float | None, typer.Option(help="Hours of training; or say how many --steps.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of training, instead of --hours.")] = None,
+    batch: Annotated[int, typer.Option(help="Photos in a step, on every GPU.")] = 256,
+    clients: Annotated[
+        str, typer.Option(help="Batch sizes of the clients to expect, for BatchNorm in train mode; 0 is eval mode.")
+    ] = "8,8,8,32,256",
+    loss: Annotated[str, typer.Option(help="psnr, mse, l1, rgla or viewing; the last two need LPIPS.")] = "psnr",
+    decoder: Annotated[str, typer.Option(help="decoder, or fgla-generator for comparison.")] = "decoder",
+    layer: Annotated[
+        str | None,
+        typer.Option(help="A convolution inside the backbone to invert what it reads; attacks peel down to it."),
+    ] = None,
+    rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-3,
+    start: Annotated[Path | None, typer.Option(help="An inverse to begin with, for fine-tuning.")] = None,
+    devices: Annotated[str, typer.Option(help="How many GPUs or processes; several nodes through torchrun.")] = "1",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Fixes every random choice.")] = 0,
+) -> None:
+    """Train the network that turns a backbone's features back into pictures, on photos of your own."""
+    loaded = load_model(model, classes=10, seed=seed, weights=weights, size=size)
+    training = Training(
+        hours=hours,
+        steps=steps,
+        size=loaded.image_size,
+        batch=batch,
+        rate=rate,
+        clients=_sizes(clients),
+        loss=loss,
+        decoder=decoder,
+        layer=layer,
+        seed=seed,
+    )
+    with stages(_PROGRESS) as shown:
+        shown.say("Reading photos")
+        photos = read_photos(data, size=training.size)
+        scored = read_photos(held_out, size=training.size) if held_out else None
+    photos, scored = (photos, scored) if scored is not None else split(photos, seed)
+    fabric = new_fabric(accelerator=device, devices=devices if devices == "auto" else int(devices))
+    if fabric.is_global_zero:  # the first step of a large backbone takes a while on a CPU
+        told = f"unsum: Training on {len(photos.images):,} photos; {len(scored):,} more are only scored"
+        _PROGRESS.print(told, markup=False, highlight=False)
+    with _bars(fabric.is_global_zero) as watch:
+        inverse = train_inverse(
+            loaded.model,
+            photos.images,
+            scored.images,
+            out,
+            training,
+            card=photos.card | {"photos": len(photos.images)},
+            start=start,
+            fabric=fabric,
+            watch=watch,
+            draw=_board(out, fabric.is_global_zero),
+        )
+    if fabric.is_global_zero:
+        figure = next(value for name, value in inverse.card.items() if name.startswith("held_out_psnr"))
+        print(f"{out / 'inverse.safetensors'}: {figure} dB on {len(scored):,} photos that it was not trained on.")
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise UnsumError(f"--clients takes batch sizes such as 8,32, not {text!r}.") from error
+
+
+def split(photos: Photos, seed: int) -> tuple[Photos, Photos]:
+    """Every twentieth photo, at random, is kept for the score."""
+    if len(photos) < 2:
+        raise UnsumError("One photo cannot both train and score an inverse; give more with --data.")
+    order = torch.randperm(len(photos), generator=torch.Generator().manual_seed(seed))
+    count = max(1, round(_HELD_OUT * len(photos)))
+    scored, kept = (_chosen(photos, rows) for rows in (order[:count], order[count:]))
+    return kept, scored
+
+
+def _chosen(photos: Photos, rows: Tensor) -> Photos:
+    names = [photos.names[i] for i in rows.tolist()]
+    return replace(photos, images=photos.images[rows], labels=photos.labels[rows], names=names)
+
+
+@contextmanager
+def _bars(visible: bool) -> Iterator[Callable[[Progress], None]]:
+    """A bar with the live score on a terminal, a line now and then in a log."""
+    if not visible:
+        yield lambda _progress: None
+        return
+    if not _PROGRESS.is_terminal:
+        yield _lines()
+        return
+    columns = (TextColumn("Training"), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    with Bars(*columns, console=_PROGRESS, transient=True) as bars:
+        task = bars.add_task("", total=1.0)
+        yield lambda progress: bars.update(task, completed=min(1.0, progress.done), description=_sentence(progress))
+
+
+def _lines() -> Callable[[Progress], None]:
+    last = -_LINE_EVERY
+
+    def watch(progress: Progress) -> None:
+        nonlocal last
+        if time.monotonic() - last > _LINE_EVERY or progress.done >= 1:
+            last = time.monotonic()
+            _PROGRESS.print(f"unsum: {progress.done:.0%}, {_sentence(progress)}", markup=False, highlight=False)
+
+    return watch
+
+
+def _sentence(progress: Progress) -> str:
+    return (
+        f"step {progress.step:,}, {progress.photos_per_second:,.0f} photos/s, "
+        f"{progress.train_psnr:.2f} dB in training, {progress.held_out_psnr:.2f} dB held out"
+    )
+
+
+def _board(out: Path, visible: bool) -> Callable[[int, dict[str, float], Tensor], None] | None:
+    """Curves and pictures for TensorBoard, where it is installed."""
+    if not visible:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        _PROGRESS.print("unsum: no curves: TensorBoard is not installed (pip install 'unsum[train]').", markup=False)
+        return None
+    writer: Any = SummaryWriter(str(out / "tensorboard"))
+
+    def draw(step: int, scalars: dict[str, float], pictures: Tensor) -> None:
+        for name, value in scalars.items():
+            writer.add_scalar(name, value, step)
+        writer.add_image(
+            "original above, inverse below", torch.cat([torch.cat(list(row), 2) for row in pictures], 1), step
+        )
+        writer.flush()
+
+    return draw

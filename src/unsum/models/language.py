@@ -1,0 +1,70 @@
+"""What makes a model a language model, and its loss: every position is a sample, and its label is the next token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unsum.errors import UnsumError
+from unsum.head import find_head
+
+IGNORED = -100  # the label of a position that takes no part, as PyTorch and Hugging Face have it
+
+
+def embedding_of(model: nn.Module) -> tuple[str, nn.Embedding] | None:
+    """The embedding of the tokens: the one with a row for every output of the head; None where there is no such."""
+    embeddings = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
+    if not embeddings:  # before the head is looked for, which takes a while
+        return None
+    try:
+        _, head = find_head(model)
+    except UnsumError:
+        return None
+    return next((pair for pair in embeddings if pair[1].num_embeddings == head.out_features), None)
+
+
+def is_language_model(model: nn.Module) -> bool:
+    """Whether the model reads tokens and predicts tokens of the same vocabulary."""
+    return embedding_of(model) is not None
+
+
+def is_tied(model: nn.Module) -> bool:
+    """Whether the head's weight is the embedding's."""
+    found = embedding_of(model)
+    return found is not None and found[1].weight is find_head(model)[1].weight
+
+
+def logits_of(output: Any) -> Tensor:
+    """(n, L, V) logits out of what a language model returns: a tensor, a tuple, or an object with `.logits`."""
+    found = getattr(output, "logits", output)
+    found = found[0] if isinstance(found, tuple | list) else found
+    if not isinstance(found, Tensor) or found.ndim != 3:
+        raise UnsumError("A language model must return (n, L, V) logits for (n, L) tokens; this one does not.")
+    return found
+
+
+def next_tokens(labels: Tensor) -> Tensor:
+    """(n, L − 1) what positions 0…L−2 are to predict; IGNORED where they take no part.
+
+    >>> next_tokens(torch.tensor([[7, 3, -100, 5]]))
+    tensor([[   3, -100,    5]])
+    """
+    return labels[:, 1:]
+
+
+def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy over the positions that take part, of logits (n, L, V) and labels (n, L) not yet shifted."""
+    kept = next_tokens(labels)
+    flat = logits[:, :-1].reshape(-1, logits.shape[-1])
+    return nn.functional.cross_entropy(flat, kept.reshape(-1), ignore_index=IGNORED)
+
+
+def gradients_of(model: nn.Module, tokens: Tensor, labels: Tensor, names: list[str]) -> dict[str, Tensor]:
+    """The gradient of `next_token_loss` for the named parameters, in the mode that the model is in."""
+    parameters = dict(model.named_parameters())
+    with torch.enable_grad():
+        loss = next_token_loss(logits_of(model(tokens)), labels)
+        found = torch.autograd.grad(loss, [parameters[name] for name in names], allow_unused=True)
+    return {name: g.detach() for name, g in zip(names, found, strict=True) if g is not None}

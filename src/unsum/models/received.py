@@ -1,0 +1,97 @@
+"""What a server received, in files: one update, or the weights before and after; and the model that fits them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from unsum.errors import UnsumError
+from unsum.files.tensor_file import TensorFile, read_tensors
+from unsum.head import find_head
+from unsum.models import LoadedModel, load_model
+from unsum.update import Kind, Update
+
+
+@dataclass(frozen=True)
+class Received:
+    """`update` alone, or `before` and `after`. `delta` says that `update` is a change of weights, not a gradient."""
+
+    update: Path | None = None
+    before: Path | None = None
+    after: Path | None = None
+    delta: bool = False
+    learning_rate: float | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        pair = self.before is not None or self.after is not None
+        if pair and (self.before is None or self.after is None):
+            raise UnsumError("Two checkpoints make an update; give both --before and --after.")
+        if pair and self.update is not None:
+            raise UnsumError("Give either an update (--update) or two checkpoints (--before and --after), not both.")
+        if not pair and self.update is None:
+            raise UnsumError("Give an update (--update FILE), or two checkpoints (--before FILE --after FILE).")
+        if self.delta and pair:
+            raise UnsumError("Two checkpoints are a delta already; leave --delta out.")
+        if self.steps is not None and not pair:
+            raise UnsumError("--steps belongs to two checkpoints; leave it out, or give --before and --after.")
+        if self.learning_rate is not None and not pair and not self.delta:
+            raise UnsumError("A learning rate belongs to a weight delta; add --delta, or leave --lr out.")
+
+    def open(
+        self,
+        model: str,
+        *,
+        weights: str | Path | None = None,
+        classes: int | None = None,
+        seed: int = 0,
+        download: bool = False,
+    ) -> tuple[LoadedModel, Update]:
+        """The model, with as many classes as the update has, and the update under the model's names.
+
+        Two checkpoints bring the model's weights along: `before` fills it unless `weights` does.
+        """
+        filling = weights or self.before
+        count = classes or self._classes(model, seed, download)
+        loaded = load_model(model, classes=count, seed=seed, weights=filling, download=download)
+        return loaded, self.read(loaded.model)
+
+    def read(self, model: nn.Module) -> Update:
+        """The update under the names of `model`'s parameters."""
+        if self.update is not None:
+            kind: Kind | None = "delta" if self.delta else None
+            return Update.load(self.update, model=model, kind=kind, learning_rate=self.learning_rate)
+        assert self.before is not None
+        assert self.after is not None
+        return Update.between(self.before, self.after, model=model, learning_rate=self.learning_rate, steps=self.steps)
+
+    def _classes(self, model: str, seed: int, download: bool) -> int:
+        """The rows of the head's tensor: by its name in a model built for a try, else by its place."""
+        held = self.update or self.after
+        assert held is not None
+        file = read_tensors(held, "update")
+        built = load_model(model, classes=1, seed=seed, download=download).model
+        name, head = find_head(built)
+        weight = f"{name}.weight" if name else "weight"
+        tensor = file.tensors.get(weight)
+        if tensor is None:
+            tensor = _at_place_of(weight, [[n for n, _ in built.named_parameters()], list(built.state_dict())], file)
+        if tensor is not None and tensor.ndim == 2:
+            return len(tensor)
+        if head.out_features > 1:  # the model's own: it was not built for one class
+            return head.out_features
+        raise UnsumError(
+            f"The update holds no {weight!r}, the last layer of {model!r}; pass the model that the client trained or, if the "
+            "layer was left out on purpose, say with --classes how many classes it has."
+        )
+
+
+def _at_place_of(weight: str, orders: list[list[str]], file: TensorFile) -> Tensor | None:
+    if not file.ordered:
+        return None
+    tensors = list(file.tensors.values())
+    return next(
+        (tensors[order.index(weight)] for order in orders if len(order) == len(tensors) and weight in order), None
+    )

@@ -1,0 +1,163 @@
+"""RGLA's equations solved by Levenberg–Marquardt instead of Adam, in float64: what the equations themselves give away.
+
+Minimizes the same α_w L_w + α_b L_b + α_loss L_loss over the logits. Each step solves
+
+    (JᵀJ + μ) step = −½ ∂Ŷ
+
+by conjugate gradients, JᵀJ never formed (`Objective.curvature`); μ falls after a good step and rises after a bad one
+(Nielsen's rule). The term of JᵀJ that couples samples is α_w D Dᵀ for every class: its B×B inverse is the preconditioner.
+
+l̂ is only an estimate, so that the minimum of all three lies beside the truth. Once L_loss has done its work, to lead away from
+twins, the equations that hold exactly, L_w and L_b, are solved alone from there (`polish`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from unsum.head import Head
+from unsum.knowledge import Knowledge
+from unsum.leak import Leak
+from unsum.separate.exact.conjugate import conjugate_gradients
+from unsum.separate.exact.threads import few_threads
+from unsum.separate.hard_labels import hard_labels
+from unsum.separate.method import SEPARATORS
+from unsum.separate.options import whole, yes_or_no
+from unsum.separate.rgla.adam import Progress, Record
+from unsum.separate.rgla.method import EVERYTHING, check_head, check_objectives, explain
+from unsum.separate.rgla.objective import Objective
+from unsum.separate.rgla.starts import RANDOM, check_start, declare_start, starting_logits
+
+STEPS = 100
+_INNER_STEPS, _INNER_TOLERANCE = 300, 1e-3
+_FIRST_DAMPING = 1e-3  # of the largest diagonal entry of α_w D Dᵀ
+_EXPLAINED = 1e-10  # L_w over ‖M‖² at which nothing but the gradient's rounding is left
+_STANDSTILL = 1e-10  # relative decrease below which further steps are rounding
+
+
+@SEPARATORS.register(
+    "rgla-newton",
+    summary="RGLA's equations by Levenberg–Marquardt (unsum)",
+    needs="bias gradient, hard labels, early training",
+)
+def rgla_newton(
+    head: Head,
+    knowledge: Knowledge,
+    *,
+    seed: int,
+    progress: Progress | None = None,
+    objectives: Collection[str] = EVERYTHING,
+    start: str = "randn",
+    start_logits: Tensor | None = None,
+    steps: int = STEPS,
+    polish: bool = True,
+    tries: int = 4,
+) -> Leak:
+    """As `rgla`, by second-order steps.
+
+    Args:
+        progress, objectives, start, start_logits: as for `rgla`; `leak.history` has an entry per step.
+        steps: at most so many, in each of the two stages.
+        polish: whether L_loss is dropped for the second stage (where it was in use beside L_w).
+        tries: how many random starts at most, while L_w stays above rounding: a twin explains the gradient less well.
+            Without `polish` L_loss keeps L_w above it in any case, and there is one try.
+    """
+    check_head("rgla-newton", head, knowledge)
+    check_start(start, start_logits, head.classes)
+    whole("steps", steps, 1)
+    whole("tries", tries, 1)
+    yes_or_no("polish", polish)
+    names = check_objectives(objectives)
+    objective = Objective.of(head, hard_labels(head, knowledge), names, torch.float64)
+    stages = [objective]
+    if polish and {"w", "loss"} <= set(names):
+        stages.append(replace(objective, weights=objective.weights | {"loss": 0.0}))
+    checkable = stages[-1].weights["w"] > 0 == stages[-1].weights["loss"]  # l̂ keeps L_w from vanishing, twin or not
+    answers = []
+    for number in range(tries if checkable and start in RANDOM else 1):
+        begin = starting_logits(start, start_logits, head, knowledge, objective.Y, seed + number)
+        answers.append(_attempt(stages, begin, steps, Record(objective, progress)))
+        if answers[-1].unexplained < _EXPLAINED:
+            break
+    best = min(answers, key=lambda answer: answer.unexplained)
+    leak = replace(explain("rgla-newton", head, objective, best.logits), history=best.record.history)
+    if checkable and best.unexplained >= _EXPLAINED:
+        leak.notes.append(
+            f"None of {len(answers)} start(s) explained the gradient down to its rounding: expect a twin, or a defended gradient."
+        )
+    return declare_start(leak, knowledge, start, start_logits)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    unexplained: float  # L_w / ‖M‖²
+    logits: Tensor
+    record: Record
+
+
+def _attempt(stages: list[Objective], logits: Tensor, steps: int, record: Record) -> _Answer:
+    with torch.no_grad(), few_threads(logits.numel()):
+        for objective in stages:
+            logits = _descend(objective, logits, steps, record)
+    return _Answer(float(record.losses[-1][0] / stages[0].K.square().sum()), logits, record)
+
+
+@dataclass
+class _Damping:
+    """Nielsen's rule: μ follows how well the quadratic model predicted the decrease."""
+
+    mu: float
+    growth: float = 2.0
+
+    def accept(self, gain: float) -> None:
+        self.mu = max(self.mu * max(1 / 3, 1 - (2 * gain - 1) ** 3), 1e-14)
+        self.growth = 2.0
+
+    def refuse(self) -> None:
+        self.mu *= self.growth
+        self.growth *= 2
+
+
+def _descend(objective: Objective, logits: Tensor, steps: int, record: Record) -> Tensor:
+    """Damped steps until nothing decreases any more."""
+    size = objective.difference(logits.softmax(1)).square().sum(1).max()
+    damping = _Damping(_FIRST_DAMPING * float(size) * max(objective.weights.values()))
+    done = record.steps[-1] if record.steps else 0
+    value = float(objective.total(objective.losses(logits)))
+    record.add(done, logits)
+    for step in range(done + 1, done + steps + 1):
+        descent = -objective.gradient(logits).flatten() / 2
+        move = _damped_step(objective, logits, descent, damping.mu)
+        new_value = float(objective.total(objective.losses(logits + move)))
+        predicted = float(move.flatten() @ (damping.mu * move.flatten() + descent))
+        if not new_value < value:
+            damping.refuse()
+            if damping.growth > 2**20:
+                break
+            continue
+        standstill = value - new_value < _STANDSTILL * value
+        damping.accept((value - new_value) / max(predicted, 1e-300))
+        logits, value = logits + move, new_value
+        record.add(step, logits)
+        if standstill:
+            break
+    return logits
+
+
+def _damped_step(objective: Objective, logits: Tensor, descent: Tensor, mu: float) -> Tensor:
+    """(B, C) the solution of (JᵀJ + μ) step = descent."""
+    D, curvature = objective.difference(logits.softmax(1)), objective.curvature(logits)
+    left: Tensor = torch.linalg.inv(objective.weights["w"] * D @ D.T + mu * torch.eye(len(D)).to(D))
+
+    def matvec(x: Tensor) -> Tensor:
+        return curvature(x.view_as(D)).flatten() + mu * x
+
+    def precondition(x: Tensor) -> Tensor:
+        return (left @ x.view_as(D)).flatten()
+
+    step, _converged = conjugate_gradients(matvec, precondition, descent, _INNER_TOLERANCE, _INNER_STEPS)
+    return step.view_as(D)

@@ -1,0 +1,165 @@
+"""What RGLA minimizes over the logits Ŷ (B×C), with its gradient by hand.
+
+With targets Y, P = softmax(Ŷ), D = (P − Y)/B and Z = Ŷ − b,
+
+    L_w = ‖M − DᵀZ‖²,  M = ∇W Wᵀ       Proposition 1: ∇W = Gᵀ F and F Wᵀ = logits − b, so M = DᵀZ at the true logits
+    L_b = ‖∇b − Dᵀ1‖²
+    L_loss = (CE(Ŷ, y) − l̂)²           l̂ of `loss`
+
+D depends on Ŷ and is differentiated: for ∂D and ∂Z the partial derivatives of a term,
+
+    ∂Ŷ = ∂Z + P∘(∂D − rowsum(P∘∂D))/B,      L_w: ∂Z = 2 D R, ∂D = 2 Z Rᵀ with R = DᵀZ − M,
+    L_b: ∂D = 2·1(Dᵀ1 − ∇b)ᵀ,               L_loss: ∂Ŷ = 2 (CE − l̂) D.
+
+With `constant_D` the part through ∂D is left out, as the authors' released code does: L_b then has no effect.
+
+**Without C×C matrices.** M = Gᵀ F Wᵀ has rank B. Write M = Q K, Q (C×R) with orthonormal columns, and split D = S Qᵀ + E with
+S = D Q. Then R = Q V + EᵀZ with V = SᵀZ − K, the two parts are orthogonal, and
+
+    L_w = ‖V‖² + ‖EᵀZ‖²,    ∂Z = 2 (S V + E Eᵀ Z),    ∂D = 2 (Z Vᵀ Qᵀ + Z Zᵀ E):
+
+B²C products instead of BC², the same numbers, and no difference of large ones. A noisy gradient has full rank: then Q = 1, E = 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unsum.head import Head
+from unsum.separate.rgla.loss import estimated_loss
+
+WEIGHTS = {"w": 1e4, "b": 1.0, "loss": 100.0}
+_SPARE = 8  # columns of Q beyond B
+_NEGLIGIBLE = 3e-6  # part of M outside of Q: what rounding alone puts there in float32
+
+
+@dataclass(frozen=True)
+class Objective:
+    """α_w L_w + α_b L_b + α_loss L_loss; a weight of zero drops its term."""
+
+    Q: Tensor | None  # (C, R) orthonormal columns, None where R = C
+    K: Tensor  # (R, C) with M = Q K
+    b: Tensor  # (C,)
+    grad_b: Tensor  # (C,) of the mean loss
+    Y: Tensor  # (B, C) one-hot
+    loss: Tensor  # l̂
+    weights: dict[str, float]
+    constant_D: bool = False
+
+    @classmethod
+    def of(cls, head: Head, labels: Tensor, objectives: Collection[str], dtype: torch.dtype) -> Objective:
+        assert head.b is not None
+        assert head.grad_b is not None
+        B = len(labels)
+        to_mean = 1 if head.reduction == "mean" else 1 / B
+        M = _product(head, dtype) * to_mean
+        Q, K = _low_rank(M, B)
+        grad_b = head.grad_b.to(dtype) * to_mean
+        Y = torch.nn.functional.one_hot(labels, head.classes).to(dtype)
+        weights = {name: weight if name in objectives else 0.0 for name, weight in WEIGHTS.items()}
+        return cls(Q, K, head.b.to(dtype), grad_b, Y, estimated_loss(grad_b, labels), weights)
+
+    def losses(self, logits: Tensor) -> Tensor:
+        """(3,) L_w, L_b and L_loss without their weights, dropped terms too."""
+        D = self.difference(logits.softmax(1))
+        Z = logits - self.b
+        _S, E, V = self._split(D, Z)
+        outside = 0 if E is None else ((E @ E.T) * (Z @ Z.T)).sum().clamp_min(0)  # ‖EᵀZ‖²
+        bias = (D.sum(0) - self.grad_b).square().sum()
+        return torch.stack([V.square().sum() + outside, bias, (self._entropy(logits) - self.loss).square()])
+
+    def total(self, losses: Tensor) -> Tensor:
+        """The weighted sum of what `losses` returns."""
+        weighted = [weight * loss for weight, loss in zip(self.weights.values(), losses, strict=True) if weight]
+        return torch.stack(weighted).sum()
+
+    def gradient(self, logits: Tensor) -> Tensor:
+        """(B, C) the derivative of the weighted sum; every operation is a fixed kernel, so that it can be recorded."""
+        P = logits.softmax(1)
+        D = self.difference(P)
+        result, wrt_D = torch.zeros_like(P), torch.zeros_like(P)
+        if self.weights["w"]:
+            Z = logits - self.b
+            S, E, V = self._split(D, Z)
+            wrt_Z = S @ V
+            wrt_D = Z @ V.T
+            if self.Q is not None and E is not None:
+                wrt_Z = torch.addmm(wrt_Z, E @ E.T, Z)
+                wrt_D = torch.addmm(wrt_D @ self.Q.T, Z @ Z.T, E)
+            result = wrt_Z.mul_(2 * self.weights["w"])
+            wrt_D = wrt_D.mul_(2 * self.weights["w"])
+        if self.weights["b"]:
+            wrt_D = wrt_D + (D.sum(0) - self.grad_b) * (2 * self.weights["b"])
+        if not self.constant_D:
+            result = result + self.through_softmax(P, wrt_D)
+        if self.weights["loss"]:
+            result = result + D * ((self._entropy(logits) - self.loss) * (2 * self.weights["loss"]))
+        return result
+
+    def curvature(self, logits: Tensor) -> Callable[[Tensor], Tensor]:
+        """x ↦ JᵀJ x for directions (B, C), J the Jacobian of the weighted residuals at `logits`: Gauss–Newton's Hessian, halved.
+
+        For dZ = x and dD = P∘(dZ − rowsum(P∘dZ))/B the residual moves by dR = dDᵀZ + DᵀdZ, and D dR and Z dRᵀ again need no
+        C×C matrix.
+        """
+        P = logits.softmax(1)
+        D, Z = self.difference(P), logits - self.b
+        gram_D, gram_Z = D @ D.T, Z @ Z.T
+        a_w, a_b, a_loss = self.weights.values()
+
+        def product(dZ: Tensor) -> Tensor:
+            dD = self.through_softmax(P, dZ)
+            wrt_Z = D @ dD.T @ Z + gram_D @ dZ
+            wrt_D = a_w * (gram_Z @ dD + Z @ dZ.T @ D) + a_b * dD.sum(0)
+            return a_w * wrt_Z + self.through_softmax(P, wrt_D) + a_loss * (D * dZ).sum() * D
+
+        return product
+
+    def difference(self, P: Tensor) -> Tensor:
+        """D = (P − Y)/B."""
+        return (P - self.Y) / len(P)
+
+    def through_softmax(self, P: Tensor, wrt_D: Tensor) -> Tensor:
+        """The softmax's Jacobian over B, which is symmetric: dŶ → dD and ∂D → ∂Ŷ alike."""
+        return P * (wrt_D - (P * wrt_D).sum(1, keepdim=True)) / len(P)
+
+    def _split(self, D: Tensor, Z: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """S, E and V."""
+        if self.Q is None:
+            return D, None, torch.addmm(self.K, D.T, Z, beta=-1)
+        S = D @ self.Q
+        return S, torch.addmm(D, S, self.Q.T, alpha=-1), torch.addmm(self.K, S.T, Z, beta=-1)
+
+    def _entropy(self, logits: Tensor) -> Tensor:
+        return -(logits.log_softmax(1) * self.Y).sum() / len(logits)
+
+
+def _product(head: Head, dtype: torch.dtype) -> Tensor:
+    """M = ∇W Wᵀ (C, C), converted block by block where the tensors are of another type."""
+    if head.grad_W.dtype == head.W.dtype == dtype:
+        return head.grad_W @ head.W.T
+    step = max(1, (1 << 24) // head.classes)
+    M = torch.zeros(head.classes, head.classes, dtype=dtype, device=head.W.device)
+    for start in range(0, head.W.shape[1], step):
+        M.addmm_(head.grad_W[:, start : start + step].to(dtype), head.W[:, start : start + step].T.to(dtype))
+    return M
+
+
+def _low_rank(M: Tensor, B: int) -> tuple[Tensor | None, Tensor]:
+    """Q and K with M = Q K to rounding; Q is None where M has not so few directions that it pays.
+
+    Random combinations of the columns of M span its column space: a range finder, checked against M afterwards.
+    """
+    C, R = len(M), B + _SPARE
+    if 2 * R > C:
+        return None, M
+    generator = torch.Generator().manual_seed(0)
+    mixing = torch.randn(C, R, generator=generator).to(M)
+    Q = torch.linalg.qr(M @ mixing).Q.contiguous()
+    K = Q.T @ M
+    outside = (M - Q @ K).norm()
+    return (Q, K) if bool(outside <= _NEGLIGIBLE * M.norm()) else (None, M)

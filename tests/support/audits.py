@@ -1,0 +1,71 @@
+"""Constructed audits that tests of every output share: with the truth, and without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from unsum.audit.leakage import leakages
+from unsum.audit.result import Audit, Setting
+from unsum.data import Batch
+from unsum.knowledge import Knowledge
+from unsum.leak import Leak
+from unsum.score import score, score_samples
+
+TITLES = ["a lighthouse", "two boats", "fog & rain"]
+CLASSES = ["harbour", "boat", "weather", "unused"]
+
+
+def pixels(seed: int, *shape: int) -> Tensor:
+    """Pictures of whole gray levels, so that a PNG holds them without loss."""
+    return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(seed)) / 255
+
+
+def synthetic(*, found: int = 3, pictures: bool = True, channels: int = 3, titles: list[str] | None = None) -> Audit:
+    """An attack on three samples that found the first `found` of them, in reverse order, with small errors."""
+    features = torch.eye(3, 5) + 1
+    targets = torch.tensor([0, 1, 2])
+    images = pixels(0, 3, channels, 16, 16)
+    recovered = pixels(1, 3, channels, 16, 16)
+    order = list(reversed(range(found)))
+    leak = Leak(
+        method="exact",
+        targets=torch.nn.functional.one_hot(targets, 4).double()[order],
+        logits=torch.zeros(found, 4),
+        features=features[order] * (1 + 2.5e-6),
+        residual=3.5e-9,
+        predicted_error=4.5e-6,
+        exact=True,
+        scale=0.125,
+        seconds=1.25,
+        knowledge=Knowledge(auxiliary_photos="12 of the neighbors"),
+        images=recovered[order] if pictures else None,
+        notes=[] if pictures else ["There are no pictures for this model: wrong backbone."],
+    )
+    setting = Setting(
+        "tiny net", 3, 4, "train", "Clip(4)", "exact", 7, "abacus", "unsum audit --seed 7", {"torch": "9.8.7"}
+    )
+    truth = Batch(images, targets, titles or TITLES, CLASSES)
+    compared = (images, targets, features)
+    samples = score_samples(leak, *compared)
+    shares = leakages(samples, images, features)
+    return Audit(setting, truth, leak, samples, score(leak, *compared), 2.5, shares)
+
+
+def captured(*, exact: bool = True, pictures: bool = True, names: list[str] | None = None) -> Audit:
+    """The same attack on an update that came without the truth."""
+    audit = synthetic(pictures=pictures)
+    leak = replace(audit.leak, exact=exact, predicted_error=1e-3 if exact else 0.7)
+    return replace(audit, truth=None, samples=[], scores={}, leakages=[], leak=leak, class_names=names or CLASSES)
+
+
+def with_names(audit: Audit, text: str) -> Audit:
+    """The same with `text` in the place of everything that comes from outside."""
+    setting = replace(audit.setting, model=text, command=text, defenses=text, device=text, versions={text: text})
+    leak = replace(audit.leak, notes=[text], knowledge=Knowledge(auxiliary_photos=text))
+    if audit.truth is None:
+        return replace(audit, setting=setting, leak=leak, class_names=[text] * 4)
+    truth = replace(audit.truth, titles=[text] * len(audit.truth.titles), class_names=[text] * 4)
+    return replace(audit, setting=setting, leak=leak, truth=truth)
