@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import unsum
 from unsum.score import score_samples
-from unsum.separate.losses import BinaryCrossEntropy, Focal, Loss, SquaredError, WeightedCrossEntropy
+from unsum.losses import BinaryCrossEntropy, Focal, Loss, SquaredError, WeightedCrossEntropy
 
 FEATURES = 512
 RECOVERED = 1e-3

@@ -7,24 +7,29 @@ from collections.abc import Callable
 import torch
 
 
-def recorded(work: Callable[[], None], device: torch.device) -> tuple[Callable[[], None], int]:
+def recorded(work: Callable[[], None], device: torch.device, *, often: bool = False) -> tuple[Callable[[], None], int]:
     """`work` in its fastest form for `device`, and how often it has been carried out on the way to it.
 
     On CUDA it runs once, so that libraries set themselves up outside of the recording, and is then recorded. Where it cannot
-    be recorded (an old driver, another recording under way) and on any other device it is returned as it is.
+    be recorded (an old driver, another recording under way) and on any other device it is returned as it is. What is recorded
+    `often` is small: the cache is not emptied for it, and nothing is waited for.
     """
     if device.type != "cuda":
         return work, 0
-    torch.cuda.empty_cache()  # what was cached on other streams cannot be used on this one, and would be held twice
-    stream = torch.cuda.Stream(device)
+    if not often:  # what was cached on other streams cannot be used on this one, and would be held twice
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
+    with torch.cuda.device(device), torch.cuda.stream(stream):
         work()
+        try:
+            graph.capture_begin()
+            try:
+                work()
+            finally:
+                graph.capture_end()
+        except RuntimeError:
+            return work, 1
     torch.cuda.current_stream(device).wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.device(device), torch.cuda.graph(graph, stream=stream):
-            work()
-    except RuntimeError:
-        return work, 1
     return graph.replay, 1

@@ -22,7 +22,7 @@ class Knowledge:
     `labels` are (B,) class numbers or (B, C) rows of probabilities. `auxiliary_photos` describes public photos
     the attacker used (to train an inverse, say); `auxiliary` are labeled samples of its own, inputs of the model with
     (N,) class numbers. `may_change_model` is true for a malicious server. `loss` names what the client minimized: servers
-    that hand out the training program know it. `training` is how the client trains, where several
+    that hand out the training program know it; None leaves it open. `training` is how the client trains, where several
     local steps lie between the weights it was sent and those it sent back. `repeated_rounds` counts the client's updates that are
     said to be of the same batch.
     """
@@ -32,7 +32,7 @@ class Knowledge:
     auxiliary_photos: str = ""
     may_change_model: bool = False
     auxiliary: tuple[Tensor, Tensor] | None = None
-    loss: str = "cross-entropy"
+    loss: str | None = None
     training: LocalTraining | None = None
     repeated_rounds: int = 1
 
@@ -82,7 +82,7 @@ class Knowledge:
         if self.auxiliary is not None:
             classes = self.auxiliary[1].unique()
             sentences.append(f"{len(self.auxiliary[0])} labeled samples of its own, of {len(classes)} classes.")
-        if self.loss != "cross-entropy":
+        if self.loss is not None:
             sentences.append(f"The client's loss ({self.loss}).")
         if self.repeated_rounds > 1:
             sentences.append(f"{self.repeated_rounds} updates of the client, and that they are of the same batch.")

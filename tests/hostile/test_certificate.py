@@ -81,7 +81,7 @@ def test_three_that_are_nearly_alike_are_not_one_for_certain(
     assert tried.error > 0.01
     assert not tried.claimed
     monkeypatch.setattr(
-        importlib.import_module("unsum.separate.exact.hidden"), "_SHARED", 1.0
+        importlib.import_module("unsum.certify.doubts.hidden"), "_SHARED", 1.0
     )  # for two alone, as it had been
     assert fool.attempt(ALIKE | changed).fooled == "features"
 
@@ -146,7 +146,7 @@ def test_missed_by_far_more_than_noise_is_doubted(
     assert max(tried.error, tried.label_error) > 0.01
     assert not tried.claimed
     _without(monkeypatch, "_doubt_misfit")
-    monkeypatch.setattr(importlib.import_module("unsum.separate.exact.hidden"), "_COUNTED", 1.0)  # doubts it as well
+    monkeypatch.setattr(importlib.import_module("unsum.certify.doubts.hidden"), "_COUNTED", 1.0)  # doubts it as well
     _without(monkeypatch, "doubt_read_off", "doubt_assumed_scale")
     assert fool.attempt(genome).fooled
 
@@ -182,7 +182,7 @@ def test_lost_among_the_others_is_doubted(fool: ModuleType, monkeypatch: pytest.
     tried = fool.attempt(FAINT)
     assert tried.error > 0.01
     assert not tried.claimed
-    monkeypatch.setattr(importlib.import_module("unsum.separate.exact.hidden"), "_COUNTED", 1.0)
+    monkeypatch.setattr(importlib.import_module("unsum.certify.doubts.hidden"), "_COUNTED", 1.0)
     assert fool.attempt(FAINT).fooled == "features"
 
 

@@ -24,9 +24,9 @@ from support.head_cases import (
 )
 from unsum.knowledge import Knowledge
 from unsum.separate.exact import exact
-from unsum.separate.exact.candidate import reweighted
-from unsum.separate.exact.equation import Unknowns
-from unsum.separate.exact.observation import observe
+from unsum.certify.candidate import reweighted
+from unsum.equation.equation import Unknowns
+from unsum.equation.observation import observe
 
 
 def mixed_up(B: int, classes: int, smoothing: float = 0.0) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import unsum
 from unsum.head import Head
 from unsum.separate.exact.extraction_sparse import extract_sparse
-from unsum.separate.exact.observation import observe
+from unsum.equation.observation import observe
 from unsum.separate.exact.search import Search
 
 C, H, B = 24, 256, 16

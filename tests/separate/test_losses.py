@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import unsum
 from unsum.errors import UnsumError
 from unsum.leak import Leak
-from unsum.separate.losses import BinaryCrossEntropy, Focal, Loss, SquaredError, WeightedCrossEntropy, declared
+from unsum.losses import BinaryCrossEntropy, Focal, Loss, SquaredError, WeightedCrossEntropy, declared
 from unsum.separate.losses.equation import LossEquation
 
 H, C = 96, 40

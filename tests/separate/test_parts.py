@@ -7,8 +7,8 @@ from torch import nn
 
 from support.head_cases import Case, case, trained
 from unsum.separate.exact.extraction import Extracted
-from unsum.separate.exact.observation import observe
-from unsum.separate.exact.remarks import find_doubts
+from unsum.equation.observation import observe
+from unsum.certify.remarks import find_doubts
 from unsum.separate.exact.search import Search
 
 

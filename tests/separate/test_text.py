@@ -16,7 +16,7 @@ from unsum.commands.main import app
 from unsum.errors import UnsumError
 from unsum.leak import Leak
 from unsum.models.language import logits_of
-from unsum.separate.text.span import span_of
+from unsum.equation.span import span_of
 
 
 def assert_read(leak: Leak, truth: list[list[int]]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from support.head_cases import NOTHING, Case, assert_exact, case, feature_error, one_hot
 from unsum.separate.exact import exact
 from unsum.separate.exact.lengths import certified, measure_lengths
-from unsum.separate.exact.observation import observe
+from unsum.equation.observation import observe
 from unsum.separate.exact.zeros import find_sparse_directions, sharpen
 
 C, H = 24, 2500

@@ -20,12 +20,12 @@ from unsum.invert import load_inverse
 from unsum.invert.refine import MODES, Mode
 from unsum.labels import LABEL_RULES, gather
 from unsum.leak import Leak
+from unsum.losses import Loss
 from unsum.match import MATCHERS, match
 from unsum.models.language import is_language_model, is_tied
 from unsum.peel import Peeled, obstacle, peel
 from unsum.separate import SEPARATORS, separate
 from unsum.separate.adaptive import recognize
-from unsum.separate.losses import Loss
 from unsum.separate.misfit import relative_misfit
 from unsum.update import Update
 

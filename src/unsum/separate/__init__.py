@@ -14,6 +14,7 @@ from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
+from unsum.losses import Loss, declared
 from unsum.models.language import is_tied
 from unsum.separate import (  # noqa: F401 (registers them)
     adaptive,
@@ -27,7 +28,7 @@ from unsum.separate import (  # noqa: F401 (registers them)
     soft,
     text,
 )
-from unsum.separate.losses import Loss, advice, declared, fitting_loss, separate_declared
+from unsum.separate.losses import advice, fitting_loss, separate_declared
 from unsum.separate.method import SEPARATORS
 from unsum.separate.options import check_options, reports_progress, takes_model
 from unsum.separate.rgla import estimated_loss
@@ -61,7 +62,7 @@ def separate(
         seed: fixes every random choice.
         progress: called now and then as `progress(step, *losses)` by the methods that iterate; the others never call it.
         loss: what the client minimized, if not cross-entropy: `bce`, `mse`, `focal:GAMMA`, or an object of
-            `unsum.separate.losses`. Only `exact` knows other losses. By default cross-entropy, unless the update itself
+            `unsum.losses`. Only `exact` knows other losses. By default cross-entropy, unless the update itself
             contradicts that and one of `mse` and `bce` explains it.
         options: the method's own, as in `separate(model, update, "rgla", steps=5000, objectives=("w", "loss"))`.
 
@@ -80,7 +81,7 @@ def separate(
     if takes_model(separator):
         options |= {"model": model, "update": update}
     disclosed = update.batch_size if labels is None and batch_size is None else batch_size
-    loss_name = "cross-entropy" if other is None else other.name
+    loss_name = loss if isinstance(loss, str) or loss is None else loss.name
     knowledge = Knowledge(labels=labels, batch_size=disclosed, loss=loss_name, training=update.training)
     start = time.perf_counter()
     head = Head.of(model, update, device)

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from unsum.equation.observation import Observation, observe
+from unsum.equation.threads import few_threads
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.separate.exact.observation import Observation, observe
 from unsum.separate.exact.solver import exact
-from unsum.separate.exact.threads import few_threads
 from unsum.update import Update
 
 _EXPLAINED = 4.0  # misfit of a solution, in units of the noise

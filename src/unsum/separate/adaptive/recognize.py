@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.equation.noise import measure_noise
 from unsum.head import Head
 from unsum.separate.adaptive.lattice import Lattice, find_lattice, sixteen_bits
-from unsum.separate.exact.rank import measure_noise
 
 _REMOVED = 1e-4  # share of zeros in live columns above which they are no coincidence
 _UNDERFLOW = 1e-12  # of the largest entry: smaller survivors than that are softmax's own, not a threshold's

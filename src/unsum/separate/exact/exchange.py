@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unsum.separate.exact.equation import Unknowns
-from unsum.separate.exact.levenberg import solve
-from unsum.separate.exact.observation import Observation
+from unsum.equation.equation import Unknowns, solve
+from unsum.equation.observation import Observation
 from unsum.separate.exact.regression import ClassLine
 from unsum.separate.exact.starts import ratio_starts, usual_rows
 

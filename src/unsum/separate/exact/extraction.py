@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.separate.exact.equation import Equation, Unknowns, positive_factor
-from unsum.separate.exact.levenberg import solve
-from unsum.separate.exact.observation import Observation
+from unsum.equation.equation import Equation, Unknowns, positive_factor, solve
+from unsum.equation.observation import Observation
 from unsum.separate.exact.simplex import hunt_corners
 from unsum.separate.exact.single import SingleSamples
 

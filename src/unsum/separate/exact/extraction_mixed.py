@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.separate.exact.equation import positive_factor
+from unsum.equation.equation import positive_factor
+from unsum.equation.observation import Observation
 from unsum.separate.exact.extraction import ACCEPTED, SAME_SAMPLE, USUAL, label_weights, snapped
-from unsum.separate.exact.observation import Observation
 from unsum.separate.exact.simplex import hunt_corners
 from unsum.separate.exact.single import SingleSamples
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unsum.separate.exact.equation import positive_factor
+from unsum.equation.equation import positive_factor
+from unsum.equation.observation import Observation
 from unsum.separate.exact.extraction import SAME_SAMPLE, Extracted, extract, label_weights, snapped
-from unsum.separate.exact.observation import Observation
 from unsum.separate.exact.single import SingleSamples
 from unsum.separate.exact.sparse_single import SparseSamples, Wells
 from unsum.separate.exact.starts import ratio_starts

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.separate.exact.observation import Observation
+from unsum.equation.observation import Observation
 from unsum.separate.exact.regression import ClassLine
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unsum.separate.exact.candidate import Candidate
-from unsum.separate.exact.certificate import Certificate, certify
-from unsum.separate.exact.equation import Linearized, Unknowns, positive_factor
-from unsum.separate.exact.observation import Observation
+from unsum.certify.candidate import Candidate
+from unsum.certify.scatter import Certificate, certify
+from unsum.equation.equation import Linearized, Unknowns, positive_factor
+from unsum.equation.observation import Observation
 from unsum.separate.exact.zeros import SparseDirections
 from unsum.separate.softmax_line import fit_lengths
 
@@ -63,7 +63,7 @@ def certified(observation: Observation, directions: SparseDirections, lengths: L
         told = certify(replace(equation, alpha_free=True), at, observation)
         certificate = replace(certificate, errors=torch.maximum(certificate.errors, told.errors))
     candidate = Candidate(at, Y, certificate, equation)
-    return replace(candidate, agreed=candidate.explains, read_off=True)
+    return replace(candidate, confirmations=int(candidate.explains), read_off=True)
 
 
 def _certificate(
@@ -72,9 +72,9 @@ def _certificate(
     """The noise of an entry turns a direction and spreads over all entries; the readings of α scatter as the lengths do."""
     R, H = observation.A.shape
     equations = (observation.classes - 1) * here.residual.shape[1]
-    misfit = float((here.cost / (equations - R)).sqrt())
+    misfit = (here.cost / (equations - R)) ** 0.5
     size = lengths.T.norm(dim=1)
-    entry = torch.linalg.pinv(here.at.alpha * here.E.T / observation.noise.level[:, None]).norm(dim=1)
+    entry = torch.linalg.pinv(here.at.alpha * here.G.T / observation.noise.level[:, None]).norm(dim=1)
     whole = max(misfit, 1.0) * entry * H**0.5 / size
     off = (lengths.alphas / here.at.alpha - 1).abs()
     errors = (whole.square() * (1 + directions.turn.square()) + off.square()).sqrt()

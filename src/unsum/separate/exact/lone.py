@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.separate.exact.equation import Unknowns
-from unsum.separate.exact.observation import Observation
+from unsum.equation.equation import Unknowns
+from unsum.equation.observation import Observation
 
 _NAMED = 2  # classes that a mixed label names
 _DECADES, _PER_DECADE = 4, 500  # logits of a hundred turn softmax over within 1 %: two points per that

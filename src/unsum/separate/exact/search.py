@@ -10,18 +10,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from unsum.separate.exact.candidate import Candidate, polish, runaways
-from unsum.separate.exact.certificate import certify
-from unsum.separate.exact.equation import Equation, NoFactorError, Unknowns, positive_factor
+from unsum.certify.candidate import Candidate, polish, runaways
+from unsum.certify.scatter import certify
+from unsum.equation.equation import Equation, NoFactorError, Unknowns, positive_factor, solve
+from unsum.equation.levenberg import seconds_per_iteration
+from unsum.equation.observation import Observation
 from unsum.separate.exact.exchange import exchange_labels
 from unsum.separate.exact.extraction import Extracted, extract
 from unsum.separate.exact.extraction_mixed import extract_mixed
 from unsum.separate.exact.extraction_sparse import extract_sparse
 from unsum.separate.exact.hypotheses import Hypothesis, hypotheses
 from unsum.separate.exact.lengths import certified, measure_lengths
-from unsum.separate.exact.levenberg import seconds_per_iteration, solve
 from unsum.separate.exact.lone import lone_starts
-from unsum.separate.exact.observation import Observation
 from unsum.separate.exact.regression import ClassLine, fit_class_line, fit_lifted_lines
 from unsum.separate.exact.starts import rotate_freely, rotate_to_targets
 from unsum.separate.exact.zeros import find_sparse_directions
@@ -75,7 +75,7 @@ class Search:
         if found.settles or iterations * seconds_per_iteration(found.at.T.numel(), self.observation.classes) < _LONG:
             return found.settles
         most = found.verified and len(found.at.T) >= _MOST * self.observation.rank
-        return (found.explains and found.agreed) or most
+        return (found.explains and found.confirmations > 0) or most
 
     def _quick(self, ways: list[Hypothesis]) -> Iterator[Attempt]:
         patient = 60 if self.observation.rank <= 32 else _PATIENT  # large groups of one label turn slowly into place
@@ -160,12 +160,12 @@ class Search:
             if not at.is_sound:
                 continue
             if _distance(found.at.T, at.T) < _SAME_SOLUTION:
-                return replace(found, agreed=True)
+                return replace(found, confirmations=1)
             other = polish(self.observation, equation, at)
             if not other.explains or other.certificate.misfit > 2 * found.certificate.misfit:
                 continue
             if _distance(found.at.T, other.at.T) < _SAME_SOLUTION:
-                return replace(found, agreed=True)
+                return replace(found, confirmations=1)
             if other.certificate.misfit > 0.5 * found.certificate.misfit:
                 break
             found = other
@@ -185,7 +185,7 @@ class Search:
         if not solutions:
             return None
         best = min(solutions, key=lambda root: float(root.at.T.norm()))
-        return replace(best, agreed=True)  # the whole range was searched
+        return replace(best, confirmations=1)  # the whole range was searched
 
     def _solve_extracted(self, *, smoothed: bool = False) -> Candidate | None:
         """Samples found one at a time, then solved for together."""
@@ -216,7 +216,7 @@ class Search:
                 if candidate.explains and bool(away.any()):  # false ones, which explain nothing and harm nobody
                     return self._part_together(replace(candidate.at, T=candidate.at.T[~away]), equation, Y[~away])
                 if candidate.explains:  # every sample has been found on its own as well: an independent solution
-                    return replace(candidate, agreed=True)
+                    return replace(candidate, confirmations=1)
         elif 2 * len(T) > observation.rank:
             part = self._part_together(at, equation, Y)
             if part.explains:
@@ -249,7 +249,7 @@ class Search:
             unlabeled = equation.with_rows(equation.weight * (mixed.Y.amax(0) < _SHARE))
             candidate = polish(observation, replace(unlabeled, alpha_free=True), at)
             if candidate.explains:  # every sample has been found on its own as well
-                return replace(candidate, agreed=True)
+                return replace(candidate, confirmations=1)
         return self._part(equation, at, mixed.Y)
 
     def _solve_exchanged(self) -> Candidate | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.separate.exact.observation import Observation
+from unsum.equation.observation import Observation
 
 _BATCH = 1 << 24  # entries of the batched Jacobian that are held at a time
 _LOOK = 5  # steps after which starts that have arrived are left alone

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsum.separate.exact.equation import NoFactorError
-from unsum.separate.exact.observation import Observation
+from unsum.equation.equation import NoFactorError
+from unsum.equation.observation import Observation
 from unsum.separate.exact.regression import ClassLine
 
 _USUAL = 3.0  # times the size of a usual ratio, beyond which a row's own is none

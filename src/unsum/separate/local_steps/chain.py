@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unsum.separate.exact.observation import Observation
+from unsum.equation.observation import Observation
 from unsum.separate.exact.search import Search
 from unsum.separate.exact.single import SingleSamples
 from unsum.separate.local_steps.polish import EXPLAINED, Polished, Samples, polish

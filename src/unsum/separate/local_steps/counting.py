@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unsum.equation.observation import Observation
 from unsum.separate.exact.hypotheses import hard_targets
-from unsum.separate.exact.observation import Observation
 from unsum.separate.exact.regression import fit_class_line
 from unsum.separate.exact.single import SingleSamples
 

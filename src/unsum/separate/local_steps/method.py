@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from unsum.equation.observation import Observation
+from unsum.equation.threads import few_threads
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.local_training import LocalTraining
-from unsum.separate.exact.observation import Observation
 from unsum.separate.exact.solver import exact
-from unsum.separate.exact.threads import few_threads
 from unsum.separate.local_steps.chain import follow
 from unsum.separate.local_steps.counting import first_alpha, size_of_step
 from unsum.separate.local_steps.movement import observe_movement

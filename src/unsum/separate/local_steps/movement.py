@@ -11,11 +11,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from unsum.equation.noise import Noise, measure_noise
+from unsum.equation.observation import Observation, observe
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.local_training import LocalTraining
-from unsum.separate.exact.observation import Observation, observe
-from unsum.separate.exact.rank import Noise, measure_noise
 from unsum.separate.local_steps.schedule import Schedule
 
 _ROUNDED = 0.22  # deviation of a rounded number, in units of the last place of its size

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import torch
 
+from unsum.equation.span import span_of
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
+from unsum.losses.bce import BinaryCrossEntropy
+from unsum.losses.mse import SquaredError
 from unsum.separate.adaptive.recognize import recognize
-from unsum.separate.losses.bce import BinaryCrossEntropy
-from unsum.separate.losses.mse import SquaredError
 from unsum.separate.losses.solver import separate_declared
-from unsum.separate.text.span import span_of
 
 _OFF = 1e-3  # of the sum of magnitudes: rounding stays far below
 _SANE = 1e-12  # sizes of a gradient whose squares and their products stay finite

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unsum.separate.exact.observation import Observation
+from unsum.equation.observation import Observation
+from unsum.losses.loss import Separable
 from unsum.separate.exact.regression import _least_squares
-from unsum.separate.losses.loss import Separable
 
 _ONE = 0.15  # how far from 1 the squared length of a lone sample may be
 _SAME = 0.9  # cosine from which two directions are one sample

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unsum.separate.exact.observation import Observation
+from unsum.equation.observation import Observation
+from unsum.losses.loss import Softmax
 from unsum.separate.exact.regression import ClassLine, fit_class_line
 from unsum.separate.exact.starts import rotate_to_targets
-from unsum.separate.losses.loss import Softmax
 
 _LIFTS = 4  # rounds that put back what smoothing took, with a better mean each time
 _MORE = 3  # samples beyond the rank that are tried, where features coincide

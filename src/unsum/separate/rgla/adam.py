@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unsum.cuda_graph import recorded
-from unsum.separate.exact.threads import few_threads
+from unsum.equation.threads import few_threads
 from unsum.separate.rgla.objective import Objective
 
 Progress = Callable[[int, float, float, float], None]

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from unsum.equation.conjugate import conjugate_gradients
+from unsum.equation.threads import few_threads
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.separate.exact.conjugate import conjugate_gradients
-from unsum.separate.exact.threads import few_threads
 from unsum.separate.hard_labels import hard_labels
 from unsum.separate.method import SEPARATORS
 from unsum.separate.options import whole, yes_or_no

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from unsum.equation.span import Span, span_of
 from unsum.separate.text.network import Layer, read_by
-from unsum.separate.text.span import Span, span_of
 
 _BLOCK = 16  # positions whose tokens are looked for at once
 _LENIENT = (

@@ -14,22 +14,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsum.separate.exact.candidate import Candidate
-from unsum.separate.exact.conjugate import NormalSystem
-from unsum.separate.exact.equation import Linearized
-from unsum.separate.exact.levenberg import can_be_dense
-from unsum.separate.exact.observation import Observation
-from unsum.separate.exact.remarks import name_some
+from unsum.certify.candidate import Candidate
+from unsum.certify.doubts.follow import followed
+from unsum.certify.question import Question, name_some
+from unsum.equation.equation import Linearized
+from unsum.equation.levenberg import can_be_dense
+from unsum.equation.observation import Observation
+from unsum.losses import Softmax
 
 _TRUSTED_MIXING = 1e-3  # standard deviations of ε, or of an entry that was read off, that are sure enough
 _NEIGHBORS = 4  # samples of other labels, the closest ones, that a sample is tried with
 
 
-def doubt_mixing(candidate: Candidate) -> list[str]:
+def doubt_mixing(question: Question) -> list[str]:
     """The doubt that two samples' labels are a mixture of both, where they were assumed to be hard."""
+    candidate = question.candidate
+    if question.knowledge.labels is not None or not isinstance(question.observation.loss, Softmax):
+        return []
     if candidate.equation.Y is None or candidate.read_off or not candidate.explains:
         return []
-    hidden = hidden_mixing(candidate)
+    hidden = hidden_mixing(question)
     if hidden is None or hidden[0] < _TRUSTED_MIXING:
         return []
     deviation, i, k = hidden
@@ -38,8 +42,11 @@ def doubt_mixing(candidate: Candidate) -> list[str]:
     ]
 
 
-def doubt_read_off(observation: Observation, candidate: Candidate) -> list[str]:
+def doubt_read_off(question: Question) -> list[str]:
     """The doubt about soft labels that other ones of the same samples would have sent the same for."""
+    observation, candidate = question.observation, question.candidate
+    if question.knowledge.labels is not None:
+        return []
     if (candidate.equation.Y is not None and not candidate.read_off) or not candidate.explains:
         return []
     deviations = _read_off_deviations(observation, candidate)
@@ -64,10 +71,10 @@ def _read_off_deviations(observation: Observation, candidate: Candidate) -> Tens
     return deviations
 
 
-def hidden_mixing(candidate: Candidate) -> tuple[float, int, int] | None:
+def hidden_mixing(question: Question) -> tuple[float, int, int] | None:
     """The largest standard deviation of an exchange between two labels, and their samples; None where all labels are one."""
-    here = Linearized(candidate.equation, candidate.at)
-    dense = can_be_dense(here.at.T, here.P.shape[1])
+    here, candidate = question.here, question.candidate
+    dense = can_be_dense(here.at.T, here.G.shape[1])
     pairs = _closest_pairs(here.at.T, candidate.Y.argmax(1), _NEIGHBORS if dense else 1)
     if not dense:
         pairs = pairs[:1]
@@ -75,10 +82,14 @@ def hidden_mixing(candidate: Candidate) -> tuple[float, int, int] | None:
         return None
     D = torch.stack([_mixed(here, i, k) for pair in pairs for i, k in (pair, pair[::-1])])
     misfit = max(candidate.certificate.misfit, 1.0)
-    followed = _followed(here, torch.stack([here.pull(column) for column in D]), misfit, dense)
+    solved = followed(here, torch.stack([here.pull(column) for column in D]), misfit)
+    if solved is None:
+        return None if not pairs else (float("inf"), *pairs[0])
     flat = D.flatten(1)
     # A mixture is not larger than 1, as T is not larger than it came out.
-    information = flat @ flat.T - followed + misfit**2 * torch.eye(len(D), dtype=flat.dtype, device=flat.device)
+    information = (
+        flat @ flat.T - solved[0] @ solved[1].T + misfit**2 * torch.eye(len(D), dtype=flat.dtype, device=flat.device)
+    )
     blocks = torch.stack([information[2 * n : 2 * n + 2, 2 * n : 2 * n + 2] for n in range(len(pairs))])
     deviations = misfit * torch.linalg.eigvalsh(blocks)[:, 0].clamp_min(1e-30).rsqrt()
     worst = int(deviations.nan_to_num(nan=torch.inf).argmax())
@@ -105,15 +116,3 @@ def _mixed(here: Linearized, i: int, k: int) -> Tensor:
     turned = (equation.Y[i] - equation.Y[k]) * (1 - equation.K.shape[1] * here.at.floor)
     change: Tensor = equation.weight[:, None] * (here.at.alpha * turned[:, None] * here.T[i])
     return change
-
-
-def _followed(here: Linearized, pulled: Tensor, misfit: float, dense: bool) -> Tensor:
-    """(n, n) the part of every two changes that T makes up for."""
-    R = here.at.T.shape[1]
-    size = here.at.T.norm(dim=1).clamp_min(1e-300)
-    prior = torch.cat([size.pow(-2).repeat_interleave(R), size.new_ones(2)]) * misfit**2
-    if dense:
-        solved: Tensor = torch.linalg.solve(here.normal_matrix() + torch.diag(prior), pulled.T)
-        return pulled @ solved
-    system = NormalSystem.of(here, prior, 1e-9)
-    return pulled @ torch.stack([system.solve(row, tolerance=1e-4, iterations=1000)[0] for row in pulled], dim=1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.separate.losses.loss import Separable
+from unsum.losses.loss import Separable
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,10 @@ class BinaryCrossEntropy(Separable):
     @property
     def name(self) -> str:
         return "bce"
+
+    @property
+    def many_labels(self) -> bool:
+        return True
 
     def link(self, logits: Tensor) -> Tensor:
         return torch.sigmoid(logits)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from unsum.head import Head
-from unsum.separate.exact.equation import Equation, Unknowns
-from unsum.separate.exact.rank import Noise, factorize, measure_noise, rounding_of_an_entry
+from unsum.equation.equation import Equation, Unknowns
+from unsum.equation.noise import Noise, factorize, measure_noise, rounding_of_an_entry
+from unsum.head import Factors, Head
+from unsum.losses import CrossEntropy, Loss
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Observation:
     reduction: str
     row_norms: Tensor  # (C,) of W
     client_precision: float  # relative error of one operation at the client
+    loss: Loss = field(default_factory=CrossEntropy)  # that the client is taken to have minimized
 
     @property
     def rank(self) -> int:
@@ -39,22 +41,17 @@ class Observation:
     def equation(self) -> Equation:
         """The unlabeled equation over all rows."""
         U = self.U if self.grad_b is None else torch.cat([self.U, self.beta * self.grad_b[:, None]], dim=1)
-        return Equation(self.K, self.b, U, self.weight, self.beta)
+        return Equation(self.K, self.b, U, self.weight, self.beta, loss=self.loss)
 
     def weights_at(self, at: Unknowns, Y: Tensor) -> Tensor:
-        """(C,) weights from the noise model at a solution.
-
-        The client's logits err by its precision times ‖f‖‖W_c‖, its P by as much relatively, its P − Y by that of 1
-        where Y is 1: errors of all samples that U collects in proportion to their features.
-        """
+        """(C,) weights from the noise model at a solution: every sample's rounding, in proportion to its features."""
         sizes = at.T.norm(dim=1, keepdim=True)
-        P = torch.softmax(at.T @ self.K + self.b, dim=1)
-        relative = (P * (1 + 0.5 * sizes * self.row_norms)).square() + Y.square()
-        client = self.client_precision * at.alpha * (relative * sizes.square()).sum(0).sqrt()
+        rounding = self.loss.rounding(at.T @ self.K + self.b, Y, sizes * self.row_norms)
+        client = self.client_precision * at.alpha * (rounding * sizes).square().sum(0).sqrt()
         return torch.rsqrt(self.noise.level.square() + client.square())
 
     def alpha(self, scale: float, B: int) -> float:
-        """The factor in front of P − Y for a gradient that was multiplied by `scale`."""
+        """The factor in front of G for a gradient of cross-entropy that was multiplied by `scale`."""
         return scale / B if self.reduction == "mean" else scale
 
     def scale(self, alpha: float, B: int) -> float:
@@ -64,7 +61,11 @@ class Observation:
 def observe(head: Head, batch_size: int | None, noise: Noise | None = None) -> Observation:
     """Measure the noise unless it is known, choose the rank and factor the gradient; a granted `batch_size` caps the rank."""
     noise = noise or measure_noise(head)
-    factors = factorize(head, noise, batch_size)
+    return observed(head, factorize(head, noise, batch_size), noise, CrossEntropy())
+
+
+def observed(head: Head, factors: Factors, noise: Noise, loss: Loss) -> Observation:
+    """What factors and noise of a gradient say, for the loss that the client is taken to have minimized."""
     K = head.logits(factors.A)
     b = K.new_zeros(head.classes) if head.b is None else head.b.double()
     grad_b = _complete_bias(head, factors.U)
@@ -77,10 +78,22 @@ def observe(head: Head, batch_size: int | None, noise: Noise | None = None) -> O
         added = float(noise.level.min()) if noise.added else 0.0
         precision = max(rounding_of_an_entry(head), client_precision)
         bias_deviation = (added**2 + (precision * grad_b).square()).sqrt()
-        beta = float((deviation / bias_deviation.clamp_min(1e-12 * bias_deviation.max())).median())
+        least = 1e-12 * bias_deviation.max() + 1e-300
+        beta = float((deviation / bias_deviation.clamp_min(least)).median())
     row_norms = head.row_norms(head.W)
     return Observation(
-        factors.U, factors.A, K, b, grad_b, noise, 1 / deviation, beta, head.reduction, row_norms, client_precision
+        factors.U,
+        factors.A,
+        K,
+        b,
+        grad_b,
+        noise,
+        1 / deviation,
+        beta,
+        head.reduction,
+        row_norms,
+        client_precision,
+        loss,
     )
 
 

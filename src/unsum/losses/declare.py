@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from unsum.errors import UnsumError, unknown_name
-from unsum.separate.losses.bce import BinaryCrossEntropy
-from unsum.separate.losses.focal import Focal
-from unsum.separate.losses.loss import Loss
-from unsum.separate.losses.mse import SquaredError
+from unsum.losses.bce import BinaryCrossEntropy
+from unsum.losses.focal import Focal
+from unsum.losses.loss import Loss
+from unsum.losses.mse import SquaredError
 
 PLAIN = "cross-entropy"
 _CONTRASTIVE = ("infonce", "nt-xent", "clip", "contrastive")

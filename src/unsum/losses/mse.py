@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.separate.losses.loss import Separable
+from unsum.losses.loss import Separable
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from unsum.errors import UnsumError
-from unsum.separate.losses.loss import Softmax
+from unsum.losses.loss import Softmax
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,10 @@ class Focal(Softmax):
         return f"focal:{self.gamma:g}"
 
     def gradient(self, logits: Tensor, Y: Tensor) -> Tensor:
-        log_p = torch.log_softmax(logits, dim=1)
-        log_y = (log_p * Y).sum(1, keepdim=True)
+        return self.mass(logits, Y)[:, None] * (torch.softmax(logits, dim=1) - Y)
+
+    def mass(self, logits: Tensor, Y: Tensor) -> Tensor:
+        """κ(p_y)."""
+        log_y = (torch.log_softmax(logits, dim=1) * Y).sum(1)
         p, rest = log_y.exp(), -torch.expm1(log_y)
-        kappa = rest**self.gamma - self.gamma * p * rest ** (self.gamma - 1) * log_y
-        return kappa * (log_p.exp() - Y)
+        return rest**self.gamma - self.gamma * p * rest ** (self.gamma - 1) * log_y

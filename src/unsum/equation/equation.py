@@ -1,11 +1,16 @@
-"""The one equation, α T̃ᵀ (softmax(T K + b) − Y) = Uᵀ, with its residual, derivatives and normal matrix."""
+"""The one equation, α T̃ᵀ G(T K + b, Y) = Uᵀ, for every loss, with its residual, derivatives and normal matrix."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from unsum.equation.conjugate import NormalSystem
+from unsum.equation.levenberg import SMALL, can_be_dense, dense_step, minimize
+from unsum.losses import CrossEntropy, Loss
 
 _SMALLEST_FACTOR, _LARGEST_FACTOR = 1e-100, 1e100  # what can be squared and divided by
 
@@ -64,9 +69,9 @@ class Equation:
     weight: Tensor  # (C,)
     beta: float = 1.0
     Y: Tensor | None = None  # (B, C) targets before smoothing
-    copies: Tensor | None = None  # (B,) how many samples of the batch each row stands for
     floor_free: bool = False
     alpha_free: bool = False
+    loss: Loss = field(default_factory=CrossEntropy)
 
     @property
     def has_bias(self) -> bool:
@@ -79,51 +84,53 @@ class Equation:
         """T̃: T with the constant feature that the bias sees."""
         return torch.cat([T, T.new_full((len(T), 1), self.beta)], dim=1) if self.has_bias else T
 
-    def probabilities(self, T: Tensor) -> Tensor:
-        return torch.softmax(T @ self.K + self.b, dim=1)
+    def logits(self, T: Tensor) -> Tensor:
+        return T @ self.K + self.b
 
-    def errors(self, at: Unknowns, P: Tensor) -> Tensor:
-        """E = P − Y, each row times its copies: (B, C)."""
-        E = P - at.floor if self.Y is None else P - self.Y * (1 - self.K.shape[1] * at.floor) - at.floor
-        return E if self.copies is None else E * self.copies[:, None]
+    def probabilities(self, T: Tensor) -> Tensor:
+        return torch.softmax(self.logits(T), dim=1)
+
+    def targets(self, at: Unknowns) -> Tensor:
+        """(B, C) the targets that are assumed, smoothed by the floor; the floor alone where no label is assumed."""
+        if self.Y is None:
+            return at.floor.expand(len(at.T), len(self.b))
+        return self.Y * (1 - self.K.shape[1] * at.floor) + at.floor
 
     def residual(self, at: Unknowns) -> Tensor:
         """(C, R [+ 1]) weighted misfit of the gradient."""
-        E = self.errors(at, self.probabilities(at.T))
-        return self.weight[:, None] * (at.alpha * E.T @ self.extended(at.T) - self.U)
+        G = self.loss.gradient(self.logits(at.T), self.targets(at))
+        return self.weight[:, None] * (at.alpha * G.T @ self.extended(at.T) - self.U)
 
 
 class Linearized:
-    """The equation at one point: residual r, products with its Jacobian J, and JᵀJ."""
+    """The equation at one point: residual r, products with its Jacobian J, JᵀJ, and damped steps for `minimize`."""
 
     def __init__(self, equation: Equation, at: Unknowns) -> None:
         self.equation, self.at = equation, at
-        self.P = equation.probabilities(at.T)
-        self.E = equation.errors(at, self.P)
+        logits, Y = equation.logits(at.T), equation.targets(at)
+        self.G = equation.loss.gradient(logits, Y)
+        self.curvature = equation.loss.curvature(logits, Y)
         self.T = equation.extended(at.T)
-        self.residual = equation.weight[:, None] * (at.alpha * self.E.T @ self.T - equation.U)
-        self.cost = self.residual.square().sum()
-        copies = equation.copies
-        self.nP = self.P if copies is None else self.P * copies[:, None]
+        self.residual = equation.weight[:, None] * (at.alpha * self.G.T @ self.T - equation.U)
+        self.cost = float(self.residual.square().sum())
+        self.dense = at.T.numel() <= SMALL
 
     def floor_derivative(self) -> Tensor:
-        equation = self.equation
-        dE = -torch.ones_like(self.P) if equation.Y is None else self.P.shape[1] * equation.Y - 1
-        if equation.copies is not None:
-            dE = dE * equation.copies[:, None]
-        return equation.weight[:, None] * (self.at.alpha * dE.T @ self.T)
+        """Of the residual; a floor belongs to cross-entropy, whose G has targets as they are."""
+        equation, C = self.equation, len(self.equation.b)
+        dG = -torch.ones_like(self.G) if equation.Y is None else C * equation.Y - 1
+        return equation.weight[:, None] * (self.at.alpha * dG.T @ self.T)
 
     def alpha_derivative(self) -> Tensor:
-        return self.equation.weight[:, None] * (self.at.alpha * self.E.T @ self.T)
+        return self.equation.weight[:, None] * (self.at.alpha * self.G.T @ self.T)
 
     def pull(self, V: Tensor) -> Tensor:
         """Jᵀ V for V of the residual's shape."""
         equation, at = self.equation, self.at
         R = equation.K.shape[0]
         weighted = equation.weight[:, None] * V
-        Z = self.T @ weighted.T
-        Z = self.nP * (Z - (self.P * Z).sum(1, keepdim=True))
-        dT = at.alpha * (self.E @ weighted[:, :R] + Z @ equation.K.T)
+        Z = self.curvature.times(self.T @ weighted.T)
+        dT = at.alpha * (self.G @ weighted[:, :R] + Z @ equation.K.T)
         floor = (self.floor_derivative() * V).sum() if equation.floor_free else V.new_zeros(())
         alpha = (self.alpha_derivative() * V).sum() if equation.alpha_free else V.new_zeros(())
         return torch.cat([dT.flatten(), floor[None], alpha[None]])
@@ -133,10 +140,8 @@ class Linearized:
         equation, at = self.equation, self.at
         B, R = at.T.shape
         D = step[: B * R].view(B, R)
-        dL = D @ equation.K
-        dE = self.nP * (dL - (self.P * dL).sum(1, keepdim=True))
-        change = dE.T @ self.T
-        change[:, :R] += self.E.T @ D
+        change = self.curvature.times(D @ equation.K).T @ self.T
+        change[:, :R] += self.G.T @ D
         change = equation.weight[:, None] * (at.alpha * change)
         if equation.floor_free:
             change = change + step[-2] * self.floor_derivative()
@@ -144,35 +149,35 @@ class Linearized:
             change = change + step[-1] * self.alpha_derivative()
         return change
 
+    @cached_property
+    def gradient(self) -> Tensor:
+        return self.pull(self.residual)
+
     def normal_diagonal(self) -> Tensor:
         """The diagonal of JᵀJ; 1 for scalars that are not free."""
-        equation, at, K = self.equation, self.at, self.equation.K
+        equation, at = self.equation, self.at
         squared = equation.weight.square()
-        mean = self.P @ K.T
-        spread = self.nP.square() * squared
-        own = spread @ K.T.square() - 2 * mean * (spread @ K.T) + mean.square() * spread.sum(1, keepdim=True)
-        mixed = self.E * squared * self.nP
-        cross = mixed @ K.T - mean * mixed.sum(1, keepdim=True)
+        own, cross = self.curvature.squares(equation.K, self.G, squared)
         T_part = self.T.square().sum(1, keepdim=True) * own + 2 * at.T * cross
-        T_part = T_part + (self.E.square() @ squared)[:, None]
+        T_part = T_part + (self.G.square() @ squared)[:, None]
         floor = self.floor_derivative().square().sum() if equation.floor_free else T_part.new_ones(())
         alpha = self.alpha_derivative().square().sum() if equation.alpha_free else T_part.new_ones(())
         return torch.cat([(at.alpha.square() * T_part).flatten(), floor[None], alpha[None]])
 
+    @cached_property
     def normal_matrix(self) -> Tensor:
         """JᵀJ, (B·R + 2)², from its structure: C·(B R)² operations where J itself would need R times as many."""
         equation, at = self.equation, self.at
         B, R = at.T.shape
         squared = equation.weight.square()
-        centered = equation.K - (self.P @ equation.K.T)[:, :, None]  # (B, R, C)
-        Q = self.nP[:, None, :] * centered
+        Q = self.curvature.along(equation.K)  # (B, R, C)
         Qw = Q * squared
         N = (Qw.reshape(B * R, -1) @ Q.reshape(B * R, -1).T).view(B, R, B, R)
         N = N * (self.T @ self.T.T)[:, None, :, None]
-        cross = torch.einsum("ic,jlc->ijl", self.E, Qw)  # (i; j, l)
+        cross = torch.einsum("ic,jlc->ijl", self.G, Qw)  # (i; j, l)
         cross = torch.einsum("jk,ijl->ikjl", at.T, cross)
         N = N + cross + cross.permute(2, 3, 0, 1)
-        N.diagonal(dim1=1, dim2=3).add_(((self.E * squared) @ self.E.T)[:, :, None])
+        N.diagonal(dim1=1, dim2=3).add_(((self.G * squared) @ self.G.T)[:, :, None])
         full = N.new_zeros(B * R + 2, B * R + 2)
         full[:-2, :-2] = at.alpha.square() * N.reshape(B * R, B * R)
         for index, free, derivative in (
@@ -185,3 +190,41 @@ class Linearized:
             else:
                 full[index, index] = 1.0
         return full
+
+    def coupling(self) -> Tensor:
+        """(B, B) the term of JᵀJ that couples the samples, the same for every direction of T."""
+        weighted = self.G * self.equation.weight
+        return self.at.alpha.square() * (weighted @ weighted.T)
+
+    def step(self, damping: float) -> Tensor:
+        """Dense where that is small, or where conjugate gradients do not converge and it can be afforded."""
+        if not self.dense:
+            system = NormalSystem.of(self, damping * self.normal_diagonal(), damping)
+            found, converged = system.solve(-self.gradient, tolerance=0.1, iterations=100)
+            if converged or not can_be_dense(self.at.T, len(self.equation.b)):
+                return found
+            self.dense = True
+        return dense_step(self.normal_matrix, self.gradient, damping)
+
+    def moved(self, step: Tensor) -> Linearized:
+        there = Linearized(self.equation, self.at.moved(step))
+        there.dense = self.dense
+        return there
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Where the solver stopped; `cost` is the squared norm of the weighted residual."""
+
+    at: Unknowns
+    cost: float
+
+
+def solve(equation: Equation, start: Unknowns, iterations: int = 100, *, in_noise_units: bool = False) -> Solution:
+    """Minimize ‖residual‖² from `start`, until it stagnates or for `iterations`.
+
+    Where the residual comes in units of its noise, what is below that noise need not be pursued further.
+    """
+    here = Linearized(equation, start)
+    found = minimize(here, iterations, enough=here.residual.numel() if in_noise_units else 0.0)
+    return Solution(found.at, found.cost)

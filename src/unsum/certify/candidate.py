@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unsum.separate.exact.certificate import Certificate, certify, error_of_mean, indistinguishable
-from unsum.separate.exact.equation import Equation, Unknowns
-from unsum.separate.exact.levenberg import solve
-from unsum.separate.exact.observation import Observation
+from unsum.certify.scatter import Certificate, certify, error_of_mean, indistinguishable
+from unsum.equation.equation import Equation, Unknowns, solve
+from unsum.equation.observation import Observation
 
 _EXPLAINED = 20.0  # standard deviations: solutions stay below even where a client rounds badly, local minima far above
 _FAR = 20.0  # times the usual length, which no sample has
@@ -28,9 +27,10 @@ class Candidate:
     Y: Tensor  # (B, C)
     certificate: Certificate
     equation: Equation  # that it solves
-    agreed: bool = False  # found twice, from independent starts
+    confirmations: int = 0  # independent starts, or solutions of another kind, that led here as well
     read_off: bool = False  # its targets follow from the features, which something else told
     verified: bool = False  # a part of the batch only, but every sample stands on its own
+    rounded: bool = True  # targets were whole before they were rounded, where a loss only knows whole ones
 
     @property
     def explains(self) -> bool:
@@ -40,7 +40,7 @@ class Candidate:
     def plausible(self) -> bool:
         """Whether the targets are probabilities, as far as they are known at all."""
         beyond = torch.maximum(-self.Y.min(), self.Y.max() - 1)
-        return float(beyond) < _HARD + self.certificate.predicted_error
+        return self.rounded and float(beyond) < _HARD + self.certificate.predicted_error
 
     @property
     def settles(self) -> bool:

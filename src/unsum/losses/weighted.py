@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from unsum.errors import UnsumError
-from unsum.separate.losses.loss import Softmax
+from unsum.losses.cross_entropy import SoftmaxCurvature
+from unsum.losses.loss import Curvature, Softmax
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,13 @@ class WeightedCrossEntropy(Softmax):
         p = torch.softmax(logits, dim=1)
         hard = (Y @ w)[:, None] * (p - Y)
         return (1 - self.smoothing) * hard + self.smoothing * (w.mean() * p - w / len(w))
+
+    def curvature(self, logits: Tensor, Y: Tensor) -> Curvature:
+        return SoftmaxCurvature(torch.softmax(logits, dim=1), self.mass(logits, Y))
+
+    def mass(self, logits: Tensor, Y: Tensor) -> Tensor:
+        w = self.weight.to(logits)
+        return (1 - self.smoothing) * (Y @ w) + self.smoothing * w.mean()
 
     def divisor(self, Y: Tensor) -> float:
         return float((Y @ self.weight.to(Y)).sum())

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.separate.exact.conjugate import NormalSystem
-from unsum.separate.exact.equation import Equation, Linearized, Unknowns
-from unsum.separate.exact.levenberg import can_be_dense
-from unsum.separate.exact.observation import Observation
+from unsum.equation.conjugate import NormalSystem
+from unsum.equation.equation import Equation, Linearized, Unknowns
+from unsum.equation.levenberg import can_be_dense
+from unsum.equation.observation import Observation
+from unsum.losses import Softmax
 
 _SPARE = 3  # equations left over without which a perfect fit proves nothing
 _DIRECTIONS = 256  # that simulated noise is averaged over, where the normal matrix is too large to invert
@@ -40,9 +41,10 @@ def certify(equation: Equation, at: Unknowns, observation: Observation) -> Certi
     here = Linearized(equation, at)
     B, R = at.T.shape
     unknowns = B * R + equation.floor_free + equation.alpha_free
-    # All columns sum to zero: one row says nothing new.
-    equations = min(int((equation.weight > 0).sum()), len(equation.b) - 1) * equation.U.shape[1]
-    misfit = float((here.cost / max(equations - unknowns, 1)).sqrt())
+    # Under softmax all columns sum to zero: one row says nothing new.
+    rows = len(equation.b) - isinstance(equation.loss, Softmax)
+    equations = min(int((equation.weight > 0).sum()), rows) * equation.U.shape[1]
+    misfit = (here.cost / max(equations - unknowns, 1)) ** 0.5
     size = at.T.norm(dim=1).clamp_min(1e-300)
     # The prior that features are not larger than they came out: a direction nothing determines has an error of 100 %.
     prior = torch.cat([size.pow(-2).repeat_interleave(R), size.new_ones(2)]) * max(misfit, 1.0) ** 2
@@ -59,7 +61,7 @@ def certify(equation: Equation, at: Unknowns, observation: Observation) -> Certi
 def _scatter(here: Linearized, prior: Tensor) -> tuple[Tensor, Tensor] | None:
     """(B, B) covariance of the samples and (2,) deviations of floor and log α, by inverting the normal matrix."""
     B, R = here.at.T.shape
-    N = here.normal_matrix() + torch.diag(prior)
+    N = here.normal_matrix + torch.diag(prior)
     scale = N.diagonal().rsqrt()
     factor, failed = torch.linalg.cholesky_ex(scale[:, None] * N * scale)
     if bool(failed):
@@ -116,6 +118,6 @@ def _outside(here: Linearized, observation: Observation) -> Tensor:
 
     factorization, and passes on the noise of every entry, also outside the span of A.
     """
-    inverse: Tensor = torch.linalg.pinv(here.at.alpha * here.E.T / observation.noise.level[:, None])
+    inverse: Tensor = torch.linalg.pinv(here.at.alpha * here.G.T / observation.noise.level[:, None])
     noise: Tensor = inverse.norm(dim=1) * observation.A.shape[1] ** 0.5
     return noise

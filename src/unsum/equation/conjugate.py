@@ -4,38 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from unsum.separate.exact.equation import Linearized
+from unsum.cuda_graph import recorded
 
 _STRIDE = 8  # iterations between two looks at the residual on a GPU, where each look waits for the device
 _TINY = 1e-300
+
+
+class Linear(Protocol):
+    """A linearized equation: products with its Jacobian, and what a preconditioner is made of."""
+
+    def pull(self, V: Tensor) -> Tensor: ...
+    def push(self, step: Tensor) -> Tensor: ...
+    def coupling(self) -> Tensor: ...
+    def normal_diagonal(self) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class NormalSystem:
     """(JᵀJ + diag) x = right side at one point, with a preconditioner.
 
-    The term of JᵀJ that couples the samples is (α² E W² Eᵀ) ⊗ 1, the same for every direction of T: its B×B inverse,
+    The term of JᵀJ that couples the samples is (α² G W² Gᵀ) ⊗ 1, the same for every direction of T: its B×B inverse,
     applied from the left, is the preconditioner. The two scalars are scaled by their own diagonal.
     """
 
-    here: Linearized
+    here: Linear
     diagonal: Tensor  # (B·R + 2,) added to JᵀJ
     left: Tensor  # (B, B)
     scalars: Tensor  # (2,)
 
     @classmethod
-    def damped(cls, here: Linearized, damping: float) -> NormalSystem:
-        return cls.of(here, damping * here.normal_diagonal(), damping)
-
-    @classmethod
-    def of(cls, here: Linearized, diagonal: Tensor, damping: float) -> NormalSystem:
-        weighted = here.E * here.equation.weight
-        coupling = here.at.alpha.square() * (weighted @ weighted.T)
-        return cls(here, diagonal, _ridge_inverse(coupling, damping), 1 / here.normal_diagonal()[-2:])
+    def of(cls, here: Linear, diagonal: Tensor, damping: float) -> NormalSystem:
+        return cls(here, diagonal, _ridge_inverse(here.coupling(), damping), 1 / here.normal_diagonal()[-2:])
 
     def matvec(self, x: Tensor) -> Tensor:
         return self.here.pull(self.here.push(x)) + self.diagonal * x
@@ -84,27 +88,10 @@ def conjugate_gradients(
         direction.mul_(new_size / size.clamp_min(_TINY)).add_(z)
         size.copy_(new_size)
 
-    run, stride = (_recorded(advance), _STRIDE) if right.is_cuda else (advance, 1)
+    run, stride = recorded(advance, right.device, often=True)[0], _STRIDE if right.is_cuda else 1
     for _ in range(0, iterations, stride):
         if float(size) <= goal:
             return x, True
         for _ in range(stride):
             run()
     return x, float(size) <= goal
-
-
-def _recorded(work: Callable[[], None]) -> Callable[[], None]:
-    """`work` as a CUDA graph: launching its many small kernels one by one takes longer than running them.
-
-    Runs `work` once, so that libraries set themselves up outside of the recording. torch.cuda.graph would also collect
-    garbage and empty the cache, every time.
-    """
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        work()
-        graph.capture_begin()
-        work()
-        graph.capture_end()
-    torch.cuda.current_stream().wait_stream(stream)
-    return graph.replay

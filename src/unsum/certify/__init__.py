@@ -1,0 +1,1 @@
+"""Evidence → claim: the only place that grants `exact`."""

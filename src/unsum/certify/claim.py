@@ -1,0 +1,82 @@
+"""The one place that grants `exact`: evidence in, claim out, with its notes.
+
+A method lays before it what it knows about its answer. The claim is granted only where every piece of evidence stands: the answer
+explains the gradient, something that did not use the answer led to it as well, no part of the gradient is left without a sample,
+nobody has a doubt, and the predicted error is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+TRUSTED_ERROR = (
+    1e-3  # predicted relative error of features up to which they are called exact: a tenth of what would be false
+)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known about an answer of B samples.
+
+    `errors` (B,) are the predicted relative errors of the features, from the Jacobian. `confirmations` counts independent starts,
+    or independent solutions, that ended in the same answer; the answer itself is none of them. `missing` counts directions of the
+    gradient that no sample accounts for. `doubts` are sentences; one is enough to withhold the claim. `assumed` are sentences
+    about what the user declared and the claim stands on.
+    """
+
+    errors: Tensor
+    explained: bool
+    confirmations: int
+    missing: int = 0
+    doubts: Sequence[str] = ()
+    assumed: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Whether the answer is exact, the largest predicted error of its features, and why.
+
+    A `predicted_error` of inf means that the gradient does not determine the features. NaN means that the method
+    predicts nothing; no claim has it.
+    """
+
+    exact: bool
+    predicted_error: float
+    notes: list[str] = field(default_factory=list)
+
+
+def grant(evidence: Evidence) -> Claim:
+    """The claim that the evidence allows."""
+    predicted = _largest(evidence.errors)
+    doubts = list(evidence.doubts)
+    if not evidence.explained and not doubts:
+        doubts.append("The answer does not explain the gradient.")
+    if evidence.explained and evidence.confirmations < 1:
+        doubts.append("No second start led to this solution.")
+    if evidence.explained and evidence.missing > 0:
+        doubts.append(
+            f"{evidence.missing} more samples may be in the gradient: it has more directions than were found."
+        )
+    sure = evidence.explained and not doubts and predicted < TRUSTED_ERROR
+    return Claim(sure, predicted, [*doubts, *(evidence.assumed if sure else ())])
+
+
+def grant_each(errors: Tensor, *, above: bool, doubts: Sequence[str] = ()) -> Tensor:
+    """(B,) which samples' inputs are exact: all that they were computed from is (`above`), and each one's own error is small."""
+    if not above or doubts:
+        return torch.zeros(len(errors), dtype=torch.bool, device=errors.device)
+    sure: Tensor = errors < TRUSTED_ERROR  # NaN is not below
+    return sure
+
+
+def nothing(reason: str) -> Claim:
+    """The claim of an answer that is none."""
+    return Claim(False, float("inf"), [reason])
+
+
+def _largest(errors: Tensor) -> float:
+    return float(errors.nan_to_num(nan=torch.inf).max()) if len(errors) else float("inf")

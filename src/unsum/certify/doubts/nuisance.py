@@ -1,0 +1,102 @@
+"""What else may have been different at the client: weights of samples, the gradient's scale, a temperature, the size of targets.
+
+Each is one more unknown θ. To first order it changes the residual by a column D, and T follows as well as it can: what T cannot
+follow is all that shows. Where that drowns in the noise, θ may have been anything, and features would be others. Unequal weights
+stand for many things: copies of a sample, uneven micro-batches, averages of several clients, class weights, focal losses.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unsum.certify.doubts.follow import followed
+from unsum.certify.question import Question
+
+_TRUSTED = 3e-3  # relative error of features that θ may add: three deviations of it are no false claim
+_RESOLVED = 1e-12  # of a column's square that T must leave over, for float64 to tell it from nothing
+
+
+def doubt_nuisance(question: Question) -> list[str]:
+    """The doubt that something which was taken for granted was different, and nothing tells."""
+    candidate = question.candidate
+    if candidate.read_off or not candidate.explains:
+        return []
+    doubts = []
+    if _added_error(question, _weights(question)) > _TRUSTED:
+        doubts.append(
+            "Samples are taken to weigh the same, and the gradient to be as it was computed, and nothing tells: "
+            "with other weights or another scale features would be others."
+        )
+    if _temperature_open(question) and _added_error(question, _temperature(question)) > _TRUSTED:
+        doubts.append(
+            "A temperature of the softmax would send the same gradient with features of another length, and nothing tells; "
+            "declare the loss (loss='cross-entropy') if it had none."
+        )
+    if _target_size_open(question) and _added_error(question, _target_size(question)) > _TRUSTED:
+        doubts.append("Targets of another size than 1 would send the same gradient with features of another length.")
+    return doubts
+
+
+def _weights(question: Question) -> Tensor:
+    """(B, …) what the residual changes by per unit of each sample's log weight; their sum is the gradient's own scale."""
+    here = question.here
+    change: Tensor = torch.einsum("ic,ik->ick", here.G, here.T)
+    return _weighted(question, change)
+
+
+def _temperature(question: Question) -> Tensor:
+    """(1, …) per unit of log τ: G(l/τ)/τ changes by −G − J l, besides the weights, which follow."""
+    here, equation = question.here, question.candidate.equation
+    logits = equation.logits(here.at.T)
+    moved = -here.G - here.curvature.times(logits)
+    return torch.cat([_weighted(question, (moved.T @ here.T)[None]), _scale(question)])
+
+
+def _target_size(question: Question) -> Tensor:
+    """(1, …) per unit of the logarithm of what targets were multiplied by."""
+    here = question.here
+    return torch.cat([_weighted(question, -(question.candidate.Y.T @ here.T)[None]), _scale(question)])
+
+
+def _scale(question: Question) -> Tensor:
+    here = question.here
+    return here.alpha_derivative()[None] if question.candidate.equation.alpha_free else here.residual[None][:0]
+
+
+def _weighted(question: Question, change: Tensor) -> Tensor:
+    here = question.here
+    return here.equation.weight[:, None] * here.at.alpha * change
+
+
+def _temperature_open(question: Question) -> bool:
+    """Who declares the loss says that it had no temperature."""
+    return question.knowledge.loss is None
+
+
+def _target_size_open(question: Question) -> bool:
+    """A declared squared error has targets of 1; but where the scale came out as another, it may be theirs."""
+    return question.observation.loss.name == "mse" and question.candidate.equation.alpha_free
+
+
+def _added_error(question: Question, D: Tensor) -> float:
+    """The largest relative error of a sample's features that the unknowns behind the columns D leave open."""
+    here, misfit = question.here, question.misfit
+    flat = D.flatten(1)
+    norms = flat.norm(dim=1).clamp_min(1e-300)
+    unit = flat / norms[:, None]
+    solved = followed(here, torch.stack([here.pull(column) for column in unit.view_as(D)]), misfit)
+    if solved is None:
+        return torch.inf
+    pulled, moves = solved
+    seen = unit @ unit.T - pulled @ moves.T
+    values, vectors = torch.linalg.eigh(0.5 * (seen + seen.T))
+    values = torch.where(values > _RESOLVED, values, torch.zeros_like(values))
+    # No unknown is larger than 1 in logarithms: a column that nothing tells moves by as much, and takes T along.
+    prior = vectors.T @ torch.diag(norms.pow(-2)) @ vectors
+    covariance = torch.linalg.inv(torch.diag(values) + misfit**2 * prior) * misfit**2
+    B, R = here.at.T.shape
+    steps = (vectors.T @ moves)[:, : B * R].view(-1, B, R)
+    variance = torch.einsum("kij,kl,lij->i", steps, covariance, steps)
+    errors = variance.clamp_min(0).sqrt() / here.at.T.norm(dim=1).clamp_min(1e-300)
+    return float(errors.nan_to_num(nan=torch.inf).max())

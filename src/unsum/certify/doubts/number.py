@@ -1,0 +1,50 @@
+"""The number of samples: as was said, as a mean or a sum tells it, and as labels allow."""
+
+from __future__ import annotations
+
+from unsum.certify.question import Question, name_some
+
+_LABEL = 1e-2  # share of a target that makes a class one of a sample's labels
+_MIXED = 2  # labels that one sample may carry: more are several samples'
+
+
+def doubt_number(question: Question) -> list[str]:
+    """The doubt that the batch held another number of samples than were found."""
+    observation, candidate = question.observation, question.candidate
+    B, said = len(candidate.at.T), question.batch_size
+    if said is not None:
+        return [f"The batch was said to hold {said} samples, but {B} were found."] if said != B else []
+    doubts = _several_labels(question)
+    if observation.grad_b is None and observation.rank >= observation.A.shape[1]:
+        doubts.append(
+            "Without a bias gradient, a batch may hold more samples than the head has inputs; nothing shows it."
+        )
+    missing = _without_trace(question)
+    if missing:
+        doubts.append(f"The batch may have held {B + missing} samples: {missing} of them would have left no trace.")
+    factor = float(candidate.at.alpha)
+    if observation.reduction == "sum" and round(factor) > 1 and abs(factor / round(factor) - 1) < 1e-4:
+        doubts.append(f"A sum {round(factor)} times too large: each sample may stand for that many of its like.")
+    return doubts
+
+
+def _several_labels(question: Question) -> list[str]:
+    candidate = question.candidate
+    if question.observation.loss.many_labels:
+        return []
+    crowded = ((candidate.Y - candidate.at.floor) > _LABEL).sum(1).gt(_MIXED).nonzero()[:, 0].tolist()
+    if not crowded:
+        return []
+    several = f"Sample {name_some(crowded)} {'carries' if len(crowded) == 1 else 'carry'} several labels at once"
+    return [f"{several}: each may be several samples with equal features."]
+
+
+def _without_trace(question: Question) -> int:
+    """Samples that a plain mean counts but the gradient does not show: α = 1/(B + missing)."""
+    candidate = question.candidate
+    if question.observation.reduction != "mean" or not candidate.explains or candidate.verified:
+        return 0
+    B = len(candidate.at.T)
+    total = B / question.scale
+    tolerance = min(1e-2, max(1e-4, 5 * candidate.certificate.log_alpha_deviation))
+    return round(total) - B if B < round(total) <= 2 * B + 8 and abs(total / round(total) - 1) < tolerance else 0

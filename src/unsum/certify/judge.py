@@ -1,0 +1,58 @@
+"""From a question about the head's answer to the claim: every doubt is asked, and the evidence goes to `claim`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unsum.certify.claim import TRUSTED_ERROR, Claim, Evidence, grant
+from unsum.certify.doubts.faint import doubt_faint, doubt_runaways
+from unsum.certify.doubts.labels import doubt_labels
+from unsum.certify.doubts.merged import doubt_groups, doubt_merged
+from unsum.certify.doubts.mirror import doubt_mirror
+from unsum.certify.doubts.misfit import doubt_explanation, doubt_misfit
+from unsum.certify.doubts.mixing import doubt_mixing, doubt_read_off
+from unsum.certify.doubts.nuisance import doubt_nuisance
+from unsum.certify.doubts.number import doubt_number
+from unsum.certify.question import Question
+from unsum.certify.remarks import find_remarks
+
+# Cheap ones first; what follows is asked only while nobody has doubted.
+_QUICK = (doubt_explanation, doubt_runaways, doubt_number, doubt_merged, doubt_faint, doubt_labels, doubt_read_off)
+_SLOW = (doubt_mixing, doubt_nuisance, doubt_mirror)
+
+
+@dataclass(frozen=True)
+class Judgment:
+    """The claim, and T (B, R) with the mean in the place of samples that cannot be told apart."""
+
+    claim: Claim
+    T: Tensor
+
+
+def judge(question: Question) -> Judgment:
+    """What may be claimed about the candidate, with a note for each reason why not more."""
+    candidate = question.candidate
+    groups, errors = candidate.merged()
+    T = candidate.at.T
+    for group in groups:
+        T = T.index_copy(0, T.new_tensor(group, dtype=torch.long), T[group].mean(0).expand(len(group), -1))
+    predicted = float(errors.max())
+    doubts = [*doubt_groups(groups), *(said for doubt in _QUICK for said in doubt(question))]
+    doubts += doubt_misfit(question, predicted)
+    if not doubts and predicted < TRUSTED_ERROR:
+        doubts = [said for doubt in _SLOW for said in doubt(question)]
+    claim = grant(
+        Evidence(
+            errors,
+            explained=candidate.explains,
+            confirmations=candidate.confirmations,
+            doubts=doubts,
+            assumed=[f"The claim stands on the declared loss: {question.observation.loss.name}."]
+            if question.knowledge.loss is not None
+            else [],
+        )
+    )
+    return Judgment(Claim(claim.exact, claim.predicted_error, [*claim.notes, *find_remarks(question)]), T)

@@ -1,0 +1,51 @@
+"""What is laid before the certificate by the head's solvers: the head, what was observed, the answer, and what was granted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from unsum.certify.candidate import Candidate
+from unsum.equation.equation import Linearized
+from unsum.equation.observation import Observation
+from unsum.head import Head
+from unsum.knowledge import Knowledge
+
+
+@dataclass(frozen=True)
+class Question:
+    """Is this candidate the batch?"""
+
+    head: Head
+    observation: Observation
+    candidate: Candidate
+    knowledge: Knowledge
+
+    @cached_property
+    def here(self) -> Linearized:
+        """The equation at the answer."""
+        return Linearized(self.candidate.equation, self.candidate.at)
+
+    @property
+    def batch_size(self) -> int | None:
+        return self.knowledge.known_batch_size
+
+    @property
+    def misfit(self) -> float:
+        """Of the answer in units of the noise, which is estimated on the safe side: at least 1."""
+        return max(self.candidate.certificate.misfit, 1.0)
+
+    @property
+    def scale(self) -> float:
+        """What the gradient had been multiplied by."""
+        loss, alpha = self.observation.loss, float(self.candidate.at.alpha)
+        whole = self.candidate.equation.Y
+        if self.observation.reduction != "mean":
+            return alpha
+        return alpha * (float(len(self.candidate.at.T)) if whole is None else loss.divisor(whole))
+
+
+def name_some(samples: list[int]) -> str:
+    """The first eight of them, and how many more there are."""
+    more = f" and {len(samples) - 8} more" if len(samples) > 8 else ""
+    return ", ".join(map(str, samples[:8])) + more
