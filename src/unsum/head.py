@@ -113,15 +113,15 @@ class Head:
 
     def row_norms(self, matrix: Tensor) -> Tensor:
         """(C,) norms of the rows of W or ∇W in float64, block by block."""
-        return torch.cat([matrix[rows].double().norm(dim=1) for rows in self._row_blocks()])
+        return torch.cat([matrix[rows].double().norm(dim=1) for rows in self.row_blocks()])
 
     def _times(self, matrix: Tensor, A: Tensor) -> Tensor:
-        return torch.cat([matrix[rows].double() @ A.T for rows in self._row_blocks()])
+        return torch.cat([matrix[rows].double() @ A.T for rows in self.row_blocks()])
 
     def mixed_rows(self, mixing: Tensor) -> Tensor:
         """mixing ∇W (R, H) for mixing (R, C), in float64, block by block."""
         mixed = torch.zeros(len(mixing), self.grad_W.shape[1], dtype=torch.float64, device=mixing.device)
-        for rows in self._row_blocks():
+        for rows in self.row_blocks():
             mixed.addmm_(mixing[:, rows], self.grad_W[rows].double())
         return mixed
 
@@ -132,17 +132,17 @@ class Head:
             whole = self.grad_W.double()
             return whole.T @ whole
         gram = torch.zeros(C, C, dtype=torch.float64, device=self.grad_W.device)
-        for columns in self._column_blocks():
+        for columns in self.column_blocks():
             block = self.grad_W[:, columns].double()
             gram.addmm_(block, block.T)
         return gram
 
-    def _row_blocks(self) -> list[slice]:
+    def row_blocks(self) -> list[slice]:
         """Rows lie together, in memory as in a mapped file: this is the way to stream."""
         C, H = self.grad_W.shape
         return _slices(C, max(1, _BLOCK // H))
 
-    def _column_blocks(self) -> list[slice]:
+    def column_blocks(self) -> list[slice]:
         C, H = self.grad_W.shape
         return _slices(H, max(1, _BLOCK // C))
 

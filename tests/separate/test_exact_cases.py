@@ -22,11 +22,11 @@ from support.head_cases import (
     resnet_case,
     trained,
 )
-from unsum.knowledge import Knowledge
-from unsum.separate.exact import exact
 from unsum.certify.candidate import reweighted
 from unsum.equation.equation import Unknowns
 from unsum.equation.observation import observe
+from unsum.knowledge import Knowledge
+from unsum.separate.exact import exact
 
 
 def mixed_up(B: int, classes: int, smoothing: float = 0.0) -> Tensor:

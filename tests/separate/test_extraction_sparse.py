@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import unsum
+from unsum.equation.observation import observe
 from unsum.head import Head
 from unsum.separate.exact.extraction_sparse import extract_sparse
-from unsum.equation.observation import observe
 from unsum.separate.exact.search import Search
 
 C, H, B = 24, 256, 16

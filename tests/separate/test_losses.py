@@ -8,12 +8,12 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
+from unsum.separate.losses.equation import LossEquation
 
 import unsum
 from unsum.errors import UnsumError
 from unsum.leak import Leak
 from unsum.losses import BinaryCrossEntropy, Focal, Loss, SquaredError, WeightedCrossEntropy, declared
-from unsum.separate.losses.equation import LossEquation
 
 H, C = 96, 40
 WEIGHT = torch.linspace(0.5, 4, C)

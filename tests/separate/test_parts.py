@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from support.head_cases import Case, case, trained
-from unsum.separate.exact.extraction import Extracted
-from unsum.equation.observation import observe
 from unsum.certify.remarks import find_doubts
+from unsum.equation.observation import observe
+from unsum.separate.exact.extraction import Extracted
 from unsum.separate.exact.search import Search
 
 

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 import unsum
 from separate.language_models import FEATURES, VOCABULARY, batch, gpt2
 from unsum.commands.main import app
+from unsum.equation.span import span_of
 from unsum.errors import UnsumError
 from unsum.leak import Leak
 from unsum.models.language import logits_of
-from unsum.equation.span import span_of
 
 
 def assert_read(leak: Leak, truth: list[list[int]]) -> None:

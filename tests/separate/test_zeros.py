@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from support.head_cases import NOTHING, Case, assert_exact, case, feature_error, one_hot
+from unsum.equation.observation import observe
 from unsum.separate.exact import exact
 from unsum.separate.exact.lengths import certified, measure_lengths
-from unsum.equation.observation import observe
 from unsum.separate.exact.zeros import find_sparse_directions, sharpen
 
 C, H = 24, 2500

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from unsum.head import Factors, Head, orthonormal_rows
 
+FALSE_ALARM = 1e-3  # the one rate that statistical limits are derived from: how often a bound fails that is put to the test
 _SKETCH = 32  # first width of the sketch; four times as wide whenever the batch fills it
 # Remainders of a row, in units of its rounding, that surely are noise, and that surely are not. A client's sums round
 # more than once and may reach a few tens; a gradient rounded afterwards to fewer digits has rounded just once, and only
@@ -90,13 +91,6 @@ def noise_threshold(head: Head, noise: Noise) -> float:
     C, H = head.grad_W.shape
     largest: float = 1.1 * (C**0.5 + H**0.5) * float(noise.level.square().mean().sqrt())
     return largest
-
-
-def rounding_threshold(head: Head, noise: Noise) -> Tensor:
-    """(C,) the norm above which a row's remainder is no rounding: half-way between surely noise and surely signal."""
-    surely_noise, surely_signal = _limits(head)
-    limit: Tensor = (surely_noise * surely_signal * head.grad_W.shape[1]) ** 0.5 * noise.level
-    return limit
 
 
 def spanning_rows(head: Head, noise: Noise) -> Tensor:

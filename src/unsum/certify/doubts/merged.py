@@ -10,16 +10,22 @@ direction carries less of it.
 
 from __future__ import annotations
 
-from functools import lru_cache
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
+import torch
 from scipy.special import erfinv
+from scipy.stats import chi2
+from torch import Tensor
 
 from unsum.certify.question import Question
-from unsum.equation.noise import noise_threshold, rounding_threshold
+from unsum.equation.noise import FALSE_ALARM
+from unsum.head import Head
 
 _TRUSTED_SPREAD = 1e-2  # relative difference from the mean from which a claim would be false
 _TOGETHER = 10  # samples at most that are taken to look like one
-_FALSE_ALARM = 1e-3  # chance that all classes together answer a direction more weakly than is assumed
+_CHANCE = 3.0  # deviations by which noise may lie against a direction
 _PROPORTIONAL = 1e-4  # of a cosine from 1 within which features are proportional
 
 
@@ -44,29 +50,81 @@ def doubt_merged(question: Question) -> list[str]:
 
 
 def hidden_spread(question: Question) -> float:
-    """The largest relative δ at which a few samples may pass as one, for directions u that are nothing special."""
+    """The largest relative δ at which a few samples may pass as one, for directions u that are nothing special.
+
+    What is left of ∇W outside the span of A holds the second directions, if there are any: none of its rows is larger than the
+    row that is left, and all rows together no larger than its largest singular value.
+    """
     head, observation, candidate = question.head, question.observation, question.candidate
+    R, H = observation.A.shape
+    if R >= H:
+        return math.inf
+    rest = Rest.of(head, observation.A, observation.U)
     size = candidate.at.T.square().sum(1, keepdim=True)  # ‖f‖²
-    answer = question.observation.loss.response(
-        candidate.at.T @ observation.K + observation.b, candidate.Y, head.W, observation.row_norms
-    )  # (B, C): ‖(J W)_c‖, so that |(J W u)_c| is that over √H for a usual u
-    response = float(candidate.at.alpha) * size * answer / observation.A.shape[1] ** 0.5
-    if observation.noise.added:
-        visible = noise_threshold(head, observation.noise) / response.norm(dim=1).clamp_min(1e-300)
-    else:
-        visible = (rounding_threshold(head, observation.noise) / response.clamp_min(1e-300)).amin(1)
-    return _share(observation.classes) * float(visible.max().sqrt())
+    logits = candidate.at.T @ observation.K + observation.b
+    answer = observation.loss.response(logits, candidate.Y, head.W, observation.row_norms)  # (B, C): ‖(J W)_c‖
+    response = float(candidate.at.alpha) * size * answer / H**0.5 * (1 - R / H) ** 0.5  # of a usual u, outside
+    by_row = float((rest.norms / response.clamp_min(1e-300)).amin(1).max())
+    spread = (_share(observation.classes - 1) * by_row) ** 0.5
+    if spread <= _TRUSTED_SPREAD or math.isinf(spread):
+        return spread
+    strength = response / rest.deviation  # (B, C) in units of what is left
+    rows = strength.square().sum(1).square() / strength.pow(4).sum(1).clamp_min(1e-300)  # that answer, effectively
+    shares = torch.tensor([_joint_share(max(1, int(n))) for n in rows.tolist()]).to(strength)
+    together = (rest.largest + _CHANCE) * shares / strength.norm(dim=1).clamp_min(1e-300)
+    return min(spread, float(together.max()) ** 0.5)
 
 
-@lru_cache(maxsize=64)
-def _share(C: int) -> float:
-    """√((n − 1)/x) for the worst n; the largest answer of C − 1 classes to n − 1 directions exceeds x but for a false alarm."""
-    worst = 0.0
+@dataclass(frozen=True)
+class Rest:
+    """What is left of ∇W outside the span of A, row by row."""
+
+    head: Head
+    A: Tensor
+    U: Tensor
+    norms: Tensor  # (C,)
+
+    @classmethod
+    def of(cls, head: Head, A: Tensor, U: Tensor) -> Rest:
+        norms = torch.cat([(head.grad_W[rows].double() - U[rows] @ A).norm(dim=1) for rows in head.row_blocks()])
+        # A row of zeros is known to the precision of the others.
+        return cls(head, A, U, norms.clamp_min(1e-9 * norms.max() + 1e-300))
+
+    @property
+    def deviation(self) -> Tensor:
+        """(C,) of an entry."""
+        R, H = self.A.shape
+        return self.norms / (H - R) ** 0.5
+
+    @cached_property
+    def largest(self) -> float:
+        """The largest singular value, rows in units of their deviation."""
+        C = len(self.norms)
+        gram = torch.zeros(C, C, dtype=torch.float64, device=self.U.device)
+        for columns in self.head.column_blocks():
+            block = (self.head.grad_W[:, columns].double() - self.U @ self.A[:, columns]) / self.deviation[:, None]
+            gram.addmm_(block, block.T)
+        return float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt())
+
+
+@lru_cache(maxsize=256)
+def _share(rows: int) -> float:
+    """(n − 1)/x for the worst n; the largest answer of some rows to n − 1 directions exceeds x but for a false alarm."""
+    shares = []
     for n in range(2, _TOGETHER + 1):
-        answers = (C - 1) * (n - 1)
-        least = 2**0.5 * float(erfinv(_FALSE_ALARM ** (1 / answers)))
-        worst = max(worst, ((n - 1) / least) ** 0.5)
-    return worst
+        least = 2**0.5 * float(erfinv(FALSE_ALARM ** (1 / (max(rows, 1) * (n - 1)))))
+        shares.append((n - 1) / least)
+    return max(shares)
+
+
+@lru_cache(maxsize=1024)
+def _joint_share(rows: int) -> float:
+    """The same for the norm of all answers to one direction: n samples share it among n − 1."""
+    shares = []
+    for n in range(2, _TOGETHER + 1):
+        answers = rows * (n - 1)
+        shares.append((n - 1) ** 0.5 / (float(chi2.ppf(FALSE_ALARM, answers)) / answers) ** 0.5)
+    return max(shares)
 
 
 def _doubt_proportional(question: Question) -> list[str]:
