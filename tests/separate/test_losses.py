@@ -8,9 +8,9 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
-from unsum.separate.losses.equation import LossEquation
 
 import unsum
+from unsum.equation.equation import Equation, Linearized, Unknowns
 from unsum.errors import UnsumError
 from unsum.leak import Leak
 from unsum.losses import BinaryCrossEntropy, Focal, Loss, SquaredError, WeightedCrossEntropy, declared
@@ -84,18 +84,21 @@ def test_the_normal_matrix_is_that_of_the_residual(name: str) -> None:
     torch.manual_seed(2)
     B, R = 3, 4
     K, b, U = (torch.randn(*shape, dtype=torch.float64) for shape in ((R, C), (C,), (C, R + 1)))
-    equation = LossEquation(LOSSES[name][0], K, b, U, torch.rand(C).double(), 0.7, rows(name, B).double(), True)
-    T, log_alpha = torch.randn(B, R, dtype=torch.float64), torch.tensor(-0.3, dtype=torch.float64)
+    weight, Y = torch.rand(C).double(), rows(name, B).double()
+    equation = Equation(K, b, U, weight, 0.7, Y=Y, alpha_free=True, loss=LOSSES[name][0])
+    zero = torch.zeros((), dtype=torch.float64)
+    at = Unknowns(torch.randn(B, R, dtype=torch.float64), zero, zero - 0.3)
 
     def residual(x: Tensor) -> Tensor:
-        return equation.residual(x[:-1].view(B, R), x[-1]).flatten()
+        return equation.residual(Unknowns(x[:-1].view(B, R), zero, x[-1])).flatten()
 
-    x = torch.cat([T.flatten(), log_alpha[None]])
-    J, r = torch.func.jacrev(residual)(x), residual(x)
-    N, g, cost = equation.normal(T, log_alpha)
-    assert torch.allclose(N, J.T @ J, rtol=1e-9, atol=1e-9)
-    assert torch.allclose(g, J.T @ r, rtol=1e-9, atol=1e-9)
-    assert float(cost) == pytest.approx(float(r.square().sum()))
+    x = torch.cat([at.T.flatten(), at.log_alpha[None]])
+    J, r, here = torch.func.jacrev(residual)(x), residual(x), Linearized(equation, at)
+    free = torch.arange(B * R + 2) != B * R  # all but the floor
+    assert torch.allclose(here.normal_matrix[free][:, free], J.T @ J, rtol=1e-9, atol=1e-9)
+    assert torch.allclose(here.gradient[free], J.T @ r, rtol=1e-9, atol=1e-9)
+    assert torch.allclose(here.normal_diagonal()[free], (J.T @ J).diagonal(), rtol=1e-9, atol=1e-9)
+    assert here.cost == pytest.approx(float(r.square().sum()))
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -6,8 +6,10 @@ import torch
 from torch import nn
 
 from support.head_cases import Case, case, trained
-from unsum.certify.remarks import find_doubts
+from unsum.certify.doubts.misfit import doubt_explanation
+from unsum.certify.question import Question
 from unsum.equation.observation import observe
+from unsum.knowledge import Knowledge
 from unsum.separate.exact.extraction import Extracted
 from unsum.separate.exact.search import Search
 
@@ -42,7 +44,11 @@ def together(truth: Case, given: slice, first_times: float = 1.0) -> tuple[float
     candidate = Search.over(observation, None, None, 0)._together(extracted, smoothed=False)
     found, true = candidate.at.T[-23:] @ A, features[-23:]
     errors = (found - true).norm(dim=1) / true.norm(dim=1)
-    return float(errors.max()), candidate.explains, find_doubts(observation, candidate, [], None)
+    return (
+        float(errors.max()),
+        candidate.explains,
+        doubt_explanation(Question(truth.head, observation, candidate, Knowledge())),
+    )
 
 
 def test_samples_are_sharpened_together_where_the_missing_one_is_faint() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unsum.certify.claim import TRUSTED_ERROR, Claim, Evidence, grant
 from unsum.certify.doubts.faint import doubt_faint, doubt_runaways
-from unsum.certify.doubts.labels import doubt_labels
+from unsum.certify.doubts.labels import doubt_labels, doubt_smoothing
 from unsum.certify.doubts.merged import doubt_groups, doubt_merged
 from unsum.certify.doubts.mirror import doubt_mirror
 from unsum.certify.doubts.misfit import doubt_explanation, doubt_misfit
@@ -20,7 +20,9 @@ from unsum.certify.question import Question
 from unsum.certify.remarks import find_remarks
 
 # Cheap ones first; what follows is asked only while nobody has doubted.
-_QUICK = (doubt_explanation, doubt_runaways, doubt_number, doubt_merged, doubt_faint, doubt_labels, doubt_read_off)
+_QUICK = (
+    doubt_explanation, doubt_runaways, doubt_number, doubt_merged, doubt_faint, doubt_labels, doubt_smoothing, doubt_read_off
+)  # fmt: skip
 _SLOW = (doubt_mixing, doubt_nuisance, doubt_mirror)
 
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from unsum.head import Factors, Head, orthonormal_rows
 
-FALSE_ALARM = 1e-3  # the one rate that statistical limits are derived from: how often a bound fails that is put to the test
+FALSE_ALARM = (
+    1e-3  # the one rate that statistical limits are derived from: how often a bound fails that is put to the test
+)
+_LOOKED_AT = 1 << 15  # entries whose low bits are looked at
+_FEWEST_BITS = 7  # of a mantissa that a format keeps: bfloat16's
 _SKETCH = 32  # first width of the sketch; four times as wide whenever the batch fills it
 # Remainders of a row, in units of its rounding, that surely are noise, and that surely are not. A client's sums round
 # more than once and may reach a few tens; a gradient rounded afterwards to fewer digits has rounded just once, and only
@@ -28,9 +33,25 @@ class Noise:
     relative: float  # of the whole gradient
 
 
+def unit_of(gradient: Tensor) -> float:
+    """The relative distance of neighboring numbers among those that occur: 2⁻⁷ where bfloat16 came back as float32.
+
+    Autocast, half-precision transport and quantized arithmetic leave the low bits of every entry empty.
+    """
+    unit: float = torch.finfo(gradient.dtype).eps
+    if gradient.dtype not in (torch.float32, torch.float64):
+        return unit
+    whole = torch.int32 if gradient.dtype == torch.float32 else torch.int64
+    some = gradient.flatten()[:: max(1, gradient.numel() // _LOOKED_AT)].contiguous().view(whole).cpu().numpy()
+    used = int(np.bitwise_or.reduce(some, axis=None)) if some.size else 0
+    empty = (used & -used).bit_length() - 1 if used else 0
+    mantissa = 23 if gradient.dtype == torch.float32 else 52
+    return unit * 2.0 ** min(empty, mantissa - _FEWEST_BITS)
+
+
 def is_coarse(head: Head) -> bool:
     """Whether the gradient was rounded to fewer digits than the client computed with."""
-    return torch.finfo(head.grad_W.dtype).eps > torch.finfo(head.W.dtype).eps
+    return unit_of(head.grad_W) > torch.finfo(head.W.dtype).eps
 
 
 def rounding_of_an_entry(head: Head) -> float:
@@ -39,7 +60,7 @@ def rounding_of_an_entry(head: Head) -> float:
     Rounding once afterwards is uniform within half a unit, and entries are up to twice the power of two that fixes it:
     together 0.22 units.
     """
-    unit: float = torch.finfo(head.grad_W.dtype).eps
+    unit = unit_of(head.grad_W)
     return 0.22 * unit if is_coarse(head) else 0.5 * unit
 
 

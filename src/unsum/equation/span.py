@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.equation.noise import unit_of
+
 _ROUNDING = 2.5  # units in the last place of the largest singular value that rounding reaches in the smallest ones
 _CLIENT = 1e-5  # relative difference between the client's forward pass and ours
 _DEVIATIONS, _ROUGH_DEVIATIONS = 2.5, 10.0  # of the tilt that independent noise explains, and that rounding does
@@ -63,14 +65,15 @@ def span_of(gradient: Tensor) -> Span:
     gram = _gram(gradient)
     values, vectors = torch.linalg.eigh(gram)
     singular = values.flip(0).clamp_min(0).sqrt()
-    rounding = _ROUNDING * torch.finfo(gradient.dtype).eps * float(singular[0])
+    unit = unit_of(gradient)
+    rounding = _ROUNDING * unit * float(singular[0])
     # Pure noise has singular values σ|√m ± √H|: the smallest one tells the largest, unless the matrix is square.
     noise = 1.1 * float(singular[-1]) * (m**0.5 + H**0.5) / max(abs(m**0.5 - H**0.5), 0.2 * m**0.5)
     rank = int((singular > max(rounding, noise)).sum())
     tail = singular[rank:]
     level = float(tail.square().mean().sqrt()) / max(m, H) ** 0.5 if len(tail) else 0.0
     usual = float(singular.norm()) / (m * H) ** 0.5
-    noisy = level > _ADDED * torch.finfo(gradient.dtype).eps * usual
+    noisy = level > _ADDED * unit * usual
     leading = vectors.flip(1)[:, :rank].T.contiguous()
     if m < H:  # left directions so far
         leading = torch.cat([leading @ part.double() for part in gradient.split(_PART, dim=1)], dim=1)

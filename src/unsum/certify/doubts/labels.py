@@ -12,7 +12,17 @@ from unsum.certify.candidate import reweighted
 from unsum.certify.question import Question
 
 _SATURATED = 5e-2  # what the softmax leaves to other classes, at most, where it is at its end
+_TRUSTED_SMOOTHING = 1e-3  # deviation of a smoothed label's largest entry that is sure enough
 _SMOOTHED = 2e-2  # smoothing that is tried there
+
+
+def doubt_smoothing(question: Question) -> list[str]:
+    """The doubt about how strongly labels were smoothed, where another strength at another scale sends the same."""
+    candidate = question.candidate
+    deviation = (question.observation.classes - 1) * candidate.certificate.floor_deviation
+    if not candidate.equation.floor_free or not candidate.explains or deviation < _TRUSTED_SMOOTHING:
+        return []
+    return [f"Labels may be smoothed by {100 * min(deviation, 1.0):.2g} % more or less: it would hardly show."]
 
 
 def doubt_labels(question: Question) -> list[str]:

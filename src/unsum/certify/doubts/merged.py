@@ -11,20 +11,19 @@ direction carries less of it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import torch
-from scipy.special import erfinv
 from scipy.stats import chi2
 from torch import Tensor
 
 from unsum.certify.question import Question
 from unsum.equation.noise import FALSE_ALARM
+from unsum.equation.observation import Observation
 from unsum.head import Head
 
 _TRUSTED_SPREAD = 1e-2  # relative difference from the mean from which a claim would be false
-_TOGETHER = 10  # samples at most that are taken to look like one
+_TOGETHER = 16  # samples at most that are taken to look like one: the K of usual P×K samplers
 _CHANCE = 3.0  # deviations by which noise may lie against a direction
 _PROPORTIONAL = 1e-4  # of a cosine from 1 within which features are proportional
 
@@ -52,79 +51,61 @@ def doubt_merged(question: Question) -> list[str]:
 def hidden_spread(question: Question) -> float:
     """The largest relative δ at which a few samples may pass as one, for directions u that are nothing special.
 
-    What is left of ∇W outside the span of A holds the second directions, if there are any: none of its rows is larger than the
-    row that is left, and all rows together no larger than its largest singular value.
+    What is left of ∇W outside the span of A holds their other directions, if there are any. So it bounds them: all together by
+    its norm, and each by its largest singular value, which is much smaller where it is noise.
     """
     head, observation, candidate = question.head, question.observation, question.candidate
     R, H = observation.A.shape
     if R >= H:
         return math.inf
-    rest = Rest.of(head, observation.A, observation.U)
     size = candidate.at.T.square().sum(1, keepdim=True)  # ‖f‖²
     logits = candidate.at.T @ observation.K + observation.b
     answer = observation.loss.response(logits, candidate.Y, head.W, observation.row_norms)  # (B, C): ‖(J W)_c‖
-    response = float(candidate.at.alpha) * size * answer / H**0.5 * (1 - R / H) ** 0.5  # of a usual u, outside
-    by_row = float((rest.norms / response.clamp_min(1e-300)).amin(1).max())
-    spread = (_share(observation.classes - 1) * by_row) ** 0.5
-    if spread <= _TRUSTED_SPREAD or math.isinf(spread):
-        return spread
-    strength = response / rest.deviation  # (B, C) in units of what is left
+    response = float(candidate.at.alpha) * size * answer * ((1 - R / H) / H) ** 0.5  # of a usual u, outside
+    rest = Rest(head, observation)
+    strength = response / observation.noise.level  # (B, C); what rounding does differs from row to row
     rows = strength.square().sum(1).square() / strength.pow(4).sum(1).clamp_min(1e-300)  # that answer, effectively
-    shares = torch.tensor([_joint_share(max(1, int(n))) for n in rows.tolist()]).to(strength)
-    together = (rest.largest + _CHANCE) * shares / strength.norm(dim=1).clamp_min(1e-300)
-    return min(spread, float(together.max()) ** 0.5)
+    most = min(_TOGETHER - 1, H - R)
+    sizes = strength.norm(dim=1).clamp_min(1e-300).tolist()
+    return math.sqrt(max(_hidden(rest, int(n), most) / size for n, size in zip(rows.tolist(), sizes, strict=True)))
 
 
-@dataclass(frozen=True)
+def _hidden(rest: Rest, rows: int, most: int) -> float:
+    """δ² in units of the strength of an answer, for the worst number of directions d that it may be shared among."""
+    return max(min(rest.norm * math.sqrt(d), rest.largest * d) / _usual(max(1, rows) * d) for d in range(1, most + 1))
+
+
 class Rest:
-    """What is left of ∇W outside the span of A, row by row."""
+    """What is left of ∇W outside the span of A, rows in units of their noise."""
 
-    head: Head
-    A: Tensor
-    U: Tensor
-    norms: Tensor  # (C,)
+    def __init__(self, head: Head, observation: Observation) -> None:
+        self.head, self.observation = head, observation
 
-    @classmethod
-    def of(cls, head: Head, A: Tensor, U: Tensor) -> Rest:
-        norms = torch.cat([(head.grad_W[rows].double() - U[rows] @ A).norm(dim=1) for rows in head.row_blocks()])
-        # A row of zeros is known to the precision of the others.
-        return cls(head, A, U, norms.clamp_min(1e-9 * norms.max() + 1e-300))
-
-    @property
-    def deviation(self) -> Tensor:
-        """(C,) of an entry."""
-        R, H = self.A.shape
-        return self.norms / (H - R) ** 0.5
+    @cached_property
+    def norm(self) -> float:
+        squares = [self._rows(rows).square().sum() for rows in self.head.row_blocks()]
+        return float(torch.stack(squares).sum().sqrt())
 
     @cached_property
     def largest(self) -> float:
-        """The largest singular value, rows in units of their deviation."""
-        C = len(self.norms)
-        gram = torch.zeros(C, C, dtype=torch.float64, device=self.U.device)
+        """The largest singular value."""
+        C, U, A = self.observation.classes, self.observation.U, self.observation.A
+        gram = torch.zeros(C, C, dtype=torch.float64, device=U.device)
         for columns in self.head.column_blocks():
-            block = (self.head.grad_W[:, columns].double() - self.U @ self.A[:, columns]) / self.deviation[:, None]
+            block = self.head.grad_W[:, columns].double() - U @ A[:, columns]
+            block = block / self.observation.noise.level[:, None]
             gram.addmm_(block, block.T)
-        return float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt())
+        return float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt()) + _CHANCE
+
+    def _rows(self, rows: slice) -> Tensor:
+        rest: Tensor = self.head.grad_W[rows].double() - self.observation.U[rows] @ self.observation.A
+        return rest / self.observation.noise.level[rows, None]
 
 
-@lru_cache(maxsize=256)
-def _share(rows: int) -> float:
-    """(n − 1)/x for the worst n; the largest answer of some rows to n − 1 directions exceeds x but for a false alarm."""
-    shares = []
-    for n in range(2, _TOGETHER + 1):
-        least = 2**0.5 * float(erfinv(FALSE_ALARM ** (1 / (max(rows, 1) * (n - 1)))))
-        shares.append((n - 1) / least)
-    return max(shares)
-
-
-@lru_cache(maxsize=1024)
-def _joint_share(rows: int) -> float:
-    """The same for the norm of all answers to one direction: n samples share it among n − 1."""
-    shares = []
-    for n in range(2, _TOGETHER + 1):
-        answers = rows * (n - 1)
-        shares.append((n - 1) ** 0.5 / (float(chi2.ppf(FALSE_ALARM, answers)) / answers) ** 0.5)
-    return max(shares)
+@lru_cache(maxsize=4096)
+def _usual(answers: int) -> float:
+    """What the root mean square of so many normal numbers exceeds, but for a false alarm."""
+    return math.sqrt(float(chi2.ppf(FALSE_ALARM, answers)) / answers)
 
 
 def _doubt_proportional(question: Question) -> list[str]:

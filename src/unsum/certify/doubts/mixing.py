@@ -67,7 +67,8 @@ def _read_off_deviations(observation: Observation, candidate: Candidate) -> Tens
     errors = (candidate.equation.probabilities(at.T) - candidate.Y).norm(dim=1)
     moved = (errors * certificate.errors * at.T.norm(dim=1)).norm()
     by_T = moved * torch.linalg.pinv(T).norm(dim=0)
-    deviations: Tensor = (by_noise + by_T.square()).sqrt().nan_to_num(nan=torch.inf)
+    by_alpha = errors * certificate.log_alpha_deviation if candidate.equation.alpha_free else torch.zeros_like(errors)
+    deviations: Tensor = (by_noise + by_T.square() + by_alpha.square()).sqrt().nan_to_num(nan=torch.inf)
     return deviations
 
 

@@ -6,9 +6,13 @@ Then Levenberg–Marquardt solves for the B² numbers T; features, logits and ta
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from unsum.certify.question import Question
+from unsum.equation.decay import without_decay
+from unsum.equation.noise import Noise
 from unsum.equation.observation import observe
 from unsum.equation.threads import few_threads
 from unsum.head import Head
@@ -38,7 +42,16 @@ def exact(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
 
 
 def _solved(head: Head, knowledge: Knowledge, seed: int) -> Leak:
-    observation = observe(head, knowledge.known_batch_size)
+    undecayed = without_decay(head)
+    if undecayed is None:
+        return _separated(head, knowledge, seed, None)
+    leak = _separated(undecayed.head, knowledge, seed, undecayed.noise)
+    note = f"The client decayed its weights by {undecayed.decay:.3g} times themselves; that was taken off first."
+    return replace(leak, notes=[*leak.notes, note])
+
+
+def _separated(head: Head, knowledge: Knowledge, seed: int, noise: Noise | None) -> Leak:
+    observation = observe(head, knowledge.known_batch_size, noise)
     if observation.rank == 0:
         return nothing_found(head, knowledge, "Nothing in the gradient stands out of its noise.")
     if observation.rank >= head.classes - 1 and suits_crowded(head, knowledge):

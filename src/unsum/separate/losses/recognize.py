@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import torch
 
+from unsum.certify.question import Question
+from unsum.equation.decay import without_decay
+from unsum.equation.noise import unit_of
 from unsum.equation.span import span_of
 from unsum.head import Head
 from unsum.knowledge import Knowledge
@@ -13,7 +16,8 @@ from unsum.leak import Leak
 from unsum.losses.bce import BinaryCrossEntropy
 from unsum.losses.mse import SquaredError
 from unsum.separate.adaptive.recognize import recognize
-from unsum.separate.losses.solver import separate_declared
+from unsum.separate.exact.answer import leak_of
+from unsum.separate.losses.solver import answer_declared
 
 _OFF = 1e-3  # of the sum of magnitudes: rounding stays far below
 _SANE = 1e-12  # sizes of a gradient whose squares and their products stay finite
@@ -25,7 +29,9 @@ def is_no_softmax(head: Head) -> bool:
     """Whether ∇b or the columns of ∇W do not sum to zero although nothing else in the gradient looks like noise."""
     if head.grad_b is not None and bool((head.grad_b == 0).any()):
         return False
-    if _imbalance(head) <= max(_OFF, 10 * torch.finfo(head.grad_W.dtype).eps):
+    if without_decay(head) is not None:
+        return False
+    if _imbalance(head) <= max(_OFF, 10 * unit_of(head.grad_W)):
         return False
     span = span_of(head.grad_W)
     return not span.noisy and not span.full
@@ -48,12 +54,13 @@ def fitting_loss(head: Head, knowledge: Knowledge, *, seed: int) -> Leak | None:
     size = float(head.grad_W.abs().max())
     if not _SANE < size < 1 / _SANE or not is_no_softmax(head) or recognize(head).kind in _DEFENSES:
         return None
-    for loss in (SquaredError(), BinaryCrossEntropy()):
-        leak = separate_declared(head, knowledge, loss, seed=seed)
-        if leak.exact:
-            found = f"The gradient does not sum to zero over classes: no cross-entropy, and the loss {loss.name!r} explains it."
-            return replace(leak, notes=[found, *leak.notes[1:]])
-    return None
+    answers = [answer_declared(head, knowledge, loss, seed=seed) for loss in (SquaredError(), BinaryCrossEntropy())]
+    fitting = [answer for answer in answers if isinstance(answer, Question) and answer.candidate.explains]
+    if len(fitting) != 1:  # small logits of the one look like the other's
+        return None
+    leak = leak_of(fitting[0])
+    reason = f"The gradient does not sum to zero over classes: no cross-entropy, and the loss {leak.loss!r} alone explains it."
+    return replace(leak, notes=[reason, *leak.notes]) if leak.exact else None
 
 
 def advice(head: Head) -> str | None:

@@ -62,7 +62,7 @@ def _hypotheses(line: ClassLine, weights: Tensor, rank: int) -> Iterator[Tensor]
     """(B, C) one-hot rows for B from the rank upwards: the largest shares first, each rounded."""
     shares = torch.where(line.labeled, (line.mass / weights).clamp_min(0), torch.zeros_like(line.mass))
     total = float(shares.sum())
-    if total <= 0:
+    if not 0 < total < float("inf"):
         return
     seen = set()
     for B in range(rank, rank + _MORE + 1):
@@ -78,6 +78,6 @@ def _apportion(shares: Tensor, B: int) -> Tensor:
     """Whole numbers that sum to B, nearest to the shares."""
     counts = shares.floor().long()
     rest = shares - counts
-    for index in rest.argsort(descending=True)[: B - int(counts.sum())].tolist():
+    for index in rest.argsort(descending=True)[: max(0, B - int(counts.sum()))].tolist():
         counts[index] += 1
     return counts

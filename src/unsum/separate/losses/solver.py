@@ -34,27 +34,30 @@ _AGREE = 1e-3  # relative distance of two answers that are one
 
 def separate_declared(head: Head, knowledge: Knowledge, loss: Loss, *, seed: int) -> Leak:
     """Every sample's features, logits and targets under a declared loss."""
+    answer = answer_declared(head, knowledge, loss, seed=seed)
+    return leak_of(answer) if isinstance(answer, Question) else nothing_found(head, knowledge, answer, loss.name)
+
+
+def answer_declared(head: Head, knowledge: Knowledge, loss: Loss, *, seed: int) -> Question | str:
+    """The best answer under a loss, to be judged; or a sentence that says why there is none."""
     observation = observe(head, knowledge.known_batch_size, loss)
     if observation.rank == 0:
-        return nothing_found(head, knowledge, "Nothing in the gradient stands out of its noise.", loss.name)
+        return "Nothing in the gradient stands out of its noise."
     if observation.rank > _MOST:
-        return nothing_found(
-            head, knowledge, f"More than {_MOST} samples: the solver for declared losses ends there.", loss.name
-        )
-    generator = torch.Generator().manual_seed(seed)
+        return f"More than {_MOST} samples: the solver for declared losses ends there."
+    generator, given = torch.Generator().manual_seed(seed), knowledge.targets(head.classes)
     answers: list[Candidate] = []
-    for equation, at in _starts(observation, loss, knowledge.targets(head.classes), generator):
-        answer = _solved(observation, equation, at, knowledge.targets(head.classes))
+    for equation, at in _starts(observation, loss, given, generator):
+        answer = _solved(observation, equation, at, given)
         if answer is None:
             continue
         answers.append(answer)
         if answer.explains and (_confirmations(answer, answers) >= 1 or len(answers) >= _TRIES):
             break
     if not answers:
-        return nothing_found(head, knowledge, "Too few classes are free of labels to start from.", loss.name)
+        return "Too few classes are free of labels to start from."
     best = min(answers, key=lambda a: (not a.explains, a.certificate.misfit))
-    best = replace(best, confirmations=_confirmations(best, answers))
-    return leak_of(Question(head, observation, best, knowledge))
+    return Question(head, observation, replace(best, confirmations=_confirmations(best, answers)), knowledge)
 
 
 def observe(head: Head, batch_size: int | None, loss: Loss) -> Observation:

@@ -1,12 +1,16 @@
-"""The cases of benchmarks/fool_certificate.py: a list of numbers and choices, and the batch with its update that it describes."""
+"""The head's own certificate: a list of numbers and choices, the batch with its update that it describes, and one try at it."""
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from common import Genome, Try
+from judge import Verdict, against_gradient, against_truth, timed
 from torch import Tensor, nn
 
 import unsum
@@ -16,18 +20,24 @@ from cases import Case
 GENES = {
     "classes": (2, 10), "batch": (1, 7), "inputs": (1, 24), "spread": (-7, 1), "margin": (0, 25), "weights": (-3, 1.5),
     "condition": (0, 10), "size": (-3, 3), "scale": (-3, 3), "noise": (-12, -1), "twin": (-9, 0), "blend": (0, 1),
-    "smoothing": (0, 0.5), "foreign": (-8, 0),
+    "smoothing": (0, 0.5), "foreign": (-8, 0), "flat": (-8, 0), "decay": (-6, 0), "hot": (-0.7, 0.7),
 }  # fmt: skip
 # Where most answers are exact; the search sets out from there towards the border.
 TAME_GENES = {
     "classes": (5, 10), "batch": (1, 4), "inputs": (6, 24), "spread": (-1, 0.5), "margin": (0, 3), "weights": (-0.7, 0.5),
     "condition": (0, 1.5), "size": (-1, 1), "scale": (-1, 1), "foreign": (-8, -6), "noise": (-12, -7), "twin": (-1.5, 0),
+    "flat": (-2, 0),
 }  # fmt: skip
 CHOICES = {
     "labels": ("distinct", "random", "half", "same"),
     "twins": ("none", "same label", "other label", "proportional"),
+    "siblings": (1, 1, 1, 2, 2, 3),  # of every sample, itself counted: augmented views, P×K samplers
+    "flattened": (False, False, True),  # heads whose weights are nearly zero
+    "client": ("plain", "plain", "plain", "decay", "autocast", "temperature", "uneven"),
+    "scaled": (False, True),
     "noisy": (False, False, False, True),
     "bias": (True, True, False),
+    "zero_bias": (False, False, True),
     "biased_gradient": (True, True, False),
     "relu": (True, False),
     "wide": (1, 1, 16),  # with many inputs a ReLU's zeros alone may separate the batch
@@ -35,26 +45,27 @@ CHOICES = {
     "soft": ("hard", "hard", "smooth", "mixup"),
     "forged": ("no", "no", "no", "mixed batches", "rotated", "low rank", "rows swapped", "one entry"),
     "reduction": ("mean", "mean", "sum"),
-    "told": ("nothing", "nothing", "batch size", "labels"),
+    "told": ("nothing", "nothing", "batch size", "labels", "loss"),
     "method": ("exact", "exact", "exact", "adaptive", "auto"),
 }
 TAME_CHOICES = {
     "twins": ("none", "none", "same label", "other label", "proportional"), "noisy": (False, False, True),
     "forged": ("no", "no", "no", "no", "no", "mixed batches", "low rank", "rotated"),
-    "dtype": ("float32", "float64"), "method": ("exact", "exact", "auto"), "bias": (True,),
+    "dtype": ("float32", "float64"), "method": ("exact", "exact", "auto"), "bias": (True,), "flattened": (False,),
+    "zero_bias": (False,),
     "biased_gradient": (True, True, False),
 }  # fmt: skip
 KIND = (
     "soft",
     "forged",
     "twins",
+    "siblings",
+    "client",
     "dtype",
     "told",
     "biased_gradient",
     "noisy",
-)  # cases that agree in these are of one kind
-
-Genome = dict[str, Any]
+)  # what makes a kind of case
 
 
 def random_genome(chance: random.Random, *, tame: bool = False) -> Genome:
@@ -81,12 +92,41 @@ def child(first: Genome, second: Genome, chance: random.Random, step: float) -> 
 
 
 def told(genome: Genome) -> str:
-    """What the attacker is told; labels can only be granted where they are hard."""
-    return "nothing" if genome["told"] == "labels" and genome["soft"] != "hard" else str(genome["told"])
+    """What the attacker is told, if it is true: labels where they are hard, the loss where it was plain, no size of uneven ones."""
+    untrue = {"labels": genome["soft"] != "hard", "loss": genome["client"] == "temperature"}
+    return "nothing" if untrue.get(str(genome["told"]), False) else str(genome["told"])
 
 
 def kind(genome: Genome) -> str:
     return ", ".join(f"{name} {value}" for name, value in (genome | {"told": told(genome)}).items() if name in KIND)
+
+
+def attempt(genome: Genome, seconds: float = math.inf) -> Try:
+    """The attack on the case, and whether what it claims is so."""
+    case = build(genome)
+    if not all(bool(torch.isfinite(t).all()) for t in case.update.gradients.values()):
+        return Try(genome, "refused")
+    with torch.no_grad():
+        G = case.model(case.features).double().softmax(1) - case.targets
+
+    def judge(leak: unsum.Leak) -> Verdict:
+        return against_truth(case, G, leak) if genome["forged"] == "no" else against_gradient(case, leak)
+
+    return timed(genome, seconds, partial(_attacked, genome, case), judge)
+
+
+def _attacked(genome: Genome, case: Case) -> unsum.Leak:
+    known: dict[str, Any] = {}
+    if told(genome) == "batch size":
+        known["batch_size"] = len(case.features)
+    if told(genome) == "labels":
+        known["labels"] = case.targets.argmax(1)
+    if told(genome) == "loss":
+        known["loss"] = "cross-entropy"
+    if genome["method"] == "auto":
+        return unsum.attack(case.model, case.update, seed=0, **known)
+    method = "exact" if told(genome) == "loss" else genome["method"]
+    return unsum.separate(case.model, case.update, method, seed=0, **known)
 
 
 def build(genome: Genome) -> Case:
@@ -97,7 +137,7 @@ def build(genome: Genome) -> Case:
     dtype = torch.float64 if g["dtype"] == "float64" else torch.float32
     features = _features(g, B, H, generator)
     labels = _labels(g, B, C, generator)
-    features, labels = _twins(g, features, labels, C, generator)
+    features, labels = _siblings(g, *_twins(g, features, labels, C, generator), generator)
     model = _head(g, features, labels, C, generator).to(dtype)
     targets = _targets(g, labels, C)
     case = Case(model, _capture(model, features.to(dtype), targets.to(dtype), g), features.to(dtype), targets)
@@ -133,6 +173,17 @@ def _twins(g: Genome, features: Tensor, labels: Tensor, C: int, generator: torch
     return torch.cat([features, twin[None]]), torch.cat([labels, label[None]])
 
 
+def _siblings(g: Genome, features: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Every sample with others of its own label around it."""
+    n, distance = g["siblings"], 10 ** g["twin"]
+    if n == 1:
+        return features, labels
+    steps = torch.randn(n * len(features), features.shape[1], generator=generator, dtype=torch.float64)
+    steps = steps / steps.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    many = features.repeat(n, 1)
+    return many + distance * many.norm(dim=1, keepdim=True) * steps, labels.repeat(n)
+
+
 def _head(g: Genome, features: Tensor, labels: Tensor, C: int, generator: torch.Generator) -> nn.Linear:
     H = features.shape[1]
     W = torch.randn(C, H, generator=generator, dtype=torch.float64) / H**0.5
@@ -144,9 +195,10 @@ def _head(g: Genome, features: Tensor, labels: Tensor, C: int, generator: torch.
         W[label] += g["margin"] * row
     model = nn.Linear(H, C, bias=g["bias"]).double()
     with torch.no_grad():
-        model.weight.copy_(W)
+        model.weight.copy_(W * (10 ** g["flat"] if g["flattened"] else 1.0))
         if model.bias is not None:
-            model.bias.copy_(0.1 * torch.randn(C, generator=generator, dtype=torch.float64))
+            bias = 0.1 * torch.randn(C, generator=generator, dtype=torch.float64)
+            model.bias.copy_(torch.zeros_like(bias) if g["zero_bias"] else bias)
     return model
 
 
@@ -161,8 +213,18 @@ def _targets(g: Genome, labels: Tensor, C: int) -> Tensor:
 
 def _capture(model: nn.Linear, features: Tensor, targets: Tensor, g: Genome) -> unsum.Update:
     model.zero_grad()
-    nn.functional.cross_entropy(model(features), targets, reduction=g["reduction"]).backward()
+    heat = 10 ** g["hot"] if g["client"] == "temperature" else 1.0
+    losses = nn.functional.cross_entropy(model(features) / heat, targets, reduction="none")
+    weights = torch.ones_like(losses)
+    if g["client"] == "uneven":  # two micro-batches of unequal size, averaged alike
+        weights[: len(weights) // 2 + 1] *= 3
+    ((losses * weights).sum() / (weights.sum() if g["reduction"] == "mean" else 1)).backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    if g["client"] == "decay":
+        gradients = {
+            name: gradient + 10 ** g["decay"] * dict(model.named_parameters())[name].detach()
+            for name, gradient in gradients.items()
+        }
     if not g["biased_gradient"]:
         gradients.pop("bias", None)
     return unsum.Update(gradients, reduction=g["reduction"])
@@ -170,7 +232,9 @@ def _capture(model: nn.Linear, features: Tensor, targets: Tensor, g: Genome) -> 
 
 def _changed(g: Genome, case: Case, generator: torch.Generator) -> unsum.Update:
     """Forged, scaled, noisy and rounded, in this order."""
-    update = _forged(g, case, generator).map(lambda _name, tensor: tensor * 10 ** g["scale"])
+    update = _forged(g, case, generator)
+    if g["scaled"]:
+        update = update.map(lambda _name, tensor: tensor * 10 ** g["scale"])
     if g["noisy"]:
         size = max(float(update.gradients["weight"].abs().max()), 1e-30)
         update = update.map(
@@ -178,6 +242,8 @@ def _changed(g: Genome, case: Case, generator: torch.Generator) -> unsum.Update:
                 t + 10 ** g["noise"] * size * torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t)
             )
         )
+    if g["client"] == "autocast":
+        update = update.map(lambda _name, tensor: tensor.bfloat16().to(tensor.dtype))
     if g["dtype"] in ("float16", "bfloat16"):
         update = update.map(lambda _name, tensor: tensor.to(getattr(torch, g["dtype"])))
     return update

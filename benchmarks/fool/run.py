@@ -1,9 +1,10 @@
-"""Can the certificate be fooled? Evolution over cases, rewarded for every claim of "exact" that is not so.
+"""Can the certificate be fooled? Evolution over cases of every path that can claim, rewarded for every claim that is not so.
 
-uv run python benchmarks/fool_certificate.py --tries 20000 --seed 1 --processes 4 --json fooled.json
-uv run python benchmarks/fool_certificate.py --merge one.json another.json --json both.json
+uv run python benchmarks/fool/run.py --paths head losses rounds steps text peel --tries 20000 --seed 1 --processes 4 --json fooled.json
+uv run python benchmarks/fool/run.py --merge one.json another.json --json both.json
 
-A case is a list of numbers: sizes, conditioning of the head, scale of its logits, near-twins, noise, dtype, forged parts. Only
+A path is a module beside this one with `random_genome(chance)`, `attempt(genome, seconds)` and, if it knows better than to draw a
+few genes anew, `child` and `kind`. A case is a list of numbers: sizes, siblings, scale of the head, noise, precision, loss. Only
 claims can be false, so the search keeps to the border between what is claimed and what is not: of each kind of case it keeps
 the claim with the largest true error, and the answer that errs and was nearly claimed; their children differ by steps that
 shrink when claims become rare and grow when they become common. A try counts as fooled when the answer claims to be exact and
@@ -16,6 +17,8 @@ shrink when claims become rare and grow when they become common. A try counts as
 from __future__ import annotations
 
 import argparse
+import importlib
+import inspect
 import json
 import math
 import multiprocessing
@@ -31,10 +34,13 @@ from pathlib import Path
 
 import torch
 
-from fool_cases import Genome, child, kind, random_genome
-from fool_judge import Try, attempt
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
+
+from common import Genome, Try
+
 from unsum.separate.exact import search as exact_search
 
+PATHS = ("head", "losses", "rounds", "steps", "text", "peel")
 DEADLINE, PATIENCE = 1.0, 0.3  # seconds of a try, and of the solver's further starts
 _FRESH, _TAME, _NEAR = 0.06, 0.06, 0.2  # shares of tries from anywhere, from easy cases and from what was not claimed
 _CLAIMS = 0.65  # share of a claim's children that are claims again, where steps are right
@@ -59,15 +65,20 @@ class Record:
     fooled_features: list[Genome] = field(default_factory=list)
     fooled_labels: list[Genome] = field(default_factory=list)
 
-    def add(self, tried: Try) -> None:
+    def add(self, tried: Try, kind: str) -> None:
         self.tries += 1
         self.claimed += tried.claimed
         self.refused += tried.ended == "refused"
         self.stopped += tried.ended == "stopped"
         if tried.claimed:
-            self.claims[kind(tried.genome)] = self.claims.get(kind(tried.genome), 0) + 1
+            self.claims[kind] = self.claims.get(kind, 0) + 1
         if tried.fooled:
-            found = tried.genome | {"error": tried.error, "label_error": tried.label_error, "how": tried.fooled}
+            found = tried.genome | {
+                "path": kind.partition(":")[0],
+                "error": tried.error,
+                "label_error": tried.label_error,
+                "how": tried.fooled,
+            }
             (self.fooled_labels if tried.fooled == "labels" else self.fooled_features).append(found)
         elif tried.claimed:
             self.worst_claim = max(self.worst_claim, tried.error, tried.label_error)
@@ -84,6 +95,9 @@ class Record:
             f"of cases, largest true error {self.worst_claim:.1e}): {len(self.fooled_features)} with wrong features, "
             f"{len(self.fooled_labels)} with wrong labels; {self.stopped:,} stopped, {len(self.crashed)} crashed."
         )
+
+    def claims_of(self, path: str) -> int:
+        return sum(count for kind, count in self.claims.items() if kind.startswith(f"{path}:"))
 
     def write(self, path: Path) -> None:
         """In one step: who stops the search keeps a whole record."""
@@ -109,11 +123,38 @@ def merge(records: Sequence[Record]) -> Record:
     )
 
 
+class Route:
+    """One path's module, with what it leaves out."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.module = name, importlib.import_module(name)
+
+    def random_genome(self, chance: random.Random, *, tame: bool = False) -> Genome:
+        tames = "tame" in inspect.signature(self.module.random_genome).parameters
+        return self.module.random_genome(chance, tame=tame) if tames else self.module.random_genome(chance)
+
+    def attempt(self, genome: Genome, seconds: float) -> Try:
+        return self.module.attempt(genome, seconds)
+
+    def child(self, first: Genome, second: Genome, chance: random.Random, step: float) -> Genome:
+        if hasattr(self.module, "child"):
+            return self.module.child(first, second, chance, step)
+        fresh = self.random_genome(chance)
+        pick = (lambda name: fresh[name]) if chance.random() < 0.7 else (lambda name: second[name])
+        return {name: pick(name) if chance.random() < max(0.15, step) else value for name, value in first.items()}
+
+    def kind(self, genome: Genome) -> str:
+        if hasattr(self.module, "kind"):
+            return f"{self.name}: {self.module.kind(genome)}"
+        choices = {name: value for name, value in genome.items() if isinstance(value, str | bool)}
+        return f"{self.name}: " + ", ".join(f"{name} {value}" for name, value in choices.items())
+
+
 class Population:
     """Of each kind of case the fittest claim and the fittest other answer, and how far children go from them."""
 
-    def __init__(self, chance: random.Random) -> None:
-        self.chance, self.step = chance, 0.08
+    def __init__(self, chance: random.Random, path: Route) -> None:
+        self.chance, self.path, self.step = chance, path, 0.08
         self.claims: dict[str, Try] = {}
         self.others: dict[str, Try] = {}
         self.children: Counter[str] = Counter()
@@ -122,13 +163,13 @@ class Population:
         """A genome, and whether a claim is its parent."""
         draw = self.chance.random()
         if draw < _FRESH:
-            return random_genome(self.chance), False
+            return self.path.random_genome(self.chance), False
         if draw < _FRESH + _TAME or len(self.claims) < 8:
-            return random_genome(self.chance, tame=True), False
+            return self.path.random_genome(self.chance, tame=True), False
         near = draw < _FRESH + _TAME + _NEAR and len(self.others) > 1
         pool = self.others if near else self.claims
         first, second = self._parent(pool), self._parent(pool)
-        return child(first.genome, second.genome, self.chance, self.step), not near
+        return self.path.child(first.genome, second.genome, self.chance, self.step), not near
 
     def _parent(self, pool: dict[str, Try]) -> Try:
         """The fitter of two kinds; who had its children makes place for another of its kind."""
@@ -145,7 +186,7 @@ class Population:
             self.step = min(_LONGEST, max(_SHORTEST, self.step * factor))
         if tried.ended not in ("claimed", "not claimed"):
             return
-        pool, name = (self.claims if tried.claimed else self.others), kind(tried.genome)
+        pool, name = (self.claims if tried.claimed else self.others), self.path.kind(tried.genome)
         if name not in pool or tried.fitness > pool[name].fitness:
             pool[name] = tried
 
@@ -153,20 +194,21 @@ class Population:
 def evolve(
     tries: int,
     seed: int,
+    path: str = "head",
     say: Callable[[Record], None] | None = None,
     minutes: float = math.inf,
     deadline: float = DEADLINE,
 ) -> Record:
-    chance, record = random.Random(seed), Record(seeds=[seed])
-    population, start = Population(chance), time.perf_counter()
+    chance, record, found = random.Random(seed), Record(seeds=[seed]), Route(path)
+    population, start = Population(chance, found), time.perf_counter()
     while record.tries < tries and time.perf_counter() - start < 60 * minutes:
         genome, of_claim = population.next()
         try:
-            tried = attempt(genome, deadline)
+            tried = found.attempt(genome, deadline)
         except Exception as error:  # a crash is a finding of another kind
             record.add_crash(genome, error)
         else:
-            record.add(tried)
+            record.add(tried, found.kind(tried.genome))
             population.add(tried, of_claim)
         record.seconds = time.perf_counter() - start
         if say is not None and record.tries % _SAY == 0:
@@ -178,6 +220,7 @@ def evolve(
 class _Order:
     """What one process is to do."""
 
+    path_name: str
     seed: int
     tries: int
     minutes: float
@@ -194,9 +237,9 @@ def _searched(order: _Order) -> Record:
         if order.path:
             record.write(order.path)
         if record.tries % (4 * _SAY) == 0:
-            print(f"seed {order.seed}: {record.sentence()}", file=sys.stderr, flush=True)
+            print(f"{order.path_name}, seed {order.seed}: {record.sentence()}", file=sys.stderr, flush=True)
 
-    record = evolve(order.tries, order.seed, say, order.minutes, order.deadline)
+    record = evolve(order.tries, order.seed, order.path_name, say, order.minutes, order.deadline)
     if order.path:
         record.write(order.path)
     return record
@@ -205,25 +248,30 @@ def _searched(order: _Order) -> Record:
 def search(options: argparse.Namespace) -> Record:
     """In one process or several, each with a seed and a record of its own until all have ended."""
     n, json_path = options.processes, options.json
+    each = max(1, n // len(options.paths))
     orders = [
         _Order(
-            options.seed + i, -(-options.tries // n), options.minutes, options.deadline, options.patience,
-            json_path and (json_path if n == 1 else json_path.with_suffix(f".{options.seed + i}.json")),
+            path, options.seed + i, -(-options.tries // (each * len(options.paths))), options.minutes, options.deadline,
+            options.patience, json_path and json_path.with_suffix(f".{path}-{options.seed + i}.json"),
         )
-        for i in range(n)
+        for i in range(each) for path in options.paths
     ]  # fmt: skip
     if n == 1:
-        return _searched(orders[0])
+        return _finished(orders, [_searched(order) for order in orders])
     with ProcessPoolExecutor(n, mp_context=multiprocessing.get_context("spawn")) as pool:
-        record = merge(list(pool.map(_searched, orders)))
+        return _finished(orders, list(pool.map(_searched, orders)))
+
+
+def _finished(orders: Sequence[_Order], records: Sequence[Record]) -> Record:
     for order in orders:
         if order.path:
-            order.path.unlink()
-    return record
+            order.path.unlink(missing_ok=True)
+    return merge(records)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--paths", nargs="+", choices=PATHS, default=PATHS)
     parser.add_argument("--tries", type=int, default=5000, help="of all processes together")
     parser.add_argument("--seed", type=int, default=0, help="of the first process; the others have the next ones")
     parser.add_argument("--processes", type=int, default=1)
@@ -244,6 +292,7 @@ def main() -> None:
     if options.json:
         record.write(options.json)
     print(record.sentence())
+    print("claims by path:", ", ".join(f"{path} {record.claims_of(path):,}" for path in PATHS))
 
 
 if __name__ == "__main__":
