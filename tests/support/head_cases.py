@@ -14,6 +14,7 @@ from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 
 NOTHING = Knowledge()
+PLAIN = Knowledge(loss="cross-entropy")  # for heads without a bias, where a temperature would send the same
 
 
 @dataclasses.dataclass(frozen=True)

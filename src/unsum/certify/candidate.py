@@ -107,7 +107,7 @@ def reweighted(observation: Observation, equation: Equation, at: Unknowns) -> Ca
 def _simplifications(observation: Observation, candidate: Candidate) -> list[tuple[Equation, Unknowns]]:
     """Equations with fewer unknowns that the candidate suggests, each with its start."""
     at, equation, certificate, B = candidate.at, candidate.equation, candidate.certificate, len(candidate.at.T)
-    plain = math.log(observation.alpha(1.0, B))
+    plain = math.log(observation.plain_alpha(B, equation.Y))
     if equation.floor_free and float(at.floor) < _SAME * certificate.floor_deviation:
         at, equation = replace(at, floor=torch.zeros_like(at.floor)), replace(equation, floor_free=False)
     if equation.alpha_free and abs(float(at.log_alpha) - plain) < _SAME * certificate.log_alpha_deviation:

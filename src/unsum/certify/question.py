@@ -38,11 +38,8 @@ class Question:
     @property
     def scale(self) -> float:
         """What the gradient had been multiplied by."""
-        loss, alpha = self.observation.loss, float(self.candidate.at.alpha)
-        whole = self.candidate.equation.Y
-        if self.observation.reduction != "mean":
-            return alpha
-        return alpha * (float(len(self.candidate.at.T)) if whole is None else loss.divisor(whole))
+        at, equation = self.candidate.at, self.candidate.equation
+        return float(at.alpha) / self.observation.plain_alpha(len(at.T), equation.Y)
 
 
 def name_some(samples: list[int]) -> str:

@@ -54,8 +54,11 @@ class Observation:
         """The factor in front of G for a gradient of cross-entropy that was multiplied by `scale`."""
         return scale / B if self.reduction == "mean" else scale
 
-    def scale(self, alpha: float, B: int) -> float:
-        return alpha * B if self.reduction == "mean" else alpha
+    def plain_alpha(self, B: int, Y: Tensor | None) -> float:
+        """The factor of a gradient that nothing has scaled, for B samples, of targets Y where they are whole."""
+        if self.reduction != "mean":
+            return 1.0
+        return 1 / (float(B) if Y is None else self.loss.divisor(Y))
 
 
 def observe(head: Head, batch_size: int | None, noise: Noise | None = None) -> Observation:

@@ -26,7 +26,8 @@ _LABEL = 0.25  # of a lone sample's squared length: rows that miss more are labe
 _REFITS = 3  # of the line to the rows that turn out free
 _REWEIGHTINGS = 60
 _LINEARIZATIONS, _NODES = 5, 9
-_RANDOM = 4  # starts with another rotation of the samples that no row tells
+_RANDOM = 4  # starts with another rotation of the samples that no row tells, or moved by
+_JITTER = 0.3  # of their length
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,12 @@ def starts(observation: Observation, loss: Separable, generator: torch.Generator
             if int(free.sum()) > design.shape[1]:
                 line = _least_squares(design[free], observation.U[free], torch.ones_like(squares[free]))
         directions = _directions(z[~free] / math.sqrt(alpha), R)
-        for _ in range(_RANDOM if len(directions) < R else 1):
-            rotation = _completed(directions, R, generator)
-            yield Start(rotation @ root / math.sqrt(alpha), alpha, len(directions))
+        for number in range(_RANDOM):
+            T = _completed(directions, R, generator) @ root / math.sqrt(alpha)
+            if number and len(directions) == R:  # nothing is left to chance: start farther away, to see where that leads
+                noise = torch.randn(T.shape, generator=generator, dtype=torch.float64).to(T.device)
+                T = T + _JITTER * T.norm(dim=1, keepdim=True) / R**0.5 * noise
+            yield Start(T, alpha, len(directions))
 
 
 def _settled(observation: Observation, loss: Separable, alpha: float) -> tuple[Tensor, Tensor]:

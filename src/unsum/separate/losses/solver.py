@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from unsum.certify.candidate import Candidate, reweighted
+from unsum.certify.candidate import Candidate, polish
 from unsum.certify.question import Question
 from unsum.equation.equation import Equation, Unknowns, solve
 from unsum.equation.noise import Noise, factorize, rounding_of_an_entry
@@ -96,7 +96,7 @@ def _solved(observation: Observation, equation: Equation, at: Unknowns, given: T
     """Solve from one start; a separable loss reads its targets off, rounds them and solves on until they stay."""
     if not isinstance(observation.loss, Separable):
         at = solve(equation, at, 60).at
-        return reweighted(observation, equation, at) if at.is_sound else None
+        return polish(observation, equation, at) if at.is_sound else None
     left = 1.0
     for _ in range(_ROUNDS):
         if not at.is_sound or not bool(at.T.abs().max() < _HUGE):
@@ -110,7 +110,7 @@ def _solved(observation: Observation, equation: Equation, at: Unknowns, given: T
         at = solve(equation, at, 60).at
     if not at.is_sound:
         return None
-    return replace(reweighted(observation, equation, at), rounded=left < _BINARY)
+    return replace(polish(observation, equation, at), rounded=left < _BINARY)
 
 
 def _read_targets(equation: Equation, loss: Separable, at: Unknowns) -> Tensor:
