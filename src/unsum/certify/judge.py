@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -57,4 +57,4 @@ def judge(question: Question) -> Judgment:
             else [],
         )
     )
-    return Judgment(Claim(claim.exact, claim.predicted_error, [*claim.notes, *find_remarks(question)]), T)
+    return Judgment(replace(claim, notes=[*claim.notes, *find_remarks(question)]), T)

@@ -60,7 +60,9 @@ def starts(observation: Observation, loss: Separable, generator: torch.Generator
         directions = _directions(z[~free] / math.sqrt(alpha), R)
         for number in range(_RANDOM):
             T = _completed(directions, R, generator) @ root / math.sqrt(alpha)
-            if number and len(directions) == R:  # nothing is left to chance: start farther away, to see where that leads
+            if (
+                number and len(directions) == R
+            ):  # nothing is left to chance: start farther away, to see where that leads
                 noise = torch.randn(T.shape, generator=generator, dtype=torch.float64).to(T.device)
                 T = T + _JITTER * T.norm(dim=1, keepdim=True) / R**0.5 * noise
             yield Start(T, alpha, len(directions))

@@ -1,40 +1,48 @@
-"""A short search for false certificates; `benchmarks/fool_certificate.py` runs it for as long as one likes."""
+"""A short search for false claims on every path, and cases that earlier ones found; `benchmarks/fool/run.py` runs it at length."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+import unsum
+
+FOOL = Path(__file__).resolve().parents[2] / "benchmarks" / "fool"
+USUAL = {
+    "siblings": 1,
+    "flattened": False,
+    "client": "plain",
+    "scaled": True,
+    "zero_bias": False,
+    "flat": 0.0,
+    "decay": -3.0,
+    "hot": 0.0,
+}
+Genome = dict[str, object]
 
 
 @pytest.fixture(scope="module")
 def fool() -> ModuleType:
-    sys.path.insert(0, str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("fool_certificate", BENCHMARKS / "fool_certificate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["fool_certificate"] = module
-    spec.loader.exec_module(module)
-    return module
+    sys.path[:0] = [str(FOOL), str(FOOL.parent)]
+    return importlib.import_module("run")
 
 
-def _without(monkeypatch: pytest.MonkeyPatch, *doubts: str) -> None:
-    """The exact solver as it was before it had these doubts: what they are for must be a false claim then."""
-    for doubt in doubts:
-        monkeypatch.setattr(importlib.import_module("unsum.separate.exact.solver"), doubt, lambda *_: [])
+@pytest.fixture(scope="module")
+def attempt(fool: ModuleType) -> ModuleType:
+    """One try at the head's certificate."""
+    return importlib.import_module("head")
 
 
-def test_no_claim_is_false_and_nothing_crashes(fool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", ["head", "losses", "rounds", "steps", "text", "peel"])
+def test_no_claim_is_false_and_nothing_crashes(fool: ModuleType, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setattr(fool.exact_search, "_PATIENCE", 0.2)
-    record = fool.evolve(40, 12)
-    assert record.tries == 40
-    assert record.claimed >= 10  # a search without claims would show nothing
+    record = fool.evolve(30, 12, path)
+    assert record.tries == 30
+    assert record.claimed >= 3  # a search without claims would show nothing
     assert record.crashed == []
     assert record.fooled_features == record.fooled_labels == []
 
@@ -46,21 +54,6 @@ FOUND = [
     {"soft": "smooth", "smoothing": 0.1, "classes": 5, "batch": 6, "margin": 17.8, "spread": -4.8, "dtype": "float16"},
 ]
 
-
-@pytest.mark.parametrize("changed", FOUND)
-@pytest.mark.parametrize("seed", [587712798, 970521242, 18492750])
-def test_heads_that_answer_everything_alike(fool: ModuleType, changed: dict[str, object], seed: int) -> None:
-    """A softmax at its end does not bend, and without a bend mixed labels pass for hard ones."""
-    import random
-
-    genome = fool.random_genome(random.Random(0)) | {
-        "weights": -0.14, "condition": 5.5, "size": -2.0, "scale": -2.45, "labels": "distinct", "twins": "none", "noisy": False,
-        "bias": True, "biased_gradient": True, "relu": False, "dtype": "float32", "forged": "no", "reduction": "sum", "inputs": 9,
-        "told": "nothing", "method": "exact",
-    }  # fmt: skip
-    assert fool.attempt(genome | changed | {"seed": seed}).fooled == ""
-
-
 # Three samples of one label that differ by 1.2 %: what gives two of them away is shared among more directions.
 ALIKE = {
     "classes": 5, "batch": 3, "inputs": 15, "wide": 16, "spread": -1.79, "margin": 0.14, "weights": -1.29, "condition": 0.54,
@@ -69,23 +62,6 @@ ALIKE = {
     "told": "nothing", "method": "exact", "seed": 468352288,
 }  # fmt: skip
 
-
-@pytest.mark.parametrize(
-    "changed",
-    [{}, {"classes": 5.4, "inputs": 16.48, "spread": -1.84, "weights": -1.85, "scale": 1.05, "smoothing": 0.04}],
-)
-def test_three_that_are_nearly_alike_are_not_one_for_certain(
-    fool: ModuleType, monkeypatch: pytest.MonkeyPatch, changed: dict[str, float]
-) -> None:
-    tried = fool.attempt(ALIKE | changed)
-    assert tried.error > 0.01
-    assert not tried.claimed
-    monkeypatch.setattr(
-        importlib.import_module("unsum.certify.doubts.hidden"), "_SHARED", 1.0
-    )  # for two alone, as it had been
-    assert fool.attempt(ALIKE | changed).fooled == "features"
-
-
 # Labels mixed by a few per cent, between samples that are nearly one, and between unlike ones where the head hardly bends.
 MIXED = {
     "classes": 7, "batch": 2, "inputs": 18, "wide": 1, "spread": -0.968, "margin": 0.234, "weights": 0.019, "condition": 1.895,
@@ -93,26 +69,13 @@ MIXED = {
     "noisy": False, "bias": True, "biased_gradient": True, "relu": True, "dtype": "float32", "soft": "mixup", "forged": "no",
     "reduction": "mean", "told": "nothing", "method": "exact", "seed": 1000308983,
 }  # fmt: skip
+
 UNLIKE = {
     "classes": 8, "batch": 3, "inputs": 5, "spread": -0.746, "margin": 2.151, "weights": -0.192, "condition": 0.388,
     "size": 0.783, "scale": -0.596, "blend": 0.916, "labels": "half", "twins": "none", "bias": False, "reduction": "sum",
     "told": "batch size",
     "seed": 898818268,
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "changed", [{}, {"spread": -0.325, "condition": 0.459, "blend": 0.885, "seed": 64039108}, UNLIKE]
-)
-def test_mixed_labels_that_pass_for_hard_ones_are_doubted(
-    fool: ModuleType, monkeypatch: pytest.MonkeyPatch, changed: dict[str, object]
-) -> None:
-    tried = fool.attempt(MIXED | changed)
-    assert tried.label_error > 0.01
-    assert not tried.claimed
-    _without(monkeypatch, "doubt_mixing", "_doubt_misfit")  # one of the three is seen by both
-    assert fool.attempt(MIXED | changed).fooled == "labels"
-
 
 # Another scale than the one that was assumed, made up for by mixed labels: 17 times the noise is left, and errors of 2 %.
 MISSED = MIXED | {
@@ -137,20 +100,6 @@ THIRD = MIXED | {
     "reduction": "sum", "told": "nothing", "method": "auto", "seed": 324937899,
 }  # fmt: skip
 
-
-@pytest.mark.parametrize("genome", [MISSED, RELABELED, THIRD], ids=["mixed", "relabeled", "third"])
-def test_missed_by_far_more_than_noise_is_doubted(
-    fool: ModuleType, monkeypatch: pytest.MonkeyPatch, genome: dict[str, object]
-) -> None:
-    tried = fool.attempt(genome)
-    assert max(tried.error, tried.label_error) > 0.01
-    assert not tried.claimed
-    _without(monkeypatch, "_doubt_misfit")
-    monkeypatch.setattr(importlib.import_module("unsum.certify.doubts.hidden"), "_COUNTED", 1.0)  # doubts it as well
-    _without(monkeypatch, "doubt_read_off", "doubt_assumed_scale")
-    assert fool.attempt(genome).fooled
-
-
 # One sample, found by its zeros, of a class that the head excludes: hardly anything tells its length from the gradient's scale.
 LONE = MIXED | {
     "batch": 1, "inputs": 9, "spread": 0.7199374343088549, "margin": 0.6830729693813488, "weights": 0.8166719451177126,
@@ -159,32 +108,11 @@ LONE = MIXED | {
     "seed": 1065101436,
 }  # fmt: skip
 
-
-def test_lengths_are_doubted_where_one_reading_alone_tells_them(
-    fool: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried = fool.attempt(LONE)
-    assert not tried.claimed
-    assert tried.predicted > 0.3 * tried.error > 0.003
-    monkeypatch.setattr(importlib.import_module("unsum.separate.exact.lengths"), "_READINGS", 0)
-    _without(monkeypatch, "_doubt_misfit", "doubt_read_off")  # which doubt it as well
-    assert fool.attempt(LONE).fooled == "features"
-
-
 # Six of one label, two of them well predicted and nearly alike: four with other features send the same, at another scale.
 FAINT = MIXED | {
     "batch": 5, "inputs": 4, "wide": 16, "spread": -0.564, "margin": 9.702, "weights": 0.086, "condition": 7.247, "size": 0.036,
     "scale": -0.66, "twin": -2.473, "twins": "same label", "relu": False, "soft": "hard", "seed": 781053374,
 }  # fmt: skip
-
-
-def test_lost_among_the_others_is_doubted(fool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = fool.attempt(FAINT)
-    assert tried.error > 0.01
-    assert not tried.claimed
-    monkeypatch.setattr(importlib.import_module("unsum.certify.doubts.hidden"), "_COUNTED", 1.0)
-    assert fool.attempt(FAINT).fooled == "features"
-
 
 # A sample, its double in another length, and mixed labels: only the sum of both labels, one of them 1.8 times, is sent.
 DOUBLE = MIXED | {
@@ -193,16 +121,6 @@ DOUBLE = MIXED | {
     "twins": "proportional", "noisy": True, "biased_gradient": False, "relu": False, "dtype": "float64", "told": "batch size",
     "seed": 960554226,
 }  # fmt: skip
-
-
-def test_soft_labels_of_proportional_samples_are_doubted(fool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = fool.attempt(DOUBLE)
-    assert tried.error < 1e-4
-    assert tried.label_error > 0.3
-    assert not tried.claimed
-    _without(monkeypatch, "doubt_read_off", "_doubt_misfit")
-    assert fool.attempt(DOUBLE).fooled == "labels"
-
 
 # One sample of a smoothed label, a head that hardly bends: other smoothing at another scale and length sends the same.
 UNTOLD = MIXED | {
@@ -221,48 +139,84 @@ SATURATED = MIXED | {
     "reduction": "mean", "told": "nothing", "method": "adaptive", "seed": 270077991,
 }  # fmt: skip
 
+_BENT = {
+    "weights": -0.14, "condition": 5.5, "size": -2.0, "scale": -2.45, "labels": "distinct", "twins": "none", "noisy": False,
+    "bias": True, "biased_gradient": True, "relu": False, "dtype": "float32", "forged": "no", "reduction": "sum", "inputs": 9,
+    "told": "nothing", "method": "exact", "twin": -1.0, "noise": -8.0, "blend": 0.5, "foreign": 0.0, "wide": 1,
+}  # fmt: skip
 
-@pytest.mark.parametrize("genome", [UNTOLD, SATURATED], ids=["flat", "saturated"])
-def test_scales_that_nothing_tells_are_doubted(
-    fool: ModuleType, monkeypatch: pytest.MonkeyPatch, genome: dict[str, object]
-) -> None:
-    tried = fool.attempt(genome)
-    assert tried.error > 0.3
+
+@pytest.mark.parametrize("changed", FOUND)
+@pytest.mark.parametrize("seed", [587712798, 970521242, 18492750])
+def test_heads_that_answer_everything_alike(attempt: ModuleType, changed: Genome, seed: int) -> None:
+    """A softmax at its end does not bend, and without a bend mixed labels pass for hard ones."""
+    assert attempt.attempt(USUAL | _BENT | changed | {"seed": seed}).fooled == ""
+
+
+BRED = {
+    "three nearly alike": ALIKE,
+    "three nearly alike behind a flatter head": ALIKE
+    | {"classes": 5.4, "inputs": 16.48, "spread": -1.84, "weights": -1.85, "scale": 1.05, "smoothing": 0.04},
+    "mixed labels of near twins": MIXED,
+    "mixed labels of near twins, farther apart": MIXED
+    | {"spread": -0.325, "condition": 0.459, "blend": 0.885, "seed": 64039108},
+    "mixed labels of unlike samples": MIXED | UNLIKE,
+    "another scale and mixed labels": MISSED,
+    "other labels at another scale": RELABELED,
+    "a third in the middle": THIRD,
+    "one reading of a length": LONE,
+    "lost among the others": FAINT,
+    "a double in another length": DOUBLE,
+    "a flat head": UNTOLD,
+    "a saturated head": SATURATED,
+}
+
+
+@pytest.mark.parametrize("name", BRED)
+def test_bred_cases_are_not_claimed(attempt: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Each was claimed once and false. The answer is wrong still; and without doubts most would be claims again."""
+    tried = attempt.attempt(USUAL | BRED[name])
+    assert max(tried.error, tried.label_error) > 0.003
     assert not tried.claimed
-    _without(monkeypatch, "doubt_assumed_scale")
-    assert fool.attempt(genome).fooled == "features"
 
 
-def test_a_forged_gradient_whose_scale_comes_out_as_zero_is_no_claim(fool: ModuleType) -> None:
-    zero = MIXED | {
+def test_without_doubts_bred_cases_would_be_claimed(attempt: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = importlib.import_module("unsum.certify.judge")
+    for name in ("_QUICK", "_SLOW"):
+        monkeypatch.setattr(judge, name, ())
+    monkeypatch.setattr(judge, "doubt_misfit", lambda *_: [])
+    fooled = [name for name, genome in BRED.items() if attempt.attempt(USUAL | genome).fooled]
+    assert len(fooled) >= 8
+
+
+def test_a_forged_gradient_whose_scale_comes_out_as_zero_is_no_claim(attempt: ModuleType) -> None:
+    zero = USUAL | MIXED | {
         "classes": 3, "batch": 4, "inputs": 21, "spread": -3.5780, "margin": 24.4296, "weights": -2.5972,
         "condition": 3.9679, "size": -2.4381, "scale": -0.9620, "blend": 0, "labels": "distinct", "twins": "none",
         "bias": True, "biased_gradient": True, "relu": True, "dtype": "bfloat16", "soft": "hard", "forged": "rows swapped",
         "told": "labels", "method": "auto", "seed": 269774765,
     }  # fmt: skip
-    assert fool.attempt(zero).ended == "not claimed"
+    assert attempt.attempt(zero).ended == "not claimed"
 
 
-def test_a_forged_gradient_without_any_label_is_no_claim(fool: ModuleType) -> None:
-    nobody = MIXED | {
+def test_a_forged_gradient_without_any_label_is_no_claim(attempt: ModuleType) -> None:
+    nobody = USUAL | MIXED | {
         "classes": 2, "batch": 7, "inputs": 8, "spread": -2.227, "margin": 11.246, "weights": -1.59, "condition": 0.63,
         "size": 2.48, "scale": 2.819, "twin": -7.998, "foreign": -0.16, "biased_gradient": False, "soft": "hard",
         "forged": "low rank", "told": "batch size", "seed": 961862738,
     }  # fmt: skip
-    assert fool.attempt(nobody).ended == "not claimed"
+    assert attempt.attempt(nobody).ended == "not claimed"
 
 
-def test_hard_labels_of_unlike_samples_are_not_doubted(fool: ModuleType) -> None:
-    import unsum
-    from cases import make_case
-
+def test_hard_labels_of_unlike_samples_are_not_doubted(attempt: ModuleType) -> None:
+    make_case = importlib.import_module("cases").make_case
     for B, C in ((2, 10), (4, 10), (7, 10), (12, 100)):
         case = make_case(B, C, 64, "distinct", seed=1)
         assert unsum.separate(case.model, case.update, "exact", seed=0).exact
 
 
-def test_a_try_ends_with_its_time(fool: ModuleType) -> None:
-    tried = fool.attempt(ALIKE | {"spread": 0.0, "classes": 10, "batch": 7}, 1e-3)
+def test_a_try_ends_with_its_time(attempt: ModuleType) -> None:
+    tried = attempt.attempt(USUAL | ALIKE | {"spread": 0.0, "classes": 10, "batch": 7}, 1e-3)
     assert (tried.ended, tried.claimed) == ("stopped", False)
 
 
