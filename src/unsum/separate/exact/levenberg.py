@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.deadline import out_of_time
 from unsum.separate.exact.conjugate import NormalSystem
 from unsum.separate.exact.equation import Equation, Linearized, Unknowns
 
@@ -54,6 +55,8 @@ def solve(equation: Equation, start: Unknowns, iterations: int = 100, *, in_nois
     N = here.normal_matrix() if start.T.numel() <= _SMALL else None
     g = here.pull(here.residual)
     for iteration in range(1, iterations + 1):
+        if out_of_time("further steps of the solver"):
+            return Solution(here.at, cost, iteration)
         if N is None:
             step, converged = _iterative_step(here, g, damping)
             if not converged and can_be_dense(start.T, len(equation.b)):
