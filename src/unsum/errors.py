@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 _LONGEST_REASON = 200  # characters of another library's message inside a sentence
+_LONGEST_SHOWN = 80  # characters of a name or number from elsewhere
 _LISTABLE = 12  # more valid names than this are listed only when none is near
 
 
@@ -20,15 +21,29 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UnsumError:
     There is no defense 'nosie'; did you mean 'noise'? Known: clip, noise.
     """
     names = sorted(valid)
-    hint = nearest(name, names)
+    hint = nearest(name[:_LONGEST_SHOWN], names)
     known = "" if hint and len(names) > _LISTABLE else f"Known: {', '.join(names)}."
-    return UnsumError(f"There is no {kind} {name!r}; {hint}{known}".rstrip())
+    return UnsumError(f"There is no {kind} {shown(name)}; {hint}{known}".rstrip())
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """`did you mean 'a' or 'b'? `, or nothing when no valid name is near."""
     near = difflib.get_close_matches(name.lower(), list(valid), n=3, cutoff=0.5)
     return f"did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
+
+
+def shown(value: object) -> str:
+    """A name, number or shape from elsewhere, to stand inside a sentence: on one line, and cut where it is long.
+
+    >>> print(shown("fc.weight"), shown(10**9), shown("a" * 1000))
+    'fc.weight' 1,000,000,000 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…'
+    """
+    if isinstance(value, str):
+        return repr(value if len(value) <= _LONGEST_SHOWN else value[:_LONGEST_SHOWN] + "…")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}" if abs(value) < 10**_LONGEST_SHOWN else f"a number of more than {_LONGEST_SHOWN} digits"
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "…"
 
 
 def first_line(error: BaseException) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.declared import check_samples, check_whole
 from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
 
@@ -37,8 +38,9 @@ class Knowledge:
     repeated_rounds: int = 1
 
     def __post_init__(self) -> None:
-        if self.batch_size is not None and self.batch_size < 1:
-            raise UnsumError(f"The batch size must be at least 1, not {self.batch_size}.")
+        if self.batch_size is not None:
+            check_whole("The batch size", self.batch_size)
+            check_samples(self.batch_size)
         if self.auxiliary is not None:
             _check_auxiliary(*self.auxiliary)
         if self.labels is None:
@@ -47,6 +49,7 @@ class Knowledge:
             raise UnsumError(f"labels must be (B,) or (B, C), not {tuple(self.labels.shape)}.")
         if self.labels.ndim == 1 and self.labels.is_floating_point():
             raise UnsumError("labels of shape (B,) must be whole class numbers.")
+        check_samples(len(self.labels))
         if self.batch_size is not None and len(self.labels) != self.batch_size:
             raise UnsumError(
                 f"{len(self.labels)} labels do not fit a batch size of {self.batch_size}; give one of the two."

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unsum.errors import UnsumError
+from unsum.declared import check_positive, check_share, check_whole
+from unsum.errors import UnsumError, shown
 
 
 @dataclass(frozen=True)
@@ -24,23 +25,22 @@ class LocalTraining:
     epochs: int = 1
 
     def __post_init__(self) -> None:
-        if self.learning_rate is not None and not self.learning_rate > 0:
-            raise UnsumError(f"The learning rate must be positive, not {self.learning_rate}.")
-        if self.steps is not None and self.steps < 1:
-            raise UnsumError(f"A client takes at least one step, not {self.steps}.")
-        if not self.weight_decay >= 0:
-            raise UnsumError(f"The weight decay must not be negative, and is {self.weight_decay}.")
+        if self.learning_rate is not None:
+            check_positive("The learning rate", self.learning_rate)
+        check_whole("The number of epochs", self.epochs)
+        for what, count in (("local steps", self.steps), ("samples", self.batch_size)):
+            if count is not None:
+                check_whole(f"The number of {what}", count)
+        check_share("The weight decay", self.weight_decay)
+        check_share("The momentum", self.momentum, below=1)
         if self.weight_decay and self.learning_rate is None:
             raise UnsumError(
                 "Weight decay can be taken out of a delta only where the learning rate is known; give both."
             )
-        if not 0 <= self.momentum < 1:
-            raise UnsumError(f"A momentum is at least 0 and below 1, not {self.momentum}.")
-        if self.epochs < 1:
-            raise UnsumError(f"A client goes through its samples at least once, not {self.epochs} times.")
         if self.steps is not None and self.steps % self.epochs:
             raise UnsumError(
-                f"{self.steps} steps are not {self.epochs} epochs of equally many; count the steps of all epochs together."
+                f"{shown(self.steps)} steps are not {shown(self.epochs)} epochs of equally many; "
+                "count the steps of all epochs together."
             )
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from unsum.errors import UnsumError, nearest, unknown_name
+from unsum.declared import check_positive, check_whole
+from unsum.errors import UnsumError, nearest, shown, unknown_name
 from unsum.files.naming import named_as
 from unsum.files.tensor_file import read_header, read_tensors
 from unsum.files.writing import save_tensors, write_whole
@@ -20,6 +22,7 @@ from unsum.local_training import LocalTraining
 Kind = Literal["gradient", "delta"]
 Reduction = Literal["mean", "sum"]
 _FORMAT = "unsum-update"
+_LARGEST = torch.finfo(torch.float32).max  # sums of squares of larger values do not fit into float64 either
 _RECORDED = ("kind", "learning_rate", "reduction", "batch_size", "num_examples", "training")
 
 
@@ -51,12 +54,11 @@ class Update:
             raise unknown_name("kind of update", str(self.kind), ["gradient", "delta"])
         if self.reduction not in ("mean", "sum"):
             raise unknown_name("loss reduction", str(self.reduction), ["mean", "sum"])
-        if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
-            raise UnsumError(f"The learning rate must be positive, not {self.learning_rate}.")
+        if self.learning_rate is not None:
+            check_positive("The learning rate", self.learning_rate)
         for field in ("batch_size", "num_examples"):
-            value = getattr(self, field)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise UnsumError(f"The update's {field} must be a whole number of at least 1, not {value!r}.")
+            if getattr(self, field) is not None:
+                check_whole(f"The update's {field}", getattr(self, field))
 
     def __repr__(self) -> str:
         size = sum(g.numel() for g in self.gradients.values())
@@ -65,8 +67,8 @@ class Update:
     @classmethod
     def from_delta(cls, delta: Mapping[str, Tensor], learning_rate: float | None = None, **metadata: Any) -> Update:
         """The update behind a weight delta of one step of plain gradient descent: delta = −learning_rate · gradient."""
-        if learning_rate is not None and not learning_rate > 0:
-            raise UnsumError(f"The learning rate must be positive, not {learning_rate}.")
+        if learning_rate is not None:
+            check_positive("The learning rate", learning_rate)
         factor = -1.0 / (learning_rate or 1.0)
         gradients = {name: tensor * factor for name, tensor in delta.items()}
         return cls(gradients, kind="delta", learning_rate=learning_rate, **metadata)
@@ -86,19 +88,29 @@ class Update:
         for name, gradient in self.gradients.items():
             if name not in parameters:
                 raise UnsumError(
-                    f"The update does not fit the model: the model has no parameter {name!r}; "
-                    f"{nearest(name, parameters)}pass the model that the client trained."
+                    f"The update does not fit the model: the model has no parameter {shown(name)}; "
+                    f"{nearest(name[:200], parameters)}pass the model that the client trained."
                 )
             expected, found = tuple(parameters[name].shape), tuple(gradient.shape)
             if expected != found:
                 raise UnsumError(
-                    f"The update does not fit the model: {name!r} has shape {found} in the update and {expected} "
+                    f"The update does not fit the model: {shown(name)} has shape {shown(found)} in the update and {expected} "
                     "in the model; pass the model that the client trained."
                 )
             if not gradient.is_floating_point():
-                raise UnsumError(f"The update's {name!r} holds {gradient.dtype}; gradients must be floating point.")
-            if not _is_finite(gradient):
-                raise UnsumError(f"The update's {name!r} holds NaN or Inf; a server would drop it, and so does unsum.")
+                raise UnsumError(
+                    f"The update's {shown(name)} holds {gradient.dtype}; gradients must be floating point."
+                )
+            size = _largest(gradient)
+            if not size < math.inf:
+                raise UnsumError(
+                    f"The update's {shown(name)} holds NaN or Inf; a server would drop it, and so does unsum."
+                )
+            if size > _LARGEST:
+                raise UnsumError(
+                    f"The update's {shown(name)} holds values of {size:.0e}, which no training in float32 makes; "
+                    "a server would drop it, and so does unsum."
+                )
 
     def save(self, path: str | Path) -> None:
         """Write safetensors with the metadata as JSON in its header."""
@@ -159,8 +171,8 @@ class Update:
         _check_alike(Path(before), Path(after), first, second)
         names = [name for name, tensor in first.items() if tensor.is_floating_point()]
         delta = {name: second[name].to(first[name].dtype) - first[name] for name in first if name in names}
-        if steps is not None and steps < 1:
-            raise UnsumError(f"A client takes at least one step, not {steps}.")
+        if steps is not None:
+            check_whole("The number of local steps", steps)
         if model is not None:
             whole = {name: delta.get(name, tensor) for name, tensor in first.items()}  # counters keep their places
             delta, notes = named_as(model, whole, ordered=files[0].ordered and files[1].ordered)
@@ -173,9 +185,12 @@ class Update:
         return cls.from_delta(delta, rate, notes=tuple(notes), training=training)
 
 
-def _is_finite(tensor: Tensor) -> bool:
-    """Whether no entry is NaN or Inf, without a temporary as large as the tensor: extremes carry both."""
-    return tensor.numel() == 0 or all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(tensor))
+def _largest(tensor: Tensor) -> float:
+    """The largest size of an entry, NaN where one is; without a temporary as large as the tensor."""
+    if tensor.numel() == 0:
+        return 0.0
+    low, high = (float(extreme) for extreme in torch.aminmax(tensor))
+    return max(-low, high)
 
 
 def _recorded(path: Path, header: str, tensors: dict[str, Tensor], notes: list[str]) -> Update:
@@ -196,8 +211,8 @@ def _check_alike(before: Path, after: Path, first: dict[str, Tensor], second: di
     odd = next(iter(first.keys() ^ second.keys()), None)
     if odd is not None:
         where = before if odd in first else after
-        raise UnsumError(f"The checkpoints are not of one model: {odd!r} stands only in {where.name!r}.")
+        raise UnsumError(f"The checkpoints are not of one model: {shown(odd)} stands only in {where.name!r}.")
     odd = next((name for name in first if first[name].shape != second[name].shape), None)
     if odd is not None:
         shapes = f"{tuple(first[odd].shape)} and {tuple(second[odd].shape)}"
-        raise UnsumError(f"The checkpoints are not of one model: {odd!r} has the shapes {shapes}.")
+        raise UnsumError(f"The checkpoints are not of one model: {shown(odd)} has the shapes {shapes}.")

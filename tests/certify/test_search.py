@@ -1,4 +1,4 @@
-"""A short search for false claims on every path, and cases that earlier ones found; `benchmarks/fool/run.py` runs it at length."""
+"""A short search for false claims on every path, and cases that earlier ones found; see `benchmarks/fool/run.py`."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,59 @@ def test_a_file_in_the_place_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UnsumError, match=r"Nothing can be written to .*name another folder"):
         check_folder(tmp_path / "file" / "report", force=True)
+
+
+def test_a_leak_that_finds_no_room_leaves_not_even_a_folder(tmp_path: Path) -> None:
+    """Its figures would fit; its tensors and pictures do not."""
+    with full_disk(1024), pytest.raises(OSError, match=r"os error|File too large"):
+        _leak(tmp_path / "deep" / "leak")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_leak_that_finds_no_room_leaves_an_earlier_one_as_it_was(tmp_path: Path) -> None:
+    _leak(tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert {"leak.safetensors", "leak.json", "sample-1.png"} <= before.keys()
+    with full_disk(100), pytest.raises(OSError, match=r"os error|File too large"):
+        write_leak(replace(synthetic().leak, images=None), tmp_path, model="another")
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    write_leak(replace(synthetic().leak, images=None), tmp_path, model="another")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["leak.json", "leak.safetensors"]
+
+
+def _out(tmp_path: Path, name: str) -> Path:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    return tmp_path / name
+
+
+@pytest.mark.parametrize("command", ["audit", "attack"])
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("link", "a link that leads nowhere"), ("link/inside", "a link that leads nowhere"), ("x" * 5000, "File name too long")],
+)  # fmt: skip
+def test_a_folder_that_cannot_be_made_is_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    name: str,
+    sentence: str,
+) -> None:
+    monkeypatch.setattr("sys.argv", ["unsum", command, "--out", str(_out(tmp_path, name))])
+    with pytest.raises(SystemExit) as end:
+        unsum.commands.main.main()
+    told = capsys.readouterr().err
+    assert end.value.code == 2
+    assert sentence in told
+    assert len(told) < 500
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["link"]
+
+
+def test_a_name_that_is_too_long_for_an_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["unsum", "capture", "--out", str(tmp_path / f"{'x' * 5000}.safetensors")])
+    with pytest.raises(SystemExit) as end:
+        unsum.commands.main.main()
+    assert end.value.code == 2
+    assert "its name is too long" in capsys.readouterr().err

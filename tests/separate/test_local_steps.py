@@ -147,7 +147,7 @@ def test_what_cannot_be_followed_is_refused_in_a_sentence() -> None:
         unsum.separate(client.model, Update(update.gradients, training=LocalTraining(0.05, 2)), "local-steps")
     with pytest.raises(UnsumError, match="below 1"):
         LocalTraining(0.1, momentum=1.0)
-    with pytest.raises(UnsumError, match="at least once"):
+    with pytest.raises(UnsumError, match="at least 1"):
         LocalTraining(0.1, epochs=0)
     with pytest.raises(UnsumError, match="5 steps are not 2 epochs"):
         LocalTraining(0.1, 5, epochs=2)

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PAGE_HEADER = "x-unsum-page"  # a page's own random name; other sites cannot send it without asking first, and hear no
+CLOSED = {"Connection": "close"}  # with a refusal: what is still to come of the request is not read
 _PAGE_NAME = re.compile(r"[A-Za-z0-9-]{16,64}")
 _HEADERS = {
     "Content-Security-Policy": (
@@ -61,7 +62,7 @@ class Guard:
         if refusal is None:
             await self._app(scope, receive, guarded)
         else:
-            await JSONResponse({"error": refusal}, status_code=403)(scope, receive, guarded)
+            await JSONResponse({"error": refusal}, status_code=403, headers=CLOSED)(scope, receive, guarded)
 
     def _refusal(self, method: str, headers: Headers) -> str | None:
         host, origin = headers.get("host", ""), headers.get("origin")

@@ -11,11 +11,12 @@ from collections.abc import Callable
 import uvicorn
 
 from unsum.app.guard import is_loopback
+from unsum.app.patience import MOST_SILENT, PatientProtocol
 from unsum.app.server import create_app
 from unsum.errors import UnsumError
 
 _LAST_WORDS = 2  # seconds that answers under way are given when the server stops
-_MOST_CONNECTIONS = 64
+_MOST_CONNECTIONS = 64 + MOST_SILENT  # those with a request, and those that have not asked yet
 
 
 def serve(
@@ -34,6 +35,7 @@ def serve(
         config = uvicorn.Config(
             app,
             log_level="warning",
+            http=PatientProtocol,
             timeout_graceful_shutdown=_LAST_WORDS,
             limit_concurrency=_MOST_CONNECTIONS,
             server_header=False,

@@ -18,9 +18,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from unsum.app.guard import PAGE_HEADER, Guard
+from unsum.app.guard import CLOSED, PAGE_HEADER, Guard
 from unsum.app.menu import menu
 from unsum.app.order import MOST_PHOTOS, read_order
+from unsum.app.patience import BODY_SECONDS
 from unsum.app.round import Answer, play
 from unsum.app.shelf import MOST_BYTES, MOST_OWN, Shelf, data_url
 from unsum.app.worker import Worker
@@ -133,16 +134,24 @@ def _part(file: Any, media_type: str) -> Any:
 
 
 async def _sentence(_request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, status_code=413 if isinstance(error, _TooLargeError) else 422)
+    status = 413 if isinstance(error, _TooLargeError) else 422
+    return JSONResponse({"error": str(error)}, status_code=status, headers=CLOSED)
 
 
 async def _body(request: Request, most: int, sentence: str) -> bytes:
-    """The whole body, or a refusal as soon as it is too long; what its header promises is not believed."""
+    """The whole body, or a refusal as soon as it is too long, or says that it will be; or when it takes too long to come."""
+    promised = request.headers.get("content-length", "")
+    if promised.isascii() and promised.isdigit() and int(promised[:19]) > most:
+        raise _TooLargeError(sentence)
     content = bytearray()
-    async for chunk in request.stream():
-        content += chunk
-        if len(content) > most:
-            raise _TooLargeError(sentence)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                content += chunk
+                if len(content) > most:
+                    raise _TooLargeError(sentence)
+    except TimeoutError:
+        raise UnsumError("The request took too long to arrive; try again.") from None
     return bytes(content)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from unsum.audit.pictures import to_image
 from unsum.audit.result import finite
-from unsum.files.writing import save_tensors, write_text, write_whole
+from unsum.files.writing import save_tensors, write_folder
 from unsum.leak import Leak
 
 _TENSORS = ("targets", "logits", "features", "images", "inputs", "inputs_exact")
@@ -38,18 +38,19 @@ def leak_summary(leak: Leak, *, model: str) -> dict[str, Any]:
 
 def write_leak(leak: Leak, folder: Path, *, model: str) -> list[Path]:
     """`leak.safetensors`, `leak.json` and `sample-1.png` and so on where there are pictures; the files written."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for stale in folder.glob("sample-*.png"):  # an earlier leak's pictures must not stand beside this one
-        stale.unlink()
-    held = {name: getattr(leak, name) for name in _TENSORS if getattr(leak, name) is not None}
-    summary = leak_summary(leak, model=model)
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in held.items()}
-    metadata = {"unsum-leak": json.dumps(summary)}
-    write_whole(folder / "leak.safetensors", lambda part: save_tensors(tensors, part, metadata))
-    write_text(folder / "leak.json", json.dumps(summary, indent=2) + "\n")
-    written = [folder / "leak.safetensors", folder / "leak.json"]
-    if leak.images is not None:
-        for place, picture in enumerate(leak.images, 1):
-            written.append(folder / f"sample-{place}.png")
-            to_image(picture).save(written[-1])
+    pictures = [] if leak.images is None else [f"sample-{place}.png" for place in range(1, len(leak.images) + 1)]
+    stale = set(folder.glob("sample-*.png"))  # an earlier leak's pictures must not stand beside this one
+    write_folder(folder, lambda part: _fill(part, leak, pictures, leak_summary(leak, model=model)))
+    written = [folder / name for name in ("leak.safetensors", "leak.json", *pictures)]
+    for picture in stale.difference(written):
+        picture.unlink()
     return written
+
+
+def _fill(folder: Path, leak: Leak, pictures: list[str], summary: dict[str, Any]) -> None:
+    held = {name: getattr(leak, name) for name in _TENSORS if getattr(leak, name) is not None}
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in held.items()}
+    save_tensors(tensors, folder / "leak.safetensors", {"unsum-leak": json.dumps(summary)})
+    (folder / "leak.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    for name, picture in zip(pictures, () if leak.images is None else leak.images, strict=True):
+        to_image(picture).save(folder / name)

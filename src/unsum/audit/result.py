@@ -16,7 +16,7 @@ from unsum.audit.plain import plain
 from unsum.audit.rows import Row, rows
 from unsum.audit.verdict import Verdict, judge, judge_captured
 from unsum.data import Batch
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, first_line, shown
 from unsum.files.writing import write_text, write_whole
 from unsum.leak import Leak
 from unsum.score import SampleScore
@@ -163,9 +163,14 @@ def _sample(row: Row) -> dict[str, Any]:
 
 def check_folder(folder: Path, *, force: bool) -> None:
     """Refuse to overwrite, or what cannot be written to, before an audit is run rather than after."""
+    try:
+        standing = next(place for place in (folder, *folder.absolute().parents) if place.exists() or place.is_symlink())
+    except OSError as error:  # a name that is too long, say
+        raise UnsumError(f"{shown(str(folder))} cannot be a folder: {first_line(error)}; name another.") from error
+    if standing.is_symlink() and not standing.exists():
+        raise UnsumError(f"{shown(str(standing))} is a link that leads nowhere; name another folder with --out.")
     if folder.exists() and not folder.is_dir():
         raise UnsumError(f"{str(folder)!r} is a file; name a folder for the report.")
-    standing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not standing.is_dir() or not os.access(standing, os.W_OK | os.X_OK):
         raise UnsumError(f"Nothing can be written to {str(standing)!r}; name another folder with --out.")
     if folder.exists() and any(file.name != UNFINISHED for file in folder.iterdir()) and not force:

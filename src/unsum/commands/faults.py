@@ -9,7 +9,7 @@ from types import FrameType
 
 import torch
 
-from unsum.errors import UnsumError, first_line
+from unsum.errors import UnsumError, first_line, shown
 
 FAILED, INTERRUPTED = 2, 130  # exit codes; 1 is kept for a leak above the gate's level
 _DISK = {
@@ -20,6 +20,8 @@ _DISK = {
     errno.EACCES: "writing there is not allowed",
     errno.EPERM: "writing there is not allowed",
     errno.EIO: "the disk failed",
+    errno.ENAMETOOLONG: "its name is too long",
+    errno.ELOOP: "its links lead in a circle",
     errno.ENOTDIR: "a file stands in the place of a folder",
 }
 _MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "Cannot allocate memory", "not enough memory")
@@ -51,7 +53,7 @@ def sentence_of(error: BaseException) -> str | None:
     if isinstance(error, UnsumError):
         return str(error)
     if isinstance(error, OSError) and error.errno in _DISK:
-        where = f" to {error.filename!r}" if error.filename else ""
+        where = f" to {shown(str(error.filename))}" if error.filename else ""
         return f"Nothing more could be written{where}: {_DISK[error.errno]}. {go_on()}"
     text = str(error)
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(part in text for part in _MEMORY)):

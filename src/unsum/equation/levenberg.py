@@ -13,6 +13,8 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
+from unsum.deadline import out_of_time
+
 SMALL = 300  # unknowns up to which the normal matrix is formed at once
 _AFFORDABLE = 1e9  # floating-point operations up to which it is formed where conjugate gradients give up
 _FIRST_DAMPING, _LEAST_DAMPING, _MOST_DAMPING = 1e-3, 1e-15, 1e12  # of the normal matrix's diagonal
@@ -48,6 +50,8 @@ def minimize(
     """Where the cost stagnates, or after `iterations`. Below the cost `enough` hardly falling is stagnation, too."""
     damping, growth, stalled = _FIRST_DAMPING, 2.0, 0
     for _ in range(iterations):
+        if out_of_time("further steps of the solver"):
+            break
         step = here.step(damping)
         there = here.moved(step)
         promised = -float(2 * (step @ here.gradient) + here.push(step).square().sum())

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, shown
 
 
 def named_as(model: nn.Module, tensors: Mapping[str, Tensor], *, ordered: bool) -> tuple[dict[str, Tensor], list[str]]:
@@ -48,8 +48,8 @@ def _without_buffers(
 
 def _by_order(foreign: str, own: str) -> str:
     return (
-        f"The update's names are not the model's ({foreign!r}, …), so its tensors were matched to the parameters by order and "
-        f"shape, from {own!r} on; two layers of the same shape would not be told apart if their order were another."
+        f"The update's names are not the model's ({shown(foreign)}, …), so its tensors were matched to the parameters by order "
+        f"and shape, from {own!r} on; two layers of the same shape would not be told apart if their order were another."
     )
 
 
@@ -60,16 +60,17 @@ def _by_shape(
     own = Counter(tuple(p.shape) for p in parameters.values())
     given = Counter(tuple(t.shape) for t in tensors.values())
     unknown = next((shape for shape in given if shape not in own), None)
-    start = f"The update's names are not the model's ({foreign!r}, …)"
+    start = f"The update's names are not the model's ({shown(foreign)}, …)"
     if unknown is not None:
         raise UnsumError(
-            f"{start}, and no parameter has the shape {unknown} of one of its tensors; pass the model that the client trained."
+            f"{start}, and no parameter has the shape {shown(unknown)} of one of its tensors; pass the model "
+            "that the client trained."
         )
     twice = next((shape for shape in given if own[shape] > 1 or given[shape] > 1), None)
     if twice is not None:
         order = "their order is not the model's" if ordered else "this format keeps no order"
         raise UnsumError(
-            f"{start}, {order}, and several could be the one of shape {twice}; save them under the names of "
+            f"{start}, {order}, and several could be the one of shape {shown(twice)}; save them under the names of "
             "model.named_parameters()."
         )
     names = {tuple(p.shape): name for name, p in parameters.items()}

@@ -1,9 +1,11 @@
-"""Files written whole or not at all: under another name first, which a fault leaves behind for nobody."""
+"""Files and folders written whole or not at all: under another name first, which a fault leaves behind for nobody."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +26,24 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
         part.unlink(missing_ok=True)
         raise
     return path
+
+
+def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
+    """`write` fills a folder inside `folder`, whose files then take their places; a fault leaves not even an empty folder."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    part = folder / PART
+    try:
+        part.mkdir(parents=True)
+        write(part)
+        for file in part.iterdir():
+            file.replace(folder / file.name)
+        part.rmdir()
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the folders that were made for it, from the inside out
+            for place in missing:
+                place.rmdir()
+        raise
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, shown
 from unsum.files.naming import named_as
 from unsum.integrations.statistics import Statistics, read_statistics
 from unsum.local_training import LocalTraining
@@ -100,9 +100,9 @@ def _check_alike(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> N
     if odd is not None:
         side = "sent out only" if odd in before else "sent back only"
         raise UnsumError(
-            f"{odd!r} was {side}; an audit needs the weights before and after, so let clients send back what they were sent."
+            f"{shown(odd)} was {side}; an audit needs the weights before and after, so let clients send back what they were sent."
         )
     odd = next((name for name in before if before[name].shape != after[name].shape), None)
     if odd is not None:
         shapes = f"{tuple(before[odd].shape)} and came back as {tuple(after[odd].shape)}"
-        raise UnsumError(f"{odd!r} was sent out as {shapes}; let clients send back what they were sent.")
+        raise UnsumError(f"{shown(odd)} was sent out as {shapes}; let clients send back what they were sent.")

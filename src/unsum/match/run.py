@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unsum.declared import check_pictures
 from unsum.errors import UnsumError
 from unsum.gradients import norm, quiet, with_features
 from unsum.head import find_head
@@ -78,6 +79,8 @@ def match(
     knowledge = Knowledge(labels=labels, batch_size=disclosed, auxiliary=owned)
     chosen.needs.check(method, update, knowledge.known_batch_size, auxiliary=owned is not None)
     shape = picture_shape(model, image_size)
+    if disclosed is not None and labels is None and batch_size is None:
+        check_pictures(disclosed, shape)
     targets, separated, notes = _targets(model, update, chosen, knowledge, label_rule, seed)
     B = len(targets) if targets is not None else knowledge.known_batch_size
     assert B is not None

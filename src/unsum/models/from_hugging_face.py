@@ -16,6 +16,7 @@ from unsum.errors import UnsumError, first_line
 from unsum.head import find_head
 from unsum.models.built import USUAL_SIZE, Built, Normalize, fresh_head, optional
 from unsum.models.causal_text import build_causal_text, is_causal_text
+from unsum.models.hugging_face_config import check_config
 
 
 def build_hugging_face(path: Path, classes: int, seed: int) -> Built:
@@ -26,6 +27,7 @@ def build_hugging_face(path: Path, classes: int, seed: int) -> Built:
     transformers = optional("transformers", "hf", "Models called hf:PATH")
     if not (path / "config.json").is_file():
         raise UnsumError(f"{str(path)!r} is no folder written by save_pretrained: it holds no config.json.")
+    check_config(path)
     if is_causal_text(path):
         return build_causal_text(path, transformers)
     loader = transformers.AutoModelForImageClassification

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from unsum.deadline import time_limit as limited_to
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
@@ -48,6 +49,7 @@ def separate(
     seed: int = 0,
     progress: Callable[..., None] | None = None,
     loss: str | Loss | None = None,
+    time_limit: float | None = None,
     **options: Any,
 ) -> Leak:
     """Take the sum over a batch apart: every sample's features, logits and label out of one update.
@@ -64,6 +66,8 @@ def separate(
         loss: what the client minimized, if not cross-entropy: `bce`, `mse`, `focal:GAMMA`, or an object of
             `unsum.losses`. Only `exact` knows other losses. By default cross-entropy, unless the update itself
             contradicts that and one of `mse` and `bce` explains it.
+        time_limit: seconds after which `exact` and what is built on it give the best answer so far, without a claim and with a
+            note on what was left untried; by default they take as long as they need. Other methods may take longer.
         options: the method's own, as in `separate(model, update, "rgla", steps=5000, objectives=("w", "loss"))`.
 
     Returns:
@@ -85,12 +89,17 @@ def separate(
     knowledge = Knowledge(labels=labels, batch_size=disclosed, loss=loss_name, training=update.training)
     start = time.perf_counter()
     head = Head.of(model, update, device)
-    if other is not None:
-        leak = separate_declared(head, knowledge, other, seed=seed)
-    else:
-        fitting = fitting_loss(head, knowledge, seed=seed) if method == "exact" and loss is None else None
-        leak = fitting or separator(head, knowledge, seed=seed, **options)
-        if method == "exact" and not leak.exact:
-            leak = replace(leak, notes=[*leak.notes, *filter(None, [advice(head)])])
+    with limited_to(time_limit) as deadline:
+        if other is not None:
+            leak = separate_declared(head, knowledge, other, seed=seed)
+        else:
+            fitting = fitting_loss(head, knowledge, seed=seed) if method == "exact" and loss is None else None
+            leak = fitting or separator(head, knowledge, seed=seed, **options)
+            if method == "exact" and not leak.exact:
+                leak = replace(leak, notes=[*leak.notes, *filter(None, [advice(head)])])
+    if deadline.cut:  # a search that was cut short vouches for nothing
+        leak = replace(
+            leak, exact=False, notes=[f"Time was over; left untried: {', '.join(deadline.cut)}.", *leak.notes]
+        )
     granted = replace(knowledge, auxiliary_photos=leak.knowledge.auxiliary_photos)  # a method says which photos it used
     return replace(leak, knowledge=granted, seconds=time.perf_counter() - start)

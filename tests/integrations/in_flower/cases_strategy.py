@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import time
 from pathlib import Path
 
@@ -258,3 +259,25 @@ def test_rounds_on_the_same_batch_are_solved_together_where_the_user_says_so() -
     assert not any("rounds were solved together" in note for note in first.notes)
     assert any("2 rounds were solved together" in note for note in second.notes) or second.exact
     assert second.predicted_error <= first.predicted_error
+
+
+def test_counters_that_a_client_made_up_take_no_memory_and_are_no_low_leak() -> None:
+    model = network()
+
+    def hostile(place, _sent):
+        after = trained(model, *photos(), rate=RATE)
+        for name in after if place == 0 else ():
+            if name.endswith("num_batches_tracked"):
+                after[name] += 30_000
+        return after
+
+    strategy = AuditStrategy(FedAvg(), model, training=KNOWN, budget_seconds=60)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    arrays, metrics = strategy.aggregate_train(1, answers(ask(strategy, model, 2), hostile))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 << 10  # kilobytes; a table took gigabytes
+    assert arrays is not None
+    assert (metrics["leak-audited"], metrics["leak-not-audited"], metrics["leak-exact"]) == (1, 1, 1)
+    forged = strategy.findings[0]
+    assert (forged.outcome, forged.leakage == forged.leakage) == ("failed", False)
+    assert "30,001 local steps" in forged.notes[0]
+    assert "not audited" in forged.notes[0]

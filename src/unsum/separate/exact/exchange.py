@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from unsum.deadline import out_of_time
 from unsum.equation.equation import Unknowns, solve
 from unsum.equation.observation import Observation
 from unsum.separate.exact.regression import ClassLine
@@ -65,7 +66,7 @@ def exchange_labels(
     here = _State.solved(observation, labels, ratio_starts(observation, grad_b, labels, generator, _SPREADS[0]), _FRESH)
     failed = 0
     for _ in range(max(1, iterations // _ITERATIONS)):
-        if here.unexplained < _EXPLAINED or failed > _FAILURES:
+        if here.unexplained < _EXPLAINED or failed > _FAILURES or out_of_time("further exchanges of labels"):
             break
         there = here.varied(failed, grad_b, generator)
         if there.unexplained < 0.999 * here.unexplained:

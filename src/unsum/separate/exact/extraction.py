@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.deadline import out_of_time
 from unsum.equation.equation import Equation, Unknowns, positive_factor, solve
 from unsum.equation.observation import Observation
 from unsum.separate.exact.simplex import hunt_corners
@@ -82,7 +83,7 @@ class _Remainder:
         hidden = torch.zeros_like(self.grad_b, dtype=torch.bool)
         changed = True  # the same label rows lead to the same samples
         for _ in range(_ROUNDS):
-            if self.missing == 0 or bool(hidden.all()):
+            if self.missing == 0 or bool(hidden.all()) or out_of_time("samples one at a time"):
                 return
             if changed and self._accept(*self.label_starts(), faint):
                 continue

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.deadline import out_of_time
 from unsum.equation.equation import positive_factor
 from unsum.equation.observation import Observation
 from unsum.separate.exact.extraction import ACCEPTED, SAME_SAMPLE, USUAL, label_weights, snapped
@@ -46,8 +47,10 @@ def extract_mixed(observation: Observation) -> Mixed | None:
         return None
     left = _Remainder(observation, observation.grad_b)
     for _ in range(_ROUNDS):
-        if left.missing == 0 or not any(
-            left.find(starts()) for starts in (left.corners, left.pairs, left.pairs_with_any)
+        if (
+            left.missing == 0
+            or out_of_time("samples of mixed labels")
+            or not any(left.find(starts()) for starts in (left.corners, left.pairs, left.pairs_with_any))
         ):
             break
     return Mixed(left.T, left.Y, left.alpha or 1.0)

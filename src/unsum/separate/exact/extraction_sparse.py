@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from unsum.deadline import out_of_time
 from unsum.equation.equation import positive_factor
 from unsum.equation.observation import Observation
 from unsum.separate.exact.extraction import SAME_SAMPLE, Extracted, extract, label_weights, snapped
@@ -44,7 +45,7 @@ def extract_sparse(observation: Observation, generator: torch.Generator) -> Extr
     if 2 * R > H or 2.0 * _HUNT * R * R * H * R > _WORK:
         return None
     found = _Found(observation, grad_b, generator)
-    while found.missing and found.hunt():
+    while found.missing and not out_of_time("samples by the zeros of their features") and found.hunt():
         pass
     if len(found.T) == 0:
         return None

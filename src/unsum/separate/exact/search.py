@@ -12,6 +12,7 @@ from torch import Tensor
 
 from unsum.certify.candidate import Candidate, polish, runaways
 from unsum.certify.scatter import certify
+from unsum.deadline import out_of_time
 from unsum.equation.equation import Equation, NoFactorError, Unknowns, positive_factor, solve
 from unsum.equation.levenberg import seconds_per_iteration
 from unsum.equation.observation import Observation
@@ -139,6 +140,8 @@ class Search:
         equation = self._equation(way)
         best: Candidate | None = None
         for _ in range(starts):
+            if best is not None and out_of_time("further starts"):
+                break
             at = solve(equation, self._start(way), iterations, in_noise_units=True).at
             if not at.is_sound:
                 continue
@@ -156,6 +159,8 @@ class Search:
         """
         cost = iterations * seconds_per_iteration(found.at.T.numel(), self.observation.classes)
         for _ in range(max(_CONFIRMATIONS, min(_MORE_CONFIRMATIONS, int(_CONFIRMATION_SECONDS / cost)))):
+            if out_of_time("a second opinion on the solution"):
+                break
             at = solve(equation, self._start(way), iterations, in_noise_units=True).at
             if not at.is_sound:
                 continue
@@ -295,6 +300,8 @@ def _first(
 ) -> Candidate | None:
     """The best of `best` and the attempts up to the first that is good enough."""
     for attempt in attempts:
+        if best is not None and out_of_time("further hypotheses about the batch"):
+            break
         candidate = _tried(attempt)
         if candidate is not None and candidate.better_than(best):
             best = candidate

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.deadline import out_of_time
 from unsum.equation.observation import Observation
 
 _BATCH = 1 << 24  # entries of the batched Jacobian that are held at a time
@@ -143,6 +144,8 @@ class SingleSamples:
         damping, cost = torch.full_like(size, 1e-3), torch.full_like(size, torch.inf)
         T, under_way = T.clone(), torch.arange(len(T), device=T.device)
         for _ in range(0, iterations, _LOOK):
+            if out_of_time("samples one at a time"):
+                break
             trying = under_way
             before = cost[trying]
             T[trying], cost[trying], damping[trying] = self._descend(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.deadline import out_of_time
 from unsum.equation.observation import Observation
 
 _BATCH = 1 << 24  # entries of the batched Jacobian that are held at a time
@@ -84,6 +85,8 @@ class SparseSamples:
         cost = self._cost(T, outside, wells, width, wall)
         damping = torch.full_like(cost, 1e-2)
         for _ in range(iterations):
+            if out_of_time("samples by the zeros of their features"):
+                break
             f = T @ self.A
             pull = wall**2 * (f < 0) + wells.depth * width**2 / (f.square() + width**2).square()
             M, g = self._normal_equations(T, P, outside, pull, wells.softmax, _NORMALIZED)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.deadline import out_of_time
+
 _SHRINKAGE = 1.0  # of t A in units of its root mean square: what is smaller does not pull
 _STEPS, _SETTLED = 18, 0.999  # steps from a start, and the cosine of a direction with what three more make of it
 _WAVES = 12  # of twice as many starts as directions are sought
@@ -46,6 +48,8 @@ def find_sparse_directions(A: Tensor, generator: torch.Generator) -> SparseDirec
     found: list[tuple[Tensor, Tensor]] = []
     failed = 0
     for direction in _rough_directions(A, generator, found):
+        if out_of_time("samples by the zeros of their features"):
+            return None
         sharp = sharpen(direction, _some_columns(A, max(_FEWER, _COLUMNS_PER_ROW * R), generator))
         if sharp is not None and not any(float(sharp[0] @ t) > _SAME for t, _ in found):
             found.append(sharp)

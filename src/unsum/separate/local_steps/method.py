@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from unsum.declared import check_samples
 from unsum.equation.observation import Observation
 from unsum.equation.threads import few_threads
 from unsum.errors import UnsumError
@@ -42,6 +43,8 @@ def local_steps(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
             "The attack 'local-steps' needs to know how the client trains; declare it with the update "
             "(training=LocalTraining(learning_rate, steps)), or use 'exact'."
         )
+    if training.steps is None and training.epochs > 1:
+        raise UnsumError(f"{training.epochs} epochs are of so many steps: say how many, with LocalTraining(steps=).")
     total = knowledge.known_batch_size or training.batch_size
     plain = replace(knowledge, batch_size=total if knowledge.labels is None else None)
     most = None if total is None else total * training.epochs
@@ -89,6 +92,7 @@ class _Task:
                 guess = rate * reach / alpha if rate is not None and known else observation.rank / training.epochs
                 size = size_of_step(observation, guess, training.epochs) if known else max(1, round(guess))
             rate = rate or alpha * (size if mean else 1) / reach
+        check_samples(total or size * steps)
         sizes = split(total or size * steps, steps)
         trajectory = Trajectory(observation, Schedule.of(training, sizes), bias)
         return cls(trajectory, classes, rate, training.learning_rate is None)

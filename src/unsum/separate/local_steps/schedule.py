@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.declared import check_steps
 from unsum.local_training import LocalTraining
 
 
@@ -29,6 +30,7 @@ class Schedule:
     @classmethod
     def of(cls, training: LocalTraining, sizes: tuple[int, ...]) -> Schedule:
         T, rate = training.steps or 1, training.learning_rate or 0.0
+        check_steps(T)  # rows of T numbers, T of them, follow
         kept, pull = [1.0], 0.0
         reach, velocity = [torch.zeros(T, dtype=torch.float64)], torch.zeros(T, dtype=torch.float64)
         for t in range(T):
