@@ -65,7 +65,8 @@ def test_siblings_behind_flat_heads(weights: float, bias: str, copies: int) -> N
 
 def test_the_number_of_samples_settles_it() -> None:
     features, labels = siblings(4, 0.1)
-    leak = unsum.separate(head(), unsum.capture(head(), features, labels), batch_size=8)
+    model = head(classes=30)
+    leak = unsum.separate(model, unsum.capture(model, features, labels), batch_size=8)
     assert leak.exact
     assert farthest(leak, features) < 1e-4
 
