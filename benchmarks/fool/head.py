@@ -92,7 +92,7 @@ def child(first: Genome, second: Genome, chance: random.Random, step: float) -> 
 
 
 def told(genome: Genome) -> str:
-    """What the attacker is told, if it is true: labels where they are hard, the loss where it was plain, no size of uneven ones."""
+    """What the attacker is told, if it is true: labels where they are hard, the loss where it had no temperature."""
     untrue = {"labels": genome["soft"] != "hard", "loss": genome["client"] == "temperature"}
     return "nothing" if untrue.get(str(genome["told"]), False) else str(genome["told"])
 

@@ -19,20 +19,18 @@ NAMES = ("bce", "mse", "focal", "weighted", "weighted and smoothed", "cross-entr
 
 
 def random_genome(chance: random.Random, *, tame: bool = False) -> Genome:
-    genome: Genome = {
-        "classes": chance.randint(6 if tame else 2, 12), "batch": chance.randint(1, 5), "inputs": chance.choice((6, 12, 24, 96)),
+    pick = chance.choice
+    return {
+        "classes": chance.randint(6 if tame else 2, 12), "batch": chance.randint(1, 5), "inputs": pick((6, 12, 24, 96)),
         "spread": chance.uniform(-0.5 if tame else -3, 0.5), "weights": chance.uniform(-0.5 if tame else -8, 0.7),
-        "bias": chance.choice((True, True, "zero", False)), "biased_gradient": chance.random() < 0.8,
-        "siblings": chance.choice((1, 1, 2, 2, 3)), "apart": chance.uniform(-5, -0.3), "relu": chance.random() < 0.5,
-        "labels": chance.choice(("distinct", "random", "same")), "positives": chance.uniform(0.1, 0.9),
-        "scale": chance.choice((0.0, 0.0, 1.0)) * chance.uniform(-2, 2), "targets": chance.choice((1.0, 1.0, 1.0, 0.5, 3.0)),
-        "dtype": chance.choice(("float32", "float32", "float64", "float16", "bfloat16")),
-        "noise": chance.choice((-math.inf, -math.inf, chance.uniform(-8, -2))), "reduction": chance.choice(("mean", "mean", "sum")),
-        "loss": chance.choice(NAMES), "declared": chance.choice(("right", "right", "right", "wrong", "nothing")),
-        "wrong": chance.choice(NAMES), "gamma": chance.choice((1.0, 2.0, 3.0)), "told": chance.choice(("nothing", "nothing", "batch size")),
-        "seed": chance.randrange(1 << 30),
+        "bias": pick((True, True, "zero", False)), "biased_gradient": chance.random() < 0.8, "relu": chance.random() < 0.5,
+        "siblings": pick((1, 1, 2, 2, 3)), "apart": chance.uniform(-5, -0.3), "labels": pick(("distinct", "random", "same")),
+        "positives": chance.uniform(0.1, 0.9), "scale": pick((0.0, 0.0, 1.0)) * chance.uniform(-2, 2),
+        "targets": pick((1.0, 1.0, 1.0, 0.5, 3.0)), "dtype": pick(("float32", "float32", "float64", "float16", "bfloat16")),
+        "noise": pick((-math.inf, -math.inf, chance.uniform(-8, -2))), "reduction": pick(("mean", "mean", "sum")),
+        "loss": pick(NAMES), "declared": pick(("right", "right", "right", "wrong", "nothing")), "wrong": pick(NAMES),
+        "gamma": pick((1.0, 2.0, 3.0)), "told": pick(("nothing", "nothing", "batch size")), "seed": chance.randrange(1 << 30),
     }  # fmt: skip
-    return genome
 
 
 def kind(genome: Genome) -> str:

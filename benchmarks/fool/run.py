@@ -1,6 +1,7 @@
 """Can the certificate be fooled? Evolution over cases of every path that can claim, rewarded for every claim that is not so.
 
-uv run python benchmarks/fool/run.py --paths head losses rounds steps text peel --tries 20000 --seed 1 --processes 4 --json fooled.json
+uv run python benchmarks/fool/run.py --tries 20000 --seed 1 --processes 6 --json fooled.json
+uv run python benchmarks/fool/run.py --paths head losses --minutes 10 --json fooled.json
 uv run python benchmarks/fool/run.py --merge one.json another.json --json both.json
 
 A path is a module beside this one with `random_genome(chance)`, `attempt(genome, seconds)` and, if it knows better than to draw a
