@@ -60,6 +60,7 @@ class Record:
     stopped: int = 0  # by the deadline: neither claimed nor not
     seconds: float = 0.0  # of all processes together
     worst_claim: float = 0.0  # largest true error of a claim that does not count as fooled
+    paths: dict[str, int] = field(default_factory=dict)  # tries on each
     claims: dict[str, int] = field(default_factory=dict)  # by kind of case
     seeds: list[int] = field(default_factory=list)
     crashed: list[str] = field(default_factory=list)
@@ -67,7 +68,7 @@ class Record:
     fooled_labels: list[Genome] = field(default_factory=list)
 
     def add(self, tried: Try, kind: str) -> None:
-        self.tries += 1
+        self._count(kind.partition(":")[0])
         self.claimed += tried.claimed
         self.refused += tried.ended == "refused"
         self.stopped += tried.ended == "stopped"
@@ -84,8 +85,12 @@ class Record:
         elif tried.claimed:
             self.worst_claim = max(self.worst_claim, tried.error, tried.label_error)
 
-    def add_crash(self, genome: Genome, error: Exception) -> None:
+    def _count(self, path: str) -> None:
         self.tries += 1
+        self.paths[path] = self.paths.get(path, 0) + 1
+
+    def add_crash(self, path: str, genome: Genome, error: Exception) -> None:
+        self._count(path)
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(where.filename).name}:{where.lineno}"
         self.crashed.append(f"{type(error).__name__} at {place}: {str(error)[:120]} in {json.dumps(genome)}")
@@ -116,6 +121,7 @@ def merge(records: Sequence[Record]) -> Record:
         stopped=sum(one.stopped for one in records),
         seconds=sum(one.seconds for one in records),
         worst_claim=max((one.worst_claim for one in records), default=0.0),
+        paths=dict(sum((Counter(one.paths) for one in records), Counter())),
         claims=dict(sum((Counter(one.claims) for one in records), Counter())),
         seeds=[seed for one in records for seed in one.seeds],
         crashed=[crash for one in records for crash in one.crashed],
@@ -207,7 +213,7 @@ def evolve(
         try:
             tried = found.attempt(genome, deadline)
         except Exception as error:  # a crash is a finding of another kind
-            record.add_crash(genome, error)
+            record.add_crash(path, genome, error)
         else:
             record.add(tried, found.kind(tried.genome))
             population.add(tried, of_claim)
