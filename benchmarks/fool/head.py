@@ -175,9 +175,10 @@ def _twins(g: Genome, features: Tensor, labels: Tensor, C: int, generator: torch
 
 def _siblings(g: Genome, features: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Every sample with others of its own label around it."""
-    n, distance = g["siblings"], 10 ** g["twin"]
+    n = g["siblings"]
     if n == 1:
         return features, labels
+    distance = 10 ** g["twin"]
     steps = torch.randn(n * len(features), features.shape[1], generator=generator, dtype=torch.float64)
     steps = steps / steps.norm(dim=1, keepdim=True).clamp_min(1e-30)
     many = features.repeat(n, 1)

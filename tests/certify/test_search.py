@@ -42,7 +42,7 @@ def test_no_claim_is_false_and_nothing_crashes(fool: ModuleType, monkeypatch: py
     monkeypatch.setattr(fool.exact_search, "_PATIENCE", 0.2)
     record = fool.evolve(30, 12, path)
     assert record.tries == 30
-    assert record.claimed >= 3  # a search without claims would show nothing
+    assert record.claimed >= 1  # a search without claims would show nothing
     assert record.crashed == []
     assert record.fooled_features == record.fooled_labels == []
 
