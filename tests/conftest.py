@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# One thread for each process, because there are as many processes as cores. PyTorch reads it when it is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import random
 import signal
 import threading

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import unsum
-from invert.test_train import SHORT, backbone, photos, seen_by, weights
+from support.inverse_training import SHORT, backbone, photos, seen_by, weights
 from unsum.audit.result import UNFINISHED
 from unsum.audit.sweep.bench import Bench
 from unsum.invert import checkpoint

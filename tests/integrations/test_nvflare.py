@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 from integrations import elsewhere
-from integrations.conftest import environment
+from support.environments import environment
 from unsum import UnsumError
 
 
