@@ -109,6 +109,7 @@ def test_no_excuse_has_outlived_its_command() -> None:
     assert INTERRUPTED.keys() <= OURS
 
 
+@pytest.mark.long
 def test_the_wheel_needs_no_extra_for_the_first_command(newcomer: Newcomer, tmp_path: Path) -> None:
     newcomer.install()
     out = newcomer.run(["unsum", "audit"], tmp_path)
@@ -116,6 +117,7 @@ def test_the_wheel_needs_no_extra_for_the_first_command(newcomer: Newcomer, tmp_
     assert (tmp_path / "unsum-report" / "report.html").is_file()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", sorted(OURS))
 def test_the_command_runs(ran: dict[str, Ran], command: str) -> None:
     if command not in ran:
@@ -133,6 +135,7 @@ def test_the_command_runs(ran: dict[str, Ran], command: str) -> None:
         assert len(list(result.folder.glob("*/*.html"))) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", sorted(c for c in OURS if "--update client" in c or "--after client" in c))
 def test_what_a_client_sent_gives_its_labels_away(ran: dict[str, Ran], command: str) -> None:
     """The files are those of a client with four samples: a command that read them wrongly would not find its labels."""
