@@ -18,10 +18,10 @@ OTHERS = {
     "pip install uv && uv run unsum audit": "installs; the same audit is run below",
     "pip install uv": "installs",
     "uv run pytest": "runs these tests; .ci/run takes its command from the README",
-    "uv run pytest            # everything; tests/e2e opens the report in Chromium if there is one": "runs these tests",
-    ".ci/run                  # what must pass before a change lands: lint, types, import contracts, lock file, site, tests": (
-        "runs these tests"
-    ),
+    "uv run pytest            # every method and every part, in at most five minutes on two cores": "runs these tests",
+    "uv run pytest -m long    # the rest": "runs these tests",
+    ".ci/run                  # what must pass before a change lands: lint, types, import contracts, spelling, lock file, site, "
+    "all tests": "runs these tests",
     "uv venv && uv pip sync requirements.lock && uv pip install --no-deps .": "installs",
     'pip install -e ".[flower]" -e examples/flower-audit': "installs; tests/integrations runs the example where Flower is",
     "flwr run examples/flower-audit --stream": "leaves a server of Flower's running; tests/integrations runs the same app",
