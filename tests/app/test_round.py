@@ -54,7 +54,7 @@ def test_one_photo_is_a_batch(play: Play) -> None:
 
 def test_strong_noise_gives_no_photo_away(play: Play) -> None:
     strongest = len(menu()["noise"].strengths) - 1
-    result = play(4, defense={"name": "noise", "stop": strongest})
+    result = play(2, defense={"name": "noise", "stop": strongest})
     assert result["certificate"] is False
     assert result["verdict"]["share"] == 0
     assert result["mean_leakage"] < 0.1
