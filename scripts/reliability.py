@@ -179,7 +179,7 @@ def _run_tests(folder: Path, examples: int) -> None:
     """Every file of the table, two at a time; how their tests ended, by the row that they belong to."""
     counts: Counts = {kind.what: {"tried": 0, "passed": 0, "skipped": 0, "failed": 0} for kind in KINDS}
     environment = {**_environment(), "UNSUM_EXAMPLES": str(examples), "UNSUM_REQUIRE_BROWSER": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-o", "junit_family=xunit1"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "", "-o", "junit_family=xunit1"]
 
     def run(file: str) -> None:
         found = folder.resolve() / (file.replace("/", "-") + ".xml")

@@ -32,6 +32,7 @@ ALLOWED = {
 EXCEPTIONS = {
     "directsearch": "GPL-3.0: comes with nevergrad, of the extra `matching` alone, and is not part of unsum",
     "axe-playwright-python": "its metadata names none; MIT by its repository; a tool of the tests",
+    "codespell": "GPL-2.0: a tool of .ci/run, and not part of unsum",
     "cuda-toolkit": "NVIDIA's own terms: comes with PyTorch's builds for CUDA",
 }
 _NVIDIA = ("nvidia-", "cuda-")  # PyTorch's builds for CUDA bring NVIDIA's libraries under its own terms

@@ -1,25 +1,32 @@
-"""Fixtures: a fresh small network, and the default audit, run once."""
+"""Fixtures: a fresh small network, and the default audit, run once.
+
+PyTorch and unsum are imported where they are needed: the process that only deals tests out to others starts without them.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import threading
+from typing import TYPE_CHECKING
 
 import hypothesis
-import numpy
 import pytest
-import torch
-from torch import nn
 
-import unsum
-from support.material import small_net
+if TYPE_CHECKING:
+    from torch import nn
+
+    import unsum
+
+# One thread for each process, because there are as many processes as cores. PyTorch reads it when it is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Who starts the tests in a shell's background has children that ignore Ctrl-C, and some tests are about it.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Timings belong in benchmarks/: a busy machine must not fail a test. Derandomised, so that a failure repeats.
+# Timings belong in benchmarks/: a busy machine must not fail a test. Derandomized, so that a failure repeats.
 hypothesis.settings.register_profile("unsum", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("unsum")
 
@@ -27,6 +34,9 @@ hypothesis.settings.load_profile("unsum")
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Every test and its fixtures draw the same numbers, whichever tests ran before it in the same process."""
+    import numpy
+    import torch
+
     torch.manual_seed(0)
     numpy.random.seed(0)
     random.seed(0)
@@ -34,9 +44,13 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture
 def net() -> nn.Sequential:
+    from support.material import small_net
+
     return small_net()
 
 
 @pytest.fixture(scope="session")
 def default_audit() -> unsum.Audit:
+    import unsum
+
     return unsum.audit()

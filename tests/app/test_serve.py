@@ -60,6 +60,7 @@ serve(browser=False, say=say)
 """
 
 
+@pytest.mark.long
 def test_ctrl_c_at_the_very_moment_of_the_address_stops_it_in_order() -> None:
     # In a process of its own: signals and event loops of this one belong to the other tests as well.
     ended = subprocess.run(

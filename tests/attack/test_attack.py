@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from functools import partial
+from importlib import import_module
 
 import pytest
 import torch
@@ -109,9 +110,8 @@ def test_contradictory_wishes_are_refused() -> None:
 
 
 def test_pictures_are_refined_where_that_is_asked_for(monkeypatch) -> None:
-    monkeypatch.setattr(
-        "unsum.attack.pictures.refine_pictures", partial(refine_pictures, steps=25)
-    )  # enough to see it happen
+    module = import_module("unsum.attack.pictures")  # by name: `unsum.attack` is the function
+    monkeypatch.setattr(module, "refine_pictures", partial(refine_pictures, steps=25))  # enough to see it happen
     model = load_model("default", classes=20).model.train()
     update = capture(model, torch.rand(2, 3, 128, 128), torch.tensor([0, 1]))
     stages: list[str] = []

@@ -298,16 +298,16 @@ class TestPage:
 
 @pytest.fixture(scope="module")
 def default_sweep() -> Sweep:
-    """Three photos under noise that is far below and far above what matters."""
-    return unsum.sweep(over=["noise=1e-7,1e-1", "drop-head"], batch=3, utility=False)
+    """Four photos under noise that is far below and far above what matters."""
+    return unsum.sweep(over=["noise=1e-7,1e-1", "drop-head"], batch=4, utility=False)
 
 
 class TestOnTheDefaultModel:
     def test_weak_noise_stops_nothing_and_strong_noise_everything(self, default_sweep: Sweep) -> None:
         weak, strong = default_sweep.curves[0].points
-        assert [round(row.leakage, 3) for row in default_sweep.undefended.samples] == [1, 1, 1]
-        assert [round(row.leakage, 3) for row in weak.samples] == [1, 1, 1]
-        assert weak.labels_right == 3
+        assert [round(row.leakage, 3) for row in default_sweep.undefended.samples] == [1] * 4
+        assert [round(row.leakage, 3) for row in weak.samples] == [1] * 4
+        assert weak.labels_right == 4
         assert strong.worst < default_sweep.keep_under
         assert not strong.exact
         assert default_sweep.curves[0].enough(default_sweep.keep_under) is strong

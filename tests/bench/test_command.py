@@ -20,6 +20,7 @@ from unsum.bench.table import read_table
 Bench = Callable[..., Result]
 
 
+@pytest.mark.long
 def test_the_smoke_run_measures_every_cell_within_two_minutes_of_processor_time(smoke: tuple[Path, Result]) -> None:
     path, result = smoke
     assert result.code == 0, result.err
@@ -33,6 +34,7 @@ def test_the_smoke_run_measures_every_cell_within_two_minutes_of_processor_time(
     assert "cells to measure, 0 in the store" in result.err
 
 
+@pytest.mark.long
 def test_only_methods_that_lack_something_say_that_they_need_it(smoke: tuple[Path, Result]) -> None:
     with Store(smoke[0], read_only=True) as store:
         table = read_table(EXPERIMENTS["field"], "smoke", store)
@@ -41,6 +43,7 @@ def test_only_methods_that_lack_something_say_that_they_need_it(smoke: tuple[Pat
     assert "needs: 'gias' needs a generator of pictures" in lacking["gias"]
 
 
+@pytest.mark.long
 def test_figures_of_the_field_are_what_is_known_of_the_methods(smoke: tuple[Path, Result]) -> None:
     with Store(smoke[0], read_only=True) as store:
         rows = read_table(EXPERIMENTS["field"], "smoke", store).rows
@@ -56,6 +59,7 @@ def test_figures_of_the_field_are_what_is_known_of_the_methods(smoke: tuple[Path
     assert peeled[0].measured[0].outcome.values["psnr"] > 60
 
 
+@pytest.mark.long
 def test_tables_in_every_form(smoke: tuple[Path, Result], bench: Bench) -> None:
     store = str(smoke[0])
     markdown = bench("show", "rgla-8", "--store", store, "--markdown")
@@ -71,6 +75,7 @@ def test_tables_in_every_form(smoke: tuple[Path, Result], bench: Bench) -> None:
     assert "duplicate labels" in bench("show", "rgla-8", "--store", store).out
 
 
+@pytest.mark.long
 def test_rows_that_were_not_run_say_so(smoke: tuple[Path, Result], bench: Bench) -> None:
     shown = bench("show", "rgla-8", "--size", "small", "--store", str(smoke[0]), "--markdown")
     assert shown.out.count("not run") == len({(c.attack, c.same) for c in cells_of(EXPERIMENTS["rgla-8"], "small")})
@@ -82,6 +87,7 @@ def test_the_list_has_every_table(bench: Bench) -> None:
     assert {row["name"] for row in listed if row["figure"]} == {f"rgla-figure-{n}" for n in range(3, 10)}
 
 
+@pytest.mark.long
 def test_figures_are_drawn(smoke: tuple[Path, Result], bench: Bench, tmp_path: Path) -> None:
     result = bench("figures", "--store", str(smoke[0]), "--out", "drawn")
     assert result.code == 0, result.err
@@ -91,6 +97,7 @@ def test_figures_are_drawn(smoke: tuple[Path, Result], bench: Bench, tmp_path: P
         assert min(picture.size) > 300
 
 
+@pytest.mark.long
 def test_pages_stand_by_themselves(smoke: tuple[Path, Result], bench: Bench, tmp_path: Path) -> None:
     result = bench("pages", "--store", str(smoke[0]), "--size", "smoke", "--out", "pages")
     assert result.code == 0, result.err
@@ -143,6 +150,7 @@ def test_wrong_input_is_one_sentence_and_code_2(bench: Bench, words: tuple[str, 
     assert len(result.err.strip().splitlines()) == 1
 
 
+@pytest.mark.long
 def test_nothing_to_draw_or_to_make_pages_of_is_a_sentence(smoke: tuple[Path, Result], bench: Bench) -> None:
     drawn = bench("figures", "--size", "paper", "--store", str(smoke[0]))
     assert (drawn.code, "nothing to draw at size 'paper'" in drawn.err) == (2, True)

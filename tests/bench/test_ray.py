@@ -51,6 +51,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result, int]
     return folder / "ray.sqlite", Result(process.returncode, out, err), victim
 
 
+@pytest.mark.long
 def test_results_are_complete_and_those_of_the_serial_run(serial: Path, killed: tuple[Path, Result, int]) -> None:
     path, result, victim = killed
     assert victim, result.err
@@ -60,6 +61,7 @@ def test_results_are_complete_and_those_of_the_serial_run(serial: Path, killed: 
         assert "failed" not in on_ray.statuses().values()
 
 
+@pytest.mark.long
 def test_the_plug_ins_rows_are_measured(serial: Path) -> None:
     with Store(serial, read_only=True) as store:
         rows = store._database.execute("SELECT cell, status FROM cells WHERE cell LIKE '%class-means%'").fetchall()

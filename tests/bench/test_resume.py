@@ -8,6 +8,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from support.bench_cells import values
 from support.bench_process import command, environment
 from unsum.bench import EXPERIMENTS, Material, Store, cells_of, run
@@ -24,6 +26,7 @@ def count(path: Path) -> int:
         return 0
 
 
+@pytest.mark.long
 def test_killed_and_resumed_is_the_same_as_uninterrupted(tmp_path: Path) -> None:
     words = command(*TABLES, "--size", "smoke", "--store", "killed.sqlite", "--json")
     killed = tmp_path / "killed.sqlite"

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 import unsum
+from support.long import long
 
 FOOL = Path(__file__).resolve().parents[2] / "benchmarks" / "fool"
 USUAL = {
@@ -37,7 +38,7 @@ def attempt(fool: ModuleType) -> ModuleType:
     return importlib.import_module("head")
 
 
-@pytest.mark.parametrize("path", ["head", "losses", "rounds", "steps", "text", "peel"])
+@pytest.mark.parametrize("path", ["head", *long("losses", "rounds", "steps", "text", "peel")])
 def test_no_claim_is_false_and_nothing_crashes(fool: ModuleType, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setattr(fool.exact_search, "_PATIENCE", 0.2)
     record = fool.evolve(30, 12, path)

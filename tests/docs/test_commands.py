@@ -18,10 +18,10 @@ OTHERS = {
     "pip install uv && uv run unsum audit": "installs; the same audit is run below",
     "pip install uv": "installs",
     "uv run pytest": "runs these tests; .ci/run takes its command from the README",
-    "uv run pytest            # everything; tests/e2e opens the report in Chromium if there is one": "runs these tests",
-    ".ci/run                  # what must pass before a change lands: lint, types, import contracts, lock file, site, tests": (
-        "runs these tests"
-    ),
+    "uv run pytest            # every method and every part, in at most five minutes on two cores": "runs these tests",
+    "uv run pytest -m long    # the rest": "runs these tests",
+    ".ci/run                  # what must pass before a change lands: lint, types, import contracts, spelling, lock file, site, "
+    "all tests": "runs these tests",
     "uv venv && uv pip sync requirements.lock && uv pip install --no-deps .": "installs",
     'pip install -e ".[flower]" -e examples/flower-audit': "installs; tests/integrations runs the example where Flower is",
     "flwr run examples/flower-audit --stream": "leaves a server of Flower's running; tests/integrations runs the same app",
@@ -109,6 +109,7 @@ def test_no_excuse_has_outlived_its_command() -> None:
     assert INTERRUPTED.keys() <= OURS
 
 
+@pytest.mark.long
 def test_the_wheel_needs_no_extra_for_the_first_command(newcomer: Newcomer, tmp_path: Path) -> None:
     newcomer.install()
     out = newcomer.run(["unsum", "audit"], tmp_path)
@@ -116,6 +117,7 @@ def test_the_wheel_needs_no_extra_for_the_first_command(newcomer: Newcomer, tmp_
     assert (tmp_path / "unsum-report" / "report.html").is_file()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", sorted(OURS))
 def test_the_command_runs(ran: dict[str, Ran], command: str) -> None:
     if command not in ran:
@@ -133,6 +135,7 @@ def test_the_command_runs(ran: dict[str, Ran], command: str) -> None:
         assert len(list(result.folder.glob("*/*.html"))) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", sorted(c for c in OURS if "--update client" in c or "--after client" in c))
 def test_what_a_client_sent_gives_its_labels_away(ran: dict[str, Ran], command: str) -> None:
     """The files are those of a client with four samples: a command that read them wrongly would not find its labels."""

@@ -14,9 +14,11 @@ from playwright.sync_api import Browser, Page, expect
 
 import unsum
 from support.audits import captured, synthetic
+from support.long import long
 from support.material import pictures, small_net
 
 AXE = Path(AXE_FILE_PATH).read_text("utf-8")
+LOOKS = [("light", 1400), *long(("dark", 1400), ("light", 400))]
 
 
 def low() -> unsum.Audit:
@@ -61,7 +63,7 @@ def violations(page: Page) -> list[str]:
 
 
 @pytest.mark.parametrize("name", list(PAGES))
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 1400), ("light", 400)])
+@pytest.mark.parametrize(("scheme", "width"), LOOKS)
 def test_nothing_serious(browser: Browser, pages: dict[str, str], name: str, scheme: str, width: int) -> None:
     context = browser.new_context(
         bypass_csp=True,  # for axe itself; the policy has its own tests
@@ -80,7 +82,7 @@ def test_nothing_serious(browser: Browser, pages: dict[str, str], name: str, sch
     assert found == []
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 1400), ("light", 400)])
+@pytest.mark.parametrize(("scheme", "width"), LOOKS)
 def test_nothing_serious_on_the_live_page(browser: Browser, address: str, scheme: str, width: int) -> None:
     context = browser.new_context(
         bypass_csp=True,

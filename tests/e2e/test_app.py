@@ -22,6 +22,7 @@ def answered(page: Page) -> None:
     expect(page.locator("main")).to_have_attribute("aria-busy", "false", timeout=PATIENCE)
 
 
+@pytest.mark.long
 def test_a_visit(page: Page, heard: Heard, address: str) -> None:
     page.goto(address)
     answered(page)
@@ -94,6 +95,7 @@ def test_it_fits_and_wears_the_reports_look(page: Page, heard: Heard, address: s
     assert [complaint for complaint in heard.complaints if "api/round" not in complaint] == []
 
 
+@pytest.mark.long
 def test_the_command_serves_and_stops(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("unsum")), "app", "--no-browser", "--port", "0"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from unsum.commands import main as cli
 from unsum.invert import checkpoint
 
 RUN = ["--model", "default", "--size", "16", "--clients", "4,8", "--batch", "8"]
@@ -32,6 +33,7 @@ def start(*command: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
 
 
+@pytest.mark.long
 def test_a_killed_training_goes_on_and_its_inverse_is_used(tmp_path: Path, data: Path) -> None:
     out = tmp_path / "inverse"
     command = [UNSUM, "train-inverse", *RUN, "--data", str(data), "--out", str(out), "--steps", "3000"]
@@ -50,21 +52,28 @@ def test_a_killed_training_goes_on_and_its_inverse_is_used(tmp_path: Path, data:
     assert "belongs to a run with another steps (3000, now 1)" in " ".join(text.split())
 
 
-def test_training_ends_with_an_inverse_that_an_audit_takes(tmp_path: Path, data: Path) -> None:
+def test_training_ends_with_an_inverse_that_an_audit_takes(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*arguments: str) -> tuple[object, str]:
+        monkeypatch.setattr(sys, "argv", ["unsum", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return stop.value.code, " ".join("".join(capsys.readouterr()).split())
+
     out = tmp_path / "inverse"
-    process = start(UNSUM, "train-inverse", *RUN, "--data", str(data), "--out", str(out), "--steps", "3")
-    text, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, text
-    assert "dB on 2 photos that it was not trained on" in " ".join(text.split())
+    code, text = run("train-inverse", *RUN, "--data", str(data), "--out", str(out), "--steps", "3")
+    assert not code, text
+    assert "dB on 2 photos that it was not trained on" in text
     assert list((out / "tensorboard").iterdir())
     with safe_open(out / "inverse.safetensors", framework="pt") as file:
         assert '"photos": 38' in file.metadata()["card"]
-    refused = start(UNSUM, "audit", "--inverse", str(out / "inverse.safetensors"), "--out", str(tmp_path / "report"))
-    text, _ = refused.communicate(timeout=120)
-    assert refused.returncode == 2
-    assert "the inverse reads 512 features of photos of 16², and this head 32768" in " ".join(text.split())
+    code, text = run("audit", "--inverse", str(out / "inverse.safetensors"), "--out", str(tmp_path / "report"))
+    assert code == 2
+    assert "the inverse reads 512 features of photos of 16², and this head 32768" in text
 
 
+@pytest.mark.long
 def test_two_processes_train_one_inverse(tmp_path: Path, data: Path) -> None:
     out = tmp_path / "inverse"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29613"]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import unsum
-from invert.test_train import SHORT, backbone, photos, seen_by, weights
+from support.inverse_training import SHORT, backbone, photos, seen_by, weights
 from unsum.audit.result import UNFINISHED
 from unsum.audit.sweep.bench import Bench
 from unsum.invert import checkpoint
@@ -88,6 +88,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.long
 def test_killed_and_interrupted_commands_leave_nothing_half_written(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -138,6 +139,7 @@ unsum.commands.main.main()
 """
 
 
+@pytest.mark.long
 def test_too_little_memory_is_a_sentence(tmp_path: Path, environment: dict[str, str]) -> None:
     command = [sys.executable, "-c", _WITH_LITTLE_MEMORY, "audit", "--model", "mlp", "--out", str(tmp_path / "out")]
     done = subprocess.run(command, text=True, capture_output=True, timeout=300, env=environment)

@@ -112,6 +112,7 @@ print(json.dumps(codes))
 """
 
 
+@pytest.mark.long
 def test_the_command_line_says_it_too_and_ends_with_2_within_its_memory(tmp_path: Path) -> None:
     commands = []
     for case in [*UPDATES, *PHOTOS]:

@@ -1,50 +1,17 @@
-"""Flower and NVFlare in environments of their own: they pin older releases of what unsum is developed with."""
+"""Flower in an environment of its own."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 
-from support import pages
+from support.environments import environment
 
 collect_ignore = ["in_flower", "in_nvflare"]  # run by those environments' own pytest, see test_flower.py
-HEAVY = ("torch", "torchvision", "torchmetrics", "triton", "nvidia", "cuda", "numpy", "scipy")
 
 
 @pytest.fixture(scope="session")
 def flower_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment with unsum from this tree, Flower and its simulation engine."""
     return environment(tmp_path_factory.mktemp("flower"), "flwr[simulation]", "tensorboard", extras="[flower]")
-
-
-def environment(folder: Path, *packages: str, extras: str = "") -> Path:
-    """A new environment with unsum from this tree, `packages` and pytest; skipped where it cannot be made and need not be."""
-    required = os.environ.get("UNSUM_REQUIRE_UV") == "1"
-    if shutil.which("uv") is None:
-        _give_up("No uv on the PATH; install it (pip install uv) to test the integrations.", required)
-    # The large packages in the versions that are here already, out of uv's cache: seconds instead of gigabytes.
-    versions = {f"{d.name}=={d.version}" for d in distributions() if d.name and d.name.lower().startswith(HEAVY)}
-    (folder / "versions.txt").write_text("\n".join(sorted(versions)))
-    python = folder / "venv" / "bin" / "python"
-    commands = (
-        ["uv", "venv", "--quiet", "--python", sys.executable, str(folder / "venv")],
-        ["uv", "pip", "install", "--quiet", "--python", str(python), "--constraint", str(folder / "versions.txt"),
-         "pytest", *packages, "--editable", f"{pages.ROOT}{extras}"],
-    )  # fmt: skip
-    for command in commands:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
-        if done.returncode:
-            _give_up(f"The environment cannot be made: {done.stderr.strip()[-500:]}", required)
-    return python
-
-
-def _give_up(reason: str, required: bool) -> None:
-    if required:
-        pytest.fail(reason)
-    pytest.skip(reason)

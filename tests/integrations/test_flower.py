@@ -16,6 +16,7 @@ def results(flower_python: Path, tmp_path_factory: pytest.TempPathFactory) -> di
     return elsewhere.run(flower_python, "in_flower", tmp_path_factory.mktemp("results"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", elsewhere.names("in_flower"))
 def test_in_flower(results: dict[str, list[str]], name: str) -> None:
     assert results[name] == []

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 from integrations import elsewhere
-from integrations.conftest import environment
+from support.environments import environment
 from unsum import UnsumError
 
 
@@ -17,6 +17,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return elsewhere.run(python, "in_nvflare", tmp_path_factory.mktemp("nvflare-results"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", elsewhere.names("in_nvflare"))
 def test_in_nvflare(results: dict[str, list[str]], name: str) -> None:
     assert results[name] == []

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import unsum
+from support.long import long
 from support.material import pictures, small_net
 from unsum.head import collect_features
 from unsum.invert import load_inverse
@@ -154,6 +155,7 @@ def test_corrections_have_the_spectrum_and_colors_of_photos() -> None:
     torch.testing.assert_close(mix(M, red), 0.4 * red)
 
 
+@pytest.mark.long
 def test_photos_of_the_default_audit_become_better(default_audit: unsum.Audit) -> None:
     """The claim of the documentation, in small: a few steps raise PSNR, and by more than as many with pixels of equal rank."""
     model = load_model("default", classes=100).model.train()
@@ -175,7 +177,7 @@ def test_photos_of_the_default_audit_become_better(default_audit: unsum.Audit) -
     assert scores["spectrum"] > scores["pixels"] + 0.3
 
 
-@pytest.mark.parametrize("prior", ["decoder-input", "decoder-weights", "color"])
+@pytest.mark.parametrize("prior", ["decoder-input", "color", *long("decoder-weights")])
 def test_other_priors_begin_at_the_inverses_pictures(prior) -> None:
     model = load_model("default", classes=20).model.train()
     images = nn.functional.interpolate(torch.rand(2, 3, 8, 8), size=128, mode="bilinear")

@@ -7,34 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import unsum
-from unsum.invert import Inverse, checkpoint, load_inverse
-from unsum.invert.train import Progress, Training, Watch, train_inverse
-
-SIZE = 16
-SHORT = Training(steps=12, size=SIZE, batch=16, clients=(4, 8), save_every=0.0)
-
-
-def backbone(seed: int = 0) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Conv2d(3, 12, 3, 2, 1), nn.BatchNorm2d(12), nn.ReLU(), nn.Flatten(), nn.Linear(12 * 8 * 8, 5)
-    )
-
-
-def photos(count: int, seed: int = 0) -> Tensor:
-    """Two tones with an edge between them, anywhere."""
-    generator = torch.Generator().manual_seed(seed)
-    tones = torch.rand(count, 2, 3, 1, 1, generator=generator) * 255
-    edge = torch.randint(4, SIZE - 4, (count, 1, 1, 1), generator=generator)
-    left = torch.arange(SIZE).view(1, 1, 1, SIZE) < edge
-    return torch.where(left, tones[:, 0], tones[:, 1]).expand(-1, -1, SIZE, -1).to(torch.uint8)
-
-
-def weights(inverse: Inverse) -> Tensor:
-    return torch.cat([p.flatten() for p in inverse.decoder.parameters()])
+from support.inverse_training import SHORT, SIZE, backbone, photos, seen_by, weights
+from unsum.invert import checkpoint, load_inverse
+from unsum.invert.train import Progress, Training, train_inverse
 
 
 def test_it_learns_pictures_it_was_not_trained_on(tmp_path: Path) -> None:
@@ -50,10 +27,6 @@ def test_it_learns_pictures_it_was_not_trained_on(tmp_path: Path) -> None:
     stored = load_inverse(backbone(), tmp_path / "inverse.safetensors")
     assert stored.card == inverse.card
     torch.testing.assert_close(weights(stored), weights(inverse), atol=1e-3, rtol=1e-3)  # stored in half precision
-
-
-def seen_by(seen: list[Progress]) -> Watch:
-    return lambda progress: seen.append(replace(progress))
 
 
 class KilledError(Exception):

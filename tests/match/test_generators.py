@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import unsum
 from match.cases import convnet, crops, decibels, lenet
 from match.plugs import Principal, denoiser, generator, own_photos
+from support.long import long
 from unsum import defend
 from unsum.match import MATCHERS, lti, match
 
@@ -67,13 +68,12 @@ CASES = [
     Plugged("rog", convnet, 20, {}, (defend.QSGD(64),), DENOISER),
     Plugged("rog", convnet, 18, {}, (defend.Sign(),), DENOISER),
     Plugged("rog", convnet, 17, {}, (defend.Prune(0.99),), DENOISER),
-    Plugged("lti", lenet, 18, LTI, (), PHOTOS),
     Plugged("lti", lenet, 17.5, LTI, (defend.Prune(0.9),), PHOTOS),
-    Plugged("lti", lenet, 17, LTI, (defend.Sign(),), PHOTOS),
 ]
+FURTHER = [Plugged("lti", lenet, 18, LTI, (), PHOTOS), Plugged("lti", lenet, 17, LTI, (defend.Sign(),), PHOTOS)]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *long(*FURTHER)], ids=str)
 def test_pictures_are_recovered(case: Plugged) -> None:
     if case.method == "ggl":
         pytest.importorskip("nevergrad")
@@ -103,8 +103,8 @@ def test_the_table_has_every_method_and_the_list_says_what_each_needs() -> None:
 
 @pytest.mark.parametrize(
     ("network", "defense"),
-    [(lenet, defend.Clip(0.05)), (lenet, defend.Prune(0.9)), (convnet, defend.Soteria(0.8))],
-    ids=["clip", "prune", "soteria"],
+    [(lenet, defend.Prune(0.9)), *long((lenet, defend.Clip(0.05)), (convnet, defend.Soteria(0.8)))],
+    ids=["prune", "clip", "soteria"],
 )
 def test_ggl_that_adapts_to_the_defense_is_better(network: Callable[[], nn.Sequential], defense: Any) -> None:
     pytest.importorskip("nevergrad")
@@ -147,6 +147,7 @@ def test_the_denoiser_is_what_heavily_pruned_gradients_need() -> None:
     assert learned > without + 5
 
 
+@pytest.mark.long
 def test_lti_learns_from_defended_gradients() -> None:
     """A network that learned from whole gradients reads pruned ones worse than one that learned from pruned ones."""
     net, short = lenet(), {**LTI, "steps": 150, "batches": 400}

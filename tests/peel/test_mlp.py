@@ -73,7 +73,7 @@ def assert_recovered(peeled: Peeled, truth: Tensor, tolerance: float = 1e-4) -> 
     assert float(apart.min(1).values.max()) < tolerance
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 10_000),
     activation=st.sampled_from(sorted(ACTIVATIONS)),

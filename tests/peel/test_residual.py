@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 import unsum
+from support.long import long
 from support.residual_nets import CLASSES, client, network, read_by
 from unsum.head import collect_features
 from unsum.peel.residual.masks import confirmed
@@ -31,7 +32,7 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("train", [False, *long(True)])
 def test_whole_stages_are_undone_exactly(name: str, train: bool) -> None:
     block, layers, size, version_1, B, deepest = NETWORKS[name]
     model = network(block, layers, size, version_1=version_1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import unsum
+from support.long import long
 from unsum import UnsumError, Update
 from unsum.local_training import LocalTraining
 from unsum.separate.local_steps.schedule import Schedule, split
@@ -56,11 +57,10 @@ def separated(client: Client, update: Update, features: Tensor, **known) -> tupl
     "training",
     [
         LocalTraining(0.05, 2),
-        LocalTraining(0.05, 4),
-        LocalTraining(0.02, 4, momentum=0.9),
         LocalTraining(0.02, 4, momentum=0.9, weight_decay=1e-2),
+        *long(LocalTraining(0.05, 4), LocalTraining(0.02, 4, momentum=0.9)),
     ],
-    ids=["two", "four", "momentum", "decay"],
+    ids=["two", "decay", "four", "momentum"],
 )
 def test_new_samples_in_every_step_come_back_exactly_with_an_honest_prediction(training: LocalTraining) -> None:
     client = Client()
