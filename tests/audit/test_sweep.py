@@ -13,12 +13,15 @@ import torch
 
 import unsum
 from support.material import pictures, small_net
+from support.progress import Heard
 from unsum.audit.leakage import leakage, yardstick
+from unsum.audit.point import Point, SampleLeak
 from unsum.audit.result import Setting
+from unsum.audit.sweep.answer import Sweep
 from unsum.audit.sweep.plan import plan
 from unsum.audit.sweep.plot import plot
 from unsum.audit.sweep.report import render
-from unsum.audit.sweep.result import Curve, Point, SampleLeak, Sweep
+from unsum.audit.sweep.result import Curve
 from unsum.audit.sweep.task import Accuracy, Task
 from unsum.audit.sweep.words import closer, headline, level, sentences
 from unsum.defend import DEFENSES
@@ -329,19 +332,19 @@ class TestSweep:
     data = pictures(3), torch.tensor([1, 1, 2])
 
     def test_defenses_given_besides_come_before_and_are_shown(self) -> None:
-        told: list[tuple[int, int]] = []
+        heard = Heard()
         sweep = unsum.sweep(
             small_net(),
             self.data,
             over="noise=1e-8,10",
             defenses=unsum.SmoothLabels(0.1) | unsum.Clip(0.5),
             utility=False,
-            steps=lambda done, total: told.append((done, total)),
+            progress=heard,
         )
         assert [p.defenses for p in sweep.references] == ["none", "SmoothLabels(0.1) | Clip(0.5)"]
         assert sweep.curves[0].points[1].defenses == "SmoothLabels(0.1) | Clip(0.5) | Noise(10)"
         assert sweep.setting.defenses == "SmoothLabels(0.1) | Clip(0.5)"
-        assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+        assert heard.parts == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
     def test_clipping_costs_the_attack_nothing(self) -> None:
         sweep = unsum.sweep(small_net(), self.data, over="clip=1e-3..1/3", utility=False)

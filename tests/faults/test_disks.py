@@ -17,8 +17,8 @@ import unsum.commands.main
 from support.audits import synthetic
 from unsum import UnsumError, Update
 from unsum.audit.leak_folder import write_leak
+from unsum.audit.point import Point
 from unsum.audit.result import check_folder
-from unsum.audit.sweep.result import Point
 from unsum.audit.sweep.unfinished import Unfinished
 from unsum.files.writing import write_text
 from unsum.invert import checkpoint

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import unsum
 from unsum.invert import Inverse, checkpoint, load_inverse
-from unsum.invert.train import Progress, Training, Watch, train_inverse
+from unsum.invert.train import Training, TrainingState, Watch, train_inverse
 
 SIZE = 16
 SHORT = Training(steps=12, size=SIZE, batch=16, clients=(4, 8), save_every=0.0)
@@ -38,7 +38,7 @@ def weights(inverse: Inverse) -> Tensor:
 
 
 def test_it_learns_pictures_it_was_not_trained_on(tmp_path: Path) -> None:
-    seen: list[Progress] = []
+    seen: list[TrainingState] = []
     training = Training(steps=250, size=SIZE, batch=32, clients=(8,), rate=3e-3)
     inverse = train_inverse(
         backbone(), photos(256), photos(64, seed=1), tmp_path, training, card={"photos": 256}, watch=seen_by(seen)
@@ -52,7 +52,7 @@ def test_it_learns_pictures_it_was_not_trained_on(tmp_path: Path) -> None:
     torch.testing.assert_close(weights(stored), weights(inverse), atol=1e-3, rtol=1e-3)  # stored in half precision
 
 
-def seen_by(seen: list[Progress]) -> Watch:
+def seen_by(seen: list[TrainingState]) -> Watch:
     return lambda progress: seen.append(replace(progress))
 
 
@@ -62,14 +62,14 @@ class KilledError(Exception):
 
 @pytest.mark.parametrize("moment", [1, 7])
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path: Path, moment: int) -> None:
-    def kill(progress: Progress) -> None:
+    def kill(progress: TrainingState) -> None:
         if progress.step == moment:
             raise KilledError
 
     model = backbone()
     with pytest.raises(KilledError):
         train_inverse(model, photos(40), photos(8, 1), tmp_path / "a", SHORT, card={"photos": 40}, watch=kill)
-    steps: list[Progress] = []
+    steps: list[TrainingState] = []
     resumed = train_inverse(
         model, photos(40), photos(8, 1), tmp_path / "a", SHORT, card={"photos": 40}, watch=seen_by(steps)
     )
@@ -80,7 +80,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path: Path, moment:
 
 def test_a_finished_run_does_nothing_again(tmp_path: Path) -> None:
     first = train_inverse(backbone(), photos(40), photos(8, 1), tmp_path, SHORT, card={"photos": 40})
-    steps: list[Progress] = []
+    steps: list[TrainingState] = []
     again = train_inverse(
         backbone(), photos(40), photos(8, 1), tmp_path, SHORT, card={"photos": 40}, watch=seen_by(steps)
     )

@@ -24,7 +24,7 @@ from unsum.app.order import MOST_PHOTOS, read_order
 from unsum.app.round import Answer, play
 from unsum.app.shelf import MOST_BYTES, MOST_OWN, Shelf, data_url
 from unsum.app.worker import Worker
-from unsum.audit.report import credits_of
+from unsum.audit.texts import credits_of
 from unsum.data import tags
 from unsum.errors import UnsumError
 from unsum.models import DEFAULT_MODEL, load_model

@@ -15,18 +15,16 @@ from rich.table import Table
 from rich.text import Text
 
 from unsum.active import SERVERS
-from unsum.attack.recipe import steps_of
+from unsum.attack.options import AttackOptions
 from unsum.audit import Audit, Sweep
 from unsum.audit import audit as run_audit
 from unsum.audit import sweep as run_sweep
-from unsum.audit.comparison import Comparison
-from unsum.audit.figures import error, fixed, percent
-from unsum.audit.gate import check_gate, write_gate
+from unsum.audit.compare import Comparison
+from unsum.audit.gate_files import check_gate, write_gate
 from unsum.audit.leakage import DEFAULT_LEVEL
-from unsum.audit.plain import plain
-from unsum.audit.result import check_folder
-from unsum.audit.rows import Row
+from unsum.audit.result import SampleRow, check_folder
 from unsum.audit.sweep.table import show as show_sweep
+from unsum.audit.wording import error, fixed, percent, plain
 from unsum.commands import attack as attack_command
 from unsum.commands import bench as bench_command
 from unsum.commands import capture, doctor, faults, options
@@ -203,9 +201,9 @@ def audit(
         raise UnsumError(
             "--keep-under, --utility-data and --no-utility belong to a sweep; add, say, --sweep noise=1e-5..1e-1."
         )
-    with stages(_PROGRESS, steps_of(attack)) as shown:
+    with stages(_PROGRESS, AttackOptions(attack).steps) as shown:
         settings |= {"server": server, "compare": compare}
-        result = run_audit(model, update=captured, **settings, progress=shown.say, steps=shown.steps)
+        result = run_audit(model, update=captured, **settings, progress=shown)
         shown.say("Writing the report")
         page = _written(result, out, force)
     held = result.gate(DEFAULT_LEVEL if fail_above is None else fail_above)
@@ -233,7 +231,7 @@ app.add_typer(bench_command.app, name="bench")
 
 def _sweep(model: str, over: list[str], settings: dict[str, Any], out: Path, force: bool) -> tuple[Sweep, Path]:
     with stages(_PROGRESS) as shown:
-        result = run_sweep(model, over=over, **settings, progress=shown.say, steps=shown.part, unfinished=out)
+        result = run_sweep(model, over=over, **settings, progress=shown, unfinished=out)
         shown.say("Writing the page")
         return result, result.write(out, force=force)
 
@@ -348,7 +346,7 @@ def _comparison_table(comparison: Comparison) -> Table:
     return table
 
 
-def _cells(row: Row) -> list[str | Text]:
+def _cells(row: SampleRow) -> list[str | Text]:
     found = row.found_label or "not found"
     if row.score is None:
         return [Text(row.title), Text(found), percent(row.leakage)]

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from unsum.attack.recipe import attack as run_attack
-from unsum.attack.recipe import check_recipe
+from unsum.attack.chain import run_attack
+from unsum.attack.options import AttackOptions
 from unsum.client.step import in_mode
 from unsum.errors import UnsumError
 from unsum.integrations.rounds import Seen
@@ -18,7 +18,7 @@ from unsum.leak import Leak
 from unsum.separate import SEPARATORS, separate
 
 Outcome = Literal["audited", "out of time", "failed", "client error"]
-EXACT, LOCAL_STEPS = "exact", "local-steps"
+LOCAL_STEPS = "local-steps"
 
 
 @dataclass(frozen=True)
@@ -55,21 +55,22 @@ class Finding:
 def check_attack(name: str | None) -> None:
     """Refuse an unknown attack when training begins, not in its first round."""
     if name is not None:
-        check_recipe(name)
+        AttackOptions(name).check()
 
 
 def attack_seen(model: nn.Module, seen: Seen, attack: str | None, *, train: bool, seed: int) -> Leak:
     """The attack on what was seen; `model` holds the weights that were sent. A separator's name separates and no more.
 
-    None is the quick one that suits the training: the exact solver, or `local-steps` where the client took several.
+    None is the quick one that suits the training: what `separate` does by default, or `local-steps` where the client took
+    several steps.
     """
-    if attack is None:
-        training = seen.update.training
-        attack = LOCAL_STEPS if training is not None and training.several_steps else EXACT
+    training = seen.update.training
+    if attack is None and training is not None and training.several_steps:
+        attack = LOCAL_STEPS
     with in_mode(model, train):
-        if attack in [entry.name for entry in SEPARATORS]:
+        if attack is None or attack in [entry.name for entry in SEPARATORS]:
             return separate(model, seen.update, attack, seed=seed)
-        return run_attack(model, seen.update, attack, seed=seed)
+        return run_attack(model, seen.update, AttackOptions(attack, seed=seed))
 
 
 def finding_of(number: int, client: str, seen: Seen, leak: Leak) -> Finding:

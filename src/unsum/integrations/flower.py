@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from unsum.attack.recipe import AUTO
+from unsum.attack.options import AUTO
 from unsum.errors import UnsumError
 from unsum.integrations.finding import Finding, attack_seen, check_attack, finding_of, reason_of
 from unsum.integrations.guard import Action, Guard, WhenUnsure

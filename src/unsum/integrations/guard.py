@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from unsum.attack.recipe import AUTO
+from unsum.attack.options import AUTO
 from unsum.errors import UnsumError, unknown_name
 from unsum.integrations.finding import attack_seen, check_attack, expected_leakage, reason_of
 from unsum.integrations.rounds import fill, seen

@@ -8,17 +8,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from unsum.audit.figures import percent
 from unsum.audit.pictures import to_image
-from unsum.audit.report import credits_of, environment, together
+from unsum.audit.point import Point
+from unsum.audit.report import environment, together
 from unsum.audit.sweep.plot import Plot, plot
-from unsum.audit.sweep.result import Curve, Point, Sweep
+from unsum.audit.sweep.result import Curve, SweepResult
 from unsum.audit.sweep.words import closer, headline, level, sentences, short
+from unsum.audit.texts import credits_of
+from unsum.audit.wording import percent
 from unsum.defend import DEFENSES
 
 
 @dataclass(frozen=True)
-class Row:
+class StrengthRow:
     """One strength as the page shows it; pictures are data URIs."""
 
     point: Point
@@ -37,11 +39,11 @@ class Section:
     curve: Curve
     summary: str
     plot: Plot
-    rows: list[Row]
+    rows: list[StrengthRow]
     notes: list[str]
 
 
-def render(sweep: Sweep) -> str:
+def render(sweep: SweepResult) -> str:
     """The complete page. Titles and the command are escaped: they may come from anywhere."""
     template = environment().get_template("sweep.html.j2")
     return template.render(
@@ -57,7 +59,7 @@ def render(sweep: Sweep) -> str:
     )
 
 
-def _section(sweep: Sweep, curve: Curve) -> Section:
+def _section(sweep: SweepResult, curve: Curve) -> Section:
     enough = curve.enough(sweep.keep_under)
     names = ["no defense", f"{sweep.setting.defenses} alone"]
     rows = [_row(sweep, point, name, False) for point, name in zip(sweep.references, names, strict=False)]
@@ -76,10 +78,10 @@ def _section(sweep: Sweep, curve: Curve) -> Section:
     )
 
 
-def _row(sweep: Sweep, point: Point, label: str, enough: bool) -> Row:
+def _row(sweep: SweepResult, point: Point, label: str, enough: bool) -> StrengthRow:
     most = max(point.samples, key=lambda row: row.leakage, default=None)
     original, recovered = point.pictures or (None, None)
-    return Row(
+    return StrengthRow(
         point,
         label,
         sweep.cost(point),

@@ -9,10 +9,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from unsum.audit.figures import percent
-from unsum.audit.sweep.result import Curve, Point, Sweep
+from unsum.audit.point import Point
+from unsum.audit.sweep.result import Curve, SweepResult
 from unsum.audit.sweep.words import closer, headline, level, sentences, short
 from unsum.audit.verdict import Level
+from unsum.audit.wording import percent
 
 _COLORS: dict[Level, str] = {
     "severe": "bold red",
@@ -22,7 +23,7 @@ _COLORS: dict[Level, str] = {
 }
 
 
-def show(sweep: Sweep, page: Path, console: Console) -> None:
+def show(sweep: SweepResult, page: Path, console: Console) -> None:
     """Print the whole result."""
     for curve in sweep.curves:
         console.print(_table(sweep, curve))
@@ -34,7 +35,7 @@ def show(sweep: Sweep, page: Path, console: Console) -> None:
     console.print(f"Report: {page}", markup=False, highlight=False)
 
 
-def _table(sweep: Sweep, curve: Curve) -> Table:
+def _table(sweep: SweepResult, curve: Curve) -> Table:
     before = "" if sweep.setting.defenses == "none" else f", after {sweep.setting.defenses}"
     table = Table(
         title=f"{curve.name}{before}: worst and mean leakage of the samples",
@@ -62,7 +63,7 @@ def _table(sweep: Sweep, curve: Curve) -> Table:
     return table
 
 
-def _cells(sweep: Sweep, point: Point, name: str) -> list[str]:
+def _cells(sweep: SweepResult, point: Point, name: str) -> list[str]:
     accuracy = percent(point.accuracy.mean) if point.accuracy else "–"
     if point.refused:
         return [name, "–", "–", "–", "–", "–", "–", accuracy, f"{point.seconds:.1f}"]

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from unsum.audit.point import Point, SampleLeak
 from unsum.audit.result import UNFINISHED
-from unsum.audit.sweep.result import Point, SampleLeak
 from unsum.audit.sweep.task import Accuracy
 from unsum.files.safetensors_header import check_safetensors
 from unsum.files.writing import save_tensors, write_whole

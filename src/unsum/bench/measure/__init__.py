@@ -89,11 +89,11 @@ def _figures(cell: Cell, material: Material) -> tuple[dict[str, float], bytes | 
     _seed(cell.seed)
     _wait(material.device)
     start, cpu = time.perf_counter(), time.process_time()
-    leak = answer(cell, played, material)
+    found = answer(cell, played, material)
     _wait(material.device)
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-    picture = strip(played, leak) if cell.pictures else None
-    return figures(cell, played, leak) | {"attack_seconds": seconds, "attack_cpu": cpu}, picture
+    picture = strip(cell, played, found) if cell.pictures else None
+    return figures(cell, played, found) | {"attack_seconds": seconds, "attack_cpu": cpu}, picture
 
 
 def _seed(seed: int) -> None:

@@ -11,10 +11,13 @@ from PIL import Image
 from torch import Tensor
 
 from unsum.audit.leakage import leakages
+from unsum.audit.round import compare_with_truth
 from unsum.bench.declare import Cell
-from unsum.bench.measure.round import Round
+from unsum.bench.measure.attack import Answer, FoundLabels
+from unsum.bench.measure.round import CellRound
 from unsum.head import find_head
 from unsum.leak import Leak
+from unsum.peel import Peeled
 from unsum.score import SampleScore, score_samples
 from unsum.separate.rgla.objective import WEIGHTS
 
@@ -23,29 +26,35 @@ _NEAR_THE_END = 10.0  # a run has arrived where its loss is within this factor o
 _GAP = 2  # pixels between two pictures of a strip
 
 
-def figures(cell: Cell, played: Round, leak: Leak) -> dict[str, float]:
+def figures(cell: Cell, played: CellRound, found: Answer) -> dict[str, float]:
     """Every figure that this kind of answer has; what cannot be measured is left out."""
-    if cell.attack.family == "labels":
-        return _labels(played, leak)
-    # A leak without labels or features (a peeler's, a server's) is compared by its pictures.
-    whole = leak.features.shape[1:] == played.features.shape[1:]
-    if not whole:
-        rows = score_samples(leak, images=played.images)
-        values = _pictures(rows) | {"leakage": statistics.mean(_leakages(rows, played, pixels_alone=True))}
+    if isinstance(found, FoundLabels):
+        return _labels(cell, played, found.labels)
+    if isinstance(found, Peeled):  # pictures without labels or features
+        leak = _pictures_alone(cell, found)
+        rows = score_samples(leak, images=played.sent.images)
+        shares = leakages(rows, played.sent.images, played.sent.features, pixels_alone=True)
+        values = _pictures(rows) | {"leakage": statistics.mean(shares)}
     else:
-        rows = score_samples(leak, played.images, played.targets, played.features)
-        values = _pictures(rows) | _features(rows, leak, played)
-        shared = _leakages(rows, played, pixels_alone=leak.pictures_first)
-        values |= {"leakage": statistics.mean(shared), "worst_leakage": max(shared)}
+        leak, compared = found, compare_with_truth(played.sent, found)
+        values = _pictures(compared.samples) | _features(compared.samples, leak, played)
+        values |= {"leakage": statistics.mean(compared.leakages), "worst_leakage": max(compared.leakages)}
     values |= _convergence(leak) | {"predicted_error": leak.predicted_error, "exact": float(leak.exact)}
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
-def _labels(played: Round, leak: Leak) -> dict[str, float]:
+def _pictures_alone(cell: Cell, peeled: Peeled) -> Leak:
+    """As a leak that is scored by its pictures."""
+    pictures = peeled.inputs.float().clamp(0, 1)
+    empty = torch.zeros(len(pictures), cell.network.classes, dtype=torch.float64)
+    error, exact = float(peeled.errors.max()), bool(peeled.exact.all())
+    return Leak(peeled.method, empty, empty, empty, math.nan, error, exact, images=pictures, pictures_first=True)
+
+
+def _labels(cell: Cell, played: CellRound, labels: Tensor) -> dict[str, float]:
     """The share of the batch's labels that were found, duplicates counted."""
-    C = leak.targets.shape[1]
-    true = torch.bincount(played.drawn.labels.cpu(), minlength=C)
-    found = torch.bincount(leak.labels.cpu(), minlength=C)
+    true = torch.bincount(played.drawn.labels.cpu(), minlength=cell.network.classes)
+    found = torch.bincount(labels.long().cpu(), minlength=cell.network.classes)
     return {"labels": float(torch.minimum(true, found).sum()) / int(true.sum())}
 
 
@@ -53,7 +62,7 @@ def _pictures(rows: list[SampleScore]) -> dict[str, float]:
     return {name: statistics.mean(getattr(row, name) for row in rows) for name in ("psnr", "ssim", "lpips")}
 
 
-def _features(rows: list[SampleScore], leak: Leak, played: Round) -> dict[str, float]:
+def _features(rows: list[SampleScore], leak: Leak, played: CellRound) -> dict[str, float]:
     errors = [row.feature_error for row in rows]
     return {
         "labels": statistics.mean(row.label_correct for row in rows),
@@ -68,20 +77,16 @@ def _features(rows: list[SampleScore], leak: Leak, played: Round) -> dict[str, f
     }
 
 
-def _logit_error(rows: list[SampleScore], leak: Leak, played: Round) -> float:
+def _logit_error(rows: list[SampleScore], leak: Leak, played: CellRound) -> float:
     """‖Ŷ′ − Ŷ‖² over the batch; a sample that was not found counts with all of its logits."""
-    head = find_head(played.model)[1]
+    head = find_head(played.sent.model)[1]
     with torch.no_grad():
-        true = head(played.features).double().cpu()
+        true = head(played.sent.features).double().cpu()
     found = leak.logits.double().cpu()
     answers = [
         torch.zeros_like(t) if row.found is None else found[row.found] for row, t in zip(rows, true, strict=True)
     ]
     return float((torch.stack(answers) - true).square().sum())
-
-
-def _leakages(rows: list[SampleScore], played: Round, *, pixels_alone: bool) -> list[float]:
-    return leakages(rows, played.images, played.features, pixels_alone=pixels_alone)
 
 
 def _convergence(leak: Leak) -> dict[str, float]:
@@ -93,14 +98,18 @@ def _convergence(leak: Leak) -> dict[str, float]:
     return {"loss": float(sums[-1]), "arrived": float(arrived[0]) if len(arrived) else math.nan}
 
 
-def strip(played: Round, leak: Leak) -> bytes | None:
+def strip(cell: Cell, played: CellRound, answer: Answer) -> bytes | None:
     """A JPEG: the client's pictures above, below each what was recovered of it (gray where nothing was)."""
+    if isinstance(answer, FoundLabels):
+        return None
+    if isinstance(answer, Peeled):
+        leak = _pictures_alone(cell, answer)
+        rows = score_samples(leak, images=played.sent.images)
+    else:
+        leak, rows = answer, score_samples(answer, features=played.sent.features)
     if leak.images is None:
         return None
-    whole = leak.features.shape[1:] == played.features.shape[1:]
-    truth = {"features": played.features} if whole else {"images": played.images}
-    rows = score_samples(leak, **truth)
-    images = played.images.detach().cpu().float()
+    images = played.sent.images.detach().cpu().float()
     found = [
         torch.full_like(image, 0.5) if row.found is None else leak.images[row.found].detach().cpu().float().clamp(0, 1)
         for row, image in zip(rows, images, strict=True)

@@ -12,7 +12,6 @@ from torch import Tensor
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.separate.crowded.method import crowded, suits_crowded
 from unsum.separate.exact.candidate import Candidate
 from unsum.separate.exact.hidden import doubt_assumed_scale, doubt_labels, doubt_number
 from unsum.separate.exact.mixing import doubt_mixing, doubt_read_off
@@ -47,8 +46,6 @@ def _solved(head: Head, knowledge: Knowledge, seed: int) -> Leak:
     observation = observe(head, knowledge.known_batch_size)
     if observation.rank == 0:
         return _nothing(head, knowledge, "Nothing in the gradient stands out of its noise.")
-    if observation.rank >= head.classes - 1 and suits_crowded(head, knowledge):
-        return crowded(head, knowledge, seed=seed)
     with few_threads(observation.U.numel()):
         search = Search.over(observation, knowledge.targets(head.classes), knowledge.known_batch_size, seed)
         candidate = search.best()

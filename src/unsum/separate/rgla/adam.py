@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from unsum.cuda_graph import recorded
+from unsum.progress import SILENT, Progress
 from unsum.separate.exact.threads import few_threads
 from unsum.separate.rgla.objective import Objective
-
-Progress = Callable[[int, float, float, float], None]
 
 
 @dataclass
@@ -20,7 +18,7 @@ class Record:
     """The losses at some steps: `history` for the `Leak`, and whoever wants to watch."""
 
     objective: Objective
-    progress: Progress | None
+    progress: Progress
     steps: list[int] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)  # left on the device: reading them would make it wait
 
@@ -29,8 +27,8 @@ class Record:
         losses = self.objective.losses(logits)
         self.steps.append(step)
         self.losses.append(losses)
-        if self.progress is not None:
-            self.progress(step, *losses.tolist())
+        if self.progress is not SILENT:
+            self.progress.step(step, *losses.tolist())
         return self.objective.total(losses)
 
     @property

@@ -23,11 +23,12 @@ from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
+from unsum.progress import SILENT, Progress
 from unsum.separate.hard_labels import hard_labels, refuse_soft
 from unsum.separate.method import SEPARATORS
 from unsum.separate.misfit import relative_misfit
 from unsum.separate.options import positive, whole, yes_or_no
-from unsum.separate.rgla.adam import Progress, Record, minimize
+from unsum.separate.rgla.adam import Record, minimize
 from unsum.separate.rgla.objective import WEIGHTS, Objective
 from unsum.separate.rgla.starts import check_start, declare_start, starting_logits
 
@@ -43,7 +44,7 @@ def rgla(
     knowledge: Knowledge,
     *,
     seed: int,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     objectives: Collection[str] = EVERYTHING,
     start: str = "randn",
     start_logits: Tensor | None = None,
@@ -56,7 +57,7 @@ def rgla(
     """Logits by optimization, features by the Moore–Penrose inverse. Labels come from `bias-sign` unless granted.
 
     Args:
-        progress: called with (step, L_w, L_b, L_loss) whenever the losses are noted.
+        progress: told (step, L_w, L_b, L_loss) whenever the losses are noted.
         objectives: which of "w", "b" and "loss" are minimized; the others are only noted.
         start: "randn", "rand", "zeros", "ones", "photos" or "fgla".
         start_logits: for "photos": (n, C), `model(photos)` for any natural photos of the attacker's.

@@ -22,12 +22,13 @@ from torch import Tensor
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
+from unsum.progress import SILENT, Progress
 from unsum.separate.exact.conjugate import conjugate_gradients
 from unsum.separate.exact.threads import few_threads
 from unsum.separate.hard_labels import hard_labels
 from unsum.separate.method import SEPARATORS
 from unsum.separate.options import whole, yes_or_no
-from unsum.separate.rgla.adam import Progress, Record
+from unsum.separate.rgla.adam import Record
 from unsum.separate.rgla.method import EVERYTHING, check_head, check_objectives, explain
 from unsum.separate.rgla.objective import Objective
 from unsum.separate.rgla.starts import RANDOM, check_start, declare_start, starting_logits
@@ -49,7 +50,7 @@ def rgla_newton(
     knowledge: Knowledge,
     *,
     seed: int,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     objectives: Collection[str] = EVERYTHING,
     start: str = "randn",
     start_logits: Tensor | None = None,
