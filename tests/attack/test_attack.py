@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 from functools import partial
 
 import pytest
@@ -110,9 +111,8 @@ def test_contradictory_wishes_are_refused() -> None:
 
 
 def test_pictures_are_refined_where_that_is_asked_for(monkeypatch) -> None:
-    monkeypatch.setattr(
-        "unsum.attack.pictures.refine_pictures", partial(refine_pictures, steps=25)
-    )  # enough to see it happen
+    module = importlib.import_module("unsum.attack.pictures")
+    monkeypatch.setattr(module, "refine_pictures", partial(refine_pictures, steps=25))  # enough to see it happen
     model = load_model("default", classes=20).model.train()
     update = capture(model, torch.rand(2, 3, 128, 128), torch.tensor([0, 1]))
     heard = Heard()

@@ -16,7 +16,7 @@ from unsum.separate.method import SEPARATORS
 from unsum.separate.rgla.adam import Record, minimize
 from unsum.separate.rgla.loss import estimated_loss
 from unsum.separate.rgla.method import rgla
-from unsum.separate.rgla.objective import WEIGHTS, Objective
+from unsum.separate.rgla.objective import WEIGHTS, LogitObjective
 
 EVERYTHING = ("w", "b", "loss")
 
@@ -28,12 +28,12 @@ def linear_case(labels: Tensor, classes: int = 30) -> tuple[nn.Linear, Tensor, U
     return model, features, capture(model, features, labels)
 
 
-def objective_for(labels: Tensor, classes: int = 30, objectives: tuple[str, ...] = EVERYTHING) -> Objective:
+def objective_for(labels: Tensor, classes: int = 30, objectives: tuple[str, ...] = EVERYTHING) -> LogitObjective:
     model, _features, update = linear_case(labels, classes)
-    return Objective.of(Head.of(model, update), labels, objectives, torch.float64)
+    return LogitObjective.of(Head.of(model, update), labels, objectives, torch.float64)
 
 
-def published(objective: Objective, M: Tensor, logits: Tensor, labels: Tensor) -> list[Tensor]:
+def published(objective: LogitObjective, M: Tensor, logits: Tensor, labels: Tensor) -> list[Tensor]:
     """L_w, L_b and L_loss, written as in the paper."""
     D = (logits.softmax(1) - objective.Y) / len(labels)
     return [
@@ -129,8 +129,8 @@ def test_the_curvature_is_the_jacobian_squared() -> None:
 def test_a_noisy_gradient_is_not_forced_into_a_low_rank() -> None:
     model, _features, update = linear_case(torch.tensor([2, 5, 11]), 60)
     noisy = Noise(0.01)(update)
-    assert Objective.of(Head.of(model, update), torch.tensor([2, 5, 11]), EVERYTHING, torch.float32).Q is not None
-    full = Objective.of(Head.of(model, noisy), torch.tensor([2, 5, 11]), EVERYTHING, torch.float32)
+    assert LogitObjective.of(Head.of(model, update), torch.tensor([2, 5, 11]), EVERYTHING, torch.float32).Q is not None
+    full = LogitObjective.of(Head.of(model, noisy), torch.tensor([2, 5, 11]), EVERYTHING, torch.float32)
     assert full.Q is None
     torch.testing.assert_close(full.K, noisy.gradients["weight"] @ model.weight.detach().T)
 
@@ -258,7 +258,7 @@ def test_history_is_sampled_and_progress_is_called_with_it() -> None:
         "loss_w": (4,), "loss_b": (4,), "loss_loss": (4,)
     }  # fmt: skip
     torch.testing.assert_close(torch.tensor(heard.steps), torch.stack([v.float() for v in leak.history.values()], 1))
-    final = Objective.of(Head.of(model, update), labels, EVERYTHING, torch.float32).losses(leak.logits.float())
+    final = LogitObjective.of(Head.of(model, update), labels, EVERYTHING, torch.float32).losses(leak.logits.float())
     torch.testing.assert_close(torch.tensor(heard.steps[-1][1:]), final, rtol=1e-3, atol=1e-8)
     assert separate(model, update, "fgla", labels=labels).history == {}
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unsum.app.order import Order
-from unsum.app.shelf import data_url
+from unsum.app.shelf import shown
 from unsum.attack.chain import run_attack
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.audit.result import finite
@@ -77,7 +77,7 @@ def _result(order: Order, compared: Compared, blended: bool) -> Answer:
     leak, rows, leaked = compared.leak, compared.samples, compared.leakages
     samples = [_sample(order, leak, row, i, leaked[i]) for i, row in enumerate(rows)]
     if blended:  # the page has the photos themselves, but these are not what came back
-        samples = [row | {"blend": data_url(image)} for row, image in zip(samples, order.truth.images, strict=True)]
+        samples = [row | {"blend": shown(image)} for row, image in zip(samples, order.truth.images, strict=True)]
     content: Answer = finite(
         {
             "kind": "result",
@@ -109,7 +109,7 @@ def _sample(order: Order, leak: Leak, row: SampleScore, i: int, leaked: float) -
         "psnr": row.psnr if recovered is not None else None,
         "ssim": row.ssim if recovered is not None else None,
         "leakage": leaked,
-        "picture": None if recovered is None else data_url(recovered),
+        "picture": shown(recovered),
     }
 
 

@@ -6,6 +6,7 @@ A choice that applies is attempted; its answer takes the place of the one before
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -63,18 +64,7 @@ class Case:
         return self.by in ("exact", "crowded") and not self.answer.exact and self.options.loss is None
 
     def separate(self, method: str, update: Update | None = None) -> Leak:
-        known = self.options
-        return separate(
-            self.model,
-            update or self.update,
-            method,
-            labels=known.labels,
-            batch_size=known.batch_size,
-            device=known.device,
-            seed=known.seed,
-            loss=known.loss,
-            progress=self.progress,
-        )
+        return separate_by(method, self.model, update or self.update, self.options, self.progress)
 
 
 @dataclass(frozen=True)
@@ -87,10 +77,30 @@ class Choice:
     attempt: Callable[[Case], Leak | None]  # None where the answer before it stays
     reason: str = ""  # with {before} and {after}, the two leaks
 
+    @property
+    def says(self) -> str:
+        """The reason without its figures."""
+        return re.sub(r"\{[^}]*\}", "…", self.reason)
+
     def told(self, before: Leak | None, after: Leak) -> Leak:
         if not self.reason:
             return after
         return replace(after, notes=[self.reason.format(before=before, after=after), *after.notes])
+
+
+def separate_by(method: str, model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
+    """One separator, with what the options grant it."""
+    return separate(
+        model,
+        update,
+        method,
+        labels=options.labels,
+        batch_size=options.batch_size,
+        device=options.device,
+        seed=options.seed,
+        progress=progress,
+        loss=options.loss,
+    )
 
 
 def auto(model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
@@ -132,7 +142,7 @@ def _marked(case: Case) -> bool:
 
 
 def _hopeless(leak: Leak) -> bool:
-    return leak.predicted_error >= HOPELESS
+    return not leak.predicted_error < HOPELESS  # nor is an error that is not known
 
 
 def _positions(case: Case) -> Leak | None:
@@ -170,12 +180,7 @@ def _by_ratio(case: Case) -> Leak | None:
 
 
 CHOICES = (
-    Choice(
-        "text",
-        "the model is a language model",
-        lambda case: case.language,
-        lambda case: case.separate("text"),
-    ),
+    Choice("text", "the model is a language model", lambda case: case.language, lambda case: case.separate("text")),
     Choice(
         "exact",
         "the text is not certain, and the head does not share its weights with the embedding",
@@ -195,12 +200,7 @@ CHOICES = (
         _crowd,
         lambda case: case.separate("crowded"),
     ),
-    Choice(
-        "exact",
-        "no method above gave a usable answer",
-        _nothing_usable,
-        lambda case: case.separate("exact"),
-    ),
+    Choice("exact", "no method above gave a usable answer", _nothing_usable, lambda case: case.separate("exact")),
     Choice(
         "exact",
         "the exact solver is not certain, and no defense left its marks: once more, without the bias",
@@ -214,13 +214,13 @@ CHOICES = (
         "the exact solver is not certain, and a defense left its marks",
         _marked,
         _adapted,
-        "The exact solver predicted an error of {before.predicted_error:.1g}, the adaptive separator one of "
+        "The {before.method} solver predicted an error of {before.predicted_error:.1g}, the adaptive separator one of "
         "{after.predicted_error:.1g}, so its answer is given.",
     ),
     Choice(
         "fgla",
         "the exact solver expects to have failed",
-        lambda case: case.uncertain and _hopeless(case.answer),
+        lambda case: case.by == "exact" and case.uncertain and _hopeless(case.answer),
         _by_ratio,
         "The exact solver predicted an error of {before.predicted_error:.1g}, so the ratio method (fgla) was used instead.",
     ),

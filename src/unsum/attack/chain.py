@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.attack.auto import auto
+from unsum.attack.auto import auto, separate_by
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import HOPELESS, Inverses, with_pictures
 from unsum.errors import UnsumError
@@ -24,7 +24,6 @@ from unsum.match import match
 from unsum.models.language import is_language_model
 from unsum.peel import Peeled, obstacle, peel
 from unsum.progress import SILENT, Progress
-from unsum.separate import separate
 from unsum.separate.losses import Loss
 from unsum.update import Update
 
@@ -123,17 +122,7 @@ def _matched(model: nn.Module, update: Update, options: AttackOptions, progress:
 def _separated(model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
     if options.method == AUTO:
         return auto(model, update, options, progress)
-    return separate(
-        model,
-        update,
-        options.method,
-        labels=options.labels,
-        batch_size=options.batch_size,
-        device=options.device,
-        seed=options.seed,
-        loss=options.loss,
-        progress=progress,
-    )
+    return separate_by(options.method, model, update, options, progress)
 
 
 def _with_rule(model: nn.Module, update: Update, options: AttackOptions, name: str, progress: Progress) -> Leak:

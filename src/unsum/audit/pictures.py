@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import math
 import textwrap
 
@@ -23,6 +25,15 @@ def to_image(picture: Tensor) -> Image.Image:
 def is_picture(sample: Tensor | None) -> bool:
     """Whether it is a (1 or 3, h, w) picture, and not, say, a row of a table."""
     return sample is not None and sample.ndim == 3 and len(sample) in (1, 3)
+
+
+def data_uri(picture: Tensor | None, kind: str = "png", **options: int) -> str | None:
+    """A picture in [0, 1] that a page holds itself; None for samples that are no pictures, such as rows of a table."""
+    if picture is None or not is_picture(picture):
+        return None
+    buffer = io.BytesIO()
+    to_image(picture).save(buffer, format=kind, **options)
+    return f"data:image/{kind};base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 def picture_grid(audit: AuditResult) -> Image.Image:

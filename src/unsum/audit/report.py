@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from unsum.audit.compare import Comparison
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.markdown import render_markdown
-from unsum.audit.pictures import is_picture, picture_grid, to_image
+from unsum.audit.pictures import data_uri, picture_grid
 from unsum.audit.result import AuditResult, SampleRow, check_folder
 from unsum.audit.sweep.plot import Plot, plot_side_by_side
 from unsum.audit.texts import BADGES, advice, credits_of, glossary
@@ -115,15 +112,6 @@ def environment() -> Environment:
 def most_leaked(rows: list[SampleRow]) -> SampleRow | None:
     """The sample that leaked most, where leakage is known at all."""
     return max((row for row in rows if not math.isnan(row.leakage)), key=lambda row: row.leakage, default=None)
-
-
-def data_uri(picture: Tensor | None) -> str | None:
-    """A (1 or 3, h, w) tensor in [0, 1] as PNG; None for samples that are no pictures, such as rows of a table."""
-    if picture is None or not is_picture(picture):
-        return None
-    buffer = io.BytesIO()
-    to_image(picture).save(buffer, format="PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 def _fit(value: Any) -> Any:

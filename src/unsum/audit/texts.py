@@ -17,6 +17,13 @@ BADGES: dict[Level, str] = {
     "low": "Low leakage",
     "open": "Not decided",
 }
+COLORS: dict[Level, str] = {  # on a terminal
+    "severe": "bold red",
+    "partial": "bold yellow",
+    "labels": "bold yellow",
+    "low": "bold green",
+    "open": "bold",
+}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unsum.active import SERVERS
+from unsum.attack.auto import CHOICES
 from unsum.attack.options import AttackOptions
 from unsum.audit import Audit, Sweep
 from unsum.audit import audit as run_audit
@@ -24,6 +25,7 @@ from unsum.audit.gate_files import check_gate, write_gate
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.result import SampleRow, check_folder
 from unsum.audit.sweep.table import show as show_sweep
+from unsum.audit.texts import COLORS
 from unsum.audit.wording import error, fixed, percent, plain
 from unsum.commands import attack as attack_command
 from unsum.commands import bench as bench_command
@@ -51,13 +53,7 @@ app = typer.Typer(
 )
 _PROGRESS = Console(stderr=True)  # results alone go to stdout, so that --json can be piped
 _OUT = Console()
-_COLORS = {
-    "severe": "bold red",
-    "partial": "bold yellow",
-    "labels": "bold yellow",
-    "low": "bold green",
-    "open": "bold",
-}
+_CHOICES = "what --attack auto tries, in this order"
 
 
 @app.command()
@@ -258,7 +254,7 @@ def _print(content: dict[str, Any], page: Path) -> None:
 def list_methods(
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON instead of tables.")] = False,
 ) -> None:
-    """Every attack, label rule, peeler, inverter, malicious server and defense, with what it needs."""
+    """What auto tries in which order; every attack, label rule, peeler, inverter, server and defense, with what it needs."""
     families: dict[str, Any] = {
         "attacks (--attack)": SEPARATORS,
         "gradient matching (--attack)": MATCHERS,
@@ -268,17 +264,25 @@ def list_methods(
         "servers that change the model (--server)": SERVERS,
         "defenses (--defense)": DEFENSES,
     }
-    rows = {title: [(e.name, e.summary, e.needs) for e in family] for title, family in families.items()}
+    fields: dict[str, tuple[str, ...]] = {_CHOICES: ("name", "when", "says")}
+    rows = {_CHOICES: [(choice.method, choice.when, choice.says) for choice in CHOICES]}
+    for title, family in families.items():
+        fields[title] = ("name", "summary", "needs")
+        rows[title] = [(entry.name, entry.summary, entry.needs) for entry in family]
     for sentence in PROBLEMS:
         _PROGRESS.print(f"unsum: {sentence}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     if as_json:
-        fields = ("name", "summary", "needs")
-        typer.echo(
-            json.dumps({t: [dict(zip(fields, row, strict=True)) for row in r] for t, r in rows.items()}, indent=2)
-        )
+        content = {t: [dict(zip(fields[t], row, strict=True)) for row in found] for t, found in rows.items()}
+        typer.echo(json.dumps(content, indent=2))
         return
+    headings = {
+        "when": "when it is tried",
+        "says": "what it then says",
+        "summary": "what it does",
+        "needs": "what it needs",
+    }
     for title, entries in rows.items():
-        table = Table("name", "what it does", "what it needs", title=title, title_justify="left")
+        table = Table(*(headings.get(field, field) for field in fields[title]), title=title, title_justify="left")
         for row in entries:
             table.add_row(*row)
         _OUT.print(table)
@@ -290,7 +294,7 @@ def _show(result: Audit, page: Path) -> None:
     _OUT.print(_sample_table(result))
     if result.comparison.points:
         _OUT.print(_comparison_table(result.comparison))
-    _OUT.print(verdict.headline, style=_COLORS[verdict.level])
+    _OUT.print(verdict.headline, style=COLORS[verdict.level])
     for sentence in filter(None, [*verdict.details, *result.leak.notes, result.trained_on]):
         _OUT.print(f"• {plain(sentence)}", markup=False, highlight=False)
     _OUT.print(f"Report: {page}", markup=False, highlight=False)

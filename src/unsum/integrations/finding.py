@@ -22,7 +22,7 @@ LOCAL_STEPS = "local-steps"
 
 
 @dataclass(frozen=True)
-class Finding:
+class ClientFinding:
     """What an audit made of one client in one round; without an answer where `outcome` is not "audited".
 
     `leakage` is what the attack expects to have got, from 0 to 1: 1 − e² for a predicted relative error e of the features, as
@@ -73,10 +73,10 @@ def attack_seen(model: nn.Module, seen: Seen, attack: str | None, *, train: bool
         return run_attack(model, seen.update, AttackOptions(attack, seed=seed))
 
 
-def finding_of(number: int, client: str, seen: Seen, leak: Leak) -> Finding:
+def finding_of(number: int, client: str, seen: Seen, leak: Leak) -> ClientFinding:
     inputs = 0 if leak.inputs_exact is None else int(leak.inputs_exact.sum())
     notes = [*seen.update.notes, *leak.notes, *filter(None, [seen.statistics.note])]
-    return Finding(
+    return ClientFinding(
         number,
         client,
         "audited",

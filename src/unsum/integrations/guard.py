@@ -45,7 +45,7 @@ class Guard:
 
     Args:
         model: the model that is trained; its weights are not looked at.
-        threshold: the leakage that an update may have, from 0 to 1; see `Finding.leakage`.
+        threshold: the leakage that an update may have, from 0 to 1; see `ClientFinding.leakage`.
         action: "refuse" what is above, or add Gaussian "noise" to its parameters, more and more, until it is not.
         attack: the strongest by default, which tries several; `exact` is faster and gives up earlier.
         training: what the client's own training is; knowing it makes the attack stronger.

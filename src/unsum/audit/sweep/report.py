@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from unsum.audit.pictures import to_image
+from unsum.audit.pictures import data_uri
 from unsum.audit.point import Point
 from unsum.audit.report import environment, together
 from unsum.audit.sweep.plot import Plot, plot
@@ -87,15 +83,7 @@ def _row(sweep: SweepResult, point: Point, label: str, enough: bool) -> Strength
         sweep.cost(point),
         enough,
         most.title if most else "",
-        _data_uri(original),
-        _data_uri(recovered),
+        *(
+            data_uri(picture, "jpeg", quality=85) for picture in (original, recovered)
+        ),  # many must stay small enough to send
     )
-
-
-def _data_uri(picture: Tensor | None) -> str | None:
-    """A (1 or 3, h, w) tensor in [0, 1] as JPEG: a page with many strengths must stay small enough to send."""
-    if picture is None or picture.ndim != 3 or len(picture) not in (1, 3):
-        return None
-    buffer = io.BytesIO()
-    to_image(picture).save(buffer, format="JPEG", quality=85)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

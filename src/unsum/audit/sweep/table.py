@@ -12,22 +12,15 @@ from rich.table import Table
 from unsum.audit.point import Point
 from unsum.audit.sweep.result import Curve, SweepResult
 from unsum.audit.sweep.words import closer, headline, level, sentences, short
-from unsum.audit.verdict import Level
+from unsum.audit.texts import COLORS
 from unsum.audit.wording import percent
-
-_COLORS: dict[Level, str] = {
-    "severe": "bold red",
-    "partial": "bold yellow",
-    "labels": "bold yellow",
-    "low": "bold green",
-}
 
 
 def show(sweep: SweepResult, page: Path, console: Console) -> None:
     """Print the whole result."""
     for curve in sweep.curves:
         console.print(_table(sweep, curve))
-    console.print(headline(sweep), style=_COLORS[level(sweep)], markup=False, highlight=False)
+    console.print(headline(sweep), style=COLORS[level(sweep)], markup=False, highlight=False)
     notes = [closer(sweep, curve) for curve in sweep.curves]
     for sentence in [*sentences(sweep), *filter(None, notes)]:
         console.print(f"• {sentence}", markup=False, highlight=False)

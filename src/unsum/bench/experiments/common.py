@@ -17,6 +17,8 @@ MATCHING_NETWORK: Mapping[Size, Network] = {
     "paper": Network("resnet50", 224, 1000),
 }
 SEEDS: Mapping[Size, int] = {"smoke": 1, "small": 3, "paper": 100}
+TWO: Mapping[Size, int] = {"smoke": 1, "small": 2, "paper": 100}
+ONE: Mapping[Size, int] = {"smoke": 1, "small": 1, "paper": 100}
 FEW: Mapping[Size, int] = {"smoke": 1, "small": 1, "paper": 20}  # for methods that take minutes a batch
 RGLA_STEPS: Mapping[Size, int] = {"smoke": 200, "small": 20_000, "paper": 20_000}
 BATCHES: Mapping[Size, tuple[int, ...]] = {

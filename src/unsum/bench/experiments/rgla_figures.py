@@ -6,7 +6,9 @@ Our notes of the paper have the subjects of its figures, not which number each c
 from __future__ import annotations
 
 from unsum.bench.declare import Experiment, Figure, Grid, Size
-from unsum.bench.experiments import common, rgla_table_08, rgla_table_10, rgla_table_12
+from unsum.bench.experiments import common
+from unsum.bench.experiments.rgla_batches import by_duplicates, pictures_by_batch
+from unsum.bench.experiments.rgla_defenses import by_pruning
 
 _NUMBERS = "The numbers of figures are ours: our notes of the paper have its figures' subjects alone."
 DEVIATIONS = {size: (*common.DEVIATIONS[size], _NUMBERS) for size in common.DEVIATIONS}
@@ -61,7 +63,7 @@ FIGURE_5 = Experiment(
     name="rgla-figure-5",
     title="RGLA, figure 5: leakage against duplicates",
     paper="rgla",
-    grids=rgla_table_08.grids,
+    grids=by_duplicates,
     columns=(common.LEAKAGE, common.PSNR),
     deviations=DEVIATIONS,
     figure=Figure("curve", "same", "leakage", "labels alike, of 8", LEAKAGE),
@@ -70,7 +72,7 @@ FIGURE_6 = Experiment(
     name="rgla-figure-6",
     title="RGLA, figure 6: leakage against batch size",
     paper="rgla",
-    grids=rgla_table_10.grids,
+    grids=pictures_by_batch,
     columns=(common.LEAKAGE, common.PSNR),
     deviations=DEVIATIONS,
     figure=Figure("curve", "batch", "leakage", "batch size", LEAKAGE, log_x=True),
@@ -79,7 +81,7 @@ FIGURE_7 = Experiment(
     name="rgla-figure-7",
     title="RGLA, figure 7: time against batch size",
     paper="rgla",
-    grids=rgla_table_10.grids,
+    grids=pictures_by_batch,
     columns=(common.PROCESSOR, common.SECONDS),
     deviations=DEVIATIONS,
     figure=Figure("curve", "batch", "attack_cpu", "batch size", "seconds of CPU", log_x=True, log_y=True),
@@ -98,7 +100,7 @@ FIGURE_9 = Experiment(
     name="rgla-figure-9",
     title="RGLA, figure 9: leakage against pruning, B = 8",
     paper="rgla",
-    grids=rgla_table_12.grids,
+    grids=by_pruning,
     columns=(common.LEAKAGE, common.COSINE, common.PSNR),
     deviations=DEVIATIONS,
     figure=Figure("curve", "strength", "leakage", "share of entries removed", LEAKAGE),

@@ -30,7 +30,7 @@ _HISTORY = 20
 
 
 @dataclass(frozen=True)
-class Refined:
+class RefinedPictures:
     """(B, c, h, w) pictures in [0, 1] in the leak's order, and how they came about.
 
     `improved` is false where the start explains the watched gradients at least as well, and was kept. `history` holds, look by
@@ -44,7 +44,7 @@ class Refined:
 
     def __repr__(self) -> str:
         start, end = (float(self.history["watched"][i]) for i in (0, int(self.history["watched"].argmin())))
-        return f"Refined({len(self.images)} pictures, watched misfit {start:.2g} → {end:.2g}, {self.seconds:.1f} s)"
+        return f"RefinedPictures({len(self.images)} pictures, watched misfit {start:.2g} → {end:.2g}, {self.seconds:.1f} s)"
 
 
 def refine(
@@ -63,7 +63,7 @@ def refine(
     held_out: int = 4,
     inverse: Inverse | None = None,
     progress: Progress = SILENT,
-) -> Refined:
+) -> RefinedPictures:
     """Change `images` until the model makes of them what the client's made of its own.
 
     Args:
@@ -103,7 +103,7 @@ def refine(
     if mode != "features":
         with misfit.ready():
             _by_adam(unknown, lambda: cost(misfit), gradient_steps, watch)
-    return Refined(watch.best.to(images), watch.improved, time.perf_counter() - start, watch.record())
+    return RefinedPictures(watch.best.to(images), watch.improved, time.perf_counter() - start, watch.record())
 
 
 class _Watch:

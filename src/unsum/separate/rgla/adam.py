@@ -10,14 +10,14 @@ from torch import Tensor
 from unsum.cuda_graph import recorded
 from unsum.progress import SILENT, Progress
 from unsum.separate.exact.threads import few_threads
-from unsum.separate.rgla.objective import Objective
+from unsum.separate.rgla.objective import LogitObjective
 
 
 @dataclass
 class Record:
     """The losses at some steps: `history` for the `Leak`, and whoever wants to watch."""
 
-    objective: Objective
+    objective: LogitObjective
     progress: Progress
     steps: list[int] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)  # left on the device: reading them would make it wait
@@ -39,7 +39,7 @@ class Record:
 
 
 def minimize(
-    objective: Objective,
+    objective: LogitObjective,
     start: Tensor,
     *,
     steps: int,

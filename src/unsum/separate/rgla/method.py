@@ -29,7 +29,7 @@ from unsum.separate.method import SEPARATORS
 from unsum.separate.misfit import relative_misfit
 from unsum.separate.options import positive, whole, yes_or_no
 from unsum.separate.rgla.adam import Record, minimize
-from unsum.separate.rgla.objective import WEIGHTS, Objective
+from unsum.separate.rgla.objective import WEIGHTS, LogitObjective
 from unsum.separate.rgla.starts import check_start, declare_start, starting_logits
 
 RATE, STEPS = 1e-3, 20_000
@@ -79,7 +79,7 @@ def rgla(
     names = check_objectives(objectives)
     if constant_D and set(names) == {"b"}:
         raise UnsumError("With constant_D the objective 'b' has no gradient; add 'w' or 'loss' to the objectives.")
-    objective = replace(Objective.of(head, labels, names, working_type(head)), constant_D=constant_D)
+    objective = replace(LogitObjective.of(head, labels, names, working_type(head)), constant_D=constant_D)
     record = Record(objective, progress)
     begin = starting_logits(start, start_logits, head, knowledge, objective.Y, seed)
     logits = minimize(
@@ -110,7 +110,7 @@ def working_type(head: Head) -> torch.dtype:
     return torch.promote_types(head.W.dtype, torch.float32)
 
 
-def explain(method: str, head: Head, objective: Objective, logits: Tensor) -> Leak:
+def explain(method: str, head: Head, objective: LogitObjective, logits: Tensor) -> Leak:
     """From logits to a `Leak`: F = pinv(Dᵀ) ∇W, without a float64 copy of the gradient."""
     logits, Y = logits.double(), objective.Y.double()
     B, C = Y.shape
