@@ -17,10 +17,9 @@ from support.progress import Heard
 from unsum.audit.leakage import leakages
 from unsum.audit.point import Point, SampleLeak
 from unsum.audit.result import Setting
-from unsum.audit.sweep.answer import Sweep
 from unsum.audit.sweep.plan import plan
 from unsum.audit.sweep.plot import plot
-from unsum.audit.sweep.report import render
+from unsum.audit.sweep.report import Sweep, render
 from unsum.audit.sweep.result import Curve
 from unsum.audit.sweep.task import Accuracy, Task
 from unsum.audit.sweep.words import closer, headline, level, sentences

@@ -72,7 +72,7 @@ def _report(folder: Path) -> None:
 
 def _strength(folder: Path) -> None:
     pictures = (torch.rand(3, 99, 99), None)
-    Unfinished(folder, {})("sign", lambda: Point("sign", None, [], pictures=pictures))
+    Unfinished(folder, "")("sign", lambda: Point("sign", None, [], pictures=pictures))
 
 
 WRITERS = [_update, _training, _matching, _leak, _report, _strength]

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from match.cases import convnet, crops, decibels, lenet
 from support.progress import Heard
-from unsum import UnsumError, Update, capture, writing
+from unsum import UnsumError, Update, capture
+from unsum.files import writing
 from unsum.match import Matched, Plan, Problem, checkpoint, match, solve
 from unsum.match.objective import Objective
 from unsum.match.optimizers import LBFGS, Adam

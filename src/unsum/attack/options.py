@@ -18,6 +18,7 @@ from unsum.labels import LABEL_RULES
 from unsum.match import MATCHERS
 from unsum.separate import SEPARATORS
 from unsum.separate.losses import Loss
+from unsum.separate.options import read_value
 
 AUTO = "auto"
 _OF_EVERY_MATCHER = ("image_size", "auxiliary", "checkpoint", "checkpoint_seconds", "preview")
@@ -110,13 +111,3 @@ class AttackOptions:
             raise UnsumError(f"The attack {self.method!r} assumes cross-entropy; leave loss= out.")
         if self.refine is not None:
             raise UnsumError("Gradient matching refines its pictures itself; leave refine= out.")
-
-
-def read_value(text: str) -> Any:
-    """An option's value as the command line writes it: a number, true, false, or text."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return {"true": True, "false": False}.get(text.lower(), text)

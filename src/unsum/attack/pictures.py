@@ -68,14 +68,7 @@ def _peeled_to(model: nn.Module, update: Update, leak: Leak, inverse: Inverse, p
     return replace(leak, inner={**leak.inner, inverse.layer: peeled.inputs}, notes=[*leak.notes, *peeled.notes, note])
 
 
-def _refined(
-    model: nn.Module,
-    update: Update,
-    leak: Leak,
-    mode: Mode,
-    inverse: Inverse,
-    progress: Progress,
-) -> Leak:
+def _refined(model: nn.Module, update: Update, leak: Leak, mode: Mode, inverse: Inverse, progress: Progress) -> Leak:
     """The leak with refined pictures, or a note that says why they stayed as they were."""
     if not leak.predicted_error < HOPELESS or leak.images is None:
         return replace(leak, notes=[*leak.notes, "The pictures were not refined: the features are too uncertain."])

@@ -3,7 +3,7 @@
 from unsum.audit.answer import Audit
 from unsum.audit.result import Setting
 from unsum.audit.run import audit
-from unsum.audit.sweep.answer import Sweep
+from unsum.audit.sweep.report import Sweep
 from unsum.audit.sweep.run import sweep
 from unsum.audit.verdict import Verdict, judge
 

@@ -118,13 +118,7 @@ def render_sarif(audit: AuditResult, gate: Gate, report: Path | None = None) -> 
     ids = list(_RULES)
     findings = [(rule, i) for i, row in enumerate(gate.rows) if (rule := _rule(gate, row))]
     run = {
-        "tool": {
-            "driver": {
-                "name": "unsum",
-                "version": __version__,
-                "rules": [_describe(name) for name in ids],
-            }
-        },
+        "tool": {"driver": {"name": "unsum", "version": __version__, "rules": [_describe(name) for name in ids]}},
         "invocations": [
             {
                 "executionSuccessful": True,

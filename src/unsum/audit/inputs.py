@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor, nn
 
-from unsum.data import Batch, class_names_of, client_batch, embedded_batch, open_data, tags
+from unsum.data import Batch, Source, class_names_of, client_batch, embedded_batch, open_data, tags
 from unsum.errors import UnsumError
 from unsum.head import find_head
-from unsum.models import load_model
+from unsum.models import DEFAULT_MODEL, load_model
 from unsum.models.built import USUAL_SIZE
 from unsum.models.load import LoadedModel
 from unsum.models.received import Received
@@ -20,63 +20,60 @@ Data = tuple[Tensor, Tensor] | Batch | str | Path
 USUAL_BATCH = 8
 
 
-def prepare(
-    model: nn.Module | str,
-    data: Data | None,
-    *,
-    weights: str | Path | None = None,
-    batch: int | None = None,
-    same_label: int = 0,
-    classes: int | None = None,
-    download: bool = False,
-    seed: int = 0,
-) -> tuple[LoadedModel, Batch]:
-    """The model with its name in reports, and the client's batch, of `USUAL_BATCH` samples unless told otherwise."""
-    source = open_data(data) if isinstance(data, str | Path) else None
-    if isinstance(model, str):
-        if source is not None:
-            needed = len(class_names_of(source))
-        elif data is None:
-            needed = len(tags())
+@dataclass(frozen=True)
+class Inputs:
+    """As `unsum.audit` takes them: a model, and either the client's data or an update that was captured."""
+
+    model: nn.Module | str = DEFAULT_MODEL
+    data: Data | None = None
+    update: Update | Received | str | Path | None = None
+    weights: str | Path | None = None
+    classes: int | None = None
+    download: bool = False
+    batch: int | None = None
+    same_label: int = 0
+    seed: int = 0
+
+    def simulated(self) -> tuple[LoadedModel, Batch]:
+        """The model with its name in reports, and the client's batch, of `USUAL_BATCH` samples unless told otherwise."""
+        data = open_data(self.data) if isinstance(self.data, str | Path) else self.data
+        if isinstance(self.model, str):
+            loaded = self.named_model(self.model, _classes(data))
         else:
-            assert not isinstance(data, str | Path)
-            needed = _classes(data)
-        if classes is not None and classes < needed:
-            raise UnsumError(f"The data have {needed} classes; a model of {classes} cannot learn them.")
-        loaded = load_model(model, classes=classes or needed, seed=seed, weights=weights, download=download)
-    else:
-        loaded = own_model(model, weights)
+            loaded = own_model(self.model, self.weights)
+            if data is None:
+                raise UnsumError(
+                    "Give data=(images, targets) along with your own model; the embedded photos may not fit it."
+                )
+        count, side = USUAL_BATCH if self.batch is None else self.batch, loaded.image_size
         if data is None:
-            raise UnsumError(
-                "Give data=(images, targets) along with your own model; the embedded photos may not fit it."
+            truth = embedded_batch(count, image_size=side, same_label=self.same_label)
+        elif isinstance(data, Source):
+            truth = client_batch(data, count, image_size=side, same_label=self.same_label, seed=self.seed)
+        else:
+            truth = data if isinstance(data, Batch) else _named(data)
+        return loaded, _all_named(truth, find_head(loaded.model)[1].out_features)
+
+    def captured(self) -> tuple[LoadedModel, Update]:
+        """The model with its name in reports, and the update under the model's names."""
+        update = Received(update=Path(self.update)) if isinstance(self.update, str | Path) else self.update
+        assert update is not None
+        if not isinstance(self.model, str):
+            return own_model(self.model, self.weights), update if isinstance(update, Update) else update.read(
+                self.model
             )
-    count, side = USUAL_BATCH if batch is None else batch, loaded.image_size
-    if data is None:
-        truth = embedded_batch(count, image_size=side, same_label=same_label)
-    elif source is not None:
-        truth = client_batch(source, count, image_size=side, same_label=same_label, seed=seed)
-    else:
-        assert not isinstance(data, str | Path)
-        truth = data if isinstance(data, Batch) else _named(data)
-    return loaded, _all_named(truth, find_head(loaded.model)[1].out_features)
-
-
-def receive(
-    model: nn.Module | str,
-    update: Update | Received | str | Path,
-    *,
-    weights: str | Path | None = None,
-    classes: int | None = None,
-    download: bool = False,
-    seed: int = 0,
-) -> tuple[LoadedModel, Update]:
-    """The model with its name in reports, and the update under the model's names."""
-    files = Received(update=Path(update)) if isinstance(update, str | Path) else update
-    if isinstance(model, str):
-        if isinstance(files, Received):
-            return files.open(model, weights=weights, classes=classes, seed=seed, download=download)
+        if isinstance(update, Received):
+            return update.open(
+                self.model, weights=self.weights, classes=self.classes, seed=self.seed, download=self.download
+            )
         raise UnsumError("Give the model itself along with an Update, or the update's file along with a model's name.")
-    return own_model(model, weights), files if isinstance(files, Update) else files.read(model)
+
+    def named_model(self, name: str, needed: int) -> LoadedModel:
+        """With as many classes as asked for, or as needed."""
+        if self.classes is not None and self.classes < needed:
+            raise UnsumError(f"The data have {needed} classes; a model of {self.classes} cannot learn them.")
+        classes = self.classes or needed
+        return load_model(name, classes=classes, seed=self.seed, weights=self.weights, download=self.download)
 
 
 def own_model(model: nn.Module, weights: str | Path | None = None) -> LoadedModel:
@@ -86,7 +83,12 @@ def own_model(model: nn.Module, weights: str | Path | None = None) -> LoadedMode
     return LoadedModel(model, type(model).__name__, int(getattr(model, "image_size", USUAL_SIZE)))
 
 
-def _classes(data: tuple[Tensor, Tensor] | Batch) -> int:
+def _classes(data: tuple[Tensor, Tensor] | Batch | Source | None) -> int:
+    """How many the data have."""
+    if data is None:
+        return len(tags())
+    if isinstance(data, Source):
+        return len(class_names_of(data))
     if isinstance(data, Batch):
         return max(len(data.class_names), _count(data.targets))
     return _count(data[1])

@@ -17,7 +17,7 @@ from unsum.attack.pictures import Inverses
 from unsum.audit.answer import Audit
 from unsum.audit.compare import CAPTURED, Comparison
 from unsum.audit.compare import compare as under_others
-from unsum.audit.inputs import Data, prepare, receive
+from unsum.audit.inputs import Data, Inputs
 from unsum.audit.result import Setting
 from unsum.audit.round import play
 from unsum.audit.sweep.bench import shown
@@ -26,11 +26,12 @@ from unsum.defend import Defense
 from unsum.errors import UnsumError
 from unsum.invert.refine import Mode
 from unsum.models import DEFAULT_MODEL
-from unsum.models.load import LoadedModel
 from unsum.models.received import Received
 from unsum.progress import SILENT, Progress
 from unsum.score import summarize
 from unsum.update import Update
+
+_UNKNOWN = "unknown: the update was captured elsewhere"
 
 
 def audit(
@@ -101,6 +102,7 @@ def audit(
         seed=seed,
     )
     options.check()  # before the client computes anything
+    inputs = Inputs(model, data, update, weights, classes, download, batch, same_label, seed)
     chain = [defenses] if isinstance(defenses, Defense) else list(defenses)
     if update is not None:
         if data is not None or chain:
@@ -109,19 +111,8 @@ def audit(
             raise UnsumError(
                 "A server can change the model only before the client trains; leave the captured update out."
             )
-        loaded, received = receive(model, update, weights=weights, classes=classes, download=download, seed=seed)
-        options = options.of_batch(_granted(batch, received)) if batch_size_known else options
-        return _audit_captured(loaded, received, options, train=train, command=command, progress=progress)
-    loaded, own = prepare(
-        model,
-        data,
-        weights=weights,
-        batch=batch,
-        same_label=same_label,
-        classes=classes,
-        download=download,
-        seed=seed,
-    )
+        return _audit_captured(inputs, options, train=train, command=command, progress=progress)
+    loaded, own = inputs.simulated()
     network, name, reader = loaded.model.to(options.device), loaded.name, None
     if server is not None:
         network, reader = modify(network, server, shape=tuple(own.images.shape[1:]), seed=seed)
@@ -141,24 +132,19 @@ def audit(
     )
 
 
-def _audit_captured(
-    loaded: LoadedModel, update: Update, options: AttackOptions, *, train: bool, command: str, progress: Progress
-) -> Audit:
+def _audit_captured(inputs: Inputs, options: AttackOptions, *, train: bool, command: str, progress: Progress) -> Audit:
     """Attack an update that came without the truth, and report what the attack itself vouches for."""
     start = time.perf_counter()
+    loaded, update = inputs.captured()
+    if options.batch_size_known:
+        options = options.of_batch(_granted(inputs.batch, update))
     network = loaded.model.to(options.device)
     sent = update.map(lambda _name, tensor: tensor.to(options.device))
     with in_mode(network, train):
         leak = run_attack(network, sent, options, progress)
     leak = replace(leak, notes=[*update.notes, *leak.notes])
     setting = Setting.of(
-        loaded.name,
-        leak,
-        options,
-        samples=leak.batch_size,
-        train=train,
-        defenses="unknown: the update was captured elsewhere",
-        command=command,
+        loaded.name, leak, options, samples=leak.batch_size, train=train, defenses=_UNKNOWN, command=command
     )
     seconds = time.perf_counter() - start
     return Audit(setting, None, leak, [], {}, seconds, comparison=Comparison(absent=CAPTURED))

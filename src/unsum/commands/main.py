@@ -17,7 +17,7 @@ from rich.text import Text
 from unsum.active import SERVERS
 from unsum.attack.auto import CHOICES
 from unsum.attack.options import AttackOptions
-from unsum.audit import Audit, Sweep
+from unsum.audit import Audit
 from unsum.audit import audit as run_audit
 from unsum.audit import sweep as run_sweep
 from unsum.audit.compare import Comparison
@@ -162,32 +162,42 @@ def audit(
     check_folder(out, force=force)
     check_gate(fail_above, junit, sarif, sweeping=bool(sweep))
     captured = options.received(update, before, after, delta, rate, steps)
-    settings: dict[str, Any] = {
-        "data": data,
-        "weights": weights,
-        "classes": classes,
-        "download": download,
-        "inverse": inverse,
-        "batch": batch,
-        "same_label": same_label,
-        "defenses": [parse_defense(text) for text in defense or []],
-        "attack": attack,
-        "label_rule": labels,
-        "refine": cast("Mode | None", refine),  # checked there, with a sentence
-        "batch_size_known": batch_size_known,
-        "train": not eval_mode,
-        "device": options.usable_device(device),
-        "seed": seed,
-        "command": _command(),
-    }
+    chain = [parse_defense(text) for text in defense or []]
+    mode = cast("Mode | None", refine)  # checked there, with a sentence
+    chosen = options.usable_device(device)
     if sweep and server is not None:
         raise UnsumError("A sweep is of honest servers; leave out --server, or leave out --sweep.")
     if sweep and captured is not None:
         raise UnsumError("A sweep simulates every round; leave out the captured update, or leave out --sweep.")
     if sweep:
-        level = DEFAULT_LEVEL if keep_under is None else keep_under
-        trained = {"utility": not no_utility, "utility_data": utility_data}
-        swept, page = _sweep(model, sweep, settings | trained | {"keep_under": level}, out, force)
+        with stages(_PROGRESS) as shown:
+            swept = run_sweep(
+                model,
+                data,
+                weights=weights,
+                classes=classes,
+                download=download,
+                batch=batch,
+                same_label=same_label,
+                defenses=chain,
+                attack=attack,
+                label_rule=labels,
+                refine=mode,
+                batch_size_known=batch_size_known,
+                inverse=inverse,
+                train=not eval_mode,
+                device=chosen,
+                seed=seed,
+                command=_command(),
+                progress=shown,
+                over=sweep,
+                keep_under=DEFAULT_LEVEL if keep_under is None else keep_under,
+                utility=not no_utility,
+                utility_data=utility_data,
+                unfinished=out,
+            )
+            shown.say("Writing the page")
+            page = swept.write(out, force=force)
         if as_json:
             _print(swept.to_dict(), page)
         else:
@@ -198,8 +208,29 @@ def audit(
             "--keep-under, --utility-data and --no-utility belong to a sweep; add, say, --sweep noise=1e-5..1e-1."
         )
     with stages(_PROGRESS, AttackOptions(attack).steps) as shown:
-        settings |= {"server": server, "compare": compare}
-        result = run_audit(model, update=captured, **settings, progress=shown)
+        result = run_audit(
+            model,
+            data,
+            weights=weights,
+            classes=classes,
+            download=download,
+            batch=batch,
+            same_label=same_label,
+            defenses=chain,
+            attack=attack,
+            label_rule=labels,
+            refine=mode,
+            batch_size_known=batch_size_known,
+            inverse=inverse,
+            train=not eval_mode,
+            device=chosen,
+            seed=seed,
+            command=_command(),
+            progress=shown,
+            update=captured,
+            server=server,
+            compare=compare,
+        )
         shown.say("Writing the report")
         page = _written(result, out, force)
     held = result.gate(DEFAULT_LEVEL if fail_above is None else fail_above)
@@ -223,13 +254,6 @@ app.command("doctor")(doctor.command)
 app.command("train-inverse")(train_inverse)
 app.command("app")(live_page)
 app.add_typer(bench_command.app, name="bench")
-
-
-def _sweep(model: str, over: list[str], settings: dict[str, Any], out: Path, force: bool) -> tuple[Sweep, Path]:
-    with stages(_PROGRESS) as shown:
-        result = run_sweep(model, over=over, **settings, progress=shown, unfinished=out)
-        shown.say("Writing the page")
-        return result, result.write(out, force=force)
 
 
 def _written(result: Audit, out: Path, force: bool) -> Path:

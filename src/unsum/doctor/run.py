@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from unsum.audit.inputs import USUAL_BATCH, Data, own_model, prepare, receive
+from unsum.audit.inputs import USUAL_BATCH, Data, Inputs, own_model
 from unsum.data import Batch, embedded_batch, photo_count, tags
 from unsum.doctor import batch as data_checks
 from unsum.doctor import gradient, machine, network
@@ -16,7 +16,7 @@ from unsum.doctor.finding import Finding, ok, warning, will_not_work
 from unsum.doctor.tampering import tampering
 from unsum.errors import UnsumError
 from unsum.files.tensor_file import read_tensors
-from unsum.models import DEFAULT_MODEL, load_model
+from unsum.models import DEFAULT_MODEL
 from unsum.models.load import LoadedModel
 from unsum.models.received import Received
 from unsum.update import Update
@@ -49,7 +49,7 @@ def doctor(
     if alone is not None and data is None and update is None:
         return _of_weights(alone)
     try:
-        loaded, held, sent = _load(model, data, update, weights, classes, batch, same_label, seed, download)
+        loaded, held, sent = _load(Inputs(model, data, update, weights, classes, download, batch, same_label, seed))
     except UnsumError as error:
         return [will_not_work("loading", str(error))]
     module = loaded.model
@@ -80,40 +80,21 @@ def doctor(
     return [*findings, machine.memory(module, torch.device(device))]
 
 
-def _load(
-    model: nn.Module | str,
-    data: Data | None,
-    update: Update | Received | str | Path | None,
-    weights: str | Path | None,
-    classes: int | None,
-    batch: int | None,
-    same_label: int,
-    seed: int,
-    download: bool,
-) -> tuple[LoadedModel, Batch | None, Update | None]:
+def _load(given: Inputs) -> tuple[LoadedModel, Batch | None, Update | None]:
     """Whatever there is; with neither data nor an update, the embedded photos where the model takes them."""
-    if update is not None and data is not None:
+    if given.update is not None and given.data is not None:
         raise UnsumError("Look at data or at an update, one at a time.")
-    if update is not None:
-        loaded, sent = receive(model, update, weights=weights, classes=classes, download=download, seed=seed)
+    if given.update is not None:
+        loaded, sent = given.captured()
         return loaded, None, sent
-    if data is not None:
-        loaded, held = prepare(
-            model,
-            data,
-            weights=weights,
-            batch=batch,
-            same_label=same_label,
-            classes=classes,
-            download=download,
-            seed=seed,
-        )
+    if given.data is not None:
+        loaded, held = given.simulated()
         return loaded, held, None
-    if not isinstance(model, str):
-        return own_model(model), None, None
-    loaded = load_model(model, classes=classes or len(tags()), seed=seed, weights=weights, download=download)
-    held = embedded_batch(min(batch or USUAL_BATCH, photo_count()), image_size=loaded.image_size, same_label=same_label)
-    return loaded, held, None
+    if not isinstance(given.model, str):
+        return own_model(given.model), None, None
+    loaded = given.named_model(given.model, given.classes or len(tags()))
+    count = min(given.batch or USUAL_BATCH, photo_count())
+    return loaded, embedded_batch(count, image_size=loaded.image_size, same_label=given.same_label), None
 
 
 def _weights_alone(model: nn.Module | str) -> Path | None:

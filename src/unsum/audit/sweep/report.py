@@ -1,18 +1,23 @@
-"""The sweep as one HTML page that opens from disk: no network, no script, drawings and pictures inside."""
+"""Sweep: the answer as users get it, written as one HTML page that opens from disk: no network, no script, all inside."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 from unsum.audit.pictures import data_uri
 from unsum.audit.point import Point
 from unsum.audit.report import environment, together
+from unsum.audit.result import UNFINISHED, check_folder
 from unsum.audit.sweep.plot import Plot, plot
 from unsum.audit.sweep.result import Curve, SweepResult
 from unsum.audit.sweep.words import closer, headline, level, sentences, short
 from unsum.audit.texts import credits_of
 from unsum.audit.wording import percent
 from unsum.defend import DEFENSES
+from unsum.files.writing import write_text
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,21 @@ class Section:
     plot: Plot
     rows: list[StrengthRow]
     notes: list[str]
+
+
+class Sweep(SweepResult):
+    __doc__ = SweepResult.__doc__
+
+    def write(self, folder: str | Path, *, force: bool = False) -> Path:
+        """Write `sweep.html` and `sweep.json`; an existing folder is written to only with `force`."""
+        folder = Path(folder)
+        check_folder(folder, force=force)
+        page = render(self)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "sweep.html", page)
+        write_text(folder / "sweep.json", json.dumps(self.to_dict(), indent=2) + "\n")
+        shutil.rmtree(folder / UNFINISHED, ignore_errors=True)  # what an interrupted sweep had kept
+        return folder / "sweep.html"
 
 
 def render(sweep: SweepResult) -> str:

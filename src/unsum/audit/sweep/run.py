@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses
-from unsum.audit.inputs import Data, prepare
+from unsum.audit.inputs import Data, Inputs
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.point import Point
 from unsum.audit.result import Setting
-from unsum.audit.sweep.answer import Sweep
 from unsum.audit.sweep.bench import Bench, shown
 from unsum.audit.sweep.pictures import photo_tiles, pictures_from_file
 from unsum.audit.sweep.plan import Strengths, plan
+from unsum.audit.sweep.report import Sweep
 from unsum.audit.sweep.result import Curve
 from unsum.audit.sweep.task import describe
 from unsum.audit.sweep.unfinished import Unfinished
@@ -98,33 +98,19 @@ def sweep(
     options.check()
     progress.say("Loading the model and the client's photos")
     pictures = None if not utility else photo_tiles() if utility_data is None else pictures_from_file(utility_data)
-    loaded, truth = prepare(
-        model,
-        data,
-        weights=weights,
-        batch=batch,
-        same_label=same_label,
-        classes=classes,
-        download=download,
-        seed=seed,
-    )
+    inputs = Inputs(model, data, None, weights, classes, download, batch, same_label, seed)
+    loaded, truth = inputs.simulated()
     network = loaded.model.to(options.device)
     bench = Bench(network, truth, options, progress, client_trains=train, pictures=pictures)
     count = _Count(1 + bool(before) + sum(len(p.defenses) for p in plans), progress)
     for p in plans:
         bench.check([*before, p.defenses[0]])
     undefended = bench.undefended()
+    leak = undefended.leak
     references = [count(bench.point(undefended, []))]
-    told = {
-        "model": loaded.name,
-        "weights": weights,
-        "data": data if isinstance(data, str | Path) else None,
-        "batch": batch,
-    }
-    told |= {"same_label": same_label, "train": train, "seed": seed, "utility": utility, "from": utility_data}
-    kept = Unfinished(
-        None if unfinished is None else Path(unfinished), told | {"attack": replace(options, device=None)}
-    )
+    named = replace(inputs, model=loaded.name, data=data if isinstance(data, str | Path) else None)
+    told = (named, replace(options, device=None), train, utility, utility_data)
+    kept = Unfinished(None if unfinished is None else Path(unfinished), repr(told))
 
     def point(chain: list[Defense], strength: float | None = None) -> Point:
         return count(kept(shown(chain), lambda: bench.defended(chain, strength)))
@@ -136,19 +122,13 @@ def sweep(
     ]
     return Sweep(
         Setting.of(
-            loaded.name,
-            undefended.leak,
-            options,
-            samples=len(truth.images),
-            train=train,
-            defenses=shown(before),
-            command=command,
+            loaded.name, leak, options, samples=len(truth.images), train=train, defenses=shown(before), command=command
         ),
         keep_under,
         references,
         curves,
         describe(pictures, bench.scale, network) if pictures else None,
-        undefended.leak.knowledge.granted(),
+        leak.knowledge.granted(),
         truth.titles,
         time.perf_counter() - start,
     )

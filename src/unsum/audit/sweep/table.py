@@ -31,21 +31,10 @@ def show(sweep: SweepResult, page: Path, console: Console) -> None:
 def _table(sweep: SweepResult, curve: Curve) -> Table:
     before = "" if sweep.setting.defenses == "none" else f", after {sweep.setting.defenses}"
     table = Table(
-        title=f"{curve.name}{before}: worst and mean leakage of the samples",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
+        title=f"{curve.name}{before}: worst and mean leakage of the samples", title_justify="left", box=box.SIMPLE_HEAD
     )
     table.add_column("strength", no_wrap=True)
-    for heading in (
-        "worst",
-        "mean",
-        f"≥{percent(sweep.keep_under)}",
-        "labels",
-        "PSNR",
-        "exact",
-        "acc.",
-        "s",
-    ):
+    for heading in ("worst", "mean", f"≥{percent(sweep.keep_under)}", "labels", "PSNR", "exact", "acc.", "s"):
         table.add_column(heading, justify="right")
     enough = curve.enough(sweep.keep_under)
     for point, name in zip(sweep.references, ("no defense", "before alone"), strict=False):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
-from unsum.bench.declare import Attack, Column, Granted, Network, Size, Value
+from unsum.bench.declare import Attack, Column, Experiment, Granted, Network, Size, Value
 
 RGLA_NETWORK: Mapping[Size, Network] = {
     "smoke": Network("conv", 16, 20),
@@ -91,3 +92,4 @@ SMALL_MATCHING = (
 OWN_INVERSE = "Size paper: pictures come from the inverse given with --inverse, not from the authors' generator."
 DEVIATIONS: Mapping[Size, tuple[str, ...]] = {"smoke": (SMOKE,), "small": (SMALL,), "paper": (OWN_INVERSE,)}
 WITH_MATCHING: Mapping[Size, tuple[str, ...]] = {**DEVIATIONS, "small": (SMALL, SMALL_MATCHING)}
+TABLE = partial(Experiment, paper="rgla", deviations=DEVIATIONS)  # what most of RGLA's tables share

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unsum.bench.declare import Attack, Experiment, Grid, Published, Size
+from unsum.bench.declare import Attack, Grid, Published, Size
 from unsum.bench.experiments import common
 from unsum.bench.published import (
     BY_CLASSES,
@@ -25,10 +25,9 @@ def by_classes(size: Size) -> tuple[Grid, ...]:
     return (Grid((network,), (common.EXACT, common.rgla(size), common.FGLA), batches, seeds=common.ONE[size]),)
 
 
-TABLE_4 = Experiment(
+TABLE_4 = common.TABLE(
     name="rgla-4",
     title="RGLA, table 4: a batch below and one above the number of classes",
-    paper="rgla",
     grids=by_classes,
     columns=common.PICTURES,
     published=tuple(Published(figure, {"batch": B, "attack": "RGLA"}) for B, figure in BY_CLASSES.items()),
@@ -51,10 +50,9 @@ def by_duplicates(size: Size) -> tuple[Grid, ...]:
     )
 
 
-TABLE_8 = Experiment(
+TABLE_8 = common.TABLE(
     name="rgla-8",
     title="RGLA, table 8: duplicate labels, B = 8",
-    paper="rgla",
     grids=by_duplicates,
     columns=common.PICTURES,
     published=(
@@ -77,15 +75,13 @@ def logits_by_batch(size: Size) -> tuple[Grid, ...]:
     return (Grid((common.RGLA_NETWORK[size],), attacks, common.BATCHES[size], seeds=common.ONE[size]),)
 
 
-TABLE_9 = Experiment(
+TABLE_9 = common.TABLE(
     name="rgla-9",
     title="RGLA, table 9: logits by batch size, distinct labels",
-    paper="rgla",
     grids=logits_by_batch,
     columns=common.FEATURES,
     published=tuple(Published(figure, {"batch": B, "attack": "RGLA"}) for B, figure in LOGITS_BY_BATCH.items()),
     published_title="published ‖Ŷ′−Ŷ‖²",
-    deviations=common.DEVIATIONS,
     see=("rgla-tables.md", "rgla-small.md"),
 )
 
@@ -103,10 +99,9 @@ def pictures_by_batch(size: Size) -> tuple[Grid, ...]:
     )
 
 
-TABLE_10 = Experiment(
+TABLE_10 = common.TABLE(
     name="rgla-10",
     title="RGLA, table 10: batch size, distinct labels",
-    paper="rgla",
     grids=pictures_by_batch,
     columns=common.PICTURES,
     published=(
@@ -130,10 +125,9 @@ def by_side(size: Size) -> tuple[Grid, ...]:
     return (Grid((usual, replace(usual, size=side)), attacks, same=(0, 8), seeds=common.TWO[size]),)
 
 
-TABLE_11 = Experiment(
+TABLE_11 = common.TABLE(
     name="rgla-11",
     title="RGLA, table 11: larger photos, B = 8",
-    paper="rgla",
     grids=by_side,
     columns=common.PICTURES,
     published=(Published("somewhat below 224²", {"size": 336, "attack": "RGLA"}),),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unsum.bench.declare import Experiment, Grid, Published, Size
+from unsum.bench.declare import Grid, Published, Size
 from unsum.bench.experiments import common
 from unsum.bench.published import BY_DEFENSE, BY_PRUNING
 
@@ -17,10 +17,9 @@ def by_defense(size: Size) -> tuple[Grid, ...]:
     )
 
 
-TABLE_2 = Experiment(
+TABLE_2 = common.TABLE(
     name="rgla-2",
     title="RGLA, table 2: defenses, B = 8, distinct labels",
-    paper="rgla",
     grids=by_defense,
     columns=common.PICTURES,
     published=tuple(
@@ -40,10 +39,9 @@ def by_pruning(size: Size) -> tuple[Grid, ...]:
     return (Grid((common.RGLA_NETWORK[size],), attacks, defenses=defenses, seeds=common.TWO[size]),)
 
 
-TABLE_12 = Experiment(
+TABLE_12 = common.TABLE(
     name="rgla-12",
     title="RGLA, table 12: pruning, B = 8, distinct labels",
-    paper="rgla",
     grids=by_pruning,
     columns=common.PICTURES,
     published=tuple(
@@ -52,6 +50,5 @@ TABLE_12 = Experiment(
         for name, figure in row.items()
     ),
     published_title="published PSNR",
-    deviations=common.DEVIATIONS,
     see=("defenses.md",),
 )

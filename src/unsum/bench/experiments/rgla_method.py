@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unsum.bench.declare import Attack, Column, Experiment, Grid, Published, Size
+from unsum.bench.declare import Attack, Column, Grid, Published, Size
 from unsum.bench.experiments import common
 from unsum.bench.published import ACCURACIES, BY_OBJECTIVES, LOSS_ERRORS
 
@@ -22,10 +22,9 @@ def by_objectives(size: Size) -> tuple[Grid, ...]:
     return (Grid((common.RGLA_NETWORK[size],), tuple(attacks), seeds=common.TWO[size]),)
 
 
-TABLE_3 = Experiment(
+TABLE_3 = common.TABLE(
     name="rgla-3",
     title="RGLA, table 3: objectives, B = 8, distinct labels",
-    paper="rgla",
     grids=by_objectives,
     columns=common.FEATURES,
     published=tuple(
@@ -56,10 +55,9 @@ def by_accuracy(size: Size) -> tuple[Grid, ...]:
     return (Grid((common.RGLA_NETWORK[size],), attacks, batches),)
 
 
-TABLE_5 = Experiment(
+TABLE_5 = common.TABLE(
     name="rgla-5",
     title="RGLA, table 5: the estimated loss, by the model's accuracy on its own photos",
-    paper="rgla",
     grids=by_accuracy,
     columns=(
         Column("accuracy", "accuracy", ".1%"),
@@ -90,21 +88,18 @@ def by_start(size: Size) -> tuple[Grid, ...]:
     return (Grid((common.RGLA_NETWORK[size],), (*attacks, common.EXACT), seeds=common.TWO[size]),)
 
 
-TABLE_6 = Experiment(
+TABLE_6 = common.TABLE(
     name="rgla-6",
     title="RGLA, table 6: starts, B = 8, distinct labels (published: all end alike)",
-    paper="rgla",
     grids=by_start,
     columns=common.FEATURES,
-    deviations=common.DEVIATIONS,
     see=("rgla-tables.md", "rgla-small.md"),
 )
 
 
-TABLE_7 = Experiment(
+TABLE_7 = common.TABLE(
     name="rgla-7",
     title="RGLA, table 7: how soon each start arrives (published: zeros and FGLA soonest)",
-    paper="rgla",
     grids=by_start,
     columns=(
         Column("arrived", "steps to 10× the last loss", ".0f", "median"),
@@ -113,6 +108,5 @@ TABLE_7 = Experiment(
         common.SECONDS,
         common.PROCESSOR,
     ),
-    deviations=common.DEVIATIONS,
     see=("rgla-tables.md",),
 )

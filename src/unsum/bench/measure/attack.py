@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unsum.active import attack as read_layer
 from unsum.attack.chain import run_attack
-from unsum.attack.options import AUTO, AttackOptions, read_value
+from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import with_pictures
 from unsum.bench.declare import Cell
 from unsum.bench.material import Material
@@ -20,6 +20,7 @@ from unsum.leak import Leak
 from unsum.match import MATCHERS, match
 from unsum.peel import Peeled, peel
 from unsum.separate import SEPARATORS, separate
+from unsum.separate.options import read_value
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from unsum.audit.leakage import leakages
-from unsum.audit.round import compare_with_truth
+from unsum.audit.round import Compared, compare_with_truth
 from unsum.bench.declare import Cell
 from unsum.bench.measure.attack import Answer, FoundLabels
 from unsum.bench.measure.round import CellRound
@@ -26,21 +26,28 @@ _NEAR_THE_END = 10.0  # a run has arrived where its loss is within this factor o
 _GAP = 2  # pixels between two pictures of a strip
 
 
-def figures(cell: Cell, played: CellRound, found: Answer) -> dict[str, float]:
-    """Every figure that this kind of answer has; what cannot be measured is left out."""
+def figures(cell: Cell, played: CellRound, found: Answer) -> tuple[dict[str, float], bytes | None]:
+    """Every figure that this kind of answer has, without what cannot be measured; and a strip where the cell wants one."""
     if isinstance(found, FoundLabels):
-        return _labels(cell, played, found.labels)
-    if isinstance(found, Peeled):  # pictures without labels or features
-        leak = _pictures_alone(cell, found)
-        rows = score_samples(leak, images=played.sent.images)
-        shares = leakages(rows, played.sent.images, played.sent.features, pixels_alone=True)
-        values = _pictures(rows) | {"leakage": statistics.mean(shares)}
-    else:
-        leak, compared = found, compare_with_truth(played.sent, found)
-        values = _pictures(compared.samples) | _features(compared.samples, leak, played)
-        values |= {"leakage": statistics.mean(compared.leakages), "worst_leakage": max(compared.leakages)}
+        return _labels(cell, played, found.labels), None
+    compared = _compared(cell, played, found)
+    leak, rows = compared.leak, compared.samples
+    values = {name: statistics.mean(getattr(row, name) for row in rows) for name in ("psnr", "ssim", "lpips")}
+    values["leakage"] = statistics.mean(compared.leakages)
+    if isinstance(found, Leak):
+        values |= _features(rows, leak, played) | {"worst_leakage": max(compared.leakages)}
     values |= _convergence(leak) | {"predicted_error": leak.predicted_error, "exact": float(leak.exact)}
-    return {name: value for name, value in values.items() if math.isfinite(value)}
+    known = {name: value for name, value in values.items() if math.isfinite(value)}
+    return known, _strip(played, compared) if cell.pictures else None
+
+
+def _compared(cell: Cell, played: CellRound, found: Leak | Peeled) -> Compared:
+    sent = played.sent
+    if isinstance(found, Leak):
+        return compare_with_truth(sent, found)
+    leak = _pictures_alone(cell, found)
+    rows = score_samples(leak, images=sent.images)
+    return Compared(leak, rows, leakages(rows, sent.images, sent.features, pixels_alone=True))
 
 
 def _pictures_alone(cell: Cell, peeled: Peeled) -> Leak:
@@ -56,10 +63,6 @@ def _labels(cell: Cell, played: CellRound, labels: Tensor) -> dict[str, float]:
     true = torch.bincount(played.drawn.labels.cpu(), minlength=cell.network.classes)
     found = torch.bincount(labels.long().cpu(), minlength=cell.network.classes)
     return {"labels": float(torch.minimum(true, found).sum()) / int(true.sum())}
-
-
-def _pictures(rows: list[SampleScore]) -> dict[str, float]:
-    return {name: statistics.mean(getattr(row, name) for row in rows) for name in ("psnr", "ssim", "lpips")}
 
 
 def _features(rows: list[SampleScore], leak: Leak, played: CellRound) -> dict[str, float]:
@@ -98,15 +101,9 @@ def _convergence(leak: Leak) -> dict[str, float]:
     return {"loss": float(sums[-1]), "arrived": float(arrived[0]) if len(arrived) else math.nan}
 
 
-def strip(cell: Cell, played: CellRound, answer: Answer) -> bytes | None:
+def _strip(played: CellRound, compared: Compared) -> bytes | None:
     """A JPEG: the client's pictures above, below each what was recovered of it (gray where nothing was)."""
-    if isinstance(answer, FoundLabels):
-        return None
-    if isinstance(answer, Peeled):
-        leak = _pictures_alone(cell, answer)
-        rows = score_samples(leak, images=played.sent.images)
-    else:
-        leak, rows = answer, score_samples(answer, features=played.sent.features)
+    leak, rows = compared.leak, compared.samples
     if leak.images is None:
         return None
     images = played.sent.images.detach().cpu().float()
