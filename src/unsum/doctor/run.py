@@ -54,7 +54,7 @@ def doctor(
         return [will_not_work("loading", str(error))]
     module = loaded.model
     size = loaded.image_size if data is None or held is None else int(held.images.shape[-1])
-    findings = [_loaded(loaded.name, sent), *tampering(module), network.head(module)]
+    findings = [_loaded(loaded, sent), *tampering(module), network.head(module)]
     if findings[-1].mark == "will not work":
         return findings
     findings += [
@@ -120,8 +120,9 @@ def _samples(held: Batch | None, batch: int | None) -> int | None:
     return None if held is None else len(held.images)
 
 
-def _loaded(name: str, sent: Update | None) -> Finding:
-    if sent is not None and "random weights" in name:
+def _loaded(loaded: LoadedModel, sent: Update | None) -> Finding:
+    name = loaded.name
+    if sent is not None and loaded.random:
         return warning(
             "loading", f"{name}: an update can only be read with the very weights it was computed with; give --weights."
         )
