@@ -11,7 +11,7 @@ from unsum.audit.result import AuditResult
 
 
 class Audit(AuditResult):
-    __doc__ = AuditResult.__doc__
+    """What the attack made of one update, beside the truth where the round was simulated."""
 
     def gate(self, level: float = DEFAULT_LEVEL) -> Gate:
         """Whether any sample leaks more than `level`, from 0 to below 1: `.result`, `.exit_code` and `.reason` say."""

@@ -45,7 +45,7 @@ class Section:
 
 
 class Sweep(SweepResult):
-    __doc__ = SweepResult.__doc__
+    """The answer to: how strong must a defense be here, and what does that cost?"""
 
     def write(self, folder: str | Path, *, force: bool = False) -> Path:
         """Write `sweep.html` and `sweep.json`; an existing folder is written to only with `force`."""
