@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from unsum import Update, cli
+from unsum import Update
+from unsum.commands import main as cli
 from unsum.models import load_model
 
 MINE = """
