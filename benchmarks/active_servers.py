@@ -26,7 +26,7 @@ from unsum.models import load_model
 
 BATCH, BINS = 64, 128
 CLOSE = 60.0  # dB
-Make = Callable[[int], tuple[nn.Module, active.Recipe]]  # seed → changed model and recipe
+Make = Callable[[int], tuple[nn.Module, active.Reader]]  # seed → changed model and reader
 
 
 def main() -> None:
@@ -85,15 +85,15 @@ def row_of_hits(title: str, make: Make, private: Tensor, draws: int) -> str:
     generator = torch.Generator().manual_seed(2)
     alone, sure, wrong, missed, quality, seconds = 0, 0, 0, 0, [], 0.0
     for draw in range(draws):
-        changed, recipe = make(draw)
+        changed, reader = make(draw)
         x = private[torch.randperm(len(private), generator=generator)[:BATCH]]
         update = unsum.capture(changed, x, torch.randint(1000, (len(x),), generator=generator))
         start = time.perf_counter()
-        found = recipe.read(update)
+        found = reader.read(update)
         seconds += time.perf_counter() - start
         apart = torch.cdist(found.inputs.flatten(1).double(), x.flatten(1).double()).min(1).values
         psnr = -20 * (apart / x[0].numel() ** 0.5).clamp_min(1e-7).log10()
-        alone += in_bins_alone(recipe, x)
+        alone += in_bins_alone(reader, x)
         sure += int(found.exact.sum())
         wrong += int((found.exact & (psnr < CLOSE)).sum())
         missed += int((~found.exact & (psnr >= CLOSE)).sum())
@@ -103,21 +103,21 @@ def row_of_hits(title: str, make: Make, private: Tensor, draws: int) -> str:
     return f"| {title} | {counted} | {sure / draws:.2f} | {decibel} | {wrong} | {missed} | {seconds / draws:.2f} |"
 
 
-def order_statistics(model: nn.Module, own: Tensor, seed: int) -> tuple[nn.Module, active.Recipe]:
+def order_statistics(model: nn.Module, own: Tensor, seed: int) -> tuple[nn.Module, active.Reader]:
     """Thresholds that are themselves as many photos: the published count assumes that every filling of bins is equally likely."""
     few = own[torch.randperm(len(own), generator=torch.Generator().manual_seed(seed))[: BINS - 1]]
-    changed, recipe = active.modify(model, f"imprint:bins={BINS}", seed=seed)
-    recipe.thresholds[1:] = (few.flatten(1).double() @ recipe.h.double()).sort().values
+    changed, reader = active.modify(model, f"imprint:bins={BINS}", seed=seed)
+    reader.thresholds[1:] = (few.flatten(1).double() @ reader.h.double()).sort().values
     with torch.no_grad():
         for layer in (changed.front.rows, changed.front.witness):
-            layer.bias.copy_(-recipe.thresholds)
-    return changed, recipe
+            layer.bias.copy_(-reader.thresholds)
+    return changed, reader
 
 
-def in_bins_alone(recipe: active.Recipe, x: Tensor) -> int:
-    if recipe.name != "imprint":
+def in_bins_alone(reader: active.Reader, x: Tensor) -> int:
+    if reader.name != "imprint":
         return 0
-    places = torch.bucketize(x.flatten(1).double() @ recipe.h.double(), recipe.thresholds)
+    places = torch.bucketize(x.flatten(1).double() @ reader.h.double(), reader.thresholds)
     return sum(count == 1 for count in Counter(places.tolist()).values())
 
 
@@ -196,7 +196,7 @@ def print_detections() -> None:
 
 
 def still_read(model: nn.Module, update: unsum.Update, x: Tensor) -> int:
-    """Samples that a row or a difference of neighboring thresholds gives away at 30 dB: the truth judges, not the recipe.
+    """Samples that a row or a difference of neighboring thresholds gives away at 30 dB: the truth judges, not the reader.
 
     The server knows its own disguise: rows are taken in the order of their thresholds, negated ones by themselves.
     """

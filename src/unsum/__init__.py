@@ -3,7 +3,7 @@
 The public API, re-exported. Audit only systems that you operate or have permission to test.
 """
 
-from unsum.attack.recipe import attack
+from unsum.attack import attack
 from unsum.audit import Audit, Sweep, audit, sweep
 from unsum.client import capture, capture_local, capture_text, mixup, smooth_labels
 from unsum.defend import (

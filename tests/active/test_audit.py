@@ -53,10 +53,10 @@ def test_an_honest_audit_says_nothing_of_it(default_audit: unsum.Audit) -> None:
 
 
 def test_a_leak_of_its_own(plain: nn.Sequential) -> None:
-    changed, recipe = active.modify(plain, shape=(3, SIZE, SIZE))
+    changed, reader = active.modify(plain, shape=(3, SIZE, SIZE))
     x = cut(5, seed=1)
     before = {name: value.clone() for name, value in changed.state_dict().items()}
-    leak = active.attack(changed, unsum.capture(changed, x, torch.arange(5)), recipe)
+    leak = active.attack(changed, unsum.capture(changed, x, torch.arange(5)), reader)
     assert leak.knowledge.may_change_model
     assert leak.images is not None
     assert leak.images.shape[1:] == x.shape[1:]
@@ -67,10 +67,10 @@ def test_a_leak_of_its_own(plain: nn.Sequential) -> None:
 
 
 def test_batch_norm_counts_nothing(convolutional: nn.Sequential) -> None:
-    changed, recipe = active.modify(convolutional, shape=(3, SIZE, SIZE))
+    changed, reader = active.modify(convolutional, shape=(3, SIZE, SIZE))
     update = unsum.capture(changed, cut(5, seed=1), torch.arange(5))
     before = {name: value.clone() for name, value in changed.state_dict().items()}
-    active.attack(changed, update, recipe)
+    active.attack(changed, update, reader)
     assert all(torch.equal(before[name], value) for name, value in changed.state_dict().items())
 
 

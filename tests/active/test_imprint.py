@@ -18,9 +18,9 @@ from unsum.active.evidence import in_range, on_grid
 SHAPE = (3, SIZE, SIZE)
 
 
-def alone_in_bins(recipe: active.Recipe, x: Tensor) -> Tensor:
+def alone_in_bins(reader: active.Reader, x: Tensor) -> Tensor:
     """(B,) whether a sample shares its bin with no other, from the truth."""
-    bins = torch.bucketize(x.flatten(1).double() @ recipe.h.double(), recipe.thresholds).tolist()
+    bins = torch.bucketize(x.flatten(1).double() @ reader.h.double(), reader.thresholds).tolist()
     return torch.tensor([Counter(bins)[place] == 1 for place in bins])
 
 
@@ -32,9 +32,9 @@ def test_every_sample_alone_in_its_bin_is_read_and_certified_and_no_other(
     model, missed = request.getfixturevalue(network), 0
     for seed in range(4):
         x = cut(40, seed, grid=grid)
-        changed, recipe = active.modify(model, "imprint:bins=64", shape=SHAPE, seed=seed)
-        found = recipe.read(unsum.capture(changed, x, torch.arange(40)))
-        expected = alone_in_bins(recipe, x)
+        changed, reader = active.modify(model, "imprint:bins=64", shape=SHAPE, seed=seed)
+        found = reader.read(unsum.capture(changed, x, torch.arange(40)))
+        expected = alone_in_bins(reader, x)
         assert 5 < int(expected.sum()) < 40
         psnr, partner = distances(found.inputs[found.exact], x).max(1)
         assert float(psnr.min()) > 60
@@ -58,28 +58,28 @@ def test_the_model_behind_it_works_as_before(convolutional: nn.Sequential) -> No
 def test_it_goes_in_front_of_a_network_of_torchvisions_at_its_own_size() -> None:
     torch.manual_seed(0)
     model = torchvision.models.resnet18(num_classes=10)
-    changed, recipe = active.modify(model, "imprint:bins=8")
-    assert recipe.shape == (3, 224, 224)
+    changed, reader = active.modify(model, "imprint:bins=8")
+    assert reader.shape == (3, 224, 224)
     x = torch.rand(2, 3, 224, 224) * torch.tensor([0.3, 1.4]).view(2, 1, 1, 1)
     x = (255 * x.clamp(0, 1)).round() / 255
-    found = recipe.read(unsum.capture(changed, x, torch.tensor([1, 2])))
+    found = reader.read(unsum.capture(changed, x, torch.tensor([1, 2])))
     assert found.exact.tolist() == [True, True]
     assert float(distances(found.inputs, x).max(1).values.min()) > 60
 
 
 def test_one_sample_copies_and_a_crowd(plain: nn.Sequential) -> None:
-    changed, recipe = active.modify(plain, shape=SHAPE)
+    changed, reader = active.modify(plain, shape=SHAPE)
     x = cut(6, seed=3)
-    one = recipe.read(unsum.capture(changed, x[:1], torch.tensor([5])))
+    one = reader.read(unsum.capture(changed, x[:1], torch.tensor([5])))
     assert one.exact.tolist() == [True]
     assert float(distances(one.inputs, x[:1])) > 100
 
-    copies = recipe.read(unsum.capture(changed, torch.cat([x[:3], x[:1], x[:1]]), torch.arange(5)))
+    copies = reader.read(unsum.capture(changed, torch.cat([x[:3], x[:1], x[:1]]), torch.arange(5)))
     assert copies.exact.tolist() == [True] * 3  # the picture, once; how often is not known
     assert any("Copies of one picture" in note for note in copies.notes)
 
     level = x * (0.3 / x.flatten(1).mean(1)).view(-1, 1, 1, 1)
-    crowd = recipe.read(unsum.capture(changed, level.clamp(0, 1), torch.arange(6)))
+    crowd = reader.read(unsum.capture(changed, level.clamp(0, 1), torch.arange(6)))
     assert not bool(crowd.exact.any())
     assert float(distances(crowd.inputs, level).max()) < 40
     assert "whose mixture is shown and not vouched for" in crowd.notes[0]
@@ -87,26 +87,26 @@ def test_one_sample_copies_and_a_crowd(plain: nn.Sequential) -> None:
 
 def test_a_mixture_off_the_grid_is_told_by_the_witness_alone(plain: nn.Sequential) -> None:
     """Two samples in one bin, with positive weights: possible pixels, the right bin, and still not vouched for."""
-    changed, recipe = active.modify(plain, "imprint:bins=4", shape=SHAPE)
+    changed, reader = active.modify(plain, "imprint:bins=4", shape=SHAPE)
     flagged = 0
     for seed in range(20):
         x = cut(2, seed, grid=False)
         x = x * (0.3 / x.flatten(1).mean(1)).view(-1, 1, 1, 1)
-        found = recipe.read(unsum.capture(changed, x, torch.tensor([1, 2])))
+        found = reader.read(unsum.capture(changed, x, torch.tensor([1, 2])))
         assert not bool(found.exact.any())
         flagged += bool(in_range(found.inputs.double(), (0, 1)).all())
     assert flagged >= 3  # range and bin alone would have let these pass
 
 
 def test_local_steps_are_answered_honestly(plain: nn.Sequential) -> None:
-    changed, recipe = active.modify(plain, shape=SHAPE)
+    changed, reader = active.modify(plain, shape=SHAPE)
     x = cut(8, seed=5)
     for rate, epochs in ((1.0, 1), (0.1, 3), (0.001, 2)):
         update = unsum.capture_local(changed, x, torch.arange(8), learning_rate=rate, epochs=epochs, batch_size=4)
-        found = recipe.read(update)
+        found = reader.read(update)
         if bool(found.exact.any()):
             assert float(distances(found.inputs[found.exact], x).max(1).values.min()) > 40
-    leak = active.attack(changed, update, recipe)
+    leak = active.attack(changed, update, reader)
     assert not bool(leak.inputs_exact.any())
     assert any("nothing was read" in note for note in leak.notes)
 
@@ -115,10 +115,10 @@ def test_local_steps_are_answered_honestly(plain: nn.Sequential) -> None:
     "defense", [unsum.Noise(1e-3), unsum.Noise(1e-6), unsum.Float16(), unsum.Prune(0.9), unsum.Sign()]
 )
 def test_defended_updates_are_never_vouched_for_wrongly(plain: nn.Sequential, defense: unsum.Noise) -> None:
-    changed, recipe = active.modify(plain, shape=SHAPE)
+    changed, reader = active.modify(plain, shape=SHAPE)
     x = cut(12, seed=7, grid=False)
     torch.manual_seed(0)
-    found = recipe.read(unsum.capture(changed, x, torch.arange(12), defenses=defense))
+    found = reader.read(unsum.capture(changed, x, torch.arange(12), defenses=defense))
     if bool(found.exact.any()):
         assert float(distances(found.inputs[found.exact], x).max(1).values.min()) > 40
 
@@ -126,12 +126,12 @@ def test_defended_updates_are_never_vouched_for_wrongly(plain: nn.Sequential, de
 def test_auxiliary_inputs_and_other_queries(plain: nn.Sequential) -> None:
     own, x = cut(600, seed=11), cut(16, seed=12)
     for query in ("brightness", "random"):
-        changed, recipe = active.modify(plain, "imprint", shape=SHAPE, auxiliary=own, query=query)
-        found = recipe.read(unsum.capture(changed, x, torch.arange(16)))
-        assert int(found.exact.sum()) == int(alone_in_bins(recipe, x).sum()) >= 8
-        assert "600 auxiliary inputs" in recipe.photos
+        changed, reader = active.modify(plain, "imprint", shape=SHAPE, auxiliary=own, query=query)
+        found = reader.read(unsum.capture(changed, x, torch.arange(16)))
+        assert int(found.exact.sum()) == int(alone_in_bins(reader, x).sum()) >= 8
+        assert "600 auxiliary inputs" in reader.photos
     counts = torch.bincount(
-        torch.bucketize(own.flatten(1).double() @ recipe.h.double(), recipe.thresholds), minlength=129
+        torch.bucketize(own.flatten(1).double() @ reader.h.double(), reader.thresholds), minlength=129
     )
     assert int(counts[1:].max()) <= 8  # 600 / 128 bins are 4.7 each
 
@@ -185,6 +185,6 @@ def test_what_cannot_be_done_is_said_in_one_sentence(
 
 
 def test_an_update_of_another_model_is_refused(plain: nn.Sequential) -> None:
-    _, recipe = active.modify(plain, shape=SHAPE)
+    _, reader = active.modify(plain, shape=SHAPE)
     with pytest.raises(UnsumError, match=r"lacks 'front\.rows\.weight'"):
-        recipe.read(unsum.capture(plain, cut(2), torch.tensor([0, 1])))
+        reader.read(unsum.capture(plain, cut(2), torch.tensor([0, 1])))

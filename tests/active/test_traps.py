@@ -39,8 +39,8 @@ def test_what_rows_agree_on_is_a_photo(plain: nn.Sequential, grid: bool) -> None
     count = 0
     for seed in range(4):
         x = cut(12, seed, grid=grid)
-        changed, recipe = active.modify(plain, "traps", shape=SHAPE, seed=seed)
-        found = recipe.read(unsum.capture(changed, x, torch.arange(12)))
+        changed, reader = active.modify(plain, "traps", shape=SHAPE, seed=seed)
+        found = reader.read(unsum.capture(changed, x, torch.arange(12)))
         psnr, partner = distances(found.inputs[found.exact], x).max(1)
         assert float(psnr.min()) > 60
         assert len(set(partner.tolist())) == len(partner)  # no photo twice
@@ -51,17 +51,17 @@ def test_what_rows_agree_on_is_a_photo(plain: nn.Sequential, grid: bool) -> None
 def test_rows_that_several_samples_excite_are_not_vouched_for(plain: nn.Sequential) -> None:
     """With a factor of one half of the samples excite every row: nearly all readings are mixtures."""
     x = cut(16, seed=2, grid=False)
-    changed, recipe = active.modify(plain, "traps:factor=1.0", shape=SHAPE)
-    found = recipe.read(unsum.capture(changed, x, torch.arange(16)))
+    changed, reader = active.modify(plain, "traps:factor=1.0", shape=SHAPE)
+    found = reader.read(unsum.capture(changed, x, torch.arange(16)))
     assert found.exact.tolist() == [False]
     assert "0 samples were alone" in found.notes[0]
-    one = recipe.read(unsum.capture(changed, x[:1], torch.tensor([3])))
+    one = reader.read(unsum.capture(changed, x[:1], torch.tensor([3])))
     assert one.exact.tolist() == [True]
     assert float(distances(one.inputs, x[:1])) > 100
 
 
 def test_nothing_excited_is_said(plain: nn.Sequential) -> None:
-    changed, recipe = active.modify(plain, "traps:factor=0.1,rows=8", shape=SHAPE)
-    leak = active.attack(changed, unsum.capture(changed, cut(3), torch.arange(3)), recipe)
+    changed, reader = active.modify(plain, "traps:factor=0.1,rows=8", shape=SHAPE)
+    leak = active.attack(changed, unsum.capture(changed, cut(3), torch.arange(3)), reader)
     assert not bool(leak.inputs_exact.any())
     assert "Of 8 rows 0 were excited" in leak.notes[0]

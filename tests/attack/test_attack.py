@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import importlib
 from functools import partial
-from importlib import import_module
 
 import pytest
 import torch
 
 from support.material import pictures, small_net
+from support.progress import Heard
 from unsum import ClipLayers, Noise, UnsumError, attack, capture
 from unsum.attack.pictures import refine_pictures
 from unsum.data import embedded_batch
@@ -49,12 +50,12 @@ def test_granted_knowledge_is_recorded() -> None:
 
 def test_pictures_make_the_public_photos_part_of_what_was_granted() -> None:
     model = load_model("default", classes=20).model
-    stages: list[str] = []
-    leak = attack(model, capture(model, torch.rand(2, 3, 128, 128), torch.tensor([0, 1])), progress=stages.append)
+    heard = Heard()
+    leak = attack(model, capture(model, torch.rand(2, 3, 128, 128), torch.tensor([0, 1])), progress=heard)
     assert leak.images is not None
     assert leak.images.shape == (2, 3, 128, 128)
     assert any("Public photos" in sentence for sentence in leak.knowledge.granted())
-    assert stages == ["Separating the batch", "Turning features into pictures"]
+    assert heard.stages == ["Separating the batch", "Turning features into pictures"]
 
 
 def test_an_inverse_asked_for_by_name_must_fit(tmp_path) -> None:
@@ -64,15 +65,15 @@ def test_an_inverse_asked_for_by_name_must_fit(tmp_path) -> None:
         attack(net, update, inverse=tmp_path / "none.safetensors")
 
 
-@pytest.mark.parametrize("recipe", ["exact", "fgla", "auto"])
-def test_any_label_rule_goes_before_any_separator(recipe: str) -> None:
+@pytest.mark.parametrize("method", ["exact", "fgla", "auto"])
+def test_any_label_rule_goes_before_any_separator(method: str) -> None:
     net, labels = small_net(), [1, 1, 2, 3]
-    stages: list[str] = []
+    heard = Heard()
     update = capture(net, pictures(4), torch.tensor(labels))
-    leak = attack(net, update, recipe, label_rule="ilrg", batch_size=4, progress=stages.append)
+    leak = attack(net, update, method, label_rule="ilrg", batch_size=4, progress=heard)
     assert sorted(leak.labels.tolist()) == labels  # fgla by itself would find three distinct labels
     assert leak.notes[0] == "Labels were found by the rule 'ilrg'."
-    assert stages[:2] == ["Finding the labels", "Separating the batch"]
+    assert heard.stages[:2] == ["Finding the labels", "Separating the batch"]
     granted = leak.knowledge.granted()
     assert "The batch size (4)." in granted
     assert "The labels of the batch." not in granted  # found, not given
@@ -110,13 +111,13 @@ def test_contradictory_wishes_are_refused() -> None:
 
 
 def test_pictures_are_refined_where_that_is_asked_for(monkeypatch) -> None:
-    module = import_module("unsum.attack.pictures")  # by name: `unsum.attack` is the function
+    module = importlib.import_module("unsum.attack.pictures")
     monkeypatch.setattr(module, "refine_pictures", partial(refine_pictures, steps=25))  # enough to see it happen
     model = load_model("default", classes=20).model.train()
     update = capture(model, torch.rand(2, 3, 128, 128), torch.tensor([0, 1]))
-    stages: list[str] = []
-    plain, refined = attack(model, update), attack(model, update, refine="features", progress=stages.append)
-    assert stages[-1] == "Refining the pictures"
+    heard = Heard()
+    plain, refined = attack(model, update), attack(model, update, refine="features", progress=heard)
+    assert heard.stages[-1] == "Refining the pictures"
     assert "their misfit to gradients held out fell from" in refined.notes[-1]
     assert float((refined.images - plain.images).abs().max()) > 0.01
     with pytest.raises(UnsumError, match="There is no mode of refinement 'fg'"):

@@ -10,7 +10,7 @@ import torch
 import unsum
 from support.audits import captured, synthetic
 from support.material import pictures, small_net
-from unsum.audit.comparison import CAPTURED, NOT_ASKED, SLOW
+from unsum.audit.compare import CAPTURED, NOT_ASKED, SLOW
 from unsum.audit.markdown import render_markdown
 from unsum.audit.report import render
 from unsum.client.capture import capture_trained

@@ -20,12 +20,11 @@ from rich.console import Console
 import unsum
 from support.audits import CLASSES, TITLES, captured, synthetic, with_names
 from support.material import pictures, small_net
-from unsum.audit.junit import render_junit
+from unsum.audit.answer import Audit
+from unsum.audit.gate_files import message_text, render_junit, render_sarif
 from unsum.audit.markdown import render_markdown
-from unsum.audit.plain import markdown, one_line, plain
 from unsum.audit.report import render
-from unsum.audit.result import Audit
-from unsum.audit.sarif import message_text, render_sarif
+from unsum.audit.wording import markdown, one_line, plain
 from unsum.commands.main import _sample_table, _setting_table
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -8,6 +8,7 @@ import torch
 
 import unsum
 from support.material import pictures, small_net
+from support.progress import Heard
 from unsum.audit.report import render
 from unsum.data import embedded_batch
 
@@ -129,10 +130,10 @@ def test_ones_own_model_needs_data() -> None:
 
 
 def test_a_wrong_attack_is_refused_before_anything_runs() -> None:
-    stages: list[str] = []
+    heard = Heard()
     with pytest.raises(unsum.UnsumError, match="did you mean 'exact'"):
-        unsum.audit(attack="exakt", progress=stages.append)
-    assert stages == ["Loading the model and the client's photos"]
+        unsum.audit(attack="exakt", progress=heard)
+    assert heard.stages == ["Loading the model and the client's photos"]
 
 
 def test_a_batch_with_names_of_its_own() -> None:

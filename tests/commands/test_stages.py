@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from unsum.attack.recipe import steps_of
+from unsum.attack.options import AttackOptions
 from unsum.commands.stages import stages
 
 
@@ -16,12 +16,12 @@ def test_losses_are_shown_on_a_terminal_and_stages_everywhere(terminal: bool) ->
     stream = io.StringIO()
     with stages(Console(file=stream, force_terminal=terminal, width=120), 100) as shown:
         shown.say("Separating the batch")
-        shown.steps(50, 1.5e-3, 2.0)
+        shown.step(50, 1.5e-3, 2.0)
     assert "Separating the batch" in stream.getvalue()
     assert ("step 50: 1.5e-03 2.0e+00" in stream.getvalue()) == terminal
 
 
-def test_recipes_that_iterate_say_how_long() -> None:
-    assert steps_of("rgla") == 20_000
-    assert steps_of("exact") is None
-    assert steps_of("auto") is None
+def test_methods_that_iterate_say_how_long() -> None:
+    assert AttackOptions("rgla").steps == 20_000
+    assert AttackOptions("exact").steps is None
+    assert AttackOptions("auto").steps is None

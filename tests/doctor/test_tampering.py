@@ -16,7 +16,7 @@ import unsum
 from support.material import small_net
 from unsum import active
 from unsum.commands.main import app
-from unsum.doctor.tampering import Layer, pair_misfit, parallel_rows, tampering, trap_rows
+from unsum.doctor.tampering import WeightMatrix, pair_misfit, parallel_rows, tampering, trap_rows
 from unsum.models import load_model
 
 SERVERS = ["imprint", "imprint:bins=16", "traps", "traps:rows=32", "traps:factor=0.95"]
@@ -133,10 +133,10 @@ def test_what_is_odd_in_honest_models_is_no_alarm() -> None:
 def test_the_two_measures() -> None:
     torch.manual_seed(0)
     h = torch.rand(100)
-    layer = Layer("x", h * torch.rand(20, 1), torch.linspace(-1, 1, 20))
+    layer = WeightMatrix("x", h * torch.rand(20, 1), torch.linspace(-1, 1, 20))
     assert parallel_rows(layer) == (20, 20)
-    assert parallel_rows(Layer("x", torch.randn(2000, 600), torch.randn(2000))) is None
-    assert trap_rows(Layer("x", torch.randn(300, 600), None)) == 0
+    assert parallel_rows(WeightMatrix("x", torch.randn(2000, 600), torch.randn(2000))) is None
+    assert trap_rows(WeightMatrix("x", torch.randn(300, 600), None)) == 0
     misfit = pair_misfit(torch.randn(200, 3072))
     assert 0.5 < float(misfit.min()) < float(misfit.max()) < 8
 

@@ -18,8 +18,8 @@ import unsum.commands.main
 from support.audits import synthetic
 from unsum import UnsumError, Update
 from unsum.audit.leak_folder import write_leak
+from unsum.audit.point import Point
 from unsum.audit.result import check_folder
-from unsum.audit.sweep.result import Point
 from unsum.audit.sweep.unfinished import Unfinished
 from unsum.files.writing import write_text
 from unsum.invert import checkpoint
@@ -73,7 +73,7 @@ def _report(folder: Path) -> None:
 
 def _strength(folder: Path) -> None:
     pictures = (torch.rand(3, 99, 99), None)
-    Unfinished(folder, {})("sign", lambda: Point("sign", None, [], pictures=pictures))
+    Unfinished(folder, "")("sign", lambda: Point("sign", None, [], pictures=pictures))
 
 
 WRITERS = [_update, _training, _matching, _leak, _report, _strength]

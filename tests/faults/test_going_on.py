@@ -19,7 +19,7 @@ from support.inverse_training import SHORT, backbone, photos, seen_by, weights
 from unsum.audit.result import UNFINISHED
 from unsum.audit.sweep.bench import Bench
 from unsum.invert import checkpoint
-from unsum.invert.train import Progress, Run, train_inverse
+from unsum.invert.train import Run, TrainingState, train_inverse
 
 UNSUM = str(Path(sys.executable).parent / "unsum")
 OVER = "noise=1e-4,1e-3,1e-2"
@@ -163,7 +163,7 @@ def test_a_lost_device_costs_the_steps_since_the_last_checkpoint_alone(
         here.setattr(Run, "_step", lost)
         with pytest.raises(RuntimeError, match="device lost"):
             train_inverse(backbone(), photos(40), photos(8, 1), tmp_path / "a", SHORT, card={"photos": 40})
-    steps: list[Progress] = []
+    steps: list[TrainingState] = []
     resumed = train_inverse(
         backbone(), photos(40), photos(8, 1), tmp_path / "a", SHORT, card={"photos": 40}, watch=seen_by(steps)
     )
@@ -177,7 +177,7 @@ def test_ctrl_c_saves_the_moment(tmp_path: Path) -> None:
 
     seldom = replace(SHORT, save_every=1e9)
 
-    def stop(progress: Progress) -> None:
+    def stop(progress: TrainingState) -> None:
         if progress.step == 4:
             raise KeyboardInterrupt
 

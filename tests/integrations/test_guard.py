@@ -12,7 +12,7 @@ import torch
 
 import unsum
 from integrations.networks import network, photos, trained
-from unsum.integrations.finding import Finding
+from unsum.integrations.finding import ClientFinding
 from unsum.integrations.guard import Guard
 from unsum.integrations.journal import figures_of
 from unsum.integrations.time_limit import OutOfTime, within
@@ -120,9 +120,11 @@ def test_settings_that_say_nothing_are_refused() -> None:
 
 
 def test_a_finding_is_plain_json_and_figures_count_what_is_certain() -> None:
-    sure = Finding(1, "7", "audited", exact=True, predicted_error=1e-6, leakage=1.0, batch_size=8, label_counts={3: 8})
-    vague = Finding(1, "8", "audited", predicted_error=math.inf, leakage=math.nan, batch_size=5)
-    late = Finding(1, "9", "out of time")
+    sure = ClientFinding(
+        1, "7", "audited", exact=True, predicted_error=1e-6, leakage=1.0, batch_size=8, label_counts={3: 8}
+    )
+    vague = ClientFinding(1, "8", "audited", predicted_error=math.inf, leakage=math.nan, batch_size=5)
+    late = ClientFinding(1, "9", "out of time")
     content = json.loads(json.dumps(vague.to_dict(), allow_nan=False))
     assert content["predicted_error"] is None
     assert json.loads(json.dumps(sure.to_dict()))["label_counts"] == {"3": 8}

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import unsum
 from support.long import long
 from support.material import pictures, small_net
+from support.progress import Heard
 from unsum.head import collect_features
 from unsum.invert import load_inverse
 from unsum.invert.refine import MODES, refine
@@ -85,10 +86,10 @@ def test_modes_share_the_gradients_as_published() -> None:
 def test_refinement_lowers_its_own_losses_and_keeps_the_box(mode, prior) -> None:
     net, images = small_net(), pictures(3)
     update, leak = leaked(net, images)
-    seen: list[tuple[float, ...]] = []
+    heard = Heard()
     found = refine(
         net, update, leak, blurred(images), mode=mode, prior=prior, steps=50, gradient_steps=50, held_out=0,
-        progress=lambda *row: seen.append(row),
+        progress=heard,
     )  # fmt: skip
     assert found.improved
     assert found.images.shape == images.shape
@@ -98,7 +99,7 @@ def test_refinement_lowers_its_own_losses_and_keeps_the_box(mode, prior) -> None
     fraction = 0.8 if mode == "g" else 0.2
     assert float(found.history[key][-1]) < fraction * float(found.history[key][0])
     assert float(found.history["watched"].min()) < float(found.history["watched"][0])
-    assert [row[0] for row in seen] == found.history["step"].tolist()
+    assert [row[0] for row in heard.steps] == found.history["step"].tolist()
 
 
 def test_pictures_keep_the_leaks_order() -> None:

@@ -11,11 +11,11 @@ import torch
 import unsum
 from support.inverse_training import SHORT, SIZE, backbone, photos, seen_by, weights
 from unsum.invert import checkpoint, load_inverse
-from unsum.invert.train import Progress, Training, train_inverse
+from unsum.invert.train import Training, TrainingState, train_inverse
 
 
 def test_it_learns_pictures_it_was_not_trained_on(tmp_path: Path) -> None:
-    seen: list[Progress] = []
+    seen: list[TrainingState] = []
     training = Training(steps=250, size=SIZE, batch=32, clients=(8,), rate=3e-3)
     inverse = train_inverse(
         backbone(), photos(256), photos(64, seed=1), tmp_path, training, card={"photos": 256}, watch=seen_by(seen)
@@ -35,14 +35,14 @@ class KilledError(Exception):
 
 @pytest.mark.parametrize("moment", [1, 7])
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path: Path, moment: int) -> None:
-    def kill(progress: Progress) -> None:
+    def kill(progress: TrainingState) -> None:
         if progress.step == moment:
             raise KilledError
 
     model = backbone()
     with pytest.raises(KilledError):
         train_inverse(model, photos(40), photos(8, 1), tmp_path / "a", SHORT, card={"photos": 40}, watch=kill)
-    steps: list[Progress] = []
+    steps: list[TrainingState] = []
     resumed = train_inverse(
         model, photos(40), photos(8, 1), tmp_path / "a", SHORT, card={"photos": 40}, watch=seen_by(steps)
     )
@@ -53,7 +53,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path: Path, moment:
 
 def test_a_finished_run_does_nothing_again(tmp_path: Path) -> None:
     first = train_inverse(backbone(), photos(40), photos(8, 1), tmp_path, SHORT, card={"photos": 40})
-    steps: list[Progress] = []
+    steps: list[TrainingState] = []
     again = train_inverse(
         backbone(), photos(40), photos(8, 1), tmp_path, SHORT, card={"photos": 40}, watch=seen_by(steps)
     )

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import unsum
 from match.cases import crops, lenet
-from unsum.attack.recipe import steps_of
+from unsum.attack.options import AttackOptions
 from unsum.commands.main import app
 from unsum.errors import UnsumError
 from unsum.match import MATCHERS
@@ -61,6 +61,6 @@ def test_an_audit_runs_a_matcher_and_says_what_was_granted(tmp_path: Path) -> No
 
 
 def test_the_bar_knows_how_many_steps_there_are() -> None:
-    assert steps_of("ig") == 24_000
-    assert steps_of("ig:steps=70") == 70
-    assert steps_of("dlg") == 300
+    assert AttackOptions("ig").steps == 24_000
+    assert AttackOptions("ig:steps=70").steps == 70
+    assert AttackOptions("dlg").steps == 300

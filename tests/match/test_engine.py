@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from match.cases import convnet, crops, decibels, lenet
+from support.progress import Heard
 from unsum import UnsumError, Update, capture
 from unsum.files import writing
 from unsum.match import Matched, Plan, Problem, checkpoint, match, solve
@@ -20,6 +21,7 @@ from unsum.match.optimizers import LBFGS, Adam
 from unsum.match.problem import pose
 from unsum.match.regularizers import GroupConsistency, TotalVariation
 from unsum.match.unknown import Latent, LowResolution, Pixels
+from unsum.progress import Progress
 
 
 def posed(net: nn.Module, batch: int = 2, *, labels: bool = True) -> Problem:
@@ -88,18 +90,19 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(plan: Plan, tmp_pat
     net = lenet()
     whole = solve(posed(net, labels=not plan.soft_labels), plan)
 
-    def kill(step: int, *_losses: float) -> None:
-        if step > plan.steps // 2:
-            raise KilledError
+    class Killer(Progress):
+        def step(self, number: int, *_losses: float) -> None:
+            if number > plan.steps // 2:
+                raise KilledError
 
     problem = replace(
         posed(net, labels=not plan.soft_labels), checkpoint=tmp_path / "run.safetensors", checkpoint_seconds=0.0
     )
     with pytest.raises(KilledError):
-        solve(replace(problem, progress=kill), plan)
-    steps: list[int] = []
-    resumed = solve(replace(problem, progress=lambda step, *_: steps.append(step)), plan)
-    assert 0 < steps[0] <= plan.steps // 2 + 3
+        solve(replace(problem, progress=Killer()), plan)
+    heard = Heard()
+    resumed = solve(replace(problem, progress=heard), plan)
+    assert 0 < heard.steps[0][0] <= plan.steps // 2 + 3
     torch.testing.assert_close(resumed.images, whole.images, rtol=0, atol=0)
     torch.testing.assert_close(resumed.history["loss"], whole.history["loss"], rtol=0, atol=0)
     again = solve(problem, plan)  # finished: nothing is left to do
@@ -200,18 +203,18 @@ def test_early_stops() -> None:
 def test_progress_and_preview(tmp_path: Path) -> None:
     net, images = convnet(), crops(2)
     update = capture(net, images, torch.tensor([1, 2]))
-    rows: list[tuple[float, ...]] = []
+    heard = Heard()
     leak = match(
         net,
         update,
         "ig",
         image_size=32,
         steps=6,
-        progress=lambda *row: rows.append(row),
+        progress=heard,
         preview=tmp_path / "now.png",
     )
-    assert [row[0] for row in rows] == leak.history["step"].tolist() == list(range(7))
-    assert all(len(row) == 3 for row in rows)
+    assert [row[0] for row in heard.steps] == leak.history["step"].tolist() == list(range(7))
+    assert all(len(row) == 3 for row in heard.steps)
     with Image.open(tmp_path / "now.png") as picture:
         assert picture.size == (2 * 33 + 1, 34)
 

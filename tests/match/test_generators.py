@@ -15,6 +15,7 @@ import unsum
 from match.cases import convnet, crops, decibels, lenet
 from match.plugs import Principal, denoiser, generator, own_photos
 from support.long import long
+from support.progress import Heard
 from unsum import defend
 from unsum.match import MATCHERS, lti, match
 
@@ -190,9 +191,9 @@ def test_a_run_goes_on_from_its_checkpoints_and_from_no_other_generators(tmp_pat
     short = {"image_size": 32, "steps": 20, "weight_steps": 10, "restarts": 2, "checkpoint": file}
     first = match(net, update, "gias", generator=generator(16), **short)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run-latent.safetensors", "run-weights.safetensors"]
-    seen: list[int] = []
-    again = match(net, update, "gias", generator=generator(16), progress=lambda step, *_: seen.append(step), **short)
-    assert not seen  # both stages had been finished
+    heard = Heard()
+    again = match(net, update, "gias", generator=generator(16), progress=heard, **short)
+    assert not heard.steps  # both stages had been finished
     assert torch.equal(first.images, again.images)
     with pytest.raises(unsum.UnsumError, match="belongs to a run with another unknown"):
         match(net, update, "gias", generator=Principal(16), **short)

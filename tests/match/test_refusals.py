@@ -10,6 +10,7 @@ from torch import nn
 
 from match.cases import convnet, crops, lenet
 from support.material import small_net
+from support.progress import Heard
 from unsum import UnsumError, Update, attack, capture
 from unsum.match import match
 from unsum.match.shape import picture_shape
@@ -80,7 +81,7 @@ def test_the_size_is_found_where_only_one_fits() -> None:
     assert picture_shape(net, (1, 8, 9)) == (1, 8, 9)
 
 
-def test_recipes_refuse_what_matchers_do_not_do() -> None:
+def test_attacks_refuse_what_matchers_do_not_do() -> None:
     net = convnet()
     update = sent(net)
     with pytest.raises(UnsumError, match="leave refine= out"):
@@ -97,9 +98,9 @@ def test_recipes_refuse_what_matchers_do_not_do() -> None:
 
 def test_options_can_stand_behind_the_name() -> None:
     net = convnet()
-    rows: list[float] = []
-    leak = attack(net, sent(net), "ig:steps=3,restarts=2,image_size=32", steps=lambda step, *_: rows.append(step))
-    assert rows == [0, 1, 2, 3]
+    heard = Heard()
+    leak = attack(net, sent(net), "ig:steps=3,restarts=2,image_size=32", progress=heard)
+    assert [step for step, *_ in heard.steps] == [0, 1, 2, 3]
     assert "the lowest of 2 restarts" in leak.notes[-1]
     assert sorted(leak.labels.tolist()) == [1, 2]
     assert leak.knowledge.granted() == ["The model's weights and one client update."]

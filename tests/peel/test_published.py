@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import unsum
+from support.progress import Heard
 from unsum import UnsumError, Update
 from unsum.data import embedded_batch
 from unsum.peel import peel
@@ -104,10 +105,10 @@ def test_auto_peels_where_every_layer_can_be_undone() -> None:
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(768, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 20)
     )
-    stages: list[str] = []
+    heard = Heard()
     labels = torch.tensor([1, 1, 2])
-    leak = unsum.attack(model, unsum.capture(model, photos, labels), progress=stages.append)
-    assert stages == ["Separating the batch", "Peeling layer after layer"]
+    leak = unsum.attack(model, unsum.capture(model, photos, labels), progress=heard)
+    assert heard.stages == ["Separating the batch", "Peeling layer after layer"]
     assert leak.images is not None
     assert leak.inputs_exact is not None
     assert bool(leak.inputs_exact.all())

@@ -112,7 +112,7 @@ def test_a_training_declared_wrongly_is_not_vouched_for() -> None:
     assert not leak.exact
 
 
-def test_the_automatic_recipe_follows_the_steps_and_the_knowledge_says_so() -> None:
+def test_the_automatic_choice_follows_the_steps_and_the_knowledge_says_so() -> None:
     client = Client()
     update, _ = client.sends(LocalTraining(0.05, 2), 4, 0.05)
     leak = unsum.attack(client.model, update)

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from support.material import pictures, small_net
+from support.progress import Heard
 from unsum import Knowledge, Noise, UnsumError, Update, capture, score, separate
 from unsum.head import Head
+from unsum.progress import SILENT
 from unsum.separate.method import SEPARATORS
 from unsum.separate.rgla.adam import Record, minimize
 from unsum.separate.rgla.loss import estimated_loss
 from unsum.separate.rgla.method import rgla
-from unsum.separate.rgla.objective import WEIGHTS, Objective
+from unsum.separate.rgla.objective import WEIGHTS, LogitObjective
 
 EVERYTHING = ("w", "b", "loss")
 
@@ -26,12 +28,12 @@ def linear_case(labels: Tensor, classes: int = 30) -> tuple[nn.Linear, Tensor, U
     return model, features, capture(model, features, labels)
 
 
-def objective_for(labels: Tensor, classes: int = 30, objectives: tuple[str, ...] = EVERYTHING) -> Objective:
+def objective_for(labels: Tensor, classes: int = 30, objectives: tuple[str, ...] = EVERYTHING) -> LogitObjective:
     model, _features, update = linear_case(labels, classes)
-    return Objective.of(Head.of(model, update), labels, objectives, torch.float64)
+    return LogitObjective.of(Head.of(model, update), labels, objectives, torch.float64)
 
 
-def published(objective: Objective, M: Tensor, logits: Tensor, labels: Tensor) -> list[Tensor]:
+def published(objective: LogitObjective, M: Tensor, logits: Tensor, labels: Tensor) -> list[Tensor]:
     """L_w, L_b and L_loss, written as in the paper."""
     D = (logits.softmax(1) - objective.Y) / len(labels)
     return [
@@ -127,8 +129,8 @@ def test_the_curvature_is_the_jacobian_squared() -> None:
 def test_a_noisy_gradient_is_not_forced_into_a_low_rank() -> None:
     model, _features, update = linear_case(torch.tensor([2, 5, 11]), 60)
     noisy = Noise(0.01)(update)
-    assert Objective.of(Head.of(model, update), torch.tensor([2, 5, 11]), EVERYTHING, torch.float32).Q is not None
-    full = Objective.of(Head.of(model, noisy), torch.tensor([2, 5, 11]), EVERYTHING, torch.float32)
+    assert LogitObjective.of(Head.of(model, update), torch.tensor([2, 5, 11]), EVERYTHING, torch.float32).Q is not None
+    full = LogitObjective.of(Head.of(model, noisy), torch.tensor([2, 5, 11]), EVERYTHING, torch.float32)
     assert full.Q is None
     torch.testing.assert_close(full.K, noisy.gradients["weight"] @ model.weight.detach().T)
 
@@ -137,9 +139,7 @@ def test_steps_are_those_of_adam_under_autograd() -> None:
     labels = torch.tensor([2, 5, 5])
     objective = objective_for(labels, 12)
     start = torch.randn(3, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    found = minimize(
-        objective, start, steps=25, rate=1e-2, every=10, stop_below=None, record=Record(objective, progress=None)
-    )
+    found = minimize(objective, start, steps=25, rate=1e-2, every=10, stop_below=None, record=Record(objective, SILENT))
     plain = start.clone().requires_grad_()
     optimizer = torch.optim.Adam([plain], 1e-2)
     for _ in range(25):
@@ -208,29 +208,32 @@ def test_newton_without_polish_ends_where_adam_ends() -> None:
     assert errors[1] < 1e-5 < errors[0]
 
 
+def starts(heard: Heard) -> int:
+    return sum(step == 0 for step, *_ in heard.steps)
+
+
 def test_newton_tries_again_only_while_the_gradient_is_unexplained() -> None:
     labels = torch.tensor([2, 5, 11])
     model, _features, update = linear_case(labels)
-    calls: list[int] = []
-    done = separate(model, update, "rgla-newton", labels=labels, progress=lambda step, *_losses: calls.append(step))
-    starts = calls.count(0)
-    assert starts == 1
+    heard = Heard()
+    done = separate(model, update, "rgla-newton", labels=labels, progress=heard)
+    assert starts(heard) == 1
     assert not any("twin" in note for note in done.notes)
-    calls.clear()
+    heard = Heard()
     options = {
         "labels": labels,
         "steps": 1,
         "objectives": ("w", "b"),
-        "progress": lambda step, *_losses: calls.append(step),
+        "progress": heard,
     }
     cut = separate(model, update, "rgla-newton", tries=3, **options)
-    assert calls.count(0) == 3
+    assert starts(heard) == 3
     assert any("None of 3 start(s)" in note and "twin" in note for note in cut.notes)
     ends = [separate(model, update, "rgla-newton", tries=1, seed=s, **options).history["loss_w"][-1] for s in range(3)]
     assert cut.history["loss_w"][-1] == min(ends)
-    calls.clear()
+    heard.steps.clear()
     kept = separate(model, update, "rgla-newton", polish=False, **options | {"objectives": EVERYTHING})
-    assert calls.count(0) == 1
+    assert starts(heard) == 1
     assert not any("twin" in note for note in kept.notes)
 
 
@@ -248,17 +251,15 @@ def test_dropped_objectives_are_not_minimized_but_noted() -> None:
 def test_history_is_sampled_and_progress_is_called_with_it() -> None:
     labels = torch.tensor([2, 5, 11])
     model, _features, update = linear_case(labels)
-    calls: list[tuple[float, ...]] = []
-    leak = separate(
-        model, update, "rgla", labels=labels, steps=250, sample_every=100, progress=lambda *seen: calls.append(seen)
-    )
+    heard = Heard()
+    leak = separate(model, update, "rgla", labels=labels, steps=250, sample_every=100, progress=heard)
     assert leak.history["step"].tolist() == [0, 100, 200, 250]
     assert {name: values.shape for name, values in leak.history.items() if name != "step"} == {
         "loss_w": (4,), "loss_b": (4,), "loss_loss": (4,)
     }  # fmt: skip
-    torch.testing.assert_close(torch.tensor(calls), torch.stack([v.float() for v in leak.history.values()], 1))
-    final = Objective.of(Head.of(model, update), labels, EVERYTHING, torch.float32).losses(leak.logits.float())
-    torch.testing.assert_close(torch.tensor(calls[-1][1:]), final, rtol=1e-3, atol=1e-8)
+    torch.testing.assert_close(torch.tensor(heard.steps), torch.stack([v.float() for v in leak.history.values()], 1))
+    final = LogitObjective.of(Head.of(model, update), labels, EVERYTHING, torch.float32).losses(leak.logits.float())
+    torch.testing.assert_close(torch.tensor(heard.steps[-1][1:]), final, rtol=1e-3, atol=1e-8)
     assert separate(model, update, "fgla", labels=labels).history == {}
 
 

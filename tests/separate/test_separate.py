@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from support.material import pictures
+from support.progress import Heard
 from unsum import Knowledge, Leak, UnsumError, capture, separate
 from unsum.head import Head
 from unsum.separate.method import SEPARATORS
@@ -34,10 +35,10 @@ def test_options_are_read_from_the_signature() -> None:
 
 
 def test_progress_is_welcome_for_every_method(net: nn.Sequential) -> None:
-    calls: list[tuple[float, ...]] = []
-    leak = separate(net, capture(net, pictures(2), torch.tensor([0, 1])), "fgla", progress=lambda *s: calls.append(s))
+    heard = Heard()
+    leak = separate(net, capture(net, pictures(2), torch.tensor([0, 1])), "fgla", progress=heard)
     assert isinstance(leak, Leak)
-    assert calls == []
+    assert heard.steps == []
 
 
 def test_what_was_granted_and_the_time_are_noted(net: nn.Sequential) -> None:

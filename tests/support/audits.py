@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from unsum.audit.answer import Audit
 from unsum.audit.leakage import leakages
-from unsum.audit.result import Audit, Setting
+from unsum.audit.result import Setting
 from unsum.data import Batch
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.invert import Inverse
-from unsum.invert.train import Progress, Training, Watch
+from unsum.invert.train import Training, TrainingState, Watch
 
 SIZE = 16
 SHORT = Training(steps=12, size=SIZE, batch=16, clients=(4, 8), save_every=0.0)
@@ -34,5 +34,5 @@ def weights(inverse: Inverse) -> Tensor:
     return torch.cat([p.flatten() for p in inverse.decoder.parameters()])
 
 
-def seen_by(seen: list[Progress]) -> Watch:
+def seen_by(seen: list[TrainingState]) -> Watch:
     return lambda progress: seen.append(replace(progress))

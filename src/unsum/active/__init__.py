@@ -11,7 +11,7 @@ from unsum.active import imprint, traps  # noqa: F401 (registers the methods)
 from unsum.active.compose import alone, place
 from unsum.active.imprint import chance_of_hits
 from unsum.active.inserted import Inserted
-from unsum.active.method import SERVERS, Recipe, Recovered
+from unsum.active.method import SERVERS, Reader, Recovered
 from unsum.active.options import check_server, parse_server
 from unsum.errors import UnsumError
 from unsum.leak import Leak
@@ -20,7 +20,7 @@ from unsum.update import Update
 __all__ = [
     "SERVERS",
     "Inserted",
-    "Recipe",
+    "Reader",
     "Recovered",
     "attack",
     "chance_of_hits",
@@ -41,7 +41,7 @@ def modify(
     auxiliary: Tensor | None = None,
     seed: int = 0,
     **options: Any,
-) -> tuple[nn.Module, Recipe]:
+) -> tuple[nn.Module, Reader]:
     """The model as a malicious server would send it out, and what the server must remember to read the update.
 
     Args:
@@ -52,11 +52,11 @@ def modify(
         seed: fixes every random choice.
 
     Returns:
-        The changed model and its `Recipe`; `attack(changed, update, recipe)` reads an update of it.
+        The changed model and its `Reader`; `attack(changed, update, reader)` reads an update of it.
 
-    >>> changed, recipe = modify(nn.Sequential(nn.Flatten(), nn.Linear(48, 5)), "imprint:bins=16", shape=(3, 4, 4))
-    >>> recipe
-    Recipe(imprint: 16 bins of brightness, inputs (3, 4, 4))
+    >>> changed, reader = modify(nn.Sequential(nn.Flatten(), nn.Linear(48, 5)), "imprint:bins=16", shape=(3, 4, 4))
+    >>> reader
+    Reader(imprint: 16 bins of brightness, inputs (3, 4, 4))
     """
     name, written = parse_server(server)
     chosen = check_server(name, written | options)
@@ -67,16 +67,16 @@ def modify(
     if auxiliary is not None and len(auxiliary) < 2:
         raise UnsumError("The server needs at least two auxiliary inputs to learn what inputs are like.")
     generator = torch.Generator().manual_seed(seed)
-    layer, recipe = SERVERS[name](shape, generator, auxiliary, **chosen)
+    layer, reader = SERVERS[name](shape, generator, auxiliary, **chosen)
     weight = next(model.parameters(), torch.zeros(()))
-    return Inserted(layer.to(device=weight.device, dtype=weight.dtype), model), recipe
+    return Inserted(layer.to(device=weight.device, dtype=weight.dtype), model), reader
 
 
-def attack(model: nn.Module, update: Update, recipe: Recipe) -> Leak:
+def attack(model: nn.Module, update: Update, reader: Reader) -> Leak:
     """What the server reads out of an update of the model that `modify` made: `.images`, and which of them are certain.
 
     Every row of the leak is a picture that stood in the update, alone (`inputs_exact`) or mixed with others. Labels are not
     sought; `place` joins the pictures to a leak that has them.
     """
     update.validate(model)
-    return alone(model, recipe, recipe.read(update))
+    return alone(model, reader, reader.read(update))

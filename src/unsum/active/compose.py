@@ -9,33 +9,33 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from unsum.active.method import Recipe, Recovered
+from unsum.active.method import Reader, Recovered
 from unsum.head import collect_features, find_head
 from unsum.leak import Leak
 
 _MID_GRAY = 0.5
 
 
-def alone(model: nn.Module, recipe: Recipe, recovered: Recovered) -> Leak:
+def alone(model: nn.Module, reader: Reader, recovered: Recovered) -> Leak:
     """A leak whose rows are the pictures that were read. Features are the model's for them; labels were not sought."""
     classes = find_head(model)[1].out_features
     count = len(recovered.inputs)
     if count == 0:  # a leak has at least one row
-        recovered = _nothing(recipe, recovered)
+        recovered = _nothing(reader, recovered)
         count = 1
     features = features_of(model, recovered.inputs)
     _, head = find_head(model)
     with torch.no_grad():
         logits = head(features.to(head.weight)).double()
     return Leak(
-        method=recipe.name,
+        method=reader.name,
         targets=torch.full((count, classes), 1 / classes, dtype=torch.float64),
         logits=logits,
         features=features,
         residual=math.nan,
         predicted_error=math.nan,
         exact=False,
-        knowledge=recipe.knowledge,
+        knowledge=reader.knowledge,
         images=recovered.inputs.clamp(0, 1) if recovered.inputs.ndim == 4 else None,
         inputs=recovered.inputs,
         inputs_exact=recovered.exact,
@@ -43,13 +43,13 @@ def alone(model: nn.Module, recipe: Recipe, recovered: Recovered) -> Leak:
     )
 
 
-def place(model: nn.Module, leak: Leak, recipe: Recipe, recovered: Recovered) -> Leak:
+def place(model: nn.Module, leak: Leak, reader: Reader, recovered: Recovered) -> Leak:
     """The leak of the last layer with every picture that was read in the row whose features it has.
 
     The pictures pass through the model, in its present mode; BatchNorm then sees only those that were read, so features agree
     roughly and the best pairing decides. Samples without a picture get a gray one.
     """
-    knowledge = replace(leak.knowledge, may_change_model=True, auxiliary_photos=recipe.photos)
+    knowledge = replace(leak.knowledge, may_change_model=True, auxiliary_photos=reader.photos)
     source = "The pictures were read out of the server's layer, labels and features out of the last one."
     notes = [*recovered.notes, source, *leak.notes]
     count = len(recovered.inputs)
@@ -65,7 +65,7 @@ def place(model: nn.Module, leak: Leak, recipe: Recipe, recovered: Recovered) ->
     images[columns], sure[columns] = inputs[rows].clamp(0, 1), exact[rows]
     return replace(
         leak,
-        method=f"{recipe.name} + {leak.method}",
+        method=f"{reader.name} + {leak.method}",
         knowledge=knowledge,
         images=images if images.ndim == 4 else None,
         inputs=images,
@@ -86,8 +86,8 @@ def features_of(model: nn.Module, inputs: Tensor) -> Tensor:
                 buffer.copy_(kept[name])
 
 
-def _nothing(recipe: Recipe, recovered: Recovered) -> Recovered:
-    gray = torch.full((1, *recipe.shape), _MID_GRAY)
+def _nothing(reader: Reader, recovered: Recovered) -> Recovered:
+    gray = torch.full((1, *reader.shape), _MID_GRAY)
     no = torch.zeros(1, dtype=torch.bool)
     notes = [*recovered.notes, "Nothing was read; the one picture shown is gray."]
     return Recovered(gray, no, torch.full((1,), math.inf), torch.zeros(1, dtype=torch.long), notes)

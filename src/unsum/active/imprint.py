@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from unsum.active.evidence import in_range, on_grid
 from unsum.active.inserted import random_patterns
-from unsum.active.method import SERVERS, Recipe, Recovered, gradients_of
+from unsum.active.method import SERVERS, Reader, Recovered, gradients_of
 from unsum.errors import UnsumError, unknown_name
 from unsum.update import Update
 
@@ -54,7 +54,7 @@ def imprint(
     query: str = "brightness",
     mean: float = PHOTO_BRIGHTNESS[0],
     std: float = PHOTO_BRIGHTNESS[1],
-) -> tuple[nn.Module, Recipe]:
+) -> tuple[nn.Module, Reader]:
     """`strength` scales what the layer adds to its input; `mean` and `std` are of brightness, where nothing else is known."""
     if bins < 2 or not strength > 0 or not std > 0:
         raise UnsumError("An imprint needs at least two bins, a positive strength and a positive std.")
@@ -69,8 +69,8 @@ def imprint(
         seen, photos = None, f"their brightness, {mean:g} ± {std:g}, as published photos have it"
     thresholds = _quantiles(seen, mean, std, bins) / std
     layer = ImprintLayer(h / std, thresholds, random_patterns(2, shape, generator), strength)
-    recipe = ImprintRecipe("imprint", shape, query, bins, h / std, thresholds, photos=photos)
-    return layer, recipe
+    reader = ImprintReader("imprint", shape, query, bins, h / std, thresholds, photos=photos)
+    return layer, reader
 
 
 def _query(query: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -130,7 +130,7 @@ def block_means(flat: Tensor, blocks: int) -> Tensor:
 
 
 @dataclass(frozen=True, repr=False)
-class ImprintRecipe(Recipe):
+class ImprintReader(Reader):
     name: str
     shape: tuple[int, ...]
     query: str

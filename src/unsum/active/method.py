@@ -1,4 +1,4 @@
-"""What a malicious server is: a layer to put in front of the model, and a recipe to read the update of that layer."""
+"""What a malicious server is: a layer to put in front of the model, and a reader to read the update of that layer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Recovered:
     notes: list[str] = field(default_factory=list)
 
 
-class Recipe(ABC):
+class Reader(ABC):
     """What the server remembers of its change."""
 
     name: str
@@ -52,7 +52,7 @@ class Recipe(ABC):
     photos: str = ""
 
     def __repr__(self) -> str:
-        return f"Recipe({self.name}: {self.summary}, inputs {self.shape})"
+        return f"Reader({self.name}: {self.summary}, inputs {self.shape})"
 
 
 def gradients_of(update: Update, layer: str) -> tuple[Tensor, Tensor]:
@@ -68,11 +68,11 @@ def gradients_of(update: Update, layer: str) -> tuple[Tensor, Tensor]:
 
 
 class Server(Protocol):
-    """Makes the layer and its recipe for inputs of `shape`; further keyword-only arguments are its options."""
+    """Makes the layer and its reader for inputs of `shape`; further keyword-only arguments are its options."""
 
     def __call__(
         self, shape: tuple[int, ...], generator: torch.Generator, auxiliary: Tensor | None
-    ) -> tuple[nn.Module, Recipe]: ...
+    ) -> tuple[nn.Module, Reader]: ...
 
 
 SERVERS: Registry[Server] = Registry("server", "unsum.servers")

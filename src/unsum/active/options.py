@@ -7,6 +7,7 @@ from typing import Any
 
 from unsum.active.method import SERVERS
 from unsum.errors import UnsumError, unknown_name
+from unsum.separate.options import read_value
 
 
 def parse_server(text: str) -> tuple[str, dict[str, Any]]:
@@ -23,7 +24,7 @@ def parse_server(text: str) -> tuple[str, dict[str, Any]]:
             raise UnsumError(
                 f"Options of a server are written NAME:OPTION=VALUE, as in imprint:bins=128, not {text!r}."
             )
-        options[key] = _value(value)
+        options[key] = read_value(value)
     return name.strip(), options
 
 
@@ -39,12 +40,3 @@ def check_server(name: str, options: dict[str, Any]) -> dict[str, Any]:
         if isinstance(own[key], float) and not isinstance(value, int | float):
             raise UnsumError(f"The option {key!r} of the server {name!r} is a number, not {value!r}.")
     return options
-
-
-def _value(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

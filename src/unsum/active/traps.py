@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from unsum.active.evidence import in_range, on_grid
 from unsum.active.inserted import random_patterns
-from unsum.active.method import SERVERS, Recipe, Recovered, gradients_of
+from unsum.active.method import SERVERS, Reader, Recovered, gradients_of
 from unsum.errors import UnsumError
 from unsum.update import Update
 
@@ -46,7 +46,7 @@ def traps(
     factor: float = 0.0,
     sigma: float = 0.5,
     strength: float = 0.1,
-) -> tuple[nn.Module, Recipe]:
+) -> tuple[nn.Module, Reader]:
     """`factor` is f, 0.95 as published; 0 fits it to the number of pixels, since one for all sizes fires always or never."""
     size = int(torch.Size(shape).numel())
     if rows < 2 or not sigma > 0 or not strength > 0 or not 0 <= factor <= 1:
@@ -60,7 +60,7 @@ def traps(
     outgoing = torch.stack([angles.cos(), angles.sin()], 1) / (sigma * math.sqrt(size) * rows)
     photos = "" if auxiliary is None else f"{len(auxiliary)} auxiliary inputs, for their brightness and contrast"
     layer = TrapLayer(weight, outgoing, random_patterns(2, shape, generator), strength)
-    return layer, TrapRecipe("traps", shape, rows, f, photos=photos)
+    return layer, TrapReader("traps", shape, rows, f, photos=photos)
 
 
 def fitted_factor(size: int, bright: float, contrast: float) -> float:
@@ -105,7 +105,7 @@ class TrapLayer(nn.Module):
 
 
 @dataclass(frozen=True, repr=False)
-class TrapRecipe(Recipe):
+class TrapReader(Reader):
     name: str
     shape: tuple[int, ...]
     rows: int

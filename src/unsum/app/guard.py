@@ -38,7 +38,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class Guard:
+class Doorkeeper:
     """Refuses foreign Host and Origin headers, and adds to every answer what a browser must not do with it.
 
     A site that points its own name at 127.0.0.1 (DNS rebinding) still sends that name: a name that is not this machine's is

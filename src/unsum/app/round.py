@@ -10,22 +10,21 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unsum.app.order import Order
-from unsum.app.shelf import data_url
-from unsum.attack.recipe import AUTO, attack
-from unsum.audit.leakage import Yardstick, leakage, yardstick
+from unsum.app.shelf import shown
+from unsum.attack.chain import run_attack
+from unsum.attack.options import AUTO, AttackOptions
 from unsum.audit.result import finite
+from unsum.audit.round import Compared, Sent, as_trained, compare_with_truth, send
 from unsum.audit.verdict import Verdict, judge
-from unsum.client.capture import capture_trained, in_mode
+from unsum.client.capture import in_mode
 from unsum.errors import UnsumError
-from unsum.head import collect_features
 from unsum.leak import Leak
 from unsum.models.load import LoadedModel
-from unsum.score import SampleScore, score_samples
+from unsum.score import SampleScore
 from unsum.separate import separate
-from unsum.update import Update
 
 Answer = dict[str, Any]
 FIRST_LOOK = "fgla"  # one division instead of a search: half a second where noise keeps the whole attack busy for many
@@ -36,41 +35,36 @@ def play(loaded: LoadedModel, order: Order, device: torch.device) -> Generator[A
     """Client, attack and score. Under a defense, a first look comes before the answer of the whole attack."""
     start = time.perf_counter()
     # Its own copy: a round that is interrupted may leave BatchNorm's statistics as they were halfway.
-    model, truth = copy.deepcopy(loaded.model), order.truth
-    images, targets = truth.images.to(device), truth.targets.to(device)
+    model, own = copy.deepcopy(loaded.model), order.truth
     yield _stage("The client computes its update")
-    torch.manual_seed(_SEED)
     defenses = [] if order.defense is None else [order.defense]
-    update, images, targets = capture_trained(model, images, targets, train=True, defenses=defenses)
-    blended = not torch.equal(images.cpu(), truth.images)
-    order = replace(order, truth=replace(truth, images=images.cpu(), targets=targets.cpu()))  # what was trained on
-    with in_mode(model, True):
-        features = collect_features(model, images)
-    against = yardstick(images, features)
+    sent = send(model, own.images.to(device), own.targets.to(device), defenses, train=True, seed=_SEED)
+    order = replace(order, truth=as_trained(own, sent))
+    blended = not torch.equal(order.truth.images, own.images)
+    whole = AttackOptions(device=device, seed=_SEED)
 
     def scored(leak: Leak, final: bool) -> Answer:
-        rows = score_samples(leak, images, targets, features)
-        content = _result(order, leak, rows, against, blended)
+        content = _result(order, compare_with_truth(sent, leak), blended)
         return content | {"final": final, "seconds": time.perf_counter() - start}
 
     with in_mode(model, True):  # how clients train is the server's own protocol
-        if defenses and not _is_certain(model, update, device):
+        if defenses and not _is_certain(sent, device):
             yield _stage("The server takes a first look")
             with suppress(UnsumError):  # no bias gradient, or none of the head: the whole attack says what that means
-                yield scored(attack(model, update, FIRST_LOOK, device=device, seed=_SEED), final=False)
+                yield scored(run_attack(model, sent.update, replace(whole, method=FIRST_LOOK)), final=False)
         yield _stage("The server runs the whole attack")
         try:
-            leak = attack(model, update, AUTO, device=device, seed=_SEED)
+            leak = run_attack(model, sent.update, whole)
         except UnsumError as reason:
             yield _refused(order, str(reason)) | {"seconds": time.perf_counter() - start}
             return
     yield scored(leak, final=True)
 
 
-def _is_certain(model: nn.Module, update: Update, device: torch.device) -> bool:
+def _is_certain(sent: Sent, device: torch.device) -> bool:
     """Whether the whole attack will be done at once: then a first look would only make the page wait for its pictures."""
     try:
-        return separate(model, update, "exact", device=device, seed=_SEED).exact
+        return separate(sent.model, sent.update, device=device, seed=_SEED).exact
     except UnsumError:
         return False
 
@@ -79,11 +73,11 @@ def _stage(sentence: str) -> Answer:
     return {"kind": "stage", "sentence": sentence}
 
 
-def _result(order: Order, leak: Leak, rows: list[SampleScore], against: Yardstick, blended: bool) -> Answer:
-    leaked = [leakage(row, i, against) for i, row in enumerate(rows)]
+def _result(order: Order, compared: Compared, blended: bool) -> Answer:
+    leak, rows, leaked = compared.leak, compared.samples, compared.leakages
     samples = [_sample(order, leak, row, i, leaked[i]) for i, row in enumerate(rows)]
     if blended:  # the page has the photos themselves, but these are not what came back
-        samples = [row | {"blend": data_url(image)} for row, image in zip(samples, order.truth.images, strict=True)]
+        samples = [row | {"blend": shown(image)} for row, image in zip(samples, order.truth.images, strict=True)]
     content: Answer = finite(
         {
             "kind": "result",
@@ -115,7 +109,7 @@ def _sample(order: Order, leak: Leak, row: SampleScore, i: int, leaked: float) -
         "psnr": row.psnr if recovered is not None else None,
         "ssim": row.ssim if recovered is not None else None,
         "leakage": leaked,
-        "picture": None if recovered is None else data_url(recovered),
+        "picture": shown(recovered),
     }
 
 

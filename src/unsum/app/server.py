@@ -18,14 +18,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from unsum.app.guard import CLOSED, PAGE_HEADER, Guard
+from unsum.app.guard import CLOSED, PAGE_HEADER, Doorkeeper
 from unsum.app.menu import menu
 from unsum.app.order import MOST_PHOTOS, read_order
 from unsum.app.patience import BODY_SECONDS
 from unsum.app.round import Answer, play
-from unsum.app.shelf import MOST_BYTES, MOST_OWN, Shelf, data_url
+from unsum.app.shelf import MOST_BYTES, MOST_OWN, Shelf, shown
 from unsum.app.worker import Worker
-from unsum.audit.report import credits_of
+from unsum.audit.texts import credits_of
 from unsum.data import tags
 from unsum.errors import UnsumError
 from unsum.models import DEFAULT_MODEL, load_model
@@ -66,7 +66,7 @@ class _Site:
         name, page = request.query_params.get("name", ""), request.headers[PAGE_HEADER]
         async with self._decoding:
             key, photo = await run_in_threadpool(self._shelf.add, content, name, page)
-        return JSONResponse({"id": key, "title": photo.title, "picture": data_url(photo.pixels)}, status_code=201)
+        return JSONResponse({"id": key, "title": photo.title, "picture": shown(photo.pixels)}, status_code=201)
 
     async def remove_photo(self, request: Request) -> Response:
         self._shelf.remove(request.path_params["key"], request.headers[PAGE_HEADER])
@@ -86,7 +86,7 @@ class _Site:
     def _describe(self) -> dict[str, Any]:
         names = tags()
         photos = [
-            {"id": key, "title": p.title, "label": names[p.label or 0], "picture": data_url(p.pixels)}
+            {"id": key, "title": p.title, "label": names[p.label or 0], "picture": shown(p.pixels)}
             for key, p in self._shelf.embedded.items()
         ]
         return {
@@ -118,7 +118,7 @@ def create_app(*, device: str = "cpu", remote: bool = False) -> Starlette:
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, remote=remote)],
+        middleware=[Middleware(Doorkeeper, remote=remote)],
         exception_handlers={UnsumError: _sentence},
         lifespan=lifespan,
     )

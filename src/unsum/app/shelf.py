@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import re
 import secrets
 from collections import OrderedDict
@@ -13,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unsum.audit.pictures import to_image
+from unsum.audit.pictures import data_uri
 from unsum.data import embedded_batch, photo_count
 from unsum.data.pictures import square
 from unsum.errors import UnsumError
@@ -76,13 +74,9 @@ class Shelf:
         return photo
 
 
-def data_url(picture: Tensor) -> str:
-    """A (3, h, w) tensor in [0, 1] as PNG that a page can show without asking for it."""
-    buffer = io.BytesIO()
-    to_image(picture).save(
-        buffer, format="PNG", compress_level=1
-    )  # it goes to this very machine: soon rather than small
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+def shown(picture: Tensor | None) -> str | None:
+    """As PNG that a page can show without asking for it: it goes to this very machine, so soon rather than small."""
+    return data_uri(picture, compress_level=1)
 
 
 def _title(name: str) -> str:

@@ -1,5 +1,5 @@
 """Model, update, knowledge → everything that can be read out of one update: chooses the methods and chains them."""
 
-from unsum.attack.recipe import attack
+from unsum.attack.chain import attack
 
 __all__ = ["attack"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +14,9 @@ from unsum.invert.refine import Mode
 from unsum.invert.refine import refine as refine_pictures
 from unsum.leak import Leak
 from unsum.peel import peel
+from unsum.progress import SILENT, Progress
 from unsum.update import Update
 
-Say = Callable[[str], None]
 Inverses = str | Path | Sequence[str | Path] | None
 HOPELESS = 0.3  # predicted relative error above which features are worth little
 
@@ -26,9 +26,8 @@ def with_pictures(
     update: Update,
     leak: Leak,
     inverses: Inverses,
-    mode: Mode | None,
-    say: Say,
-    steps: Callable[..., None] | None,
+    mode: Mode | None = None,
+    progress: Progress = SILENT,
 ) -> Leak:
     """The leak with pictures from the first inverse that can be used: one for an inner layer needs that layer peeled first."""
     given = inverses is not None
@@ -40,25 +39,25 @@ def with_pictures(
             raise
         return replace(leak, notes=[*leak.notes, str(reason)])
     for inverse in sorted(loaded, key=lambda found: found.layer is None):
-        leak = _peeled_to(model, update, leak, inverse, say)
+        leak = _peeled_to(model, update, leak, inverse, progress)
         if inverse.layer is None or inverse.layer in leak.inner:
             break
     else:
         return leak  # its notes say why
-    say("Turning features into pictures")
+    progress.say("Turning features into pictures")
     images = invert(model, leak, inverse=inverse)
     leak = replace(leak, images=images, knowledge=replace(leak.knowledge, auxiliary_photos=inverse.photos))
-    return leak if mode is None else _refined(model, update, leak, mode, inverse, say, steps)
+    return leak if mode is None else _refined(model, update, leak, mode, inverse, progress)
 
 
-def _peeled_to(model: nn.Module, update: Update, leak: Leak, inverse: Inverse, say: Say) -> Leak:
+def _peeled_to(model: nn.Module, update: Update, leak: Leak, inverse: Inverse, progress: Progress) -> Leak:
     """The leak with what the inverse's layer read, or with a note that says why not."""
     if inverse.layer is None or inverse.layer in leak.inner:
         return leak
     if not leak.exact:
         note = f"{inverse.layer!r} was not peeled, because the features are not certified."
         return replace(leak, notes=[*leak.notes, note])
-    say("Peeling down to an inner layer")
+    progress.say("Peeling down to an inner layer")
     size = int(inverse.card["size"])
     try:
         peeled = peel(model, update, leak, "residual", layer=inverse.layer, shape=(3, size, size))
@@ -69,20 +68,12 @@ def _peeled_to(model: nn.Module, update: Update, leak: Leak, inverse: Inverse, s
     return replace(leak, inner={**leak.inner, inverse.layer: peeled.inputs}, notes=[*leak.notes, *peeled.notes, note])
 
 
-def _refined(
-    model: nn.Module,
-    update: Update,
-    leak: Leak,
-    mode: Mode,
-    inverse: Inverse,
-    say: Say,
-    steps: Callable[..., None] | None,
-) -> Leak:
+def _refined(model: nn.Module, update: Update, leak: Leak, mode: Mode, inverse: Inverse, progress: Progress) -> Leak:
     """The leak with refined pictures, or a note that says why they stayed as they were."""
     if not leak.predicted_error < HOPELESS or leak.images is None:
         return replace(leak, notes=[*leak.notes, "The pictures were not refined: the features are too uncertain."])
-    say("Refining the pictures")
-    found = refine_pictures(model, update, leak, leak.images, mode=mode, inverse=inverse, progress=steps)
+    progress.say("Refining the pictures")
+    found = refine_pictures(model, update, leak, leak.images, mode=mode, inverse=inverse, progress=progress)
     watched = found.history["watched"]
     if not found.improved:
         note = "Refined pictures explained the gradients held out no better, so the inverse's own were kept."

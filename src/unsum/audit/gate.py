@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from unsum.audit.figures import percent, sample_count
-from unsum.audit.result import Audit
-from unsum.audit.rows import Row
+from unsum.audit.result import SampleRow
+from unsum.audit.wording import percent, sample_count
 from unsum.errors import UnsumError
 
 Outcome = Literal["above", "within", "unknown"]
@@ -22,9 +20,9 @@ class Gate:
     """Every sample against the level. A sample whose leakage is not known never passes: silence is no evidence."""
 
     level: float
-    rows: list[Row]
+    rows: list[SampleRow]
 
-    def outcome(self, row: Row) -> Outcome:
+    def outcome(self, row: SampleRow) -> Outcome:
         if math.isnan(row.leakage):
             return "unknown"
         return "above" if row.leakage > self.level else "within"
@@ -76,37 +74,7 @@ def check_level(level: float) -> None:
         )
 
 
-def check_gate(level: float | None, junit: Path | None, sarif: Path | None, *, sweeping: bool) -> None:
-    """Refuse what could only fail later: a level that says nothing, and files that cannot be written."""
-    asked = [
-        name for name, value in (("--fail-above", level), ("--junit", junit), ("--sarif", sarif)) if value is not None
-    ]
-    if sweeping and asked:
-        raise UnsumError(f"{asked[0]} belongs to a single audit; leave it out, or leave out --sweep.")
-    if level is not None:
-        check_level(level)
-    for file in (junit, sarif):
-        if file is not None and file.is_dir():
-            raise UnsumError(f"{str(file)!r} is a folder; name a file in it.")
-
-
-def write_gate(audit: Audit, held: Gate, page: Path, *, junit: Path | None, sarif: Path | None) -> None:
-    """The files that build servers read; what an earlier run left in their place is replaced."""
-    from unsum.audit.junit import render_junit
-    from unsum.audit.sarif import render_sarif
-
-    if junit is not None:
-        _write(junit, render_junit(audit, held))
-    if sarif is not None:
-        _write(sarif, render_sarif(audit, held, page))
-
-
-def _write(file: Path, content: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(content, encoding="utf-8")
-
-
-def sentence(row: Row) -> str:
+def sentence(row: SampleRow) -> str:
     """What came back of one sample, for a line in a log."""
     if math.isnan(row.leakage):
         leaked = "how much of it leaked is not known"

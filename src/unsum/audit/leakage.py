@@ -16,7 +16,6 @@ An update that was captured elsewhere comes without the truth. Then only the att
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,45 +27,27 @@ DEFAULT_LEVEL = 0.2
 _MID_GRAY = 0.5
 
 
-@dataclass(frozen=True)
-class Yardstick:
-    """What leakage is measured against: for each sample, how far a typical answer is from it."""
-
-    features: Tensor  # (B,) ‖m − f‖² / ‖f‖²
-    pixels: Tensor  # (B,) mean squared error of m
-
-
-def yardstick(images: Tensor, features: Tensor) -> Yardstick:
-    """From the truth: (B, …) images and (B, H) features."""
-    flat = features.detach().cpu().double().flatten(1)
-    pixels = images.detach().cpu().double().flatten(1)
-    energy = flat.square().sum(1).clamp_min(1e-30)
-    return Yardstick(
-        torch.minimum((_others(flat) - flat).square().sum(1) / energy, torch.ones_like(energy)),
-        torch.minimum((_others(pixels) - pixels).square().mean(1), (_MID_GRAY - pixels).square().mean(1)),
-    )
-
-
-def leakage(score: SampleScore, i: int, against: Yardstick, *, pixels_alone: bool = False) -> float:
-    """The leakage of sample `i`, from how it was scored."""
-    if score.found is None:
-        return 0.0
-    parts = [0.0]
-    if score.feature_cosine > 0 and not pixels_alone:
-        # The best multiple of f̂ leaves (1 − cos²) ‖f‖² unexplained.
-        parts.append(1 - (1 - score.feature_cosine**2) / max(float(against.features[i]), 1e-30))
-    if not math.isnan(score.psnr):
-        parts.append(1 - 10 ** (-score.psnr / 10) / max(float(against.pixels[i]), 1e-30))
-    return min(max(parts), 1.0)
-
-
 def leakages(scores: list[SampleScore], images: Tensor, features: Tensor, *, pixels_alone: bool = False) -> list[float]:
-    """The leakage of every sample, from how they were scored and the truth.
+    """The leakage of every sample, from how they were scored and the truth: (B, …) images and (B, H) features.
 
     `pixels_alone`: the features are those of the pictures found. In many a network any two pictures have similar ones.
     """
-    against = yardstick(images, features)
-    return [leakage(score, i, against, pixels_alone=pixels_alone) for i, score in enumerate(scores)]
+    flat, pixels = (truth.detach().cpu().double().flatten(1) for truth in (features, images))
+    energy = flat.square().sum(1).clamp_min(1e-30)
+    # How far a typical answer is from each sample, (B,): ‖m − f‖² / ‖f‖², and the mean squared error of m.
+    typical_features = ((_others(flat) - flat).square().sum(1) / energy).clamp(1e-30, 1)
+    gray = (_MID_GRAY - pixels).square().mean(1)
+    typical_pixels = torch.minimum((_others(pixels) - pixels).square().mean(1), gray).clamp_min(1e-30)
+    found = []
+    for score, by_features, by_pixels in zip(scores, typical_features.tolist(), typical_pixels.tolist(), strict=True):
+        parts = [0.0]
+        if score.found is not None and score.feature_cosine > 0 and not pixels_alone:
+            # The best multiple of f̂ leaves (1 − cos²) ‖f‖² unexplained.
+            parts.append(1 - (1 - score.feature_cosine**2) / by_features)
+        if score.found is not None and not math.isnan(score.psnr):
+            parts.append(1 - 10 ** (-score.psnr / 10) / by_pixels)
+        found.append(min(max(parts), 1.0))
+    return found
 
 
 def vouched(leak: Leak, i: int) -> float:

@@ -6,24 +6,20 @@ import math
 import re
 from collections.abc import Iterable
 
-from unsum.audit.advice import advice
-from unsum.audit.figures import error, fixed, percent, sample_count
-from unsum.audit.glossary import glossary
-from unsum.audit.plain import markdown as text
-from unsum.audit.plain import plain
-from unsum.audit.report import BADGES, credits_of
-from unsum.audit.result import Audit
-from unsum.audit.rows import Row
+from unsum.audit.result import AuditResult, SampleRow
+from unsum.audit.texts import BADGES, advice, credits_of, glossary
+from unsum.audit.wording import error, fixed, percent, plain, sample_count
+from unsum.audit.wording import markdown as text
 from unsum.knowledge import CHANGES_MODEL
 
 
-def render_markdown(audit: Audit) -> str:
+def render_markdown(audit: AuditResult) -> str:
     """The complete file. Whatever came from outside is escaped, sign by sign."""
     parts = [_verdict(audit), _steps(audit), _pictures(audit), _samples(audit), _others(audit), _granted(audit)]
     return "\n\n".join([*parts, _confidence(audit), _setting(audit), _glossary(), _footer(audit)]) + "\n"
 
 
-def _verdict(audit: Audit) -> str:
+def _verdict(audit: AuditResult) -> str:
     verdict = audit.verdict
     lines = [f"# {text(verdict.headline)}", "", f"**{BADGES[verdict.level]}.**", "", *_list(verdict.details)]
     if verdict.level == "open":
@@ -40,7 +36,7 @@ def _verdict(audit: Audit) -> str:
     return "\n".join(lines)
 
 
-def _steps(audit: Audit) -> str:
+def _steps(audit: AuditResult) -> str:
     steps = [
         f"{number}. {text(step.text)}" + (f" {_code(step.command)}" if step.command else "")
         for number, step in enumerate(advice(audit.verdict.level), start=1)
@@ -48,7 +44,7 @@ def _steps(audit: Audit) -> str:
     return "\n".join(["## What to do now", "", *steps])
 
 
-def _pictures(audit: Audit) -> str:
+def _pictures(audit: AuditResult) -> str:
     if audit.leak.images is None:
         return "## Pictures\n\nNo inverse fits this model, so the attack ends with features and makes no pictures."
     names = ", ".join(row.title for row in audit.rows)
@@ -58,7 +54,7 @@ def _pictures(audit: Audit) -> str:
     return f"## Pictures\n\n![{text(f'{what}: {names}')}](pictures.png)"
 
 
-def _samples(audit: Audit) -> str:
+def _samples(audit: AuditResult) -> str:
     if audit.truth is None:
         table = _table(
             ["Sample", "Found label", "Leakage (certified)"],
@@ -85,7 +81,7 @@ def _samples(audit: Audit) -> str:
     return f"## Sample by sample\n\n{table}\n\n{note}"
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: SampleRow) -> list[str]:
     assert row.score is not None
     found = (
         "not found" if row.found_label is None else f"{row.found_label} ({'correct' if row.label_correct else 'wrong'})"
@@ -104,7 +100,7 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _others(audit: Audit) -> str:
+def _others(audit: AuditResult) -> str:
     comparison = audit.comparison
     heading = "## The same round under other defenses\n\n"
     if not comparison.points:
@@ -125,7 +121,7 @@ def _others(audit: Audit) -> str:
     return f"{heading}{_table(headings, rows, numbers=4)}\n\n{note}"
 
 
-def _granted(audit: Audit) -> str:
+def _granted(audit: AuditResult) -> str:
     return "\n".join(["## Threat model: what the attacker was granted", "", *map(_permission, audit.granted)])
 
 
@@ -134,7 +130,7 @@ def _permission(sentence: str) -> str:
     return f"- 🔴 **{text(sentence)}**" if sentence == CHANGES_MODEL else f"- {text(sentence)}"
 
 
-def _confidence(audit: Audit) -> str:
+def _confidence(audit: AuditResult) -> str:
     leak = audit.leak
     vouches = "vouches" if leak.exact else "does not vouch"
     worst = audit.scores.get("worst_feature_error", math.nan)
@@ -150,7 +146,7 @@ def _confidence(audit: Audit) -> str:
     return f"## How sure the attacker is\n\n{_facts(facts)}"
 
 
-def _setting(audit: Audit) -> str:
+def _setting(audit: AuditResult) -> str:
     setting = audit.setting
     facts = {
         "Model": setting.model,
@@ -173,7 +169,7 @@ def _glossary() -> str:
     )
 
 
-def _footer(audit: Audit) -> str:
+def _footer(audit: AuditResult) -> str:
     lines = ["---", "", "Responsible use: audit what you operate or have permission to test."]
     credits_ = credits_of(audit.truth.titles) if audit.truth else []
     for photo in credits_:

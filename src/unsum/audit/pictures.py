@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import math
 import textwrap
-from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
-if TYPE_CHECKING:
-    from unsum.audit.result import Audit
-    from unsum.audit.rows import Row
+from unsum.audit.result import AuditResult, SampleRow
 
 _TILE, _GAP, _MARGIN, _CAPTION = 192, 8, 96, 44
 _PER_LINE = 8
@@ -28,7 +27,16 @@ def is_picture(sample: Tensor | None) -> bool:
     return sample is not None and sample.ndim == 3 and len(sample) in (1, 3)
 
 
-def picture_grid(audit: Audit) -> Image.Image:
+def data_uri(picture: Tensor | None, kind: str = "png", **options: int) -> str | None:
+    """A picture in [0, 1] that a page holds itself; None for samples that are no pictures, such as rows of a table."""
+    if picture is None or not is_picture(picture):
+        return None
+    buffer = io.BytesIO()
+    to_image(picture).save(buffer, format=kind, **options)
+    return f"data:image/{kind};base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def picture_grid(audit: AuditResult) -> Image.Image:
     """Originals above recovered pictures, eight pairs to a line; a sample that was not found stays gray.
 
     Where the truth is not known, the recovered pictures stand alone.
@@ -61,7 +69,7 @@ def _tile(picture: Tensor | None) -> Image.Image:
     return to_image(picture).resize((_TILE, _TILE), Image.Resampling.BICUBIC)
 
 
-def _caption(row: Row) -> str:
+def _caption(row: SampleRow) -> str:
     quality = math.nan if row.score is None else row.score.psnr
     decibels = "" if math.isnan(quality) else f", {quality:.1f} dB"
     return textwrap.shorten(row.found_label or "not found", 20, placeholder="…") + decibels

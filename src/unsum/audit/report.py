@@ -1,54 +1,58 @@
-"""The audit as one HTML page that opens from disk: no network, one small script, every picture inside."""
+"""The report: one HTML page that opens from disk (no network, one small script, every picture inside), and its companions."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import math
 from dataclasses import dataclass
-from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from torch import Tensor
-
-from unsum.audit.advice import advice
-from unsum.audit.comparison import Comparison
-from unsum.audit.figures import error, fixed, percent
-from unsum.audit.glossary import glossary
+from unsum.audit.compare import Comparison
 from unsum.audit.leakage import DEFAULT_LEVEL
-from unsum.audit.pictures import is_picture, to_image
-from unsum.audit.plain import plain
-from unsum.audit.result import Audit
-from unsum.audit.rows import Row
-from unsum.audit.verdict import CLOSE_ERROR, Level
+from unsum.audit.markdown import render_markdown
+from unsum.audit.pictures import data_uri, picture_grid
+from unsum.audit.result import AuditResult, SampleRow, check_folder
+from unsum.audit.sweep.plot import Plot, plot_side_by_side
+from unsum.audit.texts import BADGES, advice, credits_of, glossary
+from unsum.audit.verdict import CLOSE_ERROR
+from unsum.audit.wording import error, fixed, percent, plain
+from unsum.files.writing import write_text, write_whole
 from unsum.knowledge import CHANGES_MODEL
 
 if TYPE_CHECKING:
-    from unsum.audit.sweep.plot import Plot
+    from jinja2 import Environment
 
-BADGES: dict[Level, str] = {
-    "severe": "Severe leakage",
-    "partial": "Partial leakage",
-    "labels": "Label leakage",
-    "low": "Low leakage",
-    "open": "Not decided",
-}
 _MEANS = ("label_correct", "feature_error", "feature_cosine", "psnr", "ssim", "lpips")
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownSample:
     """One row with its pictures as data URIs, or None where there is none to show."""
 
-    row: Row
+    row: SampleRow
     original: str | None
     recovered: str | None
 
 
-def render(audit: Audit) -> str:
+def write_report(audit: AuditResult, folder: Path, *, force: bool) -> Path:
+    """The page, the same as Markdown, the figures as JSON, and the pictures where there are some; where the page lies."""
+    check_folder(folder, force=force)
+    page = render(audit)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "report.html", page)
+    write_text(folder / "report.md", render_markdown(audit))
+    if audit.leak.images is not None:
+        write_whole(folder / "pictures.png", lambda part: picture_grid(audit).save(part, format="PNG"))
+    else:
+        (folder / "pictures.png").unlink(missing_ok=True)  # those of an earlier audit would pass for this one's
+    write_text(folder / "result.json", json.dumps(audit.to_dict(), indent=2) + "\n")
+    return folder / "report.html"
+
+
+def render(audit: AuditResult) -> str:
     """The complete page. Titles, class names and the command are escaped: they may come from anywhere."""
     rows = audit.rows
     verdict = audit.verdict
@@ -61,7 +65,7 @@ def render(audit: Audit) -> str:
         verdict=verdict,
         badge=BADGES[verdict.level],
         close_error=CLOSE_ERROR,
-        shown=[Shown(row, data_uri(row.original), data_uri(row.recovered)) for row in rows],
+        shown=[ShownSample(row, data_uri(row.original), data_uri(row.recovered)) for row in rows],
         most=most_leaked(rows),
         means={name: audit.scores.get(name, math.nan) for name in _MEANS} | {"leakage": _mean(audit.leakages)},
         worst_error=audit.scores.get("worst_feature_error", math.nan),
@@ -77,8 +81,6 @@ def render(audit: Audit) -> str:
 
 def _compared(comparison: Comparison) -> Plot | None:
     """The drawing of leakage by defense, where the round was played under several."""
-    from unsum.audit.sweep.plot import plot_side_by_side  # here, because the sweep's page uses this module
-
     labels = [comparison.label(i) for i in range(len(comparison.points))]
     if comparison.audited_second:
         labels[1] = "audited"  # a chain of defenses would run into its neighbors; the table names it
@@ -86,6 +88,8 @@ def _compared(comparison: Comparison) -> Plot | None:
 
 
 def environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # here, so that importing unsum does not import it
+
     environment = Environment(
         loader=PackageLoader("unsum.audit"),
         autoescape=True,
@@ -105,25 +109,9 @@ def environment() -> Environment:
     return environment
 
 
-def most_leaked(rows: list[Row]) -> Row | None:
+def most_leaked(rows: list[SampleRow]) -> SampleRow | None:
     """The sample that leaked most, where leakage is known at all."""
     return max((row for row in rows if not math.isnan(row.leakage)), key=lambda row: row.leakage, default=None)
-
-
-def data_uri(picture: Tensor | None) -> str | None:
-    """A (1 or 3, h, w) tensor in [0, 1] as PNG; None for samples that are no pictures, such as rows of a table."""
-    if picture is None or not is_picture(picture):
-        return None
-    buffer = io.BytesIO()
-    to_image(picture).save(buffer, format="PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
-
-
-def credits_of(titles: list[str]) -> list[dict[str, str]]:
-    """Author and license of every photo, if all carry titles of embedded ones, else nothing: somebody's own photos."""
-    manifest = (files("unsum.data") / "photos" / "manifest.json").read_text("utf-8")
-    known: dict[str, dict[str, str]] = {photo["title"]: photo for photo in json.loads(manifest)}
-    return [known[title] for title in titles] if all(title in known for title in titles) else []
 
 
 def _fit(value: Any) -> Any:

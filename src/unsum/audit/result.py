@@ -1,28 +1,28 @@
-"""Audit: one audited round, ready to be shown, saved or gated on."""
+"""What an audit found, as data: what was audited, every sample beside what came back of it, and the verdict."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
+import platform
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from unsum.audit.comparison import Comparison
-from unsum.audit.leakage import DEFAULT_LEVEL
-from unsum.audit.pictures import picture_grid
-from unsum.audit.plain import plain
-from unsum.audit.rows import Row, rows
+import torch
+import torchvision
+from torch import Tensor
+
+from unsum.attack.options import AttackOptions
+from unsum.audit.compare import Comparison
+from unsum.audit.leakage import vouched
 from unsum.audit.verdict import Verdict, judge, judge_captured
+from unsum.audit.wording import one_line, plain
 from unsum.data import Batch
 from unsum.errors import UnsumError, first_line, shown
-from unsum.files.writing import write_text, write_whole
 from unsum.leak import Leak
 from unsum.score import SampleScore
-
-if TYPE_CHECKING:
-    from unsum.audit.gate import Gate
+from unsum.version import __version__
 
 UNFINISHED = "unfinished"  # the folder of a sweep that was interrupted, inside the report's
 SCHEMA_VERSION = "1.1"  # of result.json and sweep.json; described in schema/result.schema.json
@@ -43,9 +43,55 @@ class Setting:
     command: str
     versions: dict[str, str]
 
+    @classmethod
+    def of(
+        cls, model: str, leak: Leak, options: AttackOptions, *, samples: int, train: bool, defenses: str, command: str
+    ) -> Setting:
+        """Of an attack that ran, on this machine."""
+        rule = "" if options.label_rule is None else f", labels by {options.label_rule}"
+        return cls(
+            model=model,
+            batch_size=samples,
+            classes=leak.targets.shape[1],
+            mode="train" if train else "eval",
+            defenses=defenses,
+            attack=leak.method + rule,
+            seed=options.seed,
+            device=_device_name(torch.device(options.device or "cpu")),
+            command=command,
+            versions={
+                "unsum": __version__,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "torchvision": torchvision.__version__,
+            },
+        )
+
 
 @dataclass(frozen=True)
-class Audit:
+class SampleRow:
+    """A true sample beside what was found of it; without the truth, a sample as the attack found it."""
+
+    title: str
+    label: str | None  # the true one
+    found_label: str | None
+    leakage: float  # measured; without the truth what the certificate vouches for, or NaN
+    score: SampleScore | None  # None without the truth
+    original: Tensor | None
+    recovered: Tensor | None
+
+    @property
+    def label_correct(self) -> bool:
+        return self.score is not None and self.score.label_correct == 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        figures = {} if self.score is None else asdict(self.score)
+        texts = {"title": self.title, "label": self.label, "found_label": self.found_label}
+        return {**texts, "leakage": self.leakage, **figures}
+
+
+@dataclass(frozen=True)
+class AuditResult:
     """What the attack made of one update, beside the truth where the round was simulated.
 
     An update captured elsewhere has no truth: `truth` is None, `samples`, `scores` and `leakages` are empty, and every output
@@ -74,15 +120,11 @@ class Audit:
         return self.leak.knowledge.granted()
 
     @property
-    def rows(self) -> list[Row]:
-        return rows(self)
-
-    def gate(self, level: float = DEFAULT_LEVEL) -> Gate:
-        """Whether any sample leaks more than `level`, from 0 to below 1: `.result`, `.exit_code` and `.reason` say."""
-        from unsum.audit.gate import Gate, check_level
-
-        check_level(level)
-        return Gate(level, self.rows)
+    def rows(self) -> list[SampleRow]:
+        """One for every true sample; where the truth is not known, one for every sample that was found."""
+        if self.truth is None:
+            return [self._found(i) for i in range(self.leak.batch_size)]
+        return [self._compared(self.truth, i) for i in range(len(self.samples))]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the pictures, in plain types; what could not be measured is null."""
@@ -105,7 +147,7 @@ class Audit:
             },
             "truth_known": self.truth is not None,
             "scores": self.scores,
-            "samples": [_sample(row) for row in self.rows],
+            "samples": [row.to_dict() for row in self.rows],
             "trained_on": self.trained_on or None,
             "comparison": self.comparison.to_dict(),
             "seconds": self.seconds,
@@ -128,37 +170,37 @@ class Audit:
         names = self.class_names if self.truth is None else self.truth.class_names
         return names[number] if number < len(names) else f"class {number}"
 
-    def write(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Write `report.html`, `report.md`, `result.json` and, where there are pictures, `pictures.png`.
+    def _compared(self, truth: Batch, i: int) -> SampleRow:
+        score, found = self.samples[i], self.found_label(i)
+        return SampleRow(
+            title=one_line(truth.titles[i]),
+            label=one_line(self.true_label(i)),
+            found_label=None if found is None else one_line(found),
+            leakage=self.leakages[i] if self.leakages else math.nan,
+            score=score,
+            original=truth.images[i],
+            recovered=self._recovered(score.found),
+        )
 
-        An existing folder is written to only with `force`.
-        """
-        from unsum.audit.markdown import render_markdown
-        from unsum.audit.report import render  # here, so that importing unsum does not import jinja2
+    def _found(self, i: int) -> SampleRow:
+        return SampleRow(
+            title=f"recovered sample {i + 1}",
+            label=None,
+            found_label=one_line(self.class_name(int(self.leak.labels[i]))),
+            leakage=vouched(self.leak, i),
+            score=None,
+            original=None,
+            recovered=self._recovered(i),
+        )
 
-        folder = Path(folder)
-        check_folder(folder, force=force)
-        page = render(self)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "report.html", page)
-        write_text(folder / "report.md", render_markdown(self))
-        if self.leak.images is not None:
-            write_whole(folder / "pictures.png", lambda part: picture_grid(self).save(part, format="PNG"))
-        else:
-            (folder / "pictures.png").unlink(missing_ok=True)  # those of an earlier audit would pass for this one's
-        write_text(folder / "result.json", json.dumps(self.to_dict(), indent=2) + "\n")
-        return folder / "report.html"
+    def _recovered(self, found: int | None) -> Tensor | None:
+        return None if found is None or self.leak.images is None else self.leak.images[found]
 
 
-def _sample(row: Row) -> dict[str, Any]:
-    figures = {} if row.score is None else asdict(row.score)
-    return {
-        "title": row.title,
-        "label": row.label,
-        "found_label": row.found_label,
-        "leakage": row.leakage,
-        **figures,
-    }
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} threads"
 
 
 def check_folder(folder: Path, *, force: bool) -> None:

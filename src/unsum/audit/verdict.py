@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from unsum.audit.figures import error, percent, sample_count
 from unsum.audit.leakage import DEFAULT_LEVEL, vouched
+from unsum.audit.wording import error, percent, sample_count
 from unsum.leak import Leak
 from unsum.score import SampleScore
 

@@ -19,7 +19,7 @@ from unsum.separate import SEPARATORS
 
 # What shows results or calls measurements, and changes none of them.
 _FRONT_ENDS = ("app", "audit", "bench", "commands", "doctor", "integrations")
-_MEASURING = ("audit/leakage.py", "bench/networks.py")
+_MEASURING = ("audit/leakage.py", "audit/round.py", "bench/networks.py")
 
 
 def key_of(cell: Cell, material: Material) -> str:

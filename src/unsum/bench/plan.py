@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from unsum.bench.declare import Attack, Cell, Experiment, Grid, Size
 from unsum.bench.experiments import EXPERIMENTS
-from unsum.defend import DEFENSES, Defense
-from unsum.defend.defense import has_strength
+from unsum.bench.experiments.field import strength
+from unsum.defend import DEFENSES
 from unsum.errors import unknown_name
 from unsum.match import MATCHERS
 from unsum.registry import from_outside
@@ -55,9 +55,4 @@ def plugin_attacks() -> list[Attack]:
 
 def plugin_defenses() -> list[str]:
     """Defenses of other packages, at the strength that they give as an example."""
-    return [written(entry.name, entry.method) for entry in DEFENSES if from_outside(entry)]
-
-
-def written(name: str, kind: type[Defense]) -> str:
-    """A defense as the command line writes it, at its example's strength."""
-    return f"{name}:{kind.example:g}" if has_strength(kind) else name
+    return [strength(entry.name, entry.method) for entry in DEFENSES if from_outside(entry)]

@@ -35,14 +35,14 @@ class Stage(IntEnum):
 
 
 @dataclass(frozen=True)
-class Step:
+class ClientStep:
     """What the client has at hand; `gradient(step)` computes what it will send."""
 
     model: nn.Module
     images: Tensor
     targets: Tensor
     train: bool
-    gradient: Callable[[Step], Gradients]
+    gradient: Callable[[ClientStep], Gradients]
 
     @property
     def classes(self) -> int:
@@ -62,9 +62,9 @@ class InsideClient(Protocol):
 
     def parts(self) -> Sequence[InsideClient]: ...
 
-    def before(self, step: Step) -> Step: ...
+    def before(self, step: ClientStep) -> ClientStep: ...
 
-    def after(self, update: Update, step: Step) -> Update: ...
+    def after(self, update: Update, step: ClientStep) -> Update: ...
 
 
 AnyDefense = InsideClient | Callable[[Update], Update]
@@ -86,7 +86,7 @@ def ordered(defenses: Iterable[AnyDefense] | AnyDefense) -> list[AnyDefense]:
     return parts
 
 
-def before(parts: Iterable[AnyDefense], step: Step) -> Step:
+def before(parts: Iterable[AnyDefense], step: ClientStep) -> ClientStep:
     """The step as the defenses want it computed."""
     for part in parts:
         if isinstance(part, InsideClient):
@@ -94,14 +94,14 @@ def before(parts: Iterable[AnyDefense], step: Step) -> Step:
     return step
 
 
-def after(parts: Iterable[AnyDefense], update: Update, step: Step) -> Update:
+def after(parts: Iterable[AnyDefense], update: Update, step: ClientStep) -> Update:
     """The update as it leaves the client."""
     for part in parts:
         update = part.after(update, step) if isinstance(part, InsideClient) else part(update)
     return update
 
 
-def mean_loss_gradient(step: Step) -> Gradients:
+def mean_loss_gradient(step: ClientStep) -> Gradients:
     """∇ (1/B) Σ_i cross-entropy_i of every trainable parameter that the loss depends on."""
     trainable = {name: p for name, p in step.model.named_parameters() if p.requires_grad}
     with in_mode(step.model, step.train), torch.enable_grad():
@@ -112,7 +112,7 @@ def mean_loss_gradient(step: Step) -> Gradients:
     return {name: g.detach() for name, g in zip(trainable, gradients, strict=True) if g is not None}
 
 
-def first_step(model: nn.Module, images: Tensor, targets: Tensor, train: bool) -> Step:
+def first_step(model: nn.Module, images: Tensor, targets: Tensor, train: bool) -> ClientStep:
     """The undefended step on this batch, or one sentence why there is none."""
     if len(images) == 0 or len(images) != len(targets):
         raise UnsumError(
@@ -122,7 +122,7 @@ def first_step(model: nn.Module, images: Tensor, targets: Tensor, train: bool) -
         raise UnsumError(
             "The model has no trainable parameter; set requires_grad on the layers that the client trains."
         )
-    return Step(model, images, targets, train, mean_loss_gradient)
+    return ClientStep(model, images, targets, train, mean_loss_gradient)
 
 
 def main_output(output: Tensor | tuple[Tensor, ...]) -> Tensor:

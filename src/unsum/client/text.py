@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from unsum.client.step import AnyDefense, Gradients, InsideClient, Stage, Step, after, in_mode, ordered
+from unsum.client.step import AnyDefense, ClientStep, Gradients, InsideClient, Stage, after, in_mode, ordered
 from unsum.errors import UnsumError
 from unsum.head import find_head
 from unsum.models.language import IGNORED, gradients_of, is_language_model, next_tokens
@@ -43,11 +43,11 @@ def capture_text(
             raise UnsumError(
                 f"{part!r} works inside a client that trains on images; text clients take those on the update."
             )
-    step = Step(model, tokens, labels, train, _gradient)
+    step = ClientStep(model, tokens, labels, train, _gradient)
     return after(parts, Update(step.gradient(step)), step)
 
 
-def _gradient(step: Step) -> Gradients:
+def _gradient(step: ClientStep) -> Gradients:
     names = [name for name, parameter in step.model.named_parameters() if parameter.requires_grad]
     with in_mode(step.model, step.train):
         return gradients_of(step.model, step.images, step.targets, names)

@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from unsum.attack.recipe import attack as run_attack
-from unsum.attack.recipe import check_recipe, steps_of
+from unsum.attack.chain import run_attack
+from unsum.attack.options import AttackOptions
 from unsum.audit.leak_folder import leak_summary, write_leak
 from unsum.audit.result import check_folder
 from unsum.client.step import in_mode
@@ -66,29 +66,25 @@ def command(
 ) -> None:
     """Attack a captured update: no data are needed, and none are looked at."""
     check_folder(out, force=force)
-    mode = cast("Mode | None", refine)  # checked in the next line, with a sentence
-    check_recipe(attack, labels, mode)
+    wanted = AttackOptions(
+        attack,
+        batch_size=batch_size,
+        label_rule=labels,
+        inverse=inverse,
+        refine=cast("Mode | None", refine),  # checked below, with a sentence
+        loss=loss,
+        seed=seed,
+    )
+    wanted.check()
     files = Received(update, before, after, delta, rate, steps)
     chosen = options.usable_device(device)
-    with stages(_PROGRESS, steps_of(attack)) as shown:
+    with stages(_PROGRESS, wanted.steps) as shown:
         shown.say("Loading the model and the update")
         loaded, sent = files.open(model, weights=weights, classes=classes, seed=seed, download=download)
         network = loaded.model.to(chosen)
         with in_mode(network, not eval_mode):
-            leak = run_attack(
-                network,
-                sent.map(lambda _name, tensor: tensor.to(chosen)),
-                attack,
-                batch_size=batch_size,
-                label_rule=labels,
-                inverse=inverse,
-                refine=mode,
-                device=chosen,
-                seed=seed,
-                progress=shown.say,
-                steps=shown.steps,
-                loss=loss,
-            )
+            moved = sent.map(lambda _name, tensor: tensor.to(chosen))
+            leak = run_attack(network, moved, replace(wanted, device=chosen), shown)
         leak = replace(leak, notes=[*sent.notes, *leak.notes])
         files_written = write_leak(leak, out, model=loaded.name)
     if as_json:

@@ -10,7 +10,7 @@ import torch
 import typer
 from rich.console import Console
 
-from unsum.audit.run import prepare
+from unsum.audit.inputs import Inputs
 from unsum.client import capture
 from unsum.commands import options
 from unsum.commands.stages import stages
@@ -50,9 +50,8 @@ def command(
     chosen = options.usable_device(device)
     with stages(_PROGRESS) as shown:
         shown.say("Loading the model and the client's photos")
-        name, network, truth = prepare(
-            model, weights, data, batch, same_label, seed, classes=classes, download=download
-        )
+        loaded, truth = Inputs(model, data, None, weights, classes, download, batch, same_label, seed).simulated()
+        name, network = loaded.name, loaded.model
         shown.say("The client computes its update")
         torch.manual_seed(seed)
         images, targets = truth.images.to(chosen), truth.targets.to(chosen)

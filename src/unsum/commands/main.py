@@ -15,18 +15,18 @@ from rich.table import Table
 from rich.text import Text
 
 from unsum.active import SERVERS
-from unsum.attack.recipe import steps_of
-from unsum.audit import Audit, Sweep
+from unsum.attack.auto import CHOICES
+from unsum.attack.options import AttackOptions
+from unsum.audit import Audit
 from unsum.audit import audit as run_audit
 from unsum.audit import sweep as run_sweep
-from unsum.audit.comparison import Comparison
-from unsum.audit.figures import error, fixed, percent
-from unsum.audit.gate import check_gate, write_gate
+from unsum.audit.compare import Comparison
+from unsum.audit.gate_files import check_gate, write_gate
 from unsum.audit.leakage import DEFAULT_LEVEL
-from unsum.audit.plain import plain
-from unsum.audit.result import check_folder
-from unsum.audit.rows import Row
+from unsum.audit.result import SampleRow, check_folder
 from unsum.audit.sweep.table import show as show_sweep
+from unsum.audit.texts import COLORS
+from unsum.audit.wording import error, fixed, percent, plain
 from unsum.commands import attack as attack_command
 from unsum.commands import bench as bench_command
 from unsum.commands import capture, doctor, faults, options
@@ -53,13 +53,7 @@ app = typer.Typer(
 )
 _PROGRESS = Console(stderr=True)  # results alone go to stdout, so that --json can be piped
 _OUT = Console()
-_COLORS = {
-    "severe": "bold red",
-    "partial": "bold yellow",
-    "labels": "bold yellow",
-    "low": "bold green",
-    "open": "bold",
-}
+_CHOICES = "what --attack auto tries, in this order"
 
 
 @app.command()
@@ -168,32 +162,42 @@ def audit(
     check_folder(out, force=force)
     check_gate(fail_above, junit, sarif, sweeping=bool(sweep))
     captured = options.received(update, before, after, delta, rate, steps)
-    settings: dict[str, Any] = {
-        "data": data,
-        "weights": weights,
-        "classes": classes,
-        "download": download,
-        "inverse": inverse,
-        "batch": batch,
-        "same_label": same_label,
-        "defenses": [parse_defense(text) for text in defense or []],
-        "attack": attack,
-        "label_rule": labels,
-        "refine": cast("Mode | None", refine),  # checked there, with a sentence
-        "batch_size_known": batch_size_known,
-        "train": not eval_mode,
-        "device": options.usable_device(device),
-        "seed": seed,
-        "command": _command(),
-    }
+    chain = [parse_defense(text) for text in defense or []]
+    mode = cast("Mode | None", refine)  # checked there, with a sentence
+    chosen = options.usable_device(device)
     if sweep and server is not None:
         raise UnsumError("A sweep is of honest servers; leave out --server, or leave out --sweep.")
     if sweep and captured is not None:
         raise UnsumError("A sweep simulates every round; leave out the captured update, or leave out --sweep.")
     if sweep:
-        level = DEFAULT_LEVEL if keep_under is None else keep_under
-        trained = {"utility": not no_utility, "utility_data": utility_data}
-        swept, page = _sweep(model, sweep, settings | trained | {"keep_under": level}, out, force)
+        with stages(_PROGRESS) as shown:
+            swept = run_sweep(
+                model,
+                data,
+                weights=weights,
+                classes=classes,
+                download=download,
+                batch=batch,
+                same_label=same_label,
+                defenses=chain,
+                attack=attack,
+                label_rule=labels,
+                refine=mode,
+                batch_size_known=batch_size_known,
+                inverse=inverse,
+                train=not eval_mode,
+                device=chosen,
+                seed=seed,
+                command=_command(),
+                progress=shown,
+                over=sweep,
+                keep_under=DEFAULT_LEVEL if keep_under is None else keep_under,
+                utility=not no_utility,
+                utility_data=utility_data,
+                unfinished=out,
+            )
+            shown.say("Writing the page")
+            page = swept.write(out, force=force)
         if as_json:
             _print(swept.to_dict(), page)
         else:
@@ -203,9 +207,30 @@ def audit(
         raise UnsumError(
             "--keep-under, --utility-data and --no-utility belong to a sweep; add, say, --sweep noise=1e-5..1e-1."
         )
-    with stages(_PROGRESS, steps_of(attack)) as shown:
-        settings |= {"server": server, "compare": compare}
-        result = run_audit(model, update=captured, **settings, progress=shown.say, steps=shown.steps)
+    with stages(_PROGRESS, AttackOptions(attack).steps) as shown:
+        result = run_audit(
+            model,
+            data,
+            weights=weights,
+            classes=classes,
+            download=download,
+            batch=batch,
+            same_label=same_label,
+            defenses=chain,
+            attack=attack,
+            label_rule=labels,
+            refine=mode,
+            batch_size_known=batch_size_known,
+            inverse=inverse,
+            train=not eval_mode,
+            device=chosen,
+            seed=seed,
+            command=_command(),
+            progress=shown,
+            update=captured,
+            server=server,
+            compare=compare,
+        )
         shown.say("Writing the report")
         page = _written(result, out, force)
     held = result.gate(DEFAULT_LEVEL if fail_above is None else fail_above)
@@ -231,13 +256,6 @@ app.command("app")(live_page)
 app.add_typer(bench_command.app, name="bench")
 
 
-def _sweep(model: str, over: list[str], settings: dict[str, Any], out: Path, force: bool) -> tuple[Sweep, Path]:
-    with stages(_PROGRESS) as shown:
-        result = run_sweep(model, over=over, **settings, progress=shown.say, steps=shown.part, unfinished=out)
-        shown.say("Writing the page")
-        return result, result.write(out, force=force)
-
-
 def _written(result: Audit, out: Path, force: bool) -> Path:
     """The report where it belongs; where that fails, after all that work, in a folder for temporary files."""
     try:
@@ -260,7 +278,7 @@ def _print(content: dict[str, Any], page: Path) -> None:
 def list_methods(
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON instead of tables.")] = False,
 ) -> None:
-    """Every attack, label rule, peeler, inverter, malicious server and defense, with what it needs."""
+    """What auto tries in which order; every attack, label rule, peeler, inverter, server and defense, with what it needs."""
     families: dict[str, Any] = {
         "attacks (--attack)": SEPARATORS,
         "gradient matching (--attack)": MATCHERS,
@@ -270,17 +288,25 @@ def list_methods(
         "servers that change the model (--server)": SERVERS,
         "defenses (--defense)": DEFENSES,
     }
-    rows = {title: [(e.name, e.summary, e.needs) for e in family] for title, family in families.items()}
+    fields: dict[str, tuple[str, ...]] = {_CHOICES: ("name", "when", "says")}
+    rows = {_CHOICES: [(choice.method, choice.when, choice.says) for choice in CHOICES]}
+    for title, family in families.items():
+        fields[title] = ("name", "summary", "needs")
+        rows[title] = [(entry.name, entry.summary, entry.needs) for entry in family]
     for sentence in PROBLEMS:
         _PROGRESS.print(f"unsum: {sentence}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     if as_json:
-        fields = ("name", "summary", "needs")
-        typer.echo(
-            json.dumps({t: [dict(zip(fields, row, strict=True)) for row in r] for t, r in rows.items()}, indent=2)
-        )
+        content = {t: [dict(zip(fields[t], row, strict=True)) for row in found] for t, found in rows.items()}
+        typer.echo(json.dumps(content, indent=2))
         return
+    headings = {
+        "when": "when it is tried",
+        "says": "what it then says",
+        "summary": "what it does",
+        "needs": "what it needs",
+    }
     for title, entries in rows.items():
-        table = Table("name", "what it does", "what it needs", title=title, title_justify="left")
+        table = Table(*(headings.get(field, field) for field in fields[title]), title=title, title_justify="left")
         for row in entries:
             table.add_row(*row)
         _OUT.print(table)
@@ -292,7 +318,7 @@ def _show(result: Audit, page: Path) -> None:
     _OUT.print(_sample_table(result))
     if result.comparison.points:
         _OUT.print(_comparison_table(result.comparison))
-    _OUT.print(verdict.headline, style=_COLORS[verdict.level])
+    _OUT.print(verdict.headline, style=COLORS[verdict.level])
     for sentence in filter(None, [*verdict.details, *result.leak.notes, result.trained_on]):
         _OUT.print(f"• {plain(sentence)}", markup=False, highlight=False)
     _OUT.print(f"Report: {page}", markup=False, highlight=False)
@@ -348,7 +374,7 @@ def _comparison_table(comparison: Comparison) -> Table:
     return table
 
 
-def _cells(row: Row) -> list[str | Text]:
+def _cells(row: SampleRow) -> list[str | Text]:
     found = row.found_label or "not found"
     if row.score is None:
         return [Text(row.title), Text(found), percent(row.leakage)]

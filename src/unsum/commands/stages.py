@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+
+from unsum.progress import Progress
 
 
-class Stages:
-    """`say` names the stage that begins; `steps` shows how far an iteration is. In a log only stages appear, as lines."""
+class Stages(Progress):
+    """Stages as they begin, and bars for steps and parts. In a log only stages appear, as lines."""
 
-    def __init__(self, console: Console, bars: Progress | None, total: int | None) -> None:
+    def __init__(self, console: Console, bars: Bars | None, total: int | None) -> None:
         self._console, self._bars, self._total = console, bars, total
         self._parts: tuple[int, int] | None = None
         self._task = bars.add_task("Starting", total=None, losses="") if bars else None
@@ -24,14 +27,13 @@ class Stages:
             self._bars.reset(self._task, total=None, description=sentence, losses="")
             self._show_parts()
 
-    def steps(self, step: int, *losses: float) -> None:
-        """For `separate(..., progress=…)`: the step reached, and losses to show beside it."""
+    def step(self, number: int, *losses: float) -> None:
         if self._bars is not None and self._task is not None:
             shown = " ".join(f"{loss:.1e}" for loss in losses)
-            self._bars.update(self._task, completed=step, total=self._total, losses=f"step {step}: {shown}")
+            self._bars.update(self._task, completed=number, total=self._total, losses=f"step {number}: {shown}")
 
     def part(self, done: int, total: int) -> None:
-        """For work of several equal parts: how many are done. The bar stays while `say` names the next."""
+        """The bar stays while `say` names the next."""
         self._parts = (done, total)
         self._show_parts()
 
@@ -54,5 +56,5 @@ def stages(console: Console, total: int | None = None) -> Iterator[Stages]:
         TextColumn("{task.fields[losses]}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bars:
+    with Bars(*columns, console=console, transient=True) as bars:
         yield Stages(console, bars, total)

@@ -19,7 +19,7 @@ from torch import Tensor
 from unsum.commands.stages import stages
 from unsum.data import Photos, read_photos
 from unsum.errors import UnsumError
-from unsum.invert.train import Progress, Training, new_fabric, train_inverse
+from unsum.invert.train import Training, TrainingState, new_fabric, train_inverse
 from unsum.models import load_model
 
 _PROGRESS = Console(stderr=True)
@@ -118,7 +118,7 @@ def _chosen(photos: Photos, rows: Tensor) -> Photos:
 
 
 @contextmanager
-def _bars(visible: bool) -> Iterator[Callable[[Progress], None]]:
+def _bars(visible: bool) -> Iterator[Callable[[TrainingState], None]]:
     """A bar with the live score on a terminal, a line now and then in a log."""
     if not visible:
         yield lambda _progress: None
@@ -132,10 +132,10 @@ def _bars(visible: bool) -> Iterator[Callable[[Progress], None]]:
         yield lambda progress: bars.update(task, completed=min(1.0, progress.done), description=_sentence(progress))
 
 
-def _lines() -> Callable[[Progress], None]:
+def _lines() -> Callable[[TrainingState], None]:
     last = -_LINE_EVERY
 
-    def watch(progress: Progress) -> None:
+    def watch(progress: TrainingState) -> None:
         nonlocal last
         if time.monotonic() - last > _LINE_EVERY or progress.done >= 1:
             last = time.monotonic()
@@ -144,7 +144,7 @@ def _lines() -> Callable[[Progress], None]:
     return watch
 
 
-def _sentence(progress: Progress) -> str:
+def _sentence(progress: TrainingState) -> str:
     return (
         f"step {progress.step:,}, {progress.photos_per_second:,.0f} photos/s, "
         f"{progress.train_psnr:.2f} dB in training, {progress.held_out_psnr:.2f} dB held out"

@@ -3,7 +3,7 @@
 from unsum.defend.aggregate import SecAgg, aggregate
 from unsum.defend.clip import Clip
 from unsum.defend.clip_layers import ClipLayers
-from unsum.defend.defense import DEFENSES, Chain, ClientDefense, Defense, parse_defense
+from unsum.defend.defense import DEFENSES, ClientDefense, Defense, DefenseChain, parse_defense
 from unsum.defend.dp import DPSGD, privacy_spent, replace_batch_norm
 from unsum.defend.drop import DropBias, DropHead
 from unsum.defend.half import BFloat16, Float16
@@ -23,11 +23,11 @@ __all__ = [
     "DPSGD",
     "QSGD",
     "BFloat16",
-    "Chain",
     "ClientDefense",
     "Clip",
     "ClipLayers",
     "Defense",
+    "DefenseChain",
     "DropBias",
     "DropHead",
     "Float16",

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import cast
 
-from unsum.client.step import Stage, Step
+from unsum.client.step import ClientStep, Stage
 from unsum.defend.axis import SCALE, Axis
 from unsum.errors import UnsumError
 from unsum.registry import Registry
@@ -31,16 +31,16 @@ class Defense(ABC):
     @abstractmethod
     def __call__(self, update: Update) -> Update: ...
 
-    def before(self, step: Step) -> Step:
+    def before(self, step: ClientStep) -> ClientStep:
         """The client's step as this defense wants it computed."""
         return step
 
-    def after(self, update: Update, step: Step) -> Update:  # noqa: ARG002 (for those that need the batch)
+    def after(self, update: Update, step: ClientStep) -> Update:  # noqa: ARG002 (for those that need the batch)
         """What becomes of the update, with the model and the batch at hand."""
         return self(update)
 
-    def __or__(self, after: Defense) -> Chain:
-        return Chain(*self.parts(), *after.parts())
+    def __or__(self, after: Defense) -> DefenseChain:
+        return DefenseChain(*self.parts(), *after.parts())
 
     def parts(self) -> tuple[Defense, ...]:
         return (self,)
@@ -58,7 +58,7 @@ class ClientDefense(Defense):
             "pass it to unsum.capture(..., defenses=...)."
         )
 
-    def after(self, update: Update, step: Step) -> Update:  # noqa: ARG002 (for those that need the batch)
+    def after(self, update: Update, step: ClientStep) -> Update:  # noqa: ARG002 (for those that need the batch)
         return update
 
 
@@ -72,7 +72,7 @@ class Switch(Defense):
         return f"{type(self).__name__}()"
 
 
-class Chain(Defense):
+class DefenseChain(Defense):
     """Several defenses, applied from left to right."""
 
     def __init__(self, *parts: Defense) -> None:
@@ -96,7 +96,7 @@ DEFENSES: Registry[type[Defense]] = Registry("defense", "unsum.defenses")
 def parse_defense(text: str) -> Defense:
     """A defense from its command-line form, `noise:0.01`, or several in order, `noise:0.01|clip:4|sign`."""
     parts = [_parse_one(part.strip()) for part in text.split("|")]
-    return parts[0] if len(parts) == 1 else Chain(*parts)
+    return parts[0] if len(parts) == 1 else DefenseChain(*parts)
 
 
 def whole_number(value: float, least: int, what: str) -> int:

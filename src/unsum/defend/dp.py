@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.client.augment import as_probabilities
-from unsum.client.step import Gradients, Stage, Step, in_mode, main_output
+from unsum.client.step import ClientStep, Gradients, Stage, in_mode, main_output
 from unsum.defend.axis import Axis
 from unsum.defend.defense import DEFENSES, ClientDefense
 from unsum.errors import UnsumError, unknown_name
@@ -49,11 +49,11 @@ class DPSGD(ClientDefense):
         super().__init__(noise)
         self.clip = clip
 
-    def before(self, step: Step) -> Step:
+    def before(self, step: ClientStep) -> ClientStep:
         _opacus()
         return replace(step, gradient=self._private_gradient)
 
-    def _private_gradient(self, step: Step) -> Gradients:
+    def _private_gradient(self, step: ClientStep) -> Gradients:
         with in_mode(step.model, step.train):
             _refuse_batch_norm(step.model)
             samples = per_sample_gradients(step)
@@ -96,7 +96,7 @@ def privacy_spent(noise: float, *, steps: int, sampling_rate: float, delta: floa
     return float(accounts.get_epsilon(delta))
 
 
-def per_sample_gradients(step: Step) -> Gradients:
+def per_sample_gradients(step: ClientStep) -> Gradients:
     """(B, …) for every trainable parameter: the gradient of each sample's own cross-entropy, in the model's present mode."""
     trainable = {name: p.detach() for name, p in step.model.named_parameters() if p.requires_grad}
     rows = as_probabilities(step.targets, step.classes).to(step.images.device)

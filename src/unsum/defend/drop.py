@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unsum.client.step import Step
+from unsum.client.step import ClientStep
 from unsum.defend.defense import DEFENSES, ClientDefense, Switch
 from unsum.errors import UnsumError
 from unsum.head import find_head
@@ -18,7 +18,7 @@ from unsum.update import Update
 class _Drop(Switch, ClientDefense):
     dropped: tuple[str, ...]
 
-    def after(self, update: Update, step: Step) -> Update:
+    def after(self, update: Update, step: ClientStep) -> Update:
         head, _ = find_head(step.model)
         names = {f"{head}.{tensor}" if head else tensor for tensor in self.dropped}
         kept = {name: g for name, g in update.gradients.items() if name not in names}

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from unsum.client.augment import mixup
-from unsum.client.step import Stage, Step
+from unsum.client.step import ClientStep, Stage
 from unsum.defend.axis import Axis
 from unsum.defend.defense import DEFENSES, ClientDefense
 from unsum.errors import UnsumError
@@ -29,7 +29,7 @@ class Mixup(ClientDefense):
             raise UnsumError(f"Mixup needs a positive alpha for Beta(alpha, alpha), not {alpha}.")
         super().__init__(alpha)
 
-    def before(self, step: Step) -> Step:
+    def before(self, step: ClientStep) -> ClientStep:
         weight = float(torch.distributions.Beta(self.strength, self.strength).sample())
         partner = torch.randperm(len(step.images)).to(step.images.device)
         images, targets = mixup(step.images, step.targets, step.classes, weight=weight, partner=partner)

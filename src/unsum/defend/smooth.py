@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from unsum.client.augment import smooth_labels
-from unsum.client.step import Stage, Step
+from unsum.client.step import ClientStep, Stage
 from unsum.defend.axis import FRACTION
 from unsum.defend.defense import DEFENSES, ClientDefense
 from unsum.errors import UnsumError
@@ -23,5 +23,5 @@ class SmoothLabels(ClientDefense):
             raise UnsumError(f"Label smoothing needs an epsilon between 0 and 1, not {epsilon}.")
         super().__init__(epsilon)
 
-    def before(self, step: Step) -> Step:
+    def before(self, step: ClientStep) -> ClientStep:
         return replace(step, targets=smooth_labels(step.targets, self.strength, step.classes))

@@ -22,7 +22,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsum.client.step import Step, in_mode
+from unsum.client.step import ClientStep, in_mode
 from unsum.defend.axis import FRACTION
 from unsum.defend.defense import DEFENSES, ClientDefense, whole_number
 from unsum.errors import UnsumError
@@ -52,7 +52,7 @@ class Soteria(ClientDefense):
         super().__init__(fraction)
         self.probes = whole_number(probes, 0, "Soteria needs a number of probes")
 
-    def after(self, update: Update, step: Step) -> Update:
+    def after(self, update: Update, step: ClientStep) -> Update:
         head, _ = find_head(step.model)
         weight = f"{head}.weight" if head else "weight"
         if weight not in update.gradients:
@@ -62,7 +62,7 @@ class Soteria(ClientDefense):
         return update.map(lambda name, g: g.masked_fill(below.to(g.device), 0) if name == weight else g)
 
 
-def feature_scores(step: Step, probes: int = 0) -> Tensor:
+def feature_scores(step: ClientStep, probes: int = 0) -> Tensor:
     """(H,) score_f in float64: how strongly each feature moves with the input, relative to its size."""
     images = step.images.detach().clone().requires_grad_(True)
     with in_mode(step.model, step.train), torch.enable_grad():
@@ -104,7 +104,7 @@ def _estimated_slope_norms(features: Tensor, images: Tensor, probes: int) -> Ten
     return (squares / probes).sqrt().detach()
 
 
-def _features(step: Step, images: Tensor) -> Tensor:
+def _features(step: ClientStep, images: Tensor) -> Tensor:
     """(B, H) what reaches the head, still attached to `images`."""
     _, linear = find_head(step.model)
     seen: list[Tensor] = []

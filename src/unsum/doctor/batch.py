@@ -16,7 +16,7 @@ def size_against_classes(model: nn.Module, size: int) -> Finding:
         return warning(
             "batch size",
             f"{size} samples are more than the {classes - 1} that {classes} classes allow the exact attack; it will "
-            "say that it is unsure, or, where labels are granted, read what it can off the features' zeros. "
+            "say that it is unsure. Where labels are granted, 'crowded' reads what it can off the features' zeros. "
             "Label rules still work.",
         )
     return ok("batch size", f"{size} samples of {classes} classes: at most {classes - 1} can be taken apart exactly.")

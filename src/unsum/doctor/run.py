@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from unsum.audit.run import Data, prepare, receive
+from unsum.audit.inputs import USUAL_BATCH, Data, Inputs, own_model
 from unsum.data import Batch, embedded_batch, photo_count, tags
 from unsum.doctor import batch as data_checks
 from unsum.doctor import gradient, machine, network
@@ -16,13 +16,12 @@ from unsum.doctor.finding import Finding, ok, warning, will_not_work
 from unsum.doctor.tampering import tampering
 from unsum.errors import UnsumError
 from unsum.files.tensor_file import read_tensors
-from unsum.models import DEFAULT_MODEL, load_model
-from unsum.models.built import USUAL_SIZE
+from unsum.models import DEFAULT_MODEL
+from unsum.models.load import LoadedModel
 from unsum.models.received import Received
 from unsum.update import Update
 
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".npz")
-Loaded = tuple[str, nn.Module, int, Batch | None, Update | None]
 
 
 def doctor(
@@ -50,10 +49,12 @@ def doctor(
     if alone is not None and data is None and update is None:
         return _of_weights(alone)
     try:
-        name, module, size, held, sent = _load(model, data, update, weights, classes, batch, same_label, seed, download)
+        loaded, held, sent = _load(Inputs(model, data, update, weights, classes, download, batch, same_label, seed))
     except UnsumError as error:
         return [will_not_work("loading", str(error))]
-    findings = [_loaded(name, sent), *tampering(module), network.head(module)]
+    module = loaded.model
+    size = loaded.image_size if data is None or held is None else int(held.images.shape[-1])
+    findings = [_loaded(loaded, sent), *tampering(module), network.head(module)]
     if findings[-1].mark == "will not work":
         return findings
     findings += [
@@ -79,33 +80,21 @@ def doctor(
     return [*findings, machine.memory(module, torch.device(device))]
 
 
-def _load(
-    model: nn.Module | str,
-    data: Data | None,
-    update: Update | Received | str | Path | None,
-    weights: str | Path | None,
-    classes: int | None,
-    batch: int | None,
-    same_label: int,
-    seed: int,
-    download: bool,
-) -> Loaded:
+def _load(given: Inputs) -> tuple[LoadedModel, Batch | None, Update | None]:
     """Whatever there is; with neither data nor an update, the embedded photos where the model takes them."""
-    if update is not None and data is not None:
+    if given.update is not None and given.data is not None:
         raise UnsumError("Look at data or at an update, one at a time.")
-    if update is not None:
-        name, module, sent = receive(model, update, weights, classes, seed, download)
-        return name, module, _side(model, module, name), None, sent
-    if data is not None:
-        name, module, held = prepare(
-            model, weights, data, 8 if batch is None else batch, same_label, seed, classes=classes, download=download
-        )
-        return name, module, int(held.images.shape[-1]), held, None
-    if not isinstance(model, str):
-        return type(model).__name__, model, getattr(model, "image_size", USUAL_SIZE), None, None
-    loaded = load_model(model, classes=classes or len(tags()), seed=seed, weights=weights, download=download)
-    held = embedded_batch(min(batch or 8, photo_count()), image_size=loaded.image_size, same_label=same_label)
-    return loaded.name, loaded.model, loaded.image_size, held, None
+    if given.update is not None:
+        loaded, sent = given.captured()
+        return loaded, None, sent
+    if given.data is not None:
+        loaded, held = given.simulated()
+        return loaded, held, None
+    if not isinstance(given.model, str):
+        return own_model(given.model), None, None
+    loaded = given.named_model(given.model, given.classes or len(tags()))
+    count = min(given.batch or USUAL_BATCH, photo_count())
+    return loaded, embedded_batch(count, image_size=loaded.image_size, same_label=given.same_label), None
 
 
 def _weights_alone(model: nn.Module | str) -> Path | None:
@@ -125,21 +114,15 @@ def _of_weights(path: Path) -> list[Finding]:
     return findings + tampering(tensors)
 
 
-def _side(model: nn.Module | str, module: nn.Module, name: str) -> int:
-    """The side of the photos: names of models end in it, as in `torchvision resnet18, random weights, 224²`."""
-    if isinstance(model, str):
-        return int(name.rpartition(", ")[2].removesuffix("²"))
-    return int(getattr(module, "image_size", USUAL_SIZE))
-
-
 def _samples(held: Batch | None, batch: int | None) -> int | None:
     if batch is not None:
         return batch
     return None if held is None else len(held.images)
 
 
-def _loaded(name: str, sent: Update | None) -> Finding:
-    if sent is not None and "random weights" in name:
+def _loaded(loaded: LoadedModel, sent: Update | None) -> Finding:
+    name = loaded.name
+    if sent is not None and loaded.random:
         return warning(
             "loading", f"{name}: an update can only be read with the very weights it was computed with; give --weights."
         )

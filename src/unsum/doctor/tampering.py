@@ -41,7 +41,7 @@ _PAIRED = 0.15  # of the misfit that independent entries would show
 
 
 @dataclass(frozen=True)
-class Layer:
+class WeightMatrix:
     """A weight as a matrix (rows, D) without its empty rows, and its bias where there is one."""
 
     name: str
@@ -89,7 +89,7 @@ def _traps(trapped: list[tuple[str, int]], looked: str) -> Finding:
     )
 
 
-def _layers(tensors: Mapping[str, Tensor]) -> Iterator[Layer]:
+def _layers(tensors: Mapping[str, Tensor]) -> Iterator[WeightMatrix]:
     for name, tensor in tensors.items():
         if tensor.ndim < 2 or not tensor.is_floating_point() or tensor[0].numel() < _FEW_COLUMNS:
             continue
@@ -100,10 +100,10 @@ def _layers(tensors: Mapping[str, Tensor]) -> Iterator[Layer]:
             continue
         bias = tensors.get(f"{name.removesuffix('weight')}bias") if name.endswith("weight") else None
         fits = bias is not None and bias.shape == norms.shape
-        yield Layer(name, matrix[kept], bias.detach().float()[kept] if fits and bias is not None else None)
+        yield WeightMatrix(name, matrix[kept], bias.detach().float()[kept] if fits and bias is not None else None)
 
 
-def parallel_rows(layer: Layer) -> tuple[int, int] | None:
+def parallel_rows(layer: WeightMatrix) -> tuple[int, int] | None:
     """The largest band of parallel rows and how many thresholds it has, or None where there is no such band."""
     W = layer.weight
     norms = W.norm(dim=1, keepdim=True)
@@ -141,7 +141,7 @@ def _crowded(unit: Tensor, levels: list[float]) -> list[int]:
     return [int(torch.cat(found).argmax()) for found in near]
 
 
-def trap_rows(layer: Layer) -> int:
+def trap_rows(layer: WeightMatrix) -> int:
     """How many rows are balanced: all, where they lean to one sign by one amount, or those whose halves are the same numbers."""
     W = layer.weight
     rows, columns = W.shape

@@ -9,20 +9,21 @@ from typing import Any, Literal
 
 from torch import nn
 
-from unsum.attack.recipe import attack as run_attack
-from unsum.attack.recipe import check_recipe
+from unsum.attack.chain import run_attack
+from unsum.attack.options import AttackOptions
 from unsum.client.step import in_mode
 from unsum.errors import UnsumError
 from unsum.integrations.rounds import Seen
 from unsum.leak import Leak
+from unsum.models.language import is_tied
 from unsum.separate import SEPARATORS, separate
 
 Outcome = Literal["audited", "out of time", "failed", "client error"]
-EXACT, LOCAL_STEPS = "exact", "local-steps"
+LOCAL_STEPS = "local-steps"
 
 
 @dataclass(frozen=True)
-class Finding:
+class ClientFinding:
     """What an audit made of one client in one round; without an answer where `outcome` is not "audited".
 
     `leakage` is what the attack expects to have got, from 0 to 1: 1 − e² for a predicted relative error e of the features, as
@@ -55,27 +56,29 @@ class Finding:
 def check_attack(name: str | None) -> None:
     """Refuse an unknown attack when training begins, not in its first round."""
     if name is not None:
-        check_recipe(name)
+        AttackOptions(name).check()
 
 
 def attack_seen(model: nn.Module, seen: Seen, attack: str | None, *, train: bool, seed: int) -> Leak:
     """The attack on what was seen; `model` holds the weights that were sent. A separator's name separates and no more.
 
-    None is the quick one that suits the training: the exact solver, or `local-steps` where the client took several.
+    None is the quick one that suits the training: `exact`, `local-steps` where the client took several steps, or `text` where
+    the head is the embedding.
     """
     if attack is None:
         training = seen.update.training
-        attack = LOCAL_STEPS if training is not None and training.several_steps else EXACT
+        several = training is not None and training.several_steps
+        attack = LOCAL_STEPS if several else "text" if is_tied(model) else "exact"
     with in_mode(model, train):
         if attack in [entry.name for entry in SEPARATORS]:
             return separate(model, seen.update, attack, seed=seed)
-        return run_attack(model, seen.update, attack, seed=seed)
+        return run_attack(model, seen.update, AttackOptions(attack, seed=seed))
 
 
-def finding_of(number: int, client: str, seen: Seen, leak: Leak) -> Finding:
+def finding_of(number: int, client: str, seen: Seen, leak: Leak) -> ClientFinding:
     inputs = 0 if leak.inputs_exact is None else int(leak.inputs_exact.sum())
     notes = [*seen.update.notes, *leak.notes, *filter(None, [seen.statistics.note])]
-    return Finding(
+    return ClientFinding(
         number,
         client,
         "audited",

@@ -17,9 +17,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from unsum.attack.recipe import AUTO
+from unsum.attack.options import AUTO
 from unsum.errors import UnsumError
-from unsum.integrations.finding import Finding, attack_seen, check_attack, finding_of, reason_of
+from unsum.integrations.finding import ClientFinding, attack_seen, check_attack, finding_of, reason_of
 from unsum.integrations.guard import Action, Guard, WhenUnsure
 from unsum.integrations.journal import Journal, figures_of
 from unsum.integrations.rounds import Seen, fill, seen
@@ -93,8 +93,8 @@ class AuditStrategy(Strategy):
             raise UnsumError(f"An audit needs a budget above 0 seconds, not {budget_seconds}.")
         check_attack(attack)
         self._earlier: dict[int, list[tuple[nn.Module, Update]]] | None = {} if repeats else None
-        self.inner, self.findings = inner, list[Finding]()
-        self.worst: tuple[Finding, nn.Module, Seen] | None = None
+        self.inner, self.findings = inner, list[ClientFinding]()
+        self.worst: tuple[ClientFinding, nn.Module, Seen] | None = None
         self._model = copy.deepcopy(model).cpu()
         self._every, self._clients, self._budget = every, clients, budget_seconds
         self._training, self._attack, self._train, self._seed = training, attack, train, seed
@@ -191,7 +191,7 @@ class AuditStrategy(Strategy):
         )
         return answers[: self._clients]
 
-    def _audit_one(self, number: int, reply: Message, seconds: float) -> Finding:
+    def _audit_one(self, number: int, reply: Message, seconds: float) -> ClientFinding:
         node = reply.metadata.src_node_id
         self._turns[node] = self._turns.get(node, 0) + 1  # even if it runs out of time, or it would be first for ever
         try:
@@ -199,12 +199,12 @@ class AuditStrategy(Strategy):
         except OutOfTime:
             return _late(number, reply, f"it took longer than the {seconds:.2g} s it was given of the round's budget")
         except Exception as error:
-            return Finding(number, str(node), "failed", notes=(reason_of(error),))
+            return ClientFinding(number, str(node), "failed", notes=(reason_of(error),))
         if self.worst is None or _rank(finding) > _rank(self.worst[0]):
             self.worst = finding, model, seen_
         return finding
 
-    def _look(self, number: int, reply: Message) -> tuple[nn.Module, Seen, Finding]:
+    def _look(self, number: int, reply: Message) -> tuple[nn.Module, Seen, ClientFinding]:
         node = reply.metadata.src_node_id
         before, after = self._sent.get(node), _only_arrays(reply)
         if before is None or after is None:
@@ -223,7 +223,7 @@ class AuditStrategy(Strategy):
             leak = min(leak, together, key=lambda found: found.predicted_error)
         return model, found, finding_of(number, str(node), found, leak)
 
-    def _say(self, number: int, findings: list[Finding]) -> None:
+    def _say(self, number: int, findings: list[ClientFinding]) -> None:
         audited = [finding for finding in findings if finding.outcome == "audited"]
         exact = [finding for finding in audited if finding.exact]
         _LOG.info(
@@ -289,9 +289,9 @@ def leakage_guard_mod(
     return leakage_guard
 
 
-def _late(number: int, reply: Message, cause: str) -> Finding:
+def _late(number: int, reply: Message, cause: str) -> ClientFinding:
     note = f"Not audited: {cause}; raise budget_seconds=, or audit fewer clients."
-    return Finding(number, str(reply.metadata.src_node_id), "out of time", notes=(note,))
+    return ClientFinding(number, str(reply.metadata.src_node_id), "out of time", notes=(note,))
 
 
 def _refusal(message: Message, reason: str) -> Message:
@@ -318,5 +318,5 @@ def _num_examples(reply: Message) -> int | None:
     return None
 
 
-def _rank(finding: Finding) -> tuple[bool, float]:
+def _rank(finding: ClientFinding) -> tuple[bool, float]:
     return finding.exact, finding.leakage if finding.leakage == finding.leakage else -1.0

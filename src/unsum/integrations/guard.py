@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from unsum.attack.recipe import AUTO
+from unsum.attack.options import AUTO
 from unsum.errors import UnsumError, unknown_name
 from unsum.integrations.finding import attack_seen, check_attack, expected_leakage, reason_of
 from unsum.integrations.rounds import fill, seen
@@ -45,7 +45,7 @@ class Guard:
 
     Args:
         model: the model that is trained; its weights are not looked at.
-        threshold: the leakage that an update may have, from 0 to 1; see `Finding.leakage`.
+        threshold: the leakage that an update may have, from 0 to 1; see `ClientFinding.leakage`.
         action: "refuse" what is above, or add Gaussian "noise" to its parameters, more and more, until it is not.
         attack: the strongest by default, which tries several; `exact` is faster and gives up earlier.
         training: what the client's own training is; knowing it makes the attack stronger.

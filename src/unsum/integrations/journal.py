@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unsum.integrations.finding import Finding
+from unsum.integrations.finding import ClientFinding
 
 FILE = "leakage.jsonl"
 
@@ -22,7 +22,7 @@ class Journal:
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
 
-    def write(self, number: int, findings: Sequence[Finding], figures: dict[str, float]) -> None:
+    def write(self, number: int, findings: Sequence[ClientFinding], figures: dict[str, float]) -> None:
         if self.folder is None:
             return
         with (self.folder / FILE).open("a", encoding="utf-8") as lines:
@@ -47,7 +47,7 @@ class Journal:
         return self._curves
 
 
-def figures_of(findings: Sequence[Finding], seconds: float) -> dict[str, float]:
+def figures_of(findings: Sequence[ClientFinding], seconds: float) -> dict[str, float]:
     """A round in numbers, as a strategy's metrics can hold them: whole numbers and finite ones only."""
     audited = [finding for finding in findings if finding.outcome == "audited"]
     leakages = [finding.leakage for finding in audited if math.isfinite(finding.leakage)]

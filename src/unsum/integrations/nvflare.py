@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.attack.recipe import AUTO
+from unsum.attack.options import AUTO
 from unsum.errors import UnsumError
 from unsum.integrations.guard import Action, Guard, WhenUnsure
 from unsum.local_training import LocalTraining

@@ -63,7 +63,7 @@ class Training:
 
 
 @dataclass
-class Progress:
+class TrainingState:
     """Where a run stands."""
 
     done: float = 0.0
@@ -74,7 +74,7 @@ class Progress:
     held_out_psnr: float = math.nan
 
 
-Watch = Callable[[Progress], None]
+Watch = Callable[[TrainingState], None]
 Draw = Callable[
     [int, dict[str, float], Tensor], None
 ]  # step, scalars, (2, n, 3, s, s) held-out pictures and the answers
@@ -164,7 +164,7 @@ class Run:
         )
         self.parallel, self.optimizer = fabric.setup(compiled(self.decoder, dynamic=False), self.optimizer)
         self.average = copy.deepcopy(self.decoder).requires_grad_(False)
-        self.progress = Progress()
+        self.progress = TrainingState()
         # What a checkpoint must agree with: how it trains may not change, how often it saves may.
         self.identity = {"backbone": backbone_fingerprint(model), **asdict(training), **card}
         del self.identity["save_every"]
@@ -306,7 +306,7 @@ class Run:
             self.decoder.load_state_dict(state["decoder"])
             self.average.load_state_dict(state["average"])
             self.optimizer.load_state_dict(state["optimizer"])
-            self.progress = Progress(**state["progress"])
+            self.progress = TrainingState(**state["progress"])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise UnsumError(
                 f"The checkpoint in {str(self.folder)!r} is damaged; delete {checkpoint.FILE!r} there to start over."

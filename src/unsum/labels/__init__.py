@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from unsum.head import Head
 from unsum.knowledge import Knowledge
-from unsum.labels import adaptive, bias_sign, exact, gradinversion, idlg, ilrg, llg, llg_plus, llg_star  # noqa: F401 (registers)
+from unsum.labels import bias_sign, gradinversion, idlg, ilrg, llg, llg_plus, llg_star  # noqa: F401 (registers)
 from unsum.labels.method import LABEL_RULES, Evidence, LabelRule
 from unsum.update import Update
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.labels.method import Evidence, label_rule
-from unsum.labels.needs import Needs
+from unsum.labels.needs import RuleNeeds
 
 
 @label_rule(
-    "bias-sign", summary="classes whose bias gradient is negative", needs=Needs(bias=True, distinct_labels=True)
+    "bias-sign", summary="classes whose bias gradient is negative", needs=RuleNeeds(bias=True, distinct_labels=True)
 )
 def rule(evidence: Evidence) -> Tensor:
     """See `bias_sign`."""

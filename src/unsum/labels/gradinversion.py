@@ -13,13 +13,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from unsum.labels.method import Evidence, label_rule
-from unsum.labels.needs import Needs
+from unsum.labels.needs import RuleNeeds
 
 
 @label_rule(
     "gradinversion",
     summary="classes of the B lowest row minima (GradInversion)",
-    needs=Needs(batch_size=True, non_negative_features=True, distinct_labels=True),
+    needs=RuleNeeds(batch_size=True, non_negative_features=True, distinct_labels=True),
 )
 def gradinversion(evidence: Evidence) -> Tensor:
     """(B,) distinct classes."""

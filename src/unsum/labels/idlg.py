@@ -10,13 +10,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from unsum.labels.method import Evidence, label_rule
-from unsum.labels.needs import Needs
+from unsum.labels.needs import RuleNeeds
 
 
 @label_rule(
     "idlg",
     summary="one sample's label: the lowest row sum (iDLG)",
-    needs=Needs(non_negative_features=True, one_sample=True),
+    needs=RuleNeeds(non_negative_features=True, one_sample=True),
 )
 def idlg(evidence: Evidence) -> Tensor:
     """(1,) the class of the lowest row sum."""

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from unsum.labels.method import Evidence, label_rule
-from unsum.labels.needs import Needs
+from unsum.labels.needs import RuleNeeds
 
 
 @label_rule(
     "ilrg",
     summary="counts of every class from a linear system (iLRG)",
-    needs=Needs(batch_size=True, bias=True, scale=True),
+    needs=RuleNeeds(batch_size=True, bias=True, scale=True),
 )
 def ilrg(evidence: Evidence) -> Tensor:
     """(B,) labels, each class as often as the system says."""

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from unsum.errors import UnsumError
 from unsum.labels.method import Evidence, label_rule
-from unsum.labels.needs import Needs
+from unsum.labels.needs import RuleNeeds
 
 
 @label_rule(
     "llg",
     summary="counts how far each row sum was pulled down (LLG)",
-    needs=Needs(batch_size=True, non_negative_features=True),
+    needs=RuleNeeds(batch_size=True, non_negative_features=True),
 )
 def llg(evidence: Evidence) -> Tensor:
     """(B,) labels with m and s from the shared gradient."""

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from unsum.labels.llg import count_down
 from unsum.labels.method import Evidence, label_rule
-from unsum.labels.needs import Needs
+from unsum.labels.needs import RuleNeeds
 from unsum.labels.probe import ROUNDS, Probe, negative_impact, probe_size
 
 
 @label_rule(
     "llg*",
     summary="LLG with impact and offsets from random inputs (LLG*)",
-    needs=Needs(batch_size=True, scale=True, non_negative_features=True),
+    needs=RuleNeeds(batch_size=True, scale=True, non_negative_features=True),
 )
 def llg_star(evidence: Evidence) -> Tensor:
     """(B,) labels with m and s from noise sent through the model."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from unsum.head import Head
 from unsum.knowledge import Knowledge
-from unsum.labels.needs import Needs
+from unsum.labels.needs import RuleNeeds
 from unsum.registry import Registry
 from unsum.update import Update
 
@@ -55,7 +55,7 @@ class LabelRule:
     """Returns (B,) class numbers, sorted; a class that several samples share stands there several times."""
 
     name: str
-    needs: Needs
+    needs: RuleNeeds
     find: Find
 
     def __call__(self, evidence: Evidence) -> Tensor:
@@ -66,7 +66,7 @@ class LabelRule:
 LABEL_RULES: Registry[LabelRule] = Registry("label rule", "unsum.label_rules")
 
 
-def label_rule(name: str, *, summary: str, needs: Needs) -> Callable[[Find], Find]:
+def label_rule(name: str, *, summary: str, needs: RuleNeeds) -> Callable[[Find], Find]:
     """Decorator that makes a function known as the label rule `name`; its needs are checked before it is called."""
 
     def add(find: Find) -> Find:

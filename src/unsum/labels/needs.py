@@ -14,7 +14,7 @@ from unsum.update import Update
 
 
 @dataclass(frozen=True)
-class Needs:
+class RuleNeeds:
     """The assumptions of a rule. Those that can be seen to fail are refused; the others are printed."""
 
     batch_size: bool = False

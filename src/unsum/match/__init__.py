@@ -5,7 +5,7 @@ write a file like this and import it below:
 
 ```python
 from unsum.match.engine import Matched, solve
-from unsum.match.method import Needs, matcher
+from unsum.match.method import MatcherNeeds, matcher
 from unsum.match.objective import Objective
 from unsum.match.optimizers import Adam
 from unsum.match.plan import Plan
@@ -17,7 +17,7 @@ from unsum.match.unknown import LowResolution
 @matcher(
     "coarse",
     summary="gradient matching: pictures of a quarter of the side",
-    needs=Needs(rule="exact"),                     # how labels are found where none are granted
+    needs=MatcherNeeds(rule="exact"),                     # how labels are found where none are granted
 )
 def coarse(problem: Problem, *, steps: int = 500, total_variation: float = 1e-3) -> Matched:   # options, with defaults
     return solve(
@@ -42,9 +42,9 @@ truth is nowhere in it.
 
 from unsum.match import dlg, ggl, gias, gradinversion, hcgla, idlg, ig, lti, rog, soft  # noqa: F401 (registers them)
 from unsum.match.engine import Matched, solve
-from unsum.match.method import MATCHERS, Needs, matcher
+from unsum.match.method import MATCHERS, MatcherNeeds, matcher
 from unsum.match.plan import Plan
 from unsum.match.problem import Problem
 from unsum.match.run import match
 
-__all__ = ["MATCHERS", "Matched", "Needs", "Plan", "Problem", "match", "matcher", "solve"]
+__all__ = ["MATCHERS", "Matched", "MatcherNeeds", "Plan", "Problem", "match", "matcher", "solve"]

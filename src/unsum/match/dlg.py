@@ -8,7 +8,7 @@ Granted labels take the place of ŷ.
 from __future__ import annotations
 
 from unsum.match.engine import Matched, solve
-from unsum.match.method import Needs, matcher
+from unsum.match.method import MatcherNeeds, matcher
 from unsum.match.objective import Objective
 from unsum.match.optimizers import LBFGS
 from unsum.match.plan import Plan
@@ -19,7 +19,7 @@ from unsum.match.unknown import Pixels
 @matcher(
     "dlg",
     summary="gradient matching: pixels and soft labels by L-BFGS (DLG)",
-    needs=Needs(batch_size=True, scale=True),
+    needs=MatcherNeeds(batch_size=True, scale=True),
 )
 def dlg(problem: Problem, *, steps: int = 300, restarts: int = 1, rate: float = 1.0) -> Matched:
     return solve(

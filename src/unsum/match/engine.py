@@ -123,8 +123,7 @@ class _Run:
                 kept[r] = leaf[r]
         first = int(totals.argmin())
         self.rows.append([step, float(totals[first]), float(matches[first])])
-        if self.problem.progress is not None:
-            self.problem.progress(step, float(totals[first]), float(matches[first]))
+        self.problem.progress.step(step, float(totals[first]), float(matches[first]))
         now = time.monotonic()
         if self.problem.preview is not None and (now - self.shown >= _PREVIEW_SECONDS or step == self.plan.steps):
             preview.show(self.problem.preview, self._pictures())

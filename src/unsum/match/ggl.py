@@ -19,7 +19,7 @@ from unsum.errors import UnsumError
 from unsum.match import preview
 from unsum.match.engine import Matched
 from unsum.match.many import Many
-from unsum.match.method import Needs, matcher
+from unsum.match.method import MatcherNeeds, matcher
 from unsum.match.plug import Generator, load_generator
 from unsum.match.problem import Problem
 from unsum.match.traces import Traces
@@ -30,7 +30,7 @@ _LOOKS = 40
 @matcher(
     "ggl",
     summary="gradient matching: a generator's latent by CMA-ES, adapted to the defense (GGL)",
-    needs=Needs(rule="bias-sign", scale=True, extra="a generator, the extra 'matching'"),
+    needs=MatcherNeeds(rule="bias-sign", scale=True, extra="a generator, the extra 'matching'"),
 )
 def ggl(
     problem: Problem,
@@ -117,8 +117,7 @@ def _search(
             best = (float(totals[first]), float(matches[first]), latents[first].clone())
         if restart == 0 and (step % look_every == 0 or step == steps - 1):
             rows.append([step + 1, *best[:2]])
-            if problem.progress is not None:
-                problem.progress(step + 1, *best[:2])
+            problem.progress.step(step + 1, *best[:2])
             if problem.preview is not None:
                 preview.show(problem.preview, generator(best[2]))
     return best

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.match.engine import Matched, solve
-from unsum.match.method import Needs, matcher
+from unsum.match.method import MatcherNeeds, matcher
 from unsum.match.objective import Objective
 from unsum.match.optimizers import Adam
 from unsum.match.plan import Plan
@@ -46,7 +46,7 @@ class Weights:
 @matcher(
     "gias",
     summary="gradient matching: a generator's latent, then its weights (GIAS)",
-    needs=Needs(rule="exact", extra="a generator"),
+    needs=MatcherNeeds(rule="exact", extra="a generator"),
 )
 def gias(
     problem: Problem,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from torch import nn
 
 from unsum.match.engine import Matched, solve
-from unsum.match.method import Needs, matcher
+from unsum.match.method import MatcherNeeds, matcher
 from unsum.match.objective import Objective
 from unsum.match.optimizers import Adam
 from unsum.match.plan import Plan
@@ -26,7 +26,7 @@ from unsum.match.unknown import Pixels
 @matcher(
     "gradinversion",
     summary="gradient matching: BatchNorm's statistics and agreement of several seeds (GradInversion)",
-    needs=Needs(rule="gradinversion", batch_size=True, scale=True),
+    needs=MatcherNeeds(rule="gradinversion", batch_size=True, scale=True),
 )
 def gradinversion(
     problem: Problem,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from unsum.errors import UnsumError
 from unsum.invert import invert, load_inverse
 from unsum.match.engine import Matched, solve
-from unsum.match.method import Needs, matcher
+from unsum.match.method import MatcherNeeds, matcher
 from unsum.match.objective import Objective
 from unsum.match.optimizers import Adam
 from unsum.match.plan import Plan
@@ -53,7 +53,7 @@ class Near:
 @matcher(
     "hcgla",
     summary="gradient matching: only entries that came, a denoiser in between, for pruned updates (HCGLA)",
-    needs=Needs(rule="adaptive", scale=True, extra="a denoiser, an inverse to begin with (optional)"),
+    needs=MatcherNeeds(rule="adaptive", scale=True, extra="a denoiser, an inverse to begin with (optional)"),
 )
 def hcgla(
     problem: Problem,

@@ -8,7 +8,7 @@ by Adam on the sign of the gradient, rate 0.1, ×0.1 after 3/8, 5/8 and 7/8 of 2
 from __future__ import annotations
 
 from unsum.match.engine import Matched, solve
-from unsum.match.method import Needs, matcher
+from unsum.match.method import MatcherNeeds, matcher
 from unsum.match.objective import Objective
 from unsum.match.optimizers import Adam
 from unsum.match.plan import Plan
@@ -20,7 +20,7 @@ from unsum.match.unknown import Pixels
 @matcher(
     "ig",
     summary="gradient matching: cosine and total variation, signed Adam (Inverting Gradients)",
-    needs=Needs(rule="exact"),
+    needs=MatcherNeeds(rule="exact"),
 )
 def ig(
     problem: Problem,

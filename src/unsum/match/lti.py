@@ -24,10 +24,11 @@ from unsum.errors import UnsumError
 from unsum.match import preview
 from unsum.match.engine import Matched
 from unsum.match.many import Many
-from unsum.match.method import Needs, matcher
-from unsum.match.problem import Problem, Progress
+from unsum.match.method import MatcherNeeds, matcher
+from unsum.match.problem import Problem
 from unsum.match.sketch import Sketch
 from unsum.match.traces import Traces
+from unsum.progress import Progress
 from unsum.update import Update
 
 Defend = Callable[[Update], Update]
@@ -38,7 +39,7 @@ _LOOKS = 40
 @matcher(
     "lti",
     summary="a network from gradients to pictures, trained on photos of the attacker's own (Learning to Invert)",
-    needs=Needs(rule="bias-sign", auxiliary=True),
+    needs=MatcherNeeds(rule="bias-sign", auxiliary=True),
 )
 def lti(
     problem: Problem,
@@ -193,7 +194,7 @@ class _Learner:
         at_a_time: int,
         rate: float,
         generator: torch.Generator,
-        progress: Progress | None,
+        progress: Progress,
     ) -> tuple[float, list[list[float]]]:
         """The lowest error on photos held back, whose weights are kept, and how the errors fell."""
         adam = torch.optim.Adam(self.network.parameters(), rate)
@@ -211,8 +212,7 @@ class _Learner:
             if step % look_every == 0 or step == steps:
                 value = self._error(test, at_a_time)
                 rows.append([step, value, float(error.detach())])
-                if progress is not None:
-                    progress(*rows[-1])
+                progress.step(step, *rows[-1][1:])
                 if value < best:
                     best, kept = value, {name: w.clone() for name, w in self.network.state_dict().items()}
         self.network.load_state_dict(kept)

@@ -17,7 +17,7 @@ Find = Callable[..., Matched]
 
 
 @dataclass(frozen=True)
-class Needs:
+class MatcherNeeds:
     """How the labels are found where they are not granted, and what else is asked for.
 
     Args:
@@ -81,7 +81,7 @@ class Matcher:
     """A method of the registry; keyword-only arguments of `find` with defaults are its options."""
 
     name: str
-    needs: Needs
+    needs: MatcherNeeds
     find: Find
 
     @property
@@ -120,7 +120,7 @@ def _check_kind(name: str, value: Any, default: Any) -> None:
 MATCHERS: Registry[Matcher] = Registry("attack", "unsum.attacks")
 
 
-def matcher(name: str, *, summary: str, needs: Needs) -> Callable[[Find], Find]:
+def matcher(name: str, *, summary: str, needs: MatcherNeeds) -> Callable[[Find], Find]:
     """Decorator that makes a function known as the matcher `name`; its needs are checked before it is called."""
 
     def add(find: Find) -> Find:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,10 +13,10 @@ from unsum.errors import UnsumError
 from unsum.gradients import main_output, quiet
 from unsum.head import find_head
 from unsum.leak import Leak
+from unsum.progress import SILENT, Progress
 from unsum.update import Update
 
 _DROPOUTS = nn.modules.dropout._DropoutNd
-Progress = Callable[..., None]
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Problem:
     separated: Leak | None = None  # where a separator ran first
     auxiliary: tuple[Tensor, Tensor] | None = None  # labeled samples of the attacker's own
     seed: int = 0
-    progress: Progress | None = None
+    progress: Progress = SILENT
     checkpoint: Path | None = None
     checkpoint_seconds: float = 20.0
     preview: Path | None = None

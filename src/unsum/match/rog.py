@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from unsum.match.engine import Matched, solve
-from unsum.match.method import Needs, matcher
+from unsum.match.method import MatcherNeeds, matcher
 from unsum.match.objective import Objective
 from unsum.match.optimizers import Adam
 from unsum.match.plan import Plan
@@ -30,7 +30,7 @@ from unsum.match.unknown import LowResolution
 @matcher(
     "rog",
     summary="gradient matching: pictures of a quarter of the side, for quantized and pruned updates (ROG)",
-    needs=Needs(rule="bias-sign", extra="a denoiser or generator for the last touch (optional)"),
+    needs=MatcherNeeds(rule="bias-sign", extra="a denoiser or generator for the last touch (optional)"),
 )
 def rog(
     problem: Problem,

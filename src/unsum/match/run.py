@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from unsum.match.engine import Matched
 from unsum.match.method import MATCHERS, Matcher
 from unsum.match.problem import Problem, pose
 from unsum.match.shape import picture_shape
+from unsum.progress import SILENT, Progress
 from unsum.separate import separate
 from unsum.update import Update
 
@@ -40,7 +40,7 @@ def match(
     image_size: int | tuple[int, int, int] | None = None,
     device: torch.device | str | None = None,
     seed: int = 0,
-    progress: Callable[..., None] | None = None,
+    progress: Progress = SILENT,
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = 20.0,
     preview: str | Path | None = None,
@@ -59,7 +59,7 @@ def match(
             .npz, .safetensors or .pt file with both under these names.
         image_size: the side of the pictures, or (channels, height, width); by default the model's `image_size`, or the only
             usual side that the model takes.
-        progress: called now and then as `progress(step, loss, gradients' distance)`.
+        progress: told the step, the loss and the gradients' distance now and then.
         checkpoint: a .safetensors file for the state of the run, written every `checkpoint_seconds`; a run that finds one of
             its own there goes on from it.
         preview: a .png file for the pictures so far, written every other second.

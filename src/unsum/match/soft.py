@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from unsum.errors import unknown_name
 from unsum.gradients import Distance
 from unsum.match.engine import Matched, solve
-from unsum.match.method import Needs, matcher
+from unsum.match.method import MatcherNeeds, matcher
 from unsum.match.objective import Objective
 from unsum.match.optimizers import LBFGS, Adam, Optimizer
 from unsum.match.plan import Plan
@@ -33,7 +33,7 @@ def _declare(mode: Literal["g", "f", "gf"]) -> Callable[..., Matched]:
     @matcher(
         f"soft-{mode}",
         summary=f"gradient matching after separation: {_MODES[mode]} (soft-label recovery)",
-        needs=Needs(separator="exact"),
+        needs=MatcherNeeds(separator="exact"),
     )
     def soft(
         problem: Problem,

@@ -13,6 +13,7 @@ from unsum.errors import UnsumError
 from unsum.head import find_head
 
 USUAL_SIZE = 224
+RANDOM = "random weights"
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Built:
     model: nn.Module
     kind: str
     size: int
-    origin: str = "random weights"
+    origin: str = RANDOM
     any_size: bool = False
 
 

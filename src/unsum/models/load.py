@@ -12,7 +12,7 @@ from torch import nn
 
 from unsum.errors import UnsumError, unknown_name
 from unsum.head import find_head
-from unsum.models.built import USUAL_SIZE, Built
+from unsum.models.built import RANDOM, USUAL_SIZE, Built
 from unsum.models.from_file import build_from_file
 from unsum.models.from_hugging_face import build_hugging_face
 from unsum.models.from_program import build_from_program, refuse_torchscript
@@ -32,6 +32,7 @@ class LoadedModel:
     model: nn.Module
     name: str
     image_size: int
+    random: bool = False  # weights that nobody trained
 
 
 def load_model(
@@ -73,7 +74,8 @@ def load_model(
         origin = f"weights of {Path(weights).name}" + ("" if filled else " under a fresh head")
     side = size or built.size
     built.model.image_size = side  # type: ignore[assignment] # travels with the model, for attacks that draw pictures
-    return LoadedModel(built.model, ", ".join(filter(None, [built.kind, origin, f"{side}²" if side else ""])), side)
+    name = ", ".join(filter(None, [built.kind, origin, f"{side}²" if side else ""]))
+    return LoadedModel(built.model, name, side, random=origin == RANDOM)
 
 
 def _build(spec: str, classes: int, seed: int, size: int | None, download: bool) -> Built:

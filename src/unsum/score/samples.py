@@ -51,13 +51,17 @@ def score(
     text = {} if tokens is None else score_text(leak.tokens, tokens)
     if text and images is None and targets is None and features is None:
         return text
-    rows = score_samples(leak, images, targets, features)
+    return summarize(leak, score_samples(leak, images, targets, features)) | text
+
+
+def summarize(leak: Leak, rows: list[SampleScore]) -> dict[str, float]:
+    """Means over the true samples, the worst feature error, and how far the batch size is off; without what is NaN."""
     names = [name for name in asdict(rows[0]) if name != "found"]
     summary = {name: _mean([getattr(row, name) for row in rows]) for name in names}
     summary["worst_feature_error"] = max(row.feature_error for row in rows)
     summary["samples"] = float(len(rows))
     summary["batch_size_error"] = float(leak.batch_size - len(rows))
-    return {name: value for name, value in summary.items() if not math.isnan(value)} | text
+    return {name: value for name, value in summary.items() if not math.isnan(value)}
 
 
 def score_samples(

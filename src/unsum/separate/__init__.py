@@ -17,12 +17,14 @@ from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.losses import Loss, declared
 from unsum.models.language import is_tied
+from unsum.progress import SILENT, Progress
 from unsum.separate import (  # noqa: F401 (registers them)
     adaptive,
     cocktail,
     crowded,
     exact,
     fgla,
+    label_rules,
     local_steps,
     phong,
     rgla,
@@ -47,7 +49,7 @@ def separate(
     batch_size: int | None = None,
     device: torch.device | str | None = None,
     seed: int = 0,
-    progress: Callable[..., None] | None = None,
+    progress: Progress = SILENT,
     loss: str | Loss | None = None,
     time_limit: float | None = None,
     **options: Any,
@@ -57,12 +59,12 @@ def separate(
     Args:
         model: the model the client trained, with the weights it started from.
         update: what the server received.
-        method: a name from `unsum list`. Language models that share their embedding with the head are read by `text`.
+        method: a name from `unsum list`; `unsum.attack` chooses one by itself.
         labels: (B,) class numbers or (B, C) probabilities if the attacker knows them, `None` if it must find them.
         batch_size: B if the attacker knows it; taken from the update where the protocol discloses it.
         device: where to compute; the model's own device by default.
         seed: fixes every random choice.
-        progress: called now and then as `progress(step, *losses)` by the methods that iterate; the others never call it.
+        progress: told the steps of the methods that iterate.
         loss: what the client minimized, if not cross-entropy: `bce`, `mse`, `focal:GAMMA`, or an object of
             `unsum.losses`. Only `exact` knows other losses. By default cross-entropy, unless the update itself
             contradicts that and one of `mse` and `bce` explains it.
@@ -73,9 +75,16 @@ def separate(
     Returns:
         A `Leak` in the attacker's own order, with its certificate.
     """
-    if method == "exact" and is_tied(model):
-        method = "text"  # the head's gradient is mixed with the embedding's: only the text itself takes them apart
     other = declared(loss)
+    disclosed = update.batch_size if labels is None and batch_size is None else batch_size
+    loss_name = loss if isinstance(loss, str) or loss is None else loss.name
+    knowledge = Knowledge(labels=labels, batch_size=disclosed, loss=loss_name, training=update.training)
+    start = time.perf_counter()
+    head = Head.of(model, update, device)
+    if method == "exact" and is_tied(model):
+        raise UnsumError(
+            "The head of this model is its embedding, whose gradients 'exact' cannot tell apart; use 'text', or 'auto'."
+        )
     if other is not None and method != "exact":
         raise UnsumError(f"The attack {method!r} assumes cross-entropy; use 'exact' for the loss {other.name!r}.")
     separator = cast("Callable[..., Leak]", SEPARATORS[method])
@@ -84,11 +93,6 @@ def separate(
         options["progress"] = progress
     if takes_model(separator):
         options |= {"model": model, "update": update}
-    disclosed = update.batch_size if labels is None and batch_size is None else batch_size
-    loss_name = loss if isinstance(loss, str) or loss is None else loss.name
-    knowledge = Knowledge(labels=labels, batch_size=disclosed, loss=loss_name, training=update.training)
-    start = time.perf_counter()
-    head = Head.of(model, update, device)
     with limited_to(time_limit) as deadline:
         if other is not None:
             leak = separate_declared(head, knowledge, other, seed=seed)

@@ -71,3 +71,13 @@ def yes_or_no(name: str, value: Any) -> bool:
     if isinstance(value, bool):
         return value
     raise UnsumError(f"The option {name!r} must be True or False, not {value!r}.")
+
+
+def read_value(text: str) -> Any:
+    """An option's value as the command line writes it: a number, true, false, or text."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text.lower(), text)

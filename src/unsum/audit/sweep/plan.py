@@ -16,7 +16,7 @@ MOST_STEPS = 24
 
 
 @dataclass(frozen=True)
-class Plan:
+class Strengths:
     """One defense at several strengths, the weakest first; a switch has no axis and one state to try."""
 
     name: str
@@ -24,7 +24,7 @@ class Plan:
     defenses: list[Defense]
 
 
-def plan(text: str) -> Plan:
+def plan(text: str) -> Strengths:
     """Read one `--sweep`.
 
     >>> plan("noise=1e-4..1e-1/4").defenses
@@ -37,12 +37,12 @@ def plan(text: str) -> Plan:
     if not has_strength(kind):
         if equals:
             raise UnsumError(f"The sweep {text!r} cannot be read: {name!r} is on or off; write it as {name!r}.")
-        return Plan(name, None, [cast("type[Switch]", kind)()])
+        return Strengths(name, None, [cast("type[Switch]", kind)()])
     if not wanted:
         raise _unreadable(text, "its strengths are missing", name)
     strengths = _range(text, name, wanted, kind.axis) if ".." in wanted else _listed(text, name, wanted)
     weakest_first = sorted(set(strengths), reverse=not kind.axis.rising)
-    return Plan(name, kind.axis, [kind(strength) for strength in weakest_first])
+    return Strengths(name, kind.axis, [kind(strength) for strength in weakest_first])
 
 
 def _listed(text: str, name: str, wanted: str) -> list[float]:

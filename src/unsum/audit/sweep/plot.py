@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from unsum.audit.figures import percent
-from unsum.audit.sweep.result import Curve, Point, Sweep
+from unsum.audit.point import Point
+from unsum.audit.sweep.result import Curve, SweepResult
 from unsum.audit.sweep.words import short
+from unsum.audit.wording import percent
 
 WIDTH, HEIGHT = 760, 486
 _LEFT, _RIGHT = 64, 742
@@ -61,7 +62,7 @@ class Plot:
     apart: float = 0.0  # between the dots of a mark's samples, where there is room beside it
 
 
-def plot(sweep: Sweep, curve: Curve) -> Plot:
+def plot(sweep: SweepResult, curve: Curve) -> Plot:
     """The drawing of one defense, beside no defense at all."""
     reference = sweep.references[-1]
     enough = curve.enough(sweep.keep_under)
@@ -165,7 +166,7 @@ def _height(value: float, top: float, panel: tuple[int, int]) -> float:
     return round(panel[1] - (panel[1] - panel[0]) * min(max(value / top, 0.0), 1.0), 1)
 
 
-def _accuracy_top(sweep: Sweep) -> float:
+def _accuracy_top(sweep: SweepResult) -> float:
     """The upper end of the accuracy axis: the next whole 20 % above everything that was measured."""
     points = [*sweep.references, *(point for curve in sweep.curves for point in curve.points)]
     highest = max((point.accuracy.high for point in points if point.accuracy), default=1.0)
@@ -183,7 +184,7 @@ def _path(marks: list[Mark], name: str) -> str:
     return " ".join(commands)
 
 
-def _summary(sweep: Sweep, curve: Curve) -> str:
+def _summary(sweep: SweepResult, curve: Curve) -> str:
     """The drawing in words, for those who cannot see it."""
     shown = ", ".join(f"{short(p.strength)}: {percent(p.worst)}" for p in curve.points)
     return f"Largest leakage of any sample without defense: {percent(sweep.undefended.worst)}; with {curve.name} at {shown}."

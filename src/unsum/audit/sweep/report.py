@@ -1,24 +1,27 @@
-"""The sweep as one HTML page that opens from disk: no network, no script, drawings and pictures inside."""
+"""Sweep: the answer as users get it, written as one HTML page that opens from disk: no network, no script, all inside."""
 
 from __future__ import annotations
 
-import base64
-import io
+import json
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
-from torch import Tensor
-
-from unsum.audit.figures import percent
-from unsum.audit.pictures import to_image
-from unsum.audit.report import credits_of, environment, together
+from unsum.audit.pictures import data_uri
+from unsum.audit.point import Point
+from unsum.audit.report import environment, together
+from unsum.audit.result import UNFINISHED, check_folder
 from unsum.audit.sweep.plot import Plot, plot
-from unsum.audit.sweep.result import Curve, Point, Sweep
+from unsum.audit.sweep.result import Curve, SweepResult
 from unsum.audit.sweep.words import closer, headline, level, sentences, short
+from unsum.audit.texts import credits_of
+from unsum.audit.wording import percent
 from unsum.defend import DEFENSES
+from unsum.files.writing import write_text
 
 
 @dataclass(frozen=True)
-class Row:
+class StrengthRow:
     """One strength as the page shows it; pictures are data URIs."""
 
     point: Point
@@ -37,11 +40,26 @@ class Section:
     curve: Curve
     summary: str
     plot: Plot
-    rows: list[Row]
+    rows: list[StrengthRow]
     notes: list[str]
 
 
-def render(sweep: Sweep) -> str:
+class Sweep(SweepResult):
+    """The answer to: how strong must a defense be here, and what does that cost?"""
+
+    def write(self, folder: str | Path, *, force: bool = False) -> Path:
+        """Write `sweep.html` and `sweep.json`; an existing folder is written to only with `force`."""
+        folder = Path(folder)
+        check_folder(folder, force=force)
+        page = render(self)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "sweep.html", page)
+        write_text(folder / "sweep.json", json.dumps(self.to_dict(), indent=2) + "\n")
+        shutil.rmtree(folder / UNFINISHED, ignore_errors=True)  # what an interrupted sweep had kept
+        return folder / "sweep.html"
+
+
+def render(sweep: SweepResult) -> str:
     """The complete page. Titles and the command are escaped: they may come from anywhere."""
     template = environment().get_template("sweep.html.j2")
     return template.render(
@@ -57,7 +75,7 @@ def render(sweep: Sweep) -> str:
     )
 
 
-def _section(sweep: Sweep, curve: Curve) -> Section:
+def _section(sweep: SweepResult, curve: Curve) -> Section:
     enough = curve.enough(sweep.keep_under)
     names = ["no defense", f"{sweep.setting.defenses} alone"]
     rows = [_row(sweep, point, name, False) for point, name in zip(sweep.references, names, strict=False)]
@@ -76,24 +94,16 @@ def _section(sweep: Sweep, curve: Curve) -> Section:
     )
 
 
-def _row(sweep: Sweep, point: Point, label: str, enough: bool) -> Row:
+def _row(sweep: SweepResult, point: Point, label: str, enough: bool) -> StrengthRow:
     most = max(point.samples, key=lambda row: row.leakage, default=None)
     original, recovered = point.pictures or (None, None)
-    return Row(
+    return StrengthRow(
         point,
         label,
         sweep.cost(point),
         enough,
         most.title if most else "",
-        _data_uri(original),
-        _data_uri(recovered),
+        *(
+            data_uri(picture, "jpeg", quality=85) for picture in (original, recovered)
+        ),  # many must stay small enough to send
     )
-
-
-def _data_uri(picture: Tensor | None) -> str | None:
-    """A (1 or 3, h, w) tensor in [0, 1] as JPEG: a page with many strengths must stay small enough to send."""
-    if picture is None or picture.ndim != 3 or len(picture) not in (1, 3):
-        return None
-    buffer = io.BytesIO()
-    to_image(picture).save(buffer, format="JPEG", quality=85)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

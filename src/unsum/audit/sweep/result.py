@@ -1,87 +1,15 @@
-"""Sweep: leakage and accuracy at every strength that was tried, and the weakest one that is enough."""
+"""Leakage and accuracy at every strength that was tried, and the weakest one that is enough."""
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch import Tensor
-
-from unsum.audit.result import SCHEMA_VERSION, UNFINISHED, Setting, check_folder, finite
-from unsum.audit.sweep.task import Accuracy, Task
+from unsum.audit.point import Point
+from unsum.audit.result import SCHEMA_VERSION, Setting, finite
+from unsum.audit.sweep.task import Task
 from unsum.defend.axis import Axis
-from unsum.files.writing import write_text
-
-
-@dataclass(frozen=True)
-class SampleLeak:
-    """What came back of one sample."""
-
-    title: str
-    leakage: float
-    label_correct: bool
-    feature_error: float
-    feature_cosine: float
-    psnr: float  # NaN where there is no picture
-
-
-@dataclass(frozen=True)
-class Point:
-    """One strength. Where the attack refused the update, `refused` says why and there are no samples."""
-
-    defenses: str  # the whole chain
-    strength: float | None  # None for a switch, and for no defense at all
-    samples: list[SampleLeak]
-    exact: bool = False
-    method: str = ""
-    seconds: float = 0.0
-    refused: str = ""
-    accuracy: Accuracy | None = None
-    untrained: str = ""  # why there is no accuracy
-    pictures: tuple[Tensor, Tensor | None] | None = field(
-        default=None, repr=False
-    )  # the most leaked sample, what came back
-
-    @property
-    def worst(self) -> float:
-        """The leakage of the sample that leaked most; NaN where nothing was measured."""
-        return max((row.leakage for row in self.samples), default=math.nan)
-
-    @property
-    def mean(self) -> float:
-        return _mean([row.leakage for row in self.samples])
-
-    @property
-    def psnr(self) -> float:
-        return _mean([row.psnr for row in self.samples])
-
-    @property
-    def labels_right(self) -> int:
-        return sum(row.label_correct for row in self.samples)
-
-    def over(self, level: float) -> int:
-        """How many samples are not under the level."""
-        return sum(not row.leakage < level for row in self.samples)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "defenses": self.defenses,
-            "strength": self.strength,
-            "largest_leakage": self.worst,
-            "mean_leakage": self.mean,
-            "labels_right": self.labels_right,
-            "certificate": self.exact,
-            "attack": self.method,
-            "seconds": self.seconds,
-            "refused": self.refused or None,
-            "accuracy": asdict(self.accuracy) if self.accuracy else None,
-            "accuracy_missing": self.untrained or None,
-            "samples": [asdict(row) for row in self.samples],
-        }
 
 
 @dataclass(frozen=True)
@@ -107,7 +35,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SweepResult:
     """The answer to: how strong must a defense be here, and what does that cost?
 
     `references` are the same round without any defense and, where some are applied before the swept one, with these alone.
@@ -159,20 +87,3 @@ class Sweep:
             "defenses": point.defenses if point else None,
             "accuracy_cost": self.cost(point) if point else None,
         }
-
-    def write(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Write `sweep.html` and `sweep.json`; an existing folder is written to only with `force`."""
-        from unsum.audit.sweep.report import render  # here, so that importing unsum does not import jinja2
-
-        folder = Path(folder)
-        check_folder(folder, force=force)
-        page = render(self)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "sweep.html", page)
-        write_text(folder / "sweep.json", json.dumps(self.to_dict(), indent=2) + "\n")
-        shutil.rmtree(folder / UNFINISHED, ignore_errors=True)  # what an interrupted sweep had kept
-        return folder / "sweep.html"
-
-
-def _mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan

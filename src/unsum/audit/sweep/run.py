@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from unsum.attack.options import AUTO, AttackOptions
+from unsum.attack.pictures import Inverses
+from unsum.audit.inputs import Data, Inputs
 from unsum.audit.leakage import DEFAULT_LEVEL
-from unsum.audit.run import USUAL_BATCH, Data, Say, prepare
+from unsum.audit.point import Point
+from unsum.audit.result import Setting
 from unsum.audit.sweep.bench import Bench, shown
 from unsum.audit.sweep.pictures import photo_tiles, pictures_from_file
-from unsum.audit.sweep.plan import Plan, plan
-from unsum.audit.sweep.result import Curve, Point, Sweep
+from unsum.audit.sweep.plan import Strengths, plan
+from unsum.audit.sweep.report import Sweep
+from unsum.audit.sweep.result import Curve
 from unsum.audit.sweep.task import describe
 from unsum.audit.sweep.unfinished import Unfinished
 from unsum.client.step import ordered
 from unsum.defend import Defense
 from unsum.errors import UnsumError
+from unsum.invert.refine import Mode
 from unsum.models import DEFAULT_MODEL
+from unsum.progress import SILENT, Progress
 
 _MOST_POINTS = 60
 
@@ -45,10 +51,14 @@ def sweep(
     device: torch.device | str | None = None,
     seed: int = 0,
     command: str = "",
-    progress: Say | None = None,
-    steps: Callable[[int, int], None] | None = None,
+    progress: Progress = SILENT,
     unfinished: str | Path | None = None,
-    **attack_options: Any,
+    attack: str = AUTO,
+    label_rule: str | None = None,
+    refine: Mode | None = None,
+    batch_size_known: bool = False,
+    auxiliary: tuple[Tensor, Tensor] | None = None,
+    inverse: Inverses = None,
 ) -> Sweep:
     """How strong must a defense be so that one update gives no sample away, and what does it cost?
 
@@ -60,11 +70,11 @@ def sweep(
         defenses: applied before the varied one, in order, at every strength.
         utility: measure the accuracy of a small federated training at every strength, too.
         utility_data: an .npz file with `images` and `labels` to train on instead of tiles of the embedded photos.
-        model, weights, data, classes, download, batch, same_label, train, device, seed, command, progress: as in `unsum.audit`.
-        steps: called as `steps(done, total)` after every strength.
+        model, weights, data, classes, download, batch, same_label, train, device, seed, command: as in `unsum.audit`.
+        progress: an `unsum.progress.Progress`, told the stages, and the parts that are done after every strength.
         unfinished: a folder that keeps the strengths that are done, so that the same sweep, if interrupted, goes on with the
             others; `sweep.write` to the same folder clears it.
-        attack_options: `attack`, `label_rule`, `batch_size_known`, `auxiliary` and `inverse`, as in `unsum.audit`.
+        attack, label_rule, refine, batch_size_known, auxiliary, inverse: as in `unsum.audit`.
 
     Returns:
         A `Sweep`; `sweep.write("folder")` makes the page.
@@ -75,38 +85,32 @@ def sweep(
     before = list(defenses.parts() if isinstance(defenses, Defense) else defenses)
     plans = [plan(text) for text in ([over] if isinstance(over, str) else over)]
     _check(plans, before)
-    say = progress or (lambda _sentence: None)
-    say("Loading the model and the client's photos")
-    pictures = None if not utility else photo_tiles() if utility_data is None else pictures_from_file(utility_data)
-    chosen = torch.device(device or "cpu")
-    name, network, truth = prepare(
-        model,
-        weights,
-        data,
-        USUAL_BATCH if batch is None else batch,
-        same_label,
-        seed,
-        classes=classes,
-        download=download,
-    )
-    bench = Bench(
-        network.to(chosen),
-        truth,
-        pictures,
-        say,
-        client_trains=train,
-        device=chosen,
+    options = AttackOptions(
+        attack,
+        batch_size_known=batch_size_known,
+        label_rule=label_rule,
+        auxiliary=auxiliary,
+        inverse=inverse,
+        refine=refine,
+        device=torch.device(device or "cpu"),
         seed=seed,
-        attack_options=attack_options,
     )
-    count = _Count(1 + bool(before) + sum(len(p.defenses) for p in plans), steps)
+    options.check()
+    progress.say("Loading the model and the client's photos")
+    pictures = None if not utility else photo_tiles() if utility_data is None else pictures_from_file(utility_data)
+    inputs = Inputs(model, data, None, weights, classes, download, batch, same_label, seed)
+    loaded, truth = inputs.simulated()
+    network = loaded.model.to(options.device)
+    bench = Bench(network, truth, options, progress, client_trains=train, pictures=pictures)
+    count = _Count(1 + bool(before) + sum(len(p.defenses) for p in plans), progress)
     for p in plans:
         bench.check([*before, p.defenses[0]])
-    undefended, setting, granted = bench.undefended()
-    references = [count(undefended)]
-    told = {"model": name, "weights": weights, "data": data if isinstance(data, str | Path) else None, "batch": batch}
-    told |= {"same_label": same_label, "train": train, "seed": seed, "utility": utility, "from": utility_data}
-    kept = Unfinished(None if unfinished is None else Path(unfinished), told | attack_options)
+    undefended = bench.undefended()
+    leak = undefended.leak
+    references = [count(bench.point(undefended, []))]
+    named = replace(inputs, model=loaded.name, data=data if isinstance(data, str | Path) else None)
+    told = (named, replace(options, device=None), train, utility, utility_data)
+    kept = Unfinished(None if unfinished is None else Path(unfinished), repr(told))
 
     def point(chain: list[Defense], strength: float | None = None) -> Point:
         return count(kept(shown(chain), lambda: bench.defended(chain, strength)))
@@ -117,12 +121,14 @@ def sweep(
         Curve(p.name, p.axis, [point([*before, d], d.strength if p.axis else None) for d in p.defenses]) for p in plans
     ]
     return Sweep(
-        replace(setting, model=name, defenses=shown(before), command=command),
+        Setting.of(
+            loaded.name, leak, options, samples=len(truth.images), train=train, defenses=shown(before), command=command
+        ),
         keep_under,
         references,
         curves,
         describe(pictures, bench.scale, network) if pictures else None,
-        granted,
+        leak.knowledge.granted(),
         truth.titles,
         time.perf_counter() - start,
     )
@@ -131,17 +137,16 @@ def sweep(
 class _Count:
     """Counts points as they come by, and tells."""
 
-    def __init__(self, total: int, tell: Callable[[int, int], None] | None) -> None:
-        self._done, self._total, self._tell = 0, total, tell
+    def __init__(self, total: int, progress: Progress) -> None:
+        self._done, self._total, self._progress = 0, total, progress
 
     def __call__(self, point: Point) -> Point:
         self._done += 1
-        if self._tell is not None:
-            self._tell(self._done, self._total)
+        self._progress.part(self._done, self._total)
         return point
 
 
-def _check(plans: list[Plan], before: list[Defense]) -> None:
+def _check(plans: list[Strengths], before: list[Defense]) -> None:
     """Refuse what could only fail later: nothing to try, too much, or an order that no client can keep."""
     if not plans:
         raise UnsumError("There is nothing to sweep over; write, for example, 'noise=1e-5..1e-1'.")

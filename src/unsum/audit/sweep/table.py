@@ -9,24 +9,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from unsum.audit.figures import percent
-from unsum.audit.sweep.result import Curve, Point, Sweep
+from unsum.audit.point import Point
+from unsum.audit.sweep.result import Curve, SweepResult
 from unsum.audit.sweep.words import closer, headline, level, sentences, short
-from unsum.audit.verdict import Level
-
-_COLORS: dict[Level, str] = {
-    "severe": "bold red",
-    "partial": "bold yellow",
-    "labels": "bold yellow",
-    "low": "bold green",
-}
+from unsum.audit.texts import COLORS
+from unsum.audit.wording import percent
 
 
-def show(sweep: Sweep, page: Path, console: Console) -> None:
+def show(sweep: SweepResult, page: Path, console: Console) -> None:
     """Print the whole result."""
     for curve in sweep.curves:
         console.print(_table(sweep, curve))
-    console.print(headline(sweep), style=_COLORS[level(sweep)], markup=False, highlight=False)
+    console.print(headline(sweep), style=COLORS[level(sweep)], markup=False, highlight=False)
     notes = [closer(sweep, curve) for curve in sweep.curves]
     for sentence in [*sentences(sweep), *filter(None, notes)]:
         console.print(f"• {sentence}", markup=False, highlight=False)
@@ -34,24 +28,13 @@ def show(sweep: Sweep, page: Path, console: Console) -> None:
     console.print(f"Report: {page}", markup=False, highlight=False)
 
 
-def _table(sweep: Sweep, curve: Curve) -> Table:
+def _table(sweep: SweepResult, curve: Curve) -> Table:
     before = "" if sweep.setting.defenses == "none" else f", after {sweep.setting.defenses}"
     table = Table(
-        title=f"{curve.name}{before}: worst and mean leakage of the samples",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
+        title=f"{curve.name}{before}: worst and mean leakage of the samples", title_justify="left", box=box.SIMPLE_HEAD
     )
     table.add_column("strength", no_wrap=True)
-    for heading in (
-        "worst",
-        "mean",
-        f"≥{percent(sweep.keep_under)}",
-        "labels",
-        "PSNR",
-        "exact",
-        "acc.",
-        "s",
-    ):
+    for heading in ("worst", "mean", f"≥{percent(sweep.keep_under)}", "labels", "PSNR", "exact", "acc.", "s"):
         table.add_column(heading, justify="right")
     enough = curve.enough(sweep.keep_under)
     for point, name in zip(sweep.references, ("no defense", "before alone"), strict=False):
@@ -62,7 +45,7 @@ def _table(sweep: Sweep, curve: Curve) -> Table:
     return table
 
 
-def _cells(sweep: Sweep, point: Point, name: str) -> list[str]:
+def _cells(sweep: SweepResult, point: Point, name: str) -> list[str]:
     accuracy = percent(point.accuracy.mean) if point.accuracy else "–"
     if point.refused:
         return [name, "–", "–", "–", "–", "–", "–", accuracy, f"{point.seconds:.1f}"]

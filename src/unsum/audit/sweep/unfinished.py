@@ -7,13 +7,12 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
 
+from unsum.audit.point import Point, SampleLeak
 from unsum.audit.result import UNFINISHED
-from unsum.audit.sweep.result import Point, SampleLeak
 from unsum.audit.sweep.task import Accuracy
 from unsum.files.safetensors_header import check_safetensors
 from unsum.files.writing import save_tensors, write_whole
@@ -22,9 +21,9 @@ from unsum.files.writing import save_tensors, write_whole
 class Unfinished:
     """Points by their name; one that was made under other settings is made anew. `folder` None keeps nothing."""
 
-    def __init__(self, folder: Path | None, settings: dict[str, Any]) -> None:
+    def __init__(self, folder: Path | None, settings: str) -> None:
         self._folder = None if folder is None else folder / UNFINISHED
-        self._settings = hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest()[:16]
+        self._settings = hashlib.sha256(settings.encode()).hexdigest()[:16]
 
     def __call__(self, name: str, make: Callable[[], Point]) -> Point:
         if self._folder is None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from unsum.audit.figures import percent
-from unsum.audit.sweep.result import Curve, Point, Sweep
+from unsum.audit.point import Point
+from unsum.audit.sweep.result import Curve, SweepResult
 from unsum.audit.verdict import Level
+from unsum.audit.wording import percent
 
 
 def short(strength: float | None) -> str:
@@ -14,7 +15,7 @@ def short(strength: float | None) -> str:
     return "on" if strength is None else f"{strength:g}"
 
 
-def headline(sweep: Sweep) -> str:
+def headline(sweep: SweepResult) -> str:
     """The answer in one sentence."""
     level = percent(sweep.keep_under)
     if sweep.undefended.worst < sweep.keep_under:
@@ -31,7 +32,7 @@ def headline(sweep: Sweep) -> str:
     return f"{_called(found[0], point)} keeps every sample under {level}."
 
 
-def level(sweep: Sweep) -> Level:
+def level(sweep: SweepResult) -> Level:
     """The color of the answer: whether all, some or none of the defenses can be set strong enough."""
     if all(point.refused for curve in sweep.curves for point in curve.points):
         return "partial"
@@ -39,7 +40,7 @@ def level(sweep: Sweep) -> Level:
     return "low" if all(enough) else "partial" if any(enough) else "severe"
 
 
-def sentences(sweep: Sweep) -> list[str]:
+def sentences(sweep: SweepResult) -> list[str]:
     """One for no defense and one for each defense that was tried."""
     point = sweep.undefended
     first = f"Without any defense, {_leaking(sweep, point)}"
@@ -47,7 +48,7 @@ def sentences(sweep: Sweep) -> list[str]:
     return [first + trained, *(_sentence(sweep, curve) for curve in sweep.curves)]
 
 
-def _sentence(sweep: Sweep, curve: Curve) -> str:
+def _sentence(sweep: SweepResult, curve: Curve) -> str:
     point, total = curve.enough(sweep.keep_under), len(sweep.titles)
     if point is not None:
         weakest = " is the weakest strength tried that is enough" if curve.axis else " is enough"
@@ -64,7 +65,7 @@ def _sentence(sweep: Sweep, curve: Curve) -> str:
     return f"{curve.name}: none of the strengths tried is enough; {reached}{_price(sweep, strongest)}."
 
 
-def closer(sweep: Sweep, curve: Curve) -> str:
+def closer(sweep: SweepResult, curve: Curve) -> str:
     """How to find the strength that is just enough more closely, where there is room between two that were tried."""
     point = curve.enough(sweep.keep_under)
     measured = [p for p in curve.points if not p.refused]
@@ -78,7 +79,7 @@ def closer(sweep: Sweep, curve: Curve) -> str:
     )
 
 
-def _cheapest(sweep: Sweep, found: list[Curve]) -> str:
+def _cheapest(sweep: SweepResult, found: list[Curve]) -> str:
     """Which of several that are enough costs least, where accuracy was measured."""
     pairs = [(curve, point) for curve in found if (point := curve.enough(sweep.keep_under)) is not None]
     priced = [pair for pair in pairs if not math.isnan(sweep.cost(pair[1]))]
@@ -87,7 +88,7 @@ def _cheapest(sweep: Sweep, found: list[Curve]) -> str:
     return f"; {_called(*min(priced, key=lambda pair: sweep.cost(pair[1])))} costs least"
 
 
-def _leaking(sweep: Sweep, point: Point) -> str:
+def _leaking(sweep: SweepResult, point: Point) -> str:
     count, total = point.over(sweep.keep_under), len(sweep.titles)
     return f"{count} of {total} samples {'leaks' if count == 1 else 'leak'} {percent(sweep.keep_under)} or more"
 
@@ -96,7 +97,7 @@ def _called(curve: Curve, point: Point) -> str:
     return curve.name if point.strength is None else f"{curve.name} of {short(point.strength)}"
 
 
-def _price(sweep: Sweep, point: Point) -> str:
+def _price(sweep: SweepResult, point: Point) -> str:
     if math.isnan(sweep.cost(point)) or point.accuracy is None or sweep.undefended.accuracy is None:
         return ""
     return f", and accuracy is {percent(point.accuracy.mean)} instead of {percent(sweep.undefended.accuracy.mean)}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
-from unsum.bench.declare import Attack, Column, Granted, Network, Size, Value
+from unsum.bench.declare import Attack, Column, Experiment, Granted, Network, Size, Value
 
 RGLA_NETWORK: Mapping[Size, Network] = {
     "smoke": Network("conv", 16, 20),
@@ -17,6 +18,8 @@ MATCHING_NETWORK: Mapping[Size, Network] = {
     "paper": Network("resnet50", 224, 1000),
 }
 SEEDS: Mapping[Size, int] = {"smoke": 1, "small": 3, "paper": 100}
+TWO: Mapping[Size, int] = {"smoke": 1, "small": 2, "paper": 100}
+ONE: Mapping[Size, int] = {"smoke": 1, "small": 1, "paper": 100}
 FEW: Mapping[Size, int] = {"smoke": 1, "small": 1, "paper": 20}  # for methods that take minutes a batch
 RGLA_STEPS: Mapping[Size, int] = {"smoke": 200, "small": 20_000, "paper": 20_000}
 BATCHES: Mapping[Size, tuple[int, ...]] = {
@@ -89,3 +92,4 @@ SMALL_MATCHING = (
 OWN_INVERSE = "Size paper: pictures come from the inverse given with --inverse, not from the authors' generator."
 DEVIATIONS: Mapping[Size, tuple[str, ...]] = {"smoke": (SMOKE,), "small": (SMALL,), "paper": (OWN_INVERSE,)}
 WITH_MATCHING: Mapping[Size, tuple[str, ...]] = {**DEVIATIONS, "small": (SMALL, SMALL_MATCHING)}
+TABLE = partial(Experiment, paper="rgla", deviations=DEVIATIONS)  # what most of RGLA's tables share

@@ -8,7 +8,6 @@ something (a generator, say) keeps its rows, and they say what it needs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 from unsum.active import SERVERS
@@ -65,19 +64,12 @@ FEWER: Mapping[Size, Mapping[str, int]] = {  # other options that decide how lon
 EXTRA: Mapping[str, tuple[tuple[str, Value], ...]] = {"hcgla": (("denoiser", "median"),)}
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Where an attack is tried."""
-
-    network: Network
-    batch: int
-
-
-def setting(size: Size, attack: Attack) -> Setting:
+def setting(size: Size, attack: Attack) -> tuple[Network, int]:
+    """Where an attack is tried, and on how many samples."""
     side, classes = {"smoke": (16, 20), "small": (32, 100), "paper": (32, 100)}[size]
     name = "plain" if attack.family == "peeler" else "conv"
     several = 4 if size == "smoke" else 8
-    return Setting(Network(name, side, classes), 1 if attack.name in ONE_SAMPLE else several)
+    return Network(name, side, classes), (1 if attack.name in ONE_SAMPLE else several)
 
 
 def attacks(size: Size) -> Iterator[Attack]:
@@ -118,8 +110,8 @@ def strength(name: str, kind: type[Defense]) -> str:
 def grids(size: Size) -> tuple[Grid, ...]:
     found = []
     for attack in attacks(size):
-        at = setting(size, attack)
-        found.append(Grid((at.network,), (attack,), (at.batch,), defenses=defenses(size)))
+        network, batch = setting(size, attack)
+        found.append(Grid((network,), (attack,), (batch,), defenses=defenses(size)))
     return tuple(found)
 
 

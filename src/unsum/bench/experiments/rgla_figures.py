@@ -5,8 +5,12 @@ Our notes of the paper have the subjects of its figures, not which number each c
 
 from __future__ import annotations
 
-from unsum.bench.declare import Experiment, Figure, Grid, Size
-from unsum.bench.experiments import common, rgla_table_08, rgla_table_10, rgla_table_12
+from functools import partial
+
+from unsum.bench.declare import Figure, Grid, Size
+from unsum.bench.experiments import common
+from unsum.bench.experiments.rgla_batches import by_duplicates, pictures_by_batch
+from unsum.bench.experiments.rgla_defenses import by_pruning
 
 _NUMBERS = "The numbers of figures are ours: our notes of the paper have its figures' subjects alone."
 DEVIATIONS = {size: (*common.DEVIATIONS[size], _NUMBERS) for size in common.DEVIATIONS}
@@ -15,6 +19,7 @@ NOISES: dict[Size, tuple[str, ...]] = {
     "small": ("none", "noise:1e-05", "noise:0.0001", "noise:0.001", "noise:0.01", "noise:0.1"),
     "paper": ("none", "noise:1e-05", "noise:0.0001", "noise:0.001", "noise:0.01", "noise:0.1"),
 }
+_DRAWN = partial(common.TABLE, deviations=DEVIATIONS)
 LEAKAGE = "leakage (1: the sample itself)"
 
 
@@ -37,70 +42,56 @@ def noisy(size: Size) -> tuple[Grid, ...]:
     return (Grid((common.RGLA_NETWORK[size],), attacks, defenses=NOISES[size]),)
 
 
-FIGURE_3 = Experiment(
+FIGURE_3 = _DRAWN(
     name="rgla-figure-3",
     title="RGLA, figure 3: eight photos of distinct labels, and what came back",
-    paper="rgla",
     grids=distinct,
     columns=common.PICTURES,
-    deviations=DEVIATIONS,
     see=("pictures.md",),
     figure=Figure("pictures"),
 )
-FIGURE_4 = Experiment(
+FIGURE_4 = _DRAWN(
     name="rgla-figure-4",
     title="RGLA, figure 4: eight photos of one label, and what came back",
-    paper="rgla",
     grids=alike,
     columns=common.PICTURES,
-    deviations=DEVIATIONS,
     see=("pictures.md",),
     figure=Figure("pictures"),
 )
-FIGURE_5 = Experiment(
+FIGURE_5 = _DRAWN(
     name="rgla-figure-5",
     title="RGLA, figure 5: leakage against duplicates",
-    paper="rgla",
-    grids=rgla_table_08.grids,
+    grids=by_duplicates,
     columns=(common.LEAKAGE, common.PSNR),
-    deviations=DEVIATIONS,
     figure=Figure("curve", "same", "leakage", "labels alike, of 8", LEAKAGE),
 )
-FIGURE_6 = Experiment(
+FIGURE_6 = _DRAWN(
     name="rgla-figure-6",
     title="RGLA, figure 6: leakage against batch size",
-    paper="rgla",
-    grids=rgla_table_10.grids,
+    grids=pictures_by_batch,
     columns=(common.LEAKAGE, common.PSNR),
-    deviations=DEVIATIONS,
     figure=Figure("curve", "batch", "leakage", "batch size", LEAKAGE, log_x=True),
 )
-FIGURE_7 = Experiment(
+FIGURE_7 = _DRAWN(
     name="rgla-figure-7",
     title="RGLA, figure 7: time against batch size",
-    paper="rgla",
-    grids=rgla_table_10.grids,
+    grids=pictures_by_batch,
     columns=(common.PROCESSOR, common.SECONDS),
-    deviations=DEVIATIONS,
     figure=Figure("curve", "batch", "attack_cpu", "batch size", "seconds of CPU", log_x=True, log_y=True),
 )
-FIGURE_8 = Experiment(
+FIGURE_8 = _DRAWN(
     name="rgla-figure-8",
     title="RGLA, figure 8: leakage against noise, B = 8",
-    paper="rgla",
     grids=noisy,
     columns=(common.LEAKAGE, common.COSINE, common.PSNR, common.LABELS, common.SECONDS),
-    deviations=DEVIATIONS,
     see=("defenses.md", "sweep.md"),
     figure=Figure("curve", "strength", "leakage", "standard deviation of the noise", LEAKAGE, log_x=True),
 )
-FIGURE_9 = Experiment(
+FIGURE_9 = _DRAWN(
     name="rgla-figure-9",
     title="RGLA, figure 9: leakage against pruning, B = 8",
-    paper="rgla",
-    grids=rgla_table_12.grids,
+    grids=by_pruning,
     columns=(common.LEAKAGE, common.COSINE, common.PSNR),
-    deviations=DEVIATIONS,
     figure=Figure("curve", "strength", "leakage", "share of entries removed", LEAKAGE),
 )
 FIGURES = (FIGURE_3, FIGURE_4, FIGURE_5, FIGURE_6, FIGURE_7, FIGURE_8, FIGURE_9)

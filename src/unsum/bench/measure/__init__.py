@@ -19,7 +19,7 @@ from unsum.bench.measure.attack import answer
 from unsum.bench.measure.estimate import estimate
 from unsum.bench.measure.hardware import hardware
 from unsum.bench.measure.round import play
-from unsum.bench.measure.scores import figures, strip
+from unsum.bench.measure.scores import figures
 from unsum.bench.measure.soft import soft
 from unsum.errors import UnsumError
 
@@ -89,11 +89,11 @@ def _figures(cell: Cell, material: Material) -> tuple[dict[str, float], bytes | 
     _seed(cell.seed)
     _wait(material.device)
     start, cpu = time.perf_counter(), time.process_time()
-    leak = answer(cell, played, material)
+    found = answer(cell, played, material)
     _wait(material.device)
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-    picture = strip(played, leak) if cell.pictures else None
-    return figures(cell, played, leak) | {"attack_seconds": seconds, "attack_cpu": cpu}, picture
+    values, picture = figures(cell, played, found)
+    return values | {"attack_seconds": seconds, "attack_cpu": cpu}, picture
 
 
 def _seed(seed: int) -> None:

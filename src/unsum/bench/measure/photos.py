@@ -19,7 +19,7 @@ _LARGEST_SMOOTHING = 0.5
 
 
 @dataclass(frozen=True)
-class Photos:
+class PhotoPool:
     """(N, 3, s, s) uint8 images and (N,) class numbers."""
 
     images: Tensor
@@ -37,13 +37,13 @@ class Drawn:
 
 
 @lru_cache(maxsize=3)
-def load(data: str | None, size: int) -> Photos:
+def load(data: str | None, size: int) -> PhotoPool:
     """All photos of the source, or the embedded ones, each of which is then a class of its own."""
     if data is None:
         images = embedded_batch(photo_count(), image_size=size).images
-        return Photos((images * 255).round().to(torch.uint8), torch.arange(len(images)))
+        return PhotoPool((images * 255).round().to(torch.uint8), torch.arange(len(images)))
     found = read_photos(data, size=size)
-    return Photos(found.images, found.labels)
+    return PhotoPool(found.images, found.labels)
 
 
 def draw(cell: Cell, material: Material) -> Drawn:

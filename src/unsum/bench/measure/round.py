@@ -7,64 +7,57 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from unsum.active import Recipe, modify
+from unsum.active import Reader, modify
+from unsum.audit.round import Sent, send
 from unsum.bench.declare import NONE, Cell
 from unsum.bench.material import Material
 from unsum.bench.measure.photos import Drawn, draw
 from unsum.bench.measure.train import trained
 from unsum.bench.networks import build
-from unsum.client.capture import capture, capture_trained
-from unsum.client.step import in_mode
+from unsum.client.capture import capture
 from unsum.defend import Defense, aggregate, parse_defense
-from unsum.head import collect_features
-from unsum.update import Update
 
 
 @dataclass(frozen=True)
-class Round:
-    """What happened: the model as the client got it, what it trained on, and what it sent. The attack sees model and update."""
+class CellRound:
+    """What was drawn for the cell, what the client sent, and the reader of a server that changed the model first."""
 
-    model: nn.Module
     drawn: Drawn
-    images: Tensor  # as trained on: other ones where a defense mixes them
-    targets: Tensor
-    features: Tensor
-    update: Update
-    recipe: Recipe | None  # of a server that changed the model first
+    sent: Sent
+    reader: Reader | None
 
     @property
     def count(self) -> int:
         """Samples behind the update, which a server that plans its rounds knows."""
-        return len(self.images)
+        return len(self.sent.images)
 
 
-def play(cell: Cell, material: Material) -> Round:
+def play(cell: Cell, material: Material) -> CellRound:
     """One round; the batch depends on the cell's seed alone, the defense's noise on seed and defense.
 
     Under secure aggregation the round has several clients, and everybody's samples are at stake: the first one's are those of
     the cell without it.
     """
-    model = network(cell, material)
+    model, train = network(cell, material), cell.network.train
     clients = clients_of(cell.defense)
     drawn = draw(replace(cell, batch=clients * cell.batch), material)
     images, targets = drawn.images.to(material.device), drawn.targets.to(material.device)
-    recipe = None
+    reader = None
     if cell.attack.family == "server":
         options: dict[str, Any] = dict(cell.attack.options)
-        model, recipe = modify(model, cell.attack.name, shape=tuple(images.shape[1:]), seed=cell.seed, **options)
-    torch.manual_seed(cell.seed + zlib.crc32(cell.defense.encode()))
-    if clients > 1:
-        parts = zip(images.split(cell.batch), targets.split(cell.batch), strict=True)
-        update = aggregate([capture(model, *part, train=cell.network.train) for part in parts])
+        model, reader = modify(model, cell.attack.name, shape=tuple(images.shape[1:]), seed=cell.seed, **options)
+    seed = cell.seed + zlib.crc32(cell.defense.encode())
+    if clients == 1:
+        sent = send(model, images, targets, defenses(cell.defense), train=train, seed=seed)
     else:
-        update, images, targets = capture_trained(
-            model, images, targets, train=cell.network.train, defenses=defenses(cell.defense)
-        )
-    with in_mode(model, cell.network.train):
-        features = torch.cat([collect_features(model, part) for part in images.split(cell.batch)])
-    return Round(model.train(cell.network.train), drawn, images, targets, features, update, recipe)
+        torch.manual_seed(seed)
+        parts = zip(images.split(cell.batch), targets.split(cell.batch), strict=True)
+        update = aggregate([capture(model, *part, train=train) for part in parts])
+        sent = Sent(model, images, targets, update, train, seed, clients)
+    model.train(train)
+    return CellRound(drawn, sent, reader)
 
 
 def network(cell: Cell, material: Material) -> nn.Module:

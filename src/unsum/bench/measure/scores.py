@@ -11,10 +11,13 @@ from PIL import Image
 from torch import Tensor
 
 from unsum.audit.leakage import leakages
+from unsum.audit.round import Compared, compare_with_truth
 from unsum.bench.declare import Cell
-from unsum.bench.measure.round import Round
+from unsum.bench.measure.attack import Answer, FoundLabels
+from unsum.bench.measure.round import CellRound
 from unsum.head import find_head
 from unsum.leak import Leak
+from unsum.peel import Peeled
 from unsum.score import SampleScore, score_samples
 from unsum.separate.rgla.objective import WEIGHTS
 
@@ -23,37 +26,46 @@ _NEAR_THE_END = 10.0  # a run has arrived where its loss is within this factor o
 _GAP = 2  # pixels between two pictures of a strip
 
 
-def figures(cell: Cell, played: Round, leak: Leak) -> dict[str, float]:
-    """Every figure that this kind of answer has; what cannot be measured is left out."""
-    if cell.attack.family == "labels":
-        return _labels(played, leak)
-    # A leak without labels or features (a peeler's, a server's) is compared by its pictures.
-    whole = leak.features.shape[1:] == played.features.shape[1:]
-    if not whole:
-        rows = score_samples(leak, images=played.images)
-        values = _pictures(rows) | {"leakage": statistics.mean(_leakages(rows, played, pixels_alone=True))}
-    else:
-        rows = score_samples(leak, played.images, played.targets, played.features)
-        values = _pictures(rows) | _features(rows, leak, played)
-        shared = _leakages(rows, played, pixels_alone=leak.pictures_first)
-        values |= {"leakage": statistics.mean(shared), "worst_leakage": max(shared)}
+def figures(cell: Cell, played: CellRound, found: Answer) -> tuple[dict[str, float], bytes | None]:
+    """Every figure that this kind of answer has, without what cannot be measured; and a strip where the cell wants one."""
+    if isinstance(found, FoundLabels):
+        return _labels(cell, played, found.labels), None
+    compared = _compared(cell, played, found)
+    leak, rows = compared.leak, compared.samples
+    values = {name: statistics.mean(getattr(row, name) for row in rows) for name in ("psnr", "ssim", "lpips")}
+    values["leakage"] = statistics.mean(compared.leakages)
+    if isinstance(found, Leak):
+        values |= _features(rows, leak, played) | {"worst_leakage": max(compared.leakages)}
     values |= _convergence(leak) | {"predicted_error": leak.predicted_error, "exact": float(leak.exact)}
-    return {name: value for name, value in values.items() if math.isfinite(value)}
+    known = {name: value for name, value in values.items() if math.isfinite(value)}
+    return known, _strip(played, compared) if cell.pictures else None
 
 
-def _labels(played: Round, leak: Leak) -> dict[str, float]:
+def _compared(cell: Cell, played: CellRound, found: Leak | Peeled) -> Compared:
+    sent = played.sent
+    if isinstance(found, Leak):
+        return compare_with_truth(sent, found)
+    leak = _pictures_alone(cell, found)
+    rows = score_samples(leak, images=sent.images)
+    return Compared(leak, rows, leakages(rows, sent.images, sent.features, pixels_alone=True))
+
+
+def _pictures_alone(cell: Cell, peeled: Peeled) -> Leak:
+    """As a leak that is scored by its pictures."""
+    pictures = peeled.inputs.float().clamp(0, 1)
+    empty = torch.zeros(len(pictures), cell.network.classes, dtype=torch.float64)
+    error, exact = float(peeled.errors.max()), bool(peeled.exact.all())
+    return Leak(peeled.method, empty, empty, empty, math.nan, error, exact, images=pictures, pictures_first=True)
+
+
+def _labels(cell: Cell, played: CellRound, labels: Tensor) -> dict[str, float]:
     """The share of the batch's labels that were found, duplicates counted."""
-    C = leak.targets.shape[1]
-    true = torch.bincount(played.drawn.labels.cpu(), minlength=C)
-    found = torch.bincount(leak.labels.cpu(), minlength=C)
+    true = torch.bincount(played.drawn.labels.cpu(), minlength=cell.network.classes)
+    found = torch.bincount(labels.long().cpu(), minlength=cell.network.classes)
     return {"labels": float(torch.minimum(true, found).sum()) / int(true.sum())}
 
 
-def _pictures(rows: list[SampleScore]) -> dict[str, float]:
-    return {name: statistics.mean(getattr(row, name) for row in rows) for name in ("psnr", "ssim", "lpips")}
-
-
-def _features(rows: list[SampleScore], leak: Leak, played: Round) -> dict[str, float]:
+def _features(rows: list[SampleScore], leak: Leak, played: CellRound) -> dict[str, float]:
     errors = [row.feature_error for row in rows]
     return {
         "labels": statistics.mean(row.label_correct for row in rows),
@@ -68,20 +80,16 @@ def _features(rows: list[SampleScore], leak: Leak, played: Round) -> dict[str, f
     }
 
 
-def _logit_error(rows: list[SampleScore], leak: Leak, played: Round) -> float:
+def _logit_error(rows: list[SampleScore], leak: Leak, played: CellRound) -> float:
     """‖Ŷ′ − Ŷ‖² over the batch; a sample that was not found counts with all of its logits."""
-    head = find_head(played.model)[1]
+    head = find_head(played.sent.model)[1]
     with torch.no_grad():
-        true = head(played.features).double().cpu()
+        true = head(played.sent.features).double().cpu()
     found = leak.logits.double().cpu()
     answers = [
         torch.zeros_like(t) if row.found is None else found[row.found] for row, t in zip(rows, true, strict=True)
     ]
     return float((torch.stack(answers) - true).square().sum())
-
-
-def _leakages(rows: list[SampleScore], played: Round, *, pixels_alone: bool) -> list[float]:
-    return leakages(rows, played.images, played.features, pixels_alone=pixels_alone)
 
 
 def _convergence(leak: Leak) -> dict[str, float]:
@@ -93,14 +101,12 @@ def _convergence(leak: Leak) -> dict[str, float]:
     return {"loss": float(sums[-1]), "arrived": float(arrived[0]) if len(arrived) else math.nan}
 
 
-def strip(played: Round, leak: Leak) -> bytes | None:
+def _strip(played: CellRound, compared: Compared) -> bytes | None:
     """A JPEG: the client's pictures above, below each what was recovered of it (gray where nothing was)."""
+    leak, rows = compared.leak, compared.samples
     if leak.images is None:
         return None
-    whole = leak.features.shape[1:] == played.features.shape[1:]
-    truth = {"features": played.features} if whole else {"images": played.images}
-    rows = score_samples(leak, **truth)
-    images = played.images.detach().cpu().float()
+    images = played.sent.images.detach().cpu().float()
     found = [
         torch.full_like(image, 0.5) if row.found is None else leak.images[row.found].detach().cpu().float().clamp(0, 1)
         for row, image in zip(rows, images, strict=True)

@@ -20,17 +20,17 @@ from unsum.invert.method import Inverse
 from unsum.invert.refine.misfit import Misfit, Mode, check_pictures
 from unsum.invert.refine.prior import Correction, Prior, correction
 from unsum.leak import Leak
+from unsum.progress import SILENT, Progress
 from unsum.update import Update
 
 _CHUNK = 25  # steps between two looks at what is not fitted
 _PATIENCE = 4  # looks without improvement before the refinement ends
 _BOX = 10.0  # weight of the mean square by which pixels leave [0, 1]
 _HISTORY = 20
-Progress = Callable[..., None]
 
 
 @dataclass(frozen=True)
-class Refined:
+class RefinedPictures:
     """(B, c, h, w) pictures in [0, 1] in the leak's order, and how they came about.
 
     `improved` is false where the start explains the watched gradients at least as well, and was kept. `history` holds, look by
@@ -44,7 +44,7 @@ class Refined:
 
     def __repr__(self) -> str:
         start, end = (float(self.history["watched"][i]) for i in (0, int(self.history["watched"].argmin())))
-        return f"Refined({len(self.images)} pictures, watched misfit {start:.2g} → {end:.2g}, {self.seconds:.1f} s)"
+        return f"RefinedPictures({len(self.images)} pictures, watched misfit {start:.2g} → {end:.2g}, {self.seconds:.1f} s)"
 
 
 def refine(
@@ -62,8 +62,8 @@ def refine(
     total_variation: float = 0.0,
     held_out: int = 4,
     inverse: Inverse | None = None,
-    progress: Progress | None = None,
-) -> Refined:
+    progress: Progress = SILENT,
+) -> RefinedPictures:
     """Change `images` until the model makes of them what the client's made of its own.
 
     Args:
@@ -77,7 +77,7 @@ def refine(
         feature_weight, total_variation: weights beside the gradients'.
         held_out: in modes that fit gradients, every so-manieth tensor of the backbone is only watched; 0 watches the loss.
         inverse: for the decoder's priors.
-        progress: called as `progress(step, features, gradients, watched)`.
+        progress: told the step and the misfits of features, gradients and those watched.
 
     Returns:
         The pictures with the smallest watched misfit; the start itself where no change lowers it.
@@ -103,13 +103,13 @@ def refine(
     if mode != "features":
         with misfit.ready():
             _by_adam(unknown, lambda: cost(misfit), gradient_steps, watch)
-    return Refined(watch.best.to(images), watch.improved, time.perf_counter() - start, watch.record())
+    return RefinedPictures(watch.best.to(images), watch.improved, time.perf_counter() - start, watch.record())
 
 
 class _Watch:
     """Looks at pictures now and then, notes their misfits, and remembers the best."""
 
-    def __init__(self, misfit: Misfit, images: Tensor, progress: Progress | None) -> None:
+    def __init__(self, misfit: Misfit, images: Tensor, progress: Progress) -> None:
         self.misfit, self.progress = misfit, progress
         self.rows: list[tuple[float, ...]] = []
         self.best, self.best_row = images, 0
@@ -125,8 +125,7 @@ class _Watch:
         self.rows.append((step, float(features), float(gradients), watched))
         if watched < self.rows[self.best_row][3]:
             self.best, self.best_row = images, len(self.rows) - 1
-        if self.progress is not None:
-            self.progress(*self.rows[-1])
+        self.progress.step(step, *self.rows[-1][1:])
 
     @property
     def improved(self) -> bool:

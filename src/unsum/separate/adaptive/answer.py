@@ -6,9 +6,9 @@ import torch
 
 from unsum.head import Head
 from unsum.leak import Leak
-from unsum.separate.adaptive.apart import Samples
-from unsum.separate.adaptive.batch import Batch
-from unsum.separate.adaptive.recognize import Defense
+from unsum.separate.adaptive.apart import ToldApart
+from unsum.separate.adaptive.batch import Groups
+from unsum.separate.adaptive.recognize import RecognizedDefense
 from unsum.separate.misfit import relative_misfit
 
 _GRID = 3**0.5  # rounding to a grid errs by up to half a step, which is √3 standard deviations of an even spread
@@ -16,7 +16,7 @@ _SHRUNK = 1.3  # times the noise that posterior means leave: they are smaller th
 _MUCH = 0.05  # share of the gradient left over from which a person is told
 
 
-def answer(head: Head, batch: Batch, defense: Defense, samples: Samples, done: str) -> Leak:
+def answer(head: Head, batch: Groups, defense: RecognizedDefense, samples: ToldApart, done: str) -> Leak:
     """A leak that claims no exactness: what a defense removed is estimated, not known."""
     targets = torch.nn.functional.one_hot(samples.labels, head.classes).double()
     features = samples.features
@@ -35,7 +35,7 @@ def answer(head: Head, batch: Batch, defense: Defense, samples: Samples, done: s
     )
 
 
-def _unexplained(head: Head, defense: Defense, residual: float) -> float:
+def _unexplained(head: Head, defense: RecognizedDefense, residual: float) -> float:
     """What the answer leaves of the gradient beyond the noise, relative; 0 where entries are missing, which leave more.
 
     Errors of a posterior hold for the batch that was taken for granted. With a label missed or made up the answer no longer
@@ -56,14 +56,14 @@ def _doubted(unexplained: float) -> list[str]:
     ]
 
 
-def _merged(samples: Samples) -> list[str]:
+def _merged(samples: ToldApart) -> list[str]:
     return [
         f"Samples {', '.join(map(str, group))} share a label and cannot be told apart after that; each is their mean."
         for group in samples.merged
     ]
 
 
-def _alone(batch: Batch) -> list[str]:
+def _alone(batch: Groups) -> list[str]:
     if batch.size_known or len(batch.labels) > 1:
         return []
     return ["All samples found share one label, so nothing tells how many there were; give batch_size= if you know it."]

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from unsum.head import Head
-from unsum.separate.adaptive.batch import Batch
+from unsum.separate.adaptive.batch import Groups
 from unsum.separate.adaptive.corners import hunt_probabilities
 from unsum.separate.adaptive.prior import Posterior
-from unsum.separate.adaptive.recognize import Defense
-from unsum.separate.adaptive.rounds import Fit, errors_of
+from unsum.separate.adaptive.recognize import RecognizedDefense
+from unsum.separate.adaptive.rounds import GroupFit, errors_of
 from unsum.separate.adaptive.split import Others, split
 from unsum.separate.adaptive.supports import can_be_weighed
 
@@ -29,7 +29,7 @@ def no_starts() -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class Samples:
+class ToldApart:
     """One row per sample."""
 
     labels: Tensor  # (B,)
@@ -39,7 +39,7 @@ class Samples:
     merged: list[list[int]]  # samples that are given as their mean
 
 
-def tell_apart(head: Head, batch: Batch, defense: Defense, fit: Fit, starts: Starts) -> Samples:
+def tell_apart(head: Head, batch: Groups, defense: RecognizedDefense, fit: GroupFit, starts: Starts) -> ToldApart:
     """Every sample of the batch; `starts` gives rough softmax rows (B, C) of all samples in the order of their labels."""
     first = 0
     labels, features, logits, errors, merged = [], [], [], [], []
@@ -63,11 +63,11 @@ def tell_apart(head: Head, batch: Batch, defense: Defense, fit: Fit, starts: Sta
             merged += [members] if count > 1 else []
         labels.append(batch.labels[group].expand(count))
         first += count
-    return Samples(torch.cat(labels), torch.cat(features), torch.cat(logits), torch.cat(errors), merged)
+    return ToldApart(torch.cat(labels), torch.cat(features), torch.cat(logits), torch.cat(errors), merged)
 
 
 def _split(
-    head: Head, batch: Batch, defense: Defense, fit: Fit, group: int, P: Tensor
+    head: Head, batch: Groups, defense: RecognizedDefense, fit: GroupFit, group: int, P: Tensor
 ) -> tuple[Posterior, Tensor] | None:
     rest = [other for other in range(len(batch.labels)) if other != group]
     E = errors_of(head, batch, defense, fit.logits.softmax(1))
@@ -77,7 +77,7 @@ def _split(
     return None if found is None else (found.posterior, found.logits)
 
 
-def member_errors(fit: Fit, batch: Batch) -> Tensor:
+def member_errors(fit: GroupFit, batch: Groups) -> Tensor:
     """(g,) the expected relative error of one sample: that of its group's mean, and its distance from that mean.
 
     With n samples of cosine c, the mean has the squared length (1 + (n − 1) c)/n of a sample's.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unsum.head import Head
 from unsum.knowledge import Knowledge
-from unsum.separate.adaptive.recognize import Defense
+from unsum.separate.adaptive.recognize import RecognizedDefense
 
 _SURE = 5.0  # standard deviations below zero that make a bias gradient a label's
 _WHOLE = 0.2  # distance from a whole number within which a count is one
@@ -21,7 +21,7 @@ _REPEATS = 4  # samples per label, at most, that are looked for where nobody say
 
 
 @dataclass(frozen=True)
-class Batch:
+class Groups:
     """Groups of samples of one label: what a damaged gradient tells apart for certain."""
 
     labels: Tensor  # (g,) ascending, no two alike
@@ -40,14 +40,14 @@ class Batch:
         return self.scale / self.size if reduction == "mean" else self.scale
 
 
-def find_batch(head: Head, knowledge: Knowledge, defense: Defense) -> Batch | None:
+def find_batch(head: Head, knowledge: Knowledge, defense: RecognizedDefense) -> Groups | None:
     """The groups, by the granted labels or by the rows; None where no row stands out."""
     granted = knowledge.targets(head.classes)
     energy = row_energies(head, defense)
     if granted is not None:
         labels, counts = granted.argmax(1).to(head.W.device).unique(return_counts=True)
         scale, plain = _scale(head, defense, labels)
-        return Batch(labels, counts, scale, plain, True, [])
+        return Groups(labels, counts, scale, plain, True, [])
     labels = _label_rows(head, defense, energy, knowledge.batch_size)
     if len(labels) == 0:
         return None
@@ -55,17 +55,17 @@ def find_batch(head: Head, knowledge: Knowledge, defense: Defense) -> Batch | No
     mass, how = _masses(head, defense, energy, labels, scale)
     counts = _counts(mass, knowledge.batch_size, head.reduction)
     notes = [f"Labels are the classes of the largest rows; how many samples carry each comes from {how}."]
-    return Batch(labels, counts, scale, plain, knowledge.batch_size is not None, notes)
+    return Groups(labels, counts, scale, plain, knowledge.batch_size is not None, notes)
 
 
-def row_energies(head: Head, defense: Defense) -> Tensor:
+def row_energies(head: Head, defense: RecognizedDefense) -> Tensor:
     """(C,) squared norm of every row beyond what the noise adds to it; of signs, how many are negative."""
     if defense.kind == "sign":
         return (head.grad_W < 0).sum(1).double()
     return head.row_norms(head.grad_W).square() - head.grad_W.shape[1] * defense.sigma**2
 
 
-def _label_rows(head: Head, defense: Defense, energy: Tensor, batch_size: int | None) -> Tensor:
+def _label_rows(head: Head, defense: RecognizedDefense, energy: Tensor, batch_size: int | None) -> Tensor:
     """Rows above the widest gap in the energies, and those whose bias gradient is negative beyond doubt."""
     C, H = head.grad_W.shape
     floor = max(3 * defense.sigma**2 * (2 * H) ** 0.5, defense.threshold**2, 1e-12 * float(energy.max()))
@@ -83,7 +83,7 @@ def _label_rows(head: Head, defense: Defense, energy: Tensor, batch_size: int | 
     return chosen.nonzero()[:, 0]
 
 
-def _scale(head: Head, defense: Defense, labels: Tensor) -> tuple[float, bool]:
+def _scale(head: Head, defense: RecognizedDefense, labels: Tensor) -> tuple[float, bool]:
     """What ∇b sums to over the labels, minus s for a whole batch; a plain 1 where that is what it must be anyway."""
     if head.grad_b is None or defense.kind == "sign" or head.reduction == "sum":
         return 1.0, True
@@ -96,7 +96,7 @@ def _scale(head: Head, defense: Defense, labels: Tensor) -> tuple[float, bool]:
     return (1.0, True) if abs(found - 1) < doubt or found <= 0 else (found, False)
 
 
-def _masses(head: Head, defense: Defense, energy: Tensor, labels: Tensor, scale: float) -> tuple[Tensor, str]:
+def _masses(head: Head, defense: RecognizedDefense, energy: Tensor, labels: Tensor, scale: float) -> tuple[Tensor, str]:
     """(g,) the share of the batch's targets in each label, and in words where it was read."""
     rows = energy[labels].clamp_min(1e-300)
     by_rows = rows.sqrt() / rows.sqrt().sum()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unsum.head import Head
-from unsum.separate.adaptive.batch import Batch
+from unsum.separate.adaptive.batch import Groups
 from unsum.separate.exact.simplex import hunt_corners
 
 _COLUMNS = 2000
@@ -18,7 +18,7 @@ _LEAST = 24  # survivors in a column that make its shape worth comparing
 _FILL = 0.5  # of a row's usual size, for entries that were pruned
 
 
-def hunt_probabilities(head: Head, batch: Batch, group: int) -> Tensor | None:
+def hunt_probabilities(head: Head, batch: Groups, group: int) -> Tensor | None:
     """(n, C) rough softmax rows of the group's samples, or None where too few columns tell."""
     n, label = int(batch.counts[group]), int(batch.labels[group])
     survivors = (head.grad_W != 0).sum(0)

@@ -11,23 +11,23 @@ import torch
 from torch import Tensor
 
 from unsum.head import Head
-from unsum.separate.adaptive.batch import Batch
+from unsum.separate.adaptive.batch import Groups
 from unsum.separate.adaptive.prior import Posterior
-from unsum.separate.adaptive.recognize import Defense
-from unsum.separate.adaptive.rounds import Fit, errors_of, logits_of, start_probabilities
+from unsum.separate.adaptive.recognize import RecognizedDefense
+from unsum.separate.adaptive.rounds import GroupFit, errors_of, logits_of, start_probabilities
 
 _FINE = 0.2  # mean feature, in steps
 _SPARSEST = 0.05  # shape of the prior: nineteen of twenty features are then next to nothing
 
 
-def fit_signs(head: Head, batch: Batch) -> Fit:
+def fit_signs(head: Head, batch: Groups) -> GroupFit:
     """Features 1 where a label row is negative: their direction as far as it is known, and no size."""
     features = (head.grad_W[batch.labels] < 0).double()
     # Sizes are unknown altogether, so that an error as large as the features is to be expected.
-    return Fit(Posterior(features, features.square()), logits_of(head, features), False)
+    return GroupFit(Posterior(features, features.square()), logits_of(head, features), False)
 
 
-def fit_hits(head: Head, batch: Batch, defense: Defense) -> Fit:
+def fit_hits(head: Head, batch: Groups, defense: RecognizedDefense) -> GroupFit:
     """The mean of a feature given how many steps its label row shows."""
     assert defense.lattice is not None
     P, alpha = start_probabilities(head, batch), batch.alpha(head.reduction)
@@ -46,4 +46,4 @@ def fit_hits(head: Head, batch: Batch, defense: Defense) -> Fit:
     fine = (usual > _FINE) | (hits > 1)
     mean = torch.where(fine, hits, (shape + hits) * weight) * step
     variance = torch.where(fine, (hits > 0) / 6, (shape + hits) * weight.square()) * step**2
-    return Fit(Posterior(mean, variance), logits_of(head, mean), False)
+    return GroupFit(Posterior(mean, variance), logits_of(head, mean), False)

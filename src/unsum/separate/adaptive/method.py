@@ -13,10 +13,10 @@ from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.separate.adaptive.answer import answer
 from unsum.separate.adaptive.apart import Starts, no_starts, tell_apart
-from unsum.separate.adaptive.batch import Batch, find_batch
+from unsum.separate.adaptive.batch import Groups, find_batch
 from unsum.separate.adaptive.crude import fit_hits, fit_signs
 from unsum.separate.adaptive.missing import with_missing_columns
-from unsum.separate.adaptive.recognize import Defense, recognize
+from unsum.separate.adaptive.recognize import RecognizedDefense, recognize
 from unsum.separate.adaptive.rounds import fit_noisy, fit_pruned
 from unsum.separate.exact import exact
 from unsum.separate.hard_labels import are_soft
@@ -51,7 +51,7 @@ def adaptive(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
     return replace(found, method="adaptive", exact=False, notes=[defense.sentence, *found.notes])
 
 
-def _noisy(head: Head, knowledge: Knowledge, defense: Defense, batch: Batch, seed: int) -> Leak:
+def _noisy(head: Head, knowledge: Knowledge, defense: RecognizedDefense, batch: Groups, seed: int) -> Leak:
     """Rounds over groups; the exact solver where samples share labels, or where the rounds did not settle it."""
     head = _recentered(head, defense)
     fit = fit_noisy(head, batch, defense)
@@ -73,7 +73,7 @@ def _noisy(head: Head, knowledge: Knowledge, defense: Defense, batch: Batch, see
     return replace(other, method="adaptive", exact=False, notes=[defense.sentence, note, *other.notes])
 
 
-def _removed(head: Head, defense: Defense, batch: Batch, seed: int) -> Leak:
+def _removed(head: Head, defense: RecognizedDefense, batch: Groups, seed: int) -> Leak:
     if defense.kind == "sign":
         fit, done = fit_signs(head, batch), "Only which features a sample has is known, not how large they are."
     elif defense.kind == "random-grid":
@@ -88,7 +88,7 @@ def _removed(head: Head, defense: Defense, batch: Batch, seed: int) -> Leak:
     return answer(head, batch, defense, tell_apart(head, batch, defense, fit, starts), done)
 
 
-def _logits_first(head: Head, batch: Batch, seed: int) -> Starts:
+def _logits_first(head: Head, batch: Groups, seed: int) -> Starts:
     """RGLA's equations start where too few columns survived to start from: they need ∇W Wᵀ only, which sums over all."""
 
     @cache
@@ -101,7 +101,7 @@ def _logits_first(head: Head, batch: Batch, seed: int) -> Starts:
     return rough
 
 
-def _sixteen_bits(head: Head, knowledge: Knowledge, defense: Defense, seed: int) -> Leak:
+def _sixteen_bits(head: Head, knowledge: Knowledge, defense: RecognizedDefense, seed: int) -> Leak:
     """The exact solver, told how the entries were rounded."""
     assert defense.dtype is not None
     grad_b = None if head.grad_b is None else head.grad_b.to(defense.dtype)
@@ -109,7 +109,7 @@ def _sixteen_bits(head: Head, knowledge: Knowledge, defense: Defense, seed: int)
     return replace(found, method="adaptive", notes=[defense.sentence, *found.notes])
 
 
-def _told(knowledge: Knowledge, batch: Batch) -> Knowledge:
+def _told(knowledge: Knowledge, batch: Groups) -> Knowledge:
     """For the exact solver: the labels as granted or as found."""
     return (
         knowledge
@@ -124,7 +124,7 @@ def _in_order(leak: Leak) -> Tensor:
     return P
 
 
-def _recentered(head: Head, defense: Defense) -> Head:
+def _recentered(head: Head, defense: RecognizedDefense) -> Head:
     """Zeros where the grid point nearest to zero stands: most of what was rounded to it was nothing, or next to it."""
     if defense.lattice is None:
         return head

@@ -10,7 +10,7 @@ from unsum.leak import Leak
 from unsum.separate.adaptive.answer import answer
 from unsum.separate.adaptive.apart import no_starts, tell_apart
 from unsum.separate.adaptive.batch import find_batch
-from unsum.separate.adaptive.recognize import Defense
+from unsum.separate.adaptive.recognize import RecognizedDefense
 from unsum.separate.adaptive.rounds import fit_noisy
 from unsum.separate.hard_labels import are_soft
 
@@ -31,7 +31,7 @@ def with_missing_columns(head: Head, knowledge: Knowledge, leak: Leak) -> Leak:
         f"{len(empty)} of {head.grad_W.shape[1]} columns of the head's gradient are zero and the others do not explain it by "
         f"themselves: features were held back (as Soteria does). They are given as zeros: {named}."
     )
-    defense = Defense("columns", sentence)
+    defense = RecognizedDefense("columns", sentence)
     batch = find_batch(head, knowledge, defense)
     if batch is None:
         return replace(leak, notes=[sentence, *leak.notes])

@@ -20,7 +20,7 @@ _UNDERFLOW = 1e-12  # of the largest entry: smaller survivors than that are soft
 
 
 @dataclass(frozen=True)
-class Defense:
+class RecognizedDefense:
     """`kind` is one of none, noise, pruned, random-grid, grid, sign and sixteen-bits; `sentence` says it to a person."""
 
     kind: str
@@ -38,7 +38,7 @@ class Defense:
         return self.kind in ("noise", "grid")
 
 
-def recognize(head: Head) -> Defense:
+def recognize(head: Head) -> RecognizedDefense:
     """The defense that the head's gradient shows."""
     zeros, smallest, largest = _zeros(head)
     lattice = find_lattice(head.grad_W)
@@ -49,18 +49,18 @@ def recognize(head: Head) -> Defense:
     dtype = sixteen_bits(head.grad_W)
     if dtype is not None:
         name = {torch.float16: "float16", torch.bfloat16: "bfloat16"}[dtype]
-        return Defense(
+        return RecognizedDefense(
             "sixteen-bits", f"Every entry is a {name} number: the update was sent in sixteen bits.", dtype=dtype
         )
     noise = measure_noise(head)
     if not noise.added:
-        return Defense("none", "")
+        return RecognizedDefense("none", "")
     sigma = float(noise.level.square().mean().sqrt())
     sentence = (
         f"The columns of the head's gradient do not sum to zero: noise of standard deviation {sigma:.2g} was added, "
         f"{100 * noise.relative:.2g} % of the gradient."
     )
-    return Defense("noise", sentence, sigma=sigma, sigma_b=sigma)
+    return RecognizedDefense("noise", sentence, sigma=sigma, sigma_b=sigma)
 
 
 def _zeros(head: Head) -> tuple[float, float, float]:
@@ -79,12 +79,12 @@ def _zeros(head: Head) -> tuple[float, float, float]:
     return (1 - int(count.sum()) / entries if entries else 0.0), smallest, largest
 
 
-def _pruned(head: Head, zeros: float, smallest: float) -> Defense:
+def _pruned(head: Head, zeros: float, smallest: float) -> RecognizedDefense:
     sentence = (
         f"{100 * zeros:.4g} % of the head's gradient is exactly zero, and nothing is smaller than {smallest:.2g}: "
         "it was pruned to its largest entries."
     )
-    return Defense("pruned", sentence, threshold=smallest, threshold_b=_smallest(head.grad_b))
+    return RecognizedDefense("pruned", sentence, threshold=smallest, threshold_b=_smallest(head.grad_b))
 
 
 def _smallest(tensor: Tensor | None) -> float:
@@ -94,7 +94,7 @@ def _smallest(tensor: Tensor | None) -> float:
     return float(tensor[tensor != 0].abs().min())
 
 
-def _of_lattice(head: Head, lattice: Lattice, zeros: float) -> Defense:
+def _of_lattice(head: Head, lattice: Lattice, zeros: float) -> RecognizedDefense:
     levels = round(float(head.grad_W.abs().max()) / lattice.step)
     if lattice.through_zero and levels <= 1:
         kind, sentence = "sign", "All entries have one magnitude: only their signs were sent."
@@ -103,16 +103,16 @@ def _of_lattice(head: Head, lattice: Lattice, zeros: float) -> Defense:
                 "random-grid",
                 "Entries are zero or of one magnitude: they were rounded at random to one level.",
             )
-        return Defense(kind, sentence, lattice=lattice)
+        return RecognizedDefense(kind, sentence, lattice=lattice)
     step_b = _step(head.grad_b)
     if lattice.through_zero:
         sentence = (
             f"Entries are multiples of {lattice.step:.3g}, up to {levels}: they were rounded at random to few levels."
         )
-        return Defense("random-grid", sentence, sigma_b=step_b / 6**0.5, lattice=lattice)
+        return RecognizedDefense("random-grid", sentence, sigma_b=step_b / 6**0.5, lattice=lattice)
     sentence = f"Entries lie on a grid of step {lattice.step:.3g} between their extremes: they were quantized."
     sigma = lattice.step / 12**0.5
-    return Defense("grid", sentence, sigma=sigma, sigma_b=step_b / 12**0.5, lattice=lattice)
+    return RecognizedDefense("grid", sentence, sigma=sigma, sigma_b=step_b / 12**0.5, lattice=lattice)
 
 
 def _step(tensor: Tensor | None) -> float:

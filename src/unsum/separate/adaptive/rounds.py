@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from unsum.head import Head
-from unsum.separate.adaptive.batch import Batch
+from unsum.separate.adaptive.batch import Groups
 from unsum.separate.adaptive.censored import below_threshold
 from unsum.separate.adaptive.columns import fit_all, fit_survivors
 from unsum.separate.adaptive.prior import Posterior, denoise, looks_signed
-from unsum.separate.adaptive.recognize import Defense
+from unsum.separate.adaptive.recognize import RecognizedDefense
 
 _ROUNDS = 3
 _LOGIT_DOUBT = 0.3  # error of a logit that a softmax computed from estimated features is taken to have
 
 
 @dataclass(frozen=True)
-class Fit:
+class GroupFit:
     """One row per group: the mean features of the samples of one label."""
 
     posterior: Posterior
@@ -31,12 +31,12 @@ class Fit:
     signed: bool
 
 
-def start_probabilities(head: Head, batch: Batch) -> Tensor:
+def start_probabilities(head: Head, batch: Groups) -> Tensor:
     b = torch.zeros(head.classes, dtype=torch.float64, device=head.W.device) if head.b is None else head.b.double()
     return torch.softmax(b, 0).expand(len(batch.labels), -1).clone()
 
 
-def errors_of(head: Head, batch: Batch, defense: Defense, P: Tensor) -> Tensor:
+def errors_of(head: Head, batch: Groups, defense: RecognizedDefense, P: Tensor) -> Tensor:
     """E (g, C): P − Y summed over each group, with the labels' own entries from ∇b where that knows them better."""
     alpha = batch.alpha(head.reduction)
     own = torch.arange(len(P), device=P.device)
@@ -58,7 +58,7 @@ def logits_of(head: Head, features: Tensor) -> Tensor:
     return Z if head.b is None else Z + head.b.double()
 
 
-def fit_noisy(head: Head, batch: Batch, defense: Defense) -> Fit:
+def fit_noisy(head: Head, batch: Groups, defense: RecognizedDefense) -> GroupFit:
     """Least squares over all rows, then empirical Bayes."""
     P, alpha = start_probabilities(head, batch), batch.alpha(head.reduction)
     rows = batch.labels if defense.kind == "grid" and _flat(head, batch, defense) else None
@@ -71,10 +71,10 @@ def fit_noisy(head: Head, batch: Batch, defense: Defense) -> Fit:
         P = Z.softmax(1)
     if defense.kind == "grid":  # its rounding is no noise: values on a grid look as if they were known
         posterior = Posterior(posterior.mean, deviations.square()[:, None].expand_as(estimates))
-    return Fit(posterior, Z, signed)
+    return GroupFit(posterior, Z, signed)
 
 
-def _flat(head: Head, batch: Batch, defense: Defense) -> bool:
+def _flat(head: Head, batch: Groups, defense: RecognizedDefense) -> bool:
     """Whether most rows that are no label lie within one step of the grid: their rounding is no noise then."""
     others = torch.ones(head.classes, dtype=torch.bool, device=head.W.device)
     others[batch.labels] = False
@@ -83,7 +83,7 @@ def _flat(head: Head, batch: Batch, defense: Defense) -> bool:
     return float((sample - sample.median()).square().mean().sqrt()) < 2 * step
 
 
-def fit_pruned(head: Head, batch: Batch, defense: Defense) -> Fit:
+def fit_pruned(head: Head, batch: Groups, defense: RecognizedDefense) -> GroupFit:
     """Least squares over what survived; what did not is known to be small and takes the mean of such entries."""
     P, alpha = start_probabilities(head, batch), batch.alpha(head.reduction)
     own = torch.arange(len(P), device=P.device)
@@ -106,7 +106,7 @@ def fit_pruned(head: Head, batch: Batch, defense: Defense) -> Fit:
         Z = logits_of(head, F)
         P = Z.softmax(1)
     variance = torch.where(survived, 0.0, (variance_below * bound.square())[:, None])
-    return Fit(Posterior(F, variance), Z, signed)
+    return GroupFit(Posterior(F, variance), Z, signed)
 
 
 def _rows_are_signed(X: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Samples of one label told apart: in turn their features, with the softmax known, and their softmax, with the features.
+"""ToldApart of one label told apart: in turn their features, with the softmax known, and their softmax, with the features.
 
 The features' posterior is that of `supports`; the softmax follows from its mean through W, half-way in each turn, because both
 err together and full steps overshoot. The turn with the largest evidence counts.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unsum.head import Head
-from unsum.separate.adaptive.batch import Batch
+from unsum.separate.adaptive.batch import Groups
 from unsum.separate.adaptive.columns import normal_equations, normal_equations_of_survivors
 from unsum.separate.adaptive.prior import Posterior
 from unsum.separate.adaptive.rounds import logits_of
@@ -42,7 +42,7 @@ class Split:
 
 
 def split(
-    head: Head, batch: Batch, group: int, P: Tensor, others: Others, noise: list[float], threshold: float
+    head: Head, batch: Groups, group: int, P: Tensor, others: Others, noise: list[float], threshold: float
 ) -> Split | None:
     """The group's samples from a rough softmax P (n, C); None where their features are not sparse.
 

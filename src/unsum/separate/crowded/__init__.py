@@ -5,6 +5,6 @@
 - `method`: from head and labels to `Leak`, with the softmax as the check.
 """
 
-from unsum.separate.crowded.method import crowded
+from unsum.separate.crowded.method import crowded, suits_crowded
 
-__all__ = ["crowded"]
+__all__ = ["crowded", "suits_crowded"]

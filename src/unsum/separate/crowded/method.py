@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unsum.equation.observation import observe
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
@@ -46,11 +47,14 @@ def crowded(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
 
 
 def suits_crowded(head: Head, knowledge: Knowledge) -> bool:
-    """Whether labels are granted for more samples than the gradient can have directions, and there is a chance for it."""
+    """Whether labels are granted for more samples than the gradient has directions, all of which it shows, and there is a
+    chance for them."""
     labels = _hard_labels(head, knowledge)
     if labels is None or len(labels) < head.classes or head.grad_b is None:
         return False
-    return not _too_crowded(head, torch.bincount(labels, minlength=head.classes))
+    if _too_crowded(head, torch.bincount(labels, minlength=head.classes)):
+        return False
+    return bool(head.grad_W.any()) and observe(head, len(labels)).rank >= head.classes - 1
 
 
 def _too_crowded(head: Head, counts: Tensor) -> bool:

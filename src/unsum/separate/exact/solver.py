@@ -18,7 +18,6 @@ from unsum.equation.threads import few_threads
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.separate.crowded.method import crowded, suits_crowded
 from unsum.separate.exact.answer import leak_of, nothing_found
 from unsum.separate.exact.search import Search
 from unsum.separate.method import SEPARATORS
@@ -54,8 +53,6 @@ def _separated(head: Head, knowledge: Knowledge, seed: int, noise: Noise | None)
     observation = observe(head, knowledge.known_batch_size, noise)
     if observation.rank == 0:
         return nothing_found(head, knowledge, "Nothing in the gradient stands out of its noise.")
-    if observation.rank >= head.classes - 1 and suits_crowded(head, knowledge):
-        return crowded(head, knowledge, seed=seed)
     with few_threads(observation.U.numel()):
         search = Search.over(observation, knowledge.targets(head.classes), knowledge.known_batch_size, seed)
         candidate = search.best()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -10,17 +9,16 @@ from torch import Tensor
 
 from unsum.cuda_graph import recorded
 from unsum.equation.threads import few_threads
-from unsum.separate.rgla.objective import Objective
-
-Progress = Callable[[int, float, float, float], None]
+from unsum.progress import SILENT, Progress
+from unsum.separate.rgla.objective import LogitObjective
 
 
 @dataclass
 class Record:
     """The losses at some steps: `history` for the `Leak`, and whoever wants to watch."""
 
-    objective: Objective
-    progress: Progress | None
+    objective: LogitObjective
+    progress: Progress
     steps: list[int] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)  # left on the device: reading them would make it wait
 
@@ -29,8 +27,8 @@ class Record:
         losses = self.objective.losses(logits)
         self.steps.append(step)
         self.losses.append(losses)
-        if self.progress is not None:
-            self.progress(step, *losses.tolist())
+        if self.progress is not SILENT:
+            self.progress.step(step, *losses.tolist())
         return self.objective.total(losses)
 
     @property
@@ -41,7 +39,7 @@ class Record:
 
 
 def minimize(
-    objective: Objective,
+    objective: LogitObjective,
     start: Tensor,
     *,
     steps: int,

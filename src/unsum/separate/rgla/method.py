@@ -23,12 +23,13 @@ from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
+from unsum.progress import SILENT, Progress
 from unsum.separate.hard_labels import hard_labels, refuse_soft
 from unsum.separate.method import SEPARATORS
 from unsum.separate.misfit import relative_misfit
 from unsum.separate.options import positive, whole, yes_or_no
-from unsum.separate.rgla.adam import Progress, Record, minimize
-from unsum.separate.rgla.objective import WEIGHTS, Objective
+from unsum.separate.rgla.adam import Record, minimize
+from unsum.separate.rgla.objective import WEIGHTS, LogitObjective
 from unsum.separate.rgla.starts import check_start, declare_start, starting_logits
 
 RATE, STEPS = 1e-3, 20_000
@@ -43,7 +44,7 @@ def rgla(
     knowledge: Knowledge,
     *,
     seed: int,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     objectives: Collection[str] = EVERYTHING,
     start: str = "randn",
     start_logits: Tensor | None = None,
@@ -56,7 +57,7 @@ def rgla(
     """Logits by optimization, features by the Moore–Penrose inverse. Labels come from `bias-sign` unless granted.
 
     Args:
-        progress: called with (step, L_w, L_b, L_loss) whenever the losses are noted.
+        progress: told (step, L_w, L_b, L_loss) whenever the losses are noted.
         objectives: which of "w", "b" and "loss" are minimized; the others are only noted.
         start: "randn", "rand", "zeros", "ones", "photos" or "fgla".
         start_logits: for "photos": (n, C), `model(photos)` for any natural photos of the attacker's.
@@ -78,7 +79,7 @@ def rgla(
     names = check_objectives(objectives)
     if constant_D and set(names) == {"b"}:
         raise UnsumError("With constant_D the objective 'b' has no gradient; add 'w' or 'loss' to the objectives.")
-    objective = replace(Objective.of(head, labels, names, working_type(head)), constant_D=constant_D)
+    objective = replace(LogitObjective.of(head, labels, names, working_type(head)), constant_D=constant_D)
     record = Record(objective, progress)
     begin = starting_logits(start, start_logits, head, knowledge, objective.Y, seed)
     logits = minimize(
@@ -109,7 +110,7 @@ def working_type(head: Head) -> torch.dtype:
     return torch.promote_types(head.W.dtype, torch.float32)
 
 
-def explain(method: str, head: Head, objective: Objective, logits: Tensor) -> Leak:
+def explain(method: str, head: Head, objective: LogitObjective, logits: Tensor) -> Leak:
     """From logits to a `Leak`: F = pinv(Dᵀ) ∇W, without a float64 copy of the gradient."""
     logits, Y = logits.double(), objective.Y.double()
     B, C = Y.shape

@@ -4,7 +4,7 @@ Minimizes the same α_w L_w + α_b L_b + α_loss L_loss over the logits. Each st
 
     (JᵀJ + μ) step = −½ ∂Ŷ
 
-by conjugate gradients, JᵀJ never formed (`Objective.curvature`); μ falls after a good step and rises after a bad one
+by conjugate gradients, JᵀJ never formed (`LogitObjective.curvature`); μ falls after a good step and rises after a bad one
 (Nielsen's rule). The term of JᵀJ that couples samples is α_w D Dᵀ for every class: its B×B inverse is the preconditioner.
 
 l̂ is only an estimate, so that the minimum of all three lies beside the truth. Once L_loss has done its work, to lead away from
@@ -24,12 +24,13 @@ from unsum.equation.threads import few_threads
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
+from unsum.progress import SILENT, Progress
 from unsum.separate.hard_labels import hard_labels
 from unsum.separate.method import SEPARATORS
 from unsum.separate.options import whole, yes_or_no
-from unsum.separate.rgla.adam import Progress, Record
+from unsum.separate.rgla.adam import Record
 from unsum.separate.rgla.method import EVERYTHING, check_head, check_objectives, explain
-from unsum.separate.rgla.objective import Objective
+from unsum.separate.rgla.objective import LogitObjective
 from unsum.separate.rgla.starts import RANDOM, check_start, declare_start, starting_logits
 
 STEPS = 100
@@ -49,7 +50,7 @@ def rgla_newton(
     knowledge: Knowledge,
     *,
     seed: int,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     objectives: Collection[str] = EVERYTHING,
     start: str = "randn",
     start_logits: Tensor | None = None,
@@ -72,7 +73,7 @@ def rgla_newton(
     whole("tries", tries, 1)
     yes_or_no("polish", polish)
     names = check_objectives(objectives)
-    objective = Objective.of(head, hard_labels(head, knowledge), names, torch.float64)
+    objective = LogitObjective.of(head, hard_labels(head, knowledge), names, torch.float64)
     stages = [objective]
     if polish and {"w", "loss"} <= set(names):
         stages.append(replace(objective, weights=objective.weights | {"loss": 0.0}))
@@ -93,17 +94,17 @@ def rgla_newton(
 
 
 @dataclass(frozen=True)
-class _Answer:
+class _Attempt:
     unexplained: float  # L_w / ‖M‖²
     logits: Tensor
     record: Record
 
 
-def _attempt(stages: list[Objective], logits: Tensor, steps: int, record: Record) -> _Answer:
+def _attempt(stages: list[LogitObjective], logits: Tensor, steps: int, record: Record) -> _Attempt:
     with torch.no_grad(), few_threads(logits.numel()):
         for objective in stages:
             logits = _descend(objective, logits, steps, record)
-    return _Answer(float(record.losses[-1][0] / stages[0].K.square().sum()), logits, record)
+    return _Attempt(float(record.losses[-1][0] / stages[0].K.square().sum()), logits, record)
 
 
 @dataclass
@@ -122,7 +123,7 @@ class _Damping:
         self.growth *= 2
 
 
-def _descend(objective: Objective, logits: Tensor, steps: int, record: Record) -> Tensor:
+def _descend(objective: LogitObjective, logits: Tensor, steps: int, record: Record) -> Tensor:
     """Damped steps until nothing decreases any more."""
     size = objective.difference(logits.softmax(1)).square().sum(1).max()
     damping = _Damping(_FIRST_DAMPING * float(size) * max(objective.weights.values()))
@@ -148,7 +149,7 @@ def _descend(objective: Objective, logits: Tensor, steps: int, record: Record) -
     return logits
 
 
-def _damped_step(objective: Objective, logits: Tensor, descent: Tensor, mu: float) -> Tensor:
+def _damped_step(objective: LogitObjective, logits: Tensor, descent: Tensor, mu: float) -> Tensor:
     """(B, C) the solution of (JᵀJ + μ) step = descent."""
     D, curvature = objective.difference(logits.softmax(1)), objective.curvature(logits)
     left: Tensor = torch.linalg.inv(objective.weights["w"] * D @ D.T + mu * torch.eye(len(D)).to(D))

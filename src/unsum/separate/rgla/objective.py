@@ -38,7 +38,7 @@ _NEGLIGIBLE = 3e-6  # part of M outside of Q: what rounding alone puts there in 
 
 
 @dataclass(frozen=True)
-class Objective:
+class LogitObjective:
     """α_w L_w + α_b L_b + α_loss L_loss; a weight of zero drops its term."""
 
     Q: Tensor | None  # (C, R) orthonormal columns, None where R = C
@@ -51,7 +51,7 @@ class Objective:
     constant_D: bool = False
 
     @classmethod
-    def of(cls, head: Head, labels: Tensor, objectives: Collection[str], dtype: torch.dtype) -> Objective:
+    def of(cls, head: Head, labels: Tensor, objectives: Collection[str], dtype: torch.dtype) -> LogitObjective:
         assert head.b is not None
         assert head.grad_b is not None
         B = len(labels)

@@ -23,7 +23,7 @@ _OVERLAP = 0.3
 
 
 @dataclass(frozen=True)
-class Plan:
+class SwarmPlan:
     particles: int
     iterations: int
     edges: tuple[float, ...]
@@ -34,11 +34,11 @@ class Plan:
             yield -far - _OVERLAP, -near
 
 
-CLEAN = Plan(500, 40, (1.0, 6.0, 10.0, 30.0, 50.0, 70.0))
-NOISY = Plan(200, 30, (1.0, 5.0, 10.0))
+CLEAN = SwarmPlan(500, 40, (1.0, 6.0, 10.0, 30.0, 50.0, 70.0))
+NOISY = SwarmPlan(200, 30, (1.0, 5.0, 10.0))
 
 
-def swarm(loss: Spread, plan: Plan, interval: tuple[float, float], seed: int) -> float | None:
+def swarm(loss: Spread, plan: SwarmPlan, interval: tuple[float, float], seed: int) -> float | None:
     """The minimum next to the best λ that the particles saw, or None where that leads to the saturated softmax.
 
     The minimum is looked for whenever the best improves: that costs little and ends most swarms at the first iteration.

@@ -1,0 +1,195 @@
+"""A whole attack: separate the batch, then peel its layers down to the input, or turn its features into pictures; or match the
+whole gradient."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unsum.attack.auto import auto, separate_by
+from unsum.attack.options import AUTO, AttackOptions
+from unsum.attack.pictures import HOPELESS, Inverses, with_pictures
+from unsum.deadline import time_limit as limited_to
+from unsum.errors import UnsumError
+from unsum.invert import load_inverse
+from unsum.invert.refine import Mode
+from unsum.labels import LABEL_RULES, gather
+from unsum.leak import Leak
+from unsum.losses import Loss
+from unsum.match import match
+from unsum.models.language import is_language_model
+from unsum.peel import Peeled, obstacle, peel
+from unsum.progress import SILENT, Progress
+from unsum.update import Update
+
+_SMALLEST_PICTURE = 11  # side of the window that structural similarity is measured in
+
+
+def attack(
+    model: nn.Module,
+    update: Update,
+    method: str = AUTO,
+    *,
+    labels: Tensor | None = None,
+    batch_size: int | None = None,
+    label_rule: str | None = None,
+    auxiliary: tuple[Tensor, Tensor] | None = None,
+    inverse: Inverses = None,
+    refine: Mode | None = None,
+    loss: str | Loss | None = None,
+    time_limit: float | None = None,
+    options: Mapping[str, Any] | None = None,
+    device: torch.device | str | None = None,
+    seed: int = 0,
+    progress: Progress = SILENT,
+) -> Leak:
+    """Everything that can be read out of one update: a `Leak`, with `.images` where layers peel, the model has an inverse, or
+    the method matches gradients.
+
+    Args:
+        method: `auto` chooses by the list that `unsum list` prints, and then peels the layers down to the exact inputs where
+            every layer can be undone; any other name is a separator or a gradient-matching method from `unsum list`, the latter
+            with options as in `ig:steps=2000,restarts=4`. What a separator found goes to the inverse. A language
+            model's text is read by `text`, into `leak.tokens`.
+        labels, batch_size: what the attacker knows besides, as in `separate`.
+        label_rule: a rule from `unsum list` that finds the labels first, instead of the method's own way.
+        auxiliary: labeled samples of the attacker's own, for label rules that need them.
+        inverse: a trained inverse for this model's backbone, or several; the embedded one by default. One for an inner layer is
+            used where the layers above can be peeled, the next one otherwise.
+        refine: change the inverse's pictures until they explain the leak: `features`, which raises PSNR, or a published mode
+            (`f`, `g`, `gf`). The model must be in the mode, train or eval, that the client trained it in.
+        loss: what the client minimized, as in `separate`; for `auto` and `exact`.
+        time_limit: seconds after which the solvers give the best answer so far, without a claim, as in `separate`.
+        options: of a gradient-matching method, as `unsum.match.match` takes them: `{"image_size": 32, "steps": 2000}`.
+        progress: an `unsum.progress.Progress`, told the stages and the steps of methods that iterate.
+    """
+    wanted = AttackOptions(
+        method,
+        labels,
+        batch_size,
+        label_rule=label_rule,
+        auxiliary=auxiliary,
+        inverse=inverse,
+        refine=refine,
+        loss=loss,
+        time_limit=time_limit,
+        matching=options or {},
+        device=device,
+        seed=seed,
+    )
+    return run_attack(model, update, wanted, progress)
+
+
+def run_attack(model: nn.Module, update: Update, options: AttackOptions, progress: Progress = SILENT) -> Leak:
+    """`attack`, for callers that relay options."""
+    options.check()
+    with limited_to(options.time_limit) as deadline:
+        leak = _run(model, update, options, progress)
+    if deadline.cut and leak.exact:  # a search that was cut short vouches for nothing
+        return replace(
+            leak, exact=False, notes=[f"Time was over; left untried: {', '.join(deadline.cut)}.", *leak.notes]
+        )
+    return leak
+
+
+def _run(model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
+    start = time.perf_counter()
+    if options.is_matcher:
+        return _matched(model, update, options, progress)
+    if options.label_rule is None:
+        progress.say("Separating the batch")
+        leak = _separated(model, update, options, progress)
+    else:
+        leak = _with_rule(model, update, options, options.label_rule, progress)
+    if leak.tokens is None and not is_language_model(model):  # of text there is nothing to draw
+        leak = _with_inputs(model, update, leak, options, progress)
+    return replace(leak, seconds=time.perf_counter() - start)
+
+
+def _matched(model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
+    """Gradient matching: the whole gradient to pictures, with no inverse between; one that is given tells their size."""
+    given: dict[str, Any] = {"auxiliary": options.auxiliary}
+    if options.inverse is not None:
+        first = options.inverse if isinstance(options.inverse, str | Path) else options.inverse[0]
+        given["image_size"] = int(load_inverse(model, first).card["size"])
+    progress.say("Matching gradients")
+    return match(
+        model,
+        update,
+        options.name,
+        labels=options.labels,
+        batch_size=options.batch_size,
+        label_rule=options.label_rule,
+        device=options.device,
+        seed=options.seed,
+        progress=progress,
+        **(given | dict(options.matching) | options.written),
+    )
+
+
+def _separated(model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
+    if options.method == AUTO:
+        return auto(model, update, options, progress)
+    return separate_by(options.method, model, update, options, progress)
+
+
+def _with_rule(model: nn.Module, update: Update, options: AttackOptions, name: str, progress: Progress) -> Leak:
+    """Labels by a rule, then the batch with those labels. What was found is not recorded as granted."""
+    progress.say("Finding the labels")
+    rule = LABEL_RULES[name]
+    evidence = gather(
+        model,
+        update,
+        batch_size=options.batch_size,
+        auxiliary=options.auxiliary,
+        device=options.device,
+        seed=options.seed,
+    )
+    found = rule(evidence)
+    progress.say("Separating the batch")
+    leak = _separated(model, update, replace(options, labels=found, batch_size=None), progress)
+    remarks = rule.needs.remarks(name, evidence.head, model, evidence.knowledge)
+    notes = [f"Labels were found by the rule {name!r}.", *remarks, *leak.notes]
+    return replace(leak, knowledge=evidence.knowledge, notes=notes)
+
+
+def _with_inputs(model: nn.Module, update: Update, leak: Leak, options: AttackOptions, progress: Progress) -> Leak:
+    """The leak with the inputs themselves where layers peel, else with pictures where there is an inverse."""
+    if options.method == AUTO and options.inverse is None:
+        leak = _peeled(model, update, leak, options.seed, progress)
+        if leak.inputs is not None and (leak.images is not None or leak.inputs.ndim == 2):
+            return leak
+    return with_pictures(model, update, leak, options.inverse, options.refine, progress)
+
+
+def _peeled(model: nn.Module, update: Update, leak: Leak, seed: int, progress: Progress) -> Leak:
+    """The leak with its inputs, where every layer can be undone, and a note that says why not otherwise."""
+    if leak.predicted_error >= HOPELESS or leak.method != "exact" or leak.loss != "cross-entropy":
+        return leak
+    reason = obstacle(model, update)
+    if reason is not None:
+        return replace(leak, notes=[*leak.notes, f"The layers cannot be peeled down to the input: {reason}."])
+    progress.say("Peeling layer after layer")
+    try:
+        peeled = peel(model, update, leak, seed=seed)
+    except UnsumError as error:
+        return replace(leak, notes=[*leak.notes, f"The layers cannot be peeled: {error}"])
+    notes = [*leak.notes, *peeled.notes]
+    if not peeled.complete or float(peeled.errors.min()) >= HOPELESS:
+        return replace(leak, notes=[*notes, "Peeling did not reach the inputs, so they stay unknown."])
+    count = int(peeled.exact.sum())
+    notes.append(f"Inputs were peeled layer by layer: {count} of {leak.batch_size} certified exact.")
+    images = peeled.inputs.float() if _are_pictures(peeled) else None
+    return replace(leak, inputs=peeled.inputs, inputs_exact=peeled.exact, images=images, notes=notes)
+
+
+def _are_pictures(peeled: Peeled) -> bool:
+    """Gray or colored, and large enough for a score of pictures."""
+    shape = peeled.inputs.shape[1:]
+    return len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= _SMALLEST_PICTURE

@@ -1,0 +1,139 @@
+"""Soft-label recovery: how often one sample's label comes back, without and with noise; and pictures, of a fully connected
+network layer by layer and of convolutional ones by matching."""
+
+from __future__ import annotations
+
+from unsum.bench.declare import Attack, Column, Experiment, Grid, Labels, Network, Published, Size
+from unsum.bench.experiments import common
+from unsum.bench.published import SOFT_FCN, SOFT_FCN_DLG
+
+KINDS: tuple[Labels, ...] = ("smooth", "mixup")
+SOFT = Attack("soft", family="soft", title="soft-label recovery")
+EXACT = Attack("exact", family="soft", title="exact, no ∇b")
+EXACT_WITH_BIAS = Attack("exact", (("with_bias", True),), family="soft", title="exact, ∇b")
+ATTACKS = (SOFT, EXACT, EXACT_WITH_BIAS)
+COLUMNS = (
+    Column("recovered", "recovered", ".1%"),
+    Column("claimed", "claimed", ".1%"),
+    Column("target_error", "largest error, median", ".1e", "median"),
+    Column("attack_seconds", "seconds", ".3f"),
+)
+PUBLISHED = (
+    Published("0 of 1000 fail", {"network": "resnet18", "labels": "smooth", "attack": SOFT.title}),
+    Published("0 of 900 fail", {"network": "lenet, learnable", "labels": "mixup", "attack": SOFT.title}),
+)
+DEVIATIONS: dict[Size, tuple[str, ...]] = {
+    "smoke": ("Size smoke: LeNet for 16² photos, 3 draws.",),
+    "small": (
+        "Size small: 20 draws a row; networks are untrained but for a LeNet of 10 classes trained for 20 epochs on the photos.",
+        "A sample counts as recovered where no entry of its label is off by more than 0.001, in the paper where |λ − λ*| < 0.01.",
+    ),
+    "paper": ("A sample counts as recovered where no entry of its label is off by more than 0.001.",),
+}
+
+
+def networks(size: Size) -> tuple[Network, ...]:
+    if size == "smoke":
+        return (Network("lenet", 16, 10, train=False),)
+    lenets = (Network("lenet", 32, 100, train=False), Network("lenet ±0.5", 32, 100, train=False))
+    trained = Network("lenet, learnable", 32, 10, train=False, epochs=20 if size == "small" else 60)
+    usual = (*lenets, trained, Network("resnet18", 64, 10, train=False))
+    return (*usual, *[Network("alexnet", 224, 1000, train=False)] * (size == "paper"))
+
+
+def success(size: Size) -> tuple[Grid, ...]:
+    draws = {"smoke": 3, "small": 20, "paper": 1000}[size]
+    return (Grid(networks(size), ATTACKS, (1,), labels=KINDS, draws=draws),)
+
+
+SUCCESS = Experiment(
+    name="soft-success",
+    title="Soft-label recovery: how often one sample's label comes back",
+    paper="soft-labels",
+    grids=success,
+    columns=COLUMNS,
+    published=PUBLISHED,
+    deviations=DEVIATIONS,
+    see=("soft-labels.md",),
+)
+
+
+NOISES: dict[Size, tuple[str, ...]] = {
+    "smoke": ("noise:0.0001",),
+    "small": ("none", "noise:1e-06", "noise:1e-05", "noise:0.0001", "noise:0.001", "noise:0.01", "noise:0.1"),
+    "paper": ("none", "noise:1e-06", "noise:1e-05", "noise:0.0001", "noise:0.001", "noise:0.01", "noise:0.1"),
+}
+
+
+def noisy(size: Size) -> tuple[Grid, ...]:
+    draws = {"smoke": 2, "small": 10, "paper": 1000}[size]
+    network = Network("lenet", 16 if size == "smoke" else 32, 10, train=False)
+    return (Grid((network,), (SOFT, EXACT), (1,), labels=KINDS, defenses=NOISES[size], draws=draws),)
+
+
+NOISE = Experiment(
+    name="soft-noise",
+    title="Soft-label recovery under Gaussian noise",
+    paper="soft-labels",
+    grids=noisy,
+    columns=COLUMNS,
+    deviations={
+        size: (*texts, "The paper's figures for noise are not in our notes of it, so none stand beside ours.")
+        for size, texts in DEVIATIONS.items()
+    },
+    see=("soft-labels.md",),
+)
+
+
+def peeled(size: Size) -> tuple[Grid, ...]:
+    network = {
+        "smoke": Network("fcn, narrow", 16, 17, train=False),
+        "small": Network("fcn", 64, 17, train=False),
+        "paper": Network("fcn", 64, 17, train=False),
+    }[size]
+    dlg = Attack("dlg", (("steps", {"smoke": 3, "small": 2, "paper": 300}[size]),), "batch size", title="DLG")
+    layers = Attack("auto", title="exact, then layer by layer")
+    return (
+        Grid((network,), (layers,), (1,), labels=KINDS, seeds=common.SEEDS[size]),
+        Grid((network,), (dlg,), (1,), labels=KINDS[:1], seeds=1),
+    )
+
+
+def matched(size: Size) -> tuple[Grid, ...]:
+    network = Network("lenet", 16 if size == "smoke" else 32, 10, train=False)
+    steps = {"smoke": 3, "small": 100, "paper": 300}[size]
+    attacks = tuple(Attack(name, (("steps", steps),), title=name) for name in ("soft-g", "soft-f", "soft-gf"))
+    return (Grid((network,), attacks, (1,), labels=KINDS, seeds=common.SEEDS[size]),)
+
+
+FULLY_CONNECTED = Experiment(
+    name="soft-fcn",
+    title="Soft-label recovery: pictures of a fully connected network, B = 1",
+    paper="soft-labels",
+    grids=peeled,
+    columns=(common.PSNR, common.SSIM, common.LPIPS, common.LABELS, common.SECONDS, common.PROCESSOR),
+    published=(
+        Published(SOFT_FCN, {"attack": "exact, then layer by layer"}),
+        Published(SOFT_FCN_DLG, {"attack": "DLG"}),
+    ),
+    published_title="published PSNR / SSIM / LPIPS",
+    deviations={
+        "smoke": ("Size smoke: 16² photos and narrow layers.",),
+        "small": ("Size small: the paper's network and size of photos; DLG takes 2 of its 300 steps.",),
+        "paper": ("The paper shows one flower; here it is the mean over batches.",),
+    },
+    see=("peel.md",),
+)
+CONVOLUTIONAL = Experiment(
+    name="soft-cnn",
+    title="Soft-label recovery: pictures of LeNet by matching, B = 1",
+    paper="soft-labels",
+    grids=matched,
+    columns=(common.PSNR, common.SSIM, common.LPIPS, common.SECONDS, common.PROCESSOR),
+    deviations={
+        "smoke": ("Size smoke: 16² photos and 3 steps.",),
+        "small": ("Size small: 100 of 300 steps; LeNet alone.", "The paper's figures are not in our notes of it."),
+        "paper": ("LeNet alone.", "The paper's figures are not in our notes of it."),
+    },
+    see=("matching.md",),
+)

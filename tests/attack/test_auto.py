@@ -1,0 +1,102 @@
+"""The one place that chooses: what is tried in which order, what is not tried, and what methods no longer do by themselves."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import unsum
+from separate.language_models import batch, gpt2
+from separate.test_local_steps import Client
+from support.material import pictures, small_net
+from unsum.attack.auto import CHOICES
+from unsum.local_training import LocalTraining
+from unsum.separate import SEPARATORS
+
+AUTO = importlib.import_module("unsum.attack.auto")
+CROWD, CLASSES, FEATURES = 26, 20, 8000
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The separators that `auto` calls, in order."""
+    methods: list[str] = []
+    separate = AUTO.separate
+
+    def remembered(model: nn.Module, update: unsum.Update, method: str, **known: Any) -> unsum.Leak:
+        methods.append(method)
+        return separate(model, update, method, **known)
+
+    monkeypatch.setattr(AUTO, "separate", remembered)
+    return methods
+
+
+def crowd() -> tuple[nn.Module, unsum.Update, Tensor]:
+    """More samples than classes, with features that a ReLU made sparse."""
+    torch.manual_seed(0)
+    features = torch.relu(0.4 * torch.randn(FEATURES) + torch.randn(CROWD, FEATURES) - 1.1) * 3
+    model, labels = nn.Linear(FEATURES, CLASSES), torch.randint(CLASSES, (CROWD,))
+    return model, unsum.capture(model, features, labels), labels
+
+
+def test_the_list_can_be_read() -> None:
+    order = [choice.method for choice in CHOICES]
+    assert order == ["text", "exact", "local-steps", "crowded", "exact", "exact", "adaptive", "fgla"]
+    assert all(choice.method in [entry.name for entry in SEPARATORS] and choice.when for choice in CHOICES)
+    assert all("{" not in choice.says for choice in CHOICES)
+
+
+def test_a_certain_answer_is_the_only_one(tried: list[str]) -> None:
+    net = small_net()
+    assert unsum.attack(net, unsum.capture(net, pictures(3), torch.tensor([1, 2, 3]))).exact
+    assert tried == ["exact"]
+
+
+def test_after_local_steps_that_answered_exact_is_not_tried(tried: list[str]) -> None:
+    client = Client()
+    update, _ = client.sends(LocalTraining(0.05, 2), 4, 0.05)
+    assert unsum.attack(client.model, update).exact
+    assert tried == ["local-steps"]
+
+
+def test_a_gradient_without_marks_is_tried_without_its_bias(tried: list[str]) -> None:
+    net = small_net()
+    update = unsum.capture(net, pictures(4), torch.arange(4))
+    tripled = {name: 3 * g if name.endswith("bias") else g for name, g in update.gradients.items()}
+    leak = unsum.attack(net, unsum.Update(tripled))
+    assert leak.exact
+    assert tried == ["exact", "exact"]
+    assert leak.notes[0] == CHOICES[5].reason
+
+
+def test_crowded_batches_are_a_choice_and_no_secret_of_exact(tried: list[str]) -> None:
+    model, update, labels = crowd()
+    leak = unsum.attack(model, update, labels=labels)
+    assert (leak.method, tried[0]) == ("crowded", "crowded")
+    assert not {"exact", "fgla"} & set(
+        tried
+    )  # neither has a chance, and the error of the worst sample speaks for one alone
+    assert unsum.separate(model, update, labels=labels).method == "crowded"
+    few = unsum.capture(model, torch.rand(3, FEATURES), torch.tensor([1, 2, 3]))
+    assert unsum.separate(model, few, labels=torch.tensor([1, 2, 3])).method == "exact"
+
+
+def test_exact_stays_exact_where_it_cannot_know() -> None:
+    model, update, labels = crowd()
+    leak = unsum.separate(model, update, "exact", labels=labels)
+    assert leak.method == "exact"
+    assert not leak.exact
+
+
+def test_tied_language_models_are_read_as_text_unless_exact_is_asked_for(tried: list[str]) -> None:
+    model, tokens = gpt2(tied=True), batch(2, 6)
+    update = unsum.capture_text(model, tokens)
+    assert unsum.separate(model, update).method == "text"
+    with pytest.raises(unsum.UnsumError, match="use 'text', or 'auto'"):
+        unsum.separate(model, update, "exact")
+    assert unsum.attack(model, update).method == "text"
+    assert tried == ["text"]
