@@ -152,5 +152,5 @@ EXPERIMENT = Experiment(
         ),
     },
     across="defense",
-    see=("../attacks.md", "../defenses.md"),
+    see=("../../attacks.md", "../../defenses.md"),
 )

@@ -44,7 +44,7 @@ FIGURE_3 = Experiment(
     grids=distinct,
     columns=common.PICTURES,
     deviations=DEVIATIONS,
-    see=("pictures.md",),
+    see=("../pictures.md",),
     figure=Figure("pictures"),
 )
 FIGURE_4 = Experiment(
@@ -54,7 +54,7 @@ FIGURE_4 = Experiment(
     grids=alike,
     columns=common.PICTURES,
     deviations=DEVIATIONS,
-    see=("pictures.md",),
+    see=("../pictures.md",),
     figure=Figure("pictures"),
 )
 FIGURE_5 = Experiment(
@@ -91,7 +91,7 @@ FIGURE_8 = Experiment(
     grids=noisy,
     columns=(common.LEAKAGE, common.COSINE, common.PSNR, common.LABELS, common.SECONDS),
     deviations=DEVIATIONS,
-    see=("defenses.md", "sweep.md"),
+    see=("../defenses.md", "../../guides/sweep.md"),
     figure=Figure("curve", "strength", "leakage", "standard deviation of the noise", LEAKAGE, log_x=True),
 )
 FIGURE_9 = Experiment(

@@ -31,5 +31,5 @@ EXPERIMENT = Experiment(
     ),
     published_title="published PSNR / SSIM / LPIPS",
     deviations=common.WITH_MATCHING,
-    see=("defenses.md", "pictures.md"),
+    see=("../defenses.md", "../pictures.md"),
 )

@@ -29,5 +29,5 @@ EXPERIMENT = Experiment(
         **common.DEVIATIONS,
         "small": (common.SMALL, "One batch of each size, because the larger one takes minutes."),
     },
-    see=("pictures.md", "exact-map.md"),
+    see=("../pictures.md", "exact-map.md"),
 )

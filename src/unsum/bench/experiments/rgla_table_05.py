@@ -45,5 +45,5 @@ EXPERIMENT = Experiment(
         )
         for size in common.DEVIATIONS
     },
-    see=("rgla-tables.md", "rgla-small.md"),
+    see=("../exact-features.md",),
 )

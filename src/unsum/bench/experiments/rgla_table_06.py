@@ -21,5 +21,5 @@ EXPERIMENT = Experiment(
     grids=grids,
     columns=common.FEATURES,
     deviations=common.DEVIATIONS,
-    see=("rgla-tables.md", "rgla-small.md"),
+    see=("../exact-features.md",),
 )

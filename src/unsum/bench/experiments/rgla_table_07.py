@@ -18,5 +18,5 @@ EXPERIMENT = Experiment(
         common.PROCESSOR,
     ),
     deviations=common.DEVIATIONS,
-    see=("rgla-tables.md",),
+    see=("../exact-features.md",),
 )

@@ -34,5 +34,5 @@ EXPERIMENT = Experiment(
     ),
     published_title="published PSNR",
     deviations=common.WITH_MATCHING,
-    see=("rgla-tables.md", "matching.md", "pictures.md"),
+    see=("../exact-features.md", "matching.md", "../pictures.md"),
 )

@@ -22,5 +22,5 @@ EXPERIMENT = Experiment(
     published=tuple(Published(figure, {"batch": B, "attack": "RGLA"}) for B, figure in LOGITS_BY_BATCH.items()),
     published_title="published ‖Ŷ′−Ŷ‖²",
     deviations=common.DEVIATIONS,
-    see=("rgla-tables.md", "rgla-small.md"),
+    see=("../exact-features.md",),
 )

@@ -39,5 +39,5 @@ EXPERIMENT = Experiment(
         **common.DEVIATIONS,
         "small": (common.SMALL, "Batches end at 64, because 128 is above C = 100; one batch of each size."),
     },
-    see=("pictures.md", "rgla-tables.md"),
+    see=("../pictures.md", "../exact-features.md"),
 )

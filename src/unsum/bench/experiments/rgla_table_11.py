@@ -32,5 +32,5 @@ EXPERIMENT = Experiment(
         ),
         "paper": (common.OWN_INVERSE, "The figures of the table at 336² are not in our notes of the paper."),
     },
-    see=("pictures.md",),
+    see=("../pictures.md",),
 )

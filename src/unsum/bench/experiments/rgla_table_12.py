@@ -27,5 +27,5 @@ EXPERIMENT = Experiment(
     ),
     published_title="published PSNR",
     deviations=common.DEVIATIONS,
-    see=("defenses.md",),
+    see=("../defenses.md",),
 )

@@ -29,5 +29,5 @@ EXPERIMENT = Experiment(
         size: (*texts, "The paper's figures for noise are not in our notes of it, so none stand beside ours.")
         for size, texts in DEVIATIONS.items()
     },
-    see=("soft-labels.md",),
+    see=("../soft-labels.md",),
 )

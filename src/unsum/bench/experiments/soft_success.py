@@ -50,5 +50,5 @@ EXPERIMENT = Experiment(
     columns=COLUMNS,
     published=PUBLISHED,
     deviations=DEVIATIONS,
-    see=("soft-labels.md",),
+    see=("../soft-labels.md",),
 )
