@@ -1,4 +1,4 @@
-"""RGLA's tables 2 and 12: features after noise, clipping and pruning, by the adaptive separator, RGLA and FGLA.
+"""Defenses on batches whose labels are alike, and DP-SGD: what RGLA's tables 2 and 12 (`unsum bench rgla-2 rgla-12`) leave out.
 
 python benchmarks/defense_tables.py --weights resnet50.safetensors --photos imagenet-samples-224.tar --batches 3
 python benchmarks/defense_tables.py --weights … --photos … --pooled --dp        # DP-SGD as well, on a pooled head
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -22,10 +23,11 @@ import torch
 from torch import Tensor, nn
 
 import unsum
-from rgla_tables import Setting, batch_features, load_backbone, load_photos, say
 from unsum.bench.published import BY_DEFENSE, BY_PRUNING
+from unsum.data import read_photos
 from unsum.defend import DPSGD, parse_defense, privacy_spent
 from unsum.invert import Inverse
+from unsum.models import load_model
 from unsum.score import score_samples
 
 PUBLISHED = {  # PSNR of RGLA and FGLA: table 2 (noise, clip, 99.9 %) and table 12 (the other rates)
@@ -48,6 +50,19 @@ EPSILONS = (1.0, 3.0, 8.0)
 
 
 @dataclass(frozen=True)
+class Setting:
+    """The backbone, the photos, and where and how long to compute."""
+
+    backbone: nn.Module
+    photos: dict[int, list[Tensor]]  # class → pictures (3, h, w)
+    classes: int
+    device: str
+    batches: int
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Drawn:
     photos: Tensor
     features: Tensor
@@ -65,6 +80,29 @@ class Run:
     psnr: float
 
 
+def load_backbone(weights: str, pooled: bool) -> nn.Module:
+    """ResNet-50 of the first version (stride in the 1×1 convolution) without its head."""
+    own = Path(__file__).parents[1] / "examples" / "resnet50_v1.py"
+    network = load_model(f"{own}:pooled", classes=1000, weights=weights).model
+    network.fc = nn.Identity()
+    if not pooled:
+        network.avgpool = nn.Identity()
+    return network.train()
+
+
+def load_photos(path: str, size: int) -> dict[int, list[Tensor]]:
+    """The pictures of a source whose classes are numbers, by class."""
+    photos: dict[int, list[Tensor]] = defaultdict(list)
+    found = read_photos(path, size=size)
+    for label, image in zip(found.labels.tolist(), found.images.float() / 255, strict=True):
+        photos[label].append(image)
+    return photos
+
+
+def say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
 def draw(setting: Setting, seed: int, same: int) -> Drawn:
     """Eight photos of eight classes, `same` of them labeled like the first; a fresh random head."""
     generator = torch.Generator().manual_seed(seed)
@@ -73,7 +111,8 @@ def draw(setting: Setting, seed: int, same: int) -> Drawn:
     pictures = [setting.photos[c][int(torch.randint(len(setting.photos[c]), (), generator=generator))] for c in chosen]
     labels = torch.tensor(chosen, device=setting.device)
     labels[:same] = labels[0]
-    features = batch_features(setting, pictures)
+    with torch.no_grad():
+        features = setting.backbone(torch.stack(pictures).to(setting.device)).flatten(1)
     torch.manual_seed(seed)
     head = nn.Linear(features.shape[1], setting.classes).to(setting.device)
     return Drawn(torch.stack(pictures), features, labels, head)
@@ -178,7 +217,6 @@ def main() -> None:
         device=options.device,
         batches=options.batches,
         steps=options.steps,
-        sizes=[8],
         seconds=60 * options.minutes,
     )
     name = (

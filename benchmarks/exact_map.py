@@ -1,6 +1,6 @@
 """How far the equations go: the share of samples recovered over batch size, classes and kind of labels.
 
-uv run python benchmarks/exact_map.py > docs/results/exact-map.md
+uv run python benchmarks/exact_map.py > docs/results/tables/exact-map.md
 """
 
 from __future__ import annotations

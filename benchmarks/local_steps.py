@@ -1,6 +1,6 @@
 """What local training leaves for the attack: recovery against the number of local steps, the learning rate and the batch.
 
-    python benchmarks/local_steps.py --out docs/results/local-steps.md
+    python benchmarks/local_steps.py --out docs/results/tables/local-steps.md
 
 A client trains a small network with BatchNorm on crops of the embedded photos, by SGD, and sends its whole state dict back. The
 server takes the difference, as `unsum.integrations.rounds.seen` does, and attacks it twice: with the exact solver, as if the mean

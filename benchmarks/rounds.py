@@ -1,6 +1,6 @@
 """What further rounds on the same batch give: features' errors against the number of rounds, the noise and the body's moves.
 
-    python benchmarks/rounds.py --out docs/results/rounds.md
+    python benchmarks/rounds.py --out docs/results/tables/rounds.md
 
 A two-layer network whose head differs from round to round by a third of its weights' deviation, as a global model's does; the
 body stays as it is, or moves a little. The truth is only compared with.

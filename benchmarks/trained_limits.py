@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import unsum
-from exact_trained import REACH, RECOVERED
+from trained_networks import REACH, RECOVERED
 from unsum.score import score_samples
 
 EPSILON = torch.finfo(torch.float32).eps / 2  # what rounding leaves of p − 1

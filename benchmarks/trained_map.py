@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 import unsum
-from exact_trained import REACH, RECOVERED, accuracy_on, cifar_network, mobilenet_and_photos, train_until
+from trained_networks import REACH, RECOVERED, accuracy_on, cifar_network, mobilenet_and_photos, train_until
 from unsum.bench.measure.estimate import loss_errors
 from unsum.bench.published import LOSS_ERRORS
 from unsum.client.capture import in_mode

@@ -1,7 +1,7 @@
 """What the site takes from the code itself when it is built: tables of methods and the command line.
 
 A page asks for a table with a comment on a line of its own, `<!-- table: defenses -->`, and for the commands with
-`<!-- commands -->`. Pages that the nav does not name join it by themselves.
+`<!-- commands -->`. Pages that the nav does not name join it under Guides, all but the tables behind the results.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 _FAMILIES = ("attacks", "gradient matching", "label rules", "peelers", "inverters", "servers", "defenses")
 _ELSEWHERE = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
+_TABLES = "results/tables/"
 _MARK = re.compile(r"^<!-- (?:(commands)|table: ([\w ]+)) -->$", re.MULTILINE)
 
 
@@ -25,12 +26,11 @@ def on_page_markdown(markdown: str, page: Any, **_others: Any) -> str:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Pages that the nav does not name join it: results in theirs, all others under Guides."""
+    """Pages that the nav does not name join it under Guides; tables behind the results are found through their pages."""
     named = set(_paths(config.nav))
     for file in files.documentation_pages():
-        if file.src_uri not in named:
-            title = "Results" if file.src_uri.startswith("results/") else "Guides"
-            _section(config.nav, title).append(file.src_uri)
+        if file.src_uri not in named and not file.src_uri.startswith(_TABLES):
+            _section(config.nav, "Guides").append(file.src_uri)
     return files
 
 

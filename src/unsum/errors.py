@@ -11,7 +11,16 @@ _LISTABLE = 12  # more valid names than this are listed only when none is near
 
 
 class UnsumError(ValueError):
-    """Wrong input. The message is one sentence for the person at the keyboard; the CLI prints it and exits with 2."""
+    """Wrong input. The message is one sentence for the person at the keyboard; the CLI prints it and exits with 2.
+
+    Examples:
+        >>> import unsum
+        >>> try:
+        ...     unsum.Clip(-1)
+        ... except unsum.UnsumError as error:
+        ...     print(error)
+        Clipping needs a positive norm, not -1.
+    """
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UnsumError:

@@ -26,6 +26,10 @@ class Knowledge:
     that hand out the training program know it; None leaves it open. `training` is how the client trains, where several
     local steps lie between the weights it was sent and those it sent back. `repeated_rounds` counts the client's updates that are
     said to be of the same batch.
+
+    Examples:
+        >>> Knowledge(batch_size=8).granted()
+        ["The model's weights and one client update.", 'The batch size (8).']
     """
 
     labels: Tensor | None = None

@@ -19,6 +19,15 @@ class Leak:
     `history` says how an attack that iterates got there: a tensor (S,) for every name, entry by entry at the iterations
     in `history["step"]`. RGLA notes `loss_w`, `loss_b` and `loss_loss`, its three losses without their weights, at the start,
     every so many steps and at the end. Methods that do not iterate leave it empty.
+
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(64, 20)
+        >>> inputs, labels = torch.randn(3, 64), torch.tensor([4, 4, 1])
+        >>> leak = unsum.separate(model, unsum.capture(model, inputs, labels))
+        >>> leak.features.shape, leak.labels.tolist(), leak.exact
+        (torch.Size([3, 64]), [1, 4, 4], True)
     """
 
     method: str

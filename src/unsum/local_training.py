@@ -15,6 +15,10 @@ class LocalTraining:
     `steps` counts optimizer steps per round; where BatchNorm's counters are sent along, they tell it anyway. `batch_size` is
     how many samples an update is of, all steps together. `momentum` and `weight_decay` are those of SGD. `epochs` says how
     often the client goes through these samples, each time in the same mini-batches; with one, no step sees a sample again.
+
+    Examples:
+        >>> LocalTraining(learning_rate=0.1, steps=4, momentum=0.9).described()
+        'How the client trains: 4 local steps of SGD at a learning rate of 0.1, a momentum of 0.9.'
     """
 
     learning_rate: float | None = None

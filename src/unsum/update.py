@@ -36,6 +36,12 @@ class Update:
     `batch_size`, `num_examples` and `training`, how the client trains, are set only where the protocol discloses them to the
     server; with several local steps `learning_rate` is what the delta was divided by. `notes` says in sentences what had to be
     assumed to read the update; it is not saved.
+
+    Examples:
+        >>> import torch, unsum
+        >>> update = unsum.Update.from_delta({"weight": torch.tensor([-0.2])}, learning_rate=0.1)
+        >>> update.gradients["weight"], update.scale_known
+        (tensor([2.]), True)
     """
 
     gradients: Mapping[str, Tensor]

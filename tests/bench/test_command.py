@@ -107,7 +107,7 @@ def test_pages_stand_by_themselves(smoke: tuple[Path, Result], bench: Bench, tmp
         "embedded photos (sha256 ",
         "    unsum",
         "Size smoke:",
-        "(rgla-tables.md)",
+        "(../exact-features.md)",
         "19.242",
     ):
         assert wanted in page, wanted

@@ -67,14 +67,14 @@ def test_every_family_has_its_table_on_a_page() -> None:
     assert re.findall(r"^<!-- table: (.+) -->$", text, re.MULTILINE) == list(FAMILIES)
 
 
-def test_pages_that_the_nav_does_not_name_join_it(hooks: ModuleType) -> None:
+def test_pages_that_the_nav_does_not_name_join_it_but_for_tables(hooks: ModuleType) -> None:
     class Page:
         def __init__(self, src_uri: str) -> None:
             self.src_uri = src_uri
 
     class Files:
         def documentation_pages(self) -> list[Page]:
-            return [Page("index.md"), Page("results/new.md"), Page("ci.md")]
+            return [Page("index.md"), Page("results/tables/new.md"), Page("ci.md")]
 
     class Config:
         nav: ClassVar[list[Any]] = [{"Home": "index.md"}, {"Results": ["results/index.md"]}, {"Reference": []}]
@@ -82,10 +82,16 @@ def test_pages_that_the_nav_does_not_name_join_it(hooks: ModuleType) -> None:
     hooks.on_files(Files(), Config)
     assert Config.nav == [
         {"Home": "index.md"},
-        {"Results": ["results/index.md", "results/new.md"]},
+        {"Results": ["results/index.md"]},
         {"Guides": ["ci.md"]},
         {"Reference": []},
     ]
+
+
+def test_every_table_is_linked_from_a_page_of_the_results() -> None:
+    read = "".join(path.read_text("utf-8") for path in (DOCS / "results").glob("*.md"))
+    unread = [path.name for path in (DOCS / "results/tables").glob("*.md") if f"tables/{path.name}" not in read]
+    assert unread == []
 
 
 def test_the_api_reference_names_the_whole_public_api() -> None:

@@ -61,6 +61,8 @@ def audit(
 ) -> Audit:
     """What would one client update of this model give away, or what does one give away that was captured?
 
+    Leakage of a sample x is 1 − ‖x̂ − x‖² / ‖m − x‖², with m the mean of the client's other samples.
+
     Args:
         model: a name, as `unsum.models.load_model` takes it (`default`, `torchvision:NAME`, `path/to/file.py:factory`, …), or
             your own module (then give `data` or `update` too).
@@ -88,6 +90,15 @@ def audit(
 
     Returns:
         An `Audit`; `audit.write("folder")` makes the report.
+
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(64, 20)
+        >>> data = torch.randn(3, 64), torch.tensor([4, 4, 1])
+        >>> report = unsum.audit(model, data)
+        >>> report.verdict.level, min(report.leakages) > 0.99
+        ('severe', True)
     """
     start = time.perf_counter()
     progress.say("Loading the model and " + ("the client's photos" if update is None else "the update"))

@@ -143,6 +143,6 @@ class Experiment:
     published: tuple[Published, ...] = ()
     published_title: str = "published"
     deviations: Mapping[Size, tuple[str, ...]] = field(default_factory=dict)
-    see: tuple[str, ...] = ()  # pages of docs/results made by hand for the same table
+    see: tuple[str, ...] = ()  # pages on the same question, as seen from docs/results/tables
     figure: Figure | None = None
     across: str = ""  # the axis whose values become columns on pages, where rows would be too many

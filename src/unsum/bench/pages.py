@@ -1,6 +1,6 @@
-"""Pages of `docs/results/` out of a store: every table with the paper's figures, what it ran on, and where it differs.
+"""Pages of `docs/results/tables/` out of a store: every table with the paper's figures, what it ran on, and where it differs.
 
-Pages are made, never edited: the same store makes the same pages. Pages written by hand for the same tables are linked.
+Pages are made, never edited: the same store makes the same pages. Pages on the same questions are linked.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _introduction(tables: list[Table]) -> str:
 
     data = "; ".join(sorted({f"{o['data']} (sha256 {o['data_sha256']}…)" for o in origins}))
     return (
-        f"Made from a store of results by `unsum bench pages`; [how to run, resume and extend it](../bench.md). Size "
+        f"Made from a store of results by `unsum bench pages`; [how to run, resume and extend it](../../bench.md). Size "
         f"**{tables[0].size}**.\n\n" + "\n".join(f"    {command}" for command, _ in commands) + "\n\n"
         f"- **Hardware:** {every('hardware')}; torch {every('torch')}. {len(unique)} cells took {total} of processor time; the "
         f"largest needed {peak:,.0f} MB.\n"
@@ -115,7 +115,7 @@ def _section(table: Table, page: Path) -> str:
     parts = [f"## {experiment.title}", " ".join(experiment.deviations.get(table.size, ()))]
     if experiment.see:
         names = (f"[{Path(name).stem}]({name})" for name in experiment.see)
-        parts.append(f"By hand, for the same question: {', '.join(names)}.")
+        parts.append(f"On the same question: {', '.join(names)}.")
     if experiment.figure is not None:
         form = "jpg" if experiment.figure.kind == "pictures" else "png"
         picture = page.with_name(f"bench-{experiment.name}{'-paper' if table.size == 'paper' else ''}.{form}")

@@ -24,8 +24,9 @@ def as_probabilities(targets: Tensor, classes: int) -> Tensor:
 def smooth_labels(targets: Tensor, epsilon: float, classes: int) -> Tensor:
     """(B, C) targets (1 − ε) y + ε / C.
 
-    >>> smooth_labels(torch.tensor([1]), 0.3, 3)
-    tensor([[0.1000, 0.8000, 0.1000]])
+    Examples:
+        >>> smooth_labels(torch.tensor([1]), 0.3, 3)
+        tensor([[0.1000, 0.8000, 0.1000]])
     """
     if not 0 <= epsilon <= 1:
         raise UnsumError(f"Label smoothing needs an epsilon between 0 and 1, not {epsilon}.")
@@ -39,6 +40,12 @@ def mixup(
 
     `weight` is one number or one per sample; `partner` (B,) holds the index of each sample's partner, by default the
     next one in the batch.
+
+    Examples:
+        >>> images, targets = mixup(torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1]), 2, weight=0.75)
+        >>> images.flatten(), targets
+        (tensor([0.2500, 0.7500]), tensor([[0.7500, 0.2500],
+                [0.2500, 0.7500]]))
     """
     size = len(images)
     weights = torch.as_tensor(weight, dtype=images.dtype, device=images.device).expand(size)

@@ -22,6 +22,8 @@ def capture(
 ) -> Update:
     """The update a client would send after one step on this batch.
 
+    The gradient of the mean cross-entropy over the batch, (1/B) Σ_i −y_i · log softmax(model(x_i)).
+
     Args:
         model: left exactly as it was: mode, gradients and BatchNorm statistics are restored.
         images: (B, …) one batch of inputs.
@@ -33,6 +35,16 @@ def capture(
 
     Returns:
         The `Update`: gradients of every trainable parameter and no word about the batch.
+
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(8, 6)
+        >>> inputs, labels = torch.randn(3, 8), torch.tensor([4, 4, 1])
+        >>> update = unsum.capture(model, inputs, labels)
+        >>> P, Y = model(inputs).softmax(1), torch.nn.functional.one_hot(labels, 6)
+        >>> torch.allclose(update.gradients["weight"], ((P - Y) / 3).T @ inputs, atol=1e-6)  # ∇W = Gᵀ F
+        True
     """
     return capture_trained(model, images, targets, train=train, defenses=defenses)[0]
 

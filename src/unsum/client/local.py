@@ -42,6 +42,15 @@ def capture_local(
 
     Returns:
         A weight delta as `Update.from_delta` holds it: with the rate known, `gradients` is Σ_t g(w_t, batch t).
+
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(8, 6)
+        >>> inputs, labels = torch.randn(3, 8), torch.tensor([4, 4, 1])
+        >>> update = unsum.capture_local(model, inputs, labels, learning_rate=0.1, batch_size=1)  # three steps
+        >>> update.kind, update.learning_rate
+        ('delta', 0.1)
     """
     size = len(images) if batch_size is None else batch_size
     if not learning_rate > 0 or epochs < 1 or size < 1:

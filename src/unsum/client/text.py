@@ -34,6 +34,13 @@ def capture_text(
 
     Returns:
         The `Update`: the gradient of the mean over all positions that have a label.
+
+    Examples:
+        >>> import torch, unsum
+        >>> model = torch.nn.Sequential(torch.nn.Embedding(50, 8), torch.nn.Linear(8, 50))  # (n, L) → (n, L, 50)
+        >>> update = unsum.capture_text(model, torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]]))
+        >>> {name: tuple(g.shape) for name, g in update.gradients.items()}
+        {'0.weight': (50, 8), '1.weight': (50, 8), '1.bias': (50,)}
     """
     labels = tokens if labels is None else labels
     _check(model, tokens, labels)

@@ -253,7 +253,7 @@ def figures_command(
 def pages_command(
     size: SizeOption = "small",
     store: StoreOption = _STORE,
-    out: Annotated[Path, typer.Option(help="Folder for the pages, docs/results of this repository say.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for the pages, docs/results/tables of this repository say.")] = Path(
         "unsum-pages"
     ),
 ) -> None:

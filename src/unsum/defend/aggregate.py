@@ -25,6 +25,12 @@ def aggregate(updates: Sequence[Update], *, sizes: Sequence[int] | None = None) 
         updates: one per client, of the same model; defend each client's own before.
         sizes: the clients' sample counts, for the weights; by default their disclosed `batch_size`s, or equal weights where
             none discloses one. Only disclosed sizes end up in the result.
+
+    Examples:
+        >>> import torch, unsum
+        >>> clients = [unsum.Update({"w": torch.tensor([value])}) for value in (1.0, 3.0)]
+        >>> unsum.aggregate(clients, sizes=[3, 1]).gradients["w"]  # (3 · 1 + 1 · 3) / 4
+        tensor([1.5000])
     """
     updates = list(updates)
     _check(updates)
@@ -51,7 +57,14 @@ def aggregate(updates: Sequence[Update], *, sizes: Sequence[int] | None = None) 
     needs="the other clients' updates (in Python)",
 )
 class SecAgg(Defense):
-    """This client's update together with those of the `clients` − 1 others."""
+    """This client's update together with those of the `clients` − 1 others.
+
+    Examples:
+        >>> import torch, unsum
+        >>> mine, other = (unsum.Update({"w": torch.tensor([value])}) for value in (1.0, 3.0))
+        >>> unsum.SecAgg(2, others=[other])(mine).gradients["w"]
+        tensor([2.])
+    """
 
     example = 4
     axis = Axis("clients", spacing="linear", whole=True)

@@ -14,7 +14,14 @@ from unsum.update import Update
 
 @DEFENSES.register("clip", summary="scale the whole update down to at most this Euclidean norm")
 class Clip(Defense):
-    """g · min(1, c / ‖g‖), the norm taken over all tensors together."""
+    """g · min(1, c / ‖g‖), the norm taken over all tensors together.
+
+    Examples:
+        >>> import torch, unsum
+        >>> update = unsum.Update({"w": torch.tensor([3.0, -4.0, 0.5])})
+        >>> unsum.Clip(2.5)(update).gradients["w"]
+        tensor([ 1.4926, -1.9901,  0.2488])
+    """
 
     axis = NORM
 

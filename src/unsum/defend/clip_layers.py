@@ -15,7 +15,14 @@ from unsum.update import Update
 
 @DEFENSES.register("clip-layers", summary="scale each tensor down to at most this Euclidean norm")
 class ClipLayers(Defense):
-    """g_l · min(1, c / ‖g_l‖) for every parameter tensor l, so that each has a factor of its own."""
+    """g_l · min(1, c / ‖g_l‖) for every parameter tensor l, so that each has a factor of its own.
+
+    Examples:
+        >>> import torch, unsum
+        >>> update = unsum.Update({"w": torch.tensor([3.0, -4.0, 0.5])})
+        >>> unsum.ClipLayers(2.5)(update).gradients["w"]
+        tensor([ 1.4926, -1.9901,  0.2488])
+    """
 
     axis = NORM
 

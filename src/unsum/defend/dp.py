@@ -35,6 +35,15 @@ class DPSGD(ClientDefense):
     """One differentially private step; noise of standard deviation `noise · clip / B` on every entry.
 
     `privacy_spent` says what ε a training of such steps costs.
+
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(8, 6)
+        >>> inputs, labels = torch.randn(3, 8), torch.tensor([4, 4, 1])
+        >>> update = unsum.capture(model, inputs, labels, defenses=unsum.DPSGD(0.0, clip=0.1))
+        >>> bool(torch.stack([g.norm() for g in update.gradients.values()]).norm() <= 0.1)  # a mean of gradients of norm 0.1
+        True
     """
 
     stage = Stage.GRADIENT
@@ -81,6 +90,11 @@ def privacy_spent(noise: float, *, steps: int, sampling_rate: float, delta: floa
         sampling_rate: the chance of a sample to be in one step's batch, B / (number of the client's samples).
         delta: usually below 1 / (number of the client's samples).
         accountant: `prv` (the tightest, Opacus' default), `rdp` (Rényi) or `gdp` (Gaussian, approximate).
+
+    Examples:
+        >>> import unsum
+        >>> round(unsum.privacy_spent(1.0, steps=100, sampling_rate=0.01, delta=1e-5, accountant="rdp"), 2)
+        1.21
     """
     if not (noise > 0 and math.isfinite(noise)):
         raise UnsumError(f"Without noise there is no privacy to account for; give a positive multiplier, not {noise}.")

@@ -29,13 +29,30 @@ class _Drop(Switch, ClientDefense):
 
 @DEFENSES.register("drop-bias", summary="do not send the gradient of the last layer's bias")
 class DropBias(_Drop):
-    """The update without the head's bias; a head that has none is sent as it is."""
+    """The update without the head's bias; a head that has none is sent as it is.
+
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(8, 6)
+        >>> inputs, labels = torch.randn(3, 8), torch.tensor([4, 4, 1])
+        >>> list(unsum.capture(model, inputs, labels, defenses=unsum.DropBias()).gradients)
+        ['weight']
+    """
 
     dropped = ("bias",)
 
 
 @DEFENSES.register("drop-head", summary="do not send the gradient of the last layer at all")
 class DropHead(_Drop):
-    """The update without the head: what attacks on the last layer read is not there."""
+    """The update without the head: what attacks on the last layer read is not there.
+
+    Examples:
+        >>> import torch, unsum
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 5), torch.nn.ReLU(), torch.nn.Linear(5, 6))
+        >>> update = unsum.capture(model, torch.randn(3, 8), torch.tensor([4, 4, 1]), defenses=unsum.DropHead())
+        >>> list(update.gradients)
+        ['0.weight', '0.bias']
+    """
 
     dropped = ("weight", "bias")

@@ -17,6 +17,13 @@ class Laplace(Defense):
     """g + Laplace(0, b): density e^(−|x|/b) / 2b, drawn from torch's global generator.
 
     The difference of two exponential variables of mean b has this distribution.
+
+    Examples:
+        >>> import torch, unsum
+        >>> update = unsum.Update({"w": torch.tensor([3.0, -4.0, 0.5])})
+        >>> _ = torch.manual_seed(0)
+        >>> unsum.Laplace(0.01)(update).gradients["w"]
+        tensor([ 3.0097, -3.9981,  0.4905])
     """
 
     axis = Axis("scale b")

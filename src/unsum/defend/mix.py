@@ -19,7 +19,17 @@ from unsum.errors import UnsumError
 
 @DEFENSES.register("mixup", summary="blend each sample with another of the batch, with a weight from Beta(α, α)")
 class Mixup(ClientDefense):
-    """The batch becomes `mixup(…, weight=λ, partner=a random permutation)`; drawn from torch's global generator."""
+    """The batch becomes `mixup(…, weight=λ, partner=a random permutation)`; drawn from torch's global generator.
+
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(8, 6)
+        >>> inputs, labels = torch.randn(3, 8), torch.tensor([4, 4, 1])
+        >>> update = unsum.capture(model, inputs, labels, defenses=unsum.Mixup(1.0))
+        >>> update.gradients["weight"].shape
+        torch.Size([6, 8])
+    """
 
     stage = Stage.BATCH
     axis = Axis("α of Beta(α, α)")

@@ -14,7 +14,15 @@ from unsum.update import Update
 
 @DEFENSES.register("noise", summary="Gaussian noise of this standard deviation on every entry")
 class Noise(Defense):
-    """g + N(0, σ²), drawn from torch's global generator (`torch.manual_seed` makes it repeatable)."""
+    """g + N(0, σ²), drawn from torch's global generator (`torch.manual_seed` makes it repeatable).
+
+    Examples:
+        >>> import torch, unsum
+        >>> update = unsum.Update({"w": torch.tensor([3.0, -4.0, 0.5])})
+        >>> _ = torch.manual_seed(0)
+        >>> unsum.Noise(0.01)(update).gradients["w"]
+        tensor([ 3.0154, -4.0029,  0.4782])
+    """
 
     axis = Axis("standard deviation")
 

@@ -12,7 +12,14 @@ from unsum.update import Update
 
 @DEFENSES.register("prune", summary="set this fraction of each tensor's entries, the smallest, to zero")
 class Prune(Defense):
-    """Keeps the ceil((1 − fraction) · n) largest entries of each tensor, at least one."""
+    """Keeps the ceil((1 − fraction) · n) largest entries of each tensor, at least one.
+
+    Examples:
+        >>> import torch, unsum
+        >>> update = unsum.Update({"w": torch.tensor([3.0, -4.0, 0.5])})
+        >>> unsum.Prune(0.5)(update).gradients["w"]
+        tensor([ 3., -4.,  0.])
+    """
 
     axis = FRACTION
 

@@ -17,6 +17,12 @@ class PruneGlobal(Defense):
     """Keeps the ceil((1 − fraction) · n) largest of the n entries of all tensors together, at least one.
 
     A layer of small gradients may vanish altogether, which pruning per tensor (`Prune`) never does.
+
+    Examples:
+        >>> import torch, unsum
+        >>> update = unsum.Update({"w": torch.tensor([3.0, -4.0, 0.5])})
+        >>> unsum.PruneGlobal(0.5)(update).gradients["w"]
+        tensor([ 3., -4.,  0.])
     """
 
     axis = FRACTION

@@ -19,7 +19,15 @@ from unsum.update import Update
 
 @DEFENSES.register("qsgd", summary="round each tensor at random to this many levels of its norm, unbiased")
 class QSGD(Defense):
-    """Q_s of every tensor, the whole tensor as one bucket; drawn from torch's global generator."""
+    """Q_s of every tensor, the whole tensor as one bucket; drawn from torch's global generator.
+
+    Examples:
+        >>> import torch, unsum
+        >>> update = unsum.Update({"w": torch.tensor([3.0, -4.0, 0.5])})
+        >>> sent = unsum.QSGD(1)(update).gradients["w"]
+        >>> bool(torch.isin(sent.abs(), torch.stack([torch.tensor(0.0), update.gradients["w"].norm()])).all())
+        True
+    """
 
     example = 4
     axis = Axis("levels", rising=False, whole=True)

@@ -12,7 +12,14 @@ from unsum.update import Update
 
 @DEFENSES.register("quantize", summary="round each tensor to this many bits, evenly between its extremes")
 class Quantize(Defense):
-    """min + Δ · round((g − min)/Δ) with Δ = (max − min)/(2ⁿ − 1): no entry moves by more than Δ/2."""
+    """min + Δ · round((g − min)/Δ) with Δ = (max − min)/(2ⁿ − 1): no entry moves by more than Δ/2.
+
+    Examples:
+        >>> import torch, unsum
+        >>> update = unsum.Update({"w": torch.tensor([3.0, -4.0, 0.5])})
+        >>> unsum.Quantize(1)(update).gradients["w"]
+        tensor([ 3., -4.,  3.])
+    """
 
     example = 8
     axis = Axis("bits", spacing="linear", rising=False, whole=True)

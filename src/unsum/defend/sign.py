@@ -14,7 +14,14 @@ from unsum.update import Update
 
 @DEFENSES.register("sign", summary="send the sign of every entry and nothing else")
 class Sign(Switch):
-    """sign(g): −1, 0 or 1; with `scaled`, times the tensor's mean magnitude."""
+    """sign(g): −1, 0 or 1; with `scaled`, times the tensor's mean magnitude.
+
+    Examples:
+        >>> import torch, unsum
+        >>> update = unsum.Update({"w": torch.tensor([3.0, -4.0, 0.5])})
+        >>> unsum.Sign()(update).gradients["w"]
+        tensor([ 1., -1.,  1.])
+    """
 
     def __init__(self, *, scaled: bool = False) -> None:
         super().__init__()

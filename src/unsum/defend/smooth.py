@@ -13,7 +13,18 @@ from unsum.errors import UnsumError
 
 @DEFENSES.register("smooth", summary="label smoothing: the targets keep 1 − ε and share ε among all classes")
 class SmoothLabels(ClientDefense):
-    """The targets of the batch become `smooth_labels(targets, epsilon, classes)`."""
+    """The targets of the batch become `smooth_labels(targets, epsilon, classes)`.
+
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(8, 6)
+        >>> inputs, labels = torch.randn(3, 8), torch.tensor([4, 4, 1])
+        >>> defended = unsum.capture(model, inputs, labels, defenses=unsum.SmoothLabels(0.3))
+        >>> by_hand = unsum.capture(model, inputs, unsum.smooth_labels(labels, 0.3, 6))
+        >>> torch.equal(defended.gradients["weight"], by_hand.gradients["weight"])
+        True
+    """
 
     stage = Stage.BATCH
     axis = FRACTION

@@ -41,6 +41,15 @@ class Soteria(ClientDefense):
     """Zeroes the head's weight-gradient columns that score below the quantile `fraction` (the authors' code: 0.01 and 0.6).
 
     `probes` random directions per sample estimate the scores of heads with more than 2048 inputs; 0 computes them exactly.
+
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(8, 6)
+        >>> inputs, labels = torch.randn(3, 8), torch.tensor([4, 4, 1])
+        >>> update = unsum.capture(model, inputs, labels, defenses=unsum.Soteria(0.5))
+        >>> int((update.gradients["weight"] == 0).all(dim=0).sum())
+        4
     """
 
     example = 0.1

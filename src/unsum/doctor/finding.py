@@ -10,7 +10,12 @@ Mark = Literal["ok", "warning", "will not work", "tampered"]
 
 @dataclass(frozen=True)
 class Finding:
-    """`check` names what was looked at; `sentence` says what was found and, where it is bad, what to do."""
+    """`check` names what was looked at; `sentence` says what was found and, where it is bad, what to do.
+
+    Examples:
+        >>> Finding("ok", "head", "The logits come from 'fc'.").mark
+        'ok'
+    """
 
     mark: Mark
     check: str

@@ -44,6 +44,14 @@ def doctor(
     Also says, for clients, whether the model looks as if its server had prepared it to leak (`tampered`); for that a file of
     weights will do in the place of a model. Arguments are those of `unsum.audit`. Each `Finding` has a mark, `ok`, `warning`,
     `will not work` or `tampered`, and a sentence.
+
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(64, 20)
+        >>> data = torch.randn(3, 64), torch.tensor([4, 4, 1])
+        >>> {finding.mark for finding in unsum.doctor(model, data)} <= {"ok", "warning"}
+        True
     """
     alone = _weights_alone(model)
     if alone is not None and data is None and update is None:

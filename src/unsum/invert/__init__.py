@@ -19,5 +19,14 @@ def invert(
     """Pictures for the features of a leak: (B, 3, h, w) in [0, 1], in the leak's order.
 
     `inverse` is a trained inverse or its file; by default the one embedded for the default model.
+
+    Examples:
+        >>> import torch, unsum
+        >>> from unsum.data import embedded_batch
+        >>> from unsum.models import load_model
+        >>> loaded, batch = load_model("default", classes=100), embedded_batch(2, image_size=128)
+        >>> leak = unsum.separate(loaded.model, unsum.capture(loaded.model, batch.images, batch.targets))
+        >>> unsum.invert(loaded.model, leak).shape
+        torch.Size([2, 3, 128, 128])
     """
     return INVERTERS[method](model, leak, inverse=inverse)

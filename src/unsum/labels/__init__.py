@@ -26,6 +26,8 @@ def labels(
 ) -> Tensor:
     """The labels of the batch behind one update: (B,) class numbers, sorted, duplicates repeated.
 
+    With n_c samples of class c, ∇b_c = p̄_c − n_c/B: the rules differ in how they come to the mean probability p̄_c.
+
     Args:
         model: the model the client trained, with the weights it started from, in the mode the client trains it in.
         update: what the server received.
@@ -34,6 +36,15 @@ def labels(
         auxiliary: labeled samples of the attacker's own, (images, labels), for rules that need them.
         device: where to compute; the model's own device by default.
         seed: fixes every random choice.
+
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(64, 20)
+        >>> inputs, labels = torch.randn(3, 64), torch.tensor([4, 4, 1])
+        >>> update = unsum.capture(model, inputs.relu(), labels)
+        >>> unsum.labels(model, update), unsum.labels(model, update, "llg", batch_size=3)
+        (tensor([1, 4, 4]), tensor([1, 4, 4]))
     """
     rule = LABEL_RULES[method]
     return rule(gather(model, update, batch_size=batch_size, auxiliary=auxiliary, device=device, seed=seed))

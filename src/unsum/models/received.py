@@ -16,7 +16,15 @@ from unsum.update import Kind, Update
 
 @dataclass(frozen=True)
 class Received:
-    """`update` alone, or `before` and `after`. `delta` says that `update` is a change of weights, not a gradient."""
+    """`update` alone, or `before` and `after`. `delta` says that `update` is a change of weights, not a gradient.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import unsum
+        >>> received = unsum.Received(before=Path("round-4.npz"), after=Path("client.npz"), learning_rate=0.1)
+        >>> received.learning_rate
+        0.1
+    """
 
     update: Path | None = None
     before: Path | None = None

@@ -53,6 +53,15 @@ def peel(
 
     Returns:
         A `Peeled` in the leak's order: raw inputs of the model, with a certificate per sample and figures per layer.
+
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(12, 64), torch.nn.Tanh(), torch.nn.Linear(64, 20))
+        >>> inputs, labels = torch.randn(3, 12), torch.tensor([4, 4, 1])
+        >>> peeled = unsum.peel(model, unsum.capture(model, inputs, labels))
+        >>> bool(torch.cdist(inputs.double(), peeled.inputs.double()).min(dim=1).values.max() < 1e-3), peeled.exact
+        (True, tensor([True, True, True]))
     """
     if method == AUTO:
         chain = find_chain(model, update)

@@ -39,6 +39,15 @@ class Peeled:
     `inputs` are raw inputs of the model (whatever normalization the client applied is still in them), or, where `complete`
     is false, of the layer that peeling stopped at (`layers[-1]`). `errors` predicts each sample's relative error;
     `exact` is the certificate, sample by sample.
+
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(12, 64), torch.nn.Tanh(), torch.nn.Linear(64, 20))
+        >>> inputs, labels = torch.randn(3, 12), torch.tensor([4, 4, 1])
+        >>> peeled = unsum.peel(model, unsum.capture(model, inputs, labels))
+        >>> peeled.inputs.shape, peeled.complete, [layer.name for layer in peeled.layers]
+        (torch.Size([3, 12]), True, ['0'])
     """
 
     method: str

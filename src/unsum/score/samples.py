@@ -47,6 +47,17 @@ def score(
     Returns means over the true samples (`psnr` is the mean of the per-image values), the worst feature error, and how
     far the batch size is off. Samples are paired by features if given, else by images, else by targets. `tokens` are the
     true sequences of a language model's batch.
+
+    Per sample: PSNR = −10 log₁₀ mean (x̂ − x)² over the (3, h, w) picture, feature error ‖f̂ − f‖ / ‖f‖ over the (H,) features.
+
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(64, 20)
+        >>> inputs, labels = torch.randn(3, 64), torch.tensor([4, 4, 1])
+        >>> leak = unsum.separate(model, unsum.capture(model, inputs, labels))
+        >>> unsum.score(leak, targets=labels)["label_correct"]
+        1.0
     """
     text = {} if tokens is None else score_text(leak.tokens, tokens)
     if text and images is None and targets is None and features is None:

@@ -45,6 +45,16 @@ def separate_rounds(
 
     Returns:
         One `Leak` for all rounds, or the best of the single ones, with a note, where the rounds do not fit together.
+
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(64, 20)
+        >>> inputs, labels = torch.randn(3, 64), torch.tensor([4, 4, 1])
+        >>> updates = [unsum.capture(model, inputs, labels, defenses=unsum.Noise(1e-4)) for _ in range(4)]
+        >>> leak = unsum.separate_rounds([(model, update) for update in updates])
+        >>> sorted(leak.labels.tolist()), leak.notes[0][:31]
+        ([1, 4, 4], '4 rounds were solved together; ')
     """
     if not rounds:
         raise UnsumError("No round was given; pass a list of (model, update), one for each round.")

@@ -144,5 +144,5 @@ EXPERIMENT = Experiment(
         ),
     },
     across="defense",
-    see=("../attacks.md", "../defenses.md"),
+    see=("../../attacks.md", "../../defenses.md"),
 )

@@ -36,7 +36,7 @@ TABLE_4 = common.TABLE(
         **common.DEVIATIONS,
         "small": (common.SMALL, "One batch of each size, because the larger one takes minutes."),
     },
-    see=("pictures.md", "exact-map.md"),
+    see=("../pictures.md", "exact-map.md"),
 )
 
 
@@ -66,7 +66,7 @@ TABLE_8 = common.TABLE(
     ),
     published_title="published PSNR",
     deviations=common.WITH_MATCHING,
-    see=("rgla-tables.md", "matching.md", "pictures.md"),
+    see=("../exact-features.md", "matching.md", "../pictures.md"),
 )
 
 
@@ -82,7 +82,7 @@ TABLE_9 = common.TABLE(
     columns=common.FEATURES,
     published=tuple(Published(figure, {"batch": B, "attack": "RGLA"}) for B, figure in LOGITS_BY_BATCH.items()),
     published_title="published ‖Ŷ′−Ŷ‖²",
-    see=("rgla-tables.md", "rgla-small.md"),
+    see=("../exact-features.md",),
 )
 
 
@@ -114,7 +114,7 @@ TABLE_10 = common.TABLE(
         **common.DEVIATIONS,
         "small": (common.SMALL, "Batches end at 64, because 128 is above C = 100; one batch of each size."),
     },
-    see=("pictures.md", "rgla-tables.md"),
+    see=("../pictures.md", "../exact-features.md"),
 )
 
 
@@ -140,5 +140,5 @@ TABLE_11 = common.TABLE(
         ),
         "paper": (common.OWN_INVERSE, "The figures of the table at 336² are not in our notes of the paper."),
     },
-    see=("pictures.md",),
+    see=("../pictures.md",),
 )

@@ -29,7 +29,7 @@ TABLE_2 = common.TABLE(
     ),
     published_title="published PSNR / SSIM / LPIPS",
     deviations=common.WITH_MATCHING,
-    see=("defenses.md", "pictures.md"),
+    see=("../defenses.md", "../pictures.md"),
 )
 
 
@@ -50,5 +50,5 @@ TABLE_12 = common.TABLE(
         for name, figure in row.items()
     ),
     published_title="published PSNR",
-    see=("defenses.md",),
+    see=("../defenses.md",),
 )

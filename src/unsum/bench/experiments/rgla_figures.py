@@ -47,7 +47,7 @@ FIGURE_3 = _DRAWN(
     title="RGLA, figure 3: eight photos of distinct labels, and what came back",
     grids=distinct,
     columns=common.PICTURES,
-    see=("pictures.md",),
+    see=("../pictures.md",),
     figure=Figure("pictures"),
 )
 FIGURE_4 = _DRAWN(
@@ -55,7 +55,7 @@ FIGURE_4 = _DRAWN(
     title="RGLA, figure 4: eight photos of one label, and what came back",
     grids=alike,
     columns=common.PICTURES,
-    see=("pictures.md",),
+    see=("../pictures.md",),
     figure=Figure("pictures"),
 )
 FIGURE_5 = _DRAWN(
@@ -84,7 +84,7 @@ FIGURE_8 = _DRAWN(
     title="RGLA, figure 8: leakage against noise, B = 8",
     grids=noisy,
     columns=(common.LEAKAGE, common.COSINE, common.PSNR, common.LABELS, common.SECONDS),
-    see=("defenses.md", "sweep.md"),
+    see=("../defenses.md", "../../guides/sweep.md"),
     figure=Figure("curve", "strength", "leakage", "standard deviation of the noise", LEAKAGE, log_x=True),
 )
 FIGURE_9 = _DRAWN(

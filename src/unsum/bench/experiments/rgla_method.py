@@ -38,7 +38,7 @@ TABLE_3 = common.TABLE(
         )
         for size in common.DEVIATIONS
     },
-    see=("rgla-tables.md", "rgla-small.md"),
+    see=("../exact-features.md",),
 )
 
 
@@ -79,7 +79,7 @@ TABLE_5 = common.TABLE(
         )
         for size in common.DEVIATIONS
     },
-    see=("rgla-tables.md", "rgla-small.md"),
+    see=("../exact-features.md",),
 )
 
 
@@ -93,7 +93,7 @@ TABLE_6 = common.TABLE(
     title="RGLA, table 6: starts, B = 8, distinct labels (published: all end alike)",
     grids=by_start,
     columns=common.FEATURES,
-    see=("rgla-tables.md", "rgla-small.md"),
+    see=("../exact-features.md",),
 )
 
 
@@ -108,5 +108,5 @@ TABLE_7 = common.TABLE(
         common.SECONDS,
         common.PROCESSOR,
     ),
-    see=("rgla-tables.md",),
+    see=("../exact-features.md",),
 )

@@ -54,7 +54,7 @@ SUCCESS = Experiment(
     columns=COLUMNS,
     published=PUBLISHED,
     deviations=DEVIATIONS,
-    see=("soft-labels.md",),
+    see=("../soft-labels.md",),
 )
 
 
@@ -81,7 +81,7 @@ NOISE = Experiment(
         size: (*texts, "The paper's figures for noise are not in our notes of it, so none stand beside ours.")
         for size, texts in DEVIATIONS.items()
     },
-    see=("soft-labels.md",),
+    see=("../soft-labels.md",),
 )
 
 
