@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import unsum
-from unsum.score import score_samples
 from unsum.losses import BinaryCrossEntropy, Focal, Loss, SquaredError, WeightedCrossEntropy
+from unsum.score import score_samples
 
 FEATURES = 512
 RECOVERED = 1e-3

@@ -16,7 +16,7 @@ from unsum.certify.question import name_some
 
 TRACE = 1e-5  # of the gradient: who sends less than this and is missing makes no claim false
 VISIBLE = 3.0  # times the largest rest that rounding explains: what a sample must send to be seen in it
-_PLAIN = 1e-3  # of 1: distance within which a gradient's scale is taken for that of a plain mean
+_PART = 2.0  # times what is left: rounding has nothing to do with a sample, and does not make up for it
 _WHOLE = 1e-6  # of a whole number, at the least: a divisor that is as near to it counts samples
 
 
@@ -43,8 +43,8 @@ class Replay:
 
     @property
     def unseen(self) -> float:
-        """The largest share of the gradient that a sample may send and still be missing without a trace."""
-        return float((self.left.norm() + self.rounding.norm()) / self.sent.norm().clamp_min(1e-300))
+        """The largest share of the gradient that a sample may send and still be missing: it would be a part of what is left."""
+        return _PART * self.residual
 
     @property
     def level(self) -> Tensor:
@@ -93,25 +93,16 @@ def doubt_missing(replay: Replay, number: int, granted: int | None, scale: float
 
     `number` samples were found. `granted` is how many there were, where somebody said so. `scale` is the gradient's, compared
     with the mean over those that were found; None where a mean does not count them. A plain mean over more has a larger
-    divisor.
+    divisor. That the divisor fits proves nothing: the gradient may have been multiplied.
     """
     if granted is not None:
         return [f"{number} samples were found, {granted} granted."] if granted != number else []
-    if scale is not None and is_plain(number, scale):
-        return []
-    if scale is not None:
-        total = number / max(scale, 1e-300)
-        near = abs(total / max(round(min(total, 1e15)), 1) - 1) < max(_WHOLE, replay.unseen)
-        if number < round(min(total, 1e15)) <= 2 * number + 8 and near:
-            return [f"The mean is one over {round(total)} samples, {number} were found: the others left no trace."]
+    total = number / max(scale or 1.0, number * 1e-9)
+    if number < round(total) <= 2 * number + 8 and abs(total / round(total) - 1) < max(_WHOLE, replay.unseen):
+        return [f"The mean is one over {round(total)} samples, {number} were found: the others left no trace."]
     if replay.unseen < TRACE:
         return []
     return [
         f"A sample that sends {100 * replay.unseen:.1g} % of the gradient, as memorized ones do, may be missing without a trace; "
         "the batch size would tell."
     ]
-
-
-def is_plain(number: int, scale: float) -> bool:
-    """Whether the gradient is that of a plain mean over `number` samples, and of no more of them."""
-    return abs(scale - 1) < min(_PLAIN, 0.3 / number)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unsum.certify.claim import Claim, Evidence, grant
-from unsum.certify.doubts.replay import doubt_exchanged, doubt_invisible, doubt_missing, doubt_rest, is_plain
+from unsum.certify.doubts.replay import doubt_exchanged, doubt_invisible, doubt_missing, doubt_rest
 from unsum.knowledge import Knowledge
 from unsum.separate.text.replay import Played
 from unsum.update import Update
@@ -38,14 +38,12 @@ def judge(
         doubts.append(f"{open_ends} positions have a label that was not found.")
     if update.reduction == "sum":
         doubts += _doubt_copies(played.scale / M)
-    plain = scale is not None and knowledge.known_batch_size is None and is_plain(M, scale)
     return grant(
         Evidence(
             torch.where(seen, played.errors, torch.inf),
             explained=played.replay.explains,
             confirmations=_confirmations(played, searched),
             doubts=doubts,
-            assumed=["That no position is missing stands on the divisor of a plain mean."] if plain else [],
         )
     )
 
