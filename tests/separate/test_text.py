@@ -106,12 +106,10 @@ def test_a_clipped_gradient_tells_its_scale() -> None:
 
 
 def test_predicted_errors_are_those_of_features_and_infinite_where_nothing_is_found() -> None:
-    model, tokens = gpt2(tied=False), batch(3, 6)
+    """A rough gradient makes the features of the right text no worse."""
+    model, tokens = gpt2(tied=True), batch(3, 4)
     update = unsum.capture_text(model, tokens)
-    rough = update.map(
-        lambda _name, g: g.bfloat16()
-    )  # a rough gradient, but the text and its features are none the worse
-    for sent in (update, rough):
+    for sent in (update, update.map(lambda _name, g: g.half())):
         leak = unsum.separate(model, sent, "text")
         assert leak.tokens is not None
         assert sorted(leak.tokens) == sorted(tokens.tolist())
@@ -134,13 +132,13 @@ def test_a_tied_model_whose_whole_vocabulary_occurs_gets_a_sentence() -> None:
 
 def test_a_rough_gradient_is_claimed_only_with_the_batch_size() -> None:
     """What is left of a float16 gradient would hide a memorized sequence."""
-    model, tokens = gpt2(tied=False), batch(3, 6)
+    model, tokens = gpt2(tied=True), batch(3, 4)
     update = unsum.capture_text(model, tokens).map(lambda _name, g: g.half())
     leak = unsum.separate(model, update, "text")
     assert not leak.exact
     assert "may be missing without a trace" in leak.notes[0]
-    assert unsum.separate(model, update, "text", batch_size=15).exact
-    assert not unsum.separate(model, update, "text", batch_size=16).exact
+    assert unsum.separate(model, update, "text", batch_size=9).exact
+    assert not unsum.separate(model, update, "text", batch_size=10).exact
 
 
 def test_strong_noise_is_never_certified() -> None:
