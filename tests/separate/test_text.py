@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner
 
 import unsum
@@ -104,6 +105,42 @@ def test_a_clipped_gradient_tells_its_scale() -> None:
     assert leak.scale == pytest.approx(0.01 / float(norm), rel=1e-4)
 
 
+def test_predicted_errors_are_those_of_features_and_infinite_where_nothing_is_found() -> None:
+    """A rough gradient makes the features of the right text no worse."""
+    model, tokens = gpt2(tied=True), batch(3, 4)
+    update = unsum.capture_text(model, tokens)
+    for sent in (update, update.map(lambda _name, g: g.half())):
+        leak = unsum.separate(model, sent, "text")
+        assert leak.tokens is not None
+        assert sorted(leak.tokens) == sorted(tokens.tolist())
+        assert 1e-7 < leak.predicted_error < 1e-4
+    nothing = update.map(lambda _name, g: torch.randn(g.shape, generator=torch.Generator().manual_seed(0)))
+    assert unsum.separate(model, nothing, "text").predicted_error == float("inf")
+
+
+def test_a_tied_model_whose_whole_vocabulary_occurs_gets_a_sentence() -> None:
+    config = GPT2Config(
+        vocab_size=6, n_positions=8, n_embd=48, n_layer=1, n_head=3, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+        bos_token_id=0, eos_token_id=0, initializer_range=0.1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(config)
+    leak = unsum.separate(model, unsum.capture_text(model, torch.tensor([[0, 1, 2, 3, 4, 5, 0]])), "text")
+    assert not leak.exact
+    assert "Every token of the vocabulary occurs" in leak.notes[0]
+
+
+def test_a_rough_gradient_is_claimed_only_with_the_batch_size() -> None:
+    """What is left of a float16 gradient would hide a memorized sequence."""
+    model, tokens = gpt2(tied=True), batch(3, 4)
+    update = unsum.capture_text(model, tokens).map(lambda _name, g: g.half())
+    leak = unsum.separate(model, update, "text")
+    assert not leak.exact
+    assert "may be missing without a trace" in leak.notes[0]
+    assert unsum.separate(model, update, "text", batch_size=9).exact
+    assert not unsum.separate(model, update, "text", batch_size=10).exact
+
+
 def test_strong_noise_is_never_certified() -> None:
     model, tokens = gpt2(tied=False), batch(3, 6)
     torch.manual_seed(0)
@@ -121,7 +158,7 @@ def test_weak_noise_leaves_the_text_readable() -> None:
 def test_dropout_hides_the_order_but_not_the_tokens() -> None:
     model, tokens = gpt2(tied=False, dropout=0.1), batch(2, 6)
     torch.manual_seed(0)
-    leak = unsum.attack(model, unsum.capture_text(model, tokens, train=True))
+    leak = unsum.attack(model, unsum.capture_text(model, tokens, train=True), loss="cross-entropy")
     assert leak.method == "exact"
     assert leak.tokens is None
     assert leak.exact

@@ -79,4 +79,4 @@ def nothing(reason: str) -> Claim:
 
 
 def _largest(errors: Tensor) -> float:
-    return float(errors.nan_to_num(nan=torch.inf).max()) if len(errors) else float("inf")
+    return float(errors.nan_to_num(nan=torch.inf, posinf=torch.inf).max()) if len(errors) else float("inf")

@@ -34,8 +34,13 @@ class Counts:
     whole: bool  # every count was one
 
 
-def count(head: Head, F: Tensor, tied_rows: Tensor) -> Counts:
-    """Positions and labels behind features F (n, H); rows of tokens in `tied_rows` hold more than the head's gradient."""
+def count(head: Head, F: Tensor, tied_rows: Tensor) -> Counts | None:
+    """Positions and labels behind features F (n, H); rows of tokens in `tied_rows` hold more than the head's gradient.
+
+    None where those are all rows: nothing is left to weigh prefixes by.
+    """
+    if len(tied_rows) >= head.classes:
+        return None
     G = head.projected(torch.linalg.pinv(F.double()).T).T  # (n, V)
     L = head.logits(F.double())
     P = torch.softmax(L if head.b is None else L + head.b.double(), dim=1)

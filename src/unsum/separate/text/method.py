@@ -1,7 +1,7 @@
 """The separator for language models: prefixes by the span of a layer's gradient, labels and counts by the head's.
 
-What comes out is checked as a whole: the gradient of the recovered batch is computed anew and compared, tensor by tensor,
-with the one that the client sent.
+What comes out is checked as a whole: the gradient of the recovered batch is computed anew (`replay`), and what it leaves of the
+one that the client sent decides about the claim (`judge`).
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from unsum.certify.claim import nothing
 from unsum.errors import UnsumError
 from unsum.head import Head, find_head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.models.language import embedding_of, gradients_of, is_tied, next_tokens
+from unsum.models.language import embedding_of, is_tied, next_tokens
 from unsum.separate.method import SEPARATORS
 from unsum.separate.text.counts import Counts, count
 from unsum.separate.text.ends import find_ends
+from unsum.separate.text.judge import judge
 from unsum.separate.text.network import Layer, linear_layers, read_by, without_dropout
+from unsum.separate.text.replay import embedding, name_of, play
 from unsum.separate.text.sentences import Text, sentences
+from unsum.separate.text.tokens import tokens_told
 from unsum.separate.text.walk import Walk, choose_guide, walk
 from unsum.update import Update
 
-_EXACT = 1e-3  # largest relative difference of any tensor of the recomputed gradient
-_SMALL = 1e-6  # of the whole gradient's norm: tensors below are rounding (a key's bias has no gradient, say)
 _LONGEST = 4096
 
 
@@ -64,11 +66,22 @@ def _read(head: Head, knowledge: Knowledge, model: nn.Module, update: Update) ->
     F = _features(model, found)
     used = torch.tensor(sorted({prefix[-1] for prefix in found.prefixes}), device=F.device)
     counts = count(head, F, used if tied else used[:0])
+    if counts is None:
+        return _nothing(
+            head,
+            "Every token of the vocabulary occurs, and tied embeddings hide the head's gradient of each that does.",
+        )
     recovered = sentences(found, counts)
+    searched = [guide.first, guide.deep]
     if recovered.open_ends:
         recovered = _with_ends(model, layers[-1], found, counts, recovered, used)
+        searched.append(layers[-1])
     notes = [f"Prefixes were admitted by {guide.deep.name!r}.", *found.notes]
-    return _leak(head, knowledge, model, update, counts, recovered, notes)
+    if not counts.whole:
+        notes.append("How often prefixes occur did not come out as whole numbers.")
+    ends = [embedding(model).weight, find_head(model)[1].weight]
+    names = {f"{layer.name}.weight" for layer in searched} | {name_of(model, weight) for weight in ends}
+    return _leak(head, knowledge, model, update, recovered, names, notes)
 
 
 def _with_ends(model: nn.Module, layer: Layer, found: Walk, counts: Counts, so_far: Text, used: Tensor) -> Text:
@@ -86,8 +99,8 @@ def _candidates(model: nn.Module, update: Update, tied: bool) -> Tensor:
     """The tokens that may stand in the text: those whose embedding has a gradient, where it shows."""
     found = embedding_of(model)
     assert found is not None
-    name, embedding = found
-    everything = torch.arange(embedding.num_embeddings, device=embedding.weight.device)
+    name, table = found
+    everything = torch.arange(table.num_embeddings, device=table.weight.device)
     gradient = update.gradients.get(f"{name}.weight")
     if tied or gradient is None:
         return everything
@@ -114,8 +127,8 @@ def _leak(
     knowledge: Knowledge,
     model: nn.Module,
     update: Update,
-    counts: Counts,
     recovered: Text,
+    searched: set[str],
     notes: list[str],
 ) -> Leak:
     if not recovered.tokens:
@@ -126,44 +139,26 @@ def _leak(
     features = read_by(model, [linear], tokens, slice(None, -1))[0][kept]
     Y = torch.nn.functional.one_hot(next_tokens(labels)[kept], head.classes).double()
     L = head.logits(features.double())
-    worst, whole = _difference(model, update, tokens, labels, counts.scale)
-    notes = [
-        *notes,
-        f"The recovered batch explains the gradient to {whole:.1g} of it, its worst tensor to {worst:.1g}.",
-    ]
-    if recovered.open_ends:
-        notes.append(f"{sum(recovered.open_ends.values())} positions have a label that was not found.")
-    if not counts.whole:
-        notes.append("How often prefixes occur did not come out as whole numbers.")
-    wrong_size = knowledge.known_batch_size is not None and len(features) != knowledge.known_batch_size
-    if wrong_size:
-        notes.append(f"{len(features)} positions were found, {knowledge.known_batch_size} granted.")
-    sure = worst < _EXACT and not recovered.open_ends and not wrong_size
+    L = L if head.b is None else L + head.b.double()
+    played = play(model, update, tokens, labels)
+    if played is None:
+        claim = nothing("The model cannot be computed in float64, so nothing tells rounding from what is missing.")
+    else:
+        told = tokens_told(model, played, tokens, labels)
+        claim = judge(played, told, sum(recovered.open_ends.values()), knowledge, update, searched)
+        notes.append(f"The recovered batch explains the gradient to {played.replay.residual:.1g} of it.")
     return Leak(
         method="text",
         targets=Y,
-        logits=L if head.b is None else L + head.b.double(),
+        logits=L,
         features=features,
-        residual=whole,
-        predicted_error=worst,
-        exact=sure,
-        scale=counts.scale,
+        residual=1.0 if played is None else played.replay.residual,
+        predicted_error=claim.predicted_error,
+        exact=claim.exact,
+        scale=1.0 if played is None else played.scale / (len(Y) if head.reduction == "sum" else 1),
         tokens=recovered.tokens,
-        notes=notes,
+        notes=[*claim.notes, *notes],
     )
-
-
-def _difference(model: nn.Module, update: Update, tokens: Tensor, labels: Tensor, scale: float) -> tuple[float, float]:
-    """The largest relative difference of a tensor between the recovered batch's gradient and the update, and of all."""
-    own = gradients_of(model, tokens, labels, list(update.gradients))
-    size = torch.stack([g.double().norm() for g in update.gradients.values()]).norm()
-    worst, squares = 0.0, 0.0
-    for name, sent in update.gradients.items():
-        sent = sent.double().to(tokens.device)
-        apart = (sent - scale * own[name].double()).norm() if name in own else sent.norm()
-        squares += float(apart) ** 2
-        worst = max(worst, float(apart / sent.norm().clamp_min(_SMALL * size)))
-    return worst, squares**0.5 / float(size)
 
 
 def _nothing(head: Head, *reasons: str) -> Leak:
