@@ -171,7 +171,8 @@ class _Residual:
         grad_b = self.batch.steps[i].grad_b
         assert grad_b is not None
         share: float = self.units[i] * len(grad_b) ** 0.5 / max(float(self.gradients[i].norm()), 1e-300)
-        return max(share * _bias_scale(self.deltas[i], grad_b.double()) / len(grad_b) ** 0.5, 1e-300)
+        unit: float = max(share * _bias_scale(self.deltas[i], grad_b.double()) / len(grad_b) ** 0.5, 1e-300)
+        return unit
 
 
 def replay(batch: Batch, errors: Tensor) -> Replay:
