@@ -111,7 +111,8 @@ def test_cnn6_gives_two_photos_away() -> None:
 def test_lenet_with_sigmoids_gives_its_photo_away_and_is_sure_of_it() -> None:
     torch.manual_seed(0)
     model, photo = lenet(20), embedded_batch(1, image_size=32).images
-    peeled = peel(model, unsum.capture(model, photo, torch.tensor([3])))
+    update = unsum.capture(model, photo, torch.tensor([3]))
+    peeled = peel(model, update, unsum.separate(model, update, batch_size=1))
     assert bool(peeled.exact.all())
     error = worst_error(peeled.inputs, photo)
     assert error < 1e-3

@@ -43,7 +43,7 @@ def vouch(replayed: Replay, errors: Tensor, leak: Leak, seed: int) -> Vouched:
 
 
 def _doubt_replay(replayed: Replay) -> list[str]:
-    limit = max(rounding(step.grad_W.dtype) for step in replayed.batch.steps)
+    limit = max(rounding(torch.float32), *(rounding(step.grad_W.dtype) for step in replayed.batch.steps))
     if replayed.unexplained < limit:  # NaN is not below
         return []
     return [f"Sent through the layers again, the inputs leave {replayed.unexplained:.0e} of a gradient unexplained."]

@@ -20,6 +20,9 @@ from unsum.peel.vouch import vouch
 from unsum.update import Update
 
 
+_FINE = 10.0  # roundings of the gradient as a predicted error, below which rounds gain nothing
+
+
 @PEELERS.register(
     "layers",
     summary="every sample's exact input, layer by layer, fully connected and convolutional (unsum)",
@@ -61,15 +64,15 @@ class Walk:
         self.stop = self.chain.stop
 
     def through_dense(self) -> None:
-        """Every Linear below the head, then rounds where the answer is not sure already."""
+        """Every Linear below the head, then rounds where the answer is not as precise as the gradient already."""
         steps = self.chain.steps
         while self.at > 0 and not steps[self.at - 1].is_conv:
             self.front, layer, notes = peel_dense(self.front, steps[self.at], steps[self.at - 1], self.seed)
             self.at -= 1
             self.layers.append(layer)
             self.notes += notes
-        sure = self.leak.exact and float(self.front.errors.max()) < PRECISE
-        if self.layers and not sure:
+        rounding = torch.finfo(steps[self.at].grad_W.dtype).eps
+        if self.layers and not (self.leak.exact and float(self.front.errors.max()) < _FINE * rounding):
             self._refine(steps[self.at :])
 
     def _refine(self, steps: list[Step]) -> None:
