@@ -19,7 +19,6 @@ from unsum.peel.shapes import input_shapes, picture_shape
 from unsum.peel.vouch import vouch
 from unsum.update import Update
 
-
 _FINE = 10.0  # roundings of the gradient as a predicted error, below which rounds gain nothing
 
 
