@@ -139,7 +139,8 @@ def test_convolutions_and_linear_layers_mix_with_relu_and_bias() -> None:
         nn.Conv2d(1, 32, 5, 1, 2), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 12 * 12, 80), nn.ReLU(), nn.Linear(80, 20)
     )
     x = torch.rand(2, 1, 12, 12)
-    peeled = peel(model, unsum.capture(model, x, torch.tensor([0, 1])), shape=(1, 12, 12))
+    update = unsum.capture(model, x, torch.tensor([0, 1]))
+    peeled = peel(model, update, unsum.separate(model, update, batch_size=2), shape=(1, 12, 12))
     assert [layer.name for layer in peeled.layers] == ["3", "0"]
     assert bool(peeled.exact.all())
     assert worst_error(peeled.inputs, x) < 1e-3

@@ -106,7 +106,7 @@ def test_auto_peels_where_every_layer_can_be_undone() -> None:
     )
     stages: list[str] = []
     labels = torch.tensor([1, 1, 2])
-    leak = unsum.attack(model, unsum.capture(model, photos, labels), progress=stages.append)
+    leak = unsum.attack(model, unsum.capture(model, photos, labels), batch_size=3, progress=stages.append)
     assert stages == ["Separating the batch", "Peeling layer after layer"]
     assert leak.images is not None
     assert leak.inputs_exact is not None
