@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -36,7 +37,11 @@ def test_every_sample_alone_in_its_bin_is_read_and_certified_and_no_other(
         found = reader.read(unsum.capture(changed, x, torch.arange(40)))
         expected = alone_in_bins(reader, x)
         assert 5 < int(expected.sum()) < 40
-        psnr, partner = distances(found.inputs[found.exact], x).max(1)
+        single = (
+            found.errors.isfinite()
+        )  # off the grid only the batch size tells one sample from several that resemble it
+        assert torch.equal(found.exact, single if grid else torch.zeros_like(single))
+        psnr, partner = distances(found.inputs[single], x).max(1)
         assert float(psnr.min()) > 60
         hits = set(expected.nonzero().flatten().tolist())
         assert len(set(partner.tolist())) == len(partner)
@@ -44,6 +49,39 @@ def test_every_sample_alone_in_its_bin_is_read_and_certified_and_no_other(
         missed += len(hits - set(partner.tolist()))
     # Off the grid only the witness tells, and now and then a sample's effect on it vanishes by chance (one of 160 here).
     assert missed <= (0 if grid else 2)
+
+
+def siblings(x: Tensor, distance: float) -> Tensor:
+    """x and as many that differ by `distance`, of the same brightness, so that they share a bin."""
+    d = torch.randn_like(x)
+    d = d - d.flatten(1).mean(1).view(-1, 1, 1, 1)
+    size = distance * x.flatten(1).norm(dim=1) / d.flatten(1).norm(dim=1)
+    return torch.cat([x, x + size.view(-1, 1, 1, 1) * d])
+
+
+@pytest.mark.parametrize("server", ["imprint:bins=64", "traps"])
+def test_the_mean_of_siblings_is_not_vouched_for(plain: nn.Sequential, server: str) -> None:
+    """They act alike on both layers, and on every row: each reads the same mean."""
+    for seed in range(3):
+        x = siblings(cut(4, seed, grid=False), 0.1)
+        changed, recipe = active.modify(plain, server, shape=SHAPE, seed=seed)
+        update = unsum.capture(changed, x, torch.arange(4).repeat(2))
+        for said in (None, len(x)):
+            found = recipe.read(replace(update, batch_size=said))
+            apart = torch.cdist(found.inputs.flatten(1), x.flatten(1)) / x.flatten(1).norm(dim=1)
+            assert bool((apart.amin(1)[found.exact] < 1e-2).all())
+
+
+def test_as_many_filled_bins_as_samples_prove_that_each_is_alone(plain: nn.Sequential) -> None:
+    x = torch.linspace(0.3, 1.7, 5).view(-1, 1, 1, 1) * cut(1, grid=False) / 1.7
+    changed, recipe = active.modify(plain, shape=SHAPE)
+    update = unsum.capture(changed, x, torch.arange(5))
+    assert not bool(recipe.read(update).exact.any())
+    assert any("only the batch size would tell" in note for note in recipe.read(update).notes)
+    told = recipe.read(replace(update, batch_size=5))
+    assert told.exact.tolist() == [True] * 5
+    assert float(distances(told.inputs, x).max(1).values.min()) > 60
+    assert not bool(recipe.read(replace(update, batch_size=6)).exact.any())
 
 
 def test_the_model_behind_it_works_as_before(convolutional: nn.Sequential) -> None:

@@ -111,7 +111,8 @@ def test_cnn6_gives_two_photos_away() -> None:
 def test_lenet_with_sigmoids_gives_its_photo_away_and_is_sure_of_it() -> None:
     torch.manual_seed(0)
     model, photo = lenet(20), embedded_batch(1, image_size=32).images
-    peeled = peel(model, unsum.capture(model, photo, torch.tensor([3])))
+    update = unsum.capture(model, photo, torch.tensor([3]))
+    peeled = peel(model, update, unsum.separate(model, update, batch_size=1))
     assert bool(peeled.exact.all())
     error = worst_error(peeled.inputs, photo)
     assert error < 1e-3
@@ -138,7 +139,8 @@ def test_convolutions_and_linear_layers_mix_with_relu_and_bias() -> None:
         nn.Conv2d(1, 32, 5, 1, 2), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 12 * 12, 80), nn.ReLU(), nn.Linear(80, 20)
     )
     x = torch.rand(2, 1, 12, 12)
-    peeled = peel(model, unsum.capture(model, x, torch.tensor([0, 1])), shape=(1, 12, 12))
+    update = unsum.capture(model, x, torch.tensor([0, 1]))
+    peeled = peel(model, update, unsum.separate(model, update, batch_size=2), shape=(1, 12, 12))
     assert [layer.name for layer in peeled.layers] == ["3", "0"]
     assert bool(peeled.exact.all())
     assert worst_error(peeled.inputs, x) < 1e-3

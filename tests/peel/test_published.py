@@ -107,7 +107,7 @@ def test_auto_peels_where_every_layer_can_be_undone() -> None:
     )
     heard = Heard()
     labels = torch.tensor([1, 1, 2])
-    leak = unsum.attack(model, unsum.capture(model, photos, labels), progress=heard)
+    leak = unsum.attack(model, unsum.capture(model, photos, labels), batch_size=3, progress=heard)
     assert heard.stages == ["Separating the batch", "Peeling layer after layer"]
     assert leak.images is not None
     assert leak.inputs_exact is not None

@@ -37,7 +37,7 @@ def test_whole_stages_are_undone_exactly(name: str, train: bool) -> None:
     block, layers, size, version_1, B, deepest = NETWORKS[name]
     model = network(block, layers, size, version_1=version_1)
     images, update = client(model, B, train=train)
-    leak = unsum.separate(model, update)
+    leak = unsum.separate(model, update, batch_size=B)
     peeled = unsum.peel(model, update, leak, "residual")
     assert peeled.layers[-1].name == deepest
     assert not peeled.complete

@@ -33,7 +33,7 @@ def alone(model: nn.Module, reader: Reader, recovered: Recovered) -> Leak:
         logits=logits,
         features=features,
         residual=math.nan,
-        predicted_error=math.nan,
+        predicted_error=float(recovered.errors.max()),
         exact=False,
         knowledge=reader.knowledge,
         images=recovered.inputs.clamp(0, 1) if recovered.inputs.ndim == 4 else None,

@@ -1,9 +1,15 @@
-"""Was it one sample? What a reading can be held against without the truth."""
+"""Was it one sample? What a reading can be held against without the truth.
+
+Two samples that resemble each other act alike on every layer, so that each layer reads the same mean of them: that several
+readings agree excludes different samples, but no siblings. What excludes these is the grid of 8-bit pictures, or the number.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from unsum.update import Update
 
 _LEVELS = 255  # of an 8-bit picture
 _OFF_GRID = 0.1  # in levels; pixels of a mixture of several pictures are spread evenly over ±0.5
@@ -28,6 +34,11 @@ def on_grid(inputs: Tensor) -> Tensor:
         return torch.zeros(len(flat), dtype=torch.bool, device=inputs.device)
     several = (flat.amax(1) - flat.amin(1)) > 8  # a picture of one tone tells nothing
     return ((flat - flat.round()).abs().amax(1) < _OFF_GRID) & several
+
+
+def counted(update: Update, found: int) -> bool:
+    """Whether the protocol discloses that the batch holds as many samples as stand apart in the layer: one each."""
+    return update.batch_size == found
 
 
 def rounding(update_dtype: torch.dtype) -> float:

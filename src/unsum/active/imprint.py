@@ -13,7 +13,7 @@ lies below everything.
 **Which bins hold one sample?** A mixture of two is an input, too, and lies in the same bin. A second, tiny layer (the
 witness) sorts the samples into the same bins but sees only block means of them, and acts on the loss in another
 direction: its differences mix the samples with other weights δ'_s. One sample has the same block means in both; a mixture
-has not.
+has not, unless its samples resemble each other (see `evidence`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from unsum.active.evidence import in_range, on_grid
+from unsum.active.evidence import counted, in_range, on_grid
 from unsum.active.inserted import random_patterns
 from unsum.active.method import SERVERS, Reader, Recovered, gradients_of
+from unsum.certify.claim import grant_each
 from unsum.errors import UnsumError, unknown_name
 from unsum.update import Update
 
@@ -161,8 +162,11 @@ class ImprintReader(Reader):
         apart = (seen - block_means(x, blocks_of(x.shape[1]))).abs().amax(1)
         agree = (apart < torch.maximum(3 * rough, torch.full_like(rough, _AGREE))) & (rough < _TOO_ROUGH)
         possible = in_range(x, self.pixel_range, slack=2e-3) & self._in_bin(x, places)
-        sure = possible & (agree | on_grid(x))
-        notes = self._notes(len(places), int(sure.sum()), int((sure & on_grid(x)).sum()), update)
+        single, grid = possible & (agree | on_grid(x)), possible & on_grid(x)
+        errors = errors.masked_fill(~single, math.inf)
+        proved = single if counted(update, len(places)) else grid
+        sure = grant_each(errors.masked_fill(~proved, math.inf), above=True)
+        notes = self._notes(len(places), int(sure.sum()), int((sure & grid).sum()), int((single & ~sure).sum()), update)
         return Recovered(x.float().view(-1, *self.shape), sure, errors, places, notes)
 
     def _in_bin(self, x: Tensor, places: Tensor) -> Tensor:
@@ -173,13 +177,18 @@ class ImprintReader(Reader):
         value = x @ self.h.to(x)
         return (value >= (low - slack)[places]) & (value <= (high + slack)[places])
 
-    def _notes(self, found: int, sure: int, grid: int, update: Update) -> list[str]:
+    def _notes(self, found: int, sure: int, grid: int, open_: int, update: Update) -> list[str]:
         if not found:
             return [f"None of the {self.bins} bins stands out of the update's noise or rounding, so nothing was read."]
         notes = [
-            f"Of {self.bins} bins {found} are filled: {sure} hold one sample alone, which was read exactly, and {found - sure} "
-            "hold several, whose mixture is shown and not vouched for."
+            f"Of {self.bins} bins {found} are filled: {sure} hold one sample alone, which was read exactly, and "
+            f"{found - sure - open_} hold several, whose mixture is shown and not vouched for."
         ]
+        if open_:
+            notes.append(
+                f"{open_} more hold one sample, or several that resemble each other, whose mean is shown: off the grid of 8-bit "
+                "pictures only the batch size would tell."
+            )
         if grid:
             notes.append(
                 f"{grid} of the exact ones have all their pixels on the 1/255 grid of 8-bit pictures, as no mixture has."

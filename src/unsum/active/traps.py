@@ -8,7 +8,7 @@ sample s alone passes the ReLU,
 
 **Which rows saw one sample?** Every row acts on the loss in a direction of its own (an angle between two patterns), so
 two rows that the same *several* samples excite mix them differently, and two rows that agree on an input saw that one
-alone.
+alone, or several that resemble each other (see `evidence`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unsum.active.evidence import in_range, on_grid
+from unsum.active.evidence import counted, in_range, on_grid
 from unsum.active.inserted import random_patterns
 from unsum.active.method import SERVERS, Reader, Recovered, gradients_of
+from unsum.certify.claim import grant_each
 from unsum.errors import UnsumError
 from unsum.update import Update
 
@@ -29,6 +30,7 @@ _BRIGHT, _CONTRAST = 0.447, 0.23  # of public photos: mean, and mean spread with
 _RARE = 1.5  # standard deviations above the mean at which a fitted row fires
 _AGREE = 1e-4  # relative distance of two readings of one sample, or rounding where that is more
 _TOO_ROUGH = 1e-2
+_RESEMBLES = 0.2  # relative distance within which two readings may be of siblings
 _SKETCH = 64  # random projections that readings are compared by
 
 
@@ -126,18 +128,32 @@ class TrapReader(Reader):
         x = W[places] / b[places, None]
         errors = 8 * torch.finfo(dtype).eps * b.abs().max() / b[places].abs()
         usable = in_range(x, self.pixel_range) & (errors < _TOO_ROUGH)
-        groups, lone = _agreeing(x[usable], errors[usable], on_grid(x[usable]))
-        sure = usable.nonzero().flatten()[groups] if len(groups) else usable.new_zeros(0, dtype=torch.long)
-        note = (
-            f"Of {self.rows} rows {len(places)} were excited; {len(sure)} samples were alone in one and read exactly. "
+        candidates = usable.nonzero().flatten()
+        groups, lone = _agreeing(x[candidates], errors[candidates], on_grid(x[candidates]))
+        chosen = candidates[groups]
+        proved = on_grid(x[chosen]) | (counted(update, len(chosen)) and _well_apart(x[chosen]))
+        sure = grant_each(errors[chosen].masked_fill(~proved, math.inf), above=True)
+        notes = [
+            f"Of {self.rows} rows {len(places)} were excited; {int(sure.sum())} samples were alone in one and read exactly. "
             f"{lone} other readings are possible pictures that nothing vouches for, and "
-            f"{len(places) - int(usable.sum())} are mixtures."
-        )
-        chosen = (
-            sure if len(sure) else errors.argsort()[:1]
-        )  # an answer all the same, and a flag that says what it is worth
-        exact = torch.full((len(chosen),), len(sure) > 0, device=x.device)
-        return Recovered(x[chosen].float().view(-1, *self.shape), exact, errors[chosen], places[chosen], [note])
+            f"{len(places) - len(candidates)} are mixtures."
+        ]
+        if not bool(sure.all()):
+            notes.append(
+                f"{int((~sure).sum())} more are one sample, or several that resemble each other, whose mean is shown: off the "
+                "grid of 8-bit pictures only the batch size would tell."
+            )
+        if len(chosen) == 0:  # an answer all the same, and a flag that says what it is worth
+            chosen = errors.argsort()[:1]
+            errors = torch.full_like(errors, math.inf)
+            sure = grant_each(errors[chosen], above=False)
+        return Recovered(x[chosen].float().view(-1, *self.shape), sure, errors[chosen], places[chosen], notes)
+
+
+def _well_apart(x: Tensor) -> bool:
+    """Whether no reading resembles another, as a sample resembles its mean with a sibling."""
+    apart = torch.cdist(x, x).fill_diagonal_(math.inf) / x.norm(dim=1).clamp_min(1e-30)
+    return not bool((apart < _RESEMBLES).any())
 
 
 def _agreeing(x: Tensor, errors: Tensor, grid: Tensor) -> tuple[Tensor, int]:

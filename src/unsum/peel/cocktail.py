@@ -24,6 +24,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from unsum.certify.claim import grant_each
 from unsum.errors import UnsumError, unknown_name
 from unsum.leak import Leak
 from unsum.peel.chain import first_linear
@@ -67,7 +68,7 @@ def cocktail(
     if start not in _STARTS:
         raise unknown_name("start", start, _STARTS)
     step, flattens = first_linear(model, update)
-    picture = picture_shape(step, flattens, shape)
+    picture, guessed = picture_shape(step, flattens, shape)
     if min(step.W.shape) < B:
         raise UnsumError(f"'cocktail' cannot unmix {B} samples from a layer of {min(step.W.shape)} units.")
     rows = filtered(step.grad_W, domain, picture)
@@ -86,8 +87,9 @@ def cocktail(
         )  # fmt: skip
     x, note = _with_scale(nn.functional.normalize(V, dim=1).double() @ uncentered, step.grad_W, step.grad_b)
     unknown = torch.full((B,), torch.inf, dtype=torch.float64, device=x.device)
-    layer = PeeledLayer(step.name, math.inf, math.nan, x.numel(), step.grad_W.numel())
-    return Peeled("cocktail", x.view(B, *picture), unknown, unknown < 1, True, [layer], [note])
+    layer = PeeledLayer(step.name, math.inf, math.inf, x.numel(), step.grad_W.numel())
+    exact = grant_each(unknown, above=False)
+    return Peeled("cocktail", x.view(B, *picture), unknown, exact, True, [layer], [note, *guessed])
 
 
 def _with_scale(x: Tensor, grad_W: Tensor, grad_b: Tensor | None) -> tuple[Tensor, str]:

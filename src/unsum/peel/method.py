@@ -7,13 +7,13 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from unsum.certify.claim import TRUSTED_ERROR
 from unsum.leak import Leak
 from unsum.registry import Registry
 from unsum.update import Update
 
-TRUSTED_ERROR = (
-    2e-4  # predicted relative error below which an input is certified to 0.1 %: predictions may be off by a factor
-)
+MARGIN = 5.0  # by which predicted errors of inputs may be off
+PRECISE = TRUSTED_ERROR / MARGIN  # predicted relative error below which nothing is to be gained
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Peeled:
     """Every sample's input, in the order of the leak that it continues.
 
     `inputs` are raw inputs of the model (whatever normalization the client applied is still in them), or, where `complete`
-    is false, of the layer that peeling stopped at (`layers[-1]`). `errors` predicts each sample's relative error;
-    `exact` is the certificate, sample by sample.
+    is false, of the layer that peeling stopped at (`layers[-1]`). `errors` predicts each input's relative error, infinite where
+    nothing determines it; `exact` is the certificate, sample by sample, granted by `certify.claim` alone.
 
     Examples:
         >>> import torch, unsum

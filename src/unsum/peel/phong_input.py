@@ -3,21 +3,32 @@
 For B = 1 the first Linear has ∇W_i = δ_i x and ∇b_i = δ_i, so x = ∇W_i / ∇b_i for every unit i with δ_i ≠ 0; the unit of
 the largest |∇b_i| is the most precise. Nothing above the first layer is needed, nor the labels. For B > 1 it is a mean with
 unknown weights.
+
+**Was it one sample?** A mean explains ∇W as well wherever all samples have proportional δ: with two classes, say, and the same
+ReLUs on. So the claim needs more than a gradient of rank one: the batch size, or a model that would have shown two samples. It
+is asked (`_doubt_several`): x must send the δ that was received, and two samples x ± d must send others.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from unsum.certify.claim import grant_each
 from unsum.errors import UnsumError
+from unsum.head import collect_features, find_head
 from unsum.leak import Leak
 from unsum.peel.blocks import residual_norm
-from unsum.peel.chain import first_linear
+from unsum.peel.chain import Step, first_linear
 from unsum.peel.dense import rounding
 from unsum.peel.method import PEELERS, Peeled, PeeledLayer
+from unsum.peel.replay import APART
 from unsum.peel.shapes import picture_shape
+from unsum.peel.vouch import FAR
 from unsum.update import Update
+
+_DRAWS = 16
+_REPLAYED = 1e-3  # relative difference of δ that the model's own float32 may leave
 
 
 @PEELERS.register(
@@ -28,7 +39,7 @@ from unsum.update import Update
 def phong_input(
     model: nn.Module, update: Update, leak: Leak | None, *, shape: tuple[int, ...] | None, seed: int
 ) -> Peeled:
-    """The ratio, exact if the whole gradient turns out to be of rank one; uses no randomness."""
+    """The ratio, exact if the whole gradient turns out to be of rank one, and one sample's."""
     step, flattens = first_linear(model, update)
     if step.grad_b is None or not bool(step.grad_b.any()):
         raise UnsumError(f"'phong-input' needs a bias gradient of the first layer {step.name!r}; use 'layers'.")
@@ -38,9 +49,100 @@ def phong_input(
     size = float(step.grad_W.double().norm())
     residual = residual_norm(step.grad_W, grad_b[None], x) / size
     rank_one = residual < rounding(step.grad_W.dtype)
-    notes = [] if rank_one else [f"{residual:.1%} of the gradient is not explained by one sample; use 'layers'."]
     error = residual if rank_one else torch.inf
+    picture, guessed = picture_shape(step, flattens, shape)
+    inputs = x.view(1, *picture)
+    if rank_one:
+        said = leak.knowledge.known_batch_size if leak is not None else update.batch_size
+        left = max(residual, 0.5 * torch.finfo(step.grad_W.dtype).eps) * size
+        doubts = _doubt_several(said) if said is not None else _Model(model, update, step, inputs).doubt(left, seed)
+    else:
+        doubts = [f"{residual:.1%} of the gradient is not explained by one sample; use 'layers'."]
     layer = PeeledLayer(step.name, error, residual, x.numel(), step.grad_W.numel())
     errors = torch.full((1,), error, dtype=torch.float64, device=x.device)
-    inputs = x.view(1, *picture_shape(step, flattens, shape))
-    return Peeled("phong-input", inputs, errors, errors < torch.inf, True, [layer], notes)
+    exact = grant_each(errors, above=rank_one, doubts=doubts)
+    return Peeled("phong-input", inputs, errors, exact, True, [layer], [*doubts, *guessed])
+
+
+def _doubt_several(said: int) -> list[str]:
+    return [] if said == 1 else [f"The batch holds {said} samples, and the ratio is a mixture of them; use 'layers'."]
+
+
+class _Model:
+    """The whole model, one input at a time, from the first layer's output to its logits."""
+
+    def __init__(self, model: nn.Module, update: Update, step: Step, x: Tensor) -> None:
+        self.model, self.first = model, step.module
+        self.x = x.to(next(model.parameters()))
+        self.received = step.grad_b.double() if step.grad_b is not None else step.grad_W.new_zeros(0).double()
+        name = ".".join(filter(None, [find_head(model)[0], "weight"]))
+        self.head_gradient = update.gradients.get(name)
+
+    def doubt(self, left: float, seed: int) -> list[str]:
+        """The doubt that several samples sent this; `left` is what x leaves of ∇W."""
+        several = "A batch of several samples may have sent this, and the ratio be a mixture of them"
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        try:
+            if self.head_gradient is None:
+                return [f"{several}: the update lacks the head's gradient; say the batch size if it is one."]
+            if not self._replays():
+                return [f"{several}: the model does not send this gradient for it."]
+            if not self._shows_two(left, seed):
+                return [f"{several}: two would look like one here; say the batch size if it is one."]
+        except (RuntimeError, ValueError):  # the model takes no such input, or no single one (BatchNorm in training)
+            return [f"{several}: the model does not take it alone."]
+        finally:
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(buffers[name])
+        return []
+
+    def _replays(self) -> bool:
+        """Whether x sends the first layer the δ that it received. G is the head's: ∇W_head = Gᵀ f."""
+        f = collect_features(self.model, self.x).double()[0]
+        assert self.head_gradient is not None
+        self.G = self.head_gradient.double() @ f / f.square().sum().clamp_min(1e-300)
+        self.P = self._sent(self.x, self.G)[1].softmax(0)
+        label = int(self.G.argmin())
+        self.scale = -self.G[label] / (1 - self.P[label]).clamp_min(1e-12)
+        self.delta = self._sent(self.x, self.G)[0]
+        apart = float((self.delta - self.received).norm() / self.received.norm())
+        return apart < max(_REPLAYED, rounding(self.head_gradient.dtype))
+
+    def _shows_two(self, left: float, seed: int) -> bool:
+        """Whether x ± d would leave a second direction in ∇W, far above what is left, for every d that is tried."""
+        generator = torch.Generator().manual_seed(seed)
+        flat = self.x.double().flatten()
+        rows = torch.stack([torch.cat([flat, flat.new_ones(1)])])
+        for _ in range(_DRAWS):
+            u = torch.randn(self.x.shape, generator=generator).to(self.x)
+            d = APART * self.x.norm() / u.norm() * u
+            plus, minus = self._moved(self.x + d), self._moved(self.x - d)
+            read = torch.cat([d.double().flatten(), flat.new_zeros(1)])[None]
+            shown = _beside(((plus - minus) / 2)[None], self.delta[None]) * _beside(read, rows)
+            if not shown > FAR * left:
+                return False
+        return True
+
+    def _moved(self, x: Tensor) -> Tensor:
+        """δ for another input with the same target: the softmax moves, and the slopes."""
+        with torch.no_grad():
+            P = self.model(x)[0].double().softmax(0)
+        return self._sent(x, self.G + self.scale * (P - self.P))[0]
+
+    def _sent(self, x: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
+        """δ of the first layer and the logits, for the derivative G by the logits."""
+        kept: list[Tensor] = []
+        hook = self.first.register_forward_hook(lambda _module, _inputs, output: kept.append(output))
+        try:
+            with torch.enable_grad():
+                logits = self.model(x)
+                (delta,) = torch.autograd.grad(logits, kept[0], G.to(logits)[None])
+        finally:
+            hook.remove()
+        return delta[0].double(), logits[0].detach().double()
+
+
+def _beside(rows: Tensor, known: Tensor) -> float:
+    """The length of a row outside another."""
+    unit = known / known.norm().clamp_min(1e-300)
+    return float((rows - (rows @ unit.T) @ unit).norm())

@@ -48,6 +48,7 @@ class Refined:
     """X (B, D), predicted relative errors (B,), the largest relative residual of any layer, and the gain per round."""
 
     X: Tensor
+    Y: Tensor  # targets that explain the gradients best
     delta: Tensor  # of the deepest layer
     errors: Tensor
     residual: float
@@ -179,7 +180,7 @@ def _settle(rounds: Rounds, T: Tensor, open_errors: Tensor, seed: int) -> Refine
             break
     residual, T, change, rounds.masks, rounds.Y = best
     if residual == math.inf:
-        return Refined(T @ rounds.A, T, torch.full_like(open_errors, torch.inf), residual, math.inf, count)
+        return Refined(T @ rounds.A, rounds.Y, T, torch.full_like(open_errors, torch.inf), residual, math.inf, count)
     return _certified(rounds, T, residual, change, count, seed)
 
 
@@ -191,4 +192,4 @@ def _certified(rounds: Rounds, T: Tensor, residual: float, change: float, count:
     dtype = rounds.steps[0].grad_W.dtype
     own = standard_errors(torch.linalg.pinv(delta.T), T, missing, residual, delta, dtype)
     errors = _SAFETY * (own + change * gain) / (1 - gain) if gain < _CONTRACTS else torch.full_like(own, torch.inf)
-    return Refined(T @ rounds.A, delta, errors, residual, gain, count)
+    return Refined(T @ rounds.A, rounds.Y, delta, errors, residual, gain, count)

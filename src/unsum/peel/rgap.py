@@ -24,6 +24,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from unsum.certify.claim import grant_each
 from unsum.errors import UnsumError
 from unsum.leak import Leak
 from unsum.peel.chain import Chain, Step, find_chain
@@ -51,7 +52,7 @@ def rgap(
 ) -> Peeled:
     """The recursion, for `label` 0 or 1 if it is known; uses no randomness.
 
-    No certificate is published for it: `errors` holds the share of the update that the answer does not explain.
+    No certificate is published for it, so its `errors` are not determined; a note says what the answer leaves unexplained.
     """
     if label not in (None, 0, 1):
         raise UnsumError(f"The option 'label' must be 0 or 1, not {label!r}.")
@@ -64,15 +65,16 @@ def rgap(
     answers = [(_recurse(chain, shapes, y, u), y) for u in roots for y in signs]
     scored = [(_misfit(chain, x, y), x, residuals) for (x, residuals), y in answers]
     misfit, x, residuals = min(scored, key=lambda answer: answer[0])
+    notes = [f"R-GAP carries no certificate; its answer explains all but {misfit:.1e} of the update."]
     if not chain.steps[0].is_conv:
-        x = x.view(1, *picture_shape(chain.steps[0], chain.flattens, shape))
+        picture, guessed = picture_shape(chain.steps[0], chain.flattens, shape)
+        x, notes = x.view(1, *picture), [*notes, *guessed]
     layers = [
-        PeeledLayer(step.name, math.nan, residual)
+        PeeledLayer(step.name, math.inf, residual)
         for step, residual in zip(chain.steps[-2::-1], residuals, strict=True)
     ]
-    errors = torch.full((1,), misfit, dtype=torch.float64, device=x.device)
-    notes = [f"R-GAP carries no certificate; its answer explains all but {misfit:.1e} of the update."]
-    return Peeled("rgap", x, errors, torch.zeros(1, dtype=torch.bool, device=x.device), True, layers, notes)
+    errors = torch.full((1,), math.inf, dtype=torch.float64, device=x.device)
+    return Peeled("rgap", x, errors, grant_each(errors, above=False), True, layers, notes)
 
 
 def _check(chain: Chain) -> None:

@@ -22,8 +22,8 @@ def input_shapes(chain: Chain, model: nn.Module, shape: tuple[int, ...] | None) 
     return _observed(chain, model, shape)
 
 
-def picture_shape(step: Step, flattens: bool, shape: tuple[int, ...] | None) -> tuple[int, ...]:
-    """The shape of the model's input where its first layer is the Linear `step`.
+def picture_shape(step: Step, flattens: bool, shape: tuple[int, ...] | None) -> tuple[tuple[int, ...], list[str]]:
+    """The shape of the model's input where its first layer is the Linear `step`, and a note where it is a guess.
 
     A model that flattens its input itself does not tell what it flattens: n = 3 s² or s² is taken for a picture.
     """
@@ -31,12 +31,15 @@ def picture_shape(step: Step, flattens: bool, shape: tuple[int, ...] | None) -> 
     if shape is not None:
         if math.prod(shape) != n:
             raise UnsumError(f"The shape {shape} holds {math.prod(shape)} numbers, but the first layer takes {n}.")
-        return shape
+        return shape, []
+    if not flattens:
+        return (n,), []
     for channels in (3, 1):
         side = math.isqrt(n // channels)
-        if flattens and channels * side * side == n and side > 1:
-            return channels, side, side
-    return (n,)
+        if channels * side * side == n and side > 1:
+            guess = f"Inputs of {n} numbers were taken for pictures of {channels}×{side}×{side}"
+            return (channels, side, side), [f"{guess}: nothing tells their shape; say shape= if it is another."]
+    return (n,), [f"Inputs are given as {n} numbers: no square picture has as many; say shape= if it is known."]
 
 
 def _flat(step: Step) -> tuple[int, ...]:

@@ -11,11 +11,15 @@ from unsum.errors import UnsumError
 from unsum.leak import Leak
 from unsum.peel.chain import Chain, Step, find_chain
 from unsum.peel.conv import passed_down, peel_conv
-from unsum.peel.method import PEELERS, TRUSTED_ERROR, Peeled, PeeledLayer
-from unsum.peel.mlp import Front, front_at_head, peel_dense
+from unsum.peel.method import PEELERS, PRECISE, Peeled, PeeledLayer
+from unsum.peel.mlp import Front, front_at_head, head_factor, peel_dense
 from unsum.peel.refine import refine
+from unsum.peel.replay import Batch, replay
 from unsum.peel.shapes import input_shapes, picture_shape
+from unsum.peel.vouch import vouch
 from unsum.update import Update
+
+_FINE = 10.0  # roundings of the gradient as a predicted error, below which rounds gain nothing
 
 
 @PEELERS.register(
@@ -31,8 +35,9 @@ def layers(model: nn.Module, update: Update, leak: Leak | None, *, shape: tuple[
         raise UnsumError("The separation found nothing, so there is nothing to peel; see leak.notes.")
     chain = find_chain(model, update, leak.features.device)
     shapes = input_shapes(chain, model, shape)
-    walk = Walk(chain, shapes, front_at_head(leak, chain.steps[-1], update.reduction, seed), leak, seed)
-    walk.through_dense(update.reduction)
+    front = front_at_head(leak, chain.steps[-1], update.reduction, seed)
+    walk = Walk(chain, shapes, front, leak, leak.targets.to(front.x), update.reduction, seed)
+    walk.through_dense()
     walk.through_convolutions()
     return walk.answer(shape)
 
@@ -45,8 +50,9 @@ class Walk:
     shapes: list[tuple[int, ...]]
     front: Front
     leak: Leak
+    Y: Tensor  # the leak's targets, or what the rounds made of them
+    reduction: str
     seed: int
-    certified: bool = False  # by the rounds, whatever the separator thought of its own answer
     at: int = -1
     stop: str | None = None
     layers: list[PeeledLayer] = field(default_factory=list)
@@ -56,23 +62,23 @@ class Walk:
         self.at = len(self.chain.steps) - 1
         self.stop = self.chain.stop
 
-    def through_dense(self, reduction: str) -> None:
-        """Every Linear below the head, then rounds where the answer is not sure already."""
+    def through_dense(self) -> None:
+        """Every Linear below the head, then rounds where the answer is not as precise as the gradient already."""
         steps = self.chain.steps
         while self.at > 0 and not steps[self.at - 1].is_conv:
             self.front, layer, notes = peel_dense(self.front, steps[self.at], steps[self.at - 1], self.seed)
             self.at -= 1
             self.layers.append(layer)
             self.notes += notes
-        sure = self.leak.exact and float(self.front.errors.max()) < TRUSTED_ERROR
-        if self.layers and not sure:
-            self._refine(steps[self.at :], reduction)
+        rounding = torch.finfo(steps[self.at].grad_W.dtype).eps
+        if self.layers and not (self.leak.exact and float(self.front.errors.max()) < _FINE * rounding):
+            self._refine(steps[self.at :])
 
-    def _refine(self, steps: list[Step], reduction: str) -> None:
-        refined = refine(steps, self.front.x, self.front.errors, self.leak, reduction, self.seed)
-        if not float(refined.errors.max()) < max(TRUSTED_ERROR, float(self.front.errors.max())):
+    def _refine(self, steps: list[Step]) -> None:
+        refined = refine(steps, self.front.x, self.front.errors, self.leak, self.reduction, self.seed)
+        if not float(refined.errors.max()) < max(PRECISE, float(self.front.errors.max())):
             return
-        self.certified = float(refined.errors.max()) < TRUSTED_ERROR
+        self.Y = refined.Y
         self.front = replace(self.front, x=refined.X, delta=refined.delta, errors=refined.errors)
         self.layers[-1] = replace(
             self.layers[-1], predicted_error=float(refined.errors.max()), residual=refined.residual
@@ -118,16 +124,17 @@ class Walk:
         x = self.front.x
         if self.stop is not None:
             self.notes.append(self._stopped())
+        factor = head_factor(self.leak, self.reduction)
+        batch = Batch(self.chain.steps[self.at :], x, self.Y, factor, self.shapes[self.at :])
+        vouched = vouch(replay(batch, self.front.errors), self.front.errors, self.leak, self.seed)
+        self.notes += vouched.notes
         if complete and not self.chain.steps[0].is_conv:
-            x = x.view(len(x), *picture_shape(self.chain.steps[0], self.chain.flattens, shape))
+            picture, notes = picture_shape(self.chain.steps[0], self.chain.flattens, shape)
+            x, self.notes = x.view(len(x), *picture), [*self.notes, *notes]
         elif complete and shape is None:
             size = "×".join(map(str, self.shapes[0]))
             self.notes.append(f"Inputs were taken for {size}, the square size that fits the layers.")
-        vouched = self.leak.exact or self.certified
-        exact = (self.front.errors < TRUSTED_ERROR) & vouched
-        if not vouched:
-            self.notes.append("The separation that this continues is not certified, so neither are the inputs.")
-        return Peeled("layers", x, self.front.errors, exact, complete, self.layers, self.notes)
+        return Peeled("layers", x, self.front.errors, vouched.exact, complete, self.layers, self.notes)
 
     def _stopped(self) -> str:
         where = self.chain.steps[self.at].name

@@ -20,10 +20,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from unsum.certify.claim import grant_each
 from unsum.errors import UnsumError
 from unsum.head import find_head
 from unsum.leak import Leak
-from unsum.peel.method import PEELERS, TRUSTED_ERROR, Peeled, PeeledLayer
+from unsum.peel.method import MARGIN, PEELERS, Peeled, PeeledLayer
 from unsum.peel.residual.blocks import Block, find_blocks
 from unsum.peel.residual.masks import Mask, confirmed, scale_by
 from unsum.peel.residual.solve import Reading, undo
@@ -211,7 +212,10 @@ class _Walk:
                 f"{self.unsettled} of {self.found.shape[1]} channels are positive throughout the batch, so that BatchNorm hides "
                 "their mean; their smallest entry was taken for zero."
             )
-        return Peeled("residual", self.found, errors, errors < TRUSTED_ERROR, False, self.layers, self.notes)
+        if not self.leak.exact:
+            self.notes.append("The separation that this continues is not certified, so neither is what was read.")
+        exact = grant_each(MARGIN * errors, above=self.leak.exact)
+        return Peeled("residual", self.found, errors, exact, False, self.layers, self.notes)
 
 
 def _sizes(block: Block, B: int) -> list[torch.Size]:

@@ -4,8 +4,8 @@ Minimizes the same α_w L_w + α_b L_b + α_loss L_loss over the logits. Each st
 
     (JᵀJ + μ) step = −½ ∂Ŷ
 
-by conjugate gradients, JᵀJ never formed (`LogitObjective.curvature`); μ falls after a good step and rises after a bad one
-(Nielsen's rule). The term of JᵀJ that couples samples is α_w D Dᵀ for every class: its B×B inverse is the preconditioner.
+by conjugate gradients, JᵀJ never formed (`LogitObjective.curvature`); `equation.levenberg` chooses μ. The term of JᵀJ that couples
+samples is α_w D Dᵀ for every class: its B×B inverse is the preconditioner.
 
 l̂ is only an estimate, so that the minimum of all three lies beside the truth. Once L_loss has done its work, to lead away from
 twins, the equations that hold exactly, L_w and L_b, are solved alone from there (`polish`).
@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from unsum.equation.conjugate import conjugate_gradients
+from unsum.equation.levenberg import minimize
 from unsum.equation.threads import few_threads
 from unsum.head import Head
 from unsum.knowledge import Knowledge
@@ -35,9 +37,7 @@ from unsum.separate.rgla.starts import RANDOM, check_start, declare_start, start
 
 STEPS = 100
 _INNER_STEPS, _INNER_TOLERANCE = 300, 1e-3
-_FIRST_DAMPING = 1e-3  # of the largest diagonal entry of α_w D Dᵀ
 _EXPLAINED = 1e-10  # L_w over ‖M‖² at which nothing but the gradient's rounding is left
-_STANDSTILL = 1e-10  # relative decrease below which further steps are rounding
 
 
 @SEPARATORS.register(
@@ -107,58 +107,50 @@ def _attempt(stages: list[LogitObjective], logits: Tensor, steps: int, record: R
     return _Attempt(float(record.losses[-1][0] / stages[0].K.square().sum()), logits, record)
 
 
-@dataclass
-class _Damping:
-    """Nielsen's rule: μ follows how well the quadratic model predicted the decrease."""
-
-    mu: float
-    growth: float = 2.0
-
-    def accept(self, gain: float) -> None:
-        self.mu = max(self.mu * max(1 / 3, 1 - (2 * gain - 1) ** 3), 1e-14)
-        self.growth = 2.0
-
-    def refuse(self) -> None:
-        self.mu *= self.growth
-        self.growth *= 2
-
-
 def _descend(objective: LogitObjective, logits: Tensor, steps: int, record: Record) -> Tensor:
-    """Damped steps until nothing decreases any more."""
-    size = objective.difference(logits.softmax(1)).square().sum(1).max()
-    damping = _Damping(_FIRST_DAMPING * float(size) * max(objective.weights.values()))
-    done = record.steps[-1] if record.steps else 0
-    value = float(objective.total(objective.losses(logits)))
-    record.add(done, logits)
-    for step in range(done + 1, done + steps + 1):
-        descent = -objective.gradient(logits).flatten() / 2
-        move = _damped_step(objective, logits, descent, damping.mu)
-        new_value = float(objective.total(objective.losses(logits + move)))
-        predicted = float(move.flatten() @ (damping.mu * move.flatten() + descent))
-        if not new_value < value:
-            damping.refuse()
-            if damping.growth > 2**20:
-                break
-            continue
-        standstill = value - new_value < _STANDSTILL * value
-        damping.accept((value - new_value) / max(predicted, 1e-300))
-        logits, value = logits + move, new_value
-        record.add(step, logits)
-        if standstill:
-            break
-    return logits
+    """Damped steps until nothing decreases any more; the record counts those that were accepted."""
+    record.add(record.steps[-1] if record.steps else 0, logits)
+    unit = float(objective.difference(logits.softmax(1)).square().sum(1).max()) * max(objective.weights.values())
+
+    def note(at: _Equations) -> None:
+        record.add(record.steps[-1] + 1, at.logits)
+
+    return minimize(_Equations(objective, logits, unit), steps, accepted=note).logits
 
 
-def _damped_step(objective: LogitObjective, logits: Tensor, descent: Tensor, mu: float) -> Tensor:
-    """(B, C) the solution of (JᵀJ + μ) step = descent."""
-    D, curvature = objective.difference(logits.softmax(1)), objective.curvature(logits)
-    left: Tensor = torch.linalg.inv(objective.weights["w"] * D @ D.T + mu * torch.eye(len(D)).to(D))
+class _Equations:
+    """The weighted residuals at some logits, by JᵀJ alone; damping counts in units of the largest entry of α_w D Dᵀ."""
 
-    def matvec(x: Tensor) -> Tensor:
-        return curvature(x.view_as(D)).flatten() + mu * x
+    dense = False
 
-    def precondition(x: Tensor) -> Tensor:
-        return (left @ x.view_as(D)).flatten()
+    def __init__(self, objective: LogitObjective, logits: Tensor, unit: float) -> None:
+        self.objective, self.logits, self.unit = objective, logits, unit
+        self.cost = float(objective.total(objective.losses(logits)))
+        self.curvature = objective.curvature(logits)
 
-    step, _converged = conjugate_gradients(matvec, precondition, descent, _INNER_TOLERANCE, _INNER_STEPS)
-    return step.view_as(D)
+    @cached_property
+    def gradient(self) -> Tensor:
+        return self.objective.gradient(self.logits).flatten() / 2
+
+    def step(self, damping: float) -> Tensor:
+        """The solution of (JᵀJ + μ) step = −Jᵀr by preconditioned conjugate gradients."""
+        D, mu = self.objective.difference(self.logits.softmax(1)), damping * self.unit
+        left: Tensor = torch.linalg.inv(self.objective.weights["w"] * D @ D.T + mu * torch.eye(len(D)).to(D))
+
+        def matvec(x: Tensor) -> Tensor:
+            return self._squared(x) + mu * x
+
+        def precondition(x: Tensor) -> Tensor:
+            return (left @ x.view_as(D)).flatten()
+
+        return conjugate_gradients(matvec, precondition, -self.gradient, _INNER_TOLERANCE, _INNER_STEPS)[0]
+
+    def push(self, step: Tensor) -> Tensor:
+        """As long as J step, which has no other use."""
+        return (step @ self._squared(step)).clamp_min(0).sqrt()[None]
+
+    def moved(self, step: Tensor) -> _Equations:
+        return _Equations(self.objective, self.logits + step.view_as(self.logits), self.unit)
+
+    def _squared(self, x: Tensor) -> Tensor:
+        return self.curvature(x.view_as(self.logits)).flatten()
