@@ -13,9 +13,12 @@ from __future__ import annotations
 from functools import lru_cache
 
 from scipy.special import erfinv
+from torch import Tensor
 
 from unsum.certify.question import Question
 from unsum.equation.noise import noise_threshold, rounding_threshold
+from unsum.equation.observation import Observation
+from unsum.head import Head
 
 _TRUSTED_SPREAD = 1e-2  # relative difference from the mean from which a claim would be false
 _TOGETHER = 10  # samples at most that are taken to look like one
@@ -35,27 +38,32 @@ def doubt_merged(question: Question) -> list[str]:
     """The doubt that every sample stands for several of its label, none of which was found by itself."""
     if question.batch_size is not None:
         return []
-    doubts = _doubt_proportional(question)
-    spread = hidden_spread(question)
-    if spread > _TRUSTED_SPREAD:
-        apart = f"that differ by less than {100 * spread:.2g} %" if spread < 1 else "however different"
-        doubts.append(f"Samples of one label, {apart}, would look like one here: there may be more than were found.")
-    return doubts
+    candidate = question.candidate
+    spread = hidden_spread(question.head, question.observation, candidate.at.T, candidate.Y, float(candidate.at.alpha))
+    return [*_doubt_proportional(question), *doubt_spread(spread)]
 
 
-def hidden_spread(question: Question) -> float:
+def doubt_spread(spread: float) -> list[str]:
+    """The doubt that samples of one label which differ by less than `spread` passed as one."""
+    if spread <= _TRUSTED_SPREAD:
+        return []
+    apart = f"that differ by less than {100 * spread:.2g} %" if spread < 1 else "however different"
+    return [f"Samples of one label, {apart}, would look like one here: there may be more than were found."]
+
+
+def hidden_spread(head: Head, observation: Observation, T: Tensor, Y: Tensor, alpha: float) -> float:
     """The largest relative δ at which a few samples may pass as one, for directions u that are nothing special."""
-    head, observation, candidate = question.head, question.observation, question.candidate
-    size = candidate.at.T.square().sum(1, keepdim=True)  # ‖f‖²
-    answer = question.observation.loss.response(
-        candidate.at.T @ observation.K + observation.b, candidate.Y, head.W, observation.row_norms
+    size = T.square().sum(1, keepdim=True)  # ‖f‖²
+    answer = observation.loss.response(
+        T @ observation.K + observation.b, Y, head.W, observation.row_norms
     )  # (B, C): ‖(J W)_c‖, so that |(J W u)_c| is that over √H for a usual u
-    response = float(candidate.at.alpha) * size * answer / observation.A.shape[1] ** 0.5
+    response = alpha * size * answer / observation.A.shape[1] ** 0.5
     if observation.noise.added:
         visible = noise_threshold(head, observation.noise) / response.norm(dim=1).clamp_min(1e-300)
     else:
         visible = (rounding_threshold(head, observation.noise) / response.clamp_min(1e-300)).amin(1)
-    return _share(observation.classes) * float(visible.max().sqrt())
+    # Of several heads each answers a direction much as the others do: no more classes than those of one are independent.
+    return _share(observation.classes // observation.loss.heads) * float(visible.max().sqrt())
 
 
 @lru_cache(maxsize=64)
