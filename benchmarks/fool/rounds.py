@@ -26,6 +26,8 @@ from unsum.errors import UnsumError
 
 Genome = dict[str, Any]
 
+_USUAL = 0.65  # chance that a gene is one of an ordinary case
+
 # Gene → its range; whole numbers are rounded, and logarithms are of base ten.
 GENES = {
     "rounds": (0.51, 4.49), "classes": (1.51, 12.49), "batch": (0.51, 6.49), "inputs": (1, 20), "spread": (-3, 0.5),
@@ -57,9 +59,13 @@ ORDINARY_CHOICES = {
 
 
 def random_genome(chance: random.Random, *, ordinary: bool = False) -> Genome:
-    genes, choices = (GENES | ORDINARY, CHOICES | ORDINARY_CHOICES) if ordinary else (GENES, CHOICES)
-    genome = {name: chance.uniform(*ends) for name, ends in genes.items()}
-    genome |= {name: chance.choice(values) for name, values in choices.items()}
+    """Ordinary, or with each gene from anywhere now and then: a case that is odd in every way is hardly ever claimed."""
+
+    def drawn(name: str, usual: dict[str, Any], every: dict[str, Any]) -> Any:
+        return usual.get(name, every[name]) if ordinary or chance.random() < _USUAL else every[name]
+
+    genome = {name: chance.uniform(*drawn(name, ORDINARY, GENES)) for name in GENES}
+    genome |= {name: chance.choice(drawn(name, ORDINARY_CHOICES, CHOICES)) for name in CHOICES}
     return genome | {"seed": chance.randrange(1 << 30)}
 
 
@@ -115,9 +121,7 @@ def _batch(g: Genome, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return F, Y.repeat(1 + g["siblings"], 1)
 
 
-def _update(
-    g: Genome, head: nn.Linear, F: Tensor, Y: Tensor, scale: float, generator: torch.Generator
-) -> unsum.Update:
+def _update(g: Genome, head: nn.Linear, F: Tensor, Y: Tensor, scale: float, generator: torch.Generator) -> unsum.Update:
     nn.functional.cross_entropy(head(F), Y, reduction=g["reduction"]).backward()
     gradients = {name: scale * p.grad for name, p in head.named_parameters() if p.grad is not None}
     if not g["biased_gradient"]:

@@ -51,8 +51,13 @@ def doubt_spread(spread: float) -> list[str]:
     return [f"Samples of one label, {apart}, would look like one here: there may be more than were found."]
 
 
-def hidden_spread(head: Head, observation: Observation, T: Tensor, Y: Tensor, alpha: float) -> float:
-    """The largest relative δ at which a few samples may pass as one, for directions u that are nothing special."""
+def hidden_spread(
+    head: Head, observation: Observation, T: Tensor, Y: Tensor, alpha: float, limit: Tensor | None = None
+) -> float:
+    """The largest relative δ at which a few samples may pass as one, for directions u that are nothing special.
+
+    `limit` (C,) is the norm of a row below which nothing was seen, where that was measured; else rounding at its worst.
+    """
     size = T.square().sum(1, keepdim=True)  # ‖f‖²
     answer = observation.loss.response(
         T @ observation.K + observation.b, Y, head.W, observation.row_norms
@@ -61,7 +66,8 @@ def hidden_spread(head: Head, observation: Observation, T: Tensor, Y: Tensor, al
     if observation.noise.added:
         visible = noise_threshold(head, observation.noise) / response.norm(dim=1).clamp_min(1e-300)
     else:
-        visible = (rounding_threshold(head, observation.noise) / response.clamp_min(1e-300)).amin(1)
+        limit = rounding_threshold(head, observation.noise) if limit is None else limit
+        visible = (limit / response.clamp_min(1e-300)).amin(1)
     # Of several heads each answers a direction much as the others do: no more classes than those of one are independent.
     return _share(observation.classes // observation.loss.heads) * float(visible.max().sqrt())
 

@@ -14,6 +14,7 @@ from unsum.certify.doubts.follow import followed
 from unsum.certify.question import Question
 
 TRUSTED = 3e-3  # relative error of features that θ may add: three deviations of it are no false claim
+_NOTHING = 1e-6  # of the noise: a column that is shorter changes nothing, and nothing follows it
 _RESOLVED = 1e-12  # of a column's square that T must leave over, for float64 to tell it from nothing
 
 
@@ -87,7 +88,10 @@ def _target_size_open(question: Question) -> bool:
 def _added_error(question: Question, D: Tensor) -> float:
     """The largest relative error of a sample's features that the unknowns behind the columns D leave open."""
     here, misfit = question.here, question.misfit
-    norms = D.flatten(1).norm(dim=1).clamp_min(1e-300)
+    D = D[D.flatten(1).norm(dim=1) > _NOTHING]
+    if len(D) == 0:
+        return 0.0
+    norms = D.flatten(1).norm(dim=1)
     unit = D / norms.view(-1, *[1] * (D.ndim - 1))
     solved = followed(here, torch.stack([here.pull(column) for column in unit]), misfit)
     return torch.inf if solved is None else left_open(unit.flatten(1), norms, *solved, misfit, here.at.T)

@@ -22,6 +22,7 @@ from unsum.certify.doubts.nuisance import TRUSTED, left_open
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.local_training import LocalTraining
+from unsum.separate.local_steps.movement import unseen
 from unsum.separate.local_steps.polish import EXPLAINED, Here, Polished, Polisher
 from unsum.separate.local_steps.schedule import Schedule
 from unsum.separate.local_steps.trajectory import Departure, Trajectory
@@ -138,7 +139,8 @@ def _hidden_spread(case: Case, step: int) -> float:
     walk = trajectory.walk(counts[:step], whole.T[before], case.polisher.Y[before], at[-1].exp())
     observation = replace(trajectory.observation, K=walk.K, b=walk.b)
     alpha = float(at[-1].exp()) * trajectory.weight_of(step)
-    return hidden_spread(case.head, observation, whole.T[rows], case.polisher.Y[rows], alpha)
+    limit = unseen(case.head, case.training, trajectory.observation)
+    return hidden_spread(case.head, observation, whole.T[rows], case.polisher.Y[rows], alpha, limit)
 
 
 def _doubt_samples(case: Case) -> list[str]:

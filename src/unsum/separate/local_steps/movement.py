@@ -18,18 +18,21 @@ from unsum.head import Head
 from unsum.local_training import LocalTraining
 from unsum.separate.local_steps.schedule import Schedule
 
+_HIDDEN = 5.0  # standard deviations of its noise that a row's remainder may have lost to it
+_ROWS = 4096  # of X that are looked at in float64 at a time
 _ROUNDED = 0.22  # deviation of a rounded number, in units of the last place of its size
 
 
 def observe_movement(head: Head, training: LocalTraining, most: int | None) -> Observation:
     """X = U A with the rank that stands out of the noise, `most` at most; K and b are those of the weights that were sent."""
-    moved = _moved(head, training)
+    moved = whole_movement(head, training)
     noise = _noise(head, moved, training.steps or 1)
     observation = observe(moved, None, noise)
     return observe(moved, most, noise) if most is not None and observation.rank > most else observation
 
 
-def _moved(head: Head, training: LocalTraining) -> Head:
+def whole_movement(head: Head, training: LocalTraining) -> Head:
+    """The head with X in the place of its gradient."""
     if head.divisor is None:
         raise UnsumError(
             "The attack 'local-steps' needs a change of weights, and the update holds a gradient; use 'exact' on it."
@@ -53,3 +56,11 @@ def _noise(head: Head, moved: Head, steps: int) -> Noise:
     level = torch.maximum(measured.level, rounding)
     added = measured.added or float(rounding.norm()) > float(measured.level.norm())
     return Noise(level, added, measured.relative)
+
+
+def unseen(head: Head, training: LocalTraining, observation: Observation) -> Tensor:
+    """(C,) what a row of X may hold outside the span of A at most: twice what is there, and what noise may have hidden."""
+    moved = whole_movement(head, training)
+    parts = zip(moved.grad_W.split(_ROWS), observation.U.split(_ROWS), strict=True)
+    outside = torch.cat([(X.double() - U @ observation.A).norm(dim=1) for X, U in parts])
+    return 2 * outside + _HIDDEN * observation.A.shape[1] ** 0.5 * observation.noise.level

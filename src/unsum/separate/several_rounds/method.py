@@ -79,7 +79,9 @@ def _separated(groups: list[list[Head]], knowledge: Knowledge, seed: int) -> Lea
         return _separated([joined, *rest], knowledge, seed)
     leak = together.leak()
     if best.exact and not leak.exact and together.agrees_with(best):
-        return _with_note(best, f"{total} rounds fit together, but their weights leave more open than one of them does.")
+        return _with_note(
+            best, f"{total} rounds fit together, but their weights leave more open than one of them does."
+        )
     return _with_note(
         leak, f"{total} rounds were solved together; one round alone predicted {best.predicted_error:.1e}."
     )

@@ -162,6 +162,7 @@ def _confirmed(
     best: Leak,
 ) -> Candidate:
     """Counts the starts that led to the same answer; one that led to another, which fits as well, takes the count away."""
+
     def further() -> Iterator[Candidate]:
         yield from others
         for at, Y in starts:
