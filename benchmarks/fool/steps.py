@@ -2,9 +2,9 @@
 
     python benchmarks/fool/steps.py --minutes 3
 
-A client trains a small network by SGD for one to four steps and sends the change of its weights. What it declares may be less than
-what it does: a momentum, an order, sizes of steps or a learning rate of its own, gradients that were accumulated, siblings of one
-label that look like one.
+A client trains a small network by SGD for a few steps and sends the change of its weights. What it declares may be less than
+what it does: a momentum, sizes of steps or a learning rate of its own, gradients that were accumulated, siblings of one label
+that look like one.
 """
 
 from __future__ import annotations

@@ -48,4 +48,5 @@ class StackedCurvature(Curvature):
     def times(self, V: Tensor) -> Tensor:
         P = self.P if V.ndim == 2 else self.P[:, None, :]
         mean = (P * V).unflatten(-1, (self.rounds, -1)).sum(-1)
-        return P * (V - mean.repeat_interleave(V.shape[-1] // self.rounds, dim=-1))
+        moved: Tensor = P * (V - mean.repeat_interleave(V.shape[-1] // self.rounds, dim=-1))
+        return moved

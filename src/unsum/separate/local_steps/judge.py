@@ -1,8 +1,8 @@
 """What may be claimed about the samples of several steps: the doubts about one gradient, asked of all steps together.
 
-What else explains the movement? Steps of unequal sizes or rates weigh samples differently, a momentum that was not declared moves
-the weights between the steps, a temperature or mixed labels change what a sample sends. Each is an unknown more: to first order it
-changes the residual by a column, and the samples follow as well as they can. What they cannot follow is all that shows.
+What else explains the movement? Steps of unequal sizes or rates weigh samples differently, a momentum that was not declared
+moves the weights between the steps, a temperature or mixed labels change what a sample sends. Each is an unknown more: to first
+order it changes the residual by a column, and the samples follow as well as they can. What they cannot follow is all that shows.
 """
 
 from __future__ import annotations

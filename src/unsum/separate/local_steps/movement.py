@@ -63,4 +63,5 @@ def unseen(head: Head, training: LocalTraining, observation: Observation) -> Ten
     moved = whole_movement(head, training)
     parts = zip(moved.grad_W.split(_ROWS), observation.U.split(_ROWS), strict=True)
     outside = torch.cat([(X.double() - U @ observation.A).norm(dim=1) for X, U in parts])
-    return 2 * outside + _HIDDEN * observation.A.shape[1] ** 0.5 * observation.noise.level
+    limit: Tensor = 2 * outside + _HIDDEN * observation.A.shape[1] ** 0.5 * observation.noise.level
+    return limit

@@ -1,8 +1,8 @@
 """Samples of the first steps, solved for together: what they leave of the movement must have the rank of what is missing.
 
 With r samples left out, the remainder X − Σ (theirs) has rank r exactly, whatever those are. So the squares of its singular
-values beyond the r-th, in units of the noise, are minimized; with none left out that is
-all of the remainder. Only the samples' own T and, where it is unknown, the learning rate are sought.
+values beyond the r-th, in units of the noise, are minimized; with none left out that is all of the remainder. Only the samples'
+own T and, where it is unknown, the learning rate are sought.
 """
 
 from __future__ import annotations

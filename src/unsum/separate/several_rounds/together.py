@@ -121,7 +121,7 @@ def _scaled_alike(observation: Observation, best: Leak, targets: Tensor) -> Obse
     G = observation.loss.gradient(at.T @ observation.K + observation.b, targets.repeat(1, n))
     expected, seen = (at.alpha * G.T @ at.T).view(n, -1), observation.U.view(n, -1)
     factors = (expected * seen).sum(1) / seen.square().sum(1).clamp_min(1e-300)
-    plain = ~((factors.clamp_min(1e-300).log() - 0).abs() > _PLAIN)
+    plain = ~(factors.clamp_min(1e-300).log().abs() > _PLAIN)
     return rescaled(observation, torch.where(plain | (factors <= 0), torch.ones_like(factors), factors))
 
 
