@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import unsum
 from support.long import long
 from unsum import UnsumError, Update
 from unsum.local_training import LocalTraining
+from unsum.separate.local_steps import method
 from unsum.separate.local_steps.schedule import Schedule, split
 
 C, H = 60, 96
@@ -57,8 +59,8 @@ def separated(client: Client, update: Update, features: Tensor, **known) -> tupl
     "training",
     [
         LocalTraining(0.05, 2),
-        LocalTraining(0.02, 4, momentum=0.9, weight_decay=1e-2),
-        *long(LocalTraining(0.05, 4), LocalTraining(0.02, 4, momentum=0.9)),
+        LocalTraining(0.03, 4, momentum=0.9, weight_decay=1e-2),
+        *long(LocalTraining(0.05, 4), LocalTraining(0.03, 4, momentum=0.9)),
     ],
     ids=["two", "decay", "four", "momentum"],
 )
@@ -104,9 +106,73 @@ def test_a_head_without_bias_moves_as_well() -> None:
     assert separated(client, update, features)[1] < 1e-3
 
 
+def test_siblings_in_every_step_are_not_vouched_for_unless_their_number_is_known() -> None:
+    client = Client()
+    apart = torch.randn(4, 40)
+    moved = 0.02 * client.images[:4].norm(dim=1, keepdim=True) * apart / apart.norm(dim=1, keepdim=True)
+    pairs = torch.stack([client.images[:4], client.images[:4] + moved], dim=1)
+    client.images, client.labels = pairs.flatten(0, 1), client.labels[:4].repeat_interleave(2)
+    with torch.no_grad():
+        client.model[2].weight.mul_(0.002)  # hardly bends: two of a kind look like one
+    training = LocalTraining(0.05, 2)
+    update, features = client.sends(training, 4, 0.05)
+    leak = unsum.separate(client.model, update, "local-steps")
+    assert leak.batch_size == 4
+    assert not leak.exact
+    assert any("would look like one" in note for note in leak.notes)
+    distances = torch.cdist(features.double(), leak.features.double()).amin(1) / features.norm(dim=1)
+    assert float(distances.max()) > 1e-2
+
+
+def test_an_answer_that_no_second_chain_confirms_is_not_vouched_for(monkeypatch) -> None:
+    client = Client()
+    update, features = client.sends(LocalTraining(0.05, 2), 4, 0.05)
+    follow, calls = method.follow, []
+
+    def first_only(*arguments, **options):
+        calls.append(options.get("first_kind", 0))
+        found = follow(*arguments, **options)
+        return found if len(calls) == 1 else replace(found, misfit=1e9)
+
+    monkeypatch.setattr(method, "follow", first_only)
+    leak, error = separated(client, update, features)
+    assert calls == [0, 2]  # the second from starts at random
+    assert error < 1e-4
+    assert not leak.exact
+    assert "No second start led to this solution." in leak.notes
+
+
+def test_more_directions_than_samples_were_told_are_not_vouched_for() -> None:
+    client = Client()
+    update, _ = client.sends(LocalTraining(0.05, 2), 4, 0.05)
+    assert not unsum.separate(client.model, update, "local-steps", batch_size=6).exact
+
+
+def test_a_momentum_that_nobody_declared_and_steps_that_weigh_otherwise_are_not_vouched_for() -> None:
+    client = Client()
+    update, features = client.sends(LocalTraining(0.05, 2), 4, 0.05)
+    for gain in (1.02, 0.98):  # as if the rate had been another than was said
+        other = update.map(lambda _name, gradient, gain=gain: gain * gradient)
+        leak = unsum.separate(client.model, other, "local-steps")
+        error = unsum.score(leak, features=features, targets=client.labels)["worst_feature_error"]
+        assert not leak.exact or error < 1e-2
+
+
+@pytest.mark.parametrize("rate", [0.3, 2.0])
+def test_accumulated_gradients_are_one_step_whatever_the_counters_say(rate: float) -> None:
+    client = Client()
+    update, features = client.sends(LocalTraining(rate, 1), 8, rate)
+    counted = LocalTraining(rate, 4)  # BatchNorm saw four micro-batches
+    update = Update.from_delta({n: -rate * g for n, g in update.gradients.items()}, 4 * rate, training=counted)
+    leak, error = separated(client, update, features)
+    assert leak.exact
+    assert error < 1e-4
+    assert leak.notes[0].startswith("One step explains the movement")
+
+
 def test_a_training_declared_wrongly_is_not_vouched_for() -> None:
     client = Client()
-    update, _ = client.sends(LocalTraining(0.02, 4, momentum=0.9), 2, 0.02)
+    update, _ = client.sends(LocalTraining(0.03, 4, momentum=0.9), 2, 0.02)
     wrong = Update(update.gradients, "delta", update.learning_rate, training=LocalTraining(0.02, 4))
     leak = unsum.separate(client.model, wrong, "local-steps")
     assert not leak.exact

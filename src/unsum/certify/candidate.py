@@ -67,7 +67,7 @@ class Candidate:
 
 def runaways(observation: Observation, T: Tensor) -> Tensor:
     """(B,) samples far longer than the others with p = e_y: nothing holds them, and an error relative to that length is none."""
-    P = torch.softmax(T @ observation.K + observation.b, dim=1)
+    P = observation.equation().probabilities(T)
     lengths = T.norm(dim=1)
     away: Tensor = ~(lengths <= _FAR * lengths.median()) & (1 - P.amax(1) < 10 * observation.client_precision)
     return away
@@ -87,9 +87,8 @@ def polish(observation: Observation, equation: Equation, at: Unknowns) -> Candid
 
 def targets_of(equation: Equation, at: Unknowns) -> Tensor:
     """(B, C) the targets: those of the equation with their smoothing, or read off it at the label rows."""
-    C = equation.K.shape[1]
     if equation.Y is not None:
-        return equation.Y * (1 - C * at.floor) + at.floor
+        return equation.Y * (1 - equation.classes * at.floor) + at.floor
     E = torch.linalg.lstsq(equation.extended(at.T).T, equation.U.T / at.alpha).solution
     Y = equation.probabilities(at.T) - E
     return torch.where(equation.weight > 0, at.floor, Y)
@@ -114,7 +113,7 @@ def _simplifications(observation: Observation, candidate: Candidate) -> list[tup
         at, equation = replace(at, log_alpha=torch.full_like(at.log_alpha, plain)), replace(equation, alpha_free=False)
     simpler = [(equation, at)] if at is not candidate.at else []
     if equation.Y is None:
-        hard = _hard_targets(candidate, equation.K.shape[1])
+        hard = _hard_targets(candidate, equation.classes)
         if hard is not None:
             labeled = replace(equation, Y=hard, weight=observation.weight)
             simpler.append((labeled, at))

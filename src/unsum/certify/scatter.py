@@ -41,8 +41,8 @@ def certify(equation: Equation, at: Unknowns, observation: Observation) -> Certi
     here = Linearized(equation, at)
     B, R = at.T.shape
     unknowns = B * R + equation.floor_free + equation.alpha_free
-    # Under softmax all columns sum to zero: one row says nothing new.
-    rows = len(equation.b) - isinstance(equation.loss, Softmax)
+    # Under softmax all columns sum to zero: one row of every head says nothing new.
+    rows = len(equation.b) - equation.loss.heads * isinstance(equation.loss, Softmax)
     equations = min(int((equation.weight > 0).sum()), rows) * equation.U.shape[1]
     misfit = (here.cost / max(equations - unknowns, 1)) ** 0.5
     size = at.T.norm(dim=1).clamp_min(1e-300)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unsum.equation.conjugate import NormalSystem
 from unsum.equation.levenberg import SMALL, can_be_dense, dense_step, minimize
-from unsum.losses import CrossEntropy, Loss
+from unsum.losses import CrossEntropy, Loss, Softmax
 
 _SMALLEST_FACTOR, _LARGEST_FACTOR = 1e-100, 1e100  # what can be squared and divided by
 
@@ -87,14 +87,20 @@ class Equation:
     def logits(self, T: Tensor) -> Tensor:
         return T @ self.K + self.b
 
+    @property
+    def classes(self) -> int:
+        """Of one head."""
+        return len(self.b) // self.loss.heads
+
     def probabilities(self, T: Tensor) -> Tensor:
-        return torch.softmax(self.logits(T), dim=1)
+        logits = self.logits(T)
+        return self.loss.probabilities(logits) if isinstance(self.loss, Softmax) else torch.softmax(logits, dim=1)
 
     def targets(self, at: Unknowns) -> Tensor:
         """(B, C) the targets that are assumed, smoothed by the floor; the floor alone where no label is assumed."""
         if self.Y is None:
             return at.floor.expand(len(at.T), len(self.b))
-        return self.Y * (1 - self.K.shape[1] * at.floor) + at.floor
+        return self.Y * (1 - self.classes * at.floor) + at.floor
 
     def residual(self, at: Unknowns) -> Tensor:
         """(C, R [+ 1]) weighted misfit of the gradient."""
@@ -117,7 +123,7 @@ class Linearized:
 
     def floor_derivative(self) -> Tensor:
         """Of the residual; a floor belongs to cross-entropy, whose G has targets as they are."""
-        equation, C = self.equation, len(self.equation.b)
+        equation, C = self.equation, self.equation.classes
         dG = -torch.ones_like(self.G) if equation.Y is None else C * equation.Y - 1
         return equation.weight[:, None] * (self.at.alpha * dG.T @ self.T)
 

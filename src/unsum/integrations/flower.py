@@ -218,7 +218,9 @@ class AuditStrategy(Strategy):
             rounds = [*self._earlier.get(node, []), (model, found.update)][-_REMEMBERED:]
             self._earlier[node] = rounds
             together = (
-                leak if len(rounds) == 1 else separate_rounds(rounds, batch_size=leak.batch_size, seed=self._seed)
+                leak
+                if len(rounds) == 1
+                else separate_rounds(rounds, batch_size=found.update.batch_size, seed=self._seed)
             )
             leak = min(leak, together, key=lambda found: found.predicted_error)
         return model, found, finding_of(number, str(node), found, leak)

@@ -6,6 +6,7 @@ from unsum.losses.declare import declared
 from unsum.losses.focal import Focal
 from unsum.losses.loss import Loss, Separable, Softmax
 from unsum.losses.mse import SquaredError
+from unsum.losses.stacked import StackedCrossEntropy
 from unsum.losses.weighted import WeightedCrossEntropy
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Separable",
     "Softmax",
     "SquaredError",
+    "StackedCrossEntropy",
     "WeightedCrossEntropy",
     "declared",
 ]

@@ -19,14 +19,14 @@ class CrossEntropy(Softmax):
         return "cross-entropy"
 
     def gradient(self, logits: Tensor, Y: Tensor) -> Tensor:
-        return torch.softmax(logits, dim=1) - Y
+        return self.probabilities(logits) - Y
 
     def curvature(self, logits: Tensor, Y: Tensor) -> Curvature:  # noqa: ARG002 (it does not depend on them)
         return SoftmaxCurvature(torch.softmax(logits, dim=1))
 
     def rounding(self, logits: Tensor, Y: Tensor, spread: Tensor) -> Tensor:
         """P errs in proportion to itself, however small; P − Y by the rounding of 1 where Y is 1."""
-        P = torch.softmax(logits, dim=1)
+        P = self.probabilities(logits)
         return ((P * (1 + 0.5 * spread)).square() + Y.square()).sqrt()
 
 

@@ -87,6 +87,11 @@ class Loss(ABC):
         """(B, C) ‖(J W)_c‖: how strongly row c of G answers a change of a sample's features, J being the curvature."""
 
     @property
+    def heads(self) -> int:
+        """How many heads stand below each other; each has the same classes."""
+        return 1
+
+    @property
     def many_labels(self) -> bool:
         """Whether one sample may carry any number of labels."""
         return False
@@ -125,6 +130,10 @@ class Softmax(Loss):
     def mass(self, logits: Tensor, Y: Tensor) -> Tensor:  # noqa: ARG002
         """(B,) m, how much each sample counts."""
         return torch.ones_like(logits[:, 0])
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """(B, C) P."""
+        return torch.softmax(logits, dim=1)
 
     def response(self, logits: Tensor, Y: Tensor, W: Tensor, row_norms: Tensor) -> Tensor:
         """m P_c ‖W_c − Σ_k p̄_k W_k‖, with the batch's mean p̄: rows share what they answer alike."""

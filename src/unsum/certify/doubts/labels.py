@@ -34,7 +34,7 @@ def doubt_labels(question: Question) -> list[str]:
     if float((1 - P.amax(1)).max()) > _SATURATED:
         return []
     if candidate.equation.Y is not None:
-        other = replace(candidate.at, floor=candidate.at.floor + _SMOOTHED / observation.classes)
+        other = replace(candidate.at, floor=candidate.at.floor + _SMOOTHED / candidate.equation.classes)
         fixed = replace(candidate.equation, floor_free=False)
         if reweighted(observation, fixed, other).certificate.misfit > 2 * question.misfit:
             return []

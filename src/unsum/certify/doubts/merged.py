@@ -40,31 +40,37 @@ def doubt_merged(question: Question) -> list[str]:
     """The doubt that every sample stands for several of its label, none of which was found by itself."""
     if question.batch_size is not None:
         return []
-    doubts = _doubt_proportional(question)
-    spread = hidden_spread(question)
-    if spread > _TRUSTED_SPREAD:
-        apart = f"that differ by less than {100 * spread:.2g} %" if spread < 1 else "however different"
-        doubts.append(f"Samples of one label, {apart}, would look like one here: there may be more than were found.")
-    return doubts
+    candidate = question.candidate
+    spread = hidden_spread(question.head, question.observation, candidate.at.T, candidate.Y, float(candidate.at.alpha))
+    return [*_doubt_proportional(question), *doubt_spread(spread)]
 
 
-def hidden_spread(question: Question) -> float:
+def doubt_spread(spread: float) -> list[str]:
+    """The doubt that samples of one label which differ by less than `spread` passed as one."""
+    if spread <= _TRUSTED_SPREAD:
+        return []
+    apart = f"that differ by less than {100 * spread:.2g} %" if spread < 1 else "however different"
+    return [f"Samples of one label, {apart}, would look like one here: there may be more than were found."]
+
+
+def hidden_spread(head: Head, observation: Observation, T: Tensor, Y: Tensor, alpha: float) -> float:
     """The largest relative δ at which a few samples may pass as one, for directions u that are nothing special.
 
     What is left of ∇W outside the span of A holds their other directions, if there are any. So it bounds them: all together by
     its norm, and each by its largest singular value, which is much smaller where it is noise.
     """
-    head, observation, candidate = question.head, question.observation, question.candidate
     R, H = observation.A.shape
     if R >= H:
         return math.inf
-    size = candidate.at.T.square().sum(1, keepdim=True)  # ‖f‖²
-    logits = candidate.at.T @ observation.K + observation.b
-    answer = observation.loss.response(logits, candidate.Y, head.W, observation.row_norms)  # (B, C): ‖(J W)_c‖
-    response = float(candidate.at.alpha) * size * answer * ((1 - R / H) / H) ** 0.5  # of a usual u, outside
+    size = T.square().sum(1, keepdim=True)  # ‖f‖²
+    answer = observation.loss.response(T @ observation.K + observation.b, Y, head.W, observation.row_norms)  # ‖(J W)_c‖
+    response = alpha * size * answer * ((1 - R / H) / H) ** 0.5  # (B, C): of a usual u, outside
     rest = Rest(head, observation)
-    strength = response / observation.noise.level  # (B, C); what rounding does differs from row to row
+    strength = response / observation.noise.level  # what rounding does differs from row to row
     rows = strength.square().sum(1).square() / strength.pow(4).sum(1).clamp_min(1e-300)  # that answer, effectively
+    rows = rows.clamp_max(
+        observation.classes / observation.loss.heads
+    )  # of several heads each answers as the others do
     most = min(_TOGETHER - 1, H - R)
     sizes = strength.norm(dim=1).clamp_min(1e-300).tolist()
     return math.sqrt(max(_hidden(rest, int(n), most) / size for n, size in zip(rows.tolist(), sizes, strict=True)))

@@ -1,6 +1,7 @@
-"""Binary cross-entropy: a sample and its negative with all labels exchanged send one gradient where no bias tells them apart.
+"""Two answers, yes and no: a sample and its negative with all labels exchanged send one gradient where no bias tells them apart.
 
-σ(−l) − (1 − y) = −(σ(l) − y), and −f undoes the sign. A bias b turns l into −l + 2b and shows it, if it is large enough.
+σ(−l) − (1 − y) = −(σ(l) − y), and −f undoes the sign. A bias b turns l into −l + 2b and shows it, if it is large enough. So it
+is under binary cross-entropy, and for a softmax over two classes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import torch
 
 from unsum.certify.candidate import reweighted
 from unsum.certify.question import Question
+from unsum.losses import Softmax
 
 _TRIED = 8  # samples that are mirrored one by one; all at once is tried as well
 
@@ -18,8 +20,9 @@ _TRIED = 8  # samples that are mirrored one by one; all at once is tried as well
 def doubt_mirror(question: Question) -> list[str]:
     """The doubt that some samples are the negatives of what was found."""
     candidate = question.candidate
-    Y = candidate.equation.Y
-    if question.observation.loss.name != "bce" or question.knowledge.labels is not None or Y is None:
+    Y, loss = candidate.equation.Y, question.observation.loss
+    two = isinstance(loss, Softmax) and candidate.equation.classes == 2
+    if not (two or loss.name == "bce") or question.knowledge.labels is not None or Y is None:
         return []
     if not candidate.explains:
         return []

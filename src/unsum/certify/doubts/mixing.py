@@ -114,6 +114,6 @@ def _mixed(here: Linearized, i: int, k: int) -> Tensor:
     """What the residual changes by, per unit, when sample i's label turns into sample k's."""
     equation = here.equation
     assert equation.Y is not None
-    turned = (equation.Y[i] - equation.Y[k]) * (1 - equation.K.shape[1] * here.at.floor)
+    turned = (equation.Y[i] - equation.Y[k]) * (1 - equation.classes * here.at.floor)
     change: Tensor = equation.weight[:, None] * (here.at.alpha * turned[:, None] * here.T[i])
     return change

@@ -13,7 +13,8 @@ from torch import Tensor
 from unsum.certify.doubts.follow import followed
 from unsum.certify.question import Question
 
-_TRUSTED = 3e-3  # relative error of features that θ may add: three deviations of it are no false claim
+TRUSTED = 3e-3  # relative error of features that θ may add: three deviations of it are no false claim
+_NOTHING = 1e-6  # of the noise: a column that is shorter changes nothing, and nothing follows it
 _RESOLVED = 1e-12  # of a column's square that T must leave over, for float64 to tell it from nothing
 
 
@@ -23,26 +24,31 @@ def doubt_nuisance(question: Question) -> list[str]:
     if candidate.read_off or not candidate.explains:
         return []
     doubts = []
-    if _added_error(question, _weights(question)) > _TRUSTED:
+    if _added_error(question, _weights(question)) > TRUSTED:
         doubts.append(
             "Samples are taken to weigh the same, and the gradient to be as it was computed, and nothing tells: "
             "with other weights or another scale features would be others."
         )
-    if _temperature_open(question) and _added_error(question, _temperature(question)) > _TRUSTED:
+    if _temperature_open(question) and _added_error(question, _temperature(question)) > TRUSTED:
         doubts.append(
             "A temperature of the softmax would send the same gradient with features of another length, and nothing tells; "
             "declare the loss (loss='cross-entropy') if it had none."
         )
-    if _target_size_open(question) and _added_error(question, _target_size(question)) > _TRUSTED:
+    if _target_size_open(question) and _added_error(question, _target_size(question)) > TRUSTED:
         doubts.append("Targets of another size than 1 would send the same gradient with features of another length.")
     return doubts
 
 
 def _weights(question: Question) -> Tensor:
-    """(B, …) what the residual changes by per unit of each sample's log weight; their sum is the gradient's own scale."""
-    here = question.here
-    change: Tensor = torch.einsum("ic,ik->ick", here.G, here.T)
-    return _weighted(question, change)
+    """(B, …) what the residual changes by per unit of each sample's log weight; their sum is the gradient's own scale.
+
+    Of several heads below each other each has weights of its own, and so a scale.
+    """
+    here, n = question.here, question.observation.loss.heads
+    change = _weighted(question, torch.einsum("ic,ik->ick", here.G, here.T))
+    own = torch.eye(n, dtype=change.dtype, device=change.device).repeat_interleave(change.shape[1] // n, dim=1)
+    every: Tensor = (own[:, None, :, None] * change).flatten(0, 1)
+    return every
 
 
 def _temperature(question: Question) -> Tensor:
@@ -82,21 +88,28 @@ def _target_size_open(question: Question) -> bool:
 def _added_error(question: Question, D: Tensor) -> float:
     """The largest relative error of a sample's features that the unknowns behind the columns D leave open."""
     here, misfit = question.here, question.misfit
-    flat = D.flatten(1)
-    norms = flat.norm(dim=1).clamp_min(1e-300)
-    unit = flat / norms[:, None]
-    solved = followed(here, torch.stack([here.pull(column) for column in unit.view_as(D)]), misfit)
-    if solved is None:
-        return torch.inf
-    pulled, moves = solved
+    D = D[D.flatten(1).norm(dim=1) > _NOTHING]
+    if len(D) == 0:
+        return 0.0
+    norms = D.flatten(1).norm(dim=1)
+    unit = D / norms.view(-1, *[1] * (D.ndim - 1))
+    solved = followed(here, torch.stack([here.pull(column) for column in unit]), misfit)
+    return torch.inf if solved is None else left_open(unit.flatten(1), norms, *solved, misfit, here.at.T)
+
+
+def left_open(unit: Tensor, norms: Tensor, pulled: Tensor, moves: Tensor, misfit: float, T: Tensor) -> float:
+    """The largest relative error of a row of T, for n columns of unit length and the lengths that they had.
+
+    `pulled` (n, …) are JᵀD and `moves` (n, …) how T, in the first entries, and other unknowns follow.
+    """
     seen = unit @ unit.T - pulled @ moves.T
     values, vectors = torch.linalg.eigh(0.5 * (seen + seen.T))
     values = torch.where(values > _RESOLVED, values, torch.zeros_like(values))
     # No unknown is larger than 1 in logarithms: a column that nothing tells moves by as much, and takes T along.
     prior = vectors.T @ torch.diag(norms.pow(-2)) @ vectors
     covariance = torch.linalg.inv(torch.diag(values) + misfit**2 * prior) * misfit**2
-    B, R = here.at.T.shape
+    B, R = T.shape
     steps = (vectors.T @ moves)[:, : B * R].view(-1, B, R)
     variance = torch.einsum("kij,kl,lij->i", steps, covariance, steps)
-    errors = variance.clamp_min(0).sqrt() / here.at.T.norm(dim=1).clamp_min(1e-300)
+    errors = variance.clamp_min(0).sqrt() / T.norm(dim=1).clamp_min(1e-300)
     return float(errors.nan_to_num(nan=torch.inf).max())

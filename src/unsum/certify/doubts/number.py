@@ -32,7 +32,8 @@ def _several_labels(question: Question) -> list[str]:
     candidate = question.candidate
     if question.observation.loss.many_labels:
         return []
-    crowded = ((candidate.Y - candidate.at.floor) > _LABEL).sum(1).gt(_MIXED).nonzero()[:, 0].tolist()
+    labels = ((candidate.Y - candidate.at.floor) > _LABEL).sum(1) // question.observation.loss.heads
+    crowded = labels.gt(_MIXED).nonzero()[:, 0].tolist()
     if not crowded:
         return []
     several = f"Sample {name_some(crowded)} {'carries' if len(crowded) == 1 else 'carry'} several labels at once"

@@ -236,6 +236,7 @@ class _Search:
     generator: torch.Generator
     rate_free: bool
     best: Polished
+    first_kind: int = 0
     nodes: int = 0
 
     def descend(self, so_far: Polished) -> bool:
@@ -244,7 +245,7 @@ class _Search:
             return True
         tried: set[tuple[int, ...]] = set()
         for attempt in range(_TRIES):
-            for found in self._next_step(so_far.samples, 2 * attempt):
+            for found in self._next_step(so_far.samples, self.first_kind + 2 * attempt):
                 self.best = max(self.best, found, key=self._rank)
                 key = tuple(found.samples.labels.tolist())
                 if self._fits(found) and key not in tried and self.descend(found):
@@ -280,11 +281,17 @@ class _Search:
 
 
 def follow(
-    trajectory: Trajectory, rate: float, classes: Tensor, generator: torch.Generator, *, rate_free: bool = False
+    trajectory: Trajectory,
+    rate: float,
+    classes: Tensor,
+    generator: torch.Generator,
+    *,
+    rate_free: bool = False,
+    first_kind: int = 0,
 ) -> Polished:
-    """The samples of the first epoch's steps, as far as the chain of steps leads."""
+    """The samples of the first epoch's steps, as far as the chain of steps leads; from the `first_kind` of starts on."""
     U = trajectory.observation.U
     nothing = Polished(Samples((), U[:0], classes[:0], rate), 0.0, U[:0, 0])
-    search = _Search(trajectory, classes, generator, rate_free, nothing)
+    search = _Search(trajectory, classes, generator, rate_free, nothing, first_kind)
     search.descend(nothing)
     return search.best

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from unsum.certify.claim import TRUSTED_ERROR, Claim
 from unsum.declared import check_samples
 from unsum.equation.observation import Observation
 from unsum.equation.threads import few_threads
@@ -18,6 +19,7 @@ from unsum.local_training import LocalTraining
 from unsum.separate.exact.solver import exact
 from unsum.separate.local_steps.chain import follow
 from unsum.separate.local_steps.counting import first_alpha, size_of_step
+from unsum.separate.local_steps.judge import Case, judge
 from unsum.separate.local_steps.movement import observe_movement
 from unsum.separate.local_steps.polish import EXPLAINED, Polished, Samples
 from unsum.separate.local_steps.repeated import settle
@@ -25,7 +27,7 @@ from unsum.separate.local_steps.schedule import Schedule, split
 from unsum.separate.local_steps.trajectory import Trajectory
 from unsum.separate.method import SEPARATORS
 
-_TRUSTED_ERROR = 1e-3  # certified exact below this predicted error
+_AT_RANDOM = 2  # the first kind of starts that is not the same for every seed
 _APART = 0.75  # of all visits in all epochs that must have directions of their own for steps to be followed
 _VAGUE = 0.5  # predicted error from which a sample is hardly one
 
@@ -48,7 +50,9 @@ def local_steps(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
     total = knowledge.known_batch_size or training.batch_size
     plain = replace(knowledge, batch_size=total if knowledge.labels is None else None)
     most = None if total is None else total * training.epochs
-    observation = observe_movement(head, training, most)
+    observation = observe_movement(head, training, None)
+    excess = 0 if most is None else max(0, observation.rank - most)  # directions that nobody accounts for
+    observation = observe_movement(head, training, most) if excess else observation
     R, C = observation.rank, observation.classes
     if R == 0 or C < 2 * R + 1:
         reason = f"Steps were not followed: {R} directions in the movement are too many for {C} classes."
@@ -58,9 +62,14 @@ def local_steps(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
         if task is None:
             return _as_one(head, plain, seed, "No sample of the first step was found, so its learning rate is unknown.")
         found = task.run(head, plain, seed)
-    if found is None or found.samples.number < task.trajectory.schedule.samples / 2:
-        return _as_one(head, plain, seed, "Following the steps found less than half of the samples.")
-    return task.leak(head, found, total is not None)
+        if found is None or found.samples.number < task.trajectory.schedule.samples / 2:
+            return _as_one(head, plain, seed, "Following the steps found less than half of the samples.")
+        confirmations = task.confirmations(found, seed + 1) if task.complete(found) else 0
+        case = Case(
+            head, task.trajectory, training, knowledge, found, total is not None, excess, confirmations, task.rate_free
+        )
+        claim = judge(case)
+    return task.leak(head, found, claim)
 
 
 @dataclass(frozen=True)
@@ -132,12 +141,27 @@ class _Task:
         left = replace(samples, counts=tuple(counts), T=samples.T[kept], labels=samples.labels[kept])
         return replace(found, samples=left, errors=found.errors[kept])
 
-    def leak(self, head: Head, found: Polished, number_known: bool) -> Leak:
-        observation, schedule, samples = self.trajectory.observation, self.trajectory.schedule, found.samples
-        complete = samples.counts == schedule.sizes and found.misfit < EXPLAINED
-        predicted = float(found.errors.max())
-        # As many directions as samples: none of them is missing, unless two share one or one left no trace.
-        counted = number_known or (schedule.epochs == 1 and observation.rank == schedule.samples)
+    def complete(self, found: Polished) -> bool:
+        return found.samples.counts == self.trajectory.schedule.sizes and found.misfit < EXPLAINED
+
+    def confirmations(self, found: Polished, seed: int) -> int:
+        """1 where a second chain from other, random starts leads to the same samples of the same labels."""
+        schedule, rank = self.trajectory.schedule, self.trajectory.observation.rank
+        if rank < _APART * schedule.samples * schedule.epochs and schedule.epochs > 1:
+            return 0  # all epochs were solved at once, from the one start that there is
+        generator = torch.Generator().manual_seed(seed)
+        again = follow(
+            self.trajectory, self.rate, self.classes, generator, rate_free=self.rate_free, first_kind=_AT_RANDOM
+        )
+        if not self.complete(again):
+            return 0
+        distances = torch.cdist(found.samples.T, again.samples.T) / found.samples.T.norm(dim=1, keepdim=True)
+        near, same = distances.min(1)
+        labels = again.samples.labels[same] == found.samples.labels
+        return int(float(near.max()) < TRUSTED_ERROR and bool(labels.all()))
+
+    def leak(self, head: Head, found: Polished, claim: Claim) -> Leak:
+        observation, samples = self.trajectory.observation, found.samples
         Y = torch.nn.functional.one_hot(samples.labels, observation.classes).to(observation.U)
         walk = self.trajectory.walk(samples.counts, samples.T, Y, observation.U.new_tensor(samples.rate))
         dtype = head.W.dtype if head.W.dtype in (torch.float32, torch.float64) else torch.float32
@@ -147,20 +171,18 @@ class _Task:
             logits=samples.T @ observation.K + observation.b,
             features=(samples.T @ observation.A).to(dtype),
             residual=float(walk.remainder.norm() / self.trajectory.whole.norm()),
-            predicted_error=predicted,
-            exact=complete and counted and predicted < _TRUSTED_ERROR,
+            predicted_error=claim.predicted_error,
+            exact=claim.exact,
             scale=samples.rate if self.rate_free else 1.0,
-            notes=self._notes(found, complete),
+            notes=[*self._notes(found), *claim.notes],
         )
 
-    def _notes(self, found: Polished, complete: bool) -> list[str]:
+    def _notes(self, found: Polished) -> list[str]:
         schedule, counts = self.trajectory.schedule, found.samples.counts
         notes = [
             f"{schedule.steps} local steps were followed one by one; features are those in the step that saw a sample first."
         ]
-        if found.misfit >= EXPLAINED:
-            notes.append(f"The answer misses the movement by {found.misfit:.1e} times its noise: it is not a solution.")
-        elif not complete:
+        if found.misfit < EXPLAINED and not self.complete(found):
             notes.append(
                 f"{found.samples.number} of {schedule.samples} samples were found, of the first {len(counts)} steps."
             )
@@ -170,7 +192,28 @@ class _Task:
 
 
 def _as_one(head: Head, knowledge: Knowledge, seed: int, reason: str) -> Leak:
-    """The exact solver on the mean gradient, with a prediction that knows that it is none."""
+    """One step, where that explains the movement; else the exact solver on the mean gradient, and a claim of nothing."""
+    training = knowledge.training
+    assert training is not None
+    if training.several_steps:
+        one = exact(_of_one_step(head, training), knowledge, seed=seed)
+        if one.exact:
+            note = "One step explains the movement: its gradient was accumulated, or the other steps moved nothing."
+            return replace(one, method="local-steps", notes=[note, *one.notes])
     leak = exact(replace(head, divisor=None), knowledge, seed=seed)
     notes = [reason, "The mean of the steps' gradients was solved as if it were one gradient.", *leak.notes]
     return replace(leak, method="local-steps", exact=False, notes=notes)
+
+
+def _of_one_step(head: Head, training: LocalTraining) -> Head:
+    """The gradient if all of the movement were one step: BatchNorm's counters count micro-batches, not steps.
+
+    g = −Δ/η − λ w, and the head holds −Δ/(ηT) − λ w.
+    """
+    T, decay = training.steps or 1, training.weight_decay
+
+    def whole(gradient: Tensor, weight: Tensor) -> Tensor:
+        return T * gradient + (T - 1) * decay * weight if decay else T * gradient
+
+    grad_b = None if head.grad_b is None or head.b is None else whole(head.grad_b, head.b)
+    return replace(head, grad_W=whole(head.grad_W, head.W), grad_b=grad_b, divisor=None)

@@ -23,13 +23,14 @@ _ROUNDED = 0.22  # deviation of a rounded number, in units of the last place of 
 
 def observe_movement(head: Head, training: LocalTraining, most: int | None) -> Observation:
     """X = U A with the rank that stands out of the noise, `most` at most; K and b are those of the weights that were sent."""
-    moved = _moved(head, training)
+    moved = whole_movement(head, training)
     noise = _noise(head, moved, training.steps or 1)
     observation = observe(moved, None, noise)
     return observe(moved, most, noise) if most is not None and observation.rank > most else observation
 
 
-def _moved(head: Head, training: LocalTraining) -> Head:
+def whole_movement(head: Head, training: LocalTraining) -> Head:
+    """The head with X in the place of its gradient."""
     if head.divisor is None:
         raise UnsumError(
             "The attack 'local-steps' needs a change of weights, and the update holds a gradient; use 'exact' on it."

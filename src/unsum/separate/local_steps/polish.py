@@ -1,8 +1,8 @@
 """Samples of the first steps, solved for together: what they leave of the movement must have the rank of what is missing.
 
 With r samples left out, the remainder X − Σ (theirs) has rank r exactly, whatever those are. So the squares of its singular
-values beyond the r-th, in units of the noise, are minimized by Gauss–Newton with Levenberg's damping; with none left out that is
-all of the remainder. Only the samples' own T and, where it is unknown, the learning rate are sought.
+values beyond the r-th, in units of the noise, are minimized; with none left out that is all of the remainder. Only the samples'
+own T and, where it is unknown, the learning rate are sought.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from unsum.equation.levenberg import Dense, minimize
 from unsum.separate.local_steps.trajectory import Trajectory, Walk
 
 EXPLAINED = 4.0  # misfit of a solution, in units of the noise
@@ -41,17 +42,16 @@ class Polished:
     errors: Tensor
 
 
-@dataclass(frozen=True)
-class Here:
-    """The equations at one point."""
+class Here(Dense):
+    """The equations at one point, in the directions that the missing samples leave free there."""
 
-    residual: Tensor
-    left: Tensor  # (C, …) and
-    right: Tensor  # (R [+ 1], …): the directions that the missing samples leave free
+    def __init__(self, polisher: Polisher, at: Tensor) -> None:
+        self.polisher = polisher
+        self.left, self.right = polisher.free_directions(at)
+        super().__init__(lambda point: polisher.equations(point, self.left, self.right), at, polisher.fixed)
 
-    @property
-    def cost(self) -> float:
-        return float(self.residual.square().sum())
+    def moved(self, step: Tensor) -> Here:
+        return Here(self.polisher, self.at + step)
 
 
 class Polisher:
@@ -72,26 +72,25 @@ class Polisher:
     def walk(self, at: Tensor) -> Walk:
         return self.trajectory.walk(self.counts, at[:-1].view(self.shape), self.Y, at[-1].exp())
 
-    def here(self, at: Tensor) -> Here:
+    @property
+    def fixed(self) -> Tensor:
+        """(unknowns,) bool: a rate that is known stays as it is."""
+        fixed = torch.zeros(self.shape.numel() + 1, dtype=torch.bool, device=self.weight.device)
+        fixed[-1] = not self.rate_free
+        return fixed
+
+    def free_directions(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """(C, …) and (R [+ 1], …): what is left of the movement besides the largest directions, those of missing samples."""
         weighted = self.weight[:, None] * self.walk(at).remainder
         if self.missing == 0:
-            left, right = self._identity(weighted.shape[0]), self._identity(weighted.shape[1])
-        else:
-            left, _, right = torch.linalg.svd(weighted, full_matrices=True)
-            left, right = left[:, self.missing :], right[self.missing :].T
-        return Here(self.equations(at, left, right), left, right)
+            return self._identity(weighted.shape[0]), self._identity(weighted.shape[1])
+        left, _, right = torch.linalg.svd(weighted, full_matrices=True)
+        return left[:, self.missing :], right[self.missing :].T
 
     def equations(self, point: Tensor, left: Tensor, right: Tensor) -> Tensor:
         """What must vanish, in units of the noise."""
         weighted = self.weight[:, None] * self.walk(point).remainder
         return weighted.flatten() if self.missing == 0 else (left.T @ weighted @ right).flatten()
-
-    def jacobian(self, at: Tensor, here: Here) -> Tensor:
-        """(equations, unknowns); a rate that is known has no column of its own, but one of zeros."""
-        J: Tensor = torch.func.jacfwd(lambda point: self.equations(point, here.left, here.right))(at)
-        if not self.rate_free:
-            J[:, -1] = 0
-        return J
 
     def reweighted(self, at: Tensor) -> None:
         """The noise model's weights at a solution: the client rounds its own predictions, in proportion to the features."""
@@ -102,9 +101,9 @@ class Polisher:
         client = observation.client_precision * ((share * sizes).square() * relative).sum(0).sqrt()
         self.weight = torch.rsqrt(observation.weight.pow(-2) + client.square())
 
-    def scatter(self, at: Tensor, here: Here) -> tuple[float, Tensor | None]:
+    def scatter(self, here: Here) -> tuple[float, Tensor | None]:
         """The misfit, and (m,) the variance of every row of T with that of its features outside the span of A."""
-        J = self.jacobian(at, here)
+        at, J = here.at, here.jacobian
         m, R = self.shape
         # Columns sum to zero: one row says nothing new.
         equations = len(here.residual) - here.right.shape[1] - m * R - self.rate_free
@@ -153,52 +152,22 @@ def polish(
 ) -> Polished:
     """The samples solved on together, and how sure they are."""
     polisher = Polisher(trajectory, samples, missing, rate_free)
-    at = descend(polisher, polisher.start(samples), iterations)
-    polisher.reweighted(at)
-    at = descend(polisher, at, 10)
-    T, rate = at[:-1].view(polisher.shape), float(at[-1].exp())
-    return certified(polisher, at, replace(samples, T=T, rate=rate))
+    here = minimized(polisher, polisher.start(samples), iterations)
+    polisher.reweighted(here.at)
+    here = minimized(polisher, here.at, 10)
+    T, rate = here.at[:-1].view(polisher.shape), float(here.at[-1].exp())
+    return certified(here, replace(samples, T=T, rate=rate))
 
 
-def descend(polisher: Polisher, at: Tensor, iterations: int) -> Tensor:
-    here, damping, growth, stalled = polisher.here(at), 1e-3, 2.0, 0
-    J: Tensor | None = None
-    for _ in range(iterations):
-        if J is None:
-            J = polisher.jacobian(at, here)
-            N, g = J.T @ J, J.T @ here.residual
-        step = _damped(N, g, damping)
-        there = polisher.here(at + step)
-        promised = -float(2 * step @ g + (J @ step).square().sum())
-        gain = (here.cost - there.cost) / promised if promised > 0 else -1.0
-        if not gain > 0:
-            damping, growth = damping * growth, growth * 2
-            if damping > 1e10 or promised < 1e-12 * here.cost:
-                break
-            continue
-        stalled = stalled + 1 if there.cost > 0.999 * here.cost else 0
-        at, here, J = at + step, there, None
-        damping, growth = max(damping * max(1 / 3, 1 - (2 * gain - 1) ** 3), 1e-14), 2.0
-        if stalled >= 3 or there.cost < 1e-3 * there.residual.numel():
-            break
-    return at
+def minimized(polisher: Polisher, at: Tensor, iterations: int) -> Here:
+    """Where the equations' squares are least; below the noise they need not be pursued further."""
+    here = Here(polisher, at)
+    return minimize(here, iterations, enough=here.residual.numel())
 
 
-def _damped(N: Tensor, g: Tensor, damping: float) -> Tensor:
-    diagonal = N.diagonal().clamp_min(float(N.diagonal().max()) * 1e-24 + 1e-300)
-    for _ in range(40):
-        factor, failed = torch.linalg.cholesky_ex(N + torch.diag(diagonal * damping))
-        if not bool(failed):
-            step: Tensor = -torch.cholesky_solve(g[:, None], factor)[:, 0]
-            return step
-        damping *= 10
-    return torch.zeros_like(g)
-
-
-def certified(polisher: Polisher, at: Tensor, samples: Samples) -> Polished:
+def certified(here: Here, samples: Samples) -> Polished:
     """What the noise and the misfit do to the features, through the inverse of the normal matrix."""
-    here = polisher.here(at)
-    misfit, variance = polisher.scatter(at, here)
+    misfit, variance = here.polisher.scatter(here)
     size = samples.T.norm(dim=1).clamp_min(1e-300)
     if variance is None:
         return Polished(samples, misfit, torch.full_like(size, torch.inf))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsum.separate.local_steps.polish import EXPLAINED, Polished, Polisher, Samples, descend
+from unsum.separate.local_steps.polish import EXPLAINED, Here, Polished, Polisher, Samples, minimized
 from unsum.separate.local_steps.trajectory import Trajectory, Walk
 
 _ROUNDS = 2  # in which the spread of the moves is estimated anew
@@ -61,9 +61,9 @@ def settle(trajectory: Trajectory, mean: Samples, *, rate_free: bool) -> Polishe
     at = drifting.start(samples)
     variance: Tensor | None = None
     for _ in range(_ROUNDS):
-        at = descend(drifting, at, 20)
+        at = minimized(drifting, at, 20).at
         drifting.reweighted(at)
-        misfit, variance = drifting.scatter(at, drifting.here(at))
+        misfit, variance = drifting.scatter(Here(drifting, at))
         if variance is None:
             return None
         first, moves = at[:-1].view(2, B, -1)

@@ -28,12 +28,21 @@ class Walk:
 
 
 @dataclass(frozen=True)
+class Departure:
+    """What may have been different from what was declared: logarithms, 0 where nothing was."""
+
+    weights: Tensor  # (m,) of the samples: unequal steps, other rates, copies
+    temperature: Tensor  # () of the softmax
+
+
+@dataclass(frozen=True)
 class Trajectory:
     """One movement and the steps behind it."""
 
     observation: Observation
     schedule: Schedule
     has_bias: bool  # whether the head has one, which moves, too, even if its gradient was kept back
+    departure: Departure | None = None
 
     def weight_of(self, step: int) -> float:
         """reach / size: what p − y of a sample of this step is multiplied by, besides the rate."""
@@ -53,9 +62,12 @@ class Trajectory:
             K, b = self._head(step, weights, biases, rate)
             rows = slice(start, start + count)
             start += count
-            p = torch.softmax(T[rows] @ K + b, dim=1)
+            cold = 1.0 if self.departure is None else self.departure.temperature.neg().exp()
+            p = torch.softmax(cold * (T[rows] @ K + b), dim=1)
             size = schedule.size(step) if observation.reduction == "mean" else 1
-            G = (p - Y[rows]) / size
+            G = cold * (p - Y[rows]) / size
+            if self.departure is not None:
+                G = self.departure.weights[rows].exp()[:, None] * G
             weights.append(T[rows].T @ G)
             biases.append(G.sum(0))
             P.append(p)

@@ -4,8 +4,8 @@ Minimizes the same α_w L_w + α_b L_b + α_loss L_loss over the logits. Each st
 
     (JᵀJ + μ) step = −½ ∂Ŷ
 
-by conjugate gradients, JᵀJ never formed (`LogitObjective.curvature`); `equation.levenberg` chooses μ. The term of JᵀJ that couples
-samples is α_w D Dᵀ for every class: its B×B inverse is the preconditioner.
+by conjugate gradients, JᵀJ never formed (`LogitObjective.curvature`); `equation.levenberg` chooses μ. The term of JᵀJ that
+couples samples is α_w D Dᵀ for every class: its B×B inverse is the preconditioner.
 
 l̂ is only an estimate, so that the minimum of all three lies beside the truth. Once L_loss has done its work, to lead away from
 twins, the equations that hold exactly, L_w and L_b, are solved alone from there (`polish`).

@@ -1,0 +1,178 @@
+"""Can the claim about several local steps be fooled? Random cases of the attack `local-steps`, each with its truth.
+
+    python benchmarks/fool/steps.py --minutes 3
+
+A client trains a small network by SGD for a few steps and sends the change of its weights. What it declares may be less than
+what it does: a momentum, sizes of steps or a learning rate of its own, gradients that were accumulated, siblings of one label
+that look like one.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from fool_judge import FALSE_CLAIM, TooLongError, Try, deadline
+
+import unsum
+from fool.rounds import judge
+from unsum.errors import UnsumError
+from unsum.local_training import LocalTraining
+
+Genome = dict[str, Any]
+
+_USUAL = 0.65  # chance that a gene is one of an ordinary case
+
+GENES = {
+    "classes": (6, 24), "batch": (0.51, 3.49), "steps": (0.51, 3.49), "inputs": (6, 24), "rate": (-5, 0.5), "weights": (-6, 1),
+    "body": (-2, 0.3), "sibling": (-6, -0.5), "momentum": (0.05, 0.95), "uneven": (-3, 0.5), "noise": (-9, -2), "margin": (0, 12),
+}  # fmt: skip
+CHOICES = {
+    "siblings": (0, 0, 0, 1),  # further ones of every sample, in the same step
+    "bias": (True, True, False),
+    "epochs": (1, 1, 1, 2),
+    "momentum_is": ("none", "none", "declared", "kept secret"),
+    "rates": ("declared", "declared", "unknown", "uneven", "wrong"),
+    "sizes": ("equal", "equal", "unequal", "last smaller"),
+    "accumulated": (False, False, False, True),  # all micro-batches in one step
+    "noisy": (False, False, False, True),
+    "dtype": ("float32", "float32", "float64", "float16"),
+    "told": ("nothing", "nothing", "batch size"),
+    "labels": ("distinct", "random"),
+}
+ORDINARY = {"classes": (19, 24), "inputs": (16, 24), "rate": (-2, -0.7), "weights": (-0.3, 0.5), "body": (-1, 0.1),
+            "margin": (0, 1)}  # fmt: skip
+ORDINARY_CHOICES = {
+    "siblings": (0,), "bias": (True,), "epochs": (1,), "momentum_is": ("none", "declared"), "rates": ("declared",),
+    "sizes": ("equal",), "accumulated": (False,), "noisy": (False,), "dtype": ("float32",),
+}  # fmt: skip
+
+
+def random_genome(chance: random.Random, *, ordinary: bool = False) -> Genome:
+    """Ordinary, or with each gene from anywhere now and then: a case that is odd in every way is hardly ever claimed."""
+
+    def drawn(name: str, usual: dict[str, Any], every: dict[str, Any]) -> Any:
+        return usual.get(name, every[name]) if ordinary or chance.random() < _USUAL else every[name]
+
+    genome = {name: chance.uniform(*drawn(name, ORDINARY, GENES)) for name in GENES}
+    genome |= {name: chance.choice(drawn(name, ORDINARY_CHOICES, CHOICES)) for name in CHOICES}
+    return genome | {"seed": chance.randrange(1 << 30)}
+
+
+def build(g: Genome) -> tuple[nn.Sequential, unsum.Update, Tensor, Tensor]:
+    """The model that was sent, the update, and every sample's features in the step that saw it first, with its label."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(g["seed"])
+        return _build(g)
+
+
+def _build(g: Genome) -> tuple[nn.Sequential, unsum.Update, Tensor, Tensor]:
+    C, H, B, steps = round(g["classes"]), round(g["inputs"]), round(g["batch"]), round(g["steps"])
+    dtype = torch.float64 if g["dtype"] == "float64" else torch.float32
+    sizes = _sizes(g, B, steps)
+    total = sum(sizes)
+    model = nn.Sequential(nn.Linear(H, H), nn.ReLU(), nn.Linear(H, C, bias=g["bias"])).to(dtype)
+    inputs = 2 * torch.randn(total, H, dtype=dtype)
+    labels = (
+        torch.randperm(C).repeat(1 + total // C)[:total] if g["labels"] == "distinct" else torch.randint(C, (total,))
+    )
+    with torch.no_grad():
+        model[0].weight.mul_(10 ** g["body"])
+        model[2].weight.mul_(10 ** g["weights"])
+        F = model[:2](inputs)
+        own = F - F.mean(0) if total > 1 else F
+        for row, label in zip(own / own.square().sum(1, keepdim=True).clamp_min(1e-9), labels, strict=True):
+            model[2].weight[label] += g["margin"] * row
+    batches = []
+    for rows in torch.arange(total).split(sizes):
+        near = [inputs[rows] + 10 ** g["sibling"] * inputs[rows].norm(dim=1, keepdim=True) / H**0.5
+                * torch.randn_like(inputs[rows]) for _ in range(g["siblings"])]  # fmt: skip
+        batches.append((torch.cat([inputs[rows], *near]), labels[rows].repeat(1 + g["siblings"])))
+    after, features = _trained(g, model, batches)
+    delta = {n: (p - q).detach() for (n, p), q in zip(after.named_parameters(), model.parameters(), strict=True)}
+    if g["noisy"]:
+        size = {n: 10 ** g["noise"] * float(t.abs().max()) for n, t in delta.items()}
+        delta = {n: t + size[n] * torch.randn_like(t) for n, t in delta.items()}
+    if g["dtype"] == "float16":
+        delta = {n: t.half() for n, t in delta.items()}
+    return model, _update(g, delta), features, torch.cat([y for _, y in batches])
+
+
+def _sizes(g: Genome, B: int, steps: int) -> list[int]:
+    if g["sizes"] == "unequal":
+        return [1 + (B + i) % 3 for i in range(steps)]
+    return [B] * steps if g["sizes"] == "equal" or steps == 1 else [B + 1] * (steps - 1) + [max(1, B - 1)]
+
+
+def _trained(g: Genome, model: nn.Sequential, batches: list[tuple[Tensor, Tensor]]) -> tuple[nn.Sequential, Tensor]:
+    local, rate = copy.deepcopy(model), 10 ** g["rate"]
+    momentum = 0.0 if g["momentum_is"] == "none" else g["momentum"]
+    optimizer = torch.optim.SGD(local.parameters(), lr=rate, momentum=momentum)
+    features = []
+    for epoch in range(g["epochs"]):
+        for place, (inputs, labels) in enumerate(batches):
+            if epoch == 0:
+                features.append(local[:2](inputs).detach())
+            loss = nn.functional.cross_entropy(local(inputs), labels)
+            if g["accumulated"]:
+                (loss / len(batches)).backward()
+                continue
+            optimizer.zero_grad()
+            loss.backward()
+            if g["rates"] == "uneven":
+                optimizer.param_groups[0]["lr"] = rate * (1 + 10 ** g["uneven"] * place)
+            optimizer.step()
+        if g["accumulated"]:
+            optimizer.step()
+            break
+    return local, torch.cat(features)
+
+
+def _update(g: Genome, delta: dict[str, Tensor]) -> unsum.Update:
+    epochs = 1 if g["accumulated"] else g["epochs"]
+    steps, rate = round(g["steps"]) * epochs, 10 ** g["rate"] * (1 + 10 ** g["uneven"] * (g["rates"] == "wrong"))
+    declared = LocalTraining(
+        None if g["rates"] == "unknown" else rate,
+        steps,
+        momentum=g["momentum"] if g["momentum_is"] == "declared" else 0.0,
+        epochs=epochs,
+    )
+    return unsum.Update.from_delta(delta, None if g["rates"] == "unknown" else rate * steps, training=declared)
+
+
+def attempt(genome: Genome, seconds: float = math.inf) -> Try:
+    model, update, features, labels = build(genome)
+    start = time.perf_counter()
+    if not all(bool(torch.isfinite(t).all()) for t in update.gradients.values()):
+        return Try(genome, "refused")
+    known = {"batch_size": len(features)} if genome["told"] == "batch size" else {}
+    try:
+        with deadline(seconds):
+            leak = unsum.separate(model, update, "local-steps", seed=0, **known)
+    except TooLongError:
+        return Try(genome, "stopped", seconds=time.perf_counter() - start)
+    except UnsumError:
+        return Try(genome, "refused", seconds=time.perf_counter() - start)
+    Y = nn.functional.one_hot(labels, leak.targets.shape[1]).double()
+    error, label_error = judge(leak, copy.deepcopy(model[2]), features, Y)
+    fooled = "features" if error > FALSE_CLAIM else "labels" if label_error > 1e-2 else ""
+    predicted = leak.predicted_error if leak.predicted_error == leak.predicted_error else math.inf
+    ended = "claimed" if leak.exact else "not claimed"
+    return Try(
+        genome, ended, error, label_error, predicted, fooled if leak.exact else "", time.perf_counter() - start
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    from fool.run import main
+
+    main(random_genome, attempt)

@@ -1,0 +1,247 @@
+"""What may be claimed about the samples of several steps: the doubts about one gradient, asked of all steps together.
+
+What else explains the movement? Steps of unequal sizes or rates weigh samples differently, a momentum that was not declared
+moves the weights between the steps, a temperature or mixed labels change what a sample sends. Each is an unknown more: to first
+order it changes the residual by a column, and the samples follow as well as they can. What they cannot follow is all that shows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from unsum.certify.candidate import runaways
+from unsum.certify.claim import TRUSTED_ERROR, Claim, Evidence, grant
+from unsum.certify.doubts.merged import doubt_spread, hidden_spread
+from unsum.certify.doubts.nuisance import TRUSTED, left_open
+from unsum.head import Head
+from unsum.knowledge import Knowledge
+from unsum.local_training import LocalTraining
+from unsum.separate.local_steps.movement import whole_movement
+from unsum.separate.local_steps.polish import EXPLAINED, Here, Polished, Polisher
+from unsum.separate.local_steps.schedule import Schedule
+from unsum.separate.local_steps.trajectory import Departure, Trajectory
+
+_MEASURED = 3.0  # standard deviations of noise that was measured, which solutions leave at most
+_COUNTED = 3e-5  # predicted error below which what is missing sends next to nothing
+_SURE = 1e-2  # largest p − y at which the loss hardly tells how much a sample counts
+_SATURATED = 5e-2  # what the softmax leaves to other classes, at most, where it is at its end
+_MIXED = 1e-3  # of a label that may be another's
+_MOMENTUM = 1e-3  # step of the difference that a derivative is taken from
+
+
+@dataclass(frozen=True)
+class Case:
+    """The answer of several steps, and what it stands on."""
+
+    head: Head
+    trajectory: Trajectory
+    training: LocalTraining
+    knowledge: Knowledge
+    found: Polished
+    number_known: bool
+    excess: int  # directions of the movement beyond the number of samples that was told
+    confirmations: int
+    rate_free: bool
+
+    @property
+    def complete(self) -> bool:
+        return self.found.samples.counts == self.trajectory.schedule.sizes and self.found.misfit < EXPLAINED
+
+    @property
+    def missing(self) -> int:
+        """Directions of the movement that no sample accounts for."""
+        visits = self.found.samples.number * self.trajectory.schedule.epochs
+        return self.excess + max(0, self.trajectory.observation.rank - visits)
+
+    @property
+    def misfit(self) -> float:
+        return max(self.found.misfit, 1.0)
+
+    @cached_property
+    def polisher(self) -> Polisher:
+        samples, rank = self.found.samples, self.trajectory.observation.rank
+        polisher = Polisher(self.trajectory, samples, max(0, rank - samples.number), self.rate_free)
+        polisher.reweighted(polisher.start(samples))
+        return polisher
+
+    @cached_property
+    def here(self) -> Here:
+        return Here(self.polisher, self.polisher.start(self.found.samples))
+
+    @cached_property
+    def P(self) -> Tensor:
+        return self.polisher.walk(self.here.at).P
+
+
+def judge(case: Case) -> Claim:
+    """The claim that the evidence about this answer allows."""
+    predicted = float(case.found.errors.nan_to_num(nan=torch.inf).max())
+    doubts: list[str] = []
+    if case.found.misfit >= EXPLAINED:
+        doubts.append(
+            f"The answer misses the movement by {case.found.misfit:.1e} times its noise: it is not a solution."
+        )
+    elif case.complete and predicted < TRUSTED_ERROR:
+        doubts = [*_doubt_misfit(case, predicted), *_doubt_number(case, predicted), *_doubt_samples(case)]
+        doubts = doubts or _doubt_departures(case)
+    return grant(
+        Evidence(
+            case.found.errors,
+            explained=case.complete,
+            confirmations=case.confirmations,
+            missing=case.missing,
+            doubts=doubts,
+            assumed=["The claim stands on the declared local training."],
+        )
+    )
+
+
+def _doubt_misfit(case: Case, predicted: float) -> list[str]:
+    """A residual of several times the noise is no noise, and may shift the answer by more than noise would."""
+    misfit, added = case.found.misfit, case.trajectory.observation.noise.added
+    if predicted * case.misfit**2 < TRUSTED_ERROR and not (added and misfit > _MEASURED):
+        return []
+    return [f"The answer misses the movement by {misfit:.0f} times its noise: it may be farther off than predicted."]
+
+
+def _doubt_number(case: Case, predicted: float) -> list[str]:
+    """The doubt that there were more samples: in epochs that cannot be counted, alike, or without a trace."""
+    if case.number_known:
+        return []
+    doubts = []
+    schedule, samples = case.trajectory.schedule, case.found.samples
+    if schedule.epochs > 1 or case.trajectory.observation.rank != schedule.samples:
+        doubts.append("The movement does not tell how many samples there were; declare the batch size.")
+    if case.trajectory.observation.grad_b is None and case.trajectory.observation.rank >= case.head.W.shape[1]:
+        doubts.append("Without the bias's movement there may be more samples than the head has inputs.")
+    doubts += doubt_spread(max(_hidden_spread(case, step) for step in range(len(samples.counts))))
+    if case.rate_free and predicted >= _COUNTED:
+        doubts.append(
+            f"A sample that sends {100 * predicted:.1g} % of the movement may be missing: others would make up for it."
+        )
+    if float((case.P - case.polisher.Y).abs().max()) < _SURE:
+        doubts.append("The model is so sure of every sample that one without a trace may be missing.")
+    return doubts
+
+
+def _hidden_spread(case: Case, step: int) -> float:
+    """Of the samples of one step, at the weights that it saw."""
+    counts, trajectory, at = case.found.samples.counts, case.trajectory, case.here.at
+    first = sum(counts[:step])
+    rows = slice(first, first + counts[step])
+    before, whole = slice(0, first), case.polisher.walk(at)
+    walk = trajectory.walk(counts[:step], whole.T[before], case.polisher.Y[before], at[-1].exp())
+    observation = replace(trajectory.observation, K=walk.K, b=walk.b)
+    alpha = float(at[-1].exp()) * trajectory.weight_of(step)
+    moved = whole_movement(case.head, case.training)
+    return hidden_spread(moved, observation, whole.T[rows], case.polisher.Y[rows], alpha)
+
+
+def _doubt_samples(case: Case) -> list[str]:
+    """The doubt about samples that nothing holds, and about labels where the softmax does not bend."""
+    doubts = []
+    if bool(runaways(case.trajectory.observation, case.found.samples.T).any()):
+        doubts.append("A sample came out far longer than the others, as false ones do.")
+    if case.knowledge.labels is None and float((1 - case.P.amax(1)).max()) <= _SATURATED:
+        doubts.append(
+            "The model answers every sample found with one class for certain: mixed labels would look the same here."
+        )
+    return doubts
+
+
+def _doubt_departures(case: Case) -> list[str]:
+    """The doubt that something which was declared, or taken for granted, was different, and nothing tells."""
+    m = case.found.samples.number
+    at = case.here.at
+    none = at.new_zeros(m + 1)
+    shifted = torch.func.jacfwd(lambda theta: _residual(case, Departure(theta[:m], theta[m])))(none).T
+    weights, temperature = torch.cat([shifted[:m], _momentum(case)]), shifted[m:]
+    doubts = []
+    if _added_error(case, weights) > TRUSTED:
+        doubts.append(
+            "Samples are taken to weigh the same, and the momentum to be as declared, and nothing tells: "
+            "with steps of other sizes or rates features would be others."
+        )
+    if case.knowledge.loss is None and _added_error(case, temperature) > TRUSTED:
+        doubts.append(
+            "A temperature of the softmax would leave the same movement with features of another length, and nothing tells."
+        )
+    return doubts or _doubt_mixing(case)
+
+
+def _residual(case: Case, departure: Departure | None, Y: Tensor | None = None) -> Tensor:
+    """The equations at the answer, had something been different."""
+    other = copy.copy(case.polisher)
+    other.trajectory = replace(case.trajectory, departure=departure)
+    other.Y = case.polisher.Y if Y is None else Y
+    return other.equations(case.here.at, case.here.left, case.here.right)
+
+
+def _momentum(case: Case) -> Tensor:
+    """(1, …) per unit of the momentum, by a difference: it is a number of the schedule; none where there is one step."""
+    schedule = case.trajectory.schedule
+    if schedule.steps < 2:
+        return case.here.residual[None][:0]
+    moved = replace(case.training, momentum=min(case.training.momentum + _MOMENTUM, 0.9999))
+    other = copy.copy(case.polisher)
+    other.trajectory = replace(case.trajectory, schedule=Schedule.of(moved, schedule.sizes))
+    changed = other.equations(case.here.at, case.here.left, case.here.right) - case.here.residual
+    return changed[None] / (moved.momentum - case.training.momentum)
+
+
+def _doubt_mixing(case: Case) -> list[str]:
+    """The doubt that two samples' labels are a mixture of both, where they were assumed to be hard."""
+    labels, T, Y = case.found.samples.labels, case.found.samples.T, case.polisher.Y
+    if case.knowledge.labels is not None:
+        return []
+    distances = torch.cdist(T, T).masked_fill(labels[:, None] == labels, torch.inf)
+    for i, k in enumerate(distances.argmin(1).tolist()):
+        if not float(distances[i, k]) < torch.inf:
+            continue
+        turned = torch.zeros_like(Y)
+        turned[i], turned[k] = Y[k] - Y[i], Y[i] - Y[k]
+        both = torch.zeros_like(turned), turned
+        both[0][i] = turned[i]
+        D = torch.stack([_along(case, direction) for direction in both])
+        if _deviation(case, D) > _MIXED:
+            return [f"Labels {i} and {k} may be mixed with each other: it would hardly show."]
+    return []
+
+
+def _along(case: Case, direction: Tensor) -> Tensor:
+    """What the residual changes by, per unit, when targets move in a direction; p does not depend on them in their own step."""
+    Y = case.polisher.Y
+    move: Callable[[Tensor], Tensor] = lambda by: _residual(case, None, Y + by * direction)  # noqa: E731
+    changed: Tensor = torch.func.jacfwd(move)(case.here.at.new_zeros(()))
+    return changed
+
+
+def _followed(case: Case, unit: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, …) JᵀD and how the unknowns follow n columns; none is larger than it came out."""
+    here, size = case.here, case.found.samples.T.norm(dim=1).clamp_min(1e-300)
+    prior = torch.cat([size.pow(-2).repeat_interleave(case.found.samples.T.shape[1]), size.new_ones(1)])
+    N = here.normal_matrix + torch.diag(prior * case.misfit**2)
+    scale, pulled = N.diagonal().rsqrt(), unit @ here.jacobian
+    solved: Tensor = torch.linalg.solve(scale[:, None] * N * scale, scale[:, None] * pulled.T)
+    return pulled, (scale[:, None] * solved).T
+
+
+def _added_error(case: Case, D: Tensor) -> float:
+    """The largest relative error of a sample's features that the unknowns behind the columns D leave open."""
+    norms = D.norm(dim=1).clamp_min(1e-300)
+    unit = D / norms[:, None]
+    return left_open(unit, norms, *_followed(case, unit), case.misfit, case.found.samples.T)
+
+
+def _deviation(case: Case, D: Tensor) -> float:
+    """The largest standard deviation of the unknowns behind the columns D, none of which is larger than 1."""
+    pulled, moves = _followed(case, D)
+    information = D @ D.T - pulled @ moves.T + case.misfit**2 * torch.eye(len(D), dtype=D.dtype, device=D.device)
+    least = torch.linalg.eigvalsh(0.5 * (information + information.T))[0].clamp_min(1e-30)
+    return case.misfit * float(least.rsqrt())
