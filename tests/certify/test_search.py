@@ -39,7 +39,7 @@ def attempt(fool: ModuleType) -> ModuleType:
 
 @pytest.mark.parametrize("path", ["head", "losses", "rounds", "steps", "text", "peel"])
 def test_no_claim_is_false_and_nothing_crashes(fool: ModuleType, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    monkeypatch.setattr(fool.exact_search, "_PATIENCE", 0.2)
+    monkeypatch.setattr(fool.exact_proposals, "PATIENCE", 0.2)
     record = fool.evolve(30, 12, path)
     assert record.tries == 30
     assert record.claimed >= 3  # a search without claims would show nothing
