@@ -136,8 +136,8 @@ def by_exchange(known: Known, generator: torch.Generator) -> Proposals:
     Y = torch.nn.functional.one_hot(found.labels, observation.classes).double()
     way = Hypothesis(Y, len(Y), 1.0, False, False)
     others = _points(known, way, generator)
-    exchanged = (replace(at, T=found.T) for at in others)
-    yield Proposal(way.equation(observation, known.line), chain([next(exchanged)], others), PATIENT, solved=True)
+    points = chain([replace(next(others), T=found.T)], others)
+    yield Proposal(way.equation(observation, known.line), points, PATIENT, solved=True)
 
 
 def by_zeros(known: Known, generator: torch.Generator) -> Proposals:
