@@ -39,7 +39,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 
 from common import Genome, Try
 
-from unsum.separate.exact import search as exact_search
+from unsum.separate.exact import proposals as exact_proposals
 
 PATHS = ("head", "losses", "rounds", "steps", "text", "peel")
 DEADLINE, PATIENCE = 1.0, 0.3  # seconds of a try, and of the solver's further starts
@@ -238,7 +238,7 @@ class _Order:
 
 def _searched(order: _Order) -> Record:
     torch.set_num_threads(1)
-    exact_search._PATIENCE = order.patience
+    exact_proposals.PATIENCE = order.patience
 
     def say(record: Record) -> None:
         if order.path:

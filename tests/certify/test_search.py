@@ -40,7 +40,7 @@ def attempt(fool: ModuleType) -> ModuleType:
 
 @pytest.mark.parametrize("path", ["head", *long("losses", "rounds", "steps", "text", "peel")])
 def test_no_claim_is_false_and_nothing_crashes(fool: ModuleType, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    monkeypatch.setattr(fool.exact_search, "_PATIENCE", 0.2)
+    monkeypatch.setattr(fool.exact_proposals, "PATIENCE", 0.2)
     record = fool.evolve(30, 12, path)
     assert record.tries == 30
     assert record.claimed >= 1  # a search without claims would show nothing

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 import unsum
 from support.long import long
+from support.starts import without_starts
 from unsum.equation.observation import observe
 from unsum.head import Head
 from unsum.separate.exact.extraction_sparse import extract_sparse
-from unsum.separate.exact.search import Search
 
 C, H, B = 24, 256, 16
 
@@ -36,15 +36,10 @@ def trained_case(seed: int, *, pooled: int = 3, steps: int = 30) -> tuple[nn.Lin
     return head, features[:B], labels[:B]
 
 
-def without(monkeypatch: pytest.MonkeyPatch, *ways: str) -> None:
-    for way in ways:
-        monkeypatch.setattr(Search, way, lambda _: None)
-
-
 @pytest.mark.parametrize("seed", [0, *long(1, 2)])
 def test_two_thirds_as_many_samples_as_classes_come_back(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     head, features, labels = trained_case(seed)
-    without(monkeypatch, "_solve_exchanged")
+    without_starts(monkeypatch, "exchanged")
     leak = unsum.separate(head, unsum.capture(head, features, labels))
     assert leak.exact
     assert unsum.score(leak, features=features)["worst_feature_error"] < 1e-3
@@ -53,7 +48,7 @@ def test_two_thirds_as_many_samples_as_classes_come_back(seed: int, monkeypatch:
 
 def test_nothing_else_finds_them(monkeypatch: pytest.MonkeyPatch) -> None:
     head, features, labels = trained_case(0)
-    without(monkeypatch, "_solve_exchanged", "_solve_thinned")
+    without_starts(monkeypatch, "exchanged", "thinned")
     leak = unsum.separate(head, unsum.capture(head, features, labels))
     assert not leak.exact
     assert unsum.score(leak, features=features)["worst_feature_error"] > 0.1
@@ -63,7 +58,7 @@ def test_a_scaled_gradient_says_its_scale(monkeypatch: pytest.MonkeyPatch) -> No
     head, features, labels = trained_case(1)
     update = unsum.capture(head, features, labels)
     scaled = replace(update, gradients={name: 7 * value for name, value in update.gradients.items()})
-    without(monkeypatch, "_solve_exchanged")
+    without_starts(monkeypatch, "exchanged")
     leak = unsum.separate(head, scaled)
     assert leak.scale == pytest.approx(7, rel=1e-3)
     assert unsum.score(leak, features=features)["worst_feature_error"] < 1e-3

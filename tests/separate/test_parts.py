@@ -11,6 +11,7 @@ from unsum.certify.question import Question
 from unsum.equation.observation import observe
 from unsum.knowledge import Knowledge
 from unsum.separate.exact.extraction import Extracted
+from unsum.separate.exact.proposals import together
 from unsum.separate.exact.search import Search
 
 
@@ -28,7 +29,7 @@ def with_a_sure_sample(gap: float) -> Case:
         features[0] = torch.relu(features[0] + 0.1 * truth.head.W[label])
 
 
-def together(truth: Case, given: slice, first_times: float = 1.0) -> tuple[float, bool, list[str]]:
+def solved_together(truth: Case, given: slice, first_times: float = 1.0) -> tuple[float, bool, list[str]]:
     """Samples known to some 2 %, solved for together: the worst error, whether they explain the gradient, and the doubts.
 
     The error is that of the samples but the first, the sure one.
@@ -41,7 +42,8 @@ def together(truth: Case, given: slice, first_times: float = 1.0) -> tuple[float
     blurred = T * (1 + 0.02 * torch.randn(T.shape, generator=generator, dtype=T.dtype))
     blurred[0] *= first_times
     extracted = Extracted(blurred, truth.targets[given].argmax(1), 1 / 24, 0.0)
-    candidate = Search.over(observation, None, None, 0)._together(extracted, smoothed=False)
+    candidate = Search.over(observation, None, None, 0).first_of(together(observation, extracted))
+    assert candidate is not None
     found, true = candidate.at.T[-23:] @ A, features[-23:]
     errors = (found - true).norm(dim=1) / true.norm(dim=1)
     return (
@@ -52,7 +54,7 @@ def together(truth: Case, given: slice, first_times: float = 1.0) -> tuple[float
 
 
 def test_samples_are_sharpened_together_where_the_missing_one_is_faint() -> None:
-    error, explains, doubts = together(with_a_sure_sample(18.0), slice(1, None))
+    error, explains, doubts = solved_together(with_a_sure_sample(18.0), slice(1, None))
     assert error < 1e-3  # from 2 %
     assert explains
     assert "1 more may be in it that left hardly a trace" in doubts[0]
@@ -60,7 +62,7 @@ def test_samples_are_sharpened_together_where_the_missing_one_is_faint() -> None
 
 def test_samples_are_left_as_they_were_found_where_a_missing_one_is_not_faint() -> None:
     """Solved for together they would make up for it and become wrong."""
-    error, explains, doubts = together(with_a_sure_sample(0.0), slice(1, None))
+    error, explains, doubts = solved_together(with_a_sure_sample(0.0), slice(1, None))
     assert 1e-2 < error < 0.1  # what the blur was
     assert not explains
     assert "together they do not explain it" in doubts[0]
@@ -68,7 +70,7 @@ def test_samples_are_left_as_they_were_found_where_a_missing_one_is_not_faint() 
 
 def test_a_sample_that_ran_away_is_left_out() -> None:
     """Far out in its label's direction p = e_y, to the last digit: it explains nothing and would pass for exact there."""
-    error, explains, doubts = together(with_a_sure_sample(18.0), slice(None), first_times=100.0)
+    error, explains, doubts = solved_together(with_a_sure_sample(18.0), slice(None), first_times=100.0)
     assert error < 1e-3
     assert explains
     assert doubts[0].startswith("23 samples are given")

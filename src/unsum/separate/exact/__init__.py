@@ -5,7 +5,8 @@
 - `equation`: the one equation with its derivatives; `levenberg`, `conjugate`: how it is solved;
 - `regression`, `hypotheses`, `starts`: labels first, for fresh heads; `single`, `simplex`, `extraction`: sample by sample,
   for trained ones; `exchange`: their labels, where more samples than half the classes allow no sample alone; `zeros`,
-  `lengths`: by the features' zeros, for batches near the number of classes; `search`: in which order all this is tried;
+  `lengths`: by the features' zeros, for batches near the number of classes;
+- `known`, `proposals`, `start_table`, `search`: which of these starts apply, what they propose, and who decides;
 - `candidate`, `certificate`, `hidden`, `mixing`, `remarks`: how sure the answer is, and what a person is told.
 """
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from unsum.equation.equation import Equation
 from unsum.equation.observation import Observation
 from unsum.separate.exact.regression import ClassLine
+
+HARD = ("labels", "labels, smoothed", "labels, scaled", "labels, smoothed and scaled")  # or granted ones
+SOFT = ("soft labels", "soft labels, scaled")
 
 
 @dataclass(frozen=True)
@@ -23,11 +27,17 @@ class Hypothesis:
     scale_free: bool
     floor_free: bool
 
+    def equation(self, observation: Observation, line: ClassLine) -> Equation:
+        equation = observation.equation()
+        if self.Y is None:
+            equation = equation.with_rows(equation.weight * ~line.labeled)
+        return replace(equation, Y=self.Y, alpha_free=self.scale_free, floor_free=self.floor_free)
+
 
 def hypotheses(
     observation: Observation, line: ClassLine, targets: Tensor | None, batch_size: int | None
-) -> Iterator[Hypothesis]:
-    """From the simplest to the most general."""
+) -> Iterator[tuple[str, Hypothesis]]:
+    """By name, from the simplest to the most general."""
     size = observation.rank if batch_size is None else batch_size
     Y = targets.to(observation.b.device) if targets is not None else hard_targets(line, size, 0.3)
     if Y is None and batch_size is None:
@@ -35,16 +45,17 @@ def hypotheses(
     B = size if Y is None else len(Y)
     guess = line.scale if observation.reduction == "mean" else line.scale / B
     if Y is not None and guess > 0 and abs(math.log(guess)) < 0.05:
-        yield Hypothesis(Y, B, 1.0, False, False)
+        yield HARD[0], Hypothesis(Y, B, 1.0, False, False)
     if Y is not None and targets is None and guess < 1:
-        yield Hypothesis(Y, B, 1.0, False, True)
+        yield HARD[1], Hypothesis(Y, B, 1.0, False, True)
     if Y is not None:
-        yield Hypothesis(Y, B, guess, True, False)
+        yield HARD[2], Hypothesis(Y, B, guess, True, False)
     if Y is not None and targets is None:
-        yield Hypothesis(Y, B, guess, True, True)
+        yield HARD[3], Hypothesis(Y, B, guess, True, True)
     if targets is None:  # soft: one sample per direction, for open targets and more samples would explain anything
-        yield Hypothesis(None, size, 1.0, False, True)
-        yield Hypothesis(None, size, line.scale if observation.reduction == "mean" else line.scale / size, True, True)
+        yield SOFT[0], Hypothesis(None, size, 1.0, False, True)
+        scale = line.scale if observation.reduction == "mean" else line.scale / size
+        yield SOFT[1], Hypothesis(None, size, scale, True, True)
 
 
 def hard_targets(line: ClassLine, B: int, tolerance: float) -> Tensor | None:

@@ -52,7 +52,7 @@ def measure_lengths(observation: Observation, directions: SparseDirections) -> L
 
 
 def certified(observation: Observation, directions: SparseDirections, lengths: Lengths) -> Candidate:
-    """The samples with a certificate from their zeros. The equation did not find them: that it holds is the second opinion."""
+    """The samples with a certificate from their zeros: the equation did not find them."""
     plain, alpha = observation.alpha(1.0, observation.rank), float(lengths.alphas.median())
     alpha = plain if abs(alpha / plain - 1) < _PLAIN else positive_factor(alpha)
     at = Unknowns(lengths.T, lengths.T.new_zeros(()), lengths.T.new_tensor(math.log(alpha)))
@@ -62,8 +62,7 @@ def certified(observation: Observation, directions: SparseDirections, lengths: L
     if observation.rank < _READINGS and alpha != plain:
         told = certify(replace(equation, alpha_free=True), at, observation)
         certificate = replace(certificate, errors=torch.maximum(certificate.errors, told.errors))
-    candidate = Candidate(at, Y, certificate, equation)
-    return replace(candidate, confirmations=int(candidate.explains), read_off=True)
+    return Candidate(at, Y, certificate, equation, read_off=True)
 
 
 def _certificate(

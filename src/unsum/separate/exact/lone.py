@@ -7,28 +7,41 @@ bounds |t| from below. A saturated softmax makes every label look flat as |t| â†
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from unsum.equation.equation import Unknowns
+from unsum.equation.equation import Equation, Unknowns, solve
 from unsum.equation.observation import Observation
 
 _NAMED = 2  # classes that a mixed label names
 _DECADES, _PER_DECADE = 4, 500  # logits of a hundred turn softmax over within 1 %: two points per that
-_ROOTS = 8  # local minima worth solving from
+_ROOTS, _ITERATIONS = 8, 60  # local minima worth solving from, and how long
 
 
 @dataclass(frozen=True)
-class LoneStart:
+class _LoneStart:
     """Where to start, and the rows (C,) that may carry the label."""
 
     at: Unknowns
     labeled: Tensor
 
 
-def lone_starts(observation: Observation) -> list[LoneStart]:
+def lone_roots(observation: Observation) -> list[tuple[Equation, Unknowns]]:
+    """Where the walk's most promising points lead, with the equation of each: the smallest length first."""
+    roots = []
+    for start in _lone_starts(observation):
+        equation = observation.equation()
+        equation = replace(equation.with_rows(equation.weight * ~start.labeled), floor_free=True)
+        equation = replace(equation, alpha_free=equation.has_bias)
+        root = solve(equation, start.at, _ITERATIONS, in_noise_units=True).at
+        if root.is_sound:
+            roots.append((equation, root))
+    return sorted(roots, key=lambda root: float(root[1].T.norm()))
+
+
+def _lone_starts(observation: Observation) -> list[_LoneStart]:
     """The most promising lengths and factors of a gradient of one direction, the best first."""
     t, alpha = _candidates(observation)
     starts = []
@@ -37,7 +50,7 @@ def lone_starts(observation: Observation) -> list[LoneStart]:
         for index in _local_minima(loss):
             labeled = torch.zeros(observation.classes, dtype=torch.bool, device=t.device)
             labeled[named[index]] = True
-            starts.append(LoneStart(Unknowns(t[index].view(1, 1), floor[index], alpha[index].log()), labeled))
+            starts.append(_LoneStart(Unknowns(t[index].view(1, 1), floor[index], alpha[index].log()), labeled))
     return starts
 
 

@@ -39,6 +39,12 @@ class SparseDirections:
     turn: Tensor  # (R,)
 
 
+def seconds_of_wave(A: Tensor) -> float:
+    """Estimated: two products per step from twice as many starts as directions, at some 1e10 operations a second."""
+    R, H = A.shape
+    return 2 * R * _STEPS * 2 * 2.0 * R * min(H, _COLUMNS) / 1e10
+
+
 def find_sparse_directions(A: Tensor, generator: torch.Generator) -> SparseDirections | None:
     """All R directions in which the orthonormal rows of A combine to something sparse and positive, or None."""
     R, H = A.shape

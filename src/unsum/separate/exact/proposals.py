@@ -1,0 +1,171 @@
+"""Where each start suggests to look: one generator of proposals per start, in the order of `start_table`.
+
+A proposal is an equation with points to start from. Samples that stand as they were found are a candidate already. What
+either is worth, the search decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from unsum.certify.candidate import Candidate
+from unsum.certify.scatter import certify
+from unsum.equation.equation import Equation, Unknowns, positive_factor
+from unsum.equation.observation import Observation
+from unsum.separate.exact.exchange import exchange_labels
+from unsum.separate.exact.extraction import Extracted, extract
+from unsum.separate.exact.extraction_mixed import extract_mixed
+from unsum.separate.exact.extraction_sparse import extract_sparse
+from unsum.separate.exact.hypotheses import Hypothesis
+from unsum.separate.exact.known import Known
+from unsum.separate.exact.lengths import certified, measure_lengths
+from unsum.separate.exact.lone import lone_roots
+from unsum.separate.exact.regression import fit_lifted_lines
+from unsum.separate.exact.starts import rotate_freely, rotate_to_targets
+from unsum.separate.exact.zeros import find_sparse_directions
+
+ITERATIONS, PATIENT = 60, 150  # to solve from one point; large problems need more
+TRIES, PATIENT_TRIES = 2, 6  # points of one hypothesis
+TOGETHER = 100  # iterations for samples that were found one at a time
+EXCHANGE_SECONDS = 60.0  # estimated; for labels by exchange, which only batches near the number of classes need
+PATIENCE = 8.0  # estimated seconds spent on further starts before giving up
+_LARGE = 32  # samples, beyond which large groups of one label turn slowly into place
+_SHARE = 1e-4  # of a label, below which a class carries none
+_POWERS = (0.5, 0.0, 1.0)  # between the gradient's own norm and the noise's: one of them leads down
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """An equation, and points to solve it from; a further point is a second opinion on what the first led to."""
+
+    equation: Equation
+    points: Iterator[Unknowns]
+    iterations: int
+    solved: bool = False  # the first point needs no solving
+    alone: bool = False  # each sample was found on its own, which is a second opinion on all of them together
+
+
+Proposals = Iterator[Proposal | Candidate]
+
+
+def one_alone(known: Known, _: torch.Generator) -> Proposals:
+    """One sample, looked for along the whole range of its length: that was all of it, so that the first root counts."""
+    for equation, at in lone_roots(known.observation):
+        yield Proposal(equation, iter([at]), 0, solved=True, alone=True)
+
+
+def by_regression(known: Known, generator: torch.Generator, name: str) -> Proposals:
+    """One hypothesis about the labels, from the regression's moments in random rotations."""
+    iterations = ITERATIONS if known.observation.rank <= _LARGE else PATIENT
+    yield from [_rotated(known, known.hypotheses[name], generator, iterations)] * TRIES
+
+
+def by_lifted_regression(known: Known, generator: torch.Generator) -> Proposals:
+    """Without ∇b the line itself depends on the smoothing: several strengths of it in turn."""
+    for line in fit_lifted_lines(known.observation):
+        lifted = replace(known, line=line)
+        for way in lifted.hypotheses.values():
+            if way.floor_free:
+                yield _rotated(lifted, way, generator, ITERATIONS)
+
+
+def by_patience(known: Known, generator: torch.Generator) -> Proposals:
+    """Every hypothesis again from more points, as far as they can be afforded."""
+    affordable = int(PATIENCE / known.seconds(PATIENT))
+    for way in known.hypotheses.values():
+        yield from [_rotated(known, way, generator, PATIENT)] * min(PATIENT_TRIES, affordable)
+        affordable = max(0, affordable - PATIENT_TRIES)
+
+
+def one_at_a_time(known: Known, _: torch.Generator, smoothed: bool = False) -> Proposals:
+    """Samples found one at a time, then to be solved for together."""
+    extracted = extract(known.observation, smoothed=smoothed)
+    if extracted is not None and len(extracted.T) > 0:
+        yield from together(known.observation, extracted, smoothed=smoothed)
+
+
+def by_thinning(known: Known, generator: torch.Generator) -> Proposals:
+    """The same in a crowded batch, where the zeros of their features tell samples apart."""
+    extracted = extract_sparse(known.observation, generator)
+    if extracted is not None:
+        yield from together(known.observation, extracted, sure=True)
+
+
+def together(
+    observation: Observation, extracted: Extracted, *, smoothed: bool = False, sure: bool = False
+) -> Proposals:
+    """All of them, or most as if the others had left nothing: some that are missing may have left no more than a trace.
+
+    Last as they were found: what does not explain the gradient together may still be right sample by sample.
+    """
+    T, R = extracted.T, observation.rank
+    Y = torch.nn.functional.one_hot(extracted.labels, observation.classes).double()
+    at = Unknowns(T, T.new_tensor(extracted.floor), T.new_tensor(math.log(positive_factor(extracted.alpha))))
+    equation = replace(observation.equation(), Y=Y, alpha_free=len(T) == R, floor_free=smoothed)
+    weight = observation.weights_at(at, Y)
+    for power in _POWERS if len(T) == R else _POWERS[: 2 * len(T) > R]:
+        yield Proposal(equation.with_rows(weight**power), iter([at]), TOGETHER, alone=True)
+    yield _as_found(observation, equation, at, Y, sure)
+
+
+def by_pairs(known: Known, _: torch.Generator) -> Proposals:
+    """Samples of mixed label found one at a time, then to be polished together with their labels open."""
+    observation, mixed = known.observation, extract_mixed(known.observation)
+    if mixed is None or len(mixed.T) == 0:
+        return
+    equation = observation.equation()
+    at = Unknowns(mixed.T, mixed.T.new_zeros(()), mixed.T.new_tensor(math.log(mixed.alpha)))
+    if len(mixed.T) == observation.rank:
+        unlabeled = equation.with_rows(equation.weight * (mixed.Y.amax(0) < _SHARE))
+        yield Proposal(replace(unlabeled, alpha_free=True), iter([at]), 0, solved=True, alone=True)
+    yield _as_found(observation, equation, at, mixed.Y)
+
+
+def by_exchange(known: Known, generator: torch.Generator) -> Proposals:
+    """Labels found by exchange; the second opinion are other points that these labels lead from."""
+    observation = known.observation
+    found = exchange_labels(observation, known.line, generator, int(EXCHANGE_SECONDS / known.seconds(1)))
+    if found is None:
+        return
+    Y = torch.nn.functional.one_hot(found.labels, observation.classes).double()
+    way = Hypothesis(Y, len(Y), 1.0, False, False)
+    others = _points(known, way, generator)
+    points = chain([replace(next(others), T=found.T)], others)
+    yield Proposal(way.equation(observation, known.line), points, PATIENT, solved=True)
+
+
+def by_zeros(known: Known, generator: torch.Generator) -> Proposals:
+    """Samples found by their features' zeros alone."""
+    directions = find_sparse_directions(known.observation.A, generator)
+    lengths = None if directions is None else measure_lengths(known.observation, directions)
+    if directions is not None and lengths is not None:
+        yield certified(known.observation, directions, lengths)
+
+
+def _as_found(observation: Observation, equation: Equation, at: Unknowns, Y: Tensor, sure: bool = False) -> Candidate:
+    """Samples that were found one at a time: verified if they are most, or `sure`."""
+    equation = replace(equation, Y=Y, alpha_free=False).with_rows(observation.weights_at(at, Y))
+    verified = sure or 2 * len(at.T) > observation.rank
+    return Candidate(at, Y, certify(equation, at, observation), equation, verified=verified)
+
+
+def _rotated(known: Known, way: Hypothesis, generator: torch.Generator, iterations: int) -> Proposal:
+    return Proposal(way.equation(known.observation, known.line), _points(known, way, generator), iterations)
+
+
+def _points(known: Known, way: Hypothesis, generator: torch.Generator) -> Iterator[Unknowns]:
+    """One after another, without end."""
+    while True:
+        if way.Y is None:
+            T = rotate_freely(known.line, way.B, generator)
+        else:
+            T = rotate_to_targets(known.line, way.Y, generator)
+        alpha = positive_factor(known.observation.alpha(way.scale, way.B))
+        floor = known.line.floor if way.floor_free else 0.0
+        yield Unknowns(T, T.new_tensor(floor), T.new_tensor(math.log(alpha)))
