@@ -80,23 +80,21 @@ def test_crowded_batches_are_a_choice_and_no_secret_of_exact(tried: list[str]) -
     assert not {"exact", "fgla"} & set(
         tried
     )  # neither has a chance, and the error of the worst sample speaks for one alone
-    assert unsum.separate(model, update, labels=labels).method == "crowded"
     few = unsum.capture(model, torch.rand(3, FEATURES), torch.tensor([1, 2, 3]))
-    assert unsum.separate(model, few, labels=torch.tensor([1, 2, 3])).method == "exact"
+    assert unsum.attack(model, few, labels=torch.tensor([1, 2, 3])).method == "exact"
 
 
 def test_exact_stays_exact_where_it_cannot_know() -> None:
     model, update, labels = crowd()
-    leak = unsum.separate(model, update, "exact", labels=labels)
+    leak = unsum.separate(model, update, labels=labels)
     assert leak.method == "exact"
     assert not leak.exact
 
 
-def test_tied_language_models_are_read_as_text_unless_exact_is_asked_for(tried: list[str]) -> None:
+def test_tied_language_models_are_read_as_text_and_exact_refuses_them(tried: list[str]) -> None:
     model, tokens = gpt2(tied=True), batch(2, 6)
     update = unsum.capture_text(model, tokens)
-    assert unsum.separate(model, update).method == "text"
     with pytest.raises(unsum.UnsumError, match="use 'text', or 'auto'"):
-        unsum.separate(model, update, "exact")
+        unsum.separate(model, update)
     assert unsum.attack(model, update).method == "text"
     assert tried == ["text"]

@@ -43,7 +43,7 @@ def test_every_token_comes_back_up_to_nearly_as_many_positions_as_features(
 
 def test_positions_carry_the_hidden_states_and_logits_of_the_client() -> None:
     model, tokens = gpt2(tied=True), batch(2, 6)
-    leak = unsum.separate(model, unsum.capture_text(model, tokens))  # tied: `exact` would not do, and is not taken
+    leak = unsum.separate(model, unsum.capture_text(model, tokens), "text")  # tied: `exact` would not do
     with torch.no_grad():
         hidden = model.transformer(tokens)[0][:, :-1].flatten(0, 1)
         logits = logits_of(model(tokens))[:, :-1].flatten(0, 1)

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.labels import bias_sign, gradinversion, idlg, ilrg, llg, llg_plus, llg_star  # noqa: F401 (registers)
-from unsum.labels.method import LABEL_RULES, Evidence, LabelRule
+from unsum.labels.method import LABEL_RULES, Clues, LabelRule
 from unsum.update import Update
 
-__all__ = ["LABEL_RULES", "Evidence", "LabelRule", "gather", "labels"]
+__all__ = ["LABEL_RULES", "Clues", "LabelRule", "gather", "labels"]
 
 
 def labels(
@@ -58,7 +58,7 @@ def gather(
     auxiliary: tuple[Tensor, Tensor] | None = None,
     device: torch.device | str | None = None,
     seed: int = 0,
-) -> Evidence:
+) -> Clues:
     """What a label rule is given, from what `labels` is given."""
     known = Knowledge(batch_size=update.batch_size if batch_size is None else batch_size, auxiliary=auxiliary)
-    return Evidence(Head.of(model, update, device), model, update, known, seed)
+    return Clues(Head.of(model, update, device), model, update, known, seed)

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from unsum.errors import UnsumError
 from unsum.head import Head
-from unsum.labels.method import Evidence, label_rule
+from unsum.labels.method import Clues, label_rule
 from unsum.labels.needs import RuleNeeds
 
 
 @label_rule(
     "bias-sign", summary="classes whose bias gradient is negative", needs=RuleNeeds(bias=True, distinct_labels=True)
 )
-def rule(evidence: Evidence) -> Tensor:
+def rule(evidence: Clues) -> Tensor:
     """See `bias_sign`."""
     return bias_sign(evidence.head, evidence.knowledge.known_batch_size)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from unsum.labels.method import Evidence, label_rule
+from unsum.labels.method import Clues, label_rule
 from unsum.labels.needs import RuleNeeds
 
 
@@ -21,6 +21,6 @@ from unsum.labels.needs import RuleNeeds
     summary="classes of the B lowest row minima (GradInversion)",
     needs=RuleNeeds(batch_size=True, non_negative_features=True, distinct_labels=True),
 )
-def gradinversion(evidence: Evidence) -> Tensor:
+def gradinversion(evidence: Clues) -> Tensor:
     """(B,) distinct classes."""
     return evidence.head.grad_W.amin(1).argsort(stable=True)[: evidence.B]

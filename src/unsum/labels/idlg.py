@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from unsum.labels.method import Evidence, label_rule
+from unsum.labels.method import Clues, label_rule
 from unsum.labels.needs import RuleNeeds
 
 
@@ -18,6 +18,6 @@ from unsum.labels.needs import RuleNeeds
     summary="one sample's label: the lowest row sum (iDLG)",
     needs=RuleNeeds(non_negative_features=True, one_sample=True),
 )
-def idlg(evidence: Evidence) -> Tensor:
+def idlg(evidence: Clues) -> Tensor:
     """(1,) the class of the lowest row sum."""
     return evidence.row_sums.argmin()[None]

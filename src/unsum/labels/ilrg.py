@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsum.labels.method import Evidence, label_rule
+from unsum.labels.method import Clues, label_rule
 from unsum.labels.needs import RuleNeeds
 
 
@@ -23,7 +23,7 @@ from unsum.labels.needs import RuleNeeds
     summary="counts of every class from a linear system (iLRG)",
     needs=RuleNeeds(batch_size=True, bias=True, scale=True),
 )
-def ilrg(evidence: Evidence) -> Tensor:
+def ilrg(evidence: Clues) -> Tensor:
     """(B,) labels, each class as often as the system says."""
     counts = solve_counts(_class_probabilities(evidence), evidence.grad_b, evidence.B)
     return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
@@ -36,7 +36,7 @@ def solve_counts(P: Tensor, grad_b: Tensor, B: int) -> Tensor:
     return whole_counts(torch.linalg.pinv(equations) @ values, B)
 
 
-def _class_probabilities(evidence: Evidence) -> Tensor:
+def _class_probabilities(evidence: Clues) -> Tensor:
     """(C, C) p̂_c in row c, float64. W e_c = (∇W_c Wᵀ)/∇b_c: dividing last spares a copy of the gradient."""
     head = evidence.head
     assert head.grad_b is not None

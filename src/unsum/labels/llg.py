@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from unsum.errors import UnsumError
-from unsum.labels.method import Evidence, label_rule
+from unsum.labels.method import Clues, label_rule
 from unsum.labels.needs import RuleNeeds
 
 
@@ -25,7 +25,7 @@ from unsum.labels.needs import RuleNeeds
     summary="counts how far each row sum was pulled down (LLG)",
     needs=RuleNeeds(batch_size=True, non_negative_features=True),
 )
-def llg(evidence: Evidence) -> Tensor:
+def llg(evidence: Clues) -> Tensor:
     """(B,) labels with m and s from the shared gradient."""
     g = evidence.row_sums
     impact = float(g[g < 0].sum()) * (1 + 1 / len(g)) / evidence.B

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from unsum.errors import UnsumError
 from unsum.labels.llg import count_down
-from unsum.labels.method import Evidence, label_rule
+from unsum.labels.method import Clues, label_rule
 from unsum.labels.needs import RuleNeeds
 from unsum.labels.probe import ROUNDS, Probe, negative_impact, probe_size
 
@@ -25,7 +25,7 @@ from unsum.labels.probe import ROUNDS, Probe, negative_impact, probe_size
     summary="LLG with impact and offsets from auxiliary data (LLG+)",
     needs=RuleNeeds(batch_size=True, scale=True, auxiliary=True, non_negative_features=True),
 )
-def llg_plus(evidence: Evidence) -> Tensor:
+def llg_plus(evidence: Clues) -> Tensor:
     """(B,) labels with m and s from single-class batches of `auxiliary`."""
     assert evidence.knowledge.auxiliary is not None
     images, labels = evidence.knowledge.auxiliary

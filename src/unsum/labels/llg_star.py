@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unsum.labels.llg import count_down
-from unsum.labels.method import Evidence, label_rule
+from unsum.labels.method import Clues, label_rule
 from unsum.labels.needs import RuleNeeds
 from unsum.labels.probe import ROUNDS, Probe, negative_impact, probe_size
 
@@ -24,7 +24,7 @@ from unsum.labels.probe import ROUNDS, Probe, negative_impact, probe_size
     summary="LLG with impact and offsets from random inputs (LLG*)",
     needs=RuleNeeds(batch_size=True, scale=True, non_negative_features=True),
 )
-def llg_star(evidence: Evidence) -> Tensor:
+def llg_star(evidence: Clues) -> Tensor:
     """(B,) labels with m and s from noise sent through the model."""
     C, B = evidence.head.classes, evidence.B
     generator = torch.Generator().manual_seed(evidence.seed)

@@ -16,7 +16,7 @@ from unsum.update import Update
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Clues:
     """All that a rule may look at. `seed` fixes every random choice."""
 
     head: Head
@@ -47,7 +47,7 @@ class Evidence:
         return self.B if self.head.reduction == "sum" else 1
 
 
-Find = Callable[[Evidence], Tensor]
+Find = Callable[[Clues], Tensor]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class LabelRule:
     needs: RuleNeeds
     find: Find
 
-    def __call__(self, evidence: Evidence) -> Tensor:
+    def __call__(self, evidence: Clues) -> Tensor:
         self.needs.check(self.name, evidence.head, evidence.model, evidence.update, evidence.knowledge)
         return self.find(evidence).sort().values
 

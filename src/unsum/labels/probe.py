@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from unsum.errors import UnsumError
 from unsum.head import Head
-from unsum.labels.method import Evidence
+from unsum.labels.method import Clues
 
 ROUNDS = 10
 _SIDES = (64, 224, 32, 28, 16, 96, 128, 256, 299)  # tried in turn; networks that pool take the first
@@ -46,7 +46,7 @@ class Probe:
     seed: int
 
     @classmethod
-    def of(cls, evidence: Evidence) -> Probe:
+    def of(cls, evidence: Clues) -> Probe:
         size = evidence.B if evidence.head.reduction == "sum" else 1
         return cls(evidence.head, evidence.model, size, evidence.seed)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unsum.errors import UnsumError
 from unsum.knowledge import Knowledge
-from unsum.labels.method import Evidence, label_rule
+from unsum.labels.method import Clues, label_rule
 from unsum.labels.needs import RuleNeeds
 from unsum.separate.adaptive import adaptive
 from unsum.separate.exact import exact
@@ -23,7 +23,7 @@ _NEEDS = RuleNeeds(fewer_samples_than_classes=True, hard_labels=False)
 
 
 @label_rule("exact", summary="every label, read off the exact solver (unsum)", needs=_NEEDS)
-def exact_labels(evidence: Evidence) -> Tensor:
+def exact_labels(evidence: Clues) -> Tensor:
     """(B,) the label of every sample that the exact solver finds."""
     return _read_off(exact, "exact", evidence)
 
@@ -31,12 +31,12 @@ def exact_labels(evidence: Evidence) -> Tensor:
 @label_rule(
     "adaptive", summary="every label that a defense left, read off the adaptive separator (unsum)", needs=_NEEDS
 )
-def adaptive_labels(evidence: Evidence) -> Tensor:
+def adaptive_labels(evidence: Clues) -> Tensor:
     """(B,) the label of every sample that the adaptive separator finds."""
     return _read_off(adaptive, "adaptive", evidence)
 
 
-def _read_off(separator: Separator, name: str, evidence: Evidence) -> Tensor:
+def _read_off(separator: Separator, name: str, evidence: Clues) -> Tensor:
     leak = separator(evidence.head, Knowledge(batch_size=evidence.knowledge.known_batch_size), seed=evidence.seed)
     if math.isinf(leak.predicted_error) and leak.residual == 1:  # the solver's empty-handed answer
         raise UnsumError(f"{name!r} finds no label: {leak.notes[0]} Give the labels, or another rule.")
