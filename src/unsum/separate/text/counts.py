@@ -76,7 +76,7 @@ def _weigh(G: Tensor, P: Tensor, clean: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 def _unit(weights: Tensor) -> tuple[float, bool]:
     """α: the largest unit of which every weight is a whole multiple, and whether one was found."""
-    if len(weights) == 0:
+    if len(weights) == 0 or float(weights.max()) <= 0:  # no prefix carries anything
         return 1.0, False
     present = weights[weights > _PRESENT * float(weights.max())]
     least = float(present.min())

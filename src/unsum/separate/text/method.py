@@ -108,8 +108,9 @@ def _candidates(model: nn.Module, update: Update, tied: bool) -> Tensor:
 
 
 def _longest(model: nn.Module) -> int:
+    """Tokens of the longest prefix: one less than the model reads at once, for its label is a token as well."""
     config = getattr(model, "config", None)
-    return int(getattr(config, "max_position_embeddings", None) or _LONGEST)
+    return int(getattr(config, "max_position_embeddings", None) or _LONGEST) - 1
 
 
 def _features(model: nn.Module, found: Walk) -> Tensor:
