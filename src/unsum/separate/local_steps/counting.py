@@ -24,8 +24,9 @@ def size_of_step(observation: Observation, samples: float, epochs: int) -> int:
     """The first step's samples, where each epoch has directions of its own (`samples`), or all epochs share them.
 
     Shared ones add up, so that α is that of a step of fewer samples. Label rows hold whole numbers of samples only for one of the
-    two.
+    two. A step never holds more samples than the movement has directions: a false α would say so.
     """
+    samples = min(samples, observation.rank)
     apart, shared = max(1, round(samples)), max(1, round(samples * epochs))
     if apart * epochs < observation.rank:  # more directions than visits
         return shared
