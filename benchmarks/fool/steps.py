@@ -46,10 +46,10 @@ CHOICES = {
     "accumulated": (False, False, False, True),  # all micro-batches in one step
     "noisy": (False, False, False, True),
     "dtype": ("float32", "float32", "float64", "float16"),
-    "told": ("nothing", "nothing", "batch size"),
+    "told": ("nothing", "batch size"),
     "labels": ("distinct", "random"),
 }
-ORDINARY = {"classes": (19, 24), "inputs": (16, 24), "rate": (-2, -0.7), "weights": (-0.3, 0.5), "body": (-1, 0.1),
+ORDINARY = {"classes": (19, 24), "inputs": (16, 24), "rate": (-1.7, -0.3), "weights": (-0.3, 0.5), "body": (-1, 0.1),
             "margin": (0, 1)}  # fmt: skip
 ORDINARY_CHOICES = {
     "siblings": (0,), "bias": (True,), "epochs": (1,), "momentum_is": ("none", "declared"), "rates": ("declared",),

@@ -12,8 +12,11 @@ from torch import Tensor, nn
 import unsum
 from support.long import long
 from unsum import UnsumError, Update
+from unsum.head import Head
 from unsum.local_training import LocalTraining
 from unsum.separate.local_steps import method
+from unsum.separate.local_steps.counting import size_of_step
+from unsum.separate.local_steps.movement import observe_movement
 from unsum.separate.local_steps.schedule import Schedule, split
 
 C, H = 60, 96
@@ -245,3 +248,10 @@ def test_batches_are_split_as_a_loader_does() -> None:
     assert split(8, 4) == (2, 2, 2, 2)
     assert split(7, 2) == (4, 3)
     assert split(5, 4) == (2, 1, 1, 1)
+
+
+def test_a_false_rate_of_the_first_step_does_not_count_a_million_samples() -> None:
+    client = Client()
+    update, _ = client.sends(LocalTraining(0.05, 2), 4, 0.05)
+    observation = observe_movement(Head.of(client.model, update), update.training, None)
+    assert size_of_step(observation, 1e12, 2) <= 2 * observation.rank

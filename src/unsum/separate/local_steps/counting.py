@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsum.declared import check_samples
 from unsum.equation.observation import Observation
 from unsum.separate.exact.hypotheses import hard_targets
 from unsum.separate.exact.regression import fit_class_line
@@ -25,9 +24,9 @@ def size_of_step(observation: Observation, samples: float, epochs: int) -> int:
     """The first step's samples, where each epoch has directions of its own (`samples`), or all epochs share them.
 
     Shared ones add up, so that α is that of a step of fewer samples. Label rows hold whole numbers of samples only for one of the
-    two.
+    two. A step never holds more samples than the movement has directions: a false α would say so.
     """
-    check_samples(samples * epochs)  # the gradient's size told it, and a client may send any size
+    samples = min(samples, observation.rank)
     apart, shared = max(1, round(samples)), max(1, round(samples * epochs))
     if apart * epochs < observation.rank:  # more directions than visits
         return shared
