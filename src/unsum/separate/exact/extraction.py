@@ -25,7 +25,8 @@ USUAL = 20.0  # times the size of a usual row's ratio: samples are not larger
 _VISIBLE = 30.0  # deviations of ∇b that make a row's sign certain
 _SURER = 10.0  # times what smoothing takes from a row that a row has more, where a model is surer than the target
 _SHARP = 1e-3  # of its length that a sample would still move
-_ROUNDS = 24
+ROUNDS = 24  # of looking for further samples, each of which usually finds several
+_PLAIN = 2e-3  # relative distance from a plain scale within which samples that are still rough say that it is plain
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class _Remainder:
         """Accept samples from label rows and corners until none is missing or nothing new comes up."""
         hidden = torch.zeros_like(self.grad_b, dtype=torch.bool)
         changed = True  # the same label rows lead to the same samples
-        for _ in range(_ROUNDS):
+        for _ in range(ROUNDS):
             if self.missing == 0 or bool(hidden.all()) or out_of_time("samples one at a time"):
                 return
             if changed and self._accept(*self.label_starts(), faint):
@@ -186,6 +187,6 @@ def label_weights(observation: Observation, grad_b: Tensor) -> Tensor:
 def snapped(alpha: float, observation: Observation) -> float:
     """1/B exactly where α is that close to it: a mean over the batch that nothing has scaled."""
     if observation.reduction != "mean":
-        return 1.0 if abs(alpha - 1) < 2e-3 else alpha
+        return 1.0 if abs(alpha - 1) < _PLAIN else alpha
     B = max(round(1 / alpha), observation.rank)
-    return 1 / B if abs(alpha * B - 1) < 2e-3 and 2 * observation.rank >= B else alpha
+    return 1 / B if abs(alpha * B - 1) < _PLAIN and 2 * observation.rank >= B else alpha

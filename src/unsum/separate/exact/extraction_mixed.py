@@ -16,7 +16,7 @@ from torch import Tensor
 from unsum.deadline import out_of_time
 from unsum.equation.equation import positive_factor
 from unsum.equation.observation import Observation
-from unsum.separate.exact.extraction import ACCEPTED, SAME_SAMPLE, USUAL, label_weights, snapped
+from unsum.separate.exact.extraction import ACCEPTED, ROUNDS, SAME_SAMPLE, USUAL, label_weights, snapped
 from unsum.separate.exact.simplex import hunt_corners
 from unsum.separate.exact.single import SingleSamples
 
@@ -25,7 +25,6 @@ _MOST, _CLASSES = 32, 4096  # samples and classes: pairs are many
 _FIRST = 8  # steps of all starts
 _PART, _FEW = 6, 200  # then a sixth of them goes on, but this many at least
 _PAIRS = 6000  # of a class that stands out with any
-_ROUNDS = 24
 _SLACK = 1e-3  # of a share, beyond 0 and 1
 
 
@@ -46,7 +45,7 @@ def extract_mixed(observation: Observation) -> Mixed | None:
     if not (1 < R <= _MOST and 2 * R + 2 <= C <= _CLASSES):
         return None
     left = _Remainder(observation, observation.grad_b)
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         if (
             left.missing == 0
             or out_of_time("samples of mixed labels")

@@ -16,7 +16,7 @@ from torch import Tensor
 from unsum.deadline import out_of_time
 from unsum.equation.observation import Observation
 
-_BATCH = 1 << 24  # entries of the batched Jacobian that are held at a time
+HELD = 1 << 24  # entries of a batched Jacobian at a time: 128 MiB
 _LOOK = 5  # steps after which starts that have arrived are left alone
 _FALLING = 0.99  # of its cost that a start must have lost to go on
 
@@ -106,7 +106,7 @@ class SingleSamples:
 
     def _parts(self, T: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """As many starts at a time as memory allows."""
-        step = max(1, _BATCH // (self.observation.K.numel() + 1))
+        step = max(1, HELD // (self.observation.K.numel() + 1))
         return zip(T.split(step), labels.split(step), strict=True)
 
     def _state(self, T: Tensor, labels: Tensor) -> _State:

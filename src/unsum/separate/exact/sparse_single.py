@@ -18,8 +18,8 @@ from torch import Tensor
 
 from unsum.deadline import out_of_time
 from unsum.equation.observation import Observation
+from unsum.separate.exact.single import HELD
 
-_BATCH = 1 << 24  # entries of the batched Jacobian that are held at a time
 _NORMALIZED = 10.0  # weight of t·w = 1 while sharpening is still to come; its w is only as good as the faintest sample
 _REFINED_NORMALIZED = 1e-2
 _OPENING = (1.0, 0.03)  # the first wells: none, behind a low wall
@@ -67,7 +67,7 @@ class SparseSamples:
         return (T @ self.A).amin(1) > -3 * _ZERO
 
     def _in_parts(self, work: Callable[[Tensor, Tensor], Tensor], T: Tensor, labels: Tensor) -> Tensor:
-        step = max(1, _BATCH // (len(self.A) * max(self.A.shape)))
+        step = max(1, HELD // (len(self.A) * max(self.A.shape)))
         return torch.cat([work(t, y) for t, y in zip(T.split(step), labels.split(step), strict=True)])
 
     def _hunt(self, T: Tensor, labels: Tensor, wells: Wells) -> Tensor:
