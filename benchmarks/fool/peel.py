@@ -1,36 +1,25 @@
 """Can a claim about peeled inputs be fooled? Random small networks and batches, each attacked and held against its truth.
 
-    python benchmarks/fool/peel.py --minutes 3
-    python benchmarks/fool/peel.py --tries 200 --ordinary       the yield on batches as most clients send them
-
 A claim is false when a claimed input is more than 1 % away from every true one, when its label is another's, or when all inputs
 are claimed and a sample that sends more than 1e-5 of the gradient is not among them.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import math
 import random
-import signal
-import sys
 import time
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from common import Genome, TooLongError, Try, deadline
 from torch import Tensor, nn
 
 import unsum
 from unsum.errors import UnsumError
-from unsum.separate.exact import search as exact_search
 
-Genome = dict[str, Any]
 FALSE_CLAIM, TRACE = 1e-2, 1e-5
 _PATIENCE = 0.3  # seconds of the separator's further starts, not the 8 that it takes by default
 
@@ -73,23 +62,6 @@ ACTIVATIONS = {
 }  # fmt: skip
 
 
-class TooLongError(BaseException):
-    """The try's time is over; nothing in between may take it for a failure of its own."""
-
-
-@dataclass(frozen=True)
-class Try:
-    """One case and what came of it."""
-
-    genome: Genome
-    ended: str  # "claimed", "not claimed", "refused" with a sentence, or "stopped" by the deadline
-    error: float = math.inf
-    label_error: float = math.inf
-    predicted: float = math.inf
-    fooled: str = ""  # how, if it was
-    seconds: float = 0.0
-
-
 @dataclass(frozen=True)
 class Case:
     model: nn.Sequential
@@ -98,31 +70,15 @@ class Case:
     Y: Tensor  # (B, C)
 
 
-@contextmanager
-def deadline(seconds: float) -> Iterator[None]:
-    """`TooLongError` after so many seconds of this process's own work: another program's load changes nothing."""
-
-    def stop(*_: Any) -> None:
-        raise TooLongError
-
-    before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, 0 if math.isinf(seconds) else seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
-
-
-def random_genome(chance: random.Random, *, ordinary: bool = False) -> Genome:
+def random_genome(chance: random.Random, *, tame: bool = False) -> Genome:
     """As most clients send them; or some genes so and the others, siblings among them, from anywhere: far from all that is
     ordinary hardly anything is claimed, and only claims can be false."""
-    tame = 1.0 if ordinary else chance.random()
+    share = 1.0 if tame else chance.random()
     genome: Genome = {"seed": chance.randrange(1 << 30)}
     for name, ends in GENES.items():
-        genome[name] = chance.uniform(*(ORDINARY.get(name, ends) if chance.random() < tame else ends))
+        genome[name] = chance.uniform(*(ORDINARY.get(name, ends) if chance.random() < share else ends))
     for name, values in CHOICES.items():
-        usual = ordinary or (name not in ("twins", "told") and chance.random() < tame)
+        usual = tame or (name not in ("twins", "told") and chance.random() < share)
         genome[name] = chance.choice(ORDINARY_CHOICES.get(name, values) if usual else values)
     return genome
 
@@ -310,40 +266,3 @@ def _sent(case: Case) -> Tensor:
         sizes.append(gradient.double().norm())
     sent = torch.stack(sizes)
     return sent / sent.max().clamp_min(1e-300)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--tries", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--deadline", type=float, default=4.0, help="seconds of computing for one try")
-    parser.add_argument("--ordinary", action="store_true", help="batches as most clients send them, for the yield")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    exact_search._PATIENCE = _PATIENCE
-    chance, start = random.Random(options.seed), time.perf_counter()
-    tries: list[Try] = []
-    crashes: list[str] = []
-    while time.perf_counter() - start < 60 * options.minutes and len(tries) < options.tries:
-        genome = random_genome(chance, ordinary=options.ordinary)
-        try:
-            tries.append(attempt(genome, options.deadline))
-        except Exception:  # a crash is a finding of another kind
-            crashes.append(f"{traceback.format_exc(limit=-2)} in {json.dumps(genome)}")
-            continue
-        if tries[-1].fooled:
-            print(json.dumps({"how": tries[-1].fooled, "error": tries[-1].error, "genome": genome}), flush=True)
-    for crash in crashes[:5]:
-        print(crash, file=sys.stderr)
-    recovered = [t for t in tries if t.error < FALSE_CLAIM]
-    print(
-        f"{len(tries)} tries, {sum(t.ended == 'claimed' for t in tries)} claims, {sum(bool(t.fooled) for t in tries)} false; "
-        f"{sum(t.ended == 'claimed' for t in recovered)} of {len(recovered)} recovered batches were claimed; "
-        f"{sum(t.ended == 'stopped' for t in tries)} stopped, {sum(t.ended == 'refused' for t in tries)} refused, "
-        f"{len(crashes)} crashed; {sum(t.seconds for t in tries) / max(len(tries), 1):.2f} s each."
-    )
-
-
-if __name__ == "__main__":
-    main()

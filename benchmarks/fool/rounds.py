@@ -1,7 +1,5 @@
 """Can the claim about several rounds be fooled? Random cases of `unsum.separate_rounds`, each with its truth.
 
-    python benchmarks/fool/rounds.py --minutes 3
-
 A case is one batch in one to four rounds: heads that are equal, nearly equal or different, siblings of one label that look like
 one, few classes, rounding, noise, features that moved between the rounds, batches that are only said to repeat.
 """
@@ -11,16 +9,12 @@ from __future__ import annotations
 import copy
 import math
 import random
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
+from common import FALSE_CLAIM, TRACE, TooLongError, Try, deadline
 from torch import Tensor, nn
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from fool_judge import FALSE_CLAIM, TRACE, TooLongError, Try, deadline
 
 import unsum
 from unsum.errors import UnsumError
@@ -174,9 +168,3 @@ def judge(leak: unsum.Leak, head: nn.Linear, F: Tensor, Y: Tensor) -> tuple[floa
     near = torch.where(distance < FALSE_CLAIM, wrong, torch.inf)
     label_error = max(float(near[traced].amin(1).max()), float(near[traced].amin(0).max()))
     return (math.inf if error != error else error), label_error
-
-
-if __name__ == "__main__":
-    from fool.run import main
-
-    main(random_genome, attempt)

@@ -1,7 +1,5 @@
 """Can the claim about several local steps be fooled? Random cases of the attack `local-steps`, each with its truth.
 
-    python benchmarks/fool/steps.py --minutes 3
-
 A client trains a small network by SGD for a few steps and sends the change of its weights. What it declares may be less than
 what it does: a momentum, sizes of steps or a learning rate of its own, gradients that were accumulated, siblings of one label
 that look like one.
@@ -12,19 +10,15 @@ from __future__ import annotations
 import copy
 import math
 import random
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
+from common import FALSE_CLAIM, TooLongError, Try, deadline
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from fool_judge import FALSE_CLAIM, TooLongError, Try, deadline
-
 import unsum
-from fool.rounds import judge
+from rounds import judge
 from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
 
@@ -170,9 +164,3 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
     return Try(
         genome, ended, error, label_error, predicted, fooled if leak.exact else "", time.perf_counter() - start
     )  # fmt: skip
-
-
-if __name__ == "__main__":
-    from fool.run import main
-
-    main(random_genome, attempt)

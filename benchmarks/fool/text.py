@@ -9,16 +9,13 @@ from __future__ import annotations
 import copy
 import math
 import random
-import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Any
 
 import torch
+from common import Genome, TooLongError, Try, deadline
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -51,26 +48,6 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "told": ("nothing", "nothing", "batch size"),
 }
 
-Genome = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Try:
-    """One batch and what came of it."""
-
-    genome: Genome
-    ended: str  # "claimed", "not claimed", "refused" with a sentence, or "stopped" by the deadline
-    error: float = math.inf
-    label_error: float = math.inf
-    predicted: float = math.inf
-    fooled: str = ""  # how, if it was
-    seconds: float = 0.0
-    recovered: bool = False  # the text is right, claimed or not
-
-
-class TooLongError(BaseException):
-    """The try's time is over; nothing in between may take it for a failure of its own."""
-
 
 def random_genome(chance: random.Random) -> Genome:
     return {name: chance.uniform(*ends) for name, ends in GENES.items()} | {
@@ -87,27 +64,13 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
     known = {"batch_size": int((next_tokens(labels) >= 0).sum())} if genome["told"] == "batch size" else {}
     start = time.perf_counter()
     try:
-        with _deadline(seconds):
+        with deadline(seconds):
             leak = unsum.separate(model, update, "text", **known)
     except TooLongError:
         return Try(genome, "stopped", seconds=time.perf_counter() - start)
     except UnsumError:
         return Try(genome, "refused", seconds=time.perf_counter() - start)
     return _judged(genome, model, tokens, labels, leak, time.perf_counter() - start)
-
-
-@contextmanager
-def _deadline(seconds: float) -> Iterator[None]:
-    def stop(*_: Any) -> None:
-        raise TooLongError
-
-    before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, 0 if math.isinf(seconds) else seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
 
 
 def build(g: Genome) -> tuple[nn.Module, Tensor, Tensor]:
@@ -199,14 +162,13 @@ def _judged(g: Genome, model: nn.Module, tokens: Tensor, labels: Tensor, leak: u
     tokens, labels = torch.tensor(rows), labels[:1].where(labels[:1] < 0, torch.tensor(rows))
     ended = "claimed" if leak.exact else "not claimed"
     predicted = math.inf if math.isnan(leak.predicted_error) else leak.predicted_error
-    recovered = sorted(leak.tokens or []) == sorted(map(list, rows))
     if not leak.exact:
-        return Try(g, ended, predicted=predicted, seconds=seconds, recovered=recovered)
+        return Try(g, ended, predicted=predicted, seconds=seconds)
     error, label_error = _errors(model, tokens, labels, leak)
     bad = "features" if not error <= FALSE_CLAIM else "labels" if label_error else ""
     if not bad and not _beginnings(leak.tokens or [], rows):
         bad = "tokens"
-    return Try(g, ended, error, label_error, predicted, bad, seconds, recovered)
+    return Try(g, ended, error, label_error, predicted, bad, seconds)
 
 
 def _beginnings(claimed: list[list[int]], rows: list[tuple[int, ...]]) -> bool:
