@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-PLUGIN = Path(__file__).parent / "bench" / "plugin"
+PLUGIN = Path(__file__).parents[1] / "bench" / "plugin"
 
 
 class Result(NamedTuple):
