@@ -110,7 +110,11 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
         G = case.model(case.features).double().softmax(1) - case.targets
 
     def judge(leak: unsum.Leak) -> Verdict:
-        return against_truth(case, G, leak) if genome["forged"] == "no" else against_gradient(case, leak)
+        return (
+            against_truth(case, G, leak)
+            if genome["forged"] == "no" or genome["client"] == "decay"
+            else against_gradient(case, leak)
+        )
 
     return timed(genome, seconds, partial(_attacked, genome, case), judge)
 
@@ -253,6 +257,8 @@ def _changed(g: Genome, case: Case, generator: torch.Generator) -> unsum.Update:
 def _forged(g: Genome, case: Case, generator: torch.Generator) -> unsum.Update:
     """A gradient that no batch of this kind sends: parts of two, or a matrix that only looks like one."""
     kind, update, part = g["forged"], case.update, 10 ** g["foreign"]
+    if g["client"] == "decay":  # the claimed batch alone would not send it
+        return update
     W = update.gradients["weight"]
     if kind == "no":
         return update

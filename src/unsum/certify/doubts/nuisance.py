@@ -12,6 +12,7 @@ from torch import Tensor
 
 from unsum.certify.doubts.follow import followed
 from unsum.certify.question import Question
+from unsum.losses import CrossEntropy
 
 TRUSTED = 3e-3  # relative error of features that θ may add: three deviations of it are no false claim
 _NOTHING = 1e-6  # of the noise: a column that is shorter changes nothing, and nothing follows it
@@ -34,6 +35,8 @@ def doubt_nuisance(question: Question) -> list[str]:
             "A temperature of the softmax would send the same gradient with features of another length, and nothing tells; "
             "declare the loss (loss='cross-entropy') if it had none."
         )
+    if _smoothing_open(question):
+        doubts.append("Smoothed labels at another scale would send the same gradient, and nothing tells.")
     if _target_size_open(question) and _added_error(question, _target_size(question)) > TRUSTED:
         doubts.append("Targets of another size than 1 would send the same gradient with features of another length.")
     return doubts
@@ -78,6 +81,21 @@ def _weighted(question: Question, change: Tensor) -> Tensor:
 def _temperature_open(question: Question) -> bool:
     """Who declares the loss says that it had no temperature."""
     return question.knowledge.loss is None
+
+
+def _smoothing_open(question: Question) -> bool:
+    """Whether hard labels, at a scale that only the gradient tells, may have been smoothed ones at another."""
+    here, equation = question.here, question.candidate.equation
+    if question.knowledge.labels is not None or equation.floor_free or not equation.alpha_free or equation.Y is None:
+        return False
+    if not isinstance(question.observation.loss, CrossEntropy):
+        return False
+    D = here.floor_derivative()[None]
+    solved = followed(here, here.pull(D[0])[None], question.misfit)
+    if solved is None:
+        return True
+    seen = float((D.square().sum() - (solved[0] * solved[1]).sum()).clamp_min(0))
+    return question.misfit * question.observation.classes > TRUSTED * max(seen, 1e-300) ** 0.5
 
 
 def _target_size_open(question: Question) -> bool:

@@ -12,8 +12,10 @@ def doubt_number(question: Question) -> list[str]:
     """The doubt that the batch held another number of samples than were found."""
     observation, candidate = question.observation, question.candidate
     B, said = len(candidate.at.T), question.batch_size
+    if said is not None and said != B:
+        return [f"The batch was said to hold {said} samples, but {B} were found."]
     if said is not None:
-        return [f"The batch was said to hold {said} samples, but {B} were found."] if said != B else []
+        return _fewer_than_said(question)
     doubts = _several_labels(question)
     if observation.grad_b is None and observation.rank >= observation.A.shape[1]:
         doubts.append(
@@ -38,6 +40,18 @@ def _several_labels(question: Question) -> list[str]:
         return []
     several = f"Sample {name_some(crowded)} {'carries' if len(crowded) == 1 else 'carry'} several labels at once"
     return [f"{several}: each may be several samples with equal features."]
+
+
+def _fewer_than_said(question: Question) -> list[str]:
+    """Where k of B samples left no trace, the others send what B of them would at a scale of (B − k)/B: some are copies then."""
+    candidate, B = question.candidate, len(question.candidate.at.T)
+    if question.observation.reduction != "mean" or not candidate.equation.alpha_free or not candidate.explains:
+        return []
+    sent = question.scale * B
+    tolerance = min(1e-2, max(1e-4, 5 * candidate.certificate.log_alpha_deviation))
+    if not 1 <= round(sent) < B or abs(sent / round(sent) - 1) > tolerance:
+        return []
+    return [f"{B - round(sent)} of the {B} samples may have left no trace, and others be given in their place."]
 
 
 def _without_trace(question: Question) -> int:
