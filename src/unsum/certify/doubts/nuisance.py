@@ -7,6 +7,8 @@ stand for many things: copies of a sample, uneven micro-batches, averages of sev
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -95,7 +97,7 @@ def _smoothing_open(question: Question) -> bool:
     if solved is None:
         return True
     seen = float((D.square().sum() - (solved[0] * solved[1]).sum()).clamp_min(0))
-    return question.misfit * question.observation.classes > TRUSTED * max(seen, 1e-300) ** 0.5
+    return question.misfit * question.observation.classes > TRUSTED * math.sqrt(max(seen, 1e-300))
 
 
 def _target_size_open(question: Question) -> bool:

@@ -64,7 +64,7 @@ def usual_rows(observation: Observation, grad_b: Tensor) -> Tensor:
     """(C,) bool: rows whose ratio has a usual size; a ∇b near zero, or a row of zeros, has none."""
     sizes = (observation.U / grad_b[:, None]).norm(dim=1)
     usual: Tensor = sizes < _USUAL * sizes.nanmedian()
-    return usual
+    return usual if bool(usual.any()) else torch.ones_like(usual)
 
 
 def _root(covariance: Tensor, B: int) -> Tensor:
