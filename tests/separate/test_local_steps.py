@@ -145,6 +145,19 @@ def test_an_answer_that_no_second_chain_confirms_is_not_vouched_for(monkeypatch)
     assert "No second start led to this solution." in leak.notes
 
 
+def test_steps_that_end_in_a_singular_matrix_are_solved_as_one_gradient(monkeypatch) -> None:
+    client = Client()
+    update, _ = client.sends(LocalTraining(0.05, 2), 4, 0.05)
+
+    def singular(*_arguments, **_options):
+        raise torch.linalg.LinAlgError("singular")
+
+    monkeypatch.setattr(method, "follow", singular)
+    leak = unsum.separate(client.model, update, "local-steps")
+    assert not leak.exact
+    assert leak.notes[0] == "Following the steps left nothing that could be inverted."
+
+
 def test_more_directions_than_samples_were_told_are_not_vouched_for() -> None:
     client = Client()
     update, _ = client.sends(LocalTraining(0.05, 2), 4, 0.05)
