@@ -109,22 +109,15 @@ def test_a_head_without_bias_moves_as_well() -> None:
     assert separated(client, update, features)[1] < 1e-3
 
 
-def test_siblings_in_every_step_are_not_vouched_for_unless_their_number_is_known() -> None:
+def test_steps_so_small_that_siblings_would_hide_are_vouched_for_only_where_the_number_is_known() -> None:
     client = Client()
-    apart = torch.randn(4, 40)
-    moved = 0.02 * client.images[:4].norm(dim=1, keepdim=True) * apart / apart.norm(dim=1, keepdim=True)
-    pairs = torch.stack([client.images[:4], client.images[:4] + moved], dim=1)
-    client.images, client.labels = pairs.flatten(0, 1), client.labels[:4].repeat_interleave(2)
-    with torch.no_grad():
-        client.model[2].weight.mul_(0.002)  # hardly bends: two of a kind look like one
-    training = LocalTraining(0.05, 2)
-    update, features = client.sends(training, 4, 0.05)
-    leak = unsum.separate(client.model, update, "local-steps")
-    assert leak.batch_size == 4
-    assert not leak.exact
+    update, features = client.sends(LocalTraining(0.01, 2), 4, 0.01)
+    leak, error = separated(client, update, features)
+    assert error < 1e-3
+    assert leak.predicted_error < 1e-3
+    assert not leak.exact  # two of one label, 1 % from their mean, leave less in the weights than float32 rounds off
     assert any("would look like one" in note for note in leak.notes)
-    distances = torch.cdist(features.double(), leak.features.double()).amin(1) / features.norm(dim=1)
-    assert float(distances.max()) > 1e-2
+    assert separated(client, update, features, batch_size=8)[0].exact
 
 
 def test_an_answer_that_no_second_chain_confirms_is_not_vouched_for(monkeypatch) -> None:
@@ -143,6 +136,19 @@ def test_an_answer_that_no_second_chain_confirms_is_not_vouched_for(monkeypatch)
     assert error < 1e-4
     assert not leak.exact
     assert "No second start led to this solution." in leak.notes
+
+
+def test_steps_that_end_in_a_singular_matrix_are_solved_as_one_gradient(monkeypatch) -> None:
+    client = Client()
+    update, _ = client.sends(LocalTraining(0.05, 2), 4, 0.05)
+
+    def singular(*_arguments, **_options):
+        raise torch.linalg.LinAlgError("singular")
+
+    monkeypatch.setattr(method, "follow", singular)
+    leak = unsum.separate(client.model, update, "local-steps")
+    assert not leak.exact
+    assert leak.notes[0] == "Following the steps left nothing that could be inverted."
 
 
 def test_more_directions_than_samples_were_told_are_not_vouched_for() -> None:

@@ -57,19 +57,31 @@ def local_steps(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
     if R == 0 or C < 2 * R + 1:
         reason = f"Steps were not followed: {R} directions in the movement are too many for {C} classes."
         return _as_one(head, plain, seed, reason if R else "Nothing in the movement stands out of its rounding.")
-    with few_threads(observation.U.numel()):
-        task = _Task.of(observation, training, total, knowledge.targets(C), head.b is not None)
-        if task is None:
-            return _as_one(head, plain, seed, "No sample of the first step was found, so its learning rate is unknown.")
-        found = task.run(head, plain, seed)
-        if found is None or found.samples.number < task.trajectory.schedule.samples / 2:
-            return _as_one(head, plain, seed, "Following the steps found less than half of the samples.")
-        confirmations = task.confirmations(found, seed + 1) if task.complete(found) else 0
-        case = Case(
-            head, task.trajectory, training, knowledge, found, total is not None, excess, confirmations, task.rate_free
-        )
-        claim = judge(case)
-    return task.leak(head, found, claim)
+    try:
+        with few_threads(observation.U.numel()):
+            return _followed(head, observation, knowledge, plain, excess, seed)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        # Samples that ran away, or that left no trace in float64.
+        return _as_one(head, plain, seed, "Following the steps left nothing that could be inverted.")
+
+
+def _followed(
+    head: Head, observation: Observation, knowledge: Knowledge, plain: Knowledge, excess: int, seed: int
+) -> Leak:
+    training = knowledge.training
+    assert training is not None
+    total = knowledge.known_batch_size or training.batch_size
+    task = _Task.of(observation, training, total, knowledge.targets(observation.classes), head.b is not None)
+    if task is None:
+        return _as_one(head, plain, seed, "No sample of the first step was found, so its learning rate is unknown.")
+    found = task.run(head, plain, seed)
+    if found is None or found.samples.number < task.trajectory.schedule.samples / 2:
+        return _as_one(head, plain, seed, "Following the steps found less than half of the samples.")
+    confirmations = task.confirmations(found, seed + 1) if task.complete(found) else 0
+    case = Case(
+        head, task.trajectory, training, knowledge, found, total is not None, excess, confirmations, task.rate_free
+    )
+    return task.leak(head, found, judge(case))
 
 
 @dataclass(frozen=True)

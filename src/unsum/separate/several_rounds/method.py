@@ -86,7 +86,10 @@ def _separated(groups: list[list[Head]], knowledge: Knowledge, seed: int) -> Lea
         joined = [*groups[first], *groups[second]]
         rest = [group for place, group in enumerate(groups) if place not in alike]
         return _separated([joined, *rest], knowledge, seed)
-    leak = together.leak()
+    try:
+        leak = together.leak()
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return _with_note(best, f"{total} rounds together leave nothing that could be inverted.")
     if best.exact and not leak.exact and together.agrees_with(best):
         return _with_note(
             best, f"{total} rounds fit together, but their weights leave more open than one of them does."
