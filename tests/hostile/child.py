@@ -10,7 +10,7 @@ from typing import Any
 
 _START = """
 import json, resource, sys
-import unsum, unsum.attack.recipe, unsum.integrations.finding, torch, torchvision
+import unsum, unsum.attack.chain, unsum.integrations.finding, torch, torchvision
 torch.linalg.eigh(torch.eye(3))  # libraries that are loaded late are no part of what is measured
 with open("/proc/self/statm") as file:
     size = int(file.read().split()[0]) * resource.getpagesize()

@@ -72,9 +72,9 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5))
 model.image_size = 2
 told = []
-for path, recipe in given:
+for path, method in given:
     try:
-        told.append(unsum.attack(model, unsum.Update.load(path, model=model), recipe).exact)
+        told.append(unsum.attack(model, unsum.Update.load(path, model=model), method).exact)
     except unsum.UnsumError as error:
         told.append(str(error))
 print(json.dumps(told))
@@ -92,8 +92,8 @@ def test_metadata_of_a_small_file_takes_no_memory(tmp_path: Path) -> None:
         (_steps(None, epochs=10**9), "local-steps", "say how many"),
     ]
     given = [
-        (str(_update(tmp_path / f"{i}.safetensors", json.dumps(metadata))), recipe)
-        for i, (metadata, recipe, _) in enumerate(declared)
+        (str(_update(tmp_path / f"{i}.safetensors", json.dumps(metadata))), method)
+        for i, (metadata, method, _) in enumerate(declared)
     ]
     assert all(Path(path).stat().st_size < 1500 for path, _ in given)
     for told, (_, _, sentence) in zip(within_memory(_FILE, given), declared, strict=True):
@@ -160,14 +160,14 @@ def test_so_is_local_training_that_makes_no_sense(settings: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("value", [1e308, -1e308, 1e160])
-@pytest.mark.parametrize("recipe", ["auto", "exact", "adaptive", "fgla"])
-def test_gradients_beyond_all_training_are_refused(value: float, recipe: str) -> None:
+@pytest.mark.parametrize("method", ["auto", "exact", "adaptive", "fgla"])
+def test_gradients_beyond_all_training_are_refused(value: float, method: str) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5)).double()
     update = unsum.capture(model, torch.rand(2, 12).double(), torch.tensor([0, 3]))
     sent = {name: g.clone() for name, g in update.gradients.items()}
     sent["1.weight"][2, 3] = value
     with pytest.raises(UnsumError, match=r"'1.weight' holds values of 1e\+"):
-        unsum.attack(model, unsum.Update(sent), recipe)
+        unsum.attack(model, unsum.Update(sent), method)
 
 
 @pytest.mark.parametrize("value", [3e38, 1e-40])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import unsum
 from unsum.peel import Peeled, peel
 from unsum.peel.chain import find_chain
-from unsum.peel.replay import Batch, replay
+from unsum.peel.replay import PlayedBatch, replay
 
 
 def mlp(
@@ -142,11 +142,11 @@ class TestReplay:
         update = unsum.capture(model, x, labels)
         steps, Y = find_chain(model, update).steps, nn.functional.one_hot(labels, 12).double()
         errors = torch.full((3,), 1e-7, dtype=torch.float64)
-        true = replay(Batch(steps, x.double(), Y, 1 / 3, [(20,), (30,)]), errors)
+        true = replay(PlayedBatch(steps, x.double(), Y, 1 / 3, [(20,), (30,)]), errors)
         assert true.unexplained < 1e-6
         assert bool((true.contributions() > 1e4).all())
         assert bool((true.errors(temperature_open=True) < 1e-3).all())
-        other = replay(Batch(steps, 1.001 * x.double(), Y, 1 / 3, [(20,), (30,)]), errors)
+        other = replay(PlayedBatch(steps, 1.001 * x.double(), Y, 1 / 3, [(20,), (30,)]), errors)
         assert other.unexplained > 1e-4
 
     def test_what_two_samples_add_is_what_autograd_says(self) -> None:
@@ -158,7 +158,9 @@ class TestReplay:
         second = float(torch.linalg.svdvals(gradient)[1])
         Y = nn.functional.one_hot(label, 12).double()
         alone = unsum.capture(model, x, label)
-        answer = replay(Batch(find_chain(model, alone).steps, x.double(), Y, 1.0, [(20,), (30,)]), torch.tensor([1e-7]))
+        answer = replay(
+            PlayedBatch(find_chain(model, alone).steps, x.double(), Y, 1.0, [(20,), (30,)]), torch.tensor([1e-7])
+        )
         predicted = float(answer.twins(0)) * answer.left[0]
         assert predicted < second < 10 * predicted  # the least of several directions
 

@@ -11,7 +11,17 @@ from unsum.audit.result import AuditResult
 
 
 class Audit(AuditResult):
-    """What the attack made of one update, beside the truth where the round was simulated."""
+    """What the attack made of one update, beside the truth where the round was simulated.
+
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(64, 20)
+        >>> data = torch.randn(3, 64), torch.tensor([4, 4, 1])
+        >>> report = unsum.audit(model, data)
+        >>> report.verdict.headline, report.gate(0.2).exit_code
+        ('This update gives away every sample of the batch.', 1)
+    """
 
     def gate(self, level: float = DEFAULT_LEVEL) -> Gate:
         """Whether any sample leaks more than `level`, from 0 to below 1: `.result`, `.exit_code` and `.reason` say."""

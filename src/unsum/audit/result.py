@@ -96,15 +96,6 @@ class AuditResult:
 
     An update captured elsewhere has no truth: `truth` is None, `samples`, `scores` and `leakages` are empty, and every output
     shows what the attack found and how far it vouches for it.
-
-    Examples:
-        >>> import torch, unsum
-        >>> _ = torch.manual_seed(0)
-        >>> model = torch.nn.Linear(64, 20)
-        >>> data = torch.randn(3, 64), torch.tensor([4, 4, 1])
-        >>> report = unsum.audit(model, data)
-        >>> report.verdict.headline, report.gate(0.2).exit_code
-        ('This update gives away every sample of the batch.', 1)
     """
 
     setting: Setting

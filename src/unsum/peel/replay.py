@@ -33,7 +33,7 @@ _SPARE = 4  # equations left over without which a fit proves nothing
 
 
 @dataclass(frozen=True)
-class Batch:
+class PlayedBatch:
     """What is replayed: inputs X (B, …) of `steps[0]`, targets Y (B, C), and δ_L = factor · (P − Y)."""
 
     steps: list[Step]
@@ -53,11 +53,11 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Replay:
+class Replayed:
     """`left[l]` is the largest singular value of what layer l's weight gradient leaves, as one more sample would add it;
     `unexplained` is the largest share of any tensor."""
 
-    batch: Batch
+    batch: PlayedBatch
     at: Pass
     left: list[float]
     unexplained: float
@@ -115,7 +115,7 @@ class Replay:
         nothing = torch.full((B,), torch.inf, dtype=torch.float64, device=X.device)
         if unknowns > _UNKNOWNS or any(step.is_conv for step in self.batch.steps):
             return nothing
-        residual = _Residual(self, A, temperature_open)
+        residual = _Unexplained(self, A, temperature_open)
         start = torch.cat([(X @ A.T).flatten(), X.new_zeros(2 + temperature_open)])
         J = Dense(residual, start).jacobian
         if len(J) < unknowns + _SPARE:
@@ -129,11 +129,11 @@ class Replay:
         return errors
 
 
-class _Residual:
+class _Unexplained:
     """What every layer's gradient leaves in the row space of its input, in units of what is left, for T with X = T A, the
     logarithm of the scale, the smoothing of the targets and the logarithm of a temperature."""
 
-    def __init__(self, replay: Replay, A: Tensor, temperature_open: bool) -> None:
+    def __init__(self, replay: Replayed, A: Tensor, temperature_open: bool) -> None:
         self.batch, self.A, self.open = replay.batch, A, temperature_open
         self.slopes, self.deltas = replay.at.slope, replay.at.delta
         self.bases = [A, *(orthonormal_rows(x) for x in replay.at.x[1:])]
@@ -175,7 +175,7 @@ class _Residual:
         return unit
 
 
-def replay(batch: Batch, errors: Tensor) -> Replay:
+def replay(batch: PlayedBatch, errors: Tensor) -> Replayed:
     """The replay of X, known to the relative `errors` (B,): within these, ReLUs that are open are as the gradient says."""
     at = _played(batch, batch.X, errors)
     left, shares = [], []
@@ -189,7 +189,7 @@ def replay(batch: Batch, errors: Tensor) -> Replay:
             summed = delta.flatten(2).sum(2) if step.is_conv else delta
             grad_b = step.grad_b.double()
             shares.append(float((summed.sum(0) - grad_b).norm()) / max(_bias_scale(summed, grad_b), 1e-300))
-    return Replay(batch, at, left, max(shares))
+    return Replayed(batch, at, left, max(shares))
 
 
 def _bias_scale(delta: Tensor, grad_b: Tensor) -> float:
@@ -197,7 +197,7 @@ def _bias_scale(delta: Tensor, grad_b: Tensor) -> float:
     return max(float(grad_b.norm()), float(delta.norm()))
 
 
-def _played(batch: Batch, X: Tensor, errors: Tensor | None = None) -> Pass:
+def _played(batch: PlayedBatch, X: Tensor, errors: Tensor | None = None) -> Pass:
     """Forward and back, in X's precision. With `errors`, a ReLU's state within them is taken from its own layer's gradient."""
     steps = batch.steps
     x, z = [X], []

@@ -12,7 +12,7 @@ from unsum.certify.question import name_some
 from unsum.leak import Leak
 from unsum.peel.dense import rounding
 from unsum.peel.method import MARGIN
-from unsum.peel.replay import Replay
+from unsum.peel.replay import Replayed
 
 FAR = 10.0  # times what is left unexplained, which a sample, or two that look like one, must stand above: eight share a direction
 _TRACE = 1e-5  # share of a gradient below which a sample that is missing counts as having left no trace
@@ -27,7 +27,7 @@ class Vouched:
     notes: list[str]
 
 
-def vouch(replayed: Replay, errors: Tensor, leak: Leak, seed: int) -> Vouched:
+def vouch(replayed: Replayed, errors: Tensor, leak: Leak, seed: int) -> Vouched:
     """The claim about inputs with predicted relative `errors` (B,) that continue `leak`."""
     doubts = [*_doubt_replay(replayed), *_doubt_number(leak), *([] if leak.exact else _doubt_unproven(replayed, leak))]
     sizes = MARGIN * errors
@@ -42,7 +42,7 @@ def vouch(replayed: Replay, errors: Tensor, leak: Leak, seed: int) -> Vouched:
     return Vouched(exact, notes)
 
 
-def _doubt_replay(replayed: Replay) -> list[str]:
+def _doubt_replay(replayed: Replayed) -> list[str]:
     limit = max(rounding(torch.float32), *(rounding(step.grad_W.dtype) for step in replayed.batch.steps))
     if replayed.unexplained < limit:  # NaN is not below
         return []
@@ -54,7 +54,7 @@ def _doubt_number(leak: Leak) -> list[str]:
     return [] if said in (None, B) else [f"The batch was said to hold {said} samples, but {B} were found."]
 
 
-def _doubt_unproven(replayed: Replay, leak: Leak) -> list[str]:
+def _doubt_unproven(replayed: Replayed, leak: Leak) -> list[str]:
     """Where the separation is not certified, all tensors together must leave no room for another batch."""
     Y = replayed.batch.Y
     why = "The separation that this continues is not certified, so neither are the inputs: "
@@ -65,7 +65,7 @@ def _doubt_unproven(replayed: Replay, leak: Leak) -> list[str]:
     return []
 
 
-def _doubt_samples(replayed: Replay, leak: Leak, seed: int) -> tuple[Tensor, list[str]]:
+def _doubt_samples(replayed: Replayed, leak: Leak, seed: int) -> tuple[Tensor, list[str]]:
     """(B,) samples that are drowned by what is left, or may be several."""
     notes = []
     faint = ~(replayed.contributions() > FAR)

@@ -14,7 +14,7 @@ from unsum.peel.conv import passed_down, peel_conv
 from unsum.peel.method import PEELERS, PRECISE, Peeled, PeeledLayer
 from unsum.peel.mlp import Front, front_at_head, head_factor, peel_dense
 from unsum.peel.refine import refine
-from unsum.peel.replay import Batch, replay
+from unsum.peel.replay import PlayedBatch, replay
 from unsum.peel.shapes import input_shapes, picture_shape
 from unsum.peel.vouch import vouch
 from unsum.update import Update
@@ -125,7 +125,7 @@ class Walk:
         if self.stop is not None:
             self.notes.append(self._stopped())
         factor = head_factor(self.leak, self.reduction)
-        batch = Batch(self.chain.steps[self.at :], x, self.Y, factor, self.shapes[self.at :])
+        batch = PlayedBatch(self.chain.steps[self.at :], x, self.Y, factor, self.shapes[self.at :])
         vouched = vouch(replay(batch, self.front.errors), self.front.errors, self.leak, self.seed)
         self.notes += vouched.notes
         if complete and not self.chain.steps[0].is_conv:

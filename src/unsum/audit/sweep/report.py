@@ -45,7 +45,17 @@ class Section:
 
 
 class Sweep(SweepResult):
-    """The answer to: how strong must a defense be here, and what does that cost?"""
+    """The answer to: how strong must a defense be here, and what does that cost?
+
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(64, 20)
+        >>> data = torch.randn(3, 64), torch.tensor([4, 4, 1])
+        >>> result = unsum.sweep(model, data, over="sign", utility=False)
+        >>> round(result.undefended.worst, 1), len(result.curves)
+        (1.0, 1)
+    """
 
     def write(self, folder: str | Path, *, force: bool = False) -> Path:
         """Write `sweep.html` and `sweep.json`; an existing folder is written to only with `force`."""

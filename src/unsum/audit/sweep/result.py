@@ -39,15 +39,6 @@ class SweepResult:
     """The answer to: how strong must a defense be here, and what does that cost?
 
     `references` are the same round without any defense and, where some are applied before the swept one, with these alone.
-
-    Examples:
-        >>> import torch, unsum
-        >>> _ = torch.manual_seed(0)
-        >>> model = torch.nn.Linear(64, 20)
-        >>> data = torch.randn(3, 64), torch.tensor([4, 4, 1])
-        >>> result = unsum.sweep(model, data, over="sign", utility=False)
-        >>> round(result.undefended.worst, 1), len(result.curves)
-        (1.0, 1)
     """
 
     setting: Setting

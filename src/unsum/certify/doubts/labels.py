@@ -20,6 +20,8 @@ def doubt_smoothing(question: Question) -> list[str]:
     """The doubt about how strongly labels were smoothed, where another strength at another scale sends the same."""
     candidate = question.candidate
     deviation = (question.observation.classes - 1) * candidate.certificate.floor_deviation
+    if candidate.equation.alpha_free:  # a label that is smoothed more, at a larger scale, sends the same
+        deviation = max(deviation, 0.1 * candidate.certificate.log_alpha_deviation)
     if not candidate.equation.floor_free or not candidate.explains or deviation < _TRUSTED_SMOOTHING:
         return []
     return [f"Labels may be smoothed by {100 * min(deviation, 1.0):.2g} % more or less: it would hardly show."]

@@ -21,6 +21,7 @@ from unsum.certify.question import Question
 from unsum.equation.noise import FALSE_ALARM
 from unsum.equation.observation import Observation
 from unsum.head import Head
+from unsum.losses import Softmax
 
 _TRUSTED_SPREAD = 1e-2  # relative difference from the mean from which a claim would be false
 _TOGETHER = 16  # samples at most that are taken to look like one: the K of usual P×K samplers
@@ -60,7 +61,9 @@ def hidden_spread(head: Head, observation: Observation, T: Tensor, Y: Tensor, al
     its norm, and each by its largest singular value, which is much smaller where it is noise.
     """
     R, H = observation.A.shape
-    if R >= H:
+    # Under softmax the rows of every head sum to zero: where samples take all directions, no further one can show.
+    most_rows = observation.classes - observation.loss.heads * isinstance(observation.loss, Softmax)
+    if min(H, most_rows) <= R:
         return math.inf
     size = T.square().sum(1, keepdim=True)  # ‖f‖²
     answer = observation.loss.response(T @ observation.K + observation.b, Y, head.W, observation.row_norms)  # ‖(J W)_c‖
@@ -71,7 +74,7 @@ def hidden_spread(head: Head, observation: Observation, T: Tensor, Y: Tensor, al
     rows = rows.clamp_max(
         observation.classes / observation.loss.heads
     )  # of several heads each answers as the others do
-    most = min(_TOGETHER - 1, H - R)
+    most = min(_TOGETHER - 1, H - R, most_rows - R)
     sizes = strength.norm(dim=1).clamp_min(1e-300).tolist()
     return math.sqrt(max(_hidden(rest, int(n), most) / size for n, size in zip(rows.tolist(), sizes, strict=True)))
 

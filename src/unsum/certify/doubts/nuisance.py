@@ -24,10 +24,10 @@ _RESOLVED = 1e-12  # of a column's square that T must leave over, for float64 to
 def doubt_nuisance(question: Question) -> list[str]:
     """The doubt that something which was taken for granted was different, and nothing tells."""
     candidate = question.candidate
-    if candidate.read_off or not candidate.explains:
+    if not candidate.explains:
         return []
     doubts = []
-    if _added_error(question, _weights(question)) > TRUSTED:
+    if not candidate.read_off and _added_error(question, _weights(question)) > TRUSTED:
         doubts.append(
             "Samples are taken to weigh the same, and the gradient to be as it was computed, and nothing tells: "
             "with other weights or another scale features would be others."
@@ -37,7 +37,7 @@ def doubt_nuisance(question: Question) -> list[str]:
             "A temperature of the softmax would send the same gradient with features of another length, and nothing tells; "
             "declare the loss (loss='cross-entropy') if it had none."
         )
-    if _smoothing_open(question):
+    if not candidate.read_off and _smoothing_open(question):
         doubts.append("Smoothed labels at another scale would send the same gradient, and nothing tells.")
     if _target_size_open(question) and _added_error(question, _target_size(question)) > TRUSTED:
         doubts.append("Targets of another size than 1 would send the same gradient with features of another length.")

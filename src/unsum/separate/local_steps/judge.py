@@ -36,7 +36,7 @@ _MOMENTUM = 1e-3  # step of the difference that a derivative is taken from
 
 
 @dataclass(frozen=True)
-class Case:
+class StepsAnswer:
     """The answer of several steps, and what it stands on."""
 
     head: Head
@@ -79,7 +79,7 @@ class Case:
         return self.polisher.walk(self.here.at).P
 
 
-def judge(case: Case) -> Claim:
+def judge(case: StepsAnswer) -> Claim:
     """The claim that the evidence about this answer allows."""
     predicted = float(case.found.errors.nan_to_num(nan=torch.inf).max())
     doubts: list[str] = []
@@ -102,7 +102,7 @@ def judge(case: Case) -> Claim:
     )
 
 
-def _doubt_misfit(case: Case, predicted: float) -> list[str]:
+def _doubt_misfit(case: StepsAnswer, predicted: float) -> list[str]:
     """A residual of several times the noise is no noise, and may shift the answer by more than noise would."""
     misfit, added = case.found.misfit, case.trajectory.observation.noise.added
     if predicted * case.misfit**2 < TRUSTED_ERROR and not (added and misfit > _MEASURED):
@@ -110,7 +110,7 @@ def _doubt_misfit(case: Case, predicted: float) -> list[str]:
     return [f"The answer misses the movement by {misfit:.0f} times its noise: it may be farther off than predicted."]
 
 
-def _doubt_number(case: Case, predicted: float) -> list[str]:
+def _doubt_number(case: StepsAnswer, predicted: float) -> list[str]:
     """The doubt that there were more samples: in epochs that cannot be counted, alike, or without a trace."""
     if case.number_known:
         return []
@@ -130,7 +130,7 @@ def _doubt_number(case: Case, predicted: float) -> list[str]:
     return doubts
 
 
-def _hidden_spread(case: Case, step: int) -> float:
+def _hidden_spread(case: StepsAnswer, step: int) -> float:
     """Of the samples of one step, at the weights that it saw."""
     counts, trajectory, at = case.found.samples.counts, case.trajectory, case.here.at
     first = sum(counts[:step])
@@ -143,7 +143,7 @@ def _hidden_spread(case: Case, step: int) -> float:
     return hidden_spread(moved, observation, whole.T[rows], case.polisher.Y[rows], alpha)
 
 
-def _doubt_samples(case: Case) -> list[str]:
+def _doubt_samples(case: StepsAnswer) -> list[str]:
     """The doubt about samples that nothing holds, and about labels where the softmax does not bend."""
     doubts = []
     if bool(runaways(case.trajectory.observation, case.found.samples.T).any()):
@@ -155,7 +155,7 @@ def _doubt_samples(case: Case) -> list[str]:
     return doubts
 
 
-def _doubt_departures(case: Case) -> list[str]:
+def _doubt_departures(case: StepsAnswer) -> list[str]:
     """The doubt that something which was declared, or taken for granted, was different, and nothing tells."""
     m = case.found.samples.number
     at = case.here.at
@@ -175,7 +175,7 @@ def _doubt_departures(case: Case) -> list[str]:
     return doubts or _doubt_mixing(case)
 
 
-def _residual(case: Case, departure: Departure | None, Y: Tensor | None = None) -> Tensor:
+def _residual(case: StepsAnswer, departure: Departure | None, Y: Tensor | None = None) -> Tensor:
     """The equations at the answer, had something been different."""
     other = copy.copy(case.polisher)
     other.trajectory = replace(case.trajectory, departure=departure)
@@ -183,7 +183,7 @@ def _residual(case: Case, departure: Departure | None, Y: Tensor | None = None) 
     return other.equations(case.here.at, case.here.left, case.here.right)
 
 
-def _momentum(case: Case) -> Tensor:
+def _momentum(case: StepsAnswer) -> Tensor:
     """(1, …) per unit of the momentum, by a difference: it is a number of the schedule; none where there is one step."""
     schedule = case.trajectory.schedule
     if schedule.steps < 2:
@@ -195,7 +195,7 @@ def _momentum(case: Case) -> Tensor:
     return changed[None] / (moved.momentum - case.training.momentum)
 
 
-def _doubt_mixing(case: Case) -> list[str]:
+def _doubt_mixing(case: StepsAnswer) -> list[str]:
     """The doubt that two samples' labels are a mixture of both, where they were assumed to be hard."""
     labels, T, Y = case.found.samples.labels, case.found.samples.T, case.polisher.Y
     if case.knowledge.labels is not None:
@@ -214,7 +214,7 @@ def _doubt_mixing(case: Case) -> list[str]:
     return []
 
 
-def _along(case: Case, direction: Tensor) -> Tensor:
+def _along(case: StepsAnswer, direction: Tensor) -> Tensor:
     """What the residual changes by, per unit, when targets move in a direction; p does not depend on them in their own step."""
     Y = case.polisher.Y
     move: Callable[[Tensor], Tensor] = lambda by: _residual(case, None, Y + by * direction)  # noqa: E731
@@ -222,7 +222,7 @@ def _along(case: Case, direction: Tensor) -> Tensor:
     return changed
 
 
-def _followed(case: Case, unit: Tensor) -> tuple[Tensor, Tensor]:
+def _followed(case: StepsAnswer, unit: Tensor) -> tuple[Tensor, Tensor]:
     """(n, …) JᵀD and how the unknowns follow n columns; none is larger than it came out."""
     here, size = case.here, case.found.samples.T.norm(dim=1).clamp_min(1e-300)
     prior = torch.cat([size.pow(-2).repeat_interleave(case.found.samples.T.shape[1]), size.new_ones(1)])
@@ -232,14 +232,14 @@ def _followed(case: Case, unit: Tensor) -> tuple[Tensor, Tensor]:
     return pulled, (scale[:, None] * solved).T
 
 
-def _added_error(case: Case, D: Tensor) -> float:
+def _added_error(case: StepsAnswer, D: Tensor) -> float:
     """The largest relative error of a sample's features that the unknowns behind the columns D leave open."""
     norms = D.norm(dim=1).clamp_min(1e-300)
     unit = D / norms[:, None]
     return left_open(unit, norms, *_followed(case, unit), case.misfit, case.found.samples.T)
 
 
-def _deviation(case: Case, D: Tensor) -> float:
+def _deviation(case: StepsAnswer, D: Tensor) -> float:
     """The largest standard deviation of the unknowns behind the columns D, none of which is larger than 1."""
     pulled, moves = _followed(case, D)
     information = D @ D.T - pulled @ moves.T + case.misfit**2 * torch.eye(len(D), dtype=D.dtype, device=D.device)

@@ -19,7 +19,7 @@ from unsum.local_training import LocalTraining
 from unsum.separate.exact.solver import exact
 from unsum.separate.local_steps.chain import follow
 from unsum.separate.local_steps.counting import first_alpha, size_of_step
-from unsum.separate.local_steps.judge import Case, judge
+from unsum.separate.local_steps.judge import StepsAnswer, judge
 from unsum.separate.local_steps.movement import observe_movement
 from unsum.separate.local_steps.polish import EXPLAINED, Polished, Samples
 from unsum.separate.local_steps.repeated import settle
@@ -78,7 +78,7 @@ def _followed(
     if found is None or found.samples.number < task.trajectory.schedule.samples / 2:
         return _as_one(head, plain, seed, "Following the steps found less than half of the samples.")
     confirmations = task.confirmations(found, seed + 1) if task.complete(found) else 0
-    case = Case(
+    case = StepsAnswer(
         head, task.trajectory, training, knowledge, found, total is not None, excess, confirmations, task.rate_free
     )
     return task.leak(head, found, judge(case))

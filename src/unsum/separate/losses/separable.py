@@ -31,7 +31,7 @@ _JITTER = 0.3  # of their length
 
 
 @dataclass(frozen=True)
-class Start:
+class SeparableStart:
     """A point to start from: T (B, R) and α."""
 
     T: Tensor
@@ -39,7 +39,7 @@ class Start:
     told: int  # samples whose direction the label rows told
 
 
-def starts(observation: Observation, loss: Separable, generator: torch.Generator) -> Iterator[Start]:
+def starts(observation: Observation, loss: Separable, generator: torch.Generator) -> Iterator[SeparableStart]:
     """Starts for B = R samples: with the plain α first, then with the one that the label rows suggest."""
     R = observation.rank
     if observation.classes < R + 3:
@@ -65,7 +65,7 @@ def starts(observation: Observation, loss: Separable, generator: torch.Generator
             ):  # nothing is left to chance: start farther away, to see where that leads
                 noise = torch.randn(T.shape, generator=generator, dtype=torch.float64).to(T.device)
                 T = T + _JITTER * T.norm(dim=1, keepdim=True) / R**0.5 * noise
-            yield Start(T, alpha, len(directions))
+            yield SeparableStart(T, alpha, len(directions))
 
 
 def _settled(observation: Observation, loss: Separable, alpha: float) -> tuple[Tensor, Tensor]:
