@@ -15,6 +15,7 @@ BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "fool" / "text.
 
 @pytest.fixture(scope="module")
 def fool() -> ModuleType:
+    sys.path.insert(0, str(BENCHMARK.parent))
     spec = importlib.util.spec_from_file_location("fool_text", BENCHMARK)
     assert spec is not None
     assert spec.loader is not None

@@ -126,13 +126,13 @@ def test_every_activation_is_undone_with_bias(activation: str) -> None:
     assert_recovered(peeled_from(model, unsum.capture(model, x, torch.tensor([0, 0, 1, 2])), batch_size=4), x, 1e-3)
 
 
-def test_fresh_networks_come_back_although_their_features_alone_do_not_tell_samples_apart() -> None:
+def test_fresh_networks_come_back_although_their_features_hardly_tell_samples_apart() -> None:
     torch.manual_seed(0)
     model = network([3 * 16 * 16, 512, 256, 128, 40])  # default initialization: logits hardly differ between samples
     x = torch.rand(6, 3, 1, 1) + 0.5 * torch.rand(6, 3, 16, 16)
     update = unsum.capture(model, x, torch.full((6,), 3))
     leak = unsum.separate(model, update, loss="cross-entropy")
-    assert not leak.exact
+    assert leak.predicted_error > 1e-5  # six of one label, to five digits at best
     peeled = peel(model, update, leak)
     assert_recovered(peeled, x, 1e-5)
     assert any("rounds through all layers" in note for note in peeled.notes)
