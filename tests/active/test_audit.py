@@ -81,6 +81,7 @@ def test_what_does_not_go_together() -> None:
         unsum.audit(batch=2, server="inprint")
 
 
+@pytest.mark.long
 def test_the_command_line(tmp_path: Path) -> None:
     runner = CliRunner()
     done = runner.invoke(app, ["audit", "--server", "traps:rows=64", "--batch", "3", "--out", str(tmp_path / "report")])

@@ -52,6 +52,7 @@ def test_one_photo_is_a_batch(play: Play) -> None:
     assert result["verdict"]["headline"] == "This update gives its sample away."
 
 
+@pytest.mark.long
 def test_strong_noise_gives_no_photo_away(play: Play) -> None:
     strongest = len(menu()["noise"].strengths) - 1
     result = play(2, defense={"name": "noise", "stop": strongest})
@@ -75,6 +76,7 @@ def test_an_attack_that_cannot_begin_is_an_answer(play: Play) -> None:
     assert [row["picture"] for row in result["samples"]] == [None, None]
 
 
+@pytest.mark.long
 def test_a_round_leaves_nothing_behind(play: Play) -> None:
     first, _, again = play(2), play(2, defense={"name": "sign"}), play(2)
     assert first["samples"] == again["samples"]

@@ -54,6 +54,7 @@ def test_clipping_does_not_help_either() -> None:
     assert result.scores["worst_feature_error"] < 1e-4
 
 
+@pytest.mark.long
 def test_strong_noise_does_and_is_not_called_exact() -> None:
     result = unsum.audit(batch=4, defenses=[unsum.Noise(0.1)])
     assert not result.leak.exact
@@ -62,6 +63,7 @@ def test_strong_noise_does_and_is_not_called_exact() -> None:
     assert result.setting.defenses == "Noise(0.1)"
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_answer() -> None:
     first, second = (unsum.audit(batch=3, defenses=[unsum.Noise(1e-6)], seed=5) for _ in range(2))
     assert torch.equal(first.leak.features, second.leak.features)

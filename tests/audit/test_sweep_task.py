@@ -54,6 +54,7 @@ def undefended(tiles: Pictures) -> Accuracy:
     return train(tiles, [])
 
 
+@pytest.mark.long
 def test_training_learns_and_noise_costs(tiles: Pictures, undefended: Accuracy) -> None:
     """Undefended far above guessing and below perfection, so that a cost can show; strong noise takes most of it."""
     assert undefended.low > 3 * tiles.chance
@@ -64,6 +65,7 @@ def test_training_learns_and_noise_costs(tiles: Pictures, undefended: Accuracy) 
     assert loud.high < undefended.low - 0.1
 
 
+@pytest.mark.long
 def test_the_scale_of_updates_alone_is_free(tiles: Pictures, undefended: Accuracy) -> None:
     """Adam at the server does not care, up to rounding."""
     assert train(tiles, [], scale=2.0**-10).mean == pytest.approx(undefended.mean, abs=0.02)
@@ -91,6 +93,7 @@ def test_a_training_that_would_take_too_long_says_so(tiles: Pictures, monkeypatc
         train(tiles, [])
 
 
+@pytest.mark.long
 def test_the_reason_why_there_is_no_accuracy_reaches_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task, "_PATIENCE", 0.0)
     sweep = unsum.sweep("mlp", over="sign", batch=1)
@@ -98,6 +101,7 @@ def test_the_reason_why_there_is_no_accuracy_reaches_the_answer(monkeypatch: pyt
     assert "would take about" in sweep.curves[0].points[0].untrained
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("channels", [1, *long(3)])
 def test_a_task_of_ones_own(tmp_path: Path, channels: int) -> None:
     own = pictures_from_file(colors(tmp_path, channels=channels))

@@ -20,6 +20,8 @@ from unsum.defend import DEFENSES, parse_defense
 from unsum.registry import PROBLEMS
 from unsum.separate import SEPARATORS
 
+pytestmark = pytest.mark.long
+
 print(json.dumps({
     "attacks": [entry.name for entry in SEPARATORS],
     "defenses": [entry.name for entry in DEFENSES],

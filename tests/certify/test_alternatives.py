@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import unsum
+from support.long import long
 from unsum.leak import Leak
 from unsum.losses import Focal, WeightedCrossEntropy
 
@@ -46,14 +47,14 @@ def assert_honest(leak: Leak, features: Tensor) -> None:
 
 @pytest.mark.parametrize("copies", [2, 3])
 @pytest.mark.parametrize("defense", [unsum.Float16(), unsum.BFloat16()])
-@pytest.mark.parametrize("apart", [0.03, 0.05, 0.1])
+@pytest.mark.parametrize("apart", [0.05, *long(0.03, 0.1)])
 def test_siblings_behind_coarse_rounding(copies: int, defense: unsum.Float16, apart: float) -> None:
     features, labels = siblings(3, apart, copies)
     update = unsum.capture(head(), features, labels, defenses=defense)
     assert_honest(unsum.attack(head(), update), features)
 
 
-@pytest.mark.parametrize("weights", [1e-1, 1e-3, 1e-5])
+@pytest.mark.parametrize("weights", [1e-5, *long(1e-1, 1e-3)])
 @pytest.mark.parametrize("bias", ["usual", "zero", "none"])
 @pytest.mark.parametrize("copies", [2, 4])
 def test_siblings_behind_flat_heads(weights: float, bias: str, copies: int) -> None:
@@ -140,7 +141,7 @@ def test_small_logits_of_one_loss_look_like_another(weights: float, seed: int) -
 
 
 @pytest.mark.parametrize("bias", ["none", "zero", "usual"])
-@pytest.mark.parametrize("heat", [0.5, 2.0, 5.0])
+@pytest.mark.parametrize("heat", [2.0, *long(0.5, 5.0)])
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_temperature_that_nobody_declared(bias: str, heat: float, kept: bool) -> None:
     torch.manual_seed(5)

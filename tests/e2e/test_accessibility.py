@@ -17,6 +17,8 @@ from support.audits import captured, synthetic
 from support.long import long
 from support.material import pictures, small_net
 
+pytestmark = pytest.mark.long
+
 AXE = Path(AXE_FILE_PATH).read_text("utf-8")
 LOOKS = [("light", 1400), *long(("dark", 1400), ("light", 400))]
 

@@ -41,6 +41,7 @@ def unsum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return run
 
 
+@pytest.mark.long
 def test_the_default_audit_in_a_process_of_its_own(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("unsum")), "audit", "--json"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -96,6 +97,7 @@ def test_a_label_rule_reaches_the_audit(unsum: Callable[..., Result]) -> None:
     assert "The batch size (4)" in page
 
 
+@pytest.mark.long
 def test_a_sweep_prints_its_answer_and_writes_its_page(unsum: Callable[..., Result]) -> None:
     sweeps = ["--sweep", "noise=1e-7,1e-1", "--sweep", "sign", "--defense", "clip:0.5"]
     result = unsum("audit", "--attack", "fgla", "--batch", "2", "--no-utility", "--keep-under", "0.4", *sweeps)
@@ -107,6 +109,7 @@ def test_a_sweep_prints_its_answer_and_writes_its_page(unsum: Callable[..., Resu
     assert "unsum audit --attack fgla --batch 2 --no-utility --keep-under 0.4 --sweep noise=1e-7,1e-1" in page
 
 
+@pytest.mark.long
 def test_a_sweep_as_json_with_accuracy_on_ones_own_pictures(unsum: Callable[..., Result]) -> None:
     labels = np.arange(128) % 2
     bright = np.random.default_rng(0).integers(0, 100, (128, 8, 8, 3)) + 150 * labels[:, None, None, None]
@@ -124,6 +127,7 @@ def test_a_sweep_as_json_with_accuracy_on_ones_own_pictures(unsum: Callable[...,
     }
 
 
+@pytest.mark.long
 def test_an_existing_report_is_kept_unless_forced(unsum: Callable[..., Result]) -> None:
     Path("unsum-report").mkdir()
     Path("unsum-report/report.html").write_text("mine")

@@ -13,6 +13,8 @@ import unsum
 from support.browsing import HOSTILE, Heard
 from unsum.audit.sweep.words import headline
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="session")
 def sweep() -> unsum.Sweep:

@@ -39,6 +39,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batches", [30_000, 10**9, 2**62])
 def test_counters_of_a_client_take_no_memory_and_are_no_low_leak(batches: int) -> None:
     outcome, told = within_memory(_ROUND, batches)
@@ -48,6 +49,7 @@ def test_counters_of_a_client_take_no_memory_and_are_no_low_leak(batches: int) -
     assert "Error" not in told  # a sentence of our own, no other library's
 
 
+@pytest.mark.long
 def test_an_honest_client_is_audited_within_the_same_memory() -> None:
     outcome, leakage = within_memory(_ROUND, 1)
     assert outcome == "audited"
@@ -81,6 +83,7 @@ print(json.dumps(told))
 """
 
 
+@pytest.mark.long
 def test_metadata_of_a_small_file_takes_no_memory(tmp_path: Path) -> None:
     declared: list[tuple[Any, str, str]] = [
         ({"batch_size": 100_000}, "auto", "said to hold 100,000 samples"),

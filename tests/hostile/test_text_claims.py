@@ -64,6 +64,7 @@ def test_a_batch_that_is_partly_memorized_is_claimed_while_every_position_still_
     assert tried.ended == "claimed"
 
 
+@pytest.mark.long
 def test_no_sequence_is_longer_than_the_model_reads(fool: ModuleType) -> None:
     """A full-length prefix that slipped in, and a label behind it, cannot be replayed; it once crashed."""
     changed = {"model": 0, "tied": True, "layers": 1, "steps": 200, "memorized": 3, "length": 8, "siblings": "equal"}
@@ -86,6 +87,7 @@ def test_prefixes_that_carry_nothing_are_no_crash(fool: ModuleType) -> None:
     assert fool.attempt(PLAIN | changed | told | {"seed": 581138131}).ended == "not claimed"
 
 
+@pytest.mark.long
 def test_no_claim_is_false_and_nothing_crashes(fool: ModuleType) -> None:
     chance = random.Random(4)
     few = {"model": 0, "width": 32, "layers": 1, "rate": 1e-2, "bias": False}  # models that are trained once

@@ -137,6 +137,7 @@ def best_drawn(network: Any, images: Tensor) -> Tensor:
         return network(latents)
 
 
+@pytest.mark.long
 def test_the_denoiser_is_what_heavily_pruned_gradients_need() -> None:
     net = convnet()
     update = sent(net, 1, (defend.Prune(0.99),))
@@ -199,6 +200,7 @@ def test_a_run_goes_on_from_its_checkpoints_and_from_no_other_generators(tmp_pat
         match(net, update, "gias", generator=Principal(16), **short)
 
 
+@pytest.mark.long
 def test_samples_of_one_label_are_told_apart_by_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Places 0 and 1 of a batch of one label are nobody's: without assignment both learn to draw the mean of the two pictures.
 

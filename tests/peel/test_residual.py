@@ -58,6 +58,7 @@ def test_order_is_that_of_the_leak() -> None:
     assert float((peeled.inputs[partner] - true).norm() / true.norm()) < 1e-5
 
 
+@pytest.mark.long
 def test_version_1_5_reaches_the_shortcut_up_to_scale() -> None:
     """Its first convolution reads four times as many places as it has equations for: the scale stays a guess."""
     model = network(Bottleneck, [1, 1, 1, 2], 64)
@@ -72,6 +73,7 @@ def test_version_1_5_reaches_the_shortcut_up_to_scale() -> None:
     assert error(peeled.inputs * scale, true) < 0.05
 
 
+@pytest.mark.long
 def test_where_places_outnumber_channels_it_ends_and_says_which_batch_would_go_on() -> None:
     model = network(BasicBlock, [1, 1, 1, 1], 64)
     images, update = client(model, 20)

@@ -177,6 +177,7 @@ class TestHardPlaces:
         model, features, labels = case(seed, *sizes)
         assert_honest(unsum.separate(model, unsum.capture(model, features, labels)), features, labels)
 
+    @pytest.mark.long
     @QUICK
     @given(SEEDS, st.sampled_from([50.0, 1e3, 1e6]))
     def test_saturated_softmax(self, seed: int, factor: float) -> None:
@@ -192,6 +193,7 @@ class TestHardPlaces:
         else:
             assert not leak.exact
 
+    @pytest.mark.long
     @QUICK
     @given(SEEDS, st.sampled_from(["dead", "zero", "twice", "twice, other label", "all alike"]))
     def test_strange_batches(self, seed: int, kind: str) -> None:

@@ -157,6 +157,7 @@ def test_more_directions_than_samples_were_told_are_not_vouched_for() -> None:
     assert not unsum.separate(client.model, update, "local-steps", batch_size=6).exact
 
 
+@pytest.mark.long
 def test_a_momentum_that_nobody_declared_and_steps_that_weigh_otherwise_are_not_vouched_for() -> None:
     client = Client()
     update, features = client.sends(LocalTraining(0.05, 2), 4, 0.05)
@@ -179,6 +180,7 @@ def test_accumulated_gradients_are_one_step_whatever_the_counters_say(rate: floa
     assert leak.notes[0].startswith("One step explains the movement")
 
 
+@pytest.mark.long
 def test_a_training_declared_wrongly_is_not_vouched_for() -> None:
     client = Client()
     update, _ = client.sends(LocalTraining(0.03, 4, momentum=0.9), 2, 0.02)
