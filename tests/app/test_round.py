@@ -63,6 +63,7 @@ def test_strong_noise_gives_no_photo_away(play: Play) -> None:
     assert (looks[0]["final"], looks[0]["method"]) == (False, "fgla")
 
 
+@pytest.mark.long
 def test_weak_noise_gives_every_photo_away(play: Play) -> None:
     result = play(3, defense={"name": "noise", "stop": 0})
     assert result["verdict"]["level"] == "severe"

@@ -12,6 +12,7 @@ import pytest
 from support.bench_process import with_plugin
 from unsum.registry import Registry
 
+pytestmark = pytest.mark.long
 PROGRAM = """
 import json
 import unsum
@@ -19,8 +20,6 @@ from unsum.bench import EXPERIMENTS, cells_of
 from unsum.defend import DEFENSES, parse_defense
 from unsum.registry import PROBLEMS
 from unsum.separate import SEPARATORS
-
-pytestmark = pytest.mark.long
 
 print(json.dumps({
     "attacks": [entry.name for entry in SEPARATORS],

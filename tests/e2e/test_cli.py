@@ -61,6 +61,7 @@ def test_the_default_audit_in_a_process_of_its_own(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.long
 def test_the_table_shows_what_was_granted_and_recovered(unsum: Callable[..., Result]) -> None:
     result = unsum("audit", "--batch", "3", "--same-label", "2")
     assert result.code == 0

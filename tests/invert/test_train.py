@@ -14,6 +14,7 @@ from unsum.invert import checkpoint, load_inverse
 from unsum.invert.train import Training, TrainingState, train_inverse
 
 
+@pytest.mark.long
 def test_it_learns_pictures_it_was_not_trained_on(tmp_path: Path) -> None:
     seen: list[TrainingState] = []
     training = Training(steps=250, size=SIZE, batch=32, clients=(8,), rate=3e-3)

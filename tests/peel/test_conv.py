@@ -94,6 +94,7 @@ def test_conjugate_gradients_agree_with_a_direct_solution() -> None:
     torch.testing.assert_close(fit.x, torch.linalg.lstsq(matrix, right[:, None]).solution[:, 0])
 
 
+@pytest.mark.long
 def test_cnn6_gives_two_photos_away() -> None:
     torch.manual_seed(0)
     model, photos = cnn6(20), embedded_batch(2, image_size=32).images

@@ -151,6 +151,7 @@ def test_steps_that_end_in_a_singular_matrix_are_solved_as_one_gradient(monkeypa
     assert leak.notes[0] == "Following the steps left nothing that could be inverted."
 
 
+@pytest.mark.long
 def test_more_directions_than_samples_were_told_are_not_vouched_for() -> None:
     client = Client()
     update, _ = client.sends(LocalTraining(0.05, 2), 4, 0.05)
@@ -204,6 +205,7 @@ def test_labels_that_are_known_are_the_only_ones_considered() -> None:
     assert separated(client, update, features, labels=client.labels)[1] < 1e-4
 
 
+@pytest.mark.long
 def test_too_many_samples_fall_back_to_the_sum_and_say_so() -> None:
     torch.manual_seed(0)
     client = Client()
