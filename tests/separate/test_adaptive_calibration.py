@@ -34,7 +34,7 @@ def test_never_worse_than_the_published_attacks_with_labels_granted(defense: str
     adaptive = case.run(defense, "adaptive", labels=case.labels)
     for rival in ("fgla", "rgla-newton"):
         cosine, error = case.run(defense, rival, labels=case.labels)
-        assert adaptive[0] > cosine - 0.005, rival
+        assert adaptive[0] > cosine - 0.01, rival
         assert adaptive[1] < 1.02 * error, rival
 
 
