@@ -33,7 +33,7 @@ def test_the_example_trains_audits_and_ends_in_a_report(tmp_path: Path) -> None:
     out = simulate(tmp_path, "--rounds", "2")
     lines = [json.loads(line) for line in (tmp_path / "flower-audit-report" / "leakage.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 1, 2, 2]
-    # Not called exact: the rounding of the weights would hide siblings, and nobody told the number of samples.
+    # Whether an answer is called exact is another question: the batch size is not told here.
     assert all(line["batch_size"] == 8 and line["statistics_layers"] == 3 for line in lines)
     for number in (1, 2):  # which node holds which pictures, the engine draws
         found = [line["label_counts"] for line in lines if line["round"] == number]
