@@ -1,0 +1,227 @@
+"""Samples out of two dense layers: how many, how exactly, how fast. One table per word on the command line.
+
+uv run python benchmarks/spans.py sizes  --photos cifar.npz       # widths 256 and 512, B up to a third of the width
+uv run python benchmarks/spans.py map    --photos cifar.npz       # share of samples found over B / width and depth
+uv run python benchmarks/spans.py kinds  --photos cifar.npz       # activations, classes, labels, losses, precisions
+uv run python benchmarks/spans.py lenet  --photos cifar.npz       # the federated tutorials' network, untrained and trained
+uv run python benchmarks/spans.py tables                          # networks for tables, fewer columns than samples
+uv run python benchmarks/spans.py vgg                             # VGG-16's dense part: time and memory
+
+Photos are an npz with `images` (N, 32, 32, 3) and `labels`. A sample counts as found when what the first of the two layers read
+came back to within 1 %; `made up` counts answers that are more than 1 % away from every true one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import unsum
+from unsum.errors import UnsumError
+
+CLOSE = 1e-2
+ACTIVATIONS = {
+    "ReLU": nn.ReLU, "LeakyReLU": nn.LeakyReLU, "GELU": nn.GELU, "SiLU": nn.SiLU, "ELU": nn.ELU, "Tanh": nn.Tanh,
+    "Sigmoid": nn.Sigmoid,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one batch gave away."""
+
+    found: int
+    labels: int
+    made_up: int
+    samples: int
+    worst: float
+    exact: bool
+    seconds: float
+
+    def __str__(self) -> str:
+        if self.found == 0:
+            return f"| 0 of {self.samples} | | {self.made_up} | | no | {self.seconds:.1f} |"
+        sure = "yes" if self.exact else "no"
+        return (
+            f"| {self.found} of {self.samples} | {self.labels} | {self.made_up} | {self.worst:.0e} | {sure} "
+            f"| {self.seconds:.1f} |"
+        )
+
+
+HEADER = "found | labels | made up | largest error | exact | seconds |\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    tables = {"sizes": sizes, "map": reach, "kinds": kinds, "lenet": lenets, "tables": rows_of_tables, "vgg": vgg}
+    parser.add_argument("table", choices=tables)
+    parser.add_argument("--photos", type=Path, help="an npz of photos of 32²")
+    parser.add_argument("--batches", type=int, nargs="+", help="instead of the table's own")
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    if options.photos is None and options.table in ("sizes", "map", "kinds", "lenet"):
+        parser.error(f"{options.table} needs --photos FILE.npz")
+    print(f"{torch.get_num_threads()} threads, {options.device}, torch {torch.__version__}\n")
+    for line in tables[options.table](options):
+        print(line, flush=True)
+
+
+def photos(options: argparse.Namespace, B: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """(B, 3, 32, 32) in [−1, 1] as the tutorials scale them, and labels (B,) below `classes`."""
+    content = np.load(options.photos)
+    chosen = np.random.default_rng(seed).permutation(len(content["images"]))[:B]
+    images = torch.from_numpy(content["images"][chosen]).permute(0, 3, 1, 2).float() / 127.5 - 1
+    return images, torch.from_numpy(content["labels"][chosen]).long() % classes
+
+
+def mlp(*widths: int, activation: type[nn.Module] = nn.ReLU, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for n, m in itertools.pairwise(widths):
+        layers += [nn.Linear(n, m), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+def lenet(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
+    )  # fmt: skip
+
+
+def trained(model: nn.Sequential, x: Tensor, y: Tensor, steps: int) -> nn.Sequential:
+    """After steps of SGD with momentum on batches of 32, as the tutorials train."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        some = torch.randint(len(x), (32,), generator=generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[some]), y[some]).backward()
+        optimizer.step()
+    return model
+
+
+def attacked(model: nn.Sequential, x: Tensor, y: Tensor, update: unsum.Update, **known: object) -> Row:
+    start = time.perf_counter()
+    try:
+        leak = unsum.separate(model, update, "spans", **known)
+    except UnsumError:
+        return Row(0, 0, 0, len(x), float("inf"), False, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    if leak.batch_size == 0:
+        return Row(0, 0, 0, len(x), float("inf"), False, seconds)
+    name, found = next(iter(leak.inner.items()))
+    true = read_by(model, name, x).double()
+    apart = torch.cdist(true, found.double()) / true.norm(dim=1, keepdim=True)
+    errors, partners = apart.min(1)
+    close = errors < CLOSE
+    right = int((leak.labels[partners][close] == y[close]).sum())
+    made_up = int((apart.min(0).values > CLOSE).sum())
+    worst = float(errors[close].max()) if bool(close.any()) else float("inf")
+    return Row(int(close.sum()), right, made_up, len(x), worst, leak.exact, seconds)
+
+
+def read_by(model: nn.Module, name: str, x: Tensor) -> Tensor:
+    """(B, n) what a layer reads."""
+    seen: list[Tensor] = []
+    with torch.no_grad(), model.get_submodule(name).register_forward_hook(lambda _m, read, _o: seen.append(read[0])):
+        model(x)
+    return seen[0].flatten(1)
+
+
+def sizes(options: argparse.Namespace) -> Iterator[str]:
+    yield "| network | B | " + HEADER + "|---|---|---|---|---|---|---|---|"
+    for width, batches in ((256, (8, 16, 32, 64, 80)), (512, (64, 128))):
+        for B in options.batches or batches:
+            x, y = photos(options, B, 10)
+            model = mlp(3072, width, width, 10).to(options.device)
+            x, y = x.to(options.device), y.to(options.device)
+            row = attacked(model, x, y, unsum.capture(model, x, y), batch_size=B)
+            yield f"| 3072-{width}-{width}-10 | {B} {row}"
+
+
+def reach(options: argparse.Namespace) -> Iterator[str]:
+    """Share of the samples that were found."""
+    shares = (0.1, 0.2, 0.3, 0.4, 0.5)
+    yield "| hidden layers of 128 | " + " | ".join(f"B = {round(128 * s)}" for s in shares) + " |"
+    yield "|---|" + "---|" * len(shares)
+    pool = photos(options, 2000, 10, seed=1)
+    for depth, steps in itertools.product((2, 3, 4), (0, 1500)):
+        cells = []
+        for share in shares:
+            B = round(128 * share)
+            model = trained(mlp(3072, *[128] * depth, 10), *pool, steps)
+            x, y = photos(options, B, 10)
+            row = attacked(model, x, y, unsum.capture(model, x, y), batch_size=B, time_limit=60)
+            cells.append(f"{row.found / B:.0%}{' exact' if row.exact else ''}")
+        yield f"| {depth}, {'trained' if steps else 'untrained'} | " + " | ".join(cells) + " |"
+
+
+def kinds(options: argparse.Namespace) -> Iterator[str]:
+    yield "| 3072-256-256-C, B = 32 | " + HEADER + "|---|---|---|---|---|---|---|"
+    for name, activation in ACTIVATIONS.items():
+        for C in (2, 10):
+            x, y = photos(options, 32, C)
+            model = mlp(3072, 256, 256, C, activation=activation)
+            row = attacked(model, x, y, unsum.capture(model, x, y), batch_size=32, time_limit=60)
+            yield f"| {name}, C = {C} {row}"
+    x, y = photos(options, 32, 10)
+    model = mlp(3072, 256, 256, 10)
+    update = unsum.capture(model, x, y)
+    for name, defense in (
+        ("clipped to 0.1", unsum.defend.Clip(0.1)), ("float16", unsum.defend.Float16()), ("bfloat16", unsum.defend.BFloat16()),
+        ("noise of 1e-6", unsum.defend.Noise(1e-6)), ("noise of 1e-4", unsum.defend.Noise(1e-4)),
+    ):  # fmt: skip
+        yield f"| {name} {attacked(model, x, y, defense(update), batch_size=32, time_limit=60)}"
+
+
+def lenets(options: argparse.Namespace) -> Iterator[str]:
+    yield "| LeNet, 400-120-84-10 | B | " + HEADER + "|---|---|---|---|---|---|---|---|"
+    pool = photos(options, 4000, 10, seed=1)
+    for steps in (0, 300, 3000):
+        model = trained(lenet(), *pool, steps)
+        for B in options.batches or (8, 16, 32):
+            x, y = photos(options, B, 10)
+            row = attacked(model, x, y, unsum.capture(model, x, y), batch_size=B)
+            yield f"| {f'{steps} steps trained' if steps else 'untrained'} | {B} {row}"
+
+
+def rows_of_tables(options: argparse.Namespace) -> Iterator[str]:
+    yield "| network | B | " + HEADER + "|---|---|---|---|---|---|---|---|"
+    for (n, width, C), B in itertools.product(
+        ((12, 64, 2), (30, 128, 2), (54, 256, 7)), options.batches or (8, 16, 32)
+    ):
+        x = torch.randn(B, n, generator=torch.Generator().manual_seed(B))
+        y = torch.randint(C, (B,), generator=torch.Generator().manual_seed(1))
+        model = mlp(n, width, width, C)
+        row = attacked(model, x, y, unsum.capture(model, x, y), batch_size=B)
+        yield f"| {n}-{width}-{width}-{C} | {B} {row}"
+
+
+def vgg(options: argparse.Namespace) -> Iterator[str]:
+    yield "| 25088-4096-4096-1000 | " + HEADER + "|---|---|---|---|---|---|---|"
+    for B in options.batches or (16, 64):
+        torch.manual_seed(0)
+        model = mlp(25088, 4096, 4096, 1000)
+        x = torch.relu(torch.randn(B, 25088, generator=torch.Generator().manual_seed(B)))
+        y = torch.randint(1000, (B,), generator=torch.Generator().manual_seed(1))
+        update = unsum.capture(model, x, y)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        row = attacked(model, x, y, update, batch_size=B)
+        taken = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
+        size = sum(g.numel() * g.element_size() for g in update.gradients.values()) / 2**30
+        yield f"| B = {B}: {taken:.1f} GB more than before the attack, the gradient takes {size:.1f} GB {row}"
+
+
+if __name__ == "__main__":
+    main()

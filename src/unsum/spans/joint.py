@@ -1,0 +1,105 @@
+"""The last solve: all samples at once against the gradients of all dense layers.
+
+Σ_i α w_i δ_l(x_i) a_l(x_i)ᵀ = ∇W_l for every layer l, by Gauss–Newton over all unknowns and one α. What single conditions leave
+vague, because two samples differ by little, the sum of all still tells. The Jacobian is never formed: each column is a sum
+of two outer products, so the normal equations are products of small Gram matrices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unsum.peel.chain import Step
+from unsum.spans.basis import rounding_of
+from unsum.spans.roots import damped_step
+from unsum.spans.settle import Moved, Sample
+
+MOST = 2048  # unknowns: their normal equations take a second or two
+_ROUNDS = 20  # of Gauss–Newton: three or four lead to the end from where `settle` stops
+_STALLED = 0.999  # of the cost: a step that keeps more is the last one
+
+
+@dataclass(frozen=True)
+class AllSamples:
+    """All samples as unknowns (s of everyone, log α), with targets Y (R, C) and relative weights w (R,)."""
+
+    sample: Sample
+    steps: list[Step]
+    Y: Tensor
+    weights: Tensor
+    noises: list[float]  # of an entry of every layer's gradient
+
+    @classmethod
+    def of(cls, sample: Sample, steps: list[Step], Y: Tensor, weights: Tensor) -> AllSamples:
+        known = [sample.condition.here.noise, sample.condition.next.noise]
+        noises = [*known, *(rounding_of(step.grad_W) for step in steps[2:])]
+        return cls(sample, steps, Y, weights, noises)
+
+    def cost(self, u: Tensor) -> Tensor:
+        """What all gradients leave, squared, in units of their noise."""
+        return torch.stack([rest.square().sum() / noise**2 for rest, *_, noise in self._layers(u, by=False)]).sum()
+
+    def linearized(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(cost, Jᵀr, JᵀJ)."""
+        cost, gradient, N = u.new_zeros(()), torch.zeros_like(u), u.new_zeros(len(u), len(u))
+        for rest, sent, read, noise in self._layers(u, by=True):
+            model = sent.at.T @ read.at  # the derivative by log α
+            k = sent.by.shape[1]
+            d, a = sent.by.flatten(0, 1), read.by.flatten(0, 1)  # (R k, …)
+            D, A = sent.at.repeat_interleave(k, 0), read.at.repeat_interleave(k, 0)
+            cross = (d @ D.T) * (A @ a.T)
+            square = (d @ d.T) * (A @ A.T) + cross + cross.T + (D @ D.T) * (a @ a.T)
+            N[:-1, :-1] += square / noise**2
+            for matrix, into in ((rest, gradient), (model, N[-1])):
+                into[:-1] += (((d @ matrix) * A).sum(1) + ((D @ matrix) * a).sum(1)) / noise**2
+                into[-1] += (model * matrix).sum() / noise**2
+            cost = cost + rest.square().sum() / noise**2
+        N[:-1, -1] = N[-1, :-1]
+        return cost, gradient, N
+
+    def _layers(self, u: Tensor, *, by: bool) -> list[tuple[Tensor, Moved, Moved, float]]:
+        """(what is left of ∇W, δ, what was read, noise) of every layer, biases as a last column."""
+        s, alpha = u[:-1].view(len(self.Y), -1), u[-1].exp()
+        reads, deltas, _ = self.sample.passes(s, self.Y, by=by)
+        layers = []
+        for step, read, delta, noise in zip(self.steps, reads, deltas, self.noises, strict=True):
+            factor = (alpha * self.weights)[:, None]
+            sent, seen, grad = Moved(factor * delta.at, factor[..., None] * delta.by), read, step.grad_W.double()
+            if step.grad_b is not None:
+                seen = Moved(_beside(read.at, 1.0), _beside(read.by, 0.0))
+                grad = torch.cat([grad, step.grad_b.double()[:, None]], 1)
+            layers.append((sent.at.T @ seen.at - grad, sent, seen, noise))
+        return layers
+
+
+def _beside(rows: Tensor, value: float) -> Tensor:
+    return torch.cat([rows, torch.full_like(rows[..., :1], value)], -1)
+
+
+def solve_together(samples: AllSamples, X: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """(X (R, n), predicted relative errors (R,)) from a start near the truth."""
+    condition = samples.sample.condition
+    start = condition.unknowns_of(X)
+    u = torch.cat([start.flatten(), start.new_tensor([alpha]).log()])
+    damping = u.new_full((1,), 1e-6)
+    for _ in range(_ROUNDS):
+        cost, gradient, N = samples.linearized(u)
+        moved = u + damped_step(gradient[None], N[None], damping)[0]
+        there = samples.cost(moved)
+        if bool(there < cost):
+            u, damping = moved, (damping / 10).clamp_min(1e-14)
+            if bool(there > _STALLED * cost):
+                break
+        else:
+            damping = damping * 10
+    cost, _, N = samples.linearized(u)
+    entries = sum(step.grad_W.numel() for step in samples.steps)
+    left = (cost / max(entries - len(u), 1)).sqrt().clamp_min(1.0)
+    scale = N.diagonal().clamp_min(1e-300).rsqrt()
+    covariance = torch.linalg.pinv(N * scale * scale[:, None], hermitian=True).diagonal() * scale.square()
+    inputs = condition.inputs(u[:-1].view_as(start))
+    deviations = covariance[:-1].view_as(start).clamp_min(0).sum(1).sqrt() * left
+    return inputs, deviations / inputs.norm(dim=1).clamp_min(1e-300)

@@ -1,0 +1,100 @@
+"""Labels of single samples by the backward spans, and the gradients without them: what is needed to look for the rest.
+
+Of the C labels that a found sample may carry, one sends its gradient δ into the column spaces of both layers. Its weight in the
+gradient follows from Wedderburn's identity: taking β d aᵀ out of ∇W lowers the rank exactly for β = 1 / (aᵀ ∇W⁺ d).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unsum.peel.chain import Step
+from unsum.spans.basis import LayerSpan
+from unsum.spans.passes import forward
+from unsum.spans.search import Roots, deflated, remaining
+
+_LABELS = 64  # the most likely classes that are tried of many
+_EQUAL = 1e-6  # of δ outside the spans: labels that differ by less fit equally
+
+
+def deflate(
+    steps: list[Step], here: LayerSpan, following: LayerSpan, found: Roots
+) -> tuple[Step, LayerSpan, LayerSpan] | None:
+    """The first layer without the found samples, and both spans; None where nothing would be left."""
+    X = found.X
+    left = len(following) - len(X)
+    if left < 1 or (len(here) <= len(X) and not here.full):
+        return None
+    labeled = read_labels(steps, here, following, X)
+    a = steps[0].activation.function(steps[0].linear(X))
+    first, second = deflated(steps[0], labeled.first, X), deflated(steps[1], labeled.second, a)
+    # What a found sample errs by stays behind, and is noise for the others.
+    errs = [_entry(found.errors, labeled.first, X), _entry(found.errors, labeled.second, a)]
+    above = remaining(second, following, left, errs[1])
+    if here.full:  # rows shorter than the batch is large: those that are left still span everything
+        return first, here, above
+    return first, remaining(first, here, len(here) - len(X), errs[0]), above
+
+
+def _entry(errors: Tensor, delta: Tensor, read: Tensor) -> float:
+    """The size of an entry of what samples leave behind that are known to relative `errors`."""
+    behind = float((errors * delta.norm(dim=1) * read.norm(dim=1)).norm())
+    return behind / (delta.shape[1] * read.shape[1]) ** 0.5
+
+
+@dataclass(frozen=True)
+class Labeled:
+    """(R,) labels and weights of samples in the gradient, and their δ (R, m) of both layers, weights included."""
+
+    labels: Tensor
+    weights: Tensor
+    first: Tensor
+    second: Tensor
+
+
+def read_labels(steps: list[Step], here: LayerSpan, following: LayerSpan, X: Tensor) -> Labeled:
+    """For each sample by itself the label that fits best, under cross-entropy, and its weight in the gradient."""
+    read, z = forward(steps, X)
+    P, C = z[-1].softmax(1), z[-1].shape[1]
+    tried = range(C) if C <= _LABELS else z[-1].mean(0).topk(_LABELS).indices.tolist()
+    best = torch.full_like(P[:, 0], torch.inf)
+    first, second, weights = torch.zeros_like(z[0]), torch.zeros_like(z[1]), torch.zeros_like(best)
+    labels = torch.zeros(len(X), dtype=torch.long, device=X.device)
+    complete = len(here) == len(following)  # or the first layer's column space does not hold every sample's δ
+    for label in tried:
+        deltas = _down(steps, z, P - torch.eye(C).to(P)[label])
+        outside = _outside(deltas[1], following.columns) + complete * _outside(deltas[0], here.columns)
+        own = _wedderburn(steps[1], following, read[1], deltas[1])
+        # Two classes send in one direction: the label is the one whose weight is positive.
+        better = (outside < best - _EQUAL) | ((outside < best + _EQUAL) & (own > 0) & (weights <= 0))
+        best, weights = torch.where(better, outside, best), torch.where(better, own, weights)
+        labels[better] = label
+        first, second = (
+            torch.where(better[:, None], new, old) for new, old in zip(deltas, (first, second), strict=True)
+        )
+    return Labeled(labels, weights, first * weights[:, None], second * weights[:, None])
+
+
+def _down(steps: list[Step], z: list[Tensor], delta: Tensor) -> tuple[Tensor, Tensor]:
+    """(δ of the first layer, δ of the second) for δ at the logits."""
+    passed = [delta]
+    for i in range(len(steps) - 2, -1, -1):
+        passed.append(steps[i + 1].passed_down(passed[-1], ()) * steps[i].activation.slope(z[i]))
+    return passed[-1], passed[-2]
+
+
+def _outside(delta: Tensor, columns: Tensor) -> Tensor:
+    rest = delta - (delta @ columns.T) @ columns
+    return rest.norm(dim=1) / delta.norm(dim=1).clamp_min(1e-300)
+
+
+def _wedderburn(step: Step, span: LayerSpan, a: Tensor, d: Tensor) -> Tensor:
+    """(R,) 1 / (aᵀ ∇W⁺ d), in the coordinates of the two spaces."""
+    if span.has_bias:
+        a = torch.cat([a, torch.ones_like(a[:, :1])], 1)
+    turned = torch.linalg.solve(span.core(step), (d @ span.columns.T).T)  # (N, R)
+    weights: Tensor = ((a @ span.rows.T) * turned.T).sum(1).reciprocal()
+    return weights.nan_to_num(posinf=0.0, neginf=0.0)

@@ -1,0 +1,322 @@
+"""`spans`: every sample of a batch out of two consecutive dense layers, whatever the number of classes.
+
+1. The row space of each layer's gradient is the span of what it read (`basis`).
+2. A sample is a point of the first span whose activation lies in the second (`roots`, `search`).
+3. All samples together give the gradients at the logits, and these the loss, the labels and the scale (`targets`).
+4. The samples are sent through the layers again; what that leaves decides what is claimed (`judge`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from unsum.certify.claim import grant_each, nothing
+from unsum.errors import UnsumError
+from unsum.head import Head
+from unsum.knowledge import Knowledge
+from unsum.leak import Leak
+from unsum.losses import PLAIN, BinaryCrossEntropy, CrossEntropy, Loss
+from unsum.peel.blocks import left_product
+from unsum.peel.chain import Chain, Step, find_chain
+from unsum.peel.dense import rounding
+from unsum.peel.method import MARGIN, Shape
+from unsum.peel.replay import PlayedBatch, Replayed, replay
+from unsum.peel.shapes import picture_shape
+from unsum.progress import SILENT, Progress
+from unsum.separate.method import SEPARATORS
+from unsum.spans.basis import LayerSpan
+from unsum.spans.joint import MOST, AllSamples, solve_together
+from unsum.spans.judge import Answer, judge
+from unsum.spans.labels import deflate, read_labels
+from unsum.spans.passes import forward
+from unsum.spans.roots import Condition
+from unsum.spans.search import Roots, search
+from unsum.spans.settle import Sample, settle
+from unsum.spans.targets import LossReading, read_targets
+from unsum.update import Update
+
+_SPARE = 0.1  # of a layer's units: equations that must be left over; a batch of half the width was never read
+_PASSES = 6  # of taking out what was found and looking for the rest
+_EXPLAINED, _NOISY = 1e-3, 10.0  # of a gradient, or times its noise: what all samples may leave, or they are none
+_NEAR = 0.1  # of a gradient left unexplained: from where a solve of all samples leads to the truth
+_LARGE = 1 << 24  # entries of a gradient from which no further float64 copy of it is made
+_FAR_MOVED = 30.0  # predicted errors of a sample that the last solve may move it by
+_POINTS = 16  # of the families that are looked through, for each sample
+_POLISHES = 3  # rounds of least squares through the layers
+
+
+@SEPARATORS.register(
+    "spans",
+    summary="every sample out of two consecutive dense layers, whatever the number of classes (unsum)",
+    needs="two dense layers with an activation between them, both wider than the batch; no dropout",
+)
+def spans(
+    head: Head,
+    knowledge: Knowledge,
+    *,
+    seed: int,
+    model: nn.Module | None = None,
+    update: Update | None = None,
+    progress: Progress = SILENT,
+    loss: Loss | None = None,
+) -> Leak:
+    """Samples as roots of the first span's condition on the second; labels, loss and scale afterwards."""
+    assert model is not None
+    assert update is not None
+    chain = find_chain(model, update, head.W.device)
+    pair = choose_pair(chain, knowledge)
+    answer = _best(head, pair, loss, knowledge, seed, progress)
+    if answer is not None:
+        answer = replace(answer, lengths_open=Condition.of(pair.steps[0], pair.here, pair.next).lengths_open)
+    return _nothing_found(head, pair) if answer is None else _leak(head, chain, pair, answer, knowledge, seed)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A dense layer and the next one, with the steps from the first of them up to the head."""
+
+    at: int  # in the chain
+    steps: list[Step]
+    here: LayerSpan
+    next: LayerSpan
+
+    @property
+    def expected(self) -> int:
+        """Samples: as many as directions that stand in either gradient."""
+        return len(self.next) if self.here.full else max(len(self.here), len(self.next))
+
+    @property
+    def spare(self) -> int:
+        """Equations that are left over for each start."""
+        return self.next.rows.shape[1] - len(self.next) - len(self.here)
+
+
+def choose_pair(chain: Chain, knowledge: Knowledge) -> Pair:
+    """The deepest pair whose condition has twice as many equations as unknowns; else the one with most to spare."""
+    first = 1 + max((i for i, step in enumerate(chain.steps) if step.is_conv), default=-1)
+    dense = chain.steps[first:]
+    if len(dense) < 2:
+        why = f" ({chain.stop})" if chain.stop else ""
+        raise UnsumError(
+            f"'spans' needs two consecutive dense layers with an activation between them; this model has {len(dense)} above what "
+            f"can be traced{why}; use 'exact' for the head alone."
+        )
+    told = knowledge.known_batch_size
+    measured = _measured(dense)
+    pairs = [
+        Pair(first + i, dense[i:], measured[i], measured[i + 1])
+        for i in range(len(dense) - 1)
+        if not measured[i + 1].full
+    ]
+    able = [pair for pair in pairs if pair.spare > _SPARE * pair.next.rows.shape[1]]
+    if not able:
+        widest = max(min(step.W.shape) for step in dense)
+        batch = f"{told} samples" if told else "the batch"
+        raise UnsumError(
+            f"'spans' cannot tell samples apart: {batch} takes all directions of the dense layers (up to {widest} units); "
+            "smaller batches, or wider layers, are read. Gradient matching ('ig') remains."
+        )
+    return next((pair for pair in able if pair.spare >= len(pair.here)), max(able, key=lambda pair: pair.spare))
+
+
+def _measured(dense: list[Step]) -> list[LayerSpan]:
+    """The spans of every layer. Noise is on all of them or on none: where one ends in rounding, another whose directions fade
+    away has as many samples as directions, or more."""
+    measured = [LayerSpan.of(step) for step in dense]
+    if not any(span.quiet for span in measured):
+        return measured
+    return [
+        LayerSpan.of(step, sum(step.W.shape)) if span.noisy else span
+        for step, span in zip(dense, measured, strict=True)
+    ]
+
+
+def _best(
+    head: Head, pair: Pair, loss: Loss | None, knowledge: Knowledge, seed: int, progress: Progress
+) -> Answer | None:
+    """The forward spans' samples where they explain the gradients; else what the backward spans make of their points."""
+    condition = Condition.of(pair.steps[0], pair.here, pair.next)
+    limit = max(_EXPLAINED, _NOISY * max(pair.here.noise_share, pair.next.noise_share))
+    classes = knowledge.loss in (None, PLAIN)  # or samples cannot be taken out before their labels are known
+    roots, points = search(condition, pair.expected, seed, progress, most=classes)
+    if classes:
+        roots = _confirmed(pair, roots, seed + _PASSES, progress)
+    forward = _answered(head, pair, roots, loss, knowledge)
+    if forward is not None and forward.left < limit:
+        return forward
+    settled = _answered(head, pair, _settled(head, pair, roots, points, loss, seed, progress), loss, knowledge)
+    if not classes or (settled is not None and settled.left < limit):
+        return settled
+    more, _ = search(condition, pair.expected, seed + 2 * _PASSES, progress, most=False)  # labels may be soft
+    forward = _answered(head, pair, roots.joined(more), loss, knowledge)
+    return forward if forward is not None and forward.left < limit else settled
+
+
+def _settled(
+    head: Head, pair: Pair, roots: Roots, points: Tensor, loss: Loss | None, seed: int, progress: Progress
+) -> Roots:
+    """Samples among roots and points, for labels that are classes: what is settled is taken out, and the rest looked for."""
+    found, known = Roots.none(pair.steps[0]), None
+    one_logit = len(head.W) == 1
+    usual = loss or (BinaryCrossEntropy() if one_logit else CrossEntropy())
+    if usual.name not in ("cross-entropy", "bce") or usual.many_labels != one_logit:
+        return found
+    condition = Condition.of(pair.steps[0], pair.here, pair.next)
+    alpha = 1 / usual.divisor(head.W.new_zeros(pair.expected, len(head.W))) if head.reduction == "mean" else 1.0
+    for attempt in range(1, _PASSES):
+        some = torch.cat([roots.X, points[:: -(-len(points) // (_POINTS * (pair.expected - len(found)))) or 1]])
+        new, weights = settle(condition, pair.steps, some, usual, alpha, known, pinned=False)
+        if len(found) and len(found.joined(new)) == len(found):
+            new, weights = settle(condition, pair.steps, some, usual, alpha, known, pinned=True)
+        before, found = len(found), found.joined(new.confirmed_by(roots))
+        if len(found) >= pair.expected or len(found) == before:
+            break
+        alpha = known = float(weights.median())
+        rest = deflate(pair.steps, pair.here, pair.next, found)
+        if rest is None:
+            break
+        roots, points = search(Condition.of(*rest), pair.expected - len(found), seed + attempt, progress, most=True)
+    return _confirmed(pair, found, seed + _PASSES, progress)
+
+
+def _confirmed(pair: Pair, found: Roots, seed: int, progress: Progress) -> Roots:
+    """All samples, those that one start alone led to looked for again, by other starts, where the others are taken out."""
+    once = found.hits < 2
+    if len(found) != pair.expected or not bool(once.any()):
+        return found
+    rest = deflate(pair.steps, pair.here, pair.next, found[~once]) if bool((~once).any()) else None
+    condition = Condition.of(*(rest or (pair.steps[0], pair.here, pair.next)))
+    again, _ = search(condition, int(once.sum()), seed, progress, most=False)
+    return found.confirmed_by(again)
+
+
+def _answered(head: Head, pair: Pair, roots: Roots, loss: Loss | None, knowledge: Knowledge) -> Answer | None:
+    """None where there are no samples, or more than directions: then they are mixtures."""
+    missing = pair.expected - len(roots)
+    if len(roots) == 0 or missing < 0:
+        return None
+    if missing:  # what is missing would spoil every least-squares solve
+        reading = _each_by_itself(pair, roots)
+        return Answer(roots, roots.X, roots.errors, reading, _played(pair, roots.X, reading, roots.errors), missing)
+    read, written = forward(pair.steps, roots.X)
+    reading = _read(head, read[-1], written[-1], loss, knowledge)
+    played, errors, X = _polished(pair, roots, reading)
+    answer = Answer(roots, X, errors, reading, played, missing)
+    large = len(X) * len(pair.here) > MOST or pair.steps[0].grad_W.numel() > _LARGE
+    if answer.left < rounding(torch.float32) or not answer.left < _NEAR or large:
+        return answer
+    together = _together(head, pair, answer, loss, knowledge)
+    moved = (together.X - answer.X).norm(dim=1) / answer.X.norm(dim=1).clamp_min(1e-300)
+    sound = together.left < rounding(torch.float32) or bool((moved < _FAR_MOVED * roots.errors + 1e-6).all())
+    return together if sound and together.left < answer.left else answer  # what explains little may fit noise
+
+
+def _together(head: Head, pair: Pair, answer: Answer, loss: Loss | None, knowledge: Knowledge) -> Answer:
+    """The answer after a last solve of all samples against all gradients."""
+    reading, copies = answer.reading, answer.reading.copies
+    times = torch.ones_like(reading.weights) if copies is None else copies.to(reading.weights)
+    sample = Sample(Condition.of(pair.steps[0], pair.here, pair.next), pair.steps, reading.loss)
+    alpha = float((reading.weights / times).median())
+    X, errors = solve_together(AllSamples.of(sample, pair.steps, reading.Y, times), answer.X, alpha)
+    read, written = forward(pair.steps, X)
+    reading = _read(head, read[-1], written[-1], loss, knowledge)
+    return replace(answer, X=X, errors=errors, reading=reading, played=_played(pair, X, reading, errors))
+
+
+def _leak(head: Head, chain: Chain, pair: Pair, answer: Answer, knowledge: Knowledge, seed: int) -> Leak:
+    claim = judge(answer, knowledge, seed)
+    reading, X, copies = answer.reading, answer.X, answer.reading.copies
+    times = torch.ones(len(X), dtype=torch.long, device=X.device) if copies is None else copies
+    X, Y = X.repeat_interleave(times, 0), reading.Y.repeat_interleave(times, 0)
+    read, written = forward(pair.steps, X)
+    alpha = float(reading.weights.sum() / times.sum())
+    plain = 1 / reading.loss.divisor(Y) if head.reduction == "mean" else 1.0
+    dtype = head.W.dtype if head.W.dtype in (torch.float32, torch.float64) else torch.float32
+    leak = Leak(
+        method="spans",
+        targets=Y,
+        logits=written[-1],
+        features=read[-1].to(dtype),
+        residual=min(answer.played.unexplained, 1.0),
+        predicted_error=claim.predicted_error,
+        exact=claim.exact,
+        scale=1.0 if answer.missing else alpha / plain,
+        inner={pair.steps[0].name: X.to(dtype)},
+        loss=reading.loss.name,
+        notes=[*claim.notes, *_remarks(pair, answer.roots, times)],
+    )
+    return _with_inputs(leak, chain, pair, X, answer.errors.repeat_interleave(times, 0))
+
+
+def _read(head: Head, features: Tensor, logits: Tensor, known: Loss | None, knowledge: Knowledge) -> LossReading:
+    """G from the head's gradient, by least squares over the samples' features; then what loss it is of."""
+    columns = features if head.grad_b is None else torch.cat([features, torch.ones_like(features[:, :1])], 1)
+    grad = head.grad_W.double()
+    sent = grad if head.grad_b is None else torch.cat([grad, head.grad_b.double()[:, None]], 1)
+    G = torch.linalg.lstsq(columns.T, sent.T).solution
+    return read_targets(G, logits, known, knowledge.loss == PLAIN, head.reduction)
+
+
+def _each_by_itself(pair: Pair, roots: Roots) -> LossReading:
+    """Labels and weights of a part of the batch, by the backward spans."""
+    found = read_labels(pair.steps, pair.here, pair.next, roots.X)
+    Y = torch.nn.functional.one_hot(found.labels, len(pair.steps[-1].W)).to(roots.X)
+    return LossReading(CrossEntropy(), Y, found.weights, 0.0)
+
+
+def _polished(pair: Pair, roots: Roots, reading: LossReading) -> tuple[Replayed, Tensor, Tensor]:
+    """The replay, predicted errors and inputs, after rounds of least squares: X explains ∇W given what the layers above send."""
+    X, errors = roots.X, roots.errors
+    played = _played(pair, X, reading, errors)
+    step = pair.steps[0]
+    for _ in range(_POLISHES):
+        delta = played.at.delta[0]
+        inverse = torch.linalg.pinv(delta.T)  # (R, m)
+        moved = left_product(inverse, step.grad_W)[0]
+        own = inverse.norm(dim=1) * pair.here.noise * step.W.shape[1] ** 0.5 / moved.norm(dim=1).clamp_min(1e-300)
+        again = _played(pair, moved, reading, own)
+        if not again.unexplained < played.unexplained:
+            break
+        played, X, errors = again, moved, own
+    return played, errors, X
+
+
+def _played(pair: Pair, X: Tensor, reading: LossReading, errors: Tensor) -> Replayed:
+    shapes: list[Shape] = [(step.W.shape[1],) for step in pair.steps]
+    batch = PlayedBatch(pair.steps, X, reading.Y, reading.weights[:, None], shapes, reading.loss)
+    return replay(batch, errors)
+
+
+def _with_inputs(leak: Leak, chain: Chain, pair: Pair, X: Tensor, errors: Tensor) -> Leak:
+    if pair.at > 0 or not chain.complete:
+        return leak
+    shape, notes = picture_shape(pair.steps[0], chain.flattens, None)
+    inputs, notes = X.view(len(X), *shape), [*leak.notes, *notes]
+    return replace(leak, inputs=inputs, inputs_exact=grant_each(MARGIN * errors, above=leak.exact), notes=notes)
+
+
+def _remarks(pair: Pair, roots: Roots, times: Tensor) -> list[str]:
+    names = f"{pair.steps[0].name!r} and {pair.steps[1].name!r}"
+    notes = [f"{len(roots)} of {pair.expected} samples were read out of the spans of the layers {names}."]
+    if int(times.max()) > 1:
+        notes.append(f"{int((times > 1).sum())} of them occur more than once.")
+    return notes
+
+
+def _nothing_found(head: Head, pair: Pair) -> Leak:
+    step = pair.steps[0]
+    noisy = max(pair.here.noise_share, pair.next.noise_share) > 1e-3
+    why = (
+        "noise hides the spans' smallest directions"
+        if noisy
+        else f"{step.activation.name} is nearly linear here, or {pair.expected} samples are too many for its {len(step.W)} units"
+    )
+    claim = nothing(f"No sample was found in the spans of {step.name!r}: {why}. This is no sign that nothing leaks.")
+    C, H = head.W.shape
+    empty = head.W.new_zeros(0, C, dtype=torch.float64)
+    return Leak(
+        "spans", empty, empty, head.W.new_zeros(0, H), 1.0, claim.predicted_error, claim.exact, notes=claim.notes
+    )

@@ -1,0 +1,184 @@
+"""Samples as roots: what lies in the span of one layer must, once it is activated, lie in the span of the next.
+
+x = t Â is a sample where act(W x + b) ∈ span(A of the next layer). t has as many entries as there are directions. A mixture of
+samples fulfills the first condition and not the second, for the activation bends. No label, no loss and no other sample enters.
+Gauss–Newton with Levenberg's damping on ‖outside‖ / ‖all‖, from many starts at once. The solver of `equation.levenberg` works on
+one point; here thousands of small ones share each matrix product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unsum.peel.blocks import right_product
+from unsum.peel.chain import Step
+from unsum.spans.basis import LayerSpan
+
+_MEMORY = 1 << 25  # entries of all Jacobians together that are held at a time: 256 MB
+_FIRST_DAMPING, _LEAST, _MOST = 1e-1, 1e-12, 1e8  # of Levenberg, relative to the diagonal
+_HOPELESS = 12  # steps after which a start that has not come near is left
+_NEAR = 0.15  # relative distance from the next span that counts as near
+
+
+@dataclass(frozen=True)
+class Condition:
+    """z = s K + c is the layer's output for unknowns s (…, k), x = origin + s directions: affine where a bias fixes lengths."""
+
+    step: Step
+    here: LayerSpan
+    next: LayerSpan
+    K: Tensor  # (k, m)
+    c: Tensor  # (m,)
+    origin: Tensor  # (N,)
+    directions: Tensor  # (k, N)
+
+    @classmethod
+    def of(cls, step: Step, here: LayerSpan, following: LayerSpan) -> Condition:
+        n = step.W.shape[1]
+        K = right_product(step.W, here.rows[:, :n].contiguous()).T  # (N, m)
+        b = torch.zeros_like(K[0]) if step.b is None else step.b.double()
+        if not here.has_bias:
+            eye = torch.eye(len(here), dtype=torch.float64, device=K.device)
+            return cls(step, here, following, K, b, torch.zeros_like(eye[0]), eye)
+        ones = here.rows[:, n]  # t · ones = 1: the entry that the bias reads
+        origin = ones / ones.square().sum()
+        directions = torch.linalg.qr(ones[:, None], mode="complete")[0][:, 1:].T.contiguous()
+        return cls(step, here, following, directions @ K, b + origin @ K, origin, directions)
+
+    @property
+    def unknowns(self) -> int:
+        return len(self.K)
+
+    @property
+    def equations(self) -> int:
+        return self.next.rows.shape[1] - len(self.next)
+
+    @property
+    def lengths_open(self) -> bool:
+        """Whether every multiple of a root is one: no bias in either layer, and an activation that keeps proportions."""
+        ends = self.c.new_tensor([-1.0, 1.0])
+        f = self.step.activation.function
+        biased = self.here.has_bias or self.next.has_bias or bool(self.c.any())
+        return not biased and bool((f(2 * ends) == 2 * f(ends)).all())
+
+    def inputs(self, s: Tensor) -> Tensor:
+        """(k, n) what the layer read."""
+        rows: Tensor = (self.origin + s @ self.directions) @ self.here.rows
+        return rows[:, :-1] if self.here.has_bias else rows
+
+    def unknowns_of(self, X: Tensor) -> Tensor:
+        """(…, k) of inputs X (…, n): what of them lies in the span."""
+        rows = torch.cat([X, torch.ones_like(X[:, :1])], 1) if self.here.has_bias else X
+        s: Tensor = (rows @ self.here.rows.T - self.origin) @ self.directions.T
+        return s
+
+    def outputs(self, s: Tensor) -> Tensor:
+        """(k, m) activated."""
+        return self.step.activation.function(s @ self.K + self.c)
+
+    def misfit(self, s: Tensor) -> Tensor:
+        """(k,) share of what the next layer reads that lies outside its span."""
+        a = self.outputs(s)
+        return self.next.outside(a).norm(dim=-1) / self._size(a)
+
+    def _size(self, a: Tensor) -> Tensor:
+        return (a.square().sum(-1) + self.next.has_bias).sqrt().clamp_min(1e-300)
+
+    def linearized(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(misfit² (S,), Jᵀr (S, k), JᵀJ (S, k, k)) of the relative residual."""
+        z = s @ self.K + self.c
+        a, slope = self.step.activation.function(z), self.step.activation.slope(z)
+        size = self._size(a)
+        outside = self.next.outside(a) / size[:, None]
+        V = self.next.rows[:, : a.shape[1]]
+        J = self.K * slope[:, None, :]  # (S, k, m): of a
+        inside = J @ V.T
+        along = (J @ (a / size[:, None])[..., None])[..., 0]  # of the size, per size
+        # The size changes as well: d(e/|a|) = P⊥ da/|a| − r (a·da)/|a|².
+        cost = outside.square().sum(1)
+        to_outside = (J @ outside[:, : a.shape[1], None])[..., 0]
+        gradient = (to_outside - cost[:, None] * along) / size[:, None]
+        N = J @ J.mT - inside @ inside.mT
+        cross = along[:, :, None] * to_outside[:, None, :]
+        N = N - cross - cross.mT + cost[:, None, None] * along[:, :, None] * along[:, None, :]
+        return cost, gradient, N / size[:, None, None].square()
+
+
+def starts(condition: Condition, number: int, generator: torch.Generator, *, rows: bool) -> Tensor:
+    """(number, k): where `rows`, the rows of ∇W themselves; then a half blends of two of them, and a half random mixtures.
+
+    Row i of ∇W mixes the samples that drive unit i, which are few where ReLUs are off; over entry i of ∇b it is their weighted
+    mean. Such rows are the best starts: on untrained LeNets one in twelve ends in a sample, of random mixtures one in 300. Their
+    median length is that of random mixtures too. Without a bias nothing tells lengths, and z of size 1 is as good as any.
+    """
+    k, device = condition.unknowns, condition.K.device
+    means = _row_means(condition)
+    length = float(means.norm(dim=1).median()) if len(means) else 1.0
+    chosen = [means[torch.randperm(len(means), generator=generator)[:number].to(device)]] if rows else []
+    left = number - sum(map(len, chosen))
+    if len(means) > 1:
+        pairs = torch.randint(len(means), (left // 2, 2), generator=generator).to(device)
+        share = torch.rand(left // 2, 1, generator=generator, dtype=torch.float64).to(device)
+        chosen.append(share * means[pairs[:, 0]] + (1 - share) * means[pairs[:, 1]])
+        left -= left // 2
+    noise = torch.randn(left, k, generator=generator, dtype=torch.float64).to(device)
+    stretch = torch.exp(0.7 * torch.randn(left, 1, generator=generator, dtype=torch.float64)).to(device)
+    return torch.cat([*chosen, noise * (stretch * length / max(k, 1) ** 0.5)])
+
+
+def _row_means(condition: Condition) -> Tensor:
+    """(≤ m, k) rows of ∇W as unknowns: over their entry of ∇b, or, without one, so that z is of size 1."""
+    rows, step = condition.here.rows, condition.step
+    if step.grad_b is None:
+        mixed = right_product(step.grad_W, rows)
+        size = (mixed @ condition.K).square().mean(1).sqrt()
+        heard = size > 1e-3 * size.max()
+        return mixed[heard] / size[heard, None]
+    b = step.grad_b.double()
+    mixed = right_product(step.grad_W, rows[:, :-1].contiguous()) + b[:, None] * rows[:, -1]
+    heard = b.abs() > 1e-3 * b.abs().max()
+    means: Tensor = (mixed[heard] / b[heard, None] - condition.origin) @ condition.directions.T
+    return means
+
+
+def descend(condition: Condition, s: Tensor, steps: int, enough: float) -> tuple[Tensor, Tensor]:
+    """(s, misfit) of every start that came near, each followed to its end."""
+    if condition.unknowns == 0:  # one sample, and a bias that tells its length
+        return s[:2], condition.misfit(s[:2])
+    chunk = max(1, _MEMORY // (condition.unknowns * condition.K.shape[1]))
+    found = [_descend(condition, part, steps, enough) for part in s.split(chunk)]
+    return torch.cat([one[0] for one in found]), torch.cat([one[1] for one in found])
+
+
+def _descend(condition: Condition, s: Tensor, steps: int, enough: float) -> tuple[Tensor, Tensor]:
+    done: list[tuple[Tensor, Tensor]] = []
+    damping = s.new_full((len(s),), _FIRST_DAMPING)
+    stalled = s.new_zeros(len(s))
+    for step in range(steps):
+        cost, gradient, N = condition.linearized(s)
+        moved = s + damped_step(gradient, N, damping)
+        there = condition.misfit(moved).square().nan_to_num(nan=torch.inf)
+        better = there < cost
+        stalled = torch.where(better & (there < 0.99 * cost), 0.0, stalled + 1)
+        s = torch.where(better[:, None], moved, s)
+        cost = torch.where(better, there, cost)
+        damping = torch.where(better, damping / 4, damping * 6).clamp(_LEAST, _MOST)
+        ended = (cost.sqrt() < enough) | (stalled > 4) | ((step >= _HOPELESS) & (cost.sqrt() > _NEAR))
+        if bool(ended.any()):
+            done.append((s[ended], cost[ended].sqrt()))
+            s, damping, stalled = s[~ended], damping[~ended], stalled[~ended]
+        if len(s) == 0:
+            break
+    if len(s):
+        done.append((s, condition.misfit(s)))
+    return torch.cat([one[0] for one in done]), torch.cat([one[1] for one in done])
+
+
+def damped_step(gradient: Tensor, N: Tensor, damping: Tensor) -> Tensor:
+    diagonal = N.diagonal(dim1=1, dim2=2)
+    added = damping[:, None] * diagonal + 1e-14 * diagonal.amax(1, keepdim=True).clamp_min(1e-300)
+    factor, _ = torch.linalg.cholesky_ex(N + torch.diag_embed(added))
+    return -torch.cholesky_solve(gradient[..., None], factor)[..., 0].nan_to_num()

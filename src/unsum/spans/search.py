@@ -1,0 +1,153 @@
+"""Rounds of starts until every direction has its sample; what was found is taken out of the gradients on the way."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from unsum.deadline import out_of_time
+from unsum.peel.chain import Step
+from unsum.progress import Progress
+from unsum.spans.basis import LayerSpan
+from unsum.spans.roots import Condition, descend, starts
+
+_STEPS = 60  # of one start: roots are reached within twenty
+SLACK = 30.0  # times the misfit that noise leaves: a root; everything else ends a thousand times higher
+_MOST_MISFIT = 1e-2  # of a root, however noisy the gradient is
+_VAGUE = 1e-2  # predicted relative error from which a point is one of many that fit
+_SAME = 1e-4  # relative distance within which two roots are one
+_PER_SAMPLE = 8  # starts of a round for each sample that is looked for
+_FEWEST, _LARGEST = 64, 2048  # starts of a round
+_MOSTLY = 0.7  # of the samples: enough to take them out and look for the rest
+_MEMORY = 1 << 24  # entries of Jacobians that are held at a time: 128 MB
+_BARREN = 4  # rounds in a row without a new sample, after which the search ends
+PATIENCE = 8.0  # seconds without a new sample, after which it ends too: what the head's solver gives further starts
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Samples that were found: inputs (R, n) of the layer, predicted relative errors, and how many starts ended in each."""
+
+    X: Tensor
+    errors: Tensor
+    hits: Tensor
+    misfits: Tensor
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    def __getitem__(self, kept: Tensor) -> Roots:
+        return Roots(self.X[kept], self.errors[kept], self.hits[kept], self.misfits[kept])
+
+    @classmethod
+    def none(cls, step: Step) -> Roots:
+        empty = torch.zeros(0, dtype=torch.float64, device=step.W.device)
+        return cls(empty.new_zeros(0, step.W.shape[1]), empty, empty, empty)
+
+    def confirmed_by(self, other: Roots) -> Roots:
+        """These samples, with the starts of others that ended in the same ones."""
+        if len(self) == 0 or len(other) == 0:
+            return self
+        within = (_SAME + 10 * (self.errors[:, None] + other.errors)).clamp_max(_VAGUE)
+        near = torch.cdist(self.X, other.X) < within * self.X.norm(dim=1, keepdim=True)
+        return replace(self, hits=self.hits + near.to(self.hits) @ other.hits)
+
+    def joined(self, other: Roots) -> Roots:
+        """Both, each sample once: the better reading of it stays, and hits add up."""
+        X, errors = torch.cat([self.X, other.X]), torch.cat([self.errors, other.errors])
+        hits, misfits = torch.cat([self.hits, other.hits]), torch.cat([self.misfits, other.misfits])
+        kept: list[int] = []
+        counts: list[float] = []
+        sizes = X.norm(dim=1).clamp_min(1e-300)
+        for i in misfits.argsort().tolist():
+            near = (X[kept] - X[i]).norm(dim=1) < (_SAME + 10 * (errors[kept] + errors[i])) * sizes[i]
+            first = near.nonzero()[:, 0].tolist()
+            if first:
+                counts[first[0]] += float(hits[i])
+            else:
+                kept.append(i)
+                counts.append(float(hits[i]))
+        return Roots(X[kept], errors[kept], hits.new_tensor(counts), misfits[kept])
+
+
+def levels(condition: Condition, s: Tensor) -> Tensor:
+    """(S,) the misfit that noise leaves at samples: it turns every direction of the next span by noise over singular value."""
+    a, following = condition.outputs(s), condition.next
+    if following.has_bias:
+        a = torch.cat([a, torch.ones_like(a[:, :1])], 1)
+    along = (a @ following.rows.T) / following.values
+    return following.noise * a.shape[1] ** 0.5 * along.norm(dim=1) / a.norm(dim=1).clamp_min(1e-300)
+
+
+def search(condition: Condition, expected: int, seed: int, progress: Progress, *, most: bool) -> tuple[Roots, Tensor]:
+    """(samples, points that fit and are no samples) from starts, round after round, until `expected` are found, each twice, or
+    rounds bring nothing new. The points lie in families, which `settle` looks through.
+
+    Where `most` are enough, the search ends with these: the rest is found sooner once they are taken out.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    last = time.monotonic()
+    found, barren = Roots.none(condition.step), 0
+    points, first = [found.X], True
+    least = condition.next.noise * condition.next.rows.shape[1] ** 0.5 / float(condition.next.values[0])
+    while barren < _BARREN and time.monotonic() < last + PATIENCE and not out_of_time("further starts of the spans"):
+        number = min(
+            _LARGEST, max(_FEWEST, _PER_SAMPLE * (expected - len(found)), len(condition.step.W) if first else 0)
+        )
+        ended = descend(condition, starts(condition, number, generator, rows=first), _STEPS, enough=least)
+        before = len(found), int((found.hits > 1).sum())
+        new, near = _roots(condition, *ended)
+        found = found.joined(new)
+        points.append(near)
+        first = False
+        twice = int((found.hits > 1).sum())
+        if len(found) >= (_MOSTLY * expected if most else expected) and (most or twice == len(found)):
+            break
+        if (len(found), twice) > before:
+            barren, last = 0, time.monotonic()
+        else:
+            barren += 1
+        progress.part(min(len(found), expected), expected)
+    return found, torch.cat(points)
+
+
+def _roots(condition: Condition, s: Tensor, misfits: Tensor) -> tuple[Roots, Tensor]:
+    """(ends that are samples: nothing is left but noise, and nothing else nearby fits as well; points beside which others do)."""
+    expected = levels(condition, s)
+    near = misfits < (SLACK * expected).clamp_max(_MOST_MISFIT)
+    s, misfits, expected = s[near], misfits[near], expected[near]
+    if len(s) == 0:
+        none = Roots.none(condition.step)
+        return none, none.X
+    X = condition.inputs(s)
+    errors = predicted_errors(condition, s, torch.maximum(misfits, expected)) / X.norm(dim=1).clamp_min(1e-300)
+    sure = errors < _VAGUE
+    return Roots(X[sure], errors[sure], torch.ones_like(errors[sure]), misfits[sure]), X[~sure]
+
+
+def predicted_errors(condition: Condition, s: Tensor, misfits: Tensor) -> Tensor:
+    """(S,) deviations of s: the condition's least-squares covariance at the noise that is left, or must be."""
+    spare = max(1, condition.equations - condition.unknowns)
+    errors = []
+    few = max(1, _MEMORY // max(1, condition.unknowns * condition.K.shape[1]))
+    for one, misfit in zip(s.split(few), misfits.split(few), strict=True):
+        N = condition.linearized(one)[2]
+        values = torch.linalg.eigvalsh(N).clamp_min(1e-300)
+        errors.append(values.reciprocal().sum(1).sqrt() * misfit / spare**0.5)
+    return torch.cat(errors)
+
+
+def deflated(step: Step, delta: Tensor, x: Tensor) -> Step:
+    """The layer with the gradients of found samples taken out: x (R, n) that it read, delta (R, m) at what it wrote."""
+    grad_W = step.grad_W.double() - delta.T @ x
+    grad_b = None if step.grad_b is None else step.grad_b.double() - delta.sum(0)
+    return replace(step, grad_W=grad_W, grad_b=grad_b)
+
+
+def remaining(step: Step, span: LayerSpan, rank: int, left_behind: float) -> LayerSpan:
+    """The span of a deflated gradient; its noise is the one that was sent, and what found samples left behind."""
+    left = LayerSpan.of(step, rank)
+    return replace(left, noise=max(left.noise, span.noise) + left_behind)
