@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -21,6 +23,13 @@ if TYPE_CHECKING:
 
 # One thread for each process, because there are as many processes as cores. PyTorch reads it when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Where no compiled Python may lie beside the code, it lies here: hundreds of children would compile PyTorch anew, seconds each.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    sys.pycache_prefix = os.environ.setdefault(
+        "PYTHONPYCACHEPREFIX", str(Path(__file__).parents[1] / "build" / "compiled")
+    )
+    sys.dont_write_bytecode = False
 
 # Who starts the tests in a shell's background has children that ignore Ctrl-C, and some tests are about it.
 if threading.current_thread() is threading.main_thread():

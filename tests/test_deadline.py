@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from importlib import import_module
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import unsum
+from support.long import long
+from unsum.certify.claim import grant_each
 from unsum.deadline import out_of_time, time_limit
 from unsum.errors import UnsumError
 
@@ -39,7 +43,7 @@ def test_limits_inside_each_other_end_with_the_earliest_and_remember_what_each_c
             assert out_of_time("a search")
             assert out_of_time("a search")
         assert out_of_time("another")
-    assert (inner.cut, outer.cut) == (["a search"], ["another"])
+    assert (inner.cut, outer.cut) == (["a search"], ["a search", "another"])  # what is inside was cut short, too
     assert not out_of_time("after it")
 
 
@@ -57,6 +61,64 @@ def test_a_forged_gradient_keeps_the_solver_no_longer_than_it_is_given() -> None
     assert leak.notes[0].startswith("Time was over; left untried: ")
     assert leak.features.shape[1] == 512
     assert not leak.predicted_error < 0.1
+
+
+SIZES = {"small": (20, 64, 8), "large": (1000, 768, 24), "crowded": (1000, 768, 100)}  # classes, features, directions
+
+
+def _low_rank(classes: int, inputs: int, rank: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """A gradient of so many directions that no batch has, balanced as one of cross-entropy is."""
+    torch.manual_seed(2)
+    U = torch.randn(classes, rank)
+    U = U - U.mean(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes))
+    return model, {"1.weight": U @ torch.randn(rank, inputs).relu(), "1.bias": U.sum(1)}
+
+
+@pytest.mark.parametrize("size", ["small", *long("large", "crowded")])
+@pytest.mark.parametrize("path", ["exact", "adaptive", "local-steps", "crowded", "labels found"])
+def test_every_method_that_auto_may_choose_keeps_the_limit(path: str, size: str) -> None:
+    model, sent = _low_rank(*SIZES[size])
+    granted: dict[str, Any] = {}
+    update, method = unsum.Update(sent), "auto"
+    if path == "adaptive":
+        method = path
+    elif path == "local-steps":
+        training = unsum.LocalTraining(learning_rate=0.1, steps=4)
+        update = unsum.Update.from_delta({name: -0.1 * g for name, g in sent.items()}, 0.1, training=training)
+    elif path == "crowded":  # rows that take part in some columns only, as behind a ReLU
+        model, sent = _low_rank(20, 768, 19)
+        thinned = torch.where(torch.rand(20, 768) < 0.5, sent["1.weight"], -0.01 * sent["1.weight"])
+        update, granted = unsum.Update(sent | {"1.weight": thinned}), {"labels": torch.arange(30) % 20}
+    elif path == "labels found":
+        granted = {"batch_size": SIZES[size][0]}
+    torch.func.jacfwd(torch.sin)(torch.zeros(()))  # what is imported once is no part of the search
+    start = time.process_time()  # of this process alone: other work on the machine does not count
+    leak = unsum.attack(model, update, method, time_limit=1.0, **granted)
+    assert time.process_time() - start < 5
+    assert not leak.exact
+    assert leak.notes[0].startswith("Time was over; left untried: ")
+    assert all(attempt.blind.startswith("time was over") for attempt in leak.tried)  # nobody calls that a low leak
+
+
+def test_an_attack_that_was_cut_short_vouches_for_no_input_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peeling came to its end, and something before it did not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 12))
+    update = unsum.capture(model, torch.rand(3, 20), torch.arange(3))
+    whole = unsum.attack(model, update)
+    assert whole.exact
+    assert whole.inputs_exact is not None
+    assert whole.inputs_exact.all()
+
+    def cut(*arguments: object, **options: object) -> torch.Tensor:
+        with time_limit(1e-9):
+            assert out_of_time("a part of the search")
+        return grant_each(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(import_module("unsum.peel.walk"), "grant_each", cut)
+    late = unsum.attack(model, update)
+    assert (late.exact, int(late.inputs_exact.sum())) == (False, 0)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("seconds", "exact"), [(600.0, True), (1e-6, False)])

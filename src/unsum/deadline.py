@@ -43,6 +43,8 @@ def time_limit(seconds: float | None) -> Iterator[Deadline]:
         yield deadline
     finally:
         _CURRENT.reset(token)
+        if outer is not None:
+            outer.cut.extend(what for what in deadline.cut if what not in outer.cut)
 
 
 def out_of_time(untried: str) -> bool:

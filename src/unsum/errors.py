@@ -31,7 +31,7 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UnsumError:
     """
     names = sorted(valid)
     hint = nearest(name[:_LONGEST_SHOWN], names)
-    known = "" if hint and len(names) > _LISTABLE else f"Known: {', '.join(names)}."
+    known = "" if hint and len(names) > _LISTABLE else f"{'K' if hint else 'k'}nown: {', '.join(names)}."
     return UnsumError(f"There is no {kind} {shown(name)}; {hint}{known}".rstrip())
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from unsum.errors import UnsumError
+from unsum.gradients import in_eval_mode, inputs_of
 from unsum.update import Update
 
 # What may stand between the last linear layer and the output without changing softmax(logits) or its gradient.
@@ -18,7 +19,7 @@ _TRANSPARENT_CALLS: set[Any] = {
     torch.flatten, torch.squeeze, torch.nn.functional.dropout, torch.nn.functional.log_softmax, torch.log_softmax,
     "flatten", "squeeze", "view", "reshape", "contiguous", "float", "log_softmax",
 }  # fmt: skip
-_BLOCK = 1 << 22  # values converted to float64 at a time: 32 MB, whatever the gradient's size
+BLOCK = 1 << 22  # values converted to float64 at a time: 32 MB, whatever the gradient's size
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,19 @@ class Head:
     grad_b: Tensor | None  # (C,)
     reduction: str = "mean"
     divisor: float | None = None  # of a weight delta: grad_W = −delta / divisor; None for a gradient
+    sent_W: Tensor | None = (
+        None  # (C, H) what was sent and rounded, where something was taken off it; None for grad_W itself
+    )
+    sent_b: Tensor | None = None  # (C,)
 
     @classmethod
     def of(cls, model: nn.Module, update: Update, device: torch.device | str | None = None) -> Head:
         """The head of `model` with its gradient out of `update`, both checked to fit."""
         name, linear = find_head(model)
         update.validate(model)
-        weight_name = _shared_name(model, linear.weight) or (f"{name}.weight" if name else "weight")
+        # A weight that two layers share (tied embeddings) goes by the first one's name.
+        shared = next((other for other, parameter in model.named_parameters() if parameter is linear.weight), None)
+        weight_name = shared or (f"{name}.weight" if name else "weight")
         bias_name = f"{name}.bias" if name else "bias"
         if weight_name not in update.gradients:
             raise UnsumError(
@@ -58,16 +65,15 @@ class Head:
                 "nothing can be separated from it."
             )
         target = device if device is not None else linear.weight.device
-        grad_b = update.gradients.get(bias_name)
-        return cls(
-            name,
-            linear.weight.detach().to(target),
-            None if linear.bias is None else linear.bias.detach().to(target),
-            update.gradients[weight_name].detach().to(target),
-            None if grad_b is None else grad_b.detach().to(target),
-            update.reduction,
-            (update.learning_rate or 1.0) if update.kind == "delta" else None,
+        W, grad_W = (tensor.detach().to(target) for tensor in (linear.weight, update.gradients[weight_name]))
+        biases = (linear.bias, update.gradients.get(bias_name))
+        b, grad_b = (None if tensor is None else tensor.detach().to(target) for tensor in biases)
+        divisor = (update.learning_rate or 1.0) if update.kind == "delta" else None
+        sent = {} if update.carried is None else update.carried.sent
+        sent_W, sent_b = (
+            None if tensor is None else tensor.to(target) for tensor in map(sent.get, (weight_name, bias_name))
         )
+        return cls(name, W, b, grad_W, grad_b, update.reduction, divisor, sent_W, sent_b)
 
     @property
     def classes(self) -> int:
@@ -140,11 +146,11 @@ class Head:
     def row_blocks(self) -> list[slice]:
         """Rows lie together, in memory as in a mapped file: this is the way to stream."""
         C, H = self.grad_W.shape
-        return _slices(C, max(1, _BLOCK // H))
+        return _slices(C, max(1, BLOCK // H))
 
     def column_blocks(self) -> list[slice]:
         C, H = self.grad_W.shape
-        return _slices(H, max(1, _BLOCK // C))
+        return _slices(H, max(1, BLOCK // C))
 
 
 def _slices(length: int, step: int) -> list[slice]:
@@ -175,7 +181,7 @@ def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
         graph = trace(model)
     except Exception:  # tracing runs the user's own forward on proxies: any exception means "cannot be traced"
         return _last_registered(model)
-    node = _output_source(graph)
+    node = output_source(graph)
     while node is not None and _is_transparent(node, model):
         node = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
     if node is None or node.op != "call_module":
@@ -187,36 +193,22 @@ def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
     return name, module
 
 
-def _shared_name(model: nn.Module, parameter: Tensor) -> str | None:
-    """What `named_parameters` calls it: a weight that two layers share (tied embeddings) goes by the first one's name."""
-    return next((name for name, found in model.named_parameters() if found is parameter), None)
-
-
 def collect_features(model: nn.Module, images: Tensor) -> Tensor:
     """(B, H) what reaches the head for `images`, in the mode (train or eval) that `model` is in; no gradient is kept."""
     _, linear = find_head(model)
-    seen: list[Tensor] = []
-    hook = linear.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach()))
-    try:
-        with torch.no_grad():
-            model(images)
-    finally:
-        hook.remove()
-    return seen[-1].flatten(1)
+    with inputs_of(linear) as seen, torch.no_grad():
+        model(images)
+    return seen[-1].detach().flatten(1)
 
 
 def trace(model: nn.Module) -> fx.Graph:
     """The data flow of `model` in eval mode; whatever its own forward raises on proxies comes through."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()  # auxiliary classifiers (GoogLeNet, Inception) add outputs in train mode
-    try:
+    with in_eval_mode(model):  # auxiliary classifiers (GoogLeNet, Inception) add outputs in train mode
         return fx.Tracer().trace(model)
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
-def _output_source(graph: fx.Graph) -> fx.Node | None:
+def output_source(graph: fx.Graph) -> fx.Node | None:
+    """What the first of the outputs comes from."""
     value = next(node for node in reversed(graph.nodes) if node.op == "output").args[0]
     while isinstance(value, (tuple, list)) and value:  # (logits, auxiliary…)
         value = value[0]

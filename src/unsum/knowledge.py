@@ -10,10 +10,10 @@ from torch import Tensor
 from unsum.declared import check_samples, check_whole
 from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
+from unsum.update import Carried
 
-CHANGES_MODEL = (
-    "Permission to change the model before the client trains: a malicious server."  # reports print it in red
-)
+# Reports print it in red.
+CHANGES_MODEL = "Permission to change the model before the client trains: a malicious server."
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Knowledge:
     (N,) class numbers. `may_change_model` is true for a malicious server. `loss` names what the client minimized: servers
     that hand out the training program know it; None leaves it open. `training` is how the client trains, where several
     local steps lie between the weights it was sent and those it sent back. `repeated_rounds` counts the client's updates that are
-    said to be of the same batch.
+    said to be of the same batch. `carried` is what a momentum had added to the update, and was taken off.
 
     Examples:
         >>> Knowledge(batch_size=8).granted()
@@ -40,13 +40,19 @@ class Knowledge:
     loss: str | None = None
     training: LocalTraining | None = None
     repeated_rounds: int = 1
+    carried: Carried | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size is not None:
             check_whole("The batch size", self.batch_size)
             check_samples(self.batch_size)
         if self.auxiliary is not None:
-            _check_auxiliary(*self.auxiliary)
+            images, labels = self.auxiliary
+            if len(images) == 0 or labels.ndim != 1 or len(images) != len(labels) or labels.is_floating_point():
+                raise UnsumError(
+                    f"auxiliary must be (images, labels) with one whole class number per image, not {tuple(images.shape)} and "
+                    f"{tuple(labels.shape)} of {labels.dtype}."
+                )
         if self.labels is None:
             return
         if self.labels.ndim not in (1, 2) or len(self.labels) == 0:
@@ -93,16 +99,11 @@ class Knowledge:
             sentences.append(f"The client's loss ({self.loss}).")
         if self.repeated_rounds > 1:
             sentences.append(f"{self.repeated_rounds} updates of the client, and that they are of the same batch.")
-        if self.training is not None and self.training.several_steps:
+        if self.carried is not None:
+            known = "" if self.carried.found else f", and its momentum ({self.carried.momentum:g})"
+            sentences.append(f"The client's update of the round before{known}.")
+        if self.training is not None and (self.training.several_steps or self.training.weight_decay):
             sentences.append(self.training.described())
         if self.may_change_model:
             sentences.append(CHANGES_MODEL)
         return sentences
-
-
-def _check_auxiliary(images: Tensor, labels: Tensor) -> None:
-    if len(images) == 0 or labels.ndim != 1 or len(images) != len(labels) or labels.is_floating_point():
-        raise UnsumError(
-            f"auxiliary must be (images, labels) with one whole class number per image, not {tuple(images.shape)} and "
-            f"{tuple(labels.shape)} of {labels.dtype}."
-        )

@@ -38,21 +38,18 @@ class Leak:
     predicted_error: float
     exact: bool
     scale: float = 1.0  # factor the gradient had been multiplied by
+    weights: Tensor | None = None  # (B,) how much each sample counts, 1 on average, where that was solved for
     seconds: float = 0.0
     knowledge: Knowledge = field(default_factory=Knowledge)
-    images: Tensor | None = (
-        None  # (B, 3, h, w): in [0, 1] from an inverse, as the model takes them where they were peeled
-    )
+    images: Tensor | None = None  # (B, 3, h, w): in [0, 1] from an inverse, as the model takes them if peeled
     inputs: Tensor | None = None  # (B, …) raw inputs of the model, where its layers could be peeled
     inputs_exact: Tensor | None = None  # (B,) bool, the certificate of each input
-    pictures_first: bool = (
-        False  # features and logits are those of the pictures that were found, and add nothing to them
-    )
-    inner: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # convolution → (B, C, h, w) what it read, where that was peeled
+    pictures_first: bool = False  # features and logits are those of the pictures found, and add nothing to them
+    inner: dict[str, Tensor] = field(default_factory=dict)  # convolution → (B, C, h, w) what it read, if peeled
     tokens: list[list[int]] | None = None  # of a language model's batch: its sequences, in the attacker's order
     loss: str = "cross-entropy"  # that the answer explains the gradient with
+    readings: dict[str, Tensor] = field(default_factory=dict)  # dense layer → (n, d) inputs of it, mixtures among them
+    tried: list[Attempt] = field(default_factory=list)  # every attack on the way to this answer, in order
     notes: list[str] = field(default_factory=list)
     history: dict[str, Tensor] = field(default_factory=dict)
 
@@ -65,6 +62,29 @@ class Leak:
         """(B,) the most likely class of each sample."""
         return self.targets.argmax(dim=1)
 
+    @property
+    def undecided(self) -> str:
+        """Why samples that no attack found may leak all the same; empty where an attack was tried that applies."""
+        if not self.tried or any(not attempt.refused and not attempt.blind for attempt in self.tried):
+            return ""
+        # That there are no layers below the head for spans is not why the head does not tell.
+        first = next((one for one in self.tried if not (one.refused and one.method == "spans")), self.tried[0])
+        return first.refused or first.blind
+
     def __repr__(self) -> str:
         sure = "exact" if self.exact else f"predicted error {self.predicted_error:.1e}"
         return f"Leak({self.method}: {self.batch_size} samples, {sure}, {self.seconds:.2f} s)"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attack that was tried on an update: what it answered, or why it refused.
+
+    `blind` says why samples that it did not find may be there all the same: it does not apply to this update, or was cut short.
+    """
+
+    method: str
+    leak: Leak | None = None
+    refused: str = ""
+    blind: str = ""
+    at_head: bool = True  # reads the last layer alone

@@ -12,9 +12,10 @@ from unsum.errors import UnsumError, shown
 class LocalTraining:
     """What the server knows of how its clients train. Whatever stays None must be found by the attack.
 
-    `steps` counts optimizer steps per round; where BatchNorm's counters are sent along, they tell it anyway. `batch_size` is
-    how many samples an update is of, all steps together. `momentum` and `weight_decay` are those of SGD. `epochs` says how
-    often the client goes through these samples, each time in the same mini-batches; with one, no step sees a sample again.
+    `steps` counts the optimizer steps of a round, those of all epochs together; where BatchNorm's counters are sent along, they
+    tell it anyway. `batch_size` is how many samples one step sees; the last step of an epoch may see fewer. `momentum` and
+    `weight_decay` are those of SGD. `epochs` says how often the client goes through its samples, each time in the same
+    mini-batches; with one, no step sees a sample again.
 
     Examples:
         >>> LocalTraining(learning_rate=0.1, steps=4, momentum=0.9).described()
@@ -32,7 +33,7 @@ class LocalTraining:
         if self.learning_rate is not None:
             check_positive("The learning rate", self.learning_rate)
         check_whole("The number of epochs", self.epochs)
-        for what, count in (("local steps", self.steps), ("samples", self.batch_size)):
+        for what, count in (("local steps", self.steps), ("samples in a step", self.batch_size)):
             if count is not None:
                 check_whole(f"The number of {what}", count)
         check_share("The weight decay", self.weight_decay)
@@ -51,12 +52,18 @@ class LocalTraining:
     def several_steps(self) -> bool:
         return self.steps is not None and self.steps > 1
 
+    @property
+    def samples(self) -> int | None:
+        """How many samples an update is of, where the batch size tells: every step of an epoch sees all of them."""
+        return self.batch_size if self.steps in (None, self.epochs) else None
+
     def described(self) -> str:
         """One plain sentence."""
         rate = (
             "an unknown learning rate" if self.learning_rate is None else f"a learning rate of {self.learning_rate:g}"
         )
-        parts = [f"{self.steps or 1} local steps of SGD at {rate}"]
+        steps = "1 local step" if (self.steps or 1) == 1 else f"{self.steps} local steps"
+        parts = [f"{steps} of SGD at {rate}"]
         if self.momentum:
             parts.append(f"a momentum of {self.momentum:g}")
         if self.weight_decay:
@@ -64,3 +71,16 @@ class LocalTraining:
         if self.epochs > 1:
             parts.append(f"{self.epochs} epochs over the same mini-batches")
         return f"How the client trains: {', '.join(parts)}."
+
+
+def mini_batches(samples: int, steps: int, size: int | None = None) -> tuple[int, ...]:
+    """Sizes of the mini-batches of one epoch as a loader makes them: equal ones, of `size` where given, the last one smaller.
+
+    >>> mini_batches(8, 4), mini_batches(10, 4), mini_batches(9, 3, size=4)
+    ((2, 2, 2, 2), (3, 3, 3, 1), (4, 4, 1))
+    """
+    size = size or -(-samples // steps)
+    sizes = [min(size, max(samples - size * step, 0)) for step in range(steps)]
+    if sizes[-1] == 0 or sum(sizes) < samples:  # a loader would have made other steps: as equal as can be, then
+        return tuple(samples // steps + (step < samples % steps) for step in range(steps))
+    return tuple(sizes)

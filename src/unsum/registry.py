@@ -49,7 +49,9 @@ class Registry(Generic[Method]):
             raise ValueError(f"the {self.family} {name!r} is registered already")
 
         def add(method: Method) -> Method:
-            self._entries[name] = Entry(name, method, summary, needs, _origin(method))
+            # The module of a function or class, also of one that a family wraps in an object of its own (`.find`).
+            origin = str(getattr(getattr(method, "find", method), "__module__", ""))
+            self._entries[name] = Entry(name, method, summary, needs, origin)
             return method
 
         return add
@@ -82,8 +84,3 @@ def load_plugins(group: str | None) -> None:
 def from_outside(entry: Entry[Any]) -> bool:
     """Whether another package registered this method."""
     return entry.origin.partition(".")[0] not in ("unsum", "")
-
-
-def _origin(method: object) -> str:
-    """The module of a function or class, also of one that a family wraps in an object of its own (`.find`)."""
-    return str(getattr(getattr(method, "find", method), "__module__", ""))

@@ -27,6 +27,20 @@ _RECORDED = ("kind", "learning_rate", "reduction", "batch_size", "num_examples",
 
 
 @dataclass(frozen=True)
+class Carried:
+    """What a momentum had carried over from the round before, and `unsum.without_momentum` took off; `sent` is what was sent."""
+
+    momentum: float
+    found: bool  # in the two updates; else declared
+    sent: Mapping[str, Tensor]
+
+    @property
+    def note(self) -> str:
+        how = "was found in it" if self.found else "is declared"
+        return f"A momentum of {self.momentum:g} {how}, which carries the update before on; that was taken off first."
+
+
+@dataclass(frozen=True)
 class Update:
     """One client's update, as gradients keyed like `model.named_parameters()`.
 
@@ -35,7 +49,7 @@ class Update:
 
     `batch_size`, `num_examples` and `training`, how the client trains, are set only where the protocol discloses them to the
     server; with several local steps `learning_rate` is what the delta was divided by. `notes` says in sentences what had to be
-    assumed to read the update; it is not saved.
+    assumed to read the update; neither it nor `carried`, what a momentum had added, is saved.
 
     Examples:
         >>> import torch, unsum
@@ -52,6 +66,7 @@ class Update:
     num_examples: int | None = None
     notes: tuple[str, ...] = ()
     training: LocalTraining | None = None
+    carried: Carried | None = None
 
     def __post_init__(self) -> None:
         if not self.gradients:
@@ -78,6 +93,24 @@ class Update:
         factor = -1.0 / (learning_rate or 1.0)
         gradients = {name: tensor * factor for name, tensor in delta.items()}
         return cls(gradients, kind="delta", learning_rate=learning_rate, **metadata)
+
+    def of_training(self, training: LocalTraining, start: Mapping[str, Tensor]) -> Update:
+        """The same delta with how the client trains disclosed; it started from the weights `start`.
+
+        With T local steps the delta is −learning_rate Σ_t (g_t + λ w_t), and the update holds the mean of the g_t: divided by T,
+        and without the decay λ of the first weights.
+        """
+        if self.kind != "delta":
+            raise UnsumError("Local training is declared of a change of weights, and the update holds a gradient.")
+        steps, decay = training.steps or 1, training.weight_decay
+        share = 1 / steps if training.learning_rate is not None else 1.0
+        gradients = {
+            name: g * share - decay * start[name] if decay else g * share for name, g in self.gradients.items()
+        }
+        rate = None if training.learning_rate is None else training.learning_rate * steps
+        several = f"The client took {steps} local steps; the update holds the mean of their gradients."
+        notes = (*self.notes, several) if steps > 1 else self.notes
+        return replace(self, gradients=gradients, learning_rate=rate, notes=notes, training=training)
 
     @property
     def scale_known(self) -> bool:
@@ -167,28 +200,26 @@ class Update:
         model: nn.Module | None = None,
         learning_rate: float | None = None,
         steps: int | None = None,
+        training: LocalTraining | None = None,
     ) -> Update:
         """The update behind two checkpoints: what the server sent out, and what the client sent back.
 
-        With `steps` local steps the delta is −learning_rate Σ_t g_t, and the update holds the mean of the g_t.
+        `learning_rate` and `steps` are declared, or the whole `training`, as `of_training` takes it.
         """
+        if training is None and steps is not None:
+            training = LocalTraining(learning_rate, steps)
         files = [read_tensors(Path(path), "checkpoint") for path in (before, after)]
         first, second = (file.tensors for file in files)
         _check_alike(Path(before), Path(after), first, second)
-        names = [name for name, tensor in first.items() if tensor.is_floating_point()]
-        delta = {name: second[name].to(first[name].dtype) - first[name] for name in first if name in names}
-        if steps is not None:
-            check_whole("The number of local steps", steps)
+        delta = {name: second[name].to(t.dtype) - t for name, t in first.items() if t.is_floating_point()}
+        start, notes = first, list[str]()
         if model is not None:
             whole = {name: delta.get(name, tensor) for name, tensor in first.items()}  # counters keep their places
-            delta, notes = named_as(model, whole, ordered=files[0].ordered and files[1].ordered)
-        else:
-            notes = []
-        if steps is not None and steps > 1:
-            notes.append(f"The client took {steps} local steps; the update holds the mean of their gradients.")
-        rate = None if learning_rate is None else learning_rate * (steps or 1)
-        training = LocalTraining(learning_rate, steps) if steps is not None else None
-        return cls.from_delta(delta, rate, notes=tuple(notes), training=training)
+            ordered = files[0].ordered and files[1].ordered
+            (delta, notes), (start, _) = (named_as(model, part, ordered=ordered) for part in (whole, first))
+        rate = learning_rate if training is None else training.learning_rate
+        update = cls.from_delta(delta, rate, notes=tuple(notes))
+        return update if training is None else update.of_training(training, start)
 
 
 def _largest(tensor: Tensor) -> float:

@@ -16,7 +16,8 @@ from support.active_photos import SIZE, cut, distances
 from unsum import UnsumError, active
 from unsum.audit.markdown import render_markdown
 from unsum.audit.report import render
-from unsum.commands.main import _setting_table, app
+from unsum.commands.audit_tables import _setting_table
+from unsum.commands.main import app
 from unsum.knowledge import CHANGES_MODEL
 
 

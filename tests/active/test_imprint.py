@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import unsum
 from support.active_photos import SIZE, cut, distances
 from unsum import UnsumError, active
-from unsum.active.evidence import in_range, on_grid
+from unsum.active.method import in_range, on_grid
 
 SHAPE = (3, SIZE, SIZE)
 

@@ -11,7 +11,7 @@ from torch import nn
 import unsum
 from support.active_photos import SIZE, cut, distances
 from unsum import active
-from unsum.active.evidence import on_grid
+from unsum.active.method import on_grid
 from unsum.active.traps import fitted_factor, trap_rows
 
 SHAPE = (3, SIZE, SIZE)

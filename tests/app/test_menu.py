@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unsum.app.menu import menu, offer
+from unsum.app.order import menu, offer
 from unsum.defend import DEFENSES
 from unsum.errors import UnsumError
 
@@ -20,7 +20,7 @@ def test_every_stop_makes_a_defense_and_they_get_stronger(name: str) -> None:
 
 
 def test_what_cannot_run_here_is_not_offered() -> None:
-    assert {"dp", "secagg", "soteria"}.isdisjoint(menu())
+    assert {"secagg", "soteria"}.isdisjoint(menu())
     assert {"noise", "clip", "prune", "sign", "drop-head"} <= set(menu())
 
 
@@ -33,3 +33,10 @@ def test_a_stop_beyond_the_slider_is_refused(stop: int) -> None:
 def test_unknown_names_are_answered_with_the_nearest() -> None:
     with pytest.raises(UnsumError, match="did you mean 'noise'"):
         offer("nosie")
+
+
+def test_dp_says_what_its_strengths_promise() -> None:
+    dp = menu()["dp"]
+    assert len(dp.promises) == len(dp.strengths)
+    assert dp.promises[dp.strengths.index(1.0)] == "ε = 4.7 for this update, at δ = 1e-05"
+    assert menu()["noise"].promises == []

@@ -70,7 +70,7 @@ def test_neither_do_connections_that_asked_once_and_then_halve_a_request(port: i
 
 
 def test_a_head_that_does_not_come_is_not_waited_for(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unsum.app.patience.PatientProtocol.header_seconds", 0.2)
+    monkeypatch.setattr("unsum.app.guard.PatientProtocol.header_seconds", 0.2)
     with socket.create_connection(("127.0.0.1", port), timeout=5) as silent:
         silent.sendall(b"GET / HTTP/1.1\r\n")
         with contextlib.suppress(ConnectionResetError):

@@ -8,10 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 import unsum
-from unsum.app.menu import menu
+from unsum.app import round as rounds
+from unsum.app.order import Order, menu
+from unsum.data import embedded_batch
+from unsum.models import load_model
 
 Play = Callable[..., dict[str, Any]]
 
@@ -72,8 +76,10 @@ def test_weak_noise_gives_every_photo_away(play: Play) -> None:
 
 def test_an_attack_that_cannot_begin_is_an_answer(play: Play) -> None:
     result = play(2, defense={"name": "drop-head"})
-    assert result["verdict"]["level"] == "low"
-    assert "lacks 'head.weight'" in result["verdict"]["details"][0]
+    assert (result["verdict"]["state"], result["verdict"]["share"]) == ("not decidable", None)
+    assert "lacks 'head.weight'" in result["verdict"]["headline"]
+    assert [row["leakage"] for row in result["samples"]] == [None, None]  # never 0 %
+    assert (result["worst_leakage"], result["mean_leakage"]) == (None, None)
     assert [row["picture"] for row in result["samples"]] == [None, None]
 
 
@@ -95,3 +101,15 @@ def test_blends_are_shown_and_compared_with_where_photos_are_mixed(play: Play) -
     blends = [row["blend"] for row in mixed["samples"]]
     assert len(set(blends)) == 3
     assert all(row["feature_error"] < 0.01 for row in mixed["samples"])  # of the blends
+
+
+def test_dp_is_played_with_running_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch's own would be refused. What comes then is the attack of any noisy round, half a minute long."""
+    monkeypatch.setattr(rounds, "_is_certain", lambda *_: True)  # no first look
+    photos = embedded_batch(2, image_size=128)
+    loaded = load_model("default", classes=len(photos.class_names))
+    answers = rounds.play(loaded, Order(photos, ["one", "two"], unsum.DPSGD(0.01)), torch.device("cpu"))
+    assert [next(answers)["sentence"] for _ in range(2)] == [
+        "The client computes its update",
+        "The server runs the whole attack",
+    ]

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 
+from support.long import long
 from support.material import pictures, small_net
 from support.progress import Heard
 from unsum import ClipLayers, Noise, UnsumError, attack, capture
@@ -31,7 +32,7 @@ def test_auto_adapts_where_the_solver_itself_expects_to_fail() -> None:
     assert any("noise of standard deviation 0.0" in note for note in leak.notes)
 
 
-@pytest.mark.parametrize("bound", [0.1, 1.0])
+@pytest.mark.parametrize("bound", [0.1, *long(1.0)])
 def test_clipping_each_tensor_by_itself_protects_nothing(bound: float) -> None:
     model, images = load_model("default", classes=50, size=16).model, pictures(4)
     labels = torch.tensor([7, 7, 7, 21])

@@ -15,6 +15,7 @@ from separate.test_local_steps import Client
 from support.material import pictures, small_net
 from unsum.attack.auto import CHOICES
 from unsum.local_training import LocalTraining
+from unsum.peel import PEELERS
 from unsum.separate import SEPARATORS
 
 AUTO = importlib.import_module("unsum.attack.auto")
@@ -45,8 +46,10 @@ def crowd() -> tuple[nn.Module, unsum.Update, Tensor]:
 
 def test_the_list_can_be_read() -> None:
     order = [choice.method for choice in CHOICES]
-    assert order == ["text", "exact", "local-steps", "crowded", "exact", "exact", "adaptive", "fgla"]
-    assert all(choice.method in [entry.name for entry in SEPARATORS] and choice.when for choice in CHOICES)
+    assert order[:6] == ["text", "exact", "local-steps", "spans", "crowded", "crowded"]
+    assert order[6:] == ["exact", "exact", "uneven", "adaptive", "fgla", "spans", "ratio"]
+    known = [entry.name for entry in (*SEPARATORS, *PEELERS)]
+    assert all(choice.method in known and choice.when for choice in CHOICES)
     assert all("{" not in choice.says for choice in CHOICES)
 
 
@@ -63,6 +66,18 @@ def test_after_local_steps_that_answered_exact_is_not_tried(tried: list[str]) ->
     assert tried == ["local-steps"]
 
 
+@pytest.mark.long
+def test_neither_after_steps_that_could_not_be_followed(tried: list[str]) -> None:
+    """`local-steps` has taken them for one by then, as `exact` would."""
+    client = Client()
+    update, _ = client.sends(LocalTraining(0.5, 8), 4, 0.5)
+    leak = unsum.attack(client.model, update)
+    assert not leak.exact
+    assert tried[0] == "local-steps"
+    assert "exact" not in tried
+    assert "fgla" in tried
+
+
 def test_a_gradient_without_marks_is_tried_without_its_bias(tried: list[str]) -> None:
     net = small_net()
     update = unsum.capture(net, pictures(4), torch.arange(4))
@@ -70,7 +85,18 @@ def test_a_gradient_without_marks_is_tried_without_its_bias(tried: list[str]) ->
     leak = unsum.attack(net, unsum.Update(tripled))
     assert leak.exact
     assert tried == ["exact", "exact"]
-    assert leak.notes[0] == CHOICES[5].reason
+    assert leak.notes[0] == CHOICES[7].reason
+
+
+def test_more_samples_than_classes_are_read_below_the_head(tried: list[str]) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+    x, y = torch.randn(9, 20), torch.randint(2, (9,))
+    leak = unsum.attack(net, unsum.capture(net, x, y), batch_size=9)
+    assert tried == ["spans"]
+    assert leak.exact
+    assert leak.inputs is not None
+    assert float(torch.cdist(x.double(), leak.inputs.double()).amin(1).max()) < 1e-4
 
 
 def test_crowded_batches_are_a_choice_and_no_secret_of_exact(tried: list[str]) -> None:

@@ -15,7 +15,7 @@ from unsum.invert import load_inverse
 from unsum.invert.layout import Layout, feature_layout
 from unsum.invert.train import Training, train_inverse
 from unsum.models.client_batches import ClientFeatures, sharing
-from unsum.score.assignment import assign
+from unsum.score.samples import assign
 
 LAYER = "layer4.0.conv1"
 SIZE = 64
@@ -82,7 +82,9 @@ def test_an_inner_inverse_without_its_layer_is_refused(model: ResNet, inverses: 
         unsum.invert(model, leak, inverse=inverses[LAYER])
 
 
-@pytest.mark.parametrize(("layer", "sentence"), [("layer9", "has no layer 'layer9'"), ("fc", "is a Linear")])
+@pytest.mark.parametrize(
+    ("layer", "sentence"), [("layer9", "has no layer 'layer9'"), ("relu", "is a ReLU"), ("fc", "is the head")]
+)
 def test_unknown_layers_are_refused_before_training(model: ResNet, layer: str, sentence: str, tmp_path: Path) -> None:
     training = Training(steps=1, size=SIZE, batch=8, clients=(4,), layer=layer)
     with pytest.raises(unsum.UnsumError, match=sentence):

@@ -11,10 +11,9 @@ import torch
 
 from support.audits import captured, synthetic
 from unsum import UnsumError
-from unsum.audit.answer import Audit
-from unsum.audit.gate import sentence
-from unsum.audit.gate_files import check_gate
+from unsum.audit.gate import check_gate, sentence
 from unsum.audit.leakage import leakages, vouched
+from unsum.audit.report import Audit
 
 
 def leaking(*shares: float) -> Audit:

@@ -20,12 +20,11 @@ from rich.console import Console
 import unsum
 from support.audits import CLASSES, TITLES, captured, synthetic, with_names
 from support.material import pictures, small_net
-from unsum.audit.answer import Audit
-from unsum.audit.gate_files import message_text, render_junit, render_sarif
+from unsum.audit.gate import message_text, render_junit, render_sarif
 from unsum.audit.markdown import render_markdown
-from unsum.audit.report import render
+from unsum.audit.report import Audit, render
 from unsum.audit.wording import markdown, one_line, plain
-from unsum.commands.main import _sample_table, _setting_table
+from unsum.commands.audit_tables import _sample_table, _setting_table
 
 DOCS = Path(__file__).parents[2] / "docs"
 HOSTILE = [
@@ -80,7 +79,7 @@ class TestSchema:
         audit.write(tmp_path / "report")
         content = json.loads((tmp_path / "report" / "result.json").read_text("utf-8"))
         assert complaints(content) == []
-        assert content["schema"] == "1.1"
+        assert content["schema"] == "1.2"
         printed = content | {"report": "x", "gate": audit.gate(0.2).to_dict()}
         assert complaints(printed) == []
 
@@ -118,6 +117,7 @@ class TestSchema:
             "label": None,
             "found_label": "weather",
             "leakage": pytest.approx(1 - 1e-6),
+            "by": None,
         }
 
 
@@ -155,7 +155,7 @@ class TestMarkdown:
 
     def test_without_truth(self) -> None:
         text = render_markdown(captured(exact=False))
-        assert "**Not decided.**" in text
+        assert "**Not decidable.**" in text
         assert "| recovered sample 1 | weather | – |" in text
         assert "no proof of safety" in text
 

@@ -257,7 +257,7 @@ class TestWithoutTruth:
 
     def test_an_answer_nobody_vouches_for_is_not_called_safe(self) -> None:
         page = Page(render(captured(exact=False, pictures=False)))
-        assert "Not decided" in page.text
+        assert "Not decidable" in page.text
         assert "no proof of safety" in page.text
         assert "0 %" not in page.text.split("What to do now")[0]
         assert page.attributes("img") == []

@@ -112,8 +112,12 @@ def test_files_are_written_and_not_overwritten(default_audit: unsum.Audit, tmp_p
     assert content["samples"][4]["label"] == "mountain"
     assert content["samples"][0]["lpips"] is None or content["samples"][0]["lpips"] >= 0
     assert content["granted"][0].startswith("The model's weights")
+    (folder / "notes.txt").write_text("mine")
+    default_audit.write(folder)  # a folder of ours may be written to again
+    assert (folder / "notes.txt").read_text() == "mine"
+    (folder / "result.json").write_text('{"schema": 1}')  # not one that an audit leaves
     page.write_text("mine")
-    with pytest.raises(unsum.UnsumError, match="exists already; add --force"):
+    with pytest.raises(unsum.UnsumError, match="exists already, and unsum did not make it; add --force"):
         default_audit.write(folder)
     assert page.read_text() == "mine"
     default_audit.write(folder, force=True)

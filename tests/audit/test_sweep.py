@@ -15,14 +15,14 @@ import unsum
 from support.material import pictures, small_net
 from support.progress import Heard
 from unsum.audit.leakage import leakages
-from unsum.audit.point import Point, SampleLeak
 from unsum.audit.result import Setting
+from unsum.audit.sweep import task
+from unsum.audit.sweep.bench import Point, SampleLeak
 from unsum.audit.sweep.plan import plan
 from unsum.audit.sweep.plot import plot
 from unsum.audit.sweep.report import Sweep, render
-from unsum.audit.sweep.result import Curve
+from unsum.audit.sweep.result import Curve, closer, headline, level, sentences
 from unsum.audit.sweep.task import Accuracy, Task
-from unsum.audit.sweep.words import closer, headline, level, sentences
 from unsum.defend import DEFENSES
 from unsum.defend.axis import FRACTION, NORM, SCALE
 from unsum.defend.defense import has_strength
@@ -181,8 +181,12 @@ class TestEnough:
     def test_the_words_name_it_and_its_price(self) -> None:
         curve = Curve("clip", NORM, [point(1, 1, strength=4), point(0.1, 0.2, strength=0.5, accuracy=0.4)])
         sweep = constructed(curve)
-        assert headline(sweep) == "clip of 0.5 keeps every sample under 30 %."
-        assert level(sweep) == "low"
+        paid = "and accuracy is 40 % instead of 60 %."
+        assert headline(sweep) == f"clip of 0.5 keeps every sample under 30 % but ruins the model, {paid}"
+        assert level(sweep) == "partial"
+        kept = constructed(Curve("clip", NORM, [point(0.1, 0.2, strength=0.5, accuracy=0.55)]))
+        assert headline(kept).endswith("under 30 %, and accuracy is 55 % instead of 60 %.")
+        assert level(kept) == "low"
         assert sentences(sweep)[0].startswith("Without any defense, 2 of 2 samples leak 30 % or more")
         assert "accuracy is 40 % instead of 60 %" in sentences(sweep)[1]
         assert "--sweep clip=0.5..4 finds" in closer(sweep, curve)
@@ -194,7 +198,7 @@ class TestEnough:
         assert headline(constructed(weak)) == "None of the strengths tried keeps every sample under 30 %."
         assert "at 2, the strongest, 1 of 2 samples leaks 30 % or more" in sentences(constructed(weak))[1]
         assert level(constructed(weak)) == "severe"
-        assert headline(constructed(weak, switch)) == "1 of 2 defenses keep every sample under 30 %."
+        assert headline(constructed(weak, switch)) == "1 of 2 defenses keeps every sample under 30 %."
         assert level(constructed(weak, switch)) == "partial"
         assert closer(constructed(weak), weak) == ""
 
@@ -202,12 +206,14 @@ class TestEnough:
         dear = Curve("noise", SCALE, [point(0.1, 0.2, strength=1, accuracy=0.2)])
         cheap = Curve("sign", None, [point(0.1, 0.2, accuracy=0.5)])
         assert headline(constructed(dear, cheap)).endswith(
-            "2 of 2 defenses keep every sample under 30 %; sign costs least."
+            "2 of 2 defenses keep every sample under 30 %; sign costs least; 1 of them ruins the model."
         )
 
     def test_the_words_when_nothing_can_be_said(self) -> None:
         refused = Curve("drop-head", None, [point(refused="The update lacks 'head.weight'.")])
-        assert "cannot say" in headline(constructed(refused))
+        assert headline(constructed(refused)).startswith("Not decidable: no strength could be attacked")
+        assert level(constructed(refused)) == "open"
+        assert 'class="verdict open"' in render(constructed(refused))
         assert "nothing speaks for it. The update lacks" in sentences(constructed(refused))[1]
 
     def test_the_words_when_no_defense_is_needed(self) -> None:
@@ -225,7 +231,7 @@ class TestPage:
     def test_it_says_everything(self) -> None:
         page = render(constructed(*self.curves)).replace("\N{NO-BREAK SPACE}", " ")
         for expected in (
-            "1 of 2 defenses keep every sample under 30 %.",
+            "1 of 2 defenses keeps every sample under 30 %; it ruins the model.",
             "0.1 <span",
             "tiny net",
             "abacus",
@@ -290,11 +296,15 @@ class TestPage:
             "strength": 0.1,
             "defenses": "Noise(0.1)",
             "accuracy_cost": pytest.approx(0.23),
+            "ruins": True,
         }
         assert content["enough"][1]["found"] is False
         assert content["sweeps"][0]["points"][0]["samples"][0]["psnr"] is None
+        assert sweep.write(tmp_path / "sweep") == page  # our own folder may be written to again
+        (tmp_path / "foreign").mkdir()
+        (tmp_path / "foreign" / "notes.txt").write_text("mine")
         with pytest.raises(unsum.UnsumError, match="add --force"):
-            sweep.write(tmp_path / "sweep")
+            sweep.write(tmp_path / "foreign")
 
 
 @pytest.fixture(scope="module")
@@ -364,3 +374,22 @@ class TestSweep:
     def test_what_cannot_work_is_refused_in_one_sentence(self, arguments: dict[str, object], sentence: str) -> None:
         with pytest.raises(unsum.UnsumError, match=sentence):
             unsum.sweep(small_net(), self.data, **{"utility": False, **arguments})  # type: ignore[arg-type]
+
+
+def test_a_defense_that_ruins_the_model_is_not_green(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"ROUNDS": 6, "RUNS": 1}.items():  # enough to learn a little
+        monkeypatch.setattr(task, name, value)
+    data = torch.randn(3, 64), torch.tensor([4, 4, 1])
+    torch.manual_seed(0)
+    swept = unsum.sweep(torch.nn.Linear(64, 20), data, over="noise=1e-6,10")
+    point = swept.curves[0].enough(0.2)
+    assert point is not None
+    assert swept.ruins(point)
+    assert not swept.ruins(swept.curves[0].points[0])
+    assert level(swept) == "partial"
+    page = render(swept)
+    assert '<section class="ruins"' in page
+    assert ">ruins the model</span>" in page
+    assert ">enough</span>" not in page
+    assert "but ruins the model, and accuracy is" in headline(swept)
+    assert swept.to_dict()["enough"][0]["ruins"] is True

@@ -11,8 +11,7 @@ import torch
 import unsum
 from support.long import long
 from unsum.audit.sweep import task
-from unsum.audit.sweep.pictures import Pictures, photo_tiles, pictures_from_file
-from unsum.audit.sweep.task import Accuracy, scale_to, train
+from unsum.audit.sweep.task import Accuracy, Pictures, photo_tiles, pictures_from_file, scale_to, train
 from unsum.client import capture
 from unsum.defend import DEFENSES, parse_defense
 from unsum.defend.defense import has_strength

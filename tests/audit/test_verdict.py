@@ -7,6 +7,8 @@ from unsum import Leak
 from unsum.audit import judge
 from unsum.score import SampleScore
 
+NAN = float("nan")
+
 
 def sample(error: float, label: float = 1.0, psnr: float = float("nan")) -> SampleScore:
     return SampleScore(0, label, 0.0, error, 0.0, psnr, 0.0, 0.0)
@@ -18,36 +20,59 @@ def leak(size: int, exact: bool = False) -> Leak:
 
 
 @pytest.mark.parametrize(
-    ("errors", "labels", "level", "leakage"),
+    ("leakages", "labels", "undecided", "level", "state", "share"),
     [
-        ([1e-6, 1e-6], [1, 1], "severe", 1.0),
-        ([1e-6, 0.9], [1, 1], "partial", 0.5),
-        ([0.9, 0.8], [1, 1], "labels", 0.0),
-        ([0.9, 0.8], [0, 1], "low", 0.0),
-        ([0.9, 0.8], [0, 0], "low", 0.0),
-        ([float("inf"), 0.1], [0, 1], "partial", 0.5),
+        ([1.0, 0.95], [1, 1], "", "severe", "leaks", 1.0),
+        ([1.0, 0.1], [1, 1], "", "partial", "leaks", 0.5),
+        ([0.3, 0.1], [0, 0], "", "partial", "leaks", 0.5),
+        ([0.03, 0.03], [1, 1], "", "labels", "leaks", 0.0),
+        ([0.03, 0.03], [0, 1], "", "low", "does not leak to these attacks", 0.0),
+        ([NAN, NAN], [1, 1], "why", "open", "not decidable", NAN),
+        ([0.5, NAN], [0, 0], "why", "partial", "leaks", 0.5),
+        ([0.1, NAN], [0, 0], "", "open", "not decidable", NAN),
     ],
 )
-def test_levels(errors: list[float], labels: list[float], level: str, leakage: float) -> None:
-    verdict = judge(leak(2), [sample(e, y) for e, y in zip(errors, labels, strict=True)])
-    assert (verdict.level, verdict.share) == (level, leakage)
+def test_levels(
+    leakages: list[float], labels: list[float], undecided: str, level: str, state: str, share: float
+) -> None:
+    # Features came back well in every case: leakage alone decides.
+    verdict = judge(leak(2), [sample(1e-6, y) for y in labels], leakages, undecided)
+    assert (verdict.level, verdict.state) == (level, state)
+    assert verdict.share == pytest.approx(share, nan_ok=True)
+
+
+def test_what_cannot_be_decided_says_why_and_no_percentage() -> None:
+    verdict = judge(leak(2), [sample(1.0, 0), sample(1.0, 0)], [NAN, NAN], "the last layer was not sent")
+    assert verdict.headline == "Not decidable: the last layer was not sent."
+    assert verdict.to_dict()["state"] == "not decidable"
+    assert not any(sentence.startswith("Leakage is") for sentence in verdict.details)
+    partly = judge(leak(2), [sample(1.0, 0), sample(1.0, 0)], [1.0, NAN], "the last layer was not sent")
+    assert "The other samples may leak, too: the last layer was not sent." in partly.details
+
+
+def test_a_headline_counts_whole_samples_and_parts() -> None:
+    rows = [sample(1.0, 0)] * 4
+    assert judge(leak(4), rows, [1.0, 0.95, 0.3, 0.0]).headline == (
+        "This update gives away 2 of its 4 samples, and a part of 1 more."
+    )
+    assert judge(leak(4), rows, [0.3, 0.3, 0.0, 0.0]).headline == "This update gives away a part of 2 of its 4 samples."
 
 
 def test_sentences_count_right() -> None:
-    verdict = judge(leak(2, exact=True), [sample(1e-6, psnr=25.0), sample(0.05, psnr=12.0)])
+    verdict = judge(leak(2, exact=True), [sample(1e-6, psnr=25.0), sample(0.05, psnr=12.0)], [1.0, 0.9])
     text = " ".join(verdict.details)
     for part in ("2 of 2 labels", "1 of 2 samples", "1 of 2 pictures", "mean 18.5 dB", "calls the answer exact"):
         assert part in text
 
 
 def test_a_wrong_batch_size_is_said() -> None:
-    fewer = " ".join(judge(leak(1), [sample(1.0), sample(1.0)]).details)
-    more = " ".join(judge(leak(3), [sample(1.0), sample(1.0)]).details)
+    fewer = " ".join(judge(leak(1), [sample(1.0), sample(1.0)], [0.0, 0.0]).details)
+    more = " ".join(judge(leak(3), [sample(1.0), sample(1.0)], [0.0, 0.0]).details)
     assert "took the batch for 1 instead of 2 samples." in fewer
     assert "took the batch for 3 instead of 2 samples; each true sample is compared" in more
 
 
 def test_a_sample_that_was_not_found_did_not_come_back() -> None:
     gray = SampleScore(None, 0.0, 1.0, 1.0, 0.0, psnr=30.0, ssim=0.9, lpips=0.1)  # a grayish photo, "recovered" as gray
-    verdict = judge(leak(1), [sample(1e-6, psnr=25.0), gray])
+    verdict = judge(leak(1), [sample(1e-6, psnr=25.0), gray], [1.0, 0.0])
     assert any(detail.startswith("1 of 2 pictures") for detail in verdict.details)

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from PIL import Image
 from support.bench_process import Result
 from unsum.bench import EXPERIMENTS, Material, Store, cells_of, cells_of_all
 from unsum.bench.key import key_of
+from unsum.bench.run import Summary
 from unsum.bench.table import read_table
 
 Bench = Callable[..., Result]
@@ -34,12 +36,20 @@ def test_the_smoke_run_measures_every_cell_within_two_minutes_of_processor_time(
     assert "cells to measure, 0 in the store" in result.err
 
 
+@pytest.mark.parametrize(("failed", "code"), [({}, 0), ({"failed": 1}, 2), ({"failed_before": 1}, 2)])
+def test_a_cell_that_failed_is_no_leak_above_a_gate(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, failed: dict[str, int], code: int
+) -> None:
+    monkeypatch.setattr(sys.modules["unsum.bench.run"], "run", lambda cells, *_, **__: Summary(len(cells), 0, **failed))
+    assert bench("run", "rgla-8", "--attack", "exact").code == code
+
+
 @pytest.mark.long
 def test_only_methods_that_lack_something_say_that_they_need_it(smoke: tuple[Path, Result]) -> None:
     with Store(smoke[0], read_only=True) as store:
         table = read_table(EXPERIMENTS["field"], "smoke", store)
     lacking = {row.cell.attack.name: row.remark for row in table.rows if not row.measured}
-    assert set(lacking) == {"ggl", "gias", "local-steps", "residual", "rgap", "text"}
+    assert set(lacking) == {"ggl", "gias", "local-steps", "ratio", "residual", "rgap", "spans", "text"}
     assert "needs: 'gias' needs a generator of pictures" in lacking["gias"]
 
 

@@ -18,7 +18,7 @@ from unsum import UnsumError
 from unsum.bench import EXPERIMENTS, Cell, Material, Store, cells_of_all, run
 from unsum.bench.measure import Outcome
 from unsum.bench.pages import of_any_shard
-from unsum.bench.share import of_attacks, share
+from unsum.bench.plan import of_attacks, share
 
 Bench = Callable[..., Result]
 # Tables that share cells (12 and figure 9 are the same ones), without their slow attack.

@@ -27,7 +27,7 @@ def test_what_is_put_comes_back_whole(tmp_path: Path) -> None:
         assert found.outcome == OUTCOME
         assert found.origin == {"code": "abc"}
         assert store.statuses() == {"key": "measured"}
-        assert store.status_of("other") is None
+        assert store.statuses().get("other") is None
         assert not Path(f"{store.path}-wal").exists()  # one file, that can be copied
 
 

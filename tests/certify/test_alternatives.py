@@ -64,6 +64,21 @@ def test_siblings_behind_flat_heads(weights: float, bias: str, copies: int) -> N
     assert_honest(leak, features)
 
 
+@pytest.mark.parametrize(
+    ("classes", "inputs", "weights", "apart"),
+    [
+        (30, H, 1e-4, 0.3),
+        (30, H, 1e-2, 0.05),
+        (1000, 768, 1e-5, 0.45),
+        *long((100, 128, 1e-3, 0.1), (1000, 768, 1e-5, 0.05)),
+    ],
+)
+def test_siblings_behind_flat_heads_of_many_classes(classes: int, inputs: int, weights: float, apart: float) -> None:
+    features, labels = siblings(5, apart, inputs=inputs)
+    model = head(weights, classes=classes, inputs=inputs)
+    assert_honest(unsum.separate(model, unsum.capture(model, features, labels)), features)
+
+
 def test_the_number_of_samples_settles_it() -> None:
     features, labels = siblings(4, 0.1)
     model = head(classes=30)
@@ -140,7 +155,25 @@ def test_small_logits_of_one_loss_look_like_another(weights: float, seed: int) -
     assert_honest(unsum.separate(model, update), features)
 
 
-@pytest.mark.parametrize("bias", ["none", "zero", "usual"])
+@pytest.mark.parametrize(
+    ("seed", "classes", "inputs", "weights", "share"), [(120693, 20, 16, 3.43e-3, 0.7), (141118, 60, 64, 6.9e-3, 0.5)]
+)
+def test_a_loss_that_was_recognized_by_small_logits_tells_no_sign(
+    seed: int, classes: int, inputs: int, weights: float, share: float
+) -> None:
+    """Nobody declares the loss, and without a bias the negative with inverted labels sends almost the same."""
+    torch.manual_seed(seed)
+    features = torch.randn(1, inputs)
+    features = features.relu() if seed % 2 else features
+    model = nn.Linear(inputs, classes, bias=False)
+    with torch.no_grad():
+        model.weight *= weights
+    Y = (torch.rand(1, classes) < share).float()
+    update = declared(model, features, lambda logits: nn.functional.binary_cross_entropy_with_logits(logits, Y))
+    assert_honest(unsum.separate(model, update), features)
+
+
+@pytest.mark.parametrize("bias", ["none", "usual", *long("zero")])
 @pytest.mark.parametrize("heat", [2.0, *long(0.5, 5.0)])
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_temperature_that_nobody_declared(bias: str, heat: float, kept: bool) -> None:

@@ -14,7 +14,7 @@ from unsum.commands.stages import stages
 @pytest.mark.parametrize("terminal", [True, False])
 def test_losses_are_shown_on_a_terminal_and_stages_everywhere(terminal: bool) -> None:
     stream = io.StringIO()
-    with stages(Console(file=stream, force_terminal=terminal, width=120), 100) as shown:
+    with stages(100, Console(file=stream, force_terminal=terminal, width=120)) as shown:
         shown.say("Separating the batch")
         shown.step(50, 1.5e-3, 2.0)
     assert "Separating the batch" in stream.getvalue()

@@ -21,5 +21,6 @@ def test_client_defenses_reach_the_audit_in_order() -> None:
 
 
 def test_what_is_not_sent_cannot_be_attacked() -> None:
-    with pytest.raises(unsum.UnsumError, match=r"lacks 'head.weight'.*nothing can be separated"):
-        unsum.audit(batch=2, defenses=parse_defense("drop-head"))
+    verdict = unsum.audit(batch=2, defenses=parse_defense("drop-head")).verdict
+    assert verdict.state == "not decidable"
+    assert "lacks 'head.weight'" in (verdict.reason or "")

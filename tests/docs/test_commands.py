@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import socket
 from pathlib import Path
@@ -35,9 +36,9 @@ OTHERS = {
 # Ours, and longer than a test may take: started as they stand, and interrupted by Ctrl-C once this is shown.
 INTERRUPTED = {
     "unsum app": "unsum is at http://127.0.0.1:8765/",
-    "unsum audit --defense clip:1 --sweep noise=1e-3,1e-2 --utility-data my-pictures.npz": "Clip(1) | Noise(0.001): attacking",
-    "unsum audit --sweep noise=1e-5..1e-1": "Noise(1e-05): training",
-    "unsum audit --sweep prune=0.5..0.99/8 --sweep sign --keep-under 0.1": "Prune(0.5): training",
+    "unsum audit --defense clip:1 --sweep noise=1e-3,1e-2 --utility-data my-pictures.npz": "Clip(1): training",
+    "unsum audit --sweep noise=1e-5..1e-1": "Noise(1e-05): attacking",
+    "unsum audit --sweep prune=0.5..0.99/8 --sweep sign --keep-under 0.1": "Prune(0.5): attacking",
     "unsum bench --size smoke": "cells to measure, 0 in the store",
     "unsum train-inverse --data photos/ --data more.tar --hours 0.2 --out inverse": "4 more are only scored",
     "unsum train-inverse --model examples/resnet50_v1.py:unpooled --weights resnet50.safetensors --data photos.tar --hours 1 "
@@ -133,6 +134,14 @@ def test_the_command_runs(ran: dict[str, Ran], command: str) -> None:
     assert result.out
     if " audit" in command:
         assert len(list(result.folder.glob("*/*.html"))) == 1
+
+
+@pytest.mark.long
+def test_the_gate_says_what_the_page_says_it_says(ran: dict[str, Ran]) -> None:
+    page = (pages.ROOT / "docs" / "ci.md").read_text("utf-8")
+    (shown,) = re.findall(r"^Gate .*$", page, re.MULTILINE)
+    (command,) = (text for text, where in SHOWN if where == "docs/ci.md" and "--fail-above" in text)
+    assert ran[command].out.splitlines()[-1] == shown
 
 
 @pytest.mark.long

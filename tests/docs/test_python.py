@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from support import pages
+from support.long import long
 from unsum.separate import SEPARATORS
 
 ELSEWHERE = {
@@ -21,7 +22,12 @@ def test_programs_were_found_and_no_excuse_has_outlived_them() -> None:
     assert ELSEWHERE.keys() <= pages.programs().keys()
 
 
-@pytest.mark.parametrize("page", sorted(PROGRAMS))
+TUTORIALS = sorted(
+    page for page in PROGRAMS if page.startswith("docs/tutorials/")
+)  # the site's build runs them as well
+
+
+@pytest.mark.parametrize("page", [*sorted(PROGRAMS.keys() - set(TUTORIALS)), *long(*TUTORIALS)])
 def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(SEPARATORS, "_entries", dict(SEPARATORS._entries))  # what a page registers ends with it
@@ -30,7 +36,7 @@ def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.
         exec(compile(block, page, "exec"), names)  # our own text
 
 
-@pytest.mark.parametrize("page", sorted(page for page in PROGRAMS if page.startswith("docs/tutorials/")))
+@pytest.mark.parametrize("page", TUTORIALS)
 def test_a_tutorial_asserts_what_it_claims_and_is_executed_in_the_build(page: str) -> None:
     assert "assert " in "".join(PROGRAMS[page])
     source = (pages.ROOT / page).read_text("utf-8")

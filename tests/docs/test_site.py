@@ -44,7 +44,8 @@ def test_the_command_reference_has_every_command_and_option(hooks: ModuleType) -
         _, heading, section = text.partition(f"## `unsum {name}`")
         assert heading, name
         section = section.split("\n## ")[0]
-        missing = [option for p in command.params for option in p.opts if f"`{option}" not in section]
+        options = [option for p in command.params for option in p.opts]
+        missing = [option for option in options if not re.search(f"[` ]{option}\\b", section)]
         assert missing == [], name
 
 
@@ -125,3 +126,10 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
     text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     for target in re.findall(r"\]\(([^)#:\s]+)(?:#[\w-]+)?\)", text):
         assert (path.parent / target).exists(), target
+
+
+def test_the_map_names_every_folder_and_module() -> None:
+    rows = re.findall(r"^\| (`.+?) \|", (pages.ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`([\w/.]+)`", row)]
+    here = (path for path in (pages.ROOT / "src" / "unsum").iterdir() if not path.name.startswith(("__", "py.typed")))
+    assert sorted(named) == sorted(f"{path.name}/" if path.is_dir() else path.name for path in here)

@@ -12,7 +12,7 @@ from torch import nn
 import unsum
 from support.material import pictures, small_net
 from unsum import Update
-from unsum.doctor import machine
+from unsum.doctor import network
 
 
 def marks(findings: list[unsum.Finding]) -> dict[str, str]:
@@ -41,7 +41,7 @@ def test_a_healthy_model_and_batch() -> None:
     assert [check for check, mark in found.items() if mark == "warning"] == ["inverse"]
     assert "'5': 40 classes, 128 features" in sentence(findings, "head")
     assert "at most 39" in sentence(findings, "batch size")
-    assert "1 samples share a label" in sentence(findings, "labels")
+    assert "2 samples share a label" in sentence(findings, "labels")
 
 
 def test_the_default_has_an_inverse_and_a_map() -> None:
@@ -165,11 +165,11 @@ def test_what_cannot_be_loaded_is_the_only_finding() -> None:
 
 
 def test_memory_is_compared_with_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine.needed_bytes(100, 32768) == 8 * (3 * 100**2 + 2 * 100 * 32868 + 2 * 3_276_800)
-    assert machine.needed_bytes(1000, 10) == 8 * (3 * 100 + 2 * 10 * 1010 + 3 * 10_000)
+    assert network.needed_bytes(100, 32768) == 8 * (3 * 100**2 + 2 * 100 * 32868 + 2 * 3_276_800)
+    assert network.needed_bytes(1000, 10) == 8 * (3 * 100 + 2 * 10 * 1010 + 3 * 10_000)
     net = sized(small_net())
     assert marks(unsum.doctor(net))["memory"] == "ok"
-    monkeypatch.setattr(machine, "free_bytes", lambda _device: 1000)
+    monkeypatch.setattr(network, "free_bytes", lambda _device: 1000)
     assert marks(unsum.doctor(net))["memory"] == "warning"
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import unsum
+from support.long import long
 from support.material import small_net
 from unsum import active
 from unsum.commands.main import app
@@ -95,7 +96,7 @@ def test_an_identity_in_front_and_a_layer_among_honest_rows() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "alexnet",
+        *long("alexnet"),
         "squeezenet1_1",
         "mobilenet_v3_small",
         "shufflenet_v2_x0_5",

@@ -79,6 +79,27 @@ def test_no_click_is_lost_while_the_page_loads(page: Page, address: str) -> None
     expect(page.locator("#progress-text")).to_have_text("Choose at least one photo.")
 
 
+def test_without_the_last_layer_nothing_is_decided_and_what_is_old_is_grey(page: Page, address: str) -> None:
+    page.goto(address)
+    page.get_by_role("button", name="None").click()
+    page.get_by_role("checkbox", name="A dahlia").check()
+    page.get_by_label("What the update goes through").select_option("drop-head")
+    expect(page.locator("#badge")).to_have_text("Not decidable", timeout=PATIENCE)
+    answered(page)
+    verdict = page.locator("#verdict")
+    expect(verdict).to_have_class("verdict open")
+    expect(page.locator("h1")).to_contain_text("Not decidable: the update lacks 'head.weight'")
+    expect(page.locator("#share")).to_have_text("?")
+    expect(page.locator("#share-text")).to_have_text("of the 1 private photo may leak: nobody can tell.")
+    expect(page.locator("#caution")).to_contain_text("That is no proof of safety")
+    assert "%" not in verdict.inner_text()
+    page.route("**/api/round", lambda _route: None)  # never answered
+    page.get_by_label("What the update goes through").select_option("sign")
+    for part in (verdict, page.locator("#outcome")):
+        assert "stale" in (part.get_attribute("class") or "")
+        assert part.evaluate("part => getComputedStyle(part).filter") == "grayscale(1)"
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1400, "light")])
 def test_it_fits_and_wears_the_reports_look(page: Page, heard: Heard, address: str, width: int, scheme: str) -> None:
     page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")

@@ -8,37 +8,21 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import save_file
 
-from unsum.commands import main as cli
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
+from support.command import Result, Run, runner
 
 
 @pytest.fixture
-def unsum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+def unsum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run `unsum …` in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "_OUT", Console(width=200))
 
-    def run(*arguments: str) -> Result:
-        monkeypatch.setattr(sys, "argv", ["unsum", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        captured = capsys.readouterr()
-        return Result(int(stop.value.code or 0), captured.out, captured.err)
-
-    return run
+    return runner(monkeypatch, capsys)
 
 
 @pytest.mark.long
@@ -103,7 +87,7 @@ def test_a_sweep_prints_its_answer_and_writes_its_page(unsum: Callable[..., Resu
     sweeps = ["--sweep", "noise=1e-7,1e-1", "--sweep", "sign", "--defense", "clip:0.5"]
     result = unsum("audit", "--attack", "fgla", "--batch", "2", "--no-utility", "--keep-under", "0.4", *sweeps)
     assert result.code == 0
-    for part in ("no defense", "0.1 ← enough", "after Clip(0.5)", "keep every sample under 40 %", "sweep.html"):
+    for part in ("no defense", "0.1 ← enough", "after Clip(0.5)", "keeps every sample under 40 %", "sweep.html"):
         assert part in result.out
     assert "Clip(0.5) | Noise(0.1): attacking" in result.err
     page = Path("unsum-report/sweep.html").read_text("utf-8")
@@ -138,7 +122,7 @@ def test_an_existing_report_is_kept_unless_forced(unsum: Callable[..., Result]) 
     assert "add --force" in refused.err
     assert Path("unsum-report/report.html").read_text() == "mine"
     assert time.perf_counter() - start < 5  # refused before the audit, not after
-    assert unsum("audit", "--batch", "1", "--force").code == 0
+    assert unsum("audit", "--batch", "1", "--force", "--no-compare").code == 0
     assert Path("unsum-report/report.html").read_text() != "mine"
 
 
@@ -203,7 +187,11 @@ def test_a_model_and_weights_of_ones_own(unsum: Callable[..., Result], tmp_path:
     )
     weights = {"0.weight": torch.rand(8, 3, 3, 3).half(), "0.bias": torch.zeros(8).half()}
     save_file(weights, tmp_path / "trained.safetensors")
-    result = unsum("audit", "--model", "mine.py:net", "--weights", "trained.safetensors", "--batch", "3", "--json")
+    chosen = ["--model", "mine.py:net", "--weights", "trained.safetensors", "--batch", "3", "--json", "--no-compare"]
+    refused = unsum("audit", *chosen)
+    assert refused.code == 2
+    assert "hold no head; add --fresh-head" in refused.err
+    result = unsum("audit", *chosen, "--fresh-head")
     assert result.code == 0, result.err
     setting = json.loads(result.out)["setting"]
     assert setting["model"] == "net of mine.py, weights of trained.safetensors under a fresh head, 32²"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,8 +12,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from support.command import Result, runner
 from unsum import Update
-from unsum.commands import main as cli
 from unsum.models import load_model
 
 MINE = """
@@ -27,30 +25,15 @@ def net(num_classes):
 """
 
 
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture
 def unsum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
     """Run `unsum …` in a folder with a small model and 24 photos of 12 classes."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
     Path("mine.py").write_text(MINE)
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (24, 32, 32, 3), dtype=np.uint8)
     np.savez("photos.npz", images=images, labels=np.arange(24) % 12)
-
-    def run(*arguments: str) -> Result:
-        monkeypatch.setattr(sys, "argv", ["unsum", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        captured = capsys.readouterr()
-        return Result(int(stop.value.code or 0), captured.out, captured.err)
-
-    return run
+    return runner(monkeypatch, capsys)
 
 
 MODEL = ["--model", "mine.py:net"]
@@ -88,10 +71,39 @@ def test_capture_attack_and_audit_of_what_was_captured(unsum: Callable[..., Resu
     assert "recovered sample 5" in page
     assert "True label" not in page
 
-    simulated = json.loads(unsum("audit", *MODEL, *chosen, "--json", "--out", "simulated").out)
+    simulated = json.loads(unsum("audit", *MODEL, *chosen, "--json", "--no-compare", "--out", "simulated").out)
     assert simulated["scores"]["label_correct"] == 1
     names = sorted(f"class {label}" for label in leak["labels"])
     assert sorted(f"class {row['label']}" for row in simulated["samples"]) == names  # the same batch in both
+
+
+def test_a_captured_update_takes_the_options_of_the_model_too(unsum: Callable[..., Result]) -> None:
+    Path("mine.py").write_text(MINE.replace("    model.image_size = 32\n", ""))  # whose size nobody says
+    Path("names.txt").write_text("\n".join(f"kind {letter}" for letter in "abcdefghijkl"))
+    unsum("capture", *MODEL, "--data", "photos.npz", "--batch", "3")
+    seen = [*MODEL, "--update", "client.safetensors", "--classes-from", "names.txt"]
+    found = unsum("attack", *seen, "--image-size", "32")
+    assert found.code == 0, found.err
+    assert "32²" in found.out
+    assert found.out.count("kind ") == 3
+    assert "Tried exact: 3 samples, certified, predicted error " in found.out
+    assert "class " not in found.out.split("Found")[1]
+    assert "does not take photos of 48²" in unsum("attack", *seen, "--image-size", "48").err
+    unsum("audit", *seen, "--image-size", "32")
+    rows = json.loads(Path("unsum-report/result.json").read_text("utf-8"))["samples"]
+    assert all(row["found_label"].startswith("kind ") for row in rows)
+    Path("names.txt").write_text("one\ntwo")
+    for command in ("attack", "audit"):
+        assert "--classes-from names 2 classes, and the model's head has 12" in unsum(command, *seen, "--force").err
+
+
+def test_help_shows_the_defaults_that_no_number_says(unsum: Callable[..., Result]) -> None:
+    told = " ".join(unsum("audit", "--help").out.replace("│", " ").split())
+    for default in ("(8)", "(0.2)", "(the embedded ones)", "(where that takes seconds)"):
+        assert f"[default: {default}]" in told
+    groups = {command: unsum(command, "--help").out for command in ("audit", "attack", "doctor", "capture")}
+    for option in ("--image-size", "--classes-from", "--fresh-head", "--weights", "--download"):
+        assert all(option in text for text in groups.values())
 
 
 def test_pictures_are_written_where_there_is_an_inverse(unsum: Callable[..., Result]) -> None:
@@ -136,9 +148,9 @@ def test_the_doctor_speaks_and_counts(unsum: Callable[..., Result]) -> None:
         (["attack", *MODEL, "--update", "a.pt", "--before", "a.pt", "--after", "b.pt"], "not both"),
         (["attack", *MODEL, "--update", "absent.pt"], "There is no file 'absent.pt'"),
         (["attack", *MODEL, "--update", "photos.npz"], "holds no '3.weight', the last layer"),
-        (["attack", *MODEL, "--update", "photos.npz", "--lr", "1"], "add --delta, or leave --lr out"),
-        (["attack", *MODEL, "--update", "photos.npz", "--steps", "2"], "--steps belongs to two checkpoints"),
-        (["audit", *MODEL, "--lr", "1"], "describe a captured update"),
+        (["attack", *MODEL, "--update", "photos.npz", "--lr", "1"], "add --delta if it is a change of weights"),
+        (["attack", *MODEL, "--update", "photos.npz", "--steps", "2"], "add --delta if it is a change of weights"),
+        (["audit", *MODEL, "--delta"], "--delta describes a captured update"),
         (
             ["audit", *MODEL, "--update", "a.pt", "--data", "photos.npz"],
             "attacked as it is; leave data and defenses out",

@@ -11,7 +11,7 @@ from playwright.sync_api import Page
 
 import unsum
 from support.browsing import HOSTILE, Heard
-from unsum.audit.sweep.words import headline
+from unsum.audit.sweep.result import headline
 
 pytestmark = pytest.mark.long
 
@@ -30,7 +30,7 @@ def test_the_page_loads_completely(sweep: unsum.Sweep, page: Page, heard: Heard,
     assert images == [[True, 128]] * 2 * (4 + 2)  # original and recovered; without defense, then each strength
     assert page.locator("h1").inner_text().replace("\N{NO-BREAK SPACE}", " ") == headline(sweep)
     assert page.get_by_role("img", name="Leakage and accuracy against the strength of noise").is_visible()
-    assert page.get_by_role("row", name="0.1 enough").is_visible()
+    assert page.get_by_role("row", name="0.1 ruins the model").is_visible()
 
 
 def test_the_drawing_shows_the_figures_where_they_belong(sweep: unsum.Sweep, page: Page, tmp_path: Path) -> None:

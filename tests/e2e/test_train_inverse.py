@@ -18,6 +18,11 @@ from unsum.invert import checkpoint
 
 RUN = ["--model", "default", "--size", "16", "--clients", "4,8", "--batch", "8"]
 UNSUM = str(Path(sys.executable).parent / "unsum")
+SAVING_OFTEN = [
+    sys.executable, "-c",
+    "from functools import partial; from unsum.commands.main import main; from unsum.invert import train; "
+    "train.Training = partial(train.Training, save_every=1.0); main()",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -36,8 +41,8 @@ def start(*command: str) -> subprocess.Popen[str]:
 @pytest.mark.long
 def test_a_killed_training_goes_on_and_its_inverse_is_used(tmp_path: Path, data: Path) -> None:
     out = tmp_path / "inverse"
-    command = [UNSUM, "train-inverse", *RUN, "--data", str(data), "--out", str(out), "--steps", "3000"]
-    first = start(*command)
+    options = ["train-inverse", *RUN, "--data", str(data), "--out", str(out), "--steps"]
+    first = start(*SAVING_OFTEN, *options, "3000")  # a user's saves every half minute
     deadline = time.monotonic() + 120
     while not (out / checkpoint.FILE).exists() and time.monotonic() < deadline and first.poll() is None:
         time.sleep(0.2)
@@ -47,8 +52,7 @@ def test_a_killed_training_goes_on_and_its_inverse_is_used(tmp_path: Path, data:
     before = checkpoint.read(out, {})
     assert before is not None
     assert 0 < before["progress"]["step"] < 3000
-    command[command.index("3000")] = "1"
-    text, _ = start(*command).communicate(timeout=120)
+    text, _ = start(UNSUM, *options, "1").communicate(timeout=120)
     assert "belongs to a run with another steps (3000, now 1)" in " ".join(text.split())
 
 

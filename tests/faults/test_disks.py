@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
+import unsum.commands.audit
 import unsum.commands.main
 from support.audits import synthetic
 from unsum import UnsumError, Update
 from unsum.audit.leak_folder import write_leak
-from unsum.audit.point import Point
-from unsum.audit.result import check_folder
-from unsum.audit.sweep.unfinished import Unfinished
+from unsum.audit.sweep.bench import Point
+from unsum.audit.sweep.run import Unfinished
+from unsum.files.report_folder import check_folder
 from unsum.files.writing import write_text
 from unsum.invert import checkpoint
 from unsum.match import checkpoint as matching
@@ -112,7 +113,7 @@ def test_a_report_that_finds_no_room_is_kept_elsewhere(small_disk: Path, monkeyp
     """An attack may have taken hours."""
     (small_disk / "fill").write_bytes(bytes(60_000))
     with pytest.raises(UnsumError, match=r"No space left on device.*the report is in") as told:
-        unsum.commands.main._written(synthetic(), small_disk / "report", False)
+        unsum.commands.audit._written(synthetic(), small_disk / "report", False)
     elsewhere = Path(str(told.value).rpartition(" in ")[2].strip("'.").replace("'", ""))
     assert (elsewhere / "result.json").exists()
     for file in elsewhere.iterdir():
@@ -125,7 +126,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_runs(
 ) -> None:
     assert _LIBC.mount(b"none", str(small_disk).encode(), None, 32 | 1, None) == 0  # again, to be read only
     monkeypatch.setattr("sys.argv", ["unsum", "audit", "--out", str(small_disk / "report")])
-    monkeypatch.setattr(unsum.commands.main, "run_audit", lambda *_, **__: pytest.fail("it ran"))
+    monkeypatch.setattr(unsum, "audit", lambda *_, **__: pytest.fail("it ran"))
     with pytest.raises(SystemExit) as end:
         unsum.commands.main.main()
     assert end.value.code == 2
@@ -182,6 +183,16 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(
     assert sentence in told
     assert len(told) < 500
     assert sorted(file.name for file in tmp_path.iterdir()) == ["link"]
+
+
+def test_an_update_has_no_place_behind_a_link_to_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["unsum", "capture", "--out", str(_out(tmp_path, "link/u.safetensors"))])
+    with pytest.raises(SystemExit) as end:
+        unsum.commands.main.main()
+    assert end.value.code == 2
+    assert "is a link that leads nowhere" in capsys.readouterr().err
 
 
 def test_a_name_that_is_too_long_for_an_update(

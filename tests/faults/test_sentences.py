@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import unsum
 import unsum.commands.main
 from unsum.commands import faults
 
@@ -26,8 +27,8 @@ FAULTS = [
 
 def _run(monkeypatch: pytest.MonkeyPatch, arguments: list[str], fail: object) -> int:
     monkeypatch.setattr("sys.argv", ["unsum", *arguments])
-    monkeypatch.setattr(unsum.commands.main, "run_audit", fail)
-    monkeypatch.setattr(unsum.commands.main, "run_sweep", fail)
+    monkeypatch.setattr(unsum, "audit", fail)
+    monkeypatch.setattr(unsum, "sweep", fail)
     with pytest.raises(SystemExit) as end:
         unsum.commands.main.main()
     assert isinstance(end.value.code, int)
@@ -73,14 +74,26 @@ def test_ctrl_c_is_no_leak(
     assert further in capsys.readouterr().err
 
 
-def test_a_defect_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [KeyError("a defect"), SystemExit(1), EOFError(), BrokenPipeError()], ids=repr)
+@pytest.mark.parametrize("verbose", [True, False])
+def test_whatever_fails_is_no_leak_and_its_traceback_is_there_for_the_asking(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    error: BaseException,
+    verbose: bool,
+) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise KeyError("a defect")
+        raise error
 
-    monkeypatch.setattr("sys.argv", ["unsum", "audit", "--out", str(tmp_path / "out")])
-    monkeypatch.setattr(unsum.commands.main, "run_audit", fail)
-    with pytest.raises(KeyError, match="a defect"):
-        unsum.commands.main.main()
+    asked = ["--verbose"] if verbose else []
+    assert _run(monkeypatch, ["audit", *asked, "--out", str(tmp_path / "out")], fail) == 2
+    told = capsys.readouterr().err
+    assert ("Traceback" in told) is verbose
+    assert verbose or told.strip().count("\n") == 0
+    assert type(error).__name__ in told
+    if isinstance(error, KeyError):
+        assert "KeyError: 'a defect'" in told
 
 
 @pytest.mark.parametrize(

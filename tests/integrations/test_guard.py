@@ -12,9 +12,8 @@ import torch
 
 import unsum
 from integrations.networks import network, photos, trained
-from unsum.integrations.finding import ClientFinding
+from unsum.integrations.finding import ClientFinding, figures_of
 from unsum.integrations.guard import Guard
-from unsum.integrations.journal import figures_of
 from unsum.integrations.time_limit import OutOfTime, within
 from unsum.local_training import LocalTraining
 
@@ -131,5 +130,5 @@ def test_a_finding_is_plain_json_and_figures_count_what_is_certain() -> None:
     figures = figures_of([sure, vague, late], 0.5)
     assert figures == {
         "leak-audited": 2, "leak-not-audited": 1, "leak-exact": 1, "leak-exact-samples": 8, "leak-statistics": 0,
-        "leak-seconds": 0.5, "leak-worst": 1.0,
+        "leak-seconds": 0.5, "leak-worst": 1.0, "leak-not-decidable": 2,
     }  # fmt: skip

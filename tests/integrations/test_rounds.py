@@ -8,7 +8,7 @@ from torch import nn
 
 import unsum
 from integrations.networks import network, photos, trained
-from unsum.integrations.rounds import fill, seen
+from unsum.integrations.rounds import fill, read_statistics, seen
 from unsum.local_training import LocalTraining
 
 RATE = 0.25
@@ -134,3 +134,15 @@ def test_what_does_not_fit_is_said_in_a_sentence() -> None:
         LocalTraining(learning_rate=0.0)
     with pytest.raises(unsum.UnsumError, match="must be at least 0"):
         LocalTraining(learning_rate=1.0, weight_decay=-1.0)
+
+
+@pytest.mark.parametrize("counter", [float("nan"), float("inf"), -7, 10**18])
+def test_counters_that_are_no_numbers_say_nothing(counter: float) -> None:
+    model = network()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    after = trained(model, *photos(), rate=0.1)
+    told = {name: torch.tensor(counter) if "num_batches" in name else tensor for name, tensor in after.items()}
+    statistics = read_statistics(model, before, told)
+    assert statistics.layers
+    assert statistics.steps == (10**18 if counter == 10**18 else None)
+    assert statistics.means == {}

@@ -162,3 +162,12 @@ def test_a_loss_without_its_network_is_refused(monkeypatch: pytest.MonkeyPatch, 
         check_loss("rgla")
     with pytest.raises(unsum.UnsumError, match="loss"):
         check_loss("sharp")
+
+
+def test_what_a_dense_layer_reads_is_the_map_that_was_flattened_for_it() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(6 * 14 * 14, 20), nn.ReLU(), nn.Linear(20, 4)
+    )  # fmt: skip
+    assert feature_layout(model, 32, "4") == Layout("map", (6, 14, 14))
+    assert feature_layout(model, 32, "6") == Layout("vector", (20,))
+    assert isinstance(model[4], nn.Linear)  # a copy was tapped

@@ -31,7 +31,7 @@ def test_the_card_tells_its_origin() -> None:
 
 
 def test_another_backbone_is_refused() -> None:
-    with pytest.raises(unsum.UnsumError, match="the embedded inverse was trained for backbone"):
+    with pytest.raises(unsum.UnsumError, match="the embedded inverse was trained for a backbone with other weights"):
         load_inverse(load_model("torchvision:resnet18", classes=5).model)
 
 

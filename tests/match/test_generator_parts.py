@@ -19,12 +19,11 @@ from match.plugs import Principal, generator, own_photos
 from unsum import UnsumError, defend
 from unsum.commands.main import app
 from unsum.match import Problem, match
-from unsum.match.auxiliary import read_auxiliary
-from unsum.match.lti import matched_error
+from unsum.match.lti import Sketch, matched_error
 from unsum.match.many import Many
+from unsum.match.objective import Signs
 from unsum.match.problem import pose
-from unsum.match.signs import Signs
-from unsum.match.sketch import Sketch
+from unsum.match.run import read_auxiliary
 from unsum.match.traces import Traces
 
 

@@ -13,7 +13,7 @@ from support.material import small_net
 from support.progress import Heard
 from unsum import UnsumError, Update, attack, capture
 from unsum.match import match
-from unsum.match.shape import picture_shape
+from unsum.match.problem import picture_shape
 
 
 def sent(net: nn.Module, batch: int = 2) -> Update:

@@ -9,11 +9,16 @@ from unsum import capture
 from unsum.match.evaluate import Evaluator
 from unsum.match.objective import Objective
 from unsum.match.optimizers import Adam
-from unsum.match.plan import Plan
-from unsum.match.problem import pose
-from unsum.match.register import registered_mean
-from unsum.match.regularizers import BatchNormPrior, FeatureTerm, GroupConsistency, SquaredNorm, TotalVariation
-from unsum.match.scene import Scene
+from unsum.match.problem import Plan, pose
+from unsum.match.regularizers import (
+    BatchNormPrior,
+    FeatureTerm,
+    GroupConsistency,
+    Scene,
+    SquaredNorm,
+    TotalVariation,
+    registered_mean,
+)
 
 
 @pytest.fixture

@@ -120,6 +120,7 @@ def test_a_model_of_ones_own_by_its_file(tiny: str) -> None:
     first, same, other = (load_model(tiny, classes=11, seed=seed) for seed in (1, 1, 2))
     assert first.model[-1].out_features == 11
     assert first.name == "net of tiny.py, random weights, 224²"
+    assert load_model(tiny, classes=11, likely_sizes=[48]).image_size == 48
     assert torch.equal(first.model[0].weight, same.model[0].weight)
     assert not torch.equal(first.model[0].weight, other.model[0].weight)
     folder = tiny.removesuffix(":net")
@@ -136,7 +137,7 @@ def test_a_model_of_ones_own_by_its_file(tiny: str) -> None:
         ("", "Name a function of 'tiny.py' after a colon"),
         (":broken", "'broken' of 'tiny.py' failed: KeyError: 'depth'"),
         (":number", "must return a torch.nn.Module, not a int"),
-        (":fixed", "'fixed' of 'tiny.py' makes 5 classes of the 10 needed"),
+        (":fixed", "fixed of tiny.py makes 5 classes of the 10 needed"),
     ],
 )
 def test_what_a_file_cannot_give_is_told(tiny: str, end: str, sentence: str) -> None:
@@ -165,14 +166,23 @@ def test_weights_of_half_precision_fill_the_model_in_its_own(tiny: str, tmp_path
 
 
 @pytest.mark.parametrize("missing", [True, False])
-def test_a_head_that_does_not_fit_stays_fresh_and_is_told(tiny: str, tmp_path: Path, missing: bool) -> None:
+def test_a_head_that_does_not_fit_is_made_fresh_only_where_that_is_asked_for(
+    tiny: str, tmp_path: Path, missing: bool
+) -> None:
     state = trained(tiny, 10 if missing else 20)
     if missing:
         del state["4.weight"]  # the bias alone is no head
     del state["1.num_batches_tracked"]  # as old files do
     save_file(state, tmp_path / "trained.safetensors")
     fresh = load_model(tiny, classes=10, seed=4).model.state_dict()
-    loaded = load_model(tiny, classes=10, seed=4, weights=tmp_path / "trained.safetensors")
+    if missing:
+        with pytest.raises(UnsumError, match="hold no head; add --fresh-head"):
+            load_model(tiny, classes=10, weights=tmp_path / "trained.safetensors")
+    else:
+        kept = load_model(tiny, classes=10, weights=tmp_path / "trained.safetensors")
+        assert kept.trained_head
+        assert torch.equal(kept.model[-1].weight, state["4.weight"])
+    loaded = load_model(tiny, classes=10, seed=4, weights=tmp_path / "trained.safetensors", fresh_head=True)
     expected = state | {n: fresh[n] for n in ("4.weight", "4.bias", "1.num_batches_tracked")}
     assert differing(loaded.model, expected) == []
     assert loaded.name == "net of tiny.py, weights of trained.safetensors under a fresh head, 224²"

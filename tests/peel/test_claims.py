@@ -125,6 +125,19 @@ def test_no_input_is_claimed_where_the_separation_is_not_unless_all_tensors_prov
         assert not bool(peel(model, update, lied).exact.any())
 
 
+def test_no_input_is_exact_that_is_the_mean_of_two() -> None:
+    """Behind a sigmoid, features of siblings are nearer to each other than the siblings are: one of each pair is found."""
+    model = mlp(nn.Sigmoid())
+    torch.manual_seed(8)
+    x = siblings(torch.rand(2, 20), 0.011)
+    update = unsum.capture(model, x, torch.arange(2).repeat(2))
+    leak = unsum.separate(model, update)
+    peeled = peel(model, update, leak)
+    assert leak.batch_size == 2
+    assert float(nearest(x, peeled.inputs).max()) > 1e-2  # a true sample is that far from all that was found
+    assert not bool(peeled.exact.any())
+
+
 def test_without_a_bias_the_loss_must_be_declared() -> None:
     """A temperature would send the same gradient with inputs of another length."""
     model, x = mlp(nn.ReLU(), bias=False), torch.rand(2, 20)

@@ -14,7 +14,7 @@ from support.long import long
 from support.residual_nets import CLASSES, client, network, read_by
 from unsum.head import collect_features
 from unsum.peel.residual.masks import confirmed
-from unsum.score.assignment import assign
+from unsum.score.samples import assign
 
 
 def error(found: Tensor, true: Tensor) -> float:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from unsum import Leak, UnsumError, score
 from unsum.models.lpips import lpips, weights_file
 from unsum.score import lpips_status, score_samples
-from unsum.score.assignment import assign
-from unsum.score.image import psnr, ssim
+from unsum.score.samples import assign, psnr, ssim
 
 
 def perfect(features: torch.Tensor, labels: torch.Tensor, images: torch.Tensor) -> Leak:

@@ -11,8 +11,7 @@ import unsum
 from separate.sparse_cases import sparse_case
 from support.material import pictures, small_net
 from unsum.head import Head
-from unsum.separate.adaptive.lattice import find_lattice
-from unsum.separate.adaptive.recognize import recognize
+from unsum.separate.adaptive.recognize import find_lattice, recognize
 
 
 @pytest.mark.parametrize(

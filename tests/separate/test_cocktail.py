@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import unsum
 from support.active_photos import cut
 from unsum import UnsumError
-from unsum.separate.components import (
+from unsum.separate.cocktail import (
     alike,
     descend,
     filtered,
@@ -92,7 +92,7 @@ def test_without_negentropy_nothing_is_unmixed(count: int) -> None:
                 start,
                 Z,
                 M @ rows,
-                iterations=1200,
+                iterations=600,
                 learning_rate=1e-2,
                 contrast=contrast,
                 decorrelation=1.0,

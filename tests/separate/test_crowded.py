@@ -10,8 +10,7 @@ from torch import Tensor, nn
 import unsum
 from support.head_cases import NOTHING, case, one_hot
 from unsum.knowledge import Knowledge
-from unsum.separate.crowded import crowded
-from unsum.separate.crowded.coding import code, on_support
+from unsum.separate.crowded import code, crowded, on_support
 from unsum.separate.fgla import fgla
 
 C, B, H = 20, 26, 8000
@@ -57,9 +56,9 @@ def test_coding_finds_sparse_combinations() -> None:
 
 def test_what_it_needs_is_said() -> None:
     truth = case(rectified(0), nn.Linear(H, C), one_hot(torch.randint(C, (B,)), C))
-    with pytest.raises(unsum.UnsumError, match="needs hard labels"):
+    with pytest.raises(unsum.UnsumError, match="needs the labels"):
         crowded(truth.head, NOTHING, seed=0)
     with pytest.raises(unsum.UnsumError, match="shared by a few"):
         crowded(truth.head, Knowledge(labels=torch.zeros(B, dtype=torch.long)), seed=0)
-    with pytest.raises(unsum.UnsumError, match="needs hard labels"):
+    with pytest.raises(unsum.UnsumError, match="needs the labels"):
         crowded(truth.head, Knowledge(labels=torch.full((B, C), 1 / C)), seed=0)

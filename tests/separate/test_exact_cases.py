@@ -119,14 +119,14 @@ def test_smoothed_labels_of_trained_models(B: int, confidence: float, seed: int)
 
 
 @pytest.mark.parametrize("seed", [0, *long(1, 2)])
-@pytest.mark.parametrize(("B", "confidence"), [(6, 2.0), (12, 1.5)])
+@pytest.mark.parametrize(("B", "confidence"), [(6, 2.0), *long((12, 1.5))])
 def test_mixed_labels_of_trained_models(B: int, confidence: float, seed: int) -> None:
     """Predictions of one sample hide the labels of another: rows of ∇b name neither."""
     truth = trained(B, seed, confidence, mixed=True)
     assert_exact(exact(truth.head, NOTHING, seed=0), truth)
 
 
-@pytest.mark.parametrize(("B", "classes"), [(40, 400), (48, 100), (15, 20), (7, 10)])
+@pytest.mark.parametrize(("B", "classes"), [(40, 400), (15, 20), (7, 10), *long((48, 100))])
 def test_large_batches(B: int, classes: int) -> None:
     truth = synthetic([0] * (B // 4) + list(range(B - B // 4)), classes)
     assert_exact(exact(truth.head, NOTHING, seed=0), truth)
@@ -193,7 +193,7 @@ def test_zero_initialized_head_does_not_tell_mixed_labels_from_hard_ones() -> No
     assert any("may be mixed" in note for note in leak.notes)
 
 
-@pytest.mark.parametrize("B", [12, 64])
+@pytest.mark.parametrize("B", [64, *long(12)])
 def test_as_many_samples_as_classes_is_admitted(B: int) -> None:
     truth = synthetic([index % 10 for index in range(B)], 10)
     leak = exact(truth.head, NOTHING, seed=0)

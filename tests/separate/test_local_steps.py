@@ -13,11 +13,10 @@ import unsum
 from support.long import long
 from unsum import UnsumError, Update
 from unsum.head import Head
-from unsum.local_training import LocalTraining
+from unsum.local_training import LocalTraining, mini_batches
 from unsum.separate.local_steps import method
 from unsum.separate.local_steps.counting import size_of_step
-from unsum.separate.local_steps.movement import observe_movement
-from unsum.separate.local_steps.schedule import Schedule, split
+from unsum.separate.local_steps.movement import Schedule, observe_movement
 
 C, H = 60, 96
 
@@ -169,7 +168,7 @@ def test_a_momentum_that_nobody_declared_and_steps_that_weigh_otherwise_are_not_
         assert not leak.exact or error < 1e-2
 
 
-@pytest.mark.parametrize("rate", [0.3, 2.0])
+@pytest.mark.parametrize("rate", [2.0, *long(0.3)])
 def test_accumulated_gradients_are_one_step_whatever_the_counters_say(rate: float) -> None:
     client = Client()
     update, features = client.sends(LocalTraining(rate, 1), 8, rate)
@@ -255,9 +254,9 @@ def test_the_schedule_is_that_of_torchs_sgd(momentum: float, decay: float) -> No
 
 
 def test_batches_are_split_as_a_loader_does() -> None:
-    assert split(8, 4) == (2, 2, 2, 2)
-    assert split(7, 2) == (4, 3)
-    assert split(5, 4) == (2, 1, 1, 1)
+    assert mini_batches(8, 4) == (2, 2, 2, 2)
+    assert mini_batches(7, 2) == (4, 3)
+    assert mini_batches(5, 4) == (2, 1, 1, 1)
 
 
 def test_a_false_rate_of_the_first_step_does_not_count_a_million_samples() -> None:

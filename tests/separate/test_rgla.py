@@ -13,10 +13,8 @@ from unsum import Knowledge, Noise, UnsumError, Update, capture, score, separate
 from unsum.head import Head
 from unsum.progress import SILENT
 from unsum.separate.method import SEPARATORS
-from unsum.separate.rgla.adam import Record, minimize
-from unsum.separate.rgla.loss import estimated_loss
-from unsum.separate.rgla.method import rgla
-from unsum.separate.rgla.objective import WEIGHTS, LogitObjective
+from unsum.separate.rgla.method import Record, minimize, rgla
+from unsum.separate.rgla.objective import WEIGHTS, LogitObjective, estimated_loss
 
 EVERYTHING = ("w", "b", "loss")
 

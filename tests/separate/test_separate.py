@@ -55,7 +55,6 @@ def test_a_misfit_in_blocks_is_the_misfit(monkeypatch: pytest.MonkeyPatch, net: 
     G = (logits.double().softmax(1) - targets) / 3
     expected = float((G.T @ features.double() - head.grad_W.double()).norm() / head.grad_W.double().norm())
     assert relative_misfit(head, logits, targets, features) == pytest.approx(expected, rel=1e-12)
-    monkeypatch.setattr(
-        sys.modules[relative_misfit.__module__], "_BLOCK", 40 * 50
-    )  # 50 columns at a time, the last block smaller
+    # 50 columns at a time, the last block smaller
+    monkeypatch.setattr(sys.modules[Head.__module__], "BLOCK", 40 * 50)
     assert relative_misfit(head, logits, targets, features) == pytest.approx(expected, rel=1e-12)

@@ -17,10 +17,8 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.separate.soft import recovery, soft
-from unsum.separate.soft.descent import bottom, descend
 from unsum.separate.soft.ray import find_ray
-from unsum.separate.soft.spread import SUCCESS, Spread
-from unsum.separate.soft.swarm import CLEAN, NOISY
+from unsum.separate.soft.search import CLEAN, NOISY, SUCCESS, Spread, bottom, descend
 
 FEATURES = backbone_features(18, train=False)
 

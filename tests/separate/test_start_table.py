@@ -16,9 +16,8 @@ from unsum.equation.equation import NoFactorError, Unknowns
 from unsum.equation.observation import observe
 from unsum.separate.exact import exact
 from unsum.separate.exact.hypotheses import HARD, SOFT
-from unsum.separate.exact.proposals import Proposal, by_regression
+from unsum.separate.exact.proposals import STARTS, Proposal, by_regression
 from unsum.separate.exact.search import Search, in_order
-from unsum.separate.exact.start_table import STARTS
 
 
 def fresh(B: int, classes: int = 40, bias: bool = True) -> Case:

@@ -12,8 +12,7 @@ from support.head_cases import NOTHING, PLAIN, Case, assert_exact, case, feature
 from unsum.equation.observation import observe
 from unsum.knowledge import Knowledge
 from unsum.separate.exact import exact
-from unsum.separate.exact.lengths import certified, measure_lengths
-from unsum.separate.exact.zeros import find_sparse_directions, sharpen
+from unsum.separate.exact.zeros import certified, find_sparse_directions, measure_lengths, sharpen
 
 C, H = 24, 2500
 
@@ -48,7 +47,9 @@ def test_as_many_samples_as_directions(B: int, labels: str) -> None:
 
 def test_without_a_bias_and_clipped() -> None:
     truth = crowded_case("same", 22, bias=False, scale=0.03)
-    leak = exact(truth.head, PLAIN, seed=0)
+    leak = exact(
+        truth.head, dataclasses.replace(PLAIN, batch_size=22), seed=0
+    )  # one of eight copies might be 1.4 % shorter
     assert leak.exact, leak.notes
     assert leak.scale == pytest.approx(0.03, rel=1e-3)
     assert_exact(leak, truth, features=2e-4, targets=2e-4)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unsum.audit.answer import Audit
 from unsum.audit.leakage import leakages
+from unsum.audit.report import Audit
 from unsum.audit.result import Setting
 from unsum.data import Batch
 from unsum.knowledge import Knowledge

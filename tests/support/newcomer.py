@@ -33,7 +33,9 @@ class Newcomer:
 
     def run(self, command: list[str], folder: Path, **environment: str) -> str:
         """The output of a command; everything that would tie it to the repository is taken out of its environment."""
-        ties = ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "UV_PROJECT_ENVIRONMENT")
+        ties = (
+            "VIRTUAL_ENV", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "UV_PROJECT_ENVIRONMENT",
+        )  # fmt: skip
         kept = {name: value for name, value in os.environ.items() if name not in ties}
         path = f"{self.venv / 'bin'}{os.pathsep}{kept['PATH']}"
         done = subprocess.run(

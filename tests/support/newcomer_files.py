@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 import unsum
 from support import pages
+from support.text_folder import LINES, save_language_model
 from unsum.invert import Inverse
 from unsum.invert.decoder import Decoder
 from unsum.invert.layout import Layout
@@ -50,6 +51,8 @@ def prepare(folder: Path) -> None:
     _cifar(folder / "datasets" / "cifar-10-batches-py")
     _round(folder)
     _hugging_face(folder / "my-vit")
+    save_language_model(folder / "folder")
+    (folder / "texts.txt").write_text("\n".join(LINES))
     _resnets(folder)
 
 
@@ -132,9 +135,8 @@ def _resnets(folder: Path) -> None:
     checkpoints.mkdir(parents=True)
     torch.save(torchvision.models.resnet18().state_dict(), checkpoints / "resnet18-f37072fd.pth")
     save_file(torchvision.models.resnet50().state_dict(), folder / "resnet50.safetensors")
-    model = load_model(
-        f"{folder / 'examples' / 'resnet50_v1.py'}:unpooled", classes=2, weights=folder / "resnet50.safetensors"
-    ).model
+    spec, weights = f"{folder / 'examples' / 'resnet50_v1.py'}:unpooled", folder / "resnet50.safetensors"
+    model = load_model(spec, classes=2, weights=weights, fresh_head=True).model
     decoder = Decoder(Layout("map", (2048, 7, 7)), 224, ((16, 1), (16, 1), (8, 1), (8, 1), (8, 1)))
     card = {
         "backbone": backbone_fingerprint(model), "architecture": "decoder", "size": 224, "photos": 40,

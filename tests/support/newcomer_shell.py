@@ -19,7 +19,7 @@ PATIENCE = 240.0  # seconds for one command on a busy machine
 
 def main() -> None:
     jobs: list[dict[str, Any]] = json.loads(Path(sys.argv[1]).read_text("utf-8"))
-    import unsum.commands.main  # noqa: F401 (here, once, for all forks)
+    import unsum.commands.audit_tables  # noqa: F401 (PyTorch with it, here, once, for all forks)
 
     waiting, running = list(jobs), dict[int, tuple[dict[str, Any], float]]()
     while waiting or running:
@@ -48,7 +48,7 @@ def _start(job: dict[str, Any]) -> int:
         os.environ |= job["environment"]
         exec(job["before"], {})  # the tests' own text
         sys.argv = job["arguments"]
-        from unsum_start import main as unsum
+        from unsum.commands.main import main as unsum
 
         unsum()
         code = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unsum.separate.exact import search
-from unsum.separate.exact.start_table import STARTS
+from unsum.separate.exact.proposals import STARTS
 
 
 def without_starts(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from unsum.active import imprint, traps  # noqa: F401 (registers the methods)
 from unsum.active.compose import alone, place
 from unsum.active.imprint import chance_of_hits
-from unsum.active.inserted import Inserted
-from unsum.active.method import SERVERS, Reader, Recovered
-from unsum.active.options import check_server, parse_server
+from unsum.active.method import SERVERS, Inserted, Reader, Recovered, check_server, parse_server
 from unsum.errors import UnsumError
 from unsum.leak import Leak
+from unsum.models.built import USUAL_SIZE
 from unsum.update import Update
 
 __all__ = [
@@ -29,8 +28,6 @@ __all__ = [
     "parse_server",
     "place",
 ]
-
-_USUAL_SIZE = 224
 
 
 def modify(
@@ -60,7 +57,7 @@ def modify(
     """
     name, written = parse_server(server)
     chosen = check_server(name, written | options)
-    side = getattr(model, "image_size", _USUAL_SIZE)
+    side = getattr(model, "image_size", USUAL_SIZE)
     shape = (3, side, side) if shape is None else tuple(shape)
     if auxiliary is not None and tuple(auxiliary.shape[1:]) != shape:
         raise UnsumError(f"Auxiliary inputs must be of the shape {shape}, not {tuple(auxiliary.shape[1:])}.")

@@ -6,30 +6,30 @@ import math
 from dataclasses import replace
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from unsum.active.method import Reader, Recovered
+from unsum.gradients import same_buffers
 from unsum.head import collect_features, find_head
+from unsum.late_scipy import linear_sum_assignment
 from unsum.leak import Leak
 
-_MID_GRAY = 0.5
+_MID_GRAY = 0.5  # of a picture of which nothing was read
 
 
 def alone(model: nn.Module, reader: Reader, recovered: Recovered) -> Leak:
     """A leak whose rows are the pictures that were read. Features are the model's for them; labels were not sought."""
-    classes = find_head(model)[1].out_features
-    count = len(recovered.inputs)
-    if count == 0:  # a leak has at least one row
-        recovered = _nothing(reader, recovered)
-        count = 1
+    if len(recovered.inputs) == 0:  # a leak has at least one row
+        gray, no = torch.full((1, *reader.shape), _MID_GRAY), torch.zeros(1, dtype=torch.bool)
+        notes = [*recovered.notes, "Nothing was read; the one picture shown is gray."]
+        recovered = Recovered(gray, no, torch.full((1,), math.inf), torch.zeros(1, dtype=torch.long), notes)
     features = features_of(model, recovered.inputs)
     _, head = find_head(model)
     with torch.no_grad():
         logits = head(features.to(head.weight)).double()
     return Leak(
         method=reader.name,
-        targets=torch.full((count, classes), 1 / classes, dtype=torch.float64),
+        targets=torch.full(logits.shape, 1 / logits.shape[1], dtype=torch.float64),
         logits=logits,
         features=features,
         residual=math.nan,
@@ -52,12 +52,12 @@ def place(model: nn.Module, leak: Leak, reader: Reader, recovered: Recovered) ->
     knowledge = replace(leak.knowledge, may_change_model=True, auxiliary_photos=reader.photos)
     source = "The pictures were read out of the server's layer, labels and features out of the last one."
     notes = [*recovered.notes, source, *leak.notes]
-    count = len(recovered.inputs)
-    if count == 0:
+    if len(recovered.inputs) == 0:
         return replace(leak, knowledge=knowledge, notes=notes)
     order = recovered.exact.long().argsort(descending=True, stable=True)  # certain ones first, if there are too many
     inputs, exact = recovered.inputs[order], recovered.exact[order]
-    found = _unit(features_of(model, inputs).double()) @ _unit(leak.features.to(inputs.device).double()).T
+    read, told = features_of(model, inputs).double(), leak.features.to(inputs.device).double()
+    found = nn.functional.normalize(read, eps=1e-30) @ nn.functional.normalize(told, eps=1e-30).T
     kept = slice(max(leak.batch_size, int(exact.sum())))
     rows, columns = linear_sum_assignment(-found[kept].nan_to_num().cpu().numpy())
     images = torch.full((leak.batch_size, *inputs.shape[1:]), _MID_GRAY, device=inputs.device)
@@ -76,23 +76,5 @@ def place(model: nn.Module, leak: Leak, reader: Reader, recovered: Recovered) ->
 
 def features_of(model: nn.Module, inputs: Tensor) -> Tensor:
     """(N, H) without a trace in the model: what BatchNorm counts is put back."""
-    kept = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.numel() < 1 << 20}
-    parameter = next(model.parameters())
-    try:
-        return collect_features(model, inputs.to(parameter)).float()
-    finally:
-        for name, buffer in model.named_buffers():
-            if name in kept:
-                buffer.copy_(kept[name])
-
-
-def _nothing(reader: Reader, recovered: Recovered) -> Recovered:
-    gray = torch.full((1, *reader.shape), _MID_GRAY)
-    no = torch.zeros(1, dtype=torch.bool)
-    notes = [*recovered.notes, "Nothing was read; the one picture shown is gray."]
-    return Recovered(gray, no, torch.full((1,), math.inf), torch.zeros(1, dtype=torch.long), notes)
-
-
-def _unit(rows: Tensor) -> Tensor:
-    unit: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
-    return unit
+    with same_buffers(model):
+        return collect_features(model, inputs.to(next(model.parameters()))).float()

@@ -13,7 +13,7 @@ lies below everything.
 **Which bins hold one sample?** A mixture of two is an input, too, and lies in the same bin. A second, tiny layer (the
 witness) sorts the samples into the same bins but sees only block means of them, and acts on the loss in another
 direction: its differences mix the samples with other weights δ'_s. One sample has the same block means in both; a mixture
-has not, unless its samples resemble each other (see `evidence`).
+has not, unless its samples resemble each other (see `method`).
 """
 
 from __future__ import annotations
@@ -25,16 +25,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from unsum.active.evidence import counted, in_range, on_grid
-from unsum.active.inserted import random_patterns
-from unsum.active.method import SERVERS, Reader, Recovered, gradients_of
+from unsum.active.method import SERVERS, Reader, Recovered, counted, gradients_of, in_range, on_grid, random_patterns
 from unsum.certify.claim import grant_each
 from unsum.errors import UnsumError, unknown_name
 from unsum.update import Update
 
 PHOTO_BRIGHTNESS = (0.447, 0.127)  # mean and spread over 2 000 public photos of things, animals and scenes
 _FLOOR = 10.0  # spreads below the mean: where the first threshold lies
-_BLOCKS = 48
+_BLOCKS = 48  # means that a second layer reads: sixteen for each color plane of a picture
 _CLEAR = 30.0  # how far above rounding a bin must stand to count as filled
 _AGREE = 1e-4  # block means of the two layers agree to this in a bin of one sample, or to rounding where that is more
 _TOO_ROUGH = 3e-3  # beyond it agreement says nothing
@@ -147,11 +145,9 @@ class ImprintReader(Reader):
 
     def read(self, update: Update) -> Recovered:
         """Bin by bin: the difference of neighboring rows, divided; and whether one sample alone explains it."""
-        dtype = (
-            update.gradients["front.rows.weight"].dtype if "front.rows.weight" in update.gradients else torch.float32
-        )
-        eps = torch.finfo(dtype).eps
-        dW, db, noise = _differences(*gradients_of(update, "rows"), eps)
+        rows = gradients_of(update, "rows")
+        eps = torch.finfo(update.gradients["front.rows.weight"].dtype).eps
+        dW, db, noise = _differences(*rows, eps)
         filled = (dW.norm(dim=1) > _CLEAR * noise) & (db != 0)
         places = filled.nonzero().flatten()
         dV, dc, witness_noise = _differences(*gradients_of(update, "witness"), eps)
@@ -180,28 +176,18 @@ class ImprintReader(Reader):
     def _notes(self, found: int, sure: int, grid: int, open_: int, update: Update) -> list[str]:
         if not found:
             return [f"None of the {self.bins} bins stands out of the update's noise or rounding, so nothing was read."]
-        notes = [
+        notes = {
             f"Of {self.bins} bins {found} are filled: {sure} hold one sample alone, which was read exactly, and "
-            f"{found - sure - open_} hold several, whose mixture is shown and not vouched for."
-        ]
-        if open_:
-            notes.append(
-                f"{open_} more hold one sample, or several that resemble each other, whose mean is shown: off the grid of 8-bit "
-                "pictures only the batch size would tell."
-            )
-        if grid:
-            notes.append(
-                f"{grid} of the exact ones have all their pixels on the 1/255 grid of 8-bit pictures, as no mixture has."
-            )
-        if sure:
-            notes.append(
-                "Copies of one picture fall into one bin and come back as that picture, once; how many they are is unknown."
-            )
-        if update.kind == "delta":
-            notes.append(
-                "The update is a weight delta: samples that changed their bin between local steps count as mixtures."
-            )
-        return notes
+            f"{found - sure - open_} hold several, whose mixture is shown and not vouched for.": True,
+            f"{open_} more hold one sample, or several that resemble each other, whose mean is shown: off the grid of 8-bit "
+            "pictures only the batch size would tell.": open_,
+            f"{grid} of the exact ones have all their pixels on the 1/255 grid of 8-bit pictures, as no mixture has.": grid,
+            "Copies of one picture fall into one bin and come back as that picture, once; how many they are is unknown.": sure,
+            "The update is a weight delta: samples that changed their bin between local steps count as mixtures.": (
+                update.kind == "delta"
+            ),
+        }
+        return [note for note, holds in notes.items() if holds]
 
 
 def _differences(grad_W: Tensor, grad_b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,7 +8,7 @@ sample s alone passes the ReLU,
 
 **Which rows saw one sample?** Every row acts on the loss in a direction of its own (an angle between two patterns), so
 two rows that the same *several* samples excite mix them differently, and two rows that agree on an input saw that one
-alone, or several that resemble each other (see `evidence`).
+alone, or several that resemble each other (see `method`).
 """
 
 from __future__ import annotations
@@ -19,26 +19,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unsum.active.evidence import counted, in_range, on_grid
-from unsum.active.inserted import random_patterns
-from unsum.active.method import SERVERS, Reader, Recovered, gradients_of
+from unsum.active.imprint import PHOTO_BRIGHTNESS
+from unsum.active.method import SERVERS, Reader, Recovered, counted, gradients_of, in_range, on_grid, random_patterns
 from unsum.certify.claim import grant_each
 from unsum.errors import UnsumError
 from unsum.update import Update
 
-_BRIGHT, _CONTRAST = 0.447, 0.23  # of public photos: mean, and mean spread within one photo
+_CONTRAST = 0.23  # of public photos: mean spread within one photo
 _RARE = 1.5  # standard deviations above the mean at which a fitted row fires
 _AGREE = 1e-4  # relative distance of two readings of one sample, or rounding where that is more
-_TOO_ROUGH = 1e-2
+_TOO_ROUGH = 1e-2  # relative error of a reading beyond which it is not used
 _RESEMBLES = 0.2  # relative distance within which two readings may be of siblings
 _SKETCH = 64  # random projections that readings are compared by
 
 
-@SERVERS.register(
-    "traps",
-    summary="rows that single samples excite (trap weights)",
-    needs="to change the model",
-)
+@SERVERS.register("traps", summary="rows that single samples excite (trap weights)", needs="to change the model")
 def traps(
     shape: tuple[int, ...],
     generator: torch.Generator,
@@ -53,7 +48,7 @@ def traps(
     size = int(torch.Size(shape).numel())
     if rows < 2 or not sigma > 0 or not strength > 0 or not 0 <= factor <= 1:
         raise UnsumError("Traps need at least two rows, a positive sigma and strength, and a factor between 0 and 1.")
-    bright, contrast = _BRIGHT, _CONTRAST
+    bright, contrast = PHOTO_BRIGHTNESS[0], _CONTRAST
     if auxiliary is not None:
         bright, contrast = float(auxiliary.mean()), float(auxiliary.flatten(1).std(1).mean())
     f = factor or fitted_factor(size, bright, contrast)

@@ -1,19 +1,30 @@
-"""Who may talk to the server: this machine's own pages, under this machine's own names, and nobody's frame or script."""
+"""Who may talk to the server: this machine's own pages, under this machine's own names, and nobody's frame or script.
+
+And how long it waits for a visitor to finish asking: whoever opens connections and says nothing keeps nobody out. uvicorn
+closes connections that idle after an answer, and waits for the first request, or for the rest of one, for ever.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import re
 import socket
+from collections import OrderedDict
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 PAGE_HEADER = "x-unsum-page"  # a page's own random name; other sites cannot send it without asking first, and hear no
 CLOSED = {"Connection": "close"}  # with a refusal: what is still to come of the request is not read
 _PAGE_NAME = re.compile(r"[A-Za-z0-9-]{16,64}")
+HEADER_SECONDS = 10.0  # for the head of a request; a browser sends it at once
+BODY_SECONDS = 60.0  # for a photo of the largest size, over a slow line
+MOST_SILENT = 64  # connections without a whole head; the oldest goes when one more comes
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; base-uri 'none'; "
@@ -30,12 +41,15 @@ _HEADERS = {
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach `host`."""
-    if host == "localhost":
-        return True
+    address = _address(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(name)
     except ValueError:
-        return False
+        return None
 
 
 class Doorkeeper:
@@ -79,14 +93,45 @@ class Doorkeeper:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
             return False
-        if is_loopback(name):
-            return True
-        return self._remote and (_is_address(name) or name == socket.gethostname().lower())
+        other = _address(name) is not None or name == socket.gethostname().lower()
+        return is_loopback(name) or (self._remote and other)
 
 
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+class PatientProtocol(H11Protocol):
+    """A connection that is closed when its request's head does not come, in time or among too many of its kind."""
+
+    header_seconds: ClassVar[float] = HEADER_SECONDS
+    _silent: ClassVar[OrderedDict[PatientProtocol, asyncio.TimerHandle]] = OrderedDict()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+        while len(self._silent) > MOST_SILENT:
+            next(iter(self._silent))._give_up()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._heard()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:  # a whole head has come, and its request is under way
+            self._heard()
+
+    def on_response_complete(self) -> None:
+        self._wait()  # for the head of the next one
+        super().on_response_complete()
+
+    def _wait(self) -> None:
+        self._heard()
+        self._silent[self] = self.loop.call_later(self.header_seconds, self._give_up)
+
+    def _heard(self) -> None:
+        timer: Any = self._silent.pop(self, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _give_up(self) -> None:
+        self._heard()
+        self.transport.abort()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Generator
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from unsum.app.shelf import shown
 from unsum.attack.chain import run_attack
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.audit.result import finite
-from unsum.audit.round import Compared, Sent, as_trained, compare_with_truth, send
+from unsum.audit.round import Compared, Sent, as_trained, attacked, compare_with_truth, send
+from unsum.audit.sweep.bench import mean_of
 from unsum.audit.verdict import Verdict, judge
 from unsum.client.capture import in_mode
 from unsum.errors import UnsumError
@@ -38,7 +40,7 @@ def play(loaded: LoadedModel, order: Order, device: torch.device) -> Generator[A
     model, own = copy.deepcopy(loaded.model), order.truth
     yield _stage("The client computes its update")
     defenses = [] if order.defense is None else [order.defense]
-    sent = send(model, own.images.to(device), own.targets.to(device), defenses, train=True, seed=_SEED)
+    sent = send(model, own.images.to(device), own.targets.to(device), defenses, train=order.train, seed=_SEED)
     order = replace(order, truth=as_trained(own, sent))
     blended = not torch.equal(order.truth.images, own.images)
     whole = AttackOptions(device=device, seed=_SEED)
@@ -47,14 +49,14 @@ def play(loaded: LoadedModel, order: Order, device: torch.device) -> Generator[A
         content = _result(order, compare_with_truth(sent, leak), blended)
         return content | {"final": final, "seconds": time.perf_counter() - start}
 
-    with in_mode(model, True):  # how clients train is the server's own protocol
+    with in_mode(model, order.train):  # how clients train is the server's own protocol
         if defenses and not _is_certain(sent, device):
             yield _stage("The server takes a first look")
             with suppress(UnsumError):  # no bias gradient, or none of the head: the whole attack says what that means
                 yield scored(run_attack(model, sent.update, replace(whole, method=FIRST_LOOK)), final=False)
         yield _stage("The server runs the whole attack")
         try:
-            leak = run_attack(model, sent.update, whole)
+            leak = attacked(model, sent.update, whole)
         except UnsumError as reason:
             yield _refused(order, str(reason)) | {"seconds": time.perf_counter() - start}
             return
@@ -75,13 +77,14 @@ def _stage(sentence: str) -> Answer:
 
 def _result(order: Order, compared: Compared, blended: bool) -> Answer:
     leak, rows, leaked = compared.leak, compared.samples, compared.leakages
+    known = [value for value in leaked if not math.isnan(value)]
     samples = [_sample(order, leak, row, i, leaked[i]) for i, row in enumerate(rows)]
     if blended:  # the page has the photos themselves, but these are not what came back
         samples = [row | {"blend": shown(image)} for row, image in zip(samples, order.truth.images, strict=True)]
-    content: Answer = finite(
+    return finite(
         {
             "kind": "result",
-            "verdict": asdict(judge(leak, rows, leaked)),
+            "verdict": judge(leak, rows, leaked, compared.undecided).to_dict(),
             "certificate": leak.exact,
             "predicted_error": leak.predicted_error,
             "batch_size_found": leak.batch_size,
@@ -89,21 +92,16 @@ def _result(order: Order, compared: Compared, blended: bool) -> Answer:
             "notes": leak.notes,
             "granted": leak.knowledge.granted(),
             "samples": samples,
-            "mean_leakage": sum(leaked) / len(leaked),
-            "worst_leakage": max(leaked),
+            "mean_leakage": mean_of(known),
+            "worst_leakage": max(known, default=math.nan),
         }
     )
-    return content
 
 
 def _sample(order: Order, leak: Leak, row: SampleScore, i: int, leaked: float) -> Answer:
-    truth = order.truth
     recovered: Tensor | None = None if row.found is None or leak.images is None else leak.images[row.found]
-    return {
-        "id": order.keys[i],
-        "title": truth.titles[i],
-        "label": _label(order, i),
-        "found_label": None if row.found is None else truth.class_names[int(leak.labels[row.found])],
+    return _named(order, i) | {
+        "found_label": None if row.found is None else order.truth.class_names[int(leak.labels[row.found])],
         "label_correct": row.label_correct == 1.0,
         "feature_error": row.feature_error,
         "psnr": row.psnr if recovered is not None else None,
@@ -113,31 +111,29 @@ def _sample(order: Order, leak: Leak, row: SampleScore, i: int, leaked: float) -
     }
 
 
-def _label(order: Order, i: int) -> str:
-    """The name of sample `i`'s class; of smoothed or mixed labels, the largest."""
-    target = order.truth.targets[i]
-    return order.truth.class_names[int(target if target.ndim == 0 else target.argmax())]
+def _named(order: Order, i: int) -> Answer:
+    """What sample `i` and its class are called; of smoothed or mixed labels, the largest."""
+    truth, target = order.truth, order.truth.targets[i]
+    label = truth.class_names[int(target if target.ndim == 0 else target.argmax())]
+    return {"id": order.keys[i], "title": truth.titles[i], "label": label}
 
 
 def _refused(order: Order, reason: str) -> Answer:
-    """The attack cannot even begin: an answer, too, and no error of the user's."""
-    verdict = Verdict("low", 0.0, "This attack recovered no sample from this update.", [reason])
-    nothing = {"found_label": None, "label_correct": False, "feature_error": None, "psnr": None, "ssim": None}
-    samples = [
-        nothing | {"id": key, "title": title, "label": _label(order, i), "leakage": 0.0, "picture": None}
-        for i, (key, title) in enumerate(zip(order.keys, order.truth.titles, strict=True))
-    ]
-    return {
-        "kind": "result",
-        "final": True,
-        "verdict": asdict(verdict),
-        "certificate": False,
-        "predicted_error": None,
-        "batch_size_found": 0,
-        "method": AUTO,
-        "notes": [],
-        "granted": [],
-        "samples": samples,
-        "mean_leakage": 0.0,
-        "worst_leakage": 0.0,
-    }
+    """The attack cannot even begin: an answer, too, and no error of the user's; nobody knows what leaks then."""
+    nothing = dict.fromkeys(("found_label", "feature_error", "psnr", "ssim", "picture", "leakage"))
+    return finite(
+        {
+            "kind": "result",
+            "final": True,
+            "verdict": Verdict.undecided(reason[:1].lower() + reason[1:]).to_dict(),
+            "certificate": False,
+            "predicted_error": None,
+            "batch_size_found": 0,
+            "method": AUTO,
+            "notes": [],
+            "granted": [],
+            "samples": [_named(order, i) | nothing | {"label_correct": False} for i in range(len(order.keys))],
+            "mean_leakage": None,
+            "worst_leakage": None,
+        }
+    )

@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 import uvicorn
 
-from unsum.app.guard import is_loopback
-from unsum.app.patience import MOST_SILENT, PatientProtocol
+from unsum.app.guard import MOST_SILENT, PatientProtocol, is_loopback
 from unsum.app.server import create_app
 from unsum.errors import UnsumError
 

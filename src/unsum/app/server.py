@@ -18,10 +18,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from unsum.app.guard import CLOSED, PAGE_HEADER, Doorkeeper
-from unsum.app.menu import menu
-from unsum.app.order import MOST_PHOTOS, read_order
-from unsum.app.patience import BODY_SECONDS
+from unsum.app.guard import BODY_SECONDS, CLOSED, PAGE_HEADER, Doorkeeper
+from unsum.app.order import MOST_PHOTOS, menu, read_order
 from unsum.app.round import Answer, play
 from unsum.app.shelf import MOST_BYTES, MOST_OWN, Shelf, shown
 from unsum.app.worker import Worker
@@ -30,7 +28,7 @@ from unsum.data import tags
 from unsum.errors import UnsumError
 from unsum.models import DEFAULT_MODEL, load_model
 
-_MOST_ORDER_BYTES = 64 * 1024
+_MOST_ORDER_BYTES = 64 * 1024  # numbers and names; photos come by themselves
 _PAGE, _LOOK = files("unsum.app") / "page", files("unsum.audit") / "templates"
 _PARTS = {
     "/": (_PAGE / "page.html", "text/html"),

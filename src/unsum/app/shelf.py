@@ -21,7 +21,7 @@ MOST_KEPT = 128  # photos of all pages together; then the oldest go
 MOST_BYTES = 20 * 1024 * 1024  # of one file
 MOST_PIXELS = 50_000_000  # what phones make; known from the header, before anything is unpacked
 _FORMATS = ("JPEG", "PNG", "WEBP")  # told by content: a name proves nothing, and other decoders stay closed
-_LONGEST_TITLE = 60
+_LONGEST_TITLE = 60  # characters
 
 
 @dataclass(frozen=True)

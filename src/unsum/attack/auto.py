@@ -1,25 +1,32 @@
 """The one place that chooses the attack: `auto` goes through `CHOICES` from the top and keeps the best answer.
 
-A choice that applies is attempted; its answer takes the place of the one before, with the reason as its first note.
-`unsum list` prints the list.
+A choice that applies is attempted; its answer takes the place of the one before, with the reason as its first note. Every
+answer and every refusal stays in `Leak.tried`, so that an audit can count the strongest sample by sample. `unsum list` prints the
+list. A further attack is one more row.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import torch
 from torch import nn
 
 from unsum.attack.options import AttackOptions
-from unsum.attack.pictures import HOPELESS
+from unsum.attack.reach import UNEXPLAINED, blind_at_the_head, is_hopeless, most_samples
+from unsum.certify.claim import TRUSTED_ERROR
+from unsum.deadline import out_of_time
+from unsum.equation.observation import observe
 from unsum.errors import UnsumError
 from unsum.head import Head, find_head
 from unsum.knowledge import Knowledge
-from unsum.leak import Leak
+from unsum.labels import LABEL_RULES, gather
+from unsum.leak import Attempt, Leak
 from unsum.models.language import is_language_model, is_tied
+from unsum.peel.ratio import read_rows
 from unsum.progress import Progress
 from unsum.separate import separate
 from unsum.separate.adaptive import recognize
@@ -27,6 +34,8 @@ from unsum.separate.crowded import suits_crowded
 from unsum.separate.misfit import relative_misfit
 from unsum.update import Update
 
+_CROWD_RULE = "ilrg"
+_KNOWN = 1e-2  # relative distance, or error, within which a sample is one that another answer has
 _CLEARLY = 1.5  # times as much of the gradient left unexplained, which shrinking noisy features does not do
 
 
@@ -40,6 +49,7 @@ class Case:
     progress: Progress
     best: Leak | None = None
     by: str = ""
+    tried: list[Attempt] = field(default_factory=list)
 
     @property
     def answer(self) -> Leak:
@@ -61,10 +71,32 @@ class Case:
     @property
     def uncertain(self) -> bool:
         """Whether the solver answered, is not certain, and others may know better: they assume cross-entropy."""
-        return self.by in ("exact", "crowded") and not self.answer.exact and not self.options.other_loss
+        solver = self.by in ("exact", "crowded") or (self.by == "local-steps" and is_hopeless(self.answer))
+        return solver and not self.answer.exact and not self.options.other_loss
 
-    def separate(self, method: str, update: Update | None = None) -> Leak:
-        return separate_by(method, self.model, update or self.update, self.options, self.progress)
+    def separate(self, method: str, update: Update | None = None, how: str = "") -> Leak:
+        """One separator's answer, remembered whether it becomes the best one or not."""
+        leak = separate_by(method, self.model, update or self.update, self.options, self.progress)
+        self.tried.append(Attempt(method + how, leak, blind="" if self.language else self._blind(leak)))
+        return leak
+
+    def _blind(self, leak: Leak) -> str:
+        over = out_of_time("a look at what the last layer cannot show")
+        return "time was over" if over else blind_at_the_head(self.head, self.update, leak)
+
+    def read_spans(self) -> Leak:
+        """Two dense layers below the head, which may hold more samples than the head can tell apart."""
+        leak = separate_by("spans", self.model, self.update, self.options, self.progress)
+        blind = "" if leak.exact else "samples may be there that these layers do not tell apart"
+        self.tried.append(Attempt("spans", leak, blind=blind, at_head=False))
+        return leak
+
+    def read_rows(self) -> Leak:
+        """The ratio at every dense layer, which finds only samples that some unit sees alone."""
+        known = self.options.batch_size if self.options.labels is None else len(self.options.labels)
+        leak = read_rows(self.model, self.update, batch_size=known, seed=self.options.seed)
+        self.tried.append(Attempt(RATIO.method, leak, blind="a unit may see several samples", at_head=False))
+        return leak
 
 
 @dataclass(frozen=True)
@@ -90,26 +122,52 @@ class Choice:
 
 def separate_by(method: str, model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
     """One separator, with what the options grant it."""
-    return separate(
-        model,
-        update,
-        method,
-        labels=options.labels,
-        batch_size=options.batch_size,
-        device=options.device,
-        seed=options.seed,
-        progress=progress,
-        loss=options.loss,
-    )
+    given = options.shared
+    return separate(model, update, method, labels=options.labels, progress=progress, loss=options.loss, **given)
+
+
+class NothingReadError(UnsumError):
+    """Every attack refused the update, or read nothing that stands for a sample; `tried` has them all."""
+
+    def __init__(self, tried: list[Attempt]) -> None:
+        super().__init__(next((attempt.refused for attempt in tried if attempt.refused), "No attack applies."))
+        self.tried = tried
 
 
 def auto(model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
     """The best answer of the methods that suit this update."""
+    return _best(CHOICES, Case(model, update, options, progress))
+
+
+def only(method: str, model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
+    """The answer of one separator, whatever others would say."""
     case = Case(model, update, options, progress)
-    for choice in CHOICES:
-        if choice.applies(case) and (found := choice.attempt(case)) is not None:
+    return replace(case.separate(method), tried=case.tried)
+
+
+def quick(method: str, model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
+    """The answer of one separator or, where that is not certain, what the rows of the dense layers hold."""
+    alone = Choice(method, "always", lambda _case: True, lambda case: case.separate(method))
+    return _best((alone, RATIO), Case(model, update, options, progress))
+
+
+def _best(choices: tuple[Choice, ...], case: Case) -> Leak:
+    for choice in choices:
+        if case.best is not None and out_of_time("further attacks"):
+            break
+        try:
+            found = choice.attempt(case) if choice.applies(case) else None
+        except UnsumError as reason:  # another one may not need what this one misses
+            case.tried.append(Attempt(choice.method, refused=str(reason)))
+            continue
+        if found is not None:
             case.best, case.by = choice.told(case.best, found), choice.method
-    return case.answer
+    if case.best is None:
+        raise NothingReadError(case.tried)
+    unfollowed = [one.refused for one in case.tried if one.method == "local-steps" and one.refused]
+    if unfollowed:  # the others took several steps for one, and vouch for nothing
+        return replace(case.best, exact=False, tried=case.tried, notes=[*unfollowed, *case.best.notes])
+    return replace(case.best, tried=case.tried)
 
 
 def _several_steps(case: Case) -> bool:
@@ -122,7 +180,7 @@ def _nothing_usable(case: Case) -> bool:
     """Nothing answered yet, or `local-steps` did and expects to have failed."""
     if case.language:
         return False
-    return case.best is None or (case.by == "local-steps" and not case.best.exact and _hopeless(case.best))
+    return case.best is None or (case.by == "local-steps" and not case.best.exact and is_hopeless(case.best))
 
 
 def _crowd(case: Case) -> bool:
@@ -132,17 +190,34 @@ def _crowd(case: Case) -> bool:
     return suits_crowded(case.head, Knowledge(labels=known.labels))
 
 
+def _crowd_of_known_size(case: Case) -> bool:
+    known = case.options
+    if known.batch_size is None or known.labels is not None or known.other_loss or not _nothing_usable(case):
+        return False
+    return known.batch_size >= case.head.classes
+
+
+def _with_found_labels(case: Case) -> Leak | None:
+    """`crowded` with the labels that a rule finds; they are not recorded as granted. None where that promises nothing."""
+    evidence = gather(case.model, case.update, **case.options.shared)
+    labels = LABEL_RULES[_CROWD_RULE](evidence)
+    if not suits_crowded(case.head, Knowledge(labels=labels)):
+        return None
+    told = replace(case.options, labels=labels, batch_size=None)
+    leak = separate_by("crowded", case.model, case.update, told, case.progress)
+    leak = replace(leak, knowledge=evidence.knowledge)
+    blind = blind_at_the_head(case.head, case.update, leak)
+    case.tried.append(Attempt(f"crowded, labels by {_CROWD_RULE}", leak, blind=blind))
+    return None if is_hopeless(leak) else leak
+
+
 def _bias_disagrees(case: Case) -> bool:
     return case.by == "exact" and case.uncertain and case.head.grad_b is not None and not case.defended
 
 
 def _marked(case: Case) -> bool:
-    """A defense left its marks, or columns are held back, as Soteria does."""
+    """A defense left its marks, or columns are zero: held back, as Soteria does, or of units that are off for all samples."""
     return case.uncertain and (case.defended or not bool(case.head.grad_W.any(0).all()))
-
-
-def _hopeless(leak: Leak) -> bool:
-    return not leak.predicted_error < HOPELESS  # nor is an error that is not known
 
 
 def _positions(case: Case) -> Leak | None:
@@ -153,8 +228,18 @@ def _positions(case: Case) -> Leak | None:
 def _weights_alone(case: Case) -> Leak | None:
     name = ".".join(filter(None, [find_head(case.model)[0], "bias"]))
     others = {key: gradient for key, gradient in case.update.gradients.items() if key != name}
-    found = case.separate("exact", replace(case.update, gradients=others))
+    found = case.separate("exact", replace(case.update, gradients=others), " without the bias")
     return found if found.exact else None
+
+
+def _unequal(case: Case) -> Leak | None:
+    """Samples with weights of their own, where they are determined and the answer before is unsure or lacks some of them."""
+    found = case.separate("uneven")
+    if not found.predicted_error < TRUSTED_ERROR:
+        return None
+    apart = torch.cdist(found.features.double(), case.answer.features.double()).amin(1)
+    lacking = apart > _KNOWN * found.features.double().norm(dim=1)
+    return found if bool(lacking.any()) or not case.answer.predicted_error < _KNOWN else None
 
 
 def _adapted(case: Case) -> Leak | None:
@@ -166,7 +251,7 @@ def _adapted(case: Case) -> Leak | None:
 def _contradicted(head: Head, other: Leak, leak: Leak) -> bool:
     """Whether the two found other labels and the second explains the gradient better: an error predicted for the wrong batch
     says nothing. An answer without hope contradicts nobody: pruned gradients are best fitted by too many samples."""
-    if _hopeless(leak) or other.labels.sort().values.tolist() == leak.labels.sort().values.tolist():
+    if is_hopeless(leak) or other.labels.sort().values.tolist() == leak.labels.sort().values.tolist():
         return False
     left = [relative_misfit(head, one.logits, one.targets, one.scale * one.features) for one in (other, leak)]
     return left[0] > _CLEARLY * left[1]
@@ -175,10 +260,54 @@ def _contradicted(head: Head, other: Leak, leak: Leak) -> bool:
 def _by_ratio(case: Case) -> Leak | None:
     try:
         return case.separate("fgla")
-    except UnsumError:  # no bias gradient, or every class present: nothing to fall back to
+    except UnsumError as reason:  # no bias gradient, or every class present: nothing to fall back to
+        case.tried.append(Attempt("fgla", refused=str(reason)))
         return None
 
 
+def _more_than_the_head(case: Case) -> bool:
+    """Whether the head's gradient has its full rank, so that the head alone cannot tell the samples apart."""
+    if case.language or case.best is not None or case.options.labels is not None or case.defended:
+        return False
+    loss = "cross-entropy" if case.options.loss is None else str(case.options.loss)
+    classes, width = case.head.W.shape
+    return observe(case.head, None).rank >= most_samples(classes, width, loss)
+
+
+def _whole_by_spans(case: Case) -> Leak | None:
+    """The spans' answer where it is certain, or explains the gradient: the head cannot do better."""
+    found = case.read_spans()
+    explains = found.batch_size > 0 and found.residual < UNEXPLAINED and not is_hopeless(found)
+    return found if found.exact or explains else None
+
+
+def _spans_not_tried(case: Case) -> bool:
+    tried = any(attempt.method == "spans" for attempt in case.tried)
+    if tried or case.language or _several_steps(case) or (case.best and case.best.exact):
+        return False
+    return recognize(case.head).kind in ("none", "noise")  # what is pruned or rounded to signs has other spans
+
+
+def _better_spans(case: Case) -> Leak | None:
+    """The spans' answer where it is certain, or where the head has none that is worth anything."""
+    found = case.read_spans()
+    useless = case.best is None or is_hopeless(case.best)
+    return found if found.exact or (useless and found.batch_size and not is_hopeless(found)) else None
+
+
+def _by_rows(case: Case) -> Leak | None:
+    found = case.read_rows()
+    useless = case.best is None or is_hopeless(case.best)
+    return found if found.batch_size and useless else None
+
+
+RATIO = Choice(
+    "ratio",
+    "no answer is certain: every row of every dense layer over its bias",
+    lambda case: not case.language and (case.best is None or not case.best.exact),
+    _by_rows,
+    "The last layer gave no usable answer, so inputs that some unit of the first layer saw alone are given (ratio).",
+)
 CHOICES = (
     Choice("text", "the model is a language model", lambda case: case.language, lambda case: case.separate("text")),
     Choice(
@@ -195,12 +324,31 @@ CHOICES = (
         lambda case: case.separate("local-steps"),
     ),
     Choice(
+        "spans",
+        "the head's gradient has its full rank: two dense layers below it may hold more samples than it can tell apart",
+        _more_than_the_head,
+        _whole_by_spans,
+        "The last layer alone cannot tell so many samples apart; two dense layers below it can (spans).",
+    ),
+    Choice(
         "crowded",
         "the labels are granted, and there are more samples than directions in the head's gradient",
         _crowd,
         lambda case: case.separate("crowded"),
     ),
-    Choice("exact", "no method above gave a usable answer", _nothing_usable, lambda case: case.separate("exact")),
+    Choice(
+        "crowded",
+        "the batch size is granted and no smaller than the number of classes: with the labels that the rule ilrg finds",
+        _crowd_of_known_size,
+        _with_found_labels,
+        "Labels were found by the rule 'ilrg'.",
+    ),
+    Choice(
+        "exact",
+        "no method above answered; local-steps takes the steps for one itself where it cannot follow them",
+        lambda case: case.best is None and not case.language,
+        lambda case: case.separate("exact"),
+    ),
     Choice(
         "exact",
         "the exact solver is not certain, and no defense left its marks: once more, without the bias",
@@ -208,6 +356,13 @@ CHOICES = (
         _weights_alone,
         "The gradients of the head's weights and of its bias disagree, as clipping each by itself makes them; "
         "the weights' alone was used.",
+    ),
+    Choice(
+        "uneven",
+        "the exact solver is not certain, and no defense left its marks: with a weight for every sample",
+        lambda case: case.by == "exact" and case.uncertain and not case.defended,
+        _unequal,
+        "Samples of equal weights do not explain the gradient, samples of unequal ones do.",
     ),
     Choice(
         "adaptive",
@@ -220,8 +375,16 @@ CHOICES = (
     Choice(
         "fgla",
         "the exact solver expects to have failed",
-        lambda case: case.by == "exact" and case.uncertain and _hopeless(case.answer),
+        lambda case: case.by in ("exact", "local-steps") and case.uncertain and is_hopeless(case.answer),
         _by_ratio,
-        "The exact solver predicted an error of {before.predicted_error:.1g}, so the ratio method (fgla) was used instead.",
+        "The {before.method} solver predicted an error of {before.predicted_error:.1g}, so the ratio method (fgla) is used.",
     ),
+    Choice(
+        "spans",
+        "no answer is certain, and the spans were not tried yet",
+        _spans_not_tried,
+        _better_spans,
+        "The last layer gave no certain answer; two dense layers below it gave this one (spans).",
+    ),
+    RATIO,
 )

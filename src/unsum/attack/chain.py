@@ -12,9 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.attack.auto import auto, separate_by
+from unsum.attack.auto import auto, only
 from unsum.attack.options import AUTO, AttackOptions
-from unsum.attack.pictures import HOPELESS, Inverses, with_pictures
+from unsum.attack.pictures import Inverses, with_pictures
+from unsum.attack.reach import HOPELESS
+from unsum.certify.claim import grant_each
+from unsum.deadline import out_of_time
 from unsum.deadline import time_limit as limited_to
 from unsum.errors import UnsumError
 from unsum.invert import load_inverse
@@ -24,7 +27,7 @@ from unsum.leak import Leak
 from unsum.losses import Loss
 from unsum.match import match
 from unsum.models.language import is_language_model
-from unsum.peel import Peeled, obstacle, peel
+from unsum.peel import obstacle, peel
 from unsum.progress import SILENT, Progress
 from unsum.update import Update
 
@@ -52,6 +55,9 @@ def attack(
     """Everything that can be read out of one update: a `Leak`, with `.images` where layers peel, the model has an inverse, or
     the method matches gradients.
 
+    The head's gradient is ∇W = α (P − Y)ᵀ F. Of a batch of B the leak has `.labels` (B,), `.logits` (B, C), `.features` F (B, H)
+    and `.images` (B, c, h, w).
+
     Args:
         method: `auto` chooses by the list that `unsum list` prints, and then peels the layers down to the exact inputs where
             every layer can be undone; any other name is a separator or a gradient-matching method from `unsum list`, the latter
@@ -68,6 +74,17 @@ def attack(
         time_limit: seconds after which the solvers give the best answer so far, without a claim, as in `separate`.
         options: of a gradient-matching method, as `unsum.match.match` takes them: `{"image_size": 32, "steps": 2000}`.
         progress: an `unsum.progress.Progress`, told the stages and the steps of methods that iterate.
+
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(432, 64), torch.nn.ReLU(), torch.nn.Linear(64, 20))
+        >>> images, labels = torch.rand(3, 3, 12, 12), torch.tensor([4, 4, 1])
+        >>> leak = unsum.attack(model, unsum.capture(model, images, labels))
+        >>> sorted(leak.labels.tolist()), leak.images.shape, leak.exact
+        ([1, 4, 4], torch.Size([3, 3, 12, 12]), True)
+        >>> unsum.score(leak, images=images)["psnr"]
+        100.0
     """
     wanted = AttackOptions(
         method,
@@ -91,11 +108,14 @@ def run_attack(model: nn.Module, update: Update, options: AttackOptions, progres
     options.check()
     with limited_to(options.time_limit) as deadline:
         leak = _run(model, update, options, progress)
-    if deadline.cut and leak.exact:  # a search that was cut short vouches for nothing
-        return replace(
-            leak, exact=False, notes=[f"Time was over; left untried: {', '.join(deadline.cut)}.", *leak.notes]
-        )
-    return leak
+    if not deadline.cut:
+        return leak
+    over = f"time was over; left untried: {', '.join(deadline.cut)}"
+    tried = [replace(attempt, blind=over) for attempt in leak.tried]
+    notes = [f"{over.capitalize()}.", *(note for note in leak.notes if not note.startswith("Time was over"))]
+    if leak.inputs_exact is not None:  # a search that was cut short vouches for nothing
+        leak = replace(leak, inputs_exact=grant_each(leak.inputs_exact.double(), above=False))
+    return replace(leak, exact=False, tried=tried, notes=notes)
 
 
 def _run(model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
@@ -124,33 +144,23 @@ def _matched(model: nn.Module, update: Update, options: AttackOptions, progress:
         update,
         options.name,
         labels=options.labels,
-        batch_size=options.batch_size,
         label_rule=options.label_rule,
-        device=options.device,
-        seed=options.seed,
         progress=progress,
-        **(given | dict(options.matching) | options.written),
+        **(options.shared | given | dict(options.matching) | options.written),
     )
 
 
 def _separated(model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
     if options.method == AUTO:
         return auto(model, update, options, progress)
-    return separate_by(options.method, model, update, options, progress)
+    return only(options.method, model, update, options, progress)
 
 
 def _with_rule(model: nn.Module, update: Update, options: AttackOptions, name: str, progress: Progress) -> Leak:
     """Labels by a rule, then the batch with those labels. What was found is not recorded as granted."""
     progress.say("Finding the labels")
     rule = LABEL_RULES[name]
-    evidence = gather(
-        model,
-        update,
-        batch_size=options.batch_size,
-        auxiliary=options.auxiliary,
-        device=options.device,
-        seed=options.seed,
-    )
+    evidence = gather(model, update, auxiliary=options.auxiliary, **options.shared)
     found = rule(evidence)
     progress.say("Separating the batch")
     leak = _separated(model, update, replace(options, labels=found, batch_size=None), progress)
@@ -161,6 +171,8 @@ def _with_rule(model: nn.Module, update: Update, options: AttackOptions, name: s
 
 def _with_inputs(model: nn.Module, update: Update, leak: Leak, options: AttackOptions, progress: Progress) -> Leak:
     """The leak with the inputs themselves where layers peel, else with pictures where there is an inverse."""
+    if leak.inputs is not None and options.inverse is None:
+        return replace(leak, images=leak.inputs.float() if _are_pictures(leak.inputs) else None)
     if options.method == AUTO and options.inverse is None:
         leak = _peeled(model, update, leak, options.seed, progress)
         if leak.inputs is not None and (leak.images is not None or leak.inputs.ndim == 2):
@@ -171,6 +183,8 @@ def _with_inputs(model: nn.Module, update: Update, leak: Leak, options: AttackOp
 def _peeled(model: nn.Module, update: Update, leak: Leak, seed: int, progress: Progress) -> Leak:
     """The leak with its inputs, where every layer can be undone, and a note that says why not otherwise."""
     if leak.predicted_error >= HOPELESS or leak.method != "exact" or leak.loss != "cross-entropy":
+        return leak
+    if out_of_time("layers below the last one"):
         return leak
     reason = obstacle(model, update)
     if reason is not None:
@@ -185,11 +199,11 @@ def _peeled(model: nn.Module, update: Update, leak: Leak, seed: int, progress: P
         return replace(leak, notes=[*notes, "Peeling did not reach the inputs, so they stay unknown."])
     count = int(peeled.exact.sum())
     notes.append(f"Inputs were peeled layer by layer: {count} of {leak.batch_size} certified exact.")
-    images = peeled.inputs.float() if _are_pictures(peeled) else None
+    images = peeled.inputs.float() if _are_pictures(peeled.inputs) else None
     return replace(leak, inputs=peeled.inputs, inputs_exact=peeled.exact, images=images, notes=notes)
 
 
-def _are_pictures(peeled: Peeled) -> bool:
+def _are_pictures(inputs: Tensor) -> bool:
     """Gray or colored, and large enough for a score of pictures."""
-    shape = peeled.inputs.shape[1:]
+    shape = inputs.shape[1:]
     return len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= _SMALLEST_PICTURE

@@ -62,6 +62,11 @@ class AttackOptions:
         return options
 
     @property
+    def shared(self) -> dict[str, Any]:
+        """What every method takes, in its own arguments' names."""
+        return {"batch_size": self.batch_size, "device": self.device, "seed": self.seed}
+
+    @property
     def other_loss(self) -> bool:
         """Whether a loss other than cross-entropy was declared, which most methods do not know."""
         return declared(self.loss) is not None

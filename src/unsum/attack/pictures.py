@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
+from unsum.attack.reach import HOPELESS
 from unsum.errors import UnsumError
 from unsum.invert import Inverse, invert, load_inverse
 from unsum.invert.refine import Mode
@@ -18,7 +19,6 @@ from unsum.progress import SILENT, Progress
 from unsum.update import Update
 
 Inverses = str | Path | Sequence[str | Path] | None
-HOPELESS = 0.3  # predicted relative error above which features are worth little
 
 
 def with_pictures(

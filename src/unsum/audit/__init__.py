@@ -1,6 +1,6 @@
 """The main job: one federated round, its attack, its score and its report."""
 
-from unsum.audit.answer import Audit
+from unsum.audit.report import Audit
 from unsum.audit.result import Setting
 from unsum.audit.run import audit
 from unsum.audit.sweep.report import Sweep

@@ -1,18 +1,53 @@
-"""The gate for continuous integration: does any sample leak more than a level?"""
+"""The gate for continuous integration: does any sample leak more than a level?
+
+Build servers read JUnit XML, one test case for each sample, and SARIF 2.1.0, one result for each finding.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from unsum.audit.result import SampleRow
-from unsum.audit.wording import percent, sample_count
+from unsum.audit.result import AuditResult, SampleRow, finite
+from unsum.audit.verdict import UNVOUCHED
+from unsum.audit.wording import one_line, percent, sample_count
 from unsum.errors import UnsumError
+from unsum.version import __version__
 
 Outcome = Literal["above", "within", "unknown"]
 
 EXIT_CODES = {"passed": 0, "failed": 1, "undecided": 2}
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+
+_RULES = {
+    "sample-leakage": (
+        "A private sample can be read back out of the update",
+        "The leakage of a sample is above the level of the gate: 1 is the sample itself, 0 is no better than a typical sample "
+        "of the client. Sweep a defense over its strengths (unsum audit --sweep) to find one that is enough.",
+        "error",
+        "8.0",
+    ),
+    "label-leakage": (
+        "The label of a private sample can be read out of the update",
+        "The attack found the right label although the sample itself stays within the level of the gate.",
+        "note",
+        "3.0",
+    ),
+    "leakage-unknown": (
+        "Nobody can tell how much of a sample leaked",
+        "No attack that was tried applies to this update, or the truth is missing and none vouches for its answer: not decidable "
+        "is not safe. The message says why.",
+        "warning",
+        "5.0",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -21,6 +56,7 @@ class Gate:
 
     level: float
     rows: list[SampleRow]
+    why: str = UNVOUCHED  # leakage is not known, where it is not
 
     def outcome(self, row: SampleRow) -> Outcome:
         if math.isnan(row.leakage):
@@ -45,10 +81,7 @@ class Gate:
         """Why, in one sentence."""
         total, level = len(self.rows), percent(self.level)
         if self.result == "undecided":
-            return (
-                f"Gate undecided: the leakage of {self.count('unknown')} of {sample_count(total)} is not known, because the "
-                "truth is missing and the attack does not vouch for its answer; audit with samples whose truth you know."
-            )
+            return f"Gate undecided: the leakage of {self.count('unknown')} of {sample_count(total)} is not known: {self.why}."
         most = max((row for row in self.rows if not math.isnan(row.leakage)), key=lambda row: row.leakage)
         if self.result == "passed":
             return (
@@ -86,3 +119,137 @@ def sentence(row: SampleRow) -> str:
         return f"{row.title}: {leaked}; it was not found."
     right = "" if row.score is None else " (right)" if row.label_correct else f" (wrong: it is “{row.label}”)"
     return f"{row.title}: {leaked}; found label “{row.found_label}”{right}."
+
+
+def check_gate(level: float | None, junit: Path | None, sarif: Path | None, *, sweeping: bool) -> None:
+    """Refuse what could only fail later: a level that says nothing, and files that cannot be written."""
+    given = {"--fail-above": level, "--junit": junit, "--sarif": sarif}
+    asked = [name for name, value in given.items() if value is not None]
+    if sweeping and asked:
+        raise UnsumError(f"{asked[0]} belongs to a single audit; leave it out, or leave out --sweep.")
+    if level is not None:
+        check_level(level)
+    for file in (junit, sarif):
+        if file is not None and file.is_dir():
+            raise UnsumError(f"{str(file)!r} is a folder; name a file in it.")
+
+
+def write_gate(audit: AuditResult, held: Gate, page: Path, *, junit: Path | None, sarif: Path | None) -> None:
+    """The files that build servers read; what an earlier run left in their place is replaced."""
+    for file, content in ((junit, render_junit(audit, held)), (sarif, render_sarif(audit, held, page))):
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content, encoding="utf-8")
+
+
+def render_junit(audit: AuditResult, gate: Gate) -> str:
+    """The complete file. ElementTree escapes what XML can hold; what it cannot hold is replaced before."""
+    counts = {
+        "tests": str(len(gate.rows)),
+        "failures": str(gate.count("above")),
+        "errors": str(gate.count("unknown")),
+        "time": f"{audit.seconds:.3f}",
+    }
+    root = Element("testsuites", {"name": "unsum audit"} | counts)
+    name = f"unsum audit of {one_line(audit.setting.model)}"
+    suite = SubElement(root, "testsuite", {"name": name, "skipped": "0"} | counts)
+    properties = SubElement(suite, "properties")
+    told = {
+        "gate": gate.reason,
+        "state": audit.verdict.state,
+        "verdict": audit.verdict.headline,
+        **{name: getattr(audit.setting, name) for name in ("model", "defenses", "attack", "seed", "command")},
+        **{f"version of {name}": version for name, version in audit.setting.versions.items()},
+    }
+    for name, value in told.items():
+        SubElement(properties, "property", name=one_line(name), value=one_line(str(value)))
+    for number, row in enumerate(gate.rows, start=1):
+        # Numbered, because build servers take cases of one name for one case and titles may repeat.
+        case = SubElement(suite, "testcase", classname="unsum.audit", name=f"{number}. {row.title}", time="0")
+        outcome = gate.outcome(row)
+        if outcome == "above":
+            message = f"leakage {percent(row.leakage)} is above {percent(gate.level)}"
+            SubElement(case, "failure", type="leakage", message=message).text = sentence(row)
+        elif outcome == "unknown":
+            message = f"leakage is not known: {one_line(gate.why)}"
+            SubElement(case, "error", type="unknown", message=message).text = sentence(row)
+        else:
+            SubElement(case, "system-out").text = sentence(row)
+    indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(root, encoding="unicode") + "\n"
+
+
+def render_sarif(audit: AuditResult, gate: Gate, report: Path | None = None) -> str:
+    """The complete file; `report` is where the page lies, the only file that a finding can point at."""
+    ids = list(_RULES)
+    findings = [(rule, i) for i, row in enumerate(gate.rows) if (rule := _rule(gate, row))]
+    run = {
+        "tool": {"driver": {"name": "unsum", "version": __version__, "rules": [_describe(name) for name in ids]}},
+        "invocations": [
+            {
+                "executionSuccessful": True,
+                "commandLine": one_line(audit.setting.command),
+                "exitCode": gate.exit_code,
+                "exitCodeDescription": gate.reason,
+            }
+        ],
+        "properties": finite(
+            {
+                "gate": gate.to_dict(),
+                "state": audit.verdict.state,
+                "seed": audit.setting.seed,
+                "versions": audit.setting.versions,
+            }
+        ),
+        "results": [_result(audit, gate, i, rule, ids.index(rule), report) for rule, i in findings],
+    }
+    return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, allow_nan=False) + "\n"
+
+
+def _rule(gate: Gate, row: SampleRow) -> str | None:
+    outcome = gate.outcome(row)
+    if outcome == "within":
+        return "label-leakage" if row.label_correct else None
+    return "sample-leakage" if outcome == "above" else "leakage-unknown"
+
+
+def _describe(name: str) -> dict[str, Any]:
+    short, full, level, severity = _RULES[name]
+    return {
+        "id": name,
+        "shortDescription": {"text": short + "."},
+        "fullDescription": {"text": full},
+        "help": {"text": full},
+        "defaultConfiguration": {"level": level},
+        "properties": {"tags": ["security", "privacy"], "security-severity": severity},
+    }
+
+
+def _result(audit: AuditResult, gate: Gate, i: int, rule: str, index: int, report: Path | None) -> dict[str, Any]:
+    row = gate.rows[i]
+    said = sentence(row) + (f" Not decidable: {gate.why}." if rule == "leakage-unknown" else "")
+    location: dict[str, Any] = {"logicalLocations": [{"name": one_line(audit.setting.model), "kind": "module"}]}
+    if report is not None:
+        location["physicalLocation"] = {
+            "artifactLocation": {"uri": report.as_uri() if report.is_absolute() else quote(report.as_posix())},
+            "region": {"startLine": 1},
+        }
+    identity = f"{rule}\n{audit.setting.model}\n{i}\n{row.title}"
+    return {
+        "ruleId": rule,
+        "ruleIndex": index,
+        "level": _RULES[rule][2],
+        "message": {"text": message_text(said)},
+        "locations": [location],
+        "partialFingerprints": {"sample/v1": hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()},
+        "properties": {"leakage": None if math.isnan(row.leakage) else row.leakage, "sample": row.title},
+    }
+
+
+def message_text(text: str) -> str:
+    r"""As SARIF wants plain text: brackets would be links and braces placeholders.
+
+    >>> print(message_text("see [this](https://example.org) {0}"))
+    see \[this\](https://example.org) {{0}}
+    """
+    return re.sub(r"([\\\[\]])", r"\\\1", one_line(text)).replace("{", "{{").replace("}", "}}")

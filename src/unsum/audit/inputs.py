@@ -7,17 +7,24 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from unsum.data import Batch, Source, class_names_of, client_batch, embedded_batch, open_data, tags
+from unsum.data import Batch, Source, class_names_of, client_batch, embedded_batch, open_data, own_sides, tags
+from unsum.data.classes import class_order, fitted, fitting_order
+from unsum.data.texts import TextData
+from unsum.declared import check_whole
 from unsum.errors import UnsumError
 from unsum.head import find_head
+from unsum.local_training import LocalTraining
 from unsum.models import DEFAULT_MODEL, load_model
+from unsum.models.accepted_size import accepted_size
 from unsum.models.built import USUAL_SIZE
 from unsum.models.load import LoadedModel
 from unsum.models.received import Received
 from unsum.update import Update
 
 Data = tuple[Tensor, Tensor] | Batch | str | Path
-USUAL_BATCH = 8
+Known = tuple[Tensor, Tensor] | Batch | Source
+USUAL_BATCH = 8  # samples of a client, where nobody says otherwise
+USUAL_RATE = 0.01  # of a simulated local training whose learning rate is not said
 
 
 @dataclass(frozen=True)
@@ -25,7 +32,7 @@ class Inputs:
     """As `unsum.audit` takes them: a model, and either the client's data or an update that was captured."""
 
     model: nn.Module | str = DEFAULT_MODEL
-    data: Data | None = None
+    data: Data | TextData | None = None
     update: Update | Received | str | Path | None = None
     weights: str | Path | None = None
     classes: int | None = None
@@ -33,57 +40,109 @@ class Inputs:
     batch: int | None = None
     same_label: int = 0
     seed: int = 0
+    image_size: int | None = None
+    classes_from: str | Path | None = None
+    fresh_head: bool = False
 
     def simulated(self) -> tuple[LoadedModel, Batch]:
         """The model with its name in reports, and the client's batch, of `USUAL_BATCH` samples unless told otherwise."""
+        if isinstance(self.data, Tensor | list):
+            raise UnsumError("Give the targets, too: data=(inputs, targets). Tokens alone are for language models.")
         data = open_data(self.data) if isinstance(self.data, str | Path) else self.data
+        order = None if self.classes_from is None else class_order(Path(self.classes_from))
+        count = USUAL_BATCH if self.batch is None else self.batch
+        own = own_sides(data, count, same_label=self.same_label, seed=self.seed) if isinstance(data, Source) else []
         if isinstance(self.model, str):
-            loaded = self.named_model(self.model, _classes(data))
+            loaded = self._named(self.model, data, order, own)
+        elif data is None:
+            raise UnsumError(
+                "Give data=(images, targets) along with your own model; the embedded photos may not fit it."
+            )
         else:
-            loaded = own_model(self.model, self.weights)
-            if data is None:
-                raise UnsumError(
-                    "Give data=(images, targets) along with your own model; the embedded photos may not fit it."
-                )
-        count, side = USUAL_BATCH if self.batch is None else self.batch, loaded.image_size
+            loaded = own_model(self.model, self.weights, self.image_size, own if isinstance(data, Source) else None)
+        side, made = loaded.image_size, find_head(loaded.model)[1].out_features
         if data is None:
-            truth = embedded_batch(count, image_size=side, same_label=self.same_label)
+            other = made if made < len(tags()) or loaded.trained_head else None
+            truth = embedded_batch(count, image_size=side, same_label=self.same_label, classes=other)
         elif isinstance(data, Source):
+            data = fitted(data, made, order, trained=loaded.trained_head)
             truth = client_batch(data, count, image_size=side, same_label=self.same_label, seed=self.seed)
         else:
-            truth = data if isinstance(data, Batch) else _named(data)
-        return loaded, _all_named(truth, find_head(loaded.model)[1].out_features)
+            truth = (
+                data if isinstance(data, Batch) else Batch(*data, [f"sample {i + 1}" for i in range(len(data[0]))], [])
+            )
+        return loaded, _all_named(truth, made)
 
     def captured(self) -> tuple[LoadedModel, Update]:
         """The model with its name in reports, and the update under the model's names."""
         update = Received(update=Path(self.update)) if isinstance(self.update, str | Path) else self.update
         assert update is not None
         if not isinstance(self.model, str):
-            return own_model(self.model, self.weights), update if isinstance(update, Update) else update.read(
-                self.model
-            )
+            read = update if isinstance(update, Update) else update.read(self.model)
+            return own_model(self.model, self.weights, self.image_size), read
         if isinstance(update, Received):
             return update.open(
-                self.model, weights=self.weights, classes=self.classes, seed=self.seed, download=self.download
+                self.model,
+                weights=self.weights,
+                classes=self.classes,
+                seed=self.seed,
+                size=self.image_size,
+                fresh_head=self.fresh_head,
+                download=self.download,
             )
         raise UnsumError("Give the model itself along with an Update, or the update's file along with a model's name.")
 
-    def named_model(self, name: str, needed: int) -> LoadedModel:
-        """With as many classes as asked for, or as needed."""
-        if self.classes is not None and self.classes < needed:
+    def class_names(self, model: nn.Module) -> list[str]:
+        """What `classes_from` calls the classes of the model's head; nothing where it was not given."""
+        if self.classes_from is None:
+            return []
+        return fitting_order(class_order(Path(self.classes_from)), find_head(model)[1].out_features)
+
+    def _named(self, name: str, data: Known | None, order: list[str] | None, own: list[int]) -> LoadedModel:
+        """With as many classes as asked for, or as the data have; the embedded photos go with fewer, too."""
+        needed = len(order) if order is not None else _classes(data)
+        if data is not None and self.classes is not None and self.classes < needed:
             raise UnsumError(f"The data have {needed} classes; a model of {self.classes} cannot learn them.")
-        classes = self.classes or needed
-        return load_model(name, classes=classes, seed=self.seed, weights=self.weights, download=self.download)
+        return load_model(
+            name,
+            classes=self.classes or needed,
+            seed=self.seed,
+            weights=self.weights,
+            size=self.image_size,
+            likely_sizes=own,
+            fresh_head=self.fresh_head,
+            fewer_will_do=data is None and self.classes is None,
+            download=self.download,
+        )
 
 
-def own_model(model: nn.Module, weights: str | Path | None = None) -> LoadedModel:
-    """A module of the user's, under the name of its class."""
+def simulated_training(
+    learning_rate: float | None, local_steps: int | None, epochs: int, momentum: float, weight_decay: float
+) -> LocalTraining | None:
+    """How the simulated client trains; None for one plain step, whose gradient is sent. By default, an epoch is one step."""
+    if (learning_rate, local_steps, epochs, momentum, weight_decay) == (None, None, 1, 0, 0):
+        return None
+    check_whole("The number of epochs", epochs)
+    rate = USUAL_RATE if learning_rate is None else learning_rate
+    return LocalTraining(rate, epochs if local_steps is None else local_steps, None, weight_decay, momentum, epochs)
+
+
+def own_model(
+    model: nn.Module,
+    weights: str | Path | None = None,
+    size: int | None = None,
+    likely_sizes: list[int] | None = None,
+) -> LoadedModel:
+    """A module of the user's, under the name of its class; with `likely_sizes` it is asked which photos it takes."""
     if weights is not None:
         raise UnsumError("Load the weights into your own model yourself; `weights` is for models given by name.")
-    return LoadedModel(model, type(model).__name__, int(getattr(model, "image_size", USUAL_SIZE)))
+    name, side = type(model).__name__, size or getattr(model, "image_size", None)
+    if side is None and likely_sizes is not None:
+        side = accepted_size(model, likely_sizes, name)
+    return LoadedModel(model, name, int(side or USUAL_SIZE))
 
 
-def _classes(data: tuple[Tensor, Tensor] | Batch | Source | None) -> int:
+def _classes(data: Known | None) -> int:
     """How many the data have."""
     if data is None:
         return len(tags())
@@ -96,11 +155,6 @@ def _classes(data: tuple[Tensor, Tensor] | Batch | Source | None) -> int:
 
 def _count(targets: Tensor) -> int:
     return targets.shape[1] if targets.ndim == 2 else int(targets.max()) + 1
-
-
-def _named(data: tuple[Tensor, Tensor]) -> Batch:
-    images, targets = data
-    return Batch(images, targets, [f"sample {i + 1}" for i in range(len(images))], [])
 
 
 def _all_named(batch: Batch, classes: int) -> Batch:

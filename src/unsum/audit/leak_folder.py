@@ -14,9 +14,9 @@ from unsum.leak import Leak
 _TENSORS = ("targets", "logits", "features", "images", "inputs", "inputs_exact")
 
 
-def leak_summary(leak: Leak, *, model: str) -> dict[str, Any]:
+def leak_summary(leak: Leak, *, model: str, texts: list[str] | None = None) -> dict[str, Any]:
     """Everything but the tensors, in plain types."""
-    summary: dict[str, Any] = finite(
+    return finite(
         {
             "model": model,
             "method": leak.method,
@@ -24,23 +24,25 @@ def leak_summary(leak: Leak, *, model: str) -> dict[str, Any]:
             "batch_size": leak.batch_size,
             "labels": leak.labels.tolist(),
             "tokens": leak.tokens,
+            "texts": texts,
             "exact": leak.exact,
+            "undecided": leak.undecided or None,  # why what was not found may leak all the same
             "predicted_error": leak.predicted_error,
             "residual": leak.residual,
             "scale": leak.scale,
+            "weights": None if leak.weights is None else leak.weights.tolist(),
             "inputs_exact": None if leak.inputs_exact is None else leak.inputs_exact.tolist(),
             "seconds": leak.seconds,
             "notes": leak.notes,
         }
     )
-    return summary
 
 
-def write_leak(leak: Leak, folder: Path, *, model: str) -> list[Path]:
+def write_leak(leak: Leak, folder: Path, *, model: str, texts: list[str] | None = None) -> list[Path]:
     """`leak.safetensors`, `leak.json` and `sample-1.png` and so on where there are pictures; the files written."""
     pictures = [] if leak.images is None else [f"sample-{place}.png" for place in range(1, len(leak.images) + 1)]
     stale = set(folder.glob("sample-*.png"))  # an earlier leak's pictures must not stand beside this one
-    write_folder(folder, lambda part: _fill(part, leak, pictures, leak_summary(leak, model=model)))
+    write_folder(folder, lambda part: _fill(part, leak, pictures, leak_summary(leak, model=model, texts=texts)))
     written = [folder / name for name in ("leak.safetensors", "leak.json", *pictures)]
     for picture in stale.difference(written):
         picture.unlink()

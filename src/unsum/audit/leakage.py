@@ -7,7 +7,8 @@ client looks like),
 
 so that 1 is the sample itself, and 0 is no better than answering with a typical sample. It is measured twice and the larger one
 counts: on the features that reach the last layer, where the attack read them (up to a factor, so that one that finds the
-direction alone counts); and on the pixels, where the attack made a picture. Where the mean is worse than no answer at all (zero
+direction alone counts); and on the pixels, where the attack made a picture. Rows that were read at dense layers are held against
+what these layers read (`leakages_of_rows`). Where the mean is worse than no answer at all (zero
 features, a mid-gray picture) or there are no other samples, that takes its place.
 
 An update that was captured elsewhere comes without the truth. Then only the attack's own certificate speaks: see `vouched`.
@@ -21,10 +22,12 @@ import torch
 from torch import Tensor
 
 from unsum.leak import Leak
+from unsum.level import DEFAULT_LEVEL as DEFAULT_LEVEL
 from unsum.score import SampleScore
 
-DEFAULT_LEVEL = 0.2
-_MID_GRAY = 0.5
+WHOLE = 0.9  # leakage from which a sample is called given away; between the two, a part of it is
+_MID_GRAY = 0.5  # the answer of somebody who knows nothing
+_SAME = 1e-6  # of a sample's size: what sets it apart is rounding
 
 
 def leakages(scores: list[SampleScore], images: Tensor, features: Tensor, *, pixels_alone: bool = False) -> list[float]:
@@ -48,6 +51,21 @@ def leakages(scores: list[SampleScore], images: Tensor, features: Tensor, *, pix
             parts.append(1 - 10 ** (-score.psnr / 10) / by_pixels)
         found.append(min(max(parts), 1.0))
     return found
+
+
+def leakages_of_rows(rows: Tensor, truth: Tensor) -> list[float]:
+    """How much of each true input (B, d) of a dense layer is in the nearest of the (n, d) rows that were read there.
+
+    Less than a whole sample is a mixture of several, which nobody can tell from other mixtures, and counts for nothing. Neither
+    does a layer that reads the same of all samples.
+    """
+    x, found = truth.detach().cpu().double(), rows.detach().cpu().double()
+    energy = x.square().sum(1)
+    typical = torch.minimum((_others(x) - x).square().sum(1), energy)
+    distances = torch.stack([(found - row).square().sum(1).min() for row in x])
+    values = 1 - distances / typical.clamp_min(1e-30)
+    counts = (values >= WHOLE) & (typical > _SAME * energy)
+    return torch.where(counts, values, 0.0).tolist()
 
 
 def vouched(leak: Leak, i: int) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from unsum.audit.result import AuditResult, SampleRow
-from unsum.audit.texts import BADGES, advice, credits_of, glossary
+from unsum.audit.texts import ADVICE, BADGES, BLURRED, PRICED, credits_of, glossary
 from unsum.audit.wording import error, fixed, percent, plain, sample_count
 from unsum.audit.wording import markdown as text
 from unsum.knowledge import CHANGES_MODEL
@@ -15,82 +16,91 @@ from unsum.knowledge import CHANGES_MODEL
 
 def render_markdown(audit: AuditResult) -> str:
     """The complete file. Whatever came from outside is escaped, sign by sign."""
-    parts = [_verdict(audit), _steps(audit), _pictures(audit), _samples(audit), _others(audit), _granted(audit)]
+    parts = [
+        _verdict(audit),
+        _steps(audit),
+        _pictures(audit),
+        _samples(audit),
+        _tried(audit),
+        _others(audit),
+        _granted(audit),
+    ]
     return "\n\n".join([*parts, _confidence(audit), _setting(audit), _glossary(), _footer(audit)]) + "\n"
 
 
 def _verdict(audit: AuditResult) -> str:
     verdict = audit.verdict
     lines = [f"# {text(verdict.headline)}", "", f"**{BADGES[verdict.level]}.**", "", *_list(verdict.details)]
+    caution = (
+        "This is what the attacks tried recovered from one update. A stronger or better informed attack may recover more: little "
+        "leakage here is no proof of safety."
+    )
     if verdict.level == "open":
-        lines += [
-            "",
-            "What was found may be right all the same: an answer that nobody vouches for is no proof of safety.",
-        ]
-    elif verdict.level != "severe":
-        lines += [
-            "",
-            "This is what one attack recovered from one update. A stronger or better informed attack may recover more: little "
-            "leakage here is no proof of safety.",
-        ]
-    return "\n".join(lines)
+        caution = "That is no proof of safety: samples that no attack found may leak all the same."
+    return "\n".join(lines if verdict.level == "severe" else [*lines, "", caution])
 
 
 def _steps(audit: AuditResult) -> str:
     steps = [
-        f"{number}. {text(step.text)}" + (f" {_code(step.command)}" if step.command else "")
-        for number, step in enumerate(advice(audit.verdict.level), start=1)
+        f"{number}. {text(step.text)}" + (f" `{step.command}`" if step.command else "")
+        for number, step in enumerate(ADVICE[audit.verdict.level], start=1)
     ]
     return "\n".join(["## What to do now", "", *steps])
 
 
 def _pictures(audit: AuditResult) -> str:
+    if audit.texts is not None:
+        return "## Pictures\n\nThere are none: the client trains on text, which is in the table below."
     if audit.leak.images is None:
         return "## Pictures\n\nNo inverse fits this model, so the attack ends with features and makes no pictures."
     names = ", ".join(row.title for row in audit.rows)
     what = (
         "Each private sample above what was read back from the update" if audit.truth else "Read back from the update"
     )
-    return f"## Pictures\n\n![{text(f'{what}: {names}')}](pictures.png)"
+    meaning = f"\n\n{text(BLURRED)}" if audit.truth and audit.leak.inputs is None else ""
+    return f"## Pictures\n\n![{text(f'{what}: {names}')}](pictures.png){meaning}"
 
 
 def _samples(audit: AuditResult) -> str:
     if audit.truth is None:
         table = _table(
-            ["Sample", "Found label", "Leakage (certified)"],
+            "Sample | Found label | Leakage (certified)",
             [[row.title, row.found_label or "not found", percent(row.leakage)] for row in audit.rows],
             numbers=1,
         )
         note = (
             "The truth is not known: leakage is what the attack's own certificate vouches for; “–” where it does not."
         )
-    else:
-        headings = [
-            "Sample",
-            "Label",
-            "Found label",
-            "Leakage",
-            "Feature error",
-            "Cosine",
-            "PSNR (dB)",
-            "SSIM",
-            "LPIPS",
+    elif audit.texts is not None:
+        rows = [
+            [row.title, row.label or "", row.found_label or "not found", percent(row.leakage)] for row in audit.rows
         ]
+        table = _table("Text | As it was | Recovered | Leakage", rows, numbers=1)
+        note = "Leakage is the share of a text's tokens that were found in their place."
+    else:
+        headings = (
+            "Sample | Label | Found label | By the attack | Leakage | Feature error | Cosine | PSNR (dB) | SSIM | LPIPS"
+        )
         table = _table(headings, [_cells(row) for row in audit.rows], numbers=6)
         note = "“–” was not measured." + (f" {text(audit.trained_on)}" if audit.trained_on else "")
     return f"## Sample by sample\n\n{table}\n\n{note}"
 
 
+def _tried(audit: AuditResult) -> str:
+    rows = [[one.attack, one.got, one.remark] for one in audit.tried]
+    return (
+        f"## Attacks tried, and what each got\n\n{_table('Attack | What it got | What it cannot say', rows, numbers=0)}"
+    )
+
+
 def _cells(row: SampleRow) -> list[str]:
     assert row.score is not None
-    found = (
-        "not found" if row.found_label is None else f"{row.found_label} ({'correct' if row.label_correct else 'wrong'})"
-    )
-    score = row.score
+    found, score = f"{row.found_label} ({'correct' if row.label_correct else 'wrong'})", row.score
     return [
         row.title,
         row.label or "",
-        found,
+        "not found" if row.found_label is None else found,
+        row.by or "–",
         percent(row.leakage),
         error(score.feature_error),
         fixed(score.feature_cosine, 4),
@@ -105,7 +115,7 @@ def _others(audit: AuditResult) -> str:
     heading = "## The same round under other defenses\n\n"
     if not comparison.points:
         return f"{heading}Not shown here. {text(comparison.absent)}"
-    headings = ["Defense", "Attack", "Largest leakage", "Mean leakage", "Labels found", "PSNR (dB)"]
+    headings = "Defense | Attack | Largest leakage | Mean leakage | Labels found | PSNR (dB) | Accuracy"
     rows = [
         [
             comparison.label(i),
@@ -114,11 +124,12 @@ def _others(audit: AuditResult) -> str:
             percent(point.mean),
             "–" if point.refused else f"{point.labels_right} of {len(point.samples)}",
             fixed(point.psnr, 1),
+            percent(point.accuracy.mean) if point.accuracy else "–",
         ]
         for i, point in enumerate(comparison.points)
     ]
-    note = "Little leakage here is what this attack recovers, no proof of safety."
-    return f"{heading}{_table(headings, rows, numbers=4)}\n\n{note}"
+    note = f"{PRICED} Little leakage here is what this attack recovers, no proof of safety."
+    return f"{heading}{text(comparison.answer)}\n\n{_table(headings, rows, numbers=5)}\n\n{note}"
 
 
 def _granted(audit: AuditResult) -> str:
@@ -153,6 +164,8 @@ def _setting(audit: AuditResult) -> str:
         "Private batch": f"{sample_count(setting.batch_size) if audit.truth else 'of unknown size'}, {setting.classes} classes",
         "BatchNorm mode": setting.mode,
         "Defense": setting.defenses,
+        **({"Loss": setting.loss} if setting.loss else {}),
+        **({"Local training": _declared(setting.training)} if setting.training else {}),
         "Attack": setting.attack,
         "Seed": str(setting.seed),
         "Device": setting.device,
@@ -163,16 +176,18 @@ def _setting(audit: AuditResult) -> str:
     return f"## Method, versions, and how to run it again\n\n{again}\n\n{_facts(facts)}"
 
 
+def _declared(training: dict[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in training.items() if value is not None)
+
+
 def _glossary() -> str:
-    return "\n".join(
-        ["## The words used here", "", *(f"- **{text(word)}**: {text(what)}" for word, what in glossary())]
-    )
+    lines = [f"- **{text(word)}**: {text(what)}" for word, what in glossary()]
+    return "\n".join(["## The words used here", "", *lines])
 
 
 def _footer(audit: AuditResult) -> str:
     lines = ["---", "", "Responsible use: audit what you operate or have permission to test."]
-    credits_ = credits_of(audit.truth.titles) if audit.truth else []
-    for photo in credits_:
+    for photo in credits_of(audit.truth.titles) if audit.truth else []:
         lines += ["", f"“{text(photo['title'])}”: {text(photo['author'])}, {text(photo['license'])}."]
     return "\n".join(lines)
 
@@ -182,19 +197,14 @@ def _list(sentences: Iterable[str]) -> list[str]:
 
 
 def _facts(facts: dict[str, str]) -> str:
-    return _table(["", ""], [list(pair) for pair in facts.items()], numbers=0)
+    return _table(" | ", [list(pair) for pair in facts.items()], numbers=0)
 
 
-def _table(headings: list[str], rows: list[list[str]], *, numbers: int) -> str:
+def _table(headings: str, rows: list[list[str]], *, numbers: int) -> str:
     """A table whose last `numbers` columns are aligned to the right."""
-    words = len(headings) - numbers
-    lines = [headings, [":--" if i < words else "--:" for i in range(len(headings))]]
-    lines += [[text(cell) for cell in row] for row in rows]
+    words = headings.count(" | ") + 1 - numbers
+    lines = [[headings], [":--"] * words + ["--:"] * numbers, *([text(cell) for cell in row] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _code(command: str) -> str:
-    return f"`{command}`"
 
 
 def _block(command: str) -> str:

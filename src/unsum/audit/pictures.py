@@ -9,17 +9,17 @@ import textwrap
 
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
-from torchvision.transforms.functional import to_pil_image
 
 from unsum.audit.result import AuditResult, SampleRow
 
-_TILE, _GAP, _MARGIN, _CAPTION = 192, 8, 96, 44
-_PER_LINE = 8
+_TILE, _GAP, _MARGIN, _CAPTION = 192, 8, 96, 44  # pixels
+_PER_LINE = 8  # pictures
 
 
 def to_image(picture: Tensor) -> Image.Image:
-    """An 8-bit picture from (1 or 3, h, w) in [0, 1], rounded to the nearest value (torchvision would round floats down)."""
-    return to_pil_image(picture.detach().cpu().float().nan_to_num().clamp(0, 1).mul(255).round().byte())  # type: ignore[no-any-return]
+    """An 8-bit picture from (1 or 3, h, w) in [0, 1], rounded to the nearest value."""
+    pixels = picture.detach().cpu().float().nan_to_num().clamp(0, 1).mul(255).round().byte()
+    return Image.fromarray((pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).numpy())
 
 
 def is_picture(sample: Tensor | None) -> bool:

@@ -6,50 +6,82 @@ import base64
 import hashlib
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unsum.audit.compare import Comparison
+from unsum.audit.gate import Gate, check_level
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.markdown import render_markdown
 from unsum.audit.pictures import data_uri, picture_grid
-from unsum.audit.result import AuditResult, SampleRow, check_folder
+from unsum.audit.result import AuditResult, SampleRow
+from unsum.audit.sweep.bench import mean_of
 from unsum.audit.sweep.plot import Plot, plot_side_by_side
-from unsum.audit.texts import BADGES, advice, credits_of, glossary
-from unsum.audit.verdict import CLOSE_ERROR
+from unsum.audit.texts import ADVICE, BADGES, BLURRED, PRICED, credits_of, glossary
+from unsum.audit.verdict import UNVOUCHED
 from unsum.audit.wording import error, fixed, percent, plain
+from unsum.files.report_folder import check_folder
 from unsum.files.writing import write_text, write_whole
 from unsum.knowledge import CHANGES_MODEL
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+_SHOWN = 5  # samples of a printed audit
 _MEANS = ("label_correct", "feature_error", "feature_cosine", "psnr", "ssim", "lpips")
 
 
-@dataclass(frozen=True)
-class ShownSample:
-    """One row with its pictures as data URIs, or None where there is none to show."""
+class Audit(AuditResult):
+    """What the attack made of one update, beside the truth where the round was simulated.
 
-    row: SampleRow
-    original: str | None
-    recovered: str | None
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(64, 20)
+        >>> data = torch.randn(3, 64), torch.tensor([4, 4, 1])
+        >>> report = unsum.audit(model, data)
+        >>> print(report)
+        This update gives away every sample of the batch.
+        Attack: exact on Linear.
+        Leakage: sample 1: 100 %, sample 2: 100 %, sample 3: 100 %.
+        >>> report.gate(0.2).exit_code
+        1
+    """
 
+    def gate(self, level: float = DEFAULT_LEVEL) -> Gate:
+        """Whether any sample leaks more than `level`, from 0 to below 1: `.result`, `.exit_code` and `.reason` say."""
+        check_level(level)
+        whole = SampleRow("the whole update", None, None, math.nan, None, None, None)  # silence is no evidence
+        return Gate(level, self.rows or [whole], self.verdict.reason or self.undecided or UNVOUCHED)
 
-def write_report(audit: AuditResult, folder: Path, *, force: bool) -> Path:
-    """The page, the same as Markdown, the figures as JSON, and the pictures where there are some; where the page lies."""
-    check_folder(folder, force=force)
-    page = render(audit)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "report.html", page)
-    write_text(folder / "report.md", render_markdown(audit))
-    if audit.leak.images is not None:
-        write_whole(folder / "pictures.png", lambda part: picture_grid(audit).save(part, format="PNG"))
-    else:
-        (folder / "pictures.png").unlink(missing_ok=True)  # those of an earlier audit would pass for this one's
-    write_text(folder / "result.json", json.dumps(audit.to_dict(), indent=2) + "\n")
-    return folder / "report.html"
+    def write(self, folder: str | Path, *, force: bool = False) -> Path:
+        """Write `report.html`, `report.md`, `result.json` and, where there are pictures, `pictures.png`.
+
+        An existing folder is written to only with `force`.
+        """
+        folder = Path(folder)
+        check_folder(folder, force=force)
+        page = render(self)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "report.html", page)
+        write_text(folder / "report.md", render_markdown(self))
+        if self.leak.images is not None:
+            write_whole(folder / "pictures.png", lambda part: picture_grid(self).save(part, format="PNG"))
+        else:
+            (folder / "pictures.png").unlink(missing_ok=True)  # those of an earlier audit would pass for this one's
+        write_text(folder / "result.json", json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
+        return folder / "report.html"
+
+    def __repr__(self) -> str:
+        """What a person wants to know first; every figure is in `to_dict()` and in the report that `write` makes."""
+        shown = [row for row in self.rows if not math.isnan(row.leakage)]
+        leaked = [
+            f"{row.title}: {percent(row.leakage)}"
+            for row in sorted(shown, key=lambda row: -round(row.leakage, 2))[:_SHOWN]
+        ]
+        more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+        lines = [self.verdict.headline, f"Attack: {self.setting.attack} on {self.setting.model}."]
+        return "\n".join([*lines, *([f"Leakage: {', '.join(leaked)}{more}."] if leaked else [])])
 
 
 def render(audit: AuditResult) -> str:
@@ -64,16 +96,18 @@ def render(audit: AuditResult) -> str:
         leak=audit.leak,
         verdict=verdict,
         badge=BADGES[verdict.level],
-        close_error=CLOSE_ERROR,
-        shown=[ShownSample(row, data_uri(row.original), data_uri(row.recovered)) for row in rows],
-        most=most_leaked(rows),
-        means={name: audit.scores.get(name, math.nan) for name in _MEANS} | {"leakage": _mean(audit.leakages)},
+        shown=[{"row": row, "original": data_uri(row.original), "recovered": data_uri(row.recovered)} for row in rows],
+        most=max((row for row in rows if not math.isnan(row.leakage)), key=lambda row: row.leakage, default=None),
+        means={name: audit.scores.get(name, math.nan) for name in _MEANS}
+        | {"leakage": mean_of([value for value in audit.leakages if not math.isnan(value)])},
         worst_error=audit.scores.get("worst_feature_error", math.nan),
         some_missing=any(row.found_label is None for row in rows),
-        steps=advice(verdict.level),
+        steps=ADVICE[verdict.level],
         comparison=audit.comparison,
         compared=_compared(audit.comparison),
         keep_under=DEFAULT_LEVEL,
+        meaning=BLURRED,
+        priced=PRICED,
         glossary=glossary(),
         credits=credits_of(audit.truth.titles) if audit.truth else [],
     )
@@ -109,11 +143,6 @@ def environment() -> Environment:
     return environment
 
 
-def most_leaked(rows: list[SampleRow]) -> SampleRow | None:
-    """The sample that leaked most, where leakage is known at all."""
-    return max((row for row in rows if not math.isnan(row.leakage)), key=lambda row: row.leakage, default=None)
-
-
 def _fit(value: Any) -> Any:
     """Whatever a template prints; text without the characters that no page may carry, markup as it is."""
     return plain(value) if type(value) is str else value
@@ -127,10 +156,6 @@ def together(text: str) -> str:
 def _sortable(value: float) -> str:
     """The whole number as JavaScript reads it."""
     return repr(float(value)) if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity"
-
-
-def _mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan
 
 
 def _csp_hash(block: str) -> str:

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import math
-import os
 import platform
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from importlib.metadata import version
 from typing import Any
 
 import torch
-import torchvision
 from torch import Tensor
 
 from unsum.attack.options import AttackOptions
 from unsum.audit.compare import Comparison
 from unsum.audit.leakage import vouched
+from unsum.audit.sequences import Texts
+from unsum.audit.tried import Tried
 from unsum.audit.verdict import Verdict, judge, judge_captured
 from unsum.audit.wording import one_line, plain
+from unsum.client.augment import target_rows
 from unsum.data import Batch
-from unsum.errors import UnsumError, first_line, shown
+from unsum.errors import UnsumError
 from unsum.leak import Leak
+from unsum.local_training import LocalTraining
+from unsum.losses import Loss
 from unsum.score import SampleScore
+from unsum.score.samples import is_distribution
 from unsum.version import __version__
 
-UNFINISHED = "unfinished"  # the folder of a sweep that was interrupted, inside the report's
-SCHEMA_VERSION = "1.1"  # of result.json and sweep.json; described in schema/result.schema.json
+_ATTACK = ("method", "batch_size", "exact", "predicted_error", "residual", "scale", "seconds", "notes")  # of a leak
+SCHEMA_VERSION = "1.2"  # of result.json and sweep.json; described in schema/result.schema.json
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,21 @@ class Setting:
     device: str
     command: str
     versions: dict[str, str]
+    loss: str | None = None  # as declared
+    training: dict[str, Any] | None = None  # local training as declared, see LocalTraining; None for one plain step
 
     @classmethod
     def of(
-        cls, model: str, leak: Leak, options: AttackOptions, *, samples: int, train: bool, defenses: str, command: str
+        cls,
+        model: str,
+        leak: Leak,
+        options: AttackOptions,
+        *,
+        samples: int,
+        train: bool,
+        defenses: str,
+        command: str,
+        training: LocalTraining | None = None,
     ) -> Setting:
         """Of an attack that ran, on this machine."""
         rule = "" if options.label_rule is None else f", labels by {options.label_rule}"
@@ -63,8 +78,10 @@ class Setting:
                 "unsum": __version__,
                 "python": platform.python_version(),
                 "torch": torch.__version__,
-                "torchvision": torchvision.__version__,
+                "torchvision": version("torchvision"),
             },
+            loss=options.loss.name if isinstance(options.loss, Loss) else options.loss,
+            training=None if training is None else asdict(training),
         )
 
 
@@ -75,10 +92,13 @@ class SampleRow:
     title: str
     label: str | None  # the true one
     found_label: str | None
-    leakage: float  # measured; without the truth what the certificate vouches for, or NaN
+    leakage: (
+        float  # measured, of the strongest attack; without the truth what the certificate vouches for; NaN: unknown
+    )
     score: SampleScore | None  # None without the truth
     original: Tensor | None
     recovered: Tensor | None
+    by: str = ""  # the attack that got the most of it
 
     @property
     def label_correct(self) -> bool:
@@ -87,7 +107,7 @@ class SampleRow:
     def to_dict(self) -> dict[str, Any]:
         figures = {} if self.score is None else asdict(self.score)
         texts = {"title": self.title, "label": self.label, "found_label": self.found_label}
-        return {**texts, "leakage": self.leakage, **figures}
+        return {**texts, "leakage": self.leakage, "by": self.by or None, **figures}
 
 
 @dataclass(frozen=True)
@@ -104,16 +124,29 @@ class AuditResult:
     samples: list[SampleScore]
     scores: dict[str, float]
     seconds: float
-    leakages: list[float] = field(default_factory=list)  # of every true sample, see unsum.audit.leakage
+    leakages: list[float] = field(
+        default_factory=list
+    )  # of every true sample by the strongest attack; NaN: nobody knows
+    by: list[str] = field(default_factory=list)  # that attack
+    tried: list[Tried] = field(default_factory=list)
+    undecided: str = ""  # why samples that no attack found may leak all the same
     class_names: list[str] = field(default_factory=list)  # where there is no truth to take them from
     comparison: Comparison = field(default_factory=Comparison)
+    texts: Texts | None = None  # of a language model's update, in the place of labels
     trained_on: str = ""  # a sentence where `truth` is not the client's own samples but what a defense made of them
 
     @property
     def verdict(self) -> Verdict:
+        if self.texts is not None:
+            return self.texts.judge(self.leak, self.leakages)
         if self.truth is None:
-            return judge_captured(self.leak)
-        return judge(self.leak, self.samples, self.leakages)
+            return judge_captured(self.leak, self.undecided)
+        return judge(self.leak, self.samples, self.leakages, self.undecided)
+
+    @property
+    def kind(self) -> str:
+        """What one sample is called."""
+        return "sample" if self.texts is None else "text"
 
     @property
     def granted(self) -> list[str]:
@@ -122,29 +155,19 @@ class AuditResult:
     @property
     def rows(self) -> list[SampleRow]:
         """One for every true sample; where the truth is not known, one for every sample that was found."""
-        if self.truth is None:
-            return [self._found(i) for i in range(self.leak.batch_size)]
-        return [self._compared(self.truth, i) for i in range(len(self.samples))]
+        found = self.leak.batch_size if self.texts is None else len(self.texts.found)
+        return [self._row(i) for i in range(found if self.truth is None else len(self.samples))]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the pictures, in plain types; what could not be measured is null."""
-        leak = self.leak
         content = {
             "schema": SCHEMA_VERSION,
             "kind": "audit",
-            "verdict": asdict(self.verdict),
+            "verdict": self.verdict.to_dict(),
             "granted": self.granted,
             "setting": asdict(self.setting),
-            "attack": {
-                "method": leak.method,
-                "batch_size": leak.batch_size,
-                "exact": leak.exact,
-                "predicted_error": leak.predicted_error,
-                "residual": leak.residual,
-                "scale": leak.scale,
-                "seconds": leak.seconds,
-                "notes": leak.notes,
-            },
+            "attack": {name: getattr(self.leak, name) for name in _ATTACK},
+            "tried": [one.to_dict() for one in self.tried],
             "truth_known": self.truth is not None,
             "scores": self.scores,
             "samples": [row.to_dict() for row in self.rows],
@@ -152,49 +175,49 @@ class AuditResult:
             "comparison": self.comparison.to_dict(),
             "seconds": self.seconds,
         }
-        fit: dict[str, Any] = finite(content)
-        return fit
+        return finite(content)
 
     def true_label(self, i: int) -> str:
         if self.truth is None:
             raise UnsumError("This update came without the truth, so no true label is known.")
-        target = self.truth.targets[i]
-        return self.class_name(int(target if target.ndim == 0 else target.argmax()))
+        if self.texts is not None:
+            return self.texts.true[i]
+        return self._named(target_rows(self.truth.targets[i : i + 1], self.leak.targets.shape[1])[0])
 
     def found_label(self, i: int) -> str | None:
         """What the attack takes true sample `i` for; without the truth, its own sample `i`."""
         found = i if self.truth is None else self.samples[i].found
-        return None if found is None else self.class_name(int(self.leak.labels[found]))
+        if found is None:
+            return None
+        return self._named(self.leak.targets[found]) if self.texts is None else self.texts.found[found]
+
+    def _named(self, row: Tensor) -> str:
+        """A target row in words: its class, all its labels where they are no probabilities, or a single output's number."""
+        if len(row) == 1:
+            return f"{float(row):.3g}"
+        if is_distribution(row):
+            return self.class_name(int(row.argmax()))
+        return ", ".join(self.class_name(c) for c in (row > 0.5).nonzero()[:, 0].tolist()) or "no label"
 
     def class_name(self, number: int) -> str:
         names = self.class_names if self.truth is None else self.truth.class_names
         return names[number] if number < len(names) else f"class {number}"
 
-    def _compared(self, truth: Batch, i: int) -> SampleRow:
-        score, found = self.samples[i], self.found_label(i)
+    def _row(self, i: int) -> SampleRow:
+        truth, label = self.truth, self.found_label(i)
+        score = None if truth is None else self.samples[i]
+        found = i if score is None else score.found
+        measured = self.leakages[i] if self.leakages else math.nan
         return SampleRow(
-            title=one_line(truth.titles[i]),
-            label=one_line(self.true_label(i)),
-            found_label=None if found is None else one_line(found),
-            leakage=self.leakages[i] if self.leakages else math.nan,
+            title=f"recovered {self.kind} {i + 1}" if truth is None else one_line(truth.titles[i]),
+            label=None if truth is None else one_line(self.true_label(i)),
+            found_label=None if label is None else one_line(label),
+            leakage=vouched(self.leak, i) if truth is None else measured,
             score=score,
-            original=truth.images[i],
-            recovered=self._recovered(score.found),
+            original=None if truth is None or self.texts is not None else truth.images[i],
+            recovered=None if found is None or self.leak.images is None else self.leak.images[found],
+            by=self.by[i] if self.by else "",
         )
-
-    def _found(self, i: int) -> SampleRow:
-        return SampleRow(
-            title=f"recovered sample {i + 1}",
-            label=None,
-            found_label=one_line(self.class_name(int(self.leak.labels[i]))),
-            leakage=vouched(self.leak, i),
-            score=None,
-            original=None,
-            recovered=self._recovered(i),
-        )
-
-    def _recovered(self, found: int | None) -> Tensor | None:
-        return None if found is None or self.leak.images is None else self.leak.images[found]
 
 
 def _device_name(device: torch.device) -> str:
@@ -203,32 +226,16 @@ def _device_name(device: torch.device) -> str:
     return f"{device.type}, {torch.get_num_threads()} threads"
 
 
-def check_folder(folder: Path, *, force: bool) -> None:
-    """Refuse to overwrite, or what cannot be written to, before an audit is run rather than after."""
-    try:
-        standing = next(place for place in (folder, *folder.absolute().parents) if place.exists() or place.is_symlink())
-    except OSError as error:  # a name that is too long, say
-        raise UnsumError(f"{shown(str(folder))} cannot be a folder: {first_line(error)}; name another.") from error
-    if standing.is_symlink() and not standing.exists():
-        raise UnsumError(f"{shown(str(standing))} is a link that leads nowhere; name another folder with --out.")
-    if folder.exists() and not folder.is_dir():
-        raise UnsumError(f"{str(folder)!r} is a file; name a folder for the report.")
-    if not standing.is_dir() or not os.access(standing, os.W_OK | os.X_OK):
-        raise UnsumError(f"Nothing can be written to {str(standing)!r}; name another folder with --out.")
-    if folder.exists() and any(file.name != UNFINISHED for file in folder.iterdir()) and not force:
-        raise UnsumError(
-            f"The folder {str(folder)!r} exists already; add --force to overwrite it, or name another with --out."
-        )
-
-
-def finite(value: Any) -> Any:
+def finite(content: dict[str, Any]) -> dict[str, Any]:
     """The same as JSON can hold it: without NaN, infinity and the characters that are not text."""
-    if isinstance(value, str):
-        return plain(value)
+    return {plain(key): _finite(value) for key, value in content.items()}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return finite(value)
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    if isinstance(value, dict):
-        return {finite(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [finite(item) for item in value]
-    return value
+    return plain(value) if isinstance(value, str) else value

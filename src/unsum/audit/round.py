@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from unsum.active import Reader, place
+from unsum.attack.auto import NothingReadError
 from unsum.attack.chain import run_attack
 from unsum.attack.options import AttackOptions
-from unsum.audit.leakage import leakages
+from unsum.attack.reach import too_many
+from unsum.audit.leakage import DEFAULT_LEVEL, leakages, leakages_of_rows
+from unsum.audit.tried import Tried, strongest
 from unsum.client.capture import capture_trained, in_mode
-from unsum.client.step import Stage, ordered
+from unsum.client.local import train_locally
+from unsum.client.step import ClientStep, Stage, ordered
 from unsum.data import Batch
 from unsum.defend import Defense
-from unsum.head import collect_features
-from unsum.leak import Leak
+from unsum.gradients import inputs_of
+from unsum.head import collect_features, find_head
+from unsum.leak import Attempt, Leak
+from unsum.local_training import LocalTraining
+from unsum.losses import Loss
 from unsum.progress import SILENT, Progress
 from unsum.score import SampleScore, score_samples
 from unsum.update import Update
@@ -35,23 +44,39 @@ class Sent:
     train: bool
     seed: int
     clients: int = 1  # whose updates the server sees the mean of; each has as many of the images
+    watched: Tensor | None = None  # features, as local steps saw them
 
     @cached_property
     def features(self) -> Tensor:
-        """(B, H) what reached the last layer; dropout falls as it fell in the client's own pass."""
+        """(B, H) what reached the last layer, in the step that saw a sample first."""
+        if self.watched is not None:
+            return self.watched
+        return self.read_by(find_head(self.model)[1]).flatten(1)
+
+    def read_by(self, layer: nn.Module) -> Tensor:
+        """(B, …) what a layer read; dropout falls as it fell in the client's own pass."""
         torch.manual_seed(self.seed)
         parts = self.images.split(len(self.images) // self.clients)
-        with in_mode(self.model, self.train):
-            return torch.cat([collect_features(self.model, part) for part in parts])
+        with in_mode(self.model, self.train), inputs_of(layer) as seen, torch.no_grad():
+            for part in parts:
+                self.model(part)
+        return torch.cat(seen).detach()
 
 
 @dataclass(frozen=True)
 class Compared:
-    """An answer beside the truth, sample by sample in the truth's order."""
+    """An answer beside the truth, sample by sample in the truth's order.
+
+    `leakages` are those of the strongest attack for every sample, which `by` names. Where `undecided` says why nothing can be
+    decided, samples that no attack found have NaN: nobody knows.
+    """
 
     leak: Leak
     samples: list[SampleScore]
     leakages: list[float]
+    by: list[str] = field(default_factory=list, kw_only=True)
+    tried: list[Tried] = field(default_factory=list, kw_only=True)
+    undecided: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -69,38 +94,131 @@ def play(
     options: AttackOptions,
     *,
     train: bool,
+    training: LocalTraining | None = None,
     reader: Reader | None = None,
     progress: Progress = SILENT,
 ) -> Round:
-    """Client, attack, score. `reader` is that of a server that changed the model first."""
+    """Client, attack, score. The client minimizes the loss that the options declare, in one step or as `training` says, which
+    the server knows. `reader` is that of a server that changed the model first."""
     progress.say("The client computes its update")
     device = torch.device(options.device or "cpu")
-    sent = send(model, batch.images.to(device), batch.targets.to(device), defenses, train=train, seed=options.seed)
+    images, targets = batch.images.to(device), batch.targets.to(device)
+    how: dict[str, Any] = {"train": train, "seed": options.seed, "training": training, "loss": options.loss}
+    sent = send(model, images, targets, defenses, **how)
     with in_mode(model, train):  # how clients train is the server's own protocol
-        leak = run_attack(model, sent.update, options.of_batch(len(sent.images)), progress)
+        leak = attacked(model, sent.update, options.of_batch(len(sent.images)), progress)
         if reader is not None:
             progress.say("Reading the layer that the server put in")
             leak = place(model, leak, reader, reader.read(sent.update))
+            own = Attempt(reader.name, leak, blind="several samples may have driven the same rows", at_head=False)
+            leak = replace(leak, tried=[*leak.tried, own])
     progress.say("Comparing with the truth")
     compared = compare_with_truth(sent, leak)
     truth = as_trained(batch, sent)
     trained_on = "" if torch.equal(truth.images, batch.images.cpu()) else _blends(defenses)
-    return Round(leak, compared.samples, compared.leakages, truth, trained_on)
+    return Round(**vars(compared), truth=truth, trained_on=trained_on)
+
+
+def attacked(model: nn.Module, update: Update, options: AttackOptions, progress: Progress = SILENT) -> Leak:
+    """The attack's answer; one without samples, which says what was tried, where no attack can read the update."""
+    try:
+        return run_attack(model, update, options, progress)
+    except NothingReadError as reason:
+        _, head = find_head(model)
+        none = torch.zeros(0, head.out_features, dtype=torch.float64)
+        features, unknown = torch.zeros(0, head.in_features), float("nan")
+        return Leak(
+            options.method, none, none, features, unknown, unknown, False, tried=reason.tried, notes=[str(reason)]
+        )
 
 
 def send(
-    model: nn.Module, images: Tensor, targets: Tensor, defenses: Sequence[Defense], *, train: bool, seed: int
+    model: nn.Module,
+    images: Tensor,
+    targets: Tensor,
+    defenses: Sequence[Defense],
+    *,
+    train: bool,
+    seed: int,
+    training: LocalTraining | None = None,
+    loss: str | Loss | None = None,
 ) -> Sent:
-    """The client's step; `seed` fixes what its defenses and its dropout draw."""
+    """What the client does and sends; `seed` fixes what its defenses and its dropout draw."""
     torch.manual_seed(seed)
-    update, images, targets = capture_trained(model, images, targets, train=train, defenses=defenses)
+    if training is not None:
+        return _send_trained(model, images, targets, defenses, training, train=train, seed=seed, loss=loss)
+    update, images, targets = capture_trained(model, images, targets, train=train, defenses=defenses, loss=loss)
     return Sent(model, images, targets, update, train, seed)
 
 
+def _send_trained(
+    model: nn.Module,
+    images: Tensor,
+    targets: Tensor,
+    defenses: Sequence[Defense],
+    training: LocalTraining,
+    *,
+    train: bool,
+    seed: int,
+    loss: str | Loss | None,
+) -> Sent:
+    """Several local steps, with what each step of the first epoch trained on and what reached the last layer then."""
+    seen: list[tuple[Tensor, Tensor, Tensor]] = []
+    first_epoch = (training.steps or 1) // training.epochs
+
+    def watch(number: int, step: ClientStep) -> None:
+        if number < first_epoch:
+            with torch.random.fork_rng(), in_mode(step.model, train):  # dropout falls alike in the step itself
+                seen.append((step.images, step.targets, collect_features(step.model, step.images)))
+
+    how: dict[str, Any] = {"train": train, "defenses": defenses, "loss": loss, "watch": watch}
+    update = train_locally(model, images, targets, training, **how)
+    own, rows, features = (torch.cat(parts) for parts in zip(*seen, strict=True))
+    return Sent(model, own, rows, update, train, seed, watched=features)
+
+
 def compare_with_truth(sent: Sent, leak: Leak) -> Compared:
+    """Every attack that was tried is scored now that it is over, and the strongest counts for each sample."""
     samples = score_samples(leak, sent.images, sent.targets, sent.features)
-    shares = leakages(samples, sent.images, sent.features, pixels_alone=leak.pictures_first)
-    return Compared(leak, samples, shares)
+    final = Attempt(leak.method, leak)
+    tried = [Tried.of(attempt, _leakages(sent, attempt.leak)) for attempt in leak.tried or [final]]
+    best = strongest([*tried, Tried.of(final, _leakages(sent, leak, samples))], len(samples))
+    undecided = why_undecided(sent, leak)
+    values = [math.nan if undecided and value < DEFAULT_LEVEL else value for value, _ in best]
+    return Compared(
+        leak,
+        samples,
+        values,
+        by=["" if math.isnan(value) else name for value, (_, name) in zip(values, best, strict=True)],
+        tried=tried,
+        undecided=undecided,
+    )
+
+
+def why_undecided(sent: Sent, leak: Leak) -> str:
+    """Why samples that no attack found may leak all the same; empty where they do not leak to the attacks tried.
+
+    The true batch size says more than the attack could know: noise may hide that there are more samples than directions.
+    """
+    _, head = find_head(sent.model)
+    crowd = too_many(len(sent.images), head.out_features, head.in_features, leak.loss)
+    if crowd and leak.tried and all(attempt.at_head or attempt.blind or attempt.refused for attempt in leak.tried):
+        return crowd
+    return leak.undecided
+
+
+def _leakages(sent: Sent, leak: Leak | None, samples: list[SampleScore] | None = None) -> list[float]:
+    """Of every true sample: by features and pixels, and by rows read at dense layers."""
+    if leak is None:
+        return []
+    rows = samples or score_samples(leak, sent.images, sent.targets, sent.features)
+    parts = [leakages(rows, sent.images, sent.features, pixels_alone=leak.pictures_first)]
+    modules = dict(sent.model.named_modules())
+    for name, found in leak.readings.items():
+        truth = sent.read_by(modules.get(name, sent.model))
+        if truth.ndim == 2:  # of sequences, a row is a token's
+            parts.append(leakages_of_rows(found, truth))
+    return [max(values) for values in zip(*parts, strict=True)]
 
 
 def as_trained(batch: Batch, sent: Sent) -> Batch:

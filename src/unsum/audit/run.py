@@ -6,25 +6,29 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from unsum.active import modify
-from unsum.attack.chain import run_attack
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses
-from unsum.audit.answer import Audit
 from unsum.audit.compare import CAPTURED, Comparison
 from unsum.audit.compare import compare as under_others
-from unsum.audit.inputs import Data, Inputs
+from unsum.audit.inputs import Data, Inputs, simulated_training
+from unsum.audit.report import Audit
 from unsum.audit.result import Setting
-from unsum.audit.round import play
+from unsum.audit.round import attacked, play
 from unsum.audit.sweep.bench import shown
+from unsum.audit.text import audit_text, captured_texts, is_text
+from unsum.audit.tried import Tried
 from unsum.client.capture import in_mode
+from unsum.data.texts import TextData
 from unsum.defend import Defense
 from unsum.errors import UnsumError
 from unsum.invert.refine import Mode
+from unsum.losses import Loss
 from unsum.models import DEFAULT_MODEL
 from unsum.models.received import Received
 from unsum.progress import SILENT, Progress
@@ -36,11 +40,14 @@ _UNKNOWN = "unknown: the update was captured elsewhere"
 
 def audit(
     model: nn.Module | str = DEFAULT_MODEL,
-    data: Data | None = None,
+    data: Data | TextData | None = None,
     *,
     update: Update | Received | str | Path | None = None,
     weights: str | Path | None = None,
     classes: int | None = None,
+    classes_from: str | Path | None = None,
+    fresh_head: bool = False,
+    image_size: int | None = None,
     download: bool = False,
     batch: int | None = None,
     same_label: int = 0,
@@ -53,6 +60,12 @@ def audit(
     auxiliary: tuple[Tensor, Tensor] | None = None,
     inverse: Inverses = None,
     train: bool = True,
+    loss: str | Loss | None = None,
+    learning_rate: float | None = None,
+    local_steps: int | None = None,
+    epochs: int = 1,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
     compare: bool | None = False,
     device: torch.device | str | None = None,
     seed: int = 0,
@@ -68,10 +81,15 @@ def audit(
             your own module (then give `data` or `update` too).
         weights: a `.safetensors`, `.pt` or `.npz` state dict for a model given by name.
         data: the client's private (images, targets), or where they lie: a folder, tar or npz, `torchvision:NAME:ROOT`, `hf:PATH`;
-            the embedded photos by default.
+            the embedded photos by default. For a language model: (n, L) token numbers, a list of texts, or a file with one
+            text a line.
         update: what a server received, instead of `data`: an `Update`, its file, or `Received(before=…, after=…)`. There is no
             truth then, and the result holds what the attack itself vouches for.
-        classes: of the model; by default as many as the data or the update have.
+        classes: of the model; by default as many as the data, the update or the head of trained weights have.
+        classes_from: the names of a trained head's classes in its order, where the data have others or fewer: a file with one
+            name a line, or the folder that the model was trained on.
+        fresh_head: put a new head on trained weights; without it their own stays.
+        image_size: the side of the photos; by default what the model says or, by trying, takes, the data's own size first.
         download: fetch published weights of torchvision's that are not on this disk.
         batch, same_label: how many photos (8 by default), and how many of them share one label; where the data lie in files,
             `seed` chooses them.
@@ -85,6 +103,11 @@ def audit(
             rules need; the result says so.
         inverse: an inverse that `unsum train-inverse` made for this backbone, for pictures.
         train: the client's BatchNorm mode.
+        loss: what the client minimizes, if not cross-entropy: `bce` (rows of several labels, or one output for yes and no),
+            `mse`, `focal:GAMMA`, or an object of `unsum.losses`; the attacker is told.
+        learning_rate, local_steps, epochs, momentum, weight_decay: let the client take several steps of SGD and send the change
+            of its weights, as in FedAvg; `local_steps` counts those of all epochs together (one an epoch by default), over
+            equal parts of the batch, and the rate is 0.01 unless said. A server sets all that, so the attacker is told.
         compare: play the round again under standard defenses, for the report; None does so where it costs little.
         progress: an `unsum.progress.Progress`, told the stages and the steps of attacks that iterate.
 
@@ -109,35 +132,53 @@ def audit(
         auxiliary=auxiliary,
         inverse=inverse,
         refine=refine,
+        loss=loss,
         device=torch.device(device or "cpu"),
         seed=seed,
     )
     options.check()  # before the client computes anything
+    training = simulated_training(learning_rate, local_steps, epochs, momentum, weight_decay)
     inputs = Inputs(model, data, update, weights, classes, download, batch, same_label, seed)
+    inputs = replace(inputs, image_size=image_size, classes_from=classes_from, fresh_head=fresh_head)
     chain = [defenses] if isinstance(defenses, Defense) else list(defenses)
     if update is not None:
         if data is not None or chain:
             raise UnsumError("An update that was captured is attacked as it is; leave data and defenses out.")
+        if training is not None:
+            raise UnsumError(
+                "An update that was captured says how its client trained (Received(steps=…), Update.of_training); "
+                "leave the local training out."
+            )
         if server is not None:
             raise UnsumError(
                 "A server can change the model only before the client trains; leave the captured update out."
             )
         return _audit_captured(inputs, options, train=train, command=command, progress=progress)
+    if is_text(model):
+        if server is not None or training is not None or loss is not None:
+            raise UnsumError("A client's text is played as one plain step; leave server, loss and local training out.")
+        return audit_text(inputs, chain, options, train=train, command=command, progress=progress)
     loaded, own = inputs.simulated()
+    if own.resized:
+        progress.say(own.resized)
     network, name, reader = loaded.model.to(options.device), loaded.name, None
     if server is not None:
         network, reader = modify(network, server, shape=tuple(own.images.shape[1:]), seed=seed)
         name = f"{name}, changed by the server ({reader.name}: {reader.summary})"
-    played = play(network, own, chain, options, train=train, reader=reader, progress=progress)
-    leak = played.leak
+    how: dict[str, Any] = {"train": train, "training": training}
+    played = play(network, own, chain, options, reader=reader, progress=progress, **how)
+    leak, defended = played.leak, shown(chain)
     return Audit(
-        Setting.of(name, leak, options, samples=len(own.images), train=train, defenses=shown(chain), command=command),
+        Setting.of(name, leak, options, samples=len(own.images), defenses=defended, command=command, **how),
         played.truth,
         leak,
         played.samples,
         summarize(leak, played.samples),
         leakages=played.leakages,
-        comparison=under_others(played, network, own, chain, options, progress, train=train, wanted=compare),
+        by=played.by,
+        tried=played.tried,
+        undecided=played.undecided,
+        comparison=under_others(played, network, own, chain, options, progress, wanted=compare, reader=reader, **how),
         trained_on=played.trained_on,
         seconds=time.perf_counter() - start,
     )
@@ -147,22 +188,38 @@ def _audit_captured(inputs: Inputs, options: AttackOptions, *, train: bool, comm
     """Attack an update that came without the truth, and report what the attack itself vouches for."""
     start = time.perf_counter()
     loaded, update = inputs.captured()
+    names = inputs.class_names(loaded.model)
     if options.batch_size_known:
-        options = options.of_batch(_granted(inputs.batch, update))
+        size = inputs.batch or update.batch_size
+        if size is None:
+            raise UnsumError("The update does not record its batch size; say how many samples it is of (--batch).")
+        options = options.of_batch(size)
     network = loaded.model.to(options.device)
     sent = update.map(lambda _name, tensor: tensor.to(options.device))
     with in_mode(network, train):
-        leak = run_attack(network, sent, options, progress)
+        leak = attacked(network, sent, options, progress)
     leak = replace(leak, notes=[*update.notes, *leak.notes])
     setting = Setting.of(
-        loaded.name, leak, options, samples=leak.batch_size, train=train, defenses=_UNKNOWN, command=command
+        loaded.name,
+        leak,
+        options,
+        samples=leak.batch_size,
+        train=train,
+        defenses=_UNKNOWN,
+        command=command,
+        training=update.training,
     )
     seconds = time.perf_counter() - start
-    return Audit(setting, None, leak, [], {}, seconds, comparison=Comparison(absent=CAPTURED))
-
-
-def _granted(batch: int | None, update: Update) -> int:
-    size = batch or update.batch_size
-    if size is None:
-        raise UnsumError("The update does not record its batch size; say how many samples it is of (--batch).")
-    return size
+    return Audit(
+        setting,
+        None,
+        leak,
+        [],
+        {},
+        seconds,
+        comparison=Comparison(absent=CAPTURED),
+        tried=[Tried.of(attempt, []) for attempt in leak.tried],
+        undecided=leak.undecided,
+        class_names=names,
+        texts=captured_texts(leak, inputs.model),
+    )

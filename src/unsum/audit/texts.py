@@ -8,22 +8,8 @@ from importlib.resources import files
 
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.verdict import Level
+from unsum.audit.wording import percent
 from unsum.models.lpips import lpips_status
-
-BADGES: dict[Level, str] = {
-    "severe": "Severe leakage",
-    "partial": "Partial leakage",
-    "labels": "Label leakage",
-    "low": "Low leakage",
-    "open": "Not decided",
-}
-COLORS: dict[Level, str] = {  # on a terminal
-    "severe": "bold red",
-    "partial": "bold yellow",
-    "labels": "bold yellow",
-    "low": "bold green",
-    "open": "bold",
-}
 
 
 @dataclass(frozen=True)
@@ -47,88 +33,66 @@ _SWEEP = Advice(
     "unsum audit … --sweep noise=1e-5..1e-1",
 )
 _GATE = Advice(
-    f"Keep it from coming back: fail the build when any sample leaks more than, say, {DEFAULT_LEVEL:.0%}".replace(
-        "%", " %"
-    )
-    + ".",
+    f"Keep it from coming back: fail the build when any sample leaks more than, say, {percent(DEFAULT_LEVEL)}.",
     f"unsum audit … --fail-above {DEFAULT_LEVEL:g}",
 )
 _MEASURE = Advice(
     "Measure with samples of your own whose truth you know: simulate the same round and compare.", "unsum audit"
 )
+_GRANT = Advice(
+    "Grant the attacker what a server may know (the batch size, the labels), or audit a smaller batch: then the attacks apply.",
+    "unsum audit … --batch-size-known",
+)
 _STRONGER = Advice("Try the other attacks, and more of the attacker's knowledge, before relying on it.", "unsum list")
 
-
-def advice(level: Level) -> list[Advice]:
-    """The steps for a verdict, the most urgent first."""
-    return {
-        "severe": [_KEEP, _SUM, _SWEEP, _GATE],
-        "partial": [_KEEP, _SWEEP, _SUM, _GATE],
-        "labels": [_KEEP, _SUM, _STRONGER, _GATE],
-        "low": [_STRONGER, _GATE],
-        "open": [_MEASURE, _STRONGER, _KEEP],
-    }[level]
+_LEVELS: dict[Level, tuple[str, str, list[Advice]]] = {
+    "severe": ("Severe leakage", "bold red", [_KEEP, _SUM, _SWEEP, _GATE]),
+    "partial": ("Partial leakage", "bold yellow", [_KEEP, _SWEEP, _SUM, _GATE]),
+    "labels": ("Label leakage", "bold yellow", [_KEEP, _SUM, _STRONGER, _GATE]),
+    "low": ("Low leakage", "bold green", [_STRONGER, _GATE]),
+    "open": ("Not decidable", "bold", [_KEEP, _GRANT, _MEASURE, _STRONGER]),
+}
+BLURRED = (
+    "A leakage of 100 % is of the features: the attack read exactly what the model makes of the sample. The picture beside it is "
+    "as good as the inverse that draws it from those features, and may be blurred where nothing is missing."
+)
+PRICED = (
+    "Accuracy is that of a small network after a short federated training under the defense. It is measured without any defense "
+    "and where every sample stays under the level."
+)
+BADGES = {level: badge for level, (badge, _, _) in _LEVELS.items()}
+COLORS = {level: color for level, (_, color, _) in _LEVELS.items()}  # on a terminal
+ADVICE = {level: steps for level, (_, _, steps) in _LEVELS.items()}  # what to do now, the most urgent first
 
 
 def glossary() -> list[tuple[str, str]]:
     """Words and what they mean, in the order in which they are needed."""
-    return [
-        (
-            "Federated learning",
-            "Many clients (phones, hospitals) train one model together: each trains on its own data and sends only the change "
-            "of the model to a server.",
-        ),
-        (
-            "Update",
-            "What a client sends to the server after training on its own data; here, one gradient. The samples themselves "
-            "never leave the client.",
-        ),
-        (
-            "Gradient",
-            "The direction in which a client's samples would change each weight of the model: a sum over those samples.",
-        ),
-        (
-            "Sample",
-            "One private item that the client trained on, such as a photo. A batch is the samples of one update.",
-        ),
-        (
-            "Leakage",
-            "How much of what sets a sample apart from the client's other samples came back, from 0 % (no better than a typical "
-            "sample of this client) to 100 % (the sample itself). It is measured on features and on pixels, and the larger one "
-            "counts. A label that was found is not part of it.",
-        ),
-        ("Label", "The class that the client assigned to a sample, such as what a photo shows."),
-        (
-            "Feature",
-            "The numbers that the model computes from one sample just before its last layer. The feature error is the distance "
-            "between found and true features, relative to the true ones: 0 is perfect, 1 is no better than guessing zero. "
-            "Cosine compares directions alone: 1 is the same.",
-        ),
-        (
-            "PSNR",
-            "Peak signal-to-noise ratio in decibels: how close the pixels are, higher is closer. It is computed for each "
-            "picture; the mean is the mean of these values.",
-        ),
-        ("SSIM", "Structural similarity: whether edges and textures agree. 1 is the same picture, 0 is unrelated."),
-        (
-            "LPIPS",
-            " ".join(
-                filter(
-                    None,
-                    [
-                        "A distance between pictures as a neural network perceives them; lower is closer.",
-                        lpips_status(),
-                    ],
-                )
-            ),
-        ),
-        (
-            "Certificate",
-            "The attacker's own statement that its answer is right. It is worked out from the update alone, so a real attacker "
-            "would have it, too.",
-        ),
-        ("Defense", "A change that the client makes before or while it computes the update, such as added noise."),
-    ]
+    perceived = "A distance between pictures as a neural network perceives them; lower is closer."
+    words = {
+        "Federated learning": "Many clients (phones, hospitals) train one model together: each trains on its own "
+        "data and sends only the change of the model to a server.",
+        "Update": "What a client sends to the server after training on its own data; here, one gradient. The "
+        "samples themselves never leave the client.",
+        "Gradient": "The direction in which a client's samples would change each weight of the model: a sum over "
+        "those samples.",
+        "Sample": "One private item that the client trained on, such as a photo. A batch is the samples of one update.",
+        "Leakage": "How much of what sets a sample apart from the client's other samples came back, from 0 % (no "
+        "better than a typical sample of this client) to 100 % (the sample itself). It is measured on features and "
+        "on pixels, and the larger one counts, of the strongest attack tried. Where no attack applies it is not known, "
+        "which is shown as –, never as 0 %. A label that was found is not part of it.",
+        "Label": "The class that the client assigned to a sample, such as what a photo shows.",
+        "Feature": "The numbers that the model computes from one sample just before its last layer. The feature "
+        "error is the distance between found and true features, relative to the true ones: 0 is perfect, 1 is no "
+        "better than guessing zero. Cosine compares directions alone: 1 is the same.",
+        "PSNR": "Peak signal-to-noise ratio in decibels: how close the pixels are, higher is closer. It is "
+        "computed for each picture; the mean is the mean of these values.",
+        "SSIM": "Structural similarity: whether edges and textures agree. 1 is the same picture, 0 is unrelated.",
+        "LPIPS": " ".join(filter(None, [perceived, lpips_status()])),
+        "Certificate": "The attacker's own statement that its answer is right. It is worked out from the update "
+        "alone, so a real attacker would have it, too.",
+        "Defense": "A change that the client makes before or while it computes the update, such as added noise.",
+    }
+    return list(words.items())
 
 
 def credits_of(titles: list[str]) -> list[dict[str, str]]:

@@ -1,98 +1,147 @@
-"""What the figures mean, in words an officer can sign."""
+"""What the figures mean, in words an officer can sign.
+
+One yardstick: the leakage of every sample (`unsum.audit.leakage`) decides headline, color, share and gate alike. Three states:
+an update leaks, or it does not leak to the attacks that were tried, or that cannot be decided, because they do not apply to it.
+What cannot be decided is never 0 %, and passes no gate.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
-from unsum.audit.leakage import DEFAULT_LEVEL, vouched
+from unsum.audit.leakage import DEFAULT_LEVEL, WHOLE, vouched
 from unsum.audit.wording import error, percent, sample_count
 from unsum.leak import Leak
 from unsum.score import SampleScore
 
+State = Literal["leaks", "does not leak to these attacks", "not decidable"]
 Level = Literal["severe", "partial", "labels", "low", "open"]
 
+LEAKS: State = "leaks"
+DOES_NOT_LEAK: State = "does not leak to these attacks"
+NOT_DECIDABLE: State = "not decidable"
+_STATES: dict[Level, State] = {
+    "severe": LEAKS,
+    "partial": LEAKS,
+    "labels": LEAKS,
+    "low": DOES_NOT_LEAK,
+    "open": NOT_DECIDABLE,
+}
+
 EXACT_ERROR = 1e-3  # features this close are the client's own, up to rounding
-CLOSE_ERROR = 0.3  # features this close still give the sample away
 RECOGNIZABLE_PSNR = 18.0  # dB from which people recognize the pictures of our inverses
+_NO_ANSWER = "No attack gave an answer: no label and no sample was found."
+_UNKNOWN = "the leakage of some samples is not known"
+UNVOUCHED = "the truth is missing, and no attack vouches for its answer"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`share` is how many of the samples were given away, from 0 to 1; `headline` says it in one sentence, `details` why."""
+    """`share` is how many of the samples leak `DEFAULT_LEVEL` or more, from 0 to 1, and NaN where that cannot be decided.
+
+    `headline` says it in one sentence, `details` why; `reason` is why nothing can be decided, empty otherwise.
+
+    >>> verdict = Verdict.undecided("the update lacks the gradient of the last layer")
+    >>> verdict.state, verdict.share, verdict.headline
+    ('not decidable', nan, 'Not decidable: the update lacks the gradient of the last layer.')
+    """
 
     level: Level
     share: float
     headline: str
     details: list[str]
+    reason: str = ""
+
+    @classmethod
+    def undecided(cls, reason: str, details: Sequence[str] = ()) -> Verdict:
+        """Nobody can tell, and why."""
+        said = reason[:1].lower() + reason[1:].rstrip(".")
+        return cls("open", math.nan, f"Not decidable: {said}.", list(details), said)
+
+    @property
+    def state(self) -> State:
+        return _STATES[self.level]
+
+    def to_dict(self) -> dict[str, Any]:
+        """In plain types, the state among them."""
+        return {"state": self.state, **asdict(self)}
 
 
-def judge(leak: Leak, samples: list[SampleScore], leakages: Sequence[float] = ()) -> Verdict:
-    """The verdict over one audited round."""
+def judge(leak: Leak, samples: list[SampleScore], leakages: Sequence[float], undecided: str = "") -> Verdict:
+    """The verdict over one audited round, by the leakage of every sample; NaN is a leakage that nobody knows.
+
+    `undecided`: why attacks that found nothing say nothing about this update. A sample that leaks all the same decides.
+    """
     total = len(samples)
-    close = sum(row.feature_error < CLOSE_ERROR for row in samples)
+    known = [value for value in leakages if not math.isnan(value)]
+    whole, part = (sum(value >= level for value in known) for level in (WHOLE, DEFAULT_LEVEL))
     labels = sum(row.label_correct == 1.0 for row in samples)
-    part = sum(value >= DEFAULT_LEVEL for value in leakages)
-    level: Level = "severe" if close == total else "partial" if close or part else "low"
-    if level == "low" and labels > total / 2:
-        level = "labels"
-    return Verdict(
-        level, close / total, _headline(level, close, part, total), _details(leak, samples, labels, leakages)
-    )
+    details = _details(leak, samples, labels, known)
+    if not part and (undecided or len(known) < total):
+        return Verdict.undecided(undecided or _UNKNOWN, details)
+    level: Level = "severe" if whole == total else "partial" if part else "labels" if labels > total / 2 else "low"
+    if len(known) < total:
+        details.append(f"The other samples may leak, too: {undecided or _UNKNOWN}.")
+    return Verdict(level, part / total, _headline(level, whole, part, total), details)
 
 
-def judge_captured(leak: Leak) -> Verdict:
+def judge_captured(leak: Leak, undecided: str = "") -> Verdict:
     """The verdict over an update that came without the truth: the attack's own certificate is all there is."""
     total = leak.batch_size
     known = [value for value in (vouched(leak, i) for i in range(total)) if value >= DEFAULT_LEVEL]
-    level: Level = "severe" if len(known) == total else "partial" if known else "open"
-    headline = {
-        "severe": "This update gives away every sample that was found in it.",
-        "partial": f"This update gives away {len(known)} of the {total} samples that were found in it.",
-        "open": "The attack answered, but does not vouch for its answer.",
-    }[level]
     classes = len(set(leak.labels.tolist()))
+    found = f"Found in the update: {sample_count(total)} of {classes} {'class' if classes == 1 else 'classes'}."
     details = [
-        f"Found in the update: {sample_count(total)} of {classes} {'class' if classes == 1 else 'classes'}.",
-        _certificate(leak),
+        *([found, certificate(leak)] if total else [_NO_ANSWER]),
         "The truth is not known here, so nothing was compared with it: the confidence is the attack's own.",
     ]
     if leak.inputs_exact is not None:
         details.insert(1, f"{int(leak.inputs_exact.sum())} of {total} inputs are certified to be the client's own.")
-    return Verdict(level, len(known) / total, headline, details)
+    if not known:
+        return Verdict.undecided(undecided or UNVOUCHED, details)
+    if len(known) == total:
+        return Verdict("severe", 1.0, "This update gives away every sample that was found in it.", details)
+    headline = f"This update gives away {len(known)} of the {total} samples that were found in it."
+    return Verdict("partial", len(known) / total, headline, details)
 
 
-def _headline(level: Level, close: int, part: int, total: int) -> str:
+def _headline(level: Level, whole: int, part: int, total: int) -> str:
     if level == "severe":
         return (
             "This update gives away every sample of the batch." if total > 1 else "This update gives its sample away."
         )
-    if level == "partial" and close:
-        return f"This update gives away {close} of its {total} samples."
+    if level == "partial" and whole:
+        more = f", and a part of {part - whole} more" if part > whole else ""
+        return f"This update gives away {whole} of its {total} samples{more}."
     if level == "partial":
         return f"This update gives away a part of {part} of its {total} samples."
     if level == "labels":
         return "This update gives away what the samples are, but not how they look."
-    return "This attack recovered no sample from this update."
+    return "None of the attacks tried recovered a sample from this update."
 
 
-def _details(leak: Leak, samples: list[SampleScore], labels: int, leakages: Sequence[float]) -> list[str]:
+def _details(leak: Leak, samples: list[SampleScore], labels: int, known: list[float]) -> list[str]:
     total = len(samples)
+    if not leak.batch_size and not known:
+        return [_NO_ANSWER]
     exact = sum(row.feature_error < EXACT_ERROR for row in samples)
     worst = max(row.feature_error for row in samples)
     details = [
         f"{labels} of {total} labels were recovered.",
         f"The features that reach the last layer were recovered to within 0.1 % for {exact} of {total} samples "
         f"(largest error {error(worst)}).",
-        _certificate(leak),
+        certificate(leak),
     ]
-    if leakages:
+    if known:
+        of_known = "" if len(known) == total else f" of the {len(known)} that are known"
+        mean = percent(math.fsum(known) / len(known))
         details.insert(
             0,
-            f"Leakage is up to {percent(max(leakages))} and {percent(math.fsum(leakages) / total)} on average: 100 % is the "
-            "sample itself, 0 % is no better than a typical sample of this client.",
+            f"Leakage is up to {percent(max(known))} and {mean} on average{of_known}: 100 % is the sample itself, 0 % is no "
+            "better than a typical sample of this client.",
         )
     pictures = [row for row in samples if not math.isnan(row.psnr)]
     if pictures:
@@ -112,7 +161,7 @@ def _details(leak: Leak, samples: list[SampleScore], labels: int, leakages: Sequ
     return details
 
 
-def _certificate(leak: Leak) -> str:
+def certificate(leak: Leak) -> str:
     if leak.exact:
         return "The attacker knows it, too: its own certificate calls the answer exact, without seeing the truth."
     return "The attacker cannot be sure: its own certificate does not call the answer exact."

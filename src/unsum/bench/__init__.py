@@ -1,8 +1,8 @@
 """The papers' tables as declarations, and a runner that can be stopped anywhere and goes on, local or on a Ray cluster.
 
-- `declare`: what an experiment is; `experiments`: one small file for each table; `plan`: tables → cells;
+- `declare`: what an experiment is; `experiments`: the tables of each paper; `plan`: tables → cells, shares;
 - `key`: what makes two cells the same; `store`: the file of results; `material`: photos, weights, device;
-- `measure`: one cell → its figures; `run`, `on_ray`: all cells, `share`: one process's part of them; `progress`, `origin`;
+- `measure`: one cell → its figures; `run`, `on_ray`: all cells, and what a person sees meanwhile;
 - `show`: tables; `figures`: drawings; `pages`: both as pages of the documentation.
 """
 

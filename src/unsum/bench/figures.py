@@ -26,7 +26,7 @@ _LINES = (
     ("#999999", "X", (0, (1, 1))),
     ("#cc79a7", "*", (0, (6, 2, 1, 2, 1, 2))),
 )
-_SIZE = (6.4, 3.8)
+_SIZE = (6.4, 3.8)  # inches
 _STYLE: dict[Any, Any] = {
     "figure.dpi": 110,
     "font.size": 10,
@@ -62,8 +62,14 @@ def _curves(table: Table, figure: Figure) -> Any | None:
         for (name, points), (color, mark, dash) in zip(lines.items(), cycle(_LINES), strict=False):
             axes.plot(*zip(*points, strict=True), color=color, marker=mark, linestyle=dash, label=name)
         if figure.log_x:
-            axes.set_xscale("symlog" if any(x == 0 for points in lines.values() for x, _ in points) else "log")
-            _ticks(axes, lines)
+            # With ticks at the values that were measured, instead of at powers of ten alone.
+            places = sorted({x for points in lines.values() for x, _ in points})
+            if places[0] == 0:
+                axes.set_xscale("symlog", linthresh=min((x for x in places if x > 0), default=1.0))
+            else:
+                axes.set_xscale("log")
+            axes.set_xticks(places, [f"{x:g}" for x in places])
+            axes.minorticks_off()
         if figure.log_y:
             axes.set_yscale("log")
         elif figure.y == "leakage":
@@ -90,16 +96,6 @@ def coordinate(cell: Cell, axis: str) -> float:
     if axis == "strength":
         return 0.0 if cell.defense == NONE else float(cell.defense.partition(":")[2] or 1)
     return float(getattr(cell, axis))
-
-
-def _ticks(axes: Any, lines: dict[str, list[tuple[float, float]]]) -> None:
-    """At the values that were measured, instead of at powers of ten alone."""
-    places = sorted({x for points in lines.values() for x, _ in points})
-    smallest = min((x for x in places if x > 0), default=1.0)
-    if places[0] == 0:
-        axes.set_xscale("symlog", linthresh=smallest)
-    axes.set_xticks(places, [f"{x:g}" for x in places])
-    axes.minorticks_off()
 
 
 def _pictures(table: Table) -> Any | None:

@@ -19,7 +19,7 @@ from unsum.separate import SEPARATORS
 
 # What shows results or calls measurements, and changes none of them.
 _FRONT_ENDS = ("app", "audit", "bench", "commands", "doctor", "integrations")
-_MEASURING = ("audit/leakage.py", "audit/round.py", "bench/networks.py")
+_MEASURING = ("audit/leakage.py", "audit/round.py", "bench/networks.py", "bench/measure/")
 
 
 def key_of(cell: Cell, material: Material) -> str:
@@ -45,10 +45,7 @@ def code_version() -> str:
 
 
 def _measures(name: str) -> bool:
-    folder, _, _ = name.partition("/")
-    if name in _MEASURING or name.startswith("bench/measure/"):
-        return True
-    return folder not in _FRONT_ENDS
+    return name.startswith(_MEASURING) or name.partition("/")[0] not in _FRONT_ENDS
 
 
 def _plugins(cell: Cell) -> dict[str, str]:

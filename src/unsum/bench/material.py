@@ -26,9 +26,13 @@ class Material:
     device: str = "cpu"
     threads: int = 1
 
-    @property
-    def data_name(self) -> str:
-        return "embedded photos" if self.data is None else Path(self.data).name
+    def data_of(self, cell: Cell) -> str | None:
+        """Where the photos of this cell lie; None: the embedded ones."""
+        return None if cell.data == "embedded" else self.data
+
+    def data_name(self, cell: Cell) -> str:
+        data = self.data_of(cell)
+        return "embedded photos" if data is None else Path(data).name
 
     def fingerprint(self, cell: Cell) -> dict[str, str]:
         """The content of every file that this cell's result depends on."""
@@ -44,7 +48,8 @@ class Material:
         return found | {"device": self.device.partition(":")[0]}
 
     def data_fingerprint(self, cell: Cell) -> str:
-        return _embedded_fingerprint() if self.data is None or cell.data == "embedded" else fingerprint(self.data)
+        data = self.data_of(cell)
+        return _embedded_fingerprint() if data is None else fingerprint(data)
 
     def options_of(self, cell: Cell) -> list[tuple[str, str]]:
         """What --option adds for the attack of this cell."""
@@ -55,20 +60,23 @@ def fingerprint(path: str) -> str:
     """Of the content of a file, or of every file of a folder with its name; a file is read once while it does not change."""
     place = Path(path)
     if place.is_file():
-        facts = place.stat()
-        return _file(path, facts.st_mtime_ns, facts.st_size)
+        return _file_fingerprint(place)
     if not place.is_dir():
         raise UnsumError(f"There is no file or folder {path!r}; give photos, weights or an inverse that is there.")
     digest = hashlib.sha256()
     for file in sorted(found for found in place.rglob("*") if found.is_file()):
-        facts = file.stat()
-        digest.update(f"{file.relative_to(place)} {_file(str(file), facts.st_mtime_ns, facts.st_size)}\n".encode())
+        digest.update(f"{file.relative_to(place)} {_file_fingerprint(file)}\n".encode())
     return digest.hexdigest()[:16]
 
 
+def _file_fingerprint(path: Path) -> str:
+    facts = path.stat()
+    return _read(path, facts.st_mtime_ns, facts.st_size)
+
+
 @lru_cache(maxsize=100_000)
-def _file(path: str, changed: int, size: int) -> str:  # noqa: ARG001 (a file that changed is read again)
-    with Path(path).open("rb") as stream:
+def _read(path: Path, changed: int, size: int) -> str:  # noqa: ARG001 (a file that changed is read again)
+    with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
 
 

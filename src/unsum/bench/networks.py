@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 import torchvision
@@ -37,20 +39,21 @@ def build(network: Network, *, seed: int, weights: str | None) -> nn.Module:
 
 def conv(network: Network) -> nn.Sequential:
     """Two strided convolutions and a head: every attack runs on it, and fast."""
-    side = -(-network.size // 4)
-    return nn.Sequential(
-        *(nn.Conv2d(3, 8, 5, 2, 2), nn.ReLU(), nn.Conv2d(8, 12, 5, 2, 2), nn.ReLU(), nn.Flatten()),
-        nn.Linear(12 * side**2, network.classes),
-    )
+    return _convolutional(network, nn.ReLU, (8, 2), (12, 2))
 
 
 def lenet(network: Network) -> nn.Sequential:
     """As in DLG: sigmoids, 768 features of a 32² photo."""
+    return _convolutional(network, nn.Sigmoid, (12, 2), (12, 2), (12, 1))
+
+
+def _convolutional(network: Network, activation: type[nn.Module], *layers: tuple[int, int]) -> nn.Sequential:
+    """Convolutions of 5 × 5 with these channels and strides, two of which halve the photo, and a head."""
+    parts: list[nn.Module] = []
+    for (inputs, _), (outputs, stride) in pairwise([(3, 1), *layers]):
+        parts += [nn.Conv2d(inputs, outputs, 5, stride, 2), activation()]
     side = -(-network.size // 4)
-    return nn.Sequential(
-        *(nn.Conv2d(3, 12, 5, 2, 2), nn.Sigmoid(), nn.Conv2d(12, 12, 5, 2, 2), nn.Sigmoid()),
-        *(nn.Conv2d(12, 12, 5, 1, 2), nn.Sigmoid(), nn.Flatten(), nn.Linear(12 * side**2, network.classes)),
-    )
+    return nn.Sequential(*parts, nn.Flatten(), nn.Linear(layers[-1][0] * side**2, network.classes))
 
 
 def spread_lenet(network: Network) -> nn.Sequential:
@@ -70,46 +73,27 @@ def learnable_lenet(network: Network) -> nn.Sequential:
     return model
 
 
-def fully_connected(network: Network, widths: tuple[int, ...] = (4096, 1024, 256)) -> nn.Sequential:
-    """The soft-label paper's FCN-4: ReLU, no bias anywhere; 12288-4096-1024-256-C for photos of 64²."""
+def fully_connected(network: Network, *, widths: tuple[int, ...], bias: bool = False) -> nn.Sequential:
+    """ReLU between layers of these widths."""
     sizes = [3 * network.size**2, *widths]
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs, bias=False), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(sizes[-1], network.classes, bias=False))
+        layers += [nn.Linear(inputs, outputs, bias), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], network.classes, bias))
 
 
-def narrow_fully_connected(network: Network) -> nn.Sequential:
-    return fully_connected(network, (128, 64, 32))
+def of_torchvision(network: Network) -> Any:  # torchvision says nothing of types
+    return torchvision.models.get_model(network.name, weights=None, num_classes=network.classes)
 
 
-def plain(network: Network) -> nn.Sequential:
-    """Three fully connected layers with biases: what peelers are for."""
-    return nn.Sequential(
-        *(nn.Flatten(), nn.Linear(3 * network.size**2, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU()),
-        nn.Linear(64, network.classes),
-    )
-
-
-def resnet18(network: Network) -> nn.Module:
-    model: nn.Module = torchvision.models.resnet18(weights=None, num_classes=network.classes)
-    return model
-
-
-def alexnet(network: Network) -> nn.Module:
-    model: nn.Module = torchvision.models.alexnet(weights=None, num_classes=network.classes)
-    return model
-
-
-def resnet50(network: Network) -> nn.Module:
+def resnet50(network: Network) -> Any:
     """Version 1 (the step in the 1×1 convolution) without global pooling: 2048 × 7 × 7 features for photos of 224²."""
-    model = torchvision.models.resnet50(weights=None, num_classes=network.classes)
+    model = of_torchvision(network)
     for stage in (model.layer2, model.layer3, model.layer4):
         stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
     side = -(-network.size // 32)
     model.avgpool, model.fc = nn.Identity(), nn.Linear(2048 * side**2, network.classes)
-    found: nn.Module = model
-    return found
+    return model
 
 
 BUILDERS: dict[str, Build] = {
@@ -118,11 +102,11 @@ BUILDERS: dict[str, Build] = {
     "lenet": lenet,
     "lenet ±0.5": spread_lenet,
     "lenet, learnable": learnable_lenet,
-    "fcn": fully_connected,
-    "fcn, narrow": narrow_fully_connected,
-    "plain": plain,
-    "resnet18": resnet18,
-    "alexnet": alexnet,
+    "fcn": partial(fully_connected, widths=(4096, 1024, 256)),  # the soft-label paper's FCN-4, for photos of 64²
+    "fcn, narrow": partial(fully_connected, widths=(128, 64, 32)),
+    "plain": partial(fully_connected, widths=(128, 64), bias=True),  # what peelers are for
+    "resnet18": of_torchvision,
+    "alexnet": of_torchvision,
     "resnet50": resnet50,
 }
 WEIGHTED = ("resnet50",)

@@ -19,7 +19,7 @@ from unsum.bench.declare import Cell
 from unsum.bench.key import code_version
 from unsum.bench.material import Material
 from unsum.bench.measure import Outcome, measure
-from unsum.bench.progress import Shown
+from unsum.bench.run import Shown
 from unsum.errors import UnsumError
 
 AUTO, LOCAL = "auto", "local"

@@ -12,9 +12,8 @@ from pathlib import Path
 from unsum.bench.declare import Size
 from unsum.bench.experiments import EXPERIMENTS
 from unsum.bench.figures import draw
-from unsum.bench.matrix import matrix
-from unsum.bench.progress import duration
-from unsum.bench.show import markdown
+from unsum.bench.run import duration
+from unsum.bench.show import markdown, matrix
 from unsum.bench.store import Store
 from unsum.bench.table import Table, read_table
 from unsum.errors import UnsumError
@@ -37,15 +36,12 @@ def write_pages(store: Store, size: Size, out: Path) -> list[Path]:
     try:
         out.mkdir(parents=True, exist_ok=True)
         title_end, name_end = (", in the papers' own size", "-paper") if size == "paper" else ("", "")
-        return [
-            _write(
-                title + title_end,
-                [t for t in tables if t.experiment.paper == paper],
-                out / f"bench-{paper}{name_end}.md",
-            )
-            for paper, title in TITLES.items()
-            if any(t.begun for t in tables if t.experiment.paper == paper)
-        ]
+        pages = []
+        for paper, title in TITLES.items():
+            own = [table for table in tables if table.experiment.paper == paper]
+            if any(table.begun for table in own):
+                pages.append(_write(title + title_end, own, out / f"bench-{paper}{name_end}.md"))
+        return pages
     except OSError as error:
         raise UnsumError(f"The pages cannot be written to {str(out)!r}: {error.strerror or error}.") from error
 
@@ -53,9 +49,7 @@ def write_pages(store: Store, size: Size, out: Path) -> list[Path]:
 def _write(title: str, tables: list[Table], path: Path) -> Path:
     begun = [table for table in tables if table.begun]
     waiting = [table for table in tables if not table.begun]
-    parts = [f"# {title}", _introduction(begun)]
-    for table in begun:
-        parts.append(_section(table, path))
+    parts = [f"# {title}", _introduction(begun), *(_section(table, path) for table in begun)]
     if waiting:
         listed = ", ".join(f"`{table.experiment.name}` ({table.experiment.title})" for table in waiting)
         parts.append(f"## Not run\n\nDeclared, and not in this store: {listed}.")

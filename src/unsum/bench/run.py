@@ -4,17 +4,74 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from unsum.bench.declare import Cell
-from unsum.bench.key import declaration_of, key_of
+from unsum.bench.key import code_version, declaration_of, key_of
 from unsum.bench.material import Material
 from unsum.bench.measure import Outcome, measure
-from unsum.bench.origin import origin
-from unsum.bench.progress import Shown, shown
 from unsum.bench.store import Store
+from unsum.version import __version__
+
+_LINE_EVERY = 15.0  # seconds, in a log
+
+
+class Shown:
+    """A bar with the time that is left, or a line now and then in a log.
+
+    `begin` names the cell under way, `done` counts one that has finished; the rest follows from the clock.
+    """
+
+    def __init__(self, bars: Progress, total: int) -> None:
+        self._bars, self._total, self._finished = bars, total, 0
+        self._start = self._last = time.monotonic()
+        self._task = bars.add_task("Starting", total=total)
+
+    def begin(self, what: str) -> None:
+        self._bars.update(self._task, description=what)
+
+    def done(self, what: str, sentence: str = "") -> None:
+        """One more; a sentence about it stays on the screen."""
+        self._finished += 1
+        self._bars.update(self._task, completed=self._finished)
+        if sentence:
+            self._say(f"{what}: {sentence}")
+        now = time.monotonic()
+        if self._bars.disable and (now - self._last > _LINE_EVERY or self._finished == self._total):
+            self._last = now
+            left = (now - self._start) / self._finished * (self._total - self._finished)
+            self._say(f"{self._finished} of {self._total} cells, about {duration(left)} left")
+
+    def _say(self, sentence: str) -> None:
+        self._bars.console.print(f"unsum: {sentence}", markup=False, highlight=False, soft_wrap=True)
+
+
+def duration(seconds: float) -> str:
+    """In the largest unit that fits.
+
+    >>> duration(40), duration(400), duration(9000)
+    ('40 s', '7 min', '2.5 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+@contextmanager
+def shown(console: Console, total: int) -> Iterator[Shown]:
+    columns = (
+        *(BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left")),
+        *(TimeRemainingColumn(), TextColumn("{task.description}")),
+    )
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, speed_estimate_period=600, disable=hidden) as bars:
+        yield Shown(bars, total)
+
 
 Answers = Iterator[tuple[Cell, Outcome]]
 Way = Callable[[Iterable[Cell], Material, Shown], Answers]
@@ -40,6 +97,19 @@ class Summary:
         parts += [f"{self.failed_before} failed before (--retry-failed tries them again)"] * bool(self.failed_before)
         rest = f" The time is over with {self.left} left; the same command goes on." if self.left else ""
         return ", ".join(parts) + "." + rest
+
+
+def origin(cell: Cell, material: Material, outcome: Outcome, command: str) -> dict[str, str]:
+    """Code, data, hardware and command of one cell, in words, for the line under every table."""
+    return {
+        "unsum": __version__,
+        "code": code_version(),
+        "torch": torch.__version__,
+        "data": material.data_name(cell),
+        "data_sha256": material.data_fingerprint(cell),
+        "hardware": outcome.hardware,
+        "command": command,
+    }
 
 
 def one_by_one(cells: Iterable[Cell], material: Material, progress: Shown) -> Answers:
@@ -80,9 +150,8 @@ def run(
     counts = {"measured": 0, "needs": 0, "failed": 0}
     with shown(console, len(missing)) as progress:
         for cell, outcome in way(_until(missing, minutes), material, progress):
-            store.put(
-                keys[cell], declaration_of(cell), cell.content(), outcome, origin(cell, material, outcome, command)
-            )
+            known_as = (keys[cell], declaration_of(cell), cell.content())
+            store.put(*known_as, outcome, origin(cell, material, outcome, command))
             counts[outcome.status] += 1
             progress.done(str(cell), f"failed: {outcome.sentence}" if outcome.status == "failed" else "")
     known = len(keys) - len(missing) - len(failed_before)

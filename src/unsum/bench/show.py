@@ -1,35 +1,34 @@
-"""Tables in the form that is asked for: for a terminal, Markdown, LaTeX or CSV."""
+"""Tables in the form that is asked for: for a terminal, Markdown, LaTeX or CSV.
+
+A matrix is a table turned: one axis becomes columns, so that hundreds of rows fit a page.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Literal
 
 from rich.console import Console
 from rich.table import Table as Drawn
 from rich.text import Text
 
-from unsum.bench.table import Table
+from unsum.bench.declare import Column
+from unsum.bench.table import NOT_RUN, Row, Table, axis_text
 
 Form = Literal["markdown", "latex", "csv"]
-_SPECIAL = {
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-}
-# What LaTeX's usual fonts lack.
+_LEAKAGE, _LABELS = Column("leakage", "leakage"), Column("labels", "labels")
+# What LaTeX reads as its own, and what its usual fonts lack. The first is two characters that are one sign.
 _SYMBOLS = {
-    "‖": r"$\|$", "Ŷ": r"$\hat{Y}$", "′": "$'$", "−": "$-$", "²": r"$^2$", "∇": r"$\nabla$", "±": r"$\pm$", "l̂": r"$\hat{l}$",
-    "–": "--", "×": r"$\times$", "λ": r"$\lambda$", "|": r"$|$", "<": "$<$", ">": "$>$", "^": r"\textasciicircum{}",
-    "\\": r"\textbackslash{}", "σ": r"$\sigma$", "ε": r"$\varepsilon$",
+    "l̂": r"$\hat{l}$", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}",
+    "‖": r"$\|$", "Ŷ": r"$\hat{Y}$", "′": "$'$", "−": "$-$", "²": r"$^2$", "∇": r"$\nabla$", "±": r"$\pm$", "–": "--",
+    "×": r"$\times$", "λ": r"$\lambda$", "|": r"$|$", "<": "$<$", ">": "$>$", "σ": r"$\sigma$", "ε": r"$\varepsilon$",
 }  # fmt: skip
+_SYMBOL = re.compile("|".join(map(re.escape, _SYMBOLS)))
 
 
 def written(table: Table, form: Form) -> str:
@@ -39,27 +38,57 @@ def written(table: Table, form: Form) -> str:
 
 
 def markdown(table: Table) -> str:
-    lines = [table.headings(), ["---"] * len(table.headings()), *(table.cells(row) for row in table.rows)]
-    return "\n".join("| " + " | ".join(_markdown_cell(text) for text in line) + " |" for line in lines)
+    return _pipes(table.headings(), map(table.cells, table.rows))
 
 
-def _markdown_cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def _pipes(headings: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    cells = ([text.replace("|", "\\|").replace("\n", " ") for text in line] for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
+
+
+def matrix(table: Table) -> str:
+    """Markdown: a row for everything but the axis, a column for each of its values, and the refusals below."""
+    axis = table.experiment.across
+    own = [name for name in table.axes if name != axis]
+    columns = list(dict.fromkeys(axis_text(row.cell, axis) for row in table.rows))
+    rows: dict[tuple[str, ...], dict[str, Row]] = {}
+    for row in table.rows:
+        names = tuple(axis_text(row.cell, name) for name in own)
+        rows.setdefault(names, {})[axis_text(row.cell, axis)] = row
+    lines = [[*names, *(_entry(row.get(column)) for column in columns)] for names, row in rows.items()]
+    return "\n\n".join(filter(None, [_pipes([*own, *columns], lines), _refusals(table.rows)]))
+
+
+def _entry(row: Row | None) -> str:
+    """The leakage; labels right, of an attack on labels alone; or a word that stands for a sentence below."""
+    if row is None or not row.results:
+        return NOT_RUN
+    if not row.measured:
+        return row.results[-1].outcome.status
+    leakage, labels = row.value(_LEAKAGE), row.value(_LABELS)
+    if leakage is not None:
+        return f"{leakage:.2f}"
+    return "–" if labels is None else f"{labels:.0%}"
+
+
+def _refusals(rows: Iterable[Row]) -> str:
+    """Every sentence once, with the attacks that say it."""
+    said: dict[str, list[str]] = {}
+    for row in rows:
+        if row.results and not row.measured:
+            said.setdefault(row.remark, []).append(str(row.cell.attack))
+    return "\n".join(f"- {', '.join(f'`{n}`' for n in dict.fromkeys(names))}: {text}" for text, names in said.items())
 
 
 def latex(table: Table) -> str:
     """A `tabular` with booktabs' rules."""
     columns = "l" * len(table.axes) + "r" * (len(table.headings()) - len(table.axes))
-    lines = [" & ".join(_latex_cell(text) for text in cells) + r" \\" for cells in map(table.cells, table.rows)]
-    heading = " & ".join(_latex_cell(text) for text in table.headings()) + r" \\"
+    rows = [table.headings(), *map(table.cells, table.rows)]
+    signs = partial(_SYMBOL.sub, lambda found: _SYMBOLS[found[0]])
+    heading, *lines = (" & ".join(map(signs, cells)) + r" \\" for cells in rows)
     top = [f"% {table.experiment.title}; size {table.size}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
     return "\n".join([*top, heading, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"])
-
-
-def _latex_cell(text: str) -> str:
-    text = text.replace("l̂", "\0")  # two characters that are one sign
-    found = "".join(_SPECIAL.get(sign) or _SYMBOLS.get(sign) or sign for sign in text)
-    return found.replace("\0", _SYMBOLS["l̂"])
 
 
 def as_csv(table: Table) -> str:

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 from unsum.bench.measure import Outcome, Status
 from unsum.errors import UnsumError
@@ -28,13 +27,8 @@ CREATE TABLE cells (
 ) WITHOUT ROWID;
 CREATE INDEX by_declaration ON cells (declaration, finished);
 """
-_FIELDS = (
-    "key, declaration, status, figures, sentence, traceback, seconds, cpu_seconds, peak_mb, origin, finished, picture"
-)
-_ROW = f"cell, {_FIELDS}".replace("cell, key", "key, cell", 1)  # everything
-_MARKS = ", ".join("?" * (_ROW.count(",") + 1))
-_STATUS, _FINISHED = _ROW.split(", ").index("status"), _ROW.split(", ").index("finished")
-_RANKS = "SELECT key, status, finished FROM cells"
+_ROW = "key, declaration, cell, status, figures, sentence, traceback, seconds, cpu_seconds, peak_mb, origin, finished, picture"
+_PUT = f"INSERT OR REPLACE INTO cells ({_ROW}) VALUES ({', '.join('?' * len(_ROW.split()))})"
 _PATIENCE = 30.0  # seconds to wait for another process that writes
 
 
@@ -100,28 +94,25 @@ class Store:
         if not read_only:
             database.execute("PRAGMA synchronous = FULL")
 
-    def status_of(self, key: str) -> Status | None:
+    def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         with _sentences(self.path):
-            row = self._database.execute("SELECT status FROM cells WHERE key = ?", (key,)).fetchone()
-        return None if row is None else cast("Status", row[0])
+            return self._database.execute(query, values).fetchall()
 
     def statuses(self) -> dict[str, Status]:
         """The status of every cell, by key."""
-        with _sentences(self.path):
-            return dict(self._database.execute("SELECT key, status FROM cells").fetchall())
+        return dict(self._all("SELECT key, status FROM cells"))
 
     def put(
         self, key: str, declaration: str, cell: Mapping[str, Any], outcome: Outcome, origin: Mapping[str, str]
     ) -> None:
         """One cell, whole, in one transaction; an earlier result under the same key is replaced."""
-        values = (
+        self._all(
+            _PUT,
             *(key, declaration, json.dumps(cell, sort_keys=True), outcome.status, json.dumps(outcome.values)),
             *(outcome.sentence, outcome.traceback, outcome.seconds, outcome.cpu_seconds, outcome.peak_mb),
             *(json.dumps(dict(origin), sort_keys=True), datetime.now(UTC).isoformat(timespec="milliseconds")),
             outcome.picture,
         )
-        with _sentences(self.path):
-            self._database.execute(f"INSERT OR REPLACE INTO cells VALUES ({', '.join('?' * len(values))})", values)
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Every row as it is stored, for another store; a file that is damaged anywhere is refused."""
@@ -129,47 +120,37 @@ class Store:
             complaint = self._database.execute("PRAGMA quick_check(1)").fetchone()[0]
             if complaint != "ok":
                 raise sqlite3.DatabaseError(complaint.splitlines()[-1])
-            return self._database.execute(f"SELECT {_ROW} FROM cells").fetchall()
+        return self._all(f"SELECT {_ROW} FROM cells")
 
     def take(self, rows: Iterable[tuple[Any, ...]]) -> int:
         """Rows of other stores, all or none; of one key the newest stays, a measured one before any other. How many came in."""
+        own = self._all("SELECT key, status, finished FROM cells")
+        ranks = {key: (status == "measured", finished) for key, status, finished in own}
+        better: dict[str, tuple[Any, ...]] = {}
+        for row in rows:
+            key, _, _, status, *_, finished, _ = row
+            rank = (status == "measured", finished)
+            if rank > ranks.get(key, (False, "")):
+                better[key], ranks[key] = row, rank
         with _sentences(self.path):
-            mine = {key: (status == "measured", at) for key, status, at in self._database.execute(_RANKS).fetchall()}
-            better: dict[str, tuple[Any, ...]] = {}
-            for row in rows:
-                key, rank = row[0], (row[_STATUS] == "measured", row[_FINISHED])
-                if rank > mine.get(key, (False, "")):
-                    better[key], mine[key] = row, rank
             self._database.execute("BEGIN IMMEDIATE")
-            try:
-                self._database.executemany(f"INSERT OR REPLACE INTO cells ({_ROW}) VALUES ({_MARKS})", better.values())
-            except BaseException:
-                self._database.execute("ROLLBACK")
-                raise
-            self._database.execute("COMMIT")
+            with self._database:  # commits, or rolls back what failed
+                self._database.executemany(_PUT, better.values())
         return len(better)
 
     def declarations(self, status: Status | None = None) -> set[str]:
         """Every declaration that the store has anything for, or a result of this status."""
-        with _sentences(self.path):
-            rows = self._database.execute(
-                "SELECT DISTINCT declaration FROM cells WHERE ? IN (status, '')", (status or "",)
-            )
-            return {row[0] for row in rows.fetchall()}
+        rows = self._all("SELECT DISTINCT declaration FROM cells WHERE ? IN (status, '')", status or "")
+        return {row[0] for row in rows}
 
     def newest(self, declaration: str) -> Result | None:
         """The last result of a declared cell, whatever code and data made it; a measured one before any other."""
-        with _sentences(self.path):
-            row = self._database.execute(
-                f"SELECT {_FIELDS} FROM cells WHERE declaration = ? ORDER BY status != 'measured', finished DESC LIMIT 1",
-                (declaration,),
-            ).fetchone()
-        return None if row is None else _result(row)
+        order = "ORDER BY status != 'measured', finished DESC LIMIT 1"
+        rows = self._all(f"SELECT {_ROW} FROM cells WHERE declaration = ? {order}", declaration)
+        return _result(rows[0]) if rows else None
 
     def __iter__(self) -> Iterator[Result]:
-        with _sentences(self.path):
-            rows = self._database.execute(f"SELECT {_FIELDS} FROM cells ORDER BY finished").fetchall()
-        return map(_result, rows)
+        return map(_result, self._all(f"SELECT {_ROW} FROM cells ORDER BY finished"))
 
     def close(self) -> None:
         """Fold SQLite's side files into the one file, so that it can be copied."""
@@ -178,14 +159,12 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def _result(row: tuple[Any, ...]) -> Result:
-    key, declaration, status, figures, sentence, trace, seconds, cpu, peak, origin, finished, picture = row
+    key, declaration, _, status, figures, sentence, trace, seconds, cpu, peak, origin, finished, picture = row
     outcome = Outcome(status, json.loads(figures), sentence, trace, seconds, cpu, peak, picture)
     return Result(key, declaration, outcome, json.loads(origin), finished)
 

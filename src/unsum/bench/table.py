@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from unsum.bench.declare import Cell, Column, Experiment, Published, Size
@@ -87,8 +87,10 @@ class Table:
     def cells(self, row: Row) -> list[str]:
         """The row as text; a row without figures has a remark in their place."""
         axes = [axis_text(row.cell, axis) for axis in self.axes]
-        published = [published_for(self.experiment, row.cell)] if self.experiment.published else []
-        figures = [_written(row.value(column), column) for column in self.columns]
+        known = [entry.text for entry in self.experiment.published if _belongs(entry, row.cell)]
+        published = [*known, ""][:1] if self.experiment.published else []
+        values = [(row.value(column), column.form) for column in self.columns]
+        figures = ["–" if value is None else format(value, form) for value, form in values]
         count = f"{len(row.measured)}" if len(row.measured) == row.asked else f"{len(row.measured)} of {row.asked}"
         remark = [row.remark] if self._remark_title else []
         return [*axes, *published, *figures, count, *remark]
@@ -100,6 +102,10 @@ class Table:
     @property
     def begun(self) -> bool:
         return bool(self.results)
+
+    def of_attacks(self, names: Collection[str]) -> Table:
+        """The rows of these attacks alone."""
+        return replace(self, rows=tuple(row for row in self.rows if row.cell.attack.name in names))
 
 
 def axis_text(cell: Cell, axis: str) -> str:
@@ -119,10 +125,6 @@ def read_table(experiment: Experiment, size: Size, store: Store) -> Table:
     return Table(experiment, size, tuple(rows))
 
 
-def published_for(experiment: Experiment, cell: Cell) -> str:
-    return next((entry.text for entry in experiment.published if _belongs(entry, cell)), "")
-
-
 def _belongs(entry: Published, cell: Cell) -> bool:
     """Published figures are for named attacks without a defense, unless they name one."""
     own = {
@@ -133,7 +135,3 @@ def _belongs(entry: Published, cell: Cell) -> bool:
         **{name: getattr(cell, name) for name in ("batch", "same", "labels", "defense")},
     }
     return all(own[axis] == value for axis, value in {"defense": "none", **entry.where}.items())
-
-
-def _written(value: float | None, column: Column) -> str:
-    return "–" if value is None else format(value, column.form)

@@ -12,9 +12,9 @@ from unsum.certify.scatter import Certificate, certify, error_of_mean, indisting
 from unsum.equation.equation import Equation, Unknowns, solve
 from unsum.equation.observation import Observation
 
-_EXPLAINED = 20.0  # standard deviations: solutions stay below even where a client rounds badly, local minima far above
+EXPLAINED = 20.0  # standard deviations: solutions stay below even where a client rounds badly, local minima far above
 _FAR = 20.0  # times the usual length, which no sample has
-_VAGUE = 0.5  # predicted error from which an answer is hardly one
+VAGUE = 0.5  # predicted error from which an answer is hardly one
 _SAME = 5.0  # standard deviations within which an unknown counts as its natural value
 _HARD = 1e-3  # distance from a hard label within which a soft one is taken for it, and from [0, 1] for a probability
 
@@ -34,7 +34,7 @@ class Candidate:
 
     @property
     def explains(self) -> bool:
-        return self.certificate.misfit < _EXPLAINED and self.plausible
+        return self.certificate.misfit < EXPLAINED and self.plausible
 
     @property
     def plausible(self) -> bool:
@@ -45,7 +45,7 @@ class Candidate:
     @property
     def settles(self) -> bool:
         """Explains the gradient and says something about every sample or group: no need to look further."""
-        return self.explains and float(self.merged()[1].max()) < _VAGUE
+        return self.explains and float(self.merged()[1].max()) < VAGUE
 
     def merged(self) -> tuple[list[list[int]], Tensor]:
         """Groups of samples that only their mean is known of, and every sample's predicted error with that mean in place."""
@@ -69,8 +69,7 @@ def runaways(observation: Observation, T: Tensor) -> Tensor:
     """(B,) samples far longer than the others with p = e_y: nothing holds them, and an error relative to that length is none."""
     P = observation.equation().probabilities(T)
     lengths = T.norm(dim=1)
-    away: Tensor = ~(lengths <= _FAR * lengths.median()) & (1 - P.amax(1) < 10 * observation.client_precision)
-    return away
+    return ~(lengths <= _FAR * lengths.median()) & (1 - P.amax(1) < 10 * observation.client_precision)
 
 
 def polish(observation: Observation, equation: Equation, at: Unknowns) -> Candidate:

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-TRUSTED_ERROR = (
-    1e-3  # predicted relative error of features up to which they are called exact: a tenth of what would be false
-)
+FALSE_ERROR = 1e-2  # relative error of features from which a claim that they are exact is false
+TRUSTED_ERROR = 1e-3  # predicted relative error up to which they are called exact: a tenth of that
 
 
 @dataclass(frozen=True)

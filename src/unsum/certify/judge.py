@@ -9,19 +9,20 @@ from torch import Tensor
 
 from unsum.certify.claim import TRUSTED_ERROR, Claim, Evidence, grant
 from unsum.certify.doubts.faint import doubt_faint, doubt_runaways
-from unsum.certify.doubts.labels import doubt_labels, doubt_smoothing
+from unsum.certify.doubts.labels import doubt_class_weights, doubt_labels, doubt_smoothing
 from unsum.certify.doubts.merged import doubt_groups, doubt_merged
 from unsum.certify.doubts.mirror import doubt_mirror
 from unsum.certify.doubts.misfit import doubt_explanation, doubt_misfit
 from unsum.certify.doubts.mixing import doubt_mixing, doubt_read_off
 from unsum.certify.doubts.nuisance import doubt_nuisance
 from unsum.certify.doubts.number import doubt_number
-from unsum.certify.question import Question
-from unsum.certify.remarks import find_remarks
+from unsum.certify.question import Question, name_some
+from unsum.equation.noise import is_rounding_of_weights
 
 # Cheap ones first; what follows is asked only while nobody has doubted.
 _QUICK = (
-    doubt_explanation, doubt_runaways, doubt_number, doubt_merged, doubt_faint, doubt_labels, doubt_smoothing, doubt_read_off
+    doubt_explanation, doubt_runaways, doubt_number, doubt_merged, doubt_faint, doubt_labels, doubt_smoothing,
+    doubt_class_weights, doubt_read_off,
 )  # fmt: skip
 _SLOW = (doubt_mixing, doubt_nuisance, doubt_mirror)
 
@@ -57,4 +58,23 @@ def judge(question: Question) -> Judgment:
             else [],
         )
     )
-    return Judgment(replace(claim, notes=[*claim.notes, *find_remarks(question)]), T)
+    return Judgment(replace(claim, notes=[*claim.notes, *_remarks(question)]), T)
+
+
+def _remarks(question: Question) -> list[str]:
+    """What a person should be told besides the reasons to doubt."""
+    observation, candidate, remarks = question.observation, question.candidate, []
+    if observation.noise.added:
+        share = f"{100 * observation.noise.relative:.2g} % of the gradient"
+        sigma = float(observation.noise.level.square().mean().sqrt())
+        remarks.append(
+            f"The update is a difference of rounded weights, which leaves noise of {share} in it; features carry that noise."
+            if is_rounding_of_weights(question.head, sigma)
+            else f"Noise of {share} was found in it (its columns do not sum to zero); features carry that noise."
+        )
+    weak = (candidate.certificate.errors >= TRUSTED_ERROR).nonzero()[:, 0].tolist()
+    if candidate.explains and weak:
+        remarks.append(f"Not determined to 0.1 % at this precision: sample {name_some(weak)}.")
+    if candidate.explains and float(candidate.at.floor) > 0:
+        remarks.append(f"Label smoothing of {float(candidate.at.floor) * observation.classes:.4f} was found.")
+    return remarks

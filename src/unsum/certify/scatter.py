@@ -13,7 +13,7 @@ from unsum.equation.levenberg import can_be_dense
 from unsum.equation.observation import Observation
 from unsum.losses import Softmax
 
-_SPARE = 3  # equations left over without which a perfect fit proves nothing
+SPARE = 3  # equations left over without which a perfect fit proves nothing
 _DIRECTIONS = 256  # that simulated noise is averaged over, where the normal matrix is too large to invert
 
 
@@ -49,7 +49,7 @@ def certify(equation: Equation, at: Unknowns, observation: Observation) -> Certi
     # The prior that features are not larger than they came out: a direction nothing determines has an error of 100 %.
     prior = torch.cat([size.pow(-2).repeat_interleave(R), size.new_ones(2)]) * max(misfit, 1.0) ** 2
     scatter = _scatter(here, prior) if can_be_dense(at.T, len(equation.b)) else _simulated_scatter(here, prior)
-    if equations < unknowns + _SPARE or scatter is None:
+    if equations < unknowns + SPARE or scatter is None:
         nothing = torch.full((B,), torch.inf, dtype=torch.float64, device=size.device)
         return Certificate(misfit, nothing, torch.diag(nothing), torch.inf, torch.inf)
     covariance, deviations = scatter[0] * max(misfit, 1.0) ** 2, scatter[1] * max(misfit, 1.0)
@@ -119,5 +119,4 @@ def _outside(here: Linearized, observation: Observation) -> Tensor:
     factorization, and passes on the noise of every entry, also outside the span of A.
     """
     inverse: Tensor = torch.linalg.pinv(here.at.alpha * here.G.T / observation.noise.level[:, None])
-    noise: Tensor = inverse.norm(dim=1) * observation.A.shape[1] ** 0.5
-    return noise
+    return inverse.norm(dim=1) * observation.A.shape[1] ** 0.5

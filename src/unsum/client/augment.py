@@ -8,17 +8,35 @@ from torch import Tensor
 from unsum.errors import UnsumError
 
 
-def as_probabilities(targets: Tensor, classes: int) -> Tensor:
-    """(B, C) rows of probabilities from (B,) class numbers or from rows that are given already."""
+def target_rows(targets: Tensor, classes: int) -> Tensor:
+    """(B, C) rows from (B,) class numbers, from rows that are given already, or from one number a sample for a single output.
+
+    >>> target_rows(torch.tensor([1, 0]), 1).tolist(), target_rows(torch.tensor([1, 0]), 2).tolist()
+    ([[1.0], [0.0]], [[0.0, 1.0], [1.0, 0.0]])
+    """
+    if targets.ndim == 1 and classes == 1:
+        return targets[:, None].to(torch.get_default_dtype())
     if targets.ndim == 1 and not targets.is_floating_point():
         if len(targets) and (int(targets.min()) < 0 or int(targets.max()) >= classes):
             raise UnsumError(f"Targets must lie in 0…{classes - 1}; found {int(targets.min())}…{int(targets.max())}.")
         return torch.nn.functional.one_hot(targets.long(), classes).to(torch.get_default_dtype())
     if targets.ndim != 2 or targets.shape[1] != classes:
         raise UnsumError(f"Targets must be (B,) whole numbers or (B, {classes}) rows, not {tuple(targets.shape)}.")
-    if float(targets.min()) < -1e-6 or not torch.allclose(targets.sum(1), targets.new_ones(len(targets)), atol=1e-4):
-        raise UnsumError("Each row of soft targets must be non-negative and sum to 1.")
-    return targets
+    return targets if targets.is_floating_point() else targets.to(torch.get_default_dtype())
+
+
+def as_probabilities(targets: Tensor, classes: int) -> Tensor:
+    """(B, C) rows of probabilities from (B,) class numbers or from rows that are given already."""
+    if classes == 1:
+        raise UnsumError(
+            "Cross-entropy over a single output is always 0; declare the client's loss (loss='bce' for yes and no)."
+        )
+    rows = target_rows(targets, classes)
+    if float(rows.min()) < -1e-6 or not torch.allclose(rows.sum(1), rows.new_ones(len(rows)), atol=1e-4):
+        raise UnsumError(
+            "Each row of soft targets must be non-negative and sum to 1; rows of several labels need another loss (loss='bce')."
+        )
+    return rows
 
 
 def smooth_labels(targets: Tensor, epsilon: float, classes: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""One FedSGD step: the gradient of the mean cross-entropy over a batch, as the client would send it."""
+"""One FedSGD step: the gradient of the mean loss over a batch, as the client would send it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from unsum.client.step import AnyDefense, after, before, first_step, in_mode, ordered
+from unsum.losses import Loss
 from unsum.update import Update
 
 __all__ = ["capture", "capture_trained", "in_mode"]
@@ -19,19 +20,22 @@ def capture(
     *,
     train: bool = True,
     defenses: Iterable[AnyDefense] | AnyDefense = (),
+    loss: str | Loss | None = None,
 ) -> Update:
     """The update a client would send after one step on this batch.
 
-    The gradient of the mean cross-entropy over the batch, (1/B) Σ_i −y_i · log softmax(model(x_i)).
+    The gradient of the mean loss over the batch: of cross-entropy, (1/B) Σ_i −y_i · log softmax(model(x_i)).
 
     Args:
         model: left exactly as it was: mode, gradients and BatchNorm statistics are restored.
         images: (B, …) one batch of inputs.
-        targets: (B,) class numbers or (B, C) rows of probabilities (smoothing, mixup).
+        targets: (B,) class numbers or (B, C) rows: of probabilities (smoothing, mixup) or, with `bce`, of any labels; for a
+            model of one output, (B,) numbers.
         train: train mode (BatchNorm uses the batch's own statistics), as real clients do; False for eval mode.
         defenses: applied in order before the update leaves the client: `[Noise(0.01), Clip(4)]` or `Noise(0.01) | Clip(4)`.
             Those that change the batch (`SmoothLabels`, `Mixup`) come first, then at most one that computes the gradient in
             its own way (`DPSGD`), then those that change the update; any function from Update to Update is of the last kind.
+        loss: what the client minimizes, if not cross-entropy: `bce`, `mse`, `focal:GAMMA`, or an object of `unsum.losses`.
 
     Returns:
         The `Update`: gradients of every trainable parameter and no word about the batch.
@@ -46,7 +50,7 @@ def capture(
         >>> torch.allclose(update.gradients["weight"], ((P - Y) / 3).T @ inputs, atol=1e-6)  # ∇W = Gᵀ F
         True
     """
-    return capture_trained(model, images, targets, train=train, defenses=defenses)[0]
+    return capture_trained(model, images, targets, train=train, defenses=defenses, loss=loss)[0]
 
 
 def capture_trained(
@@ -56,8 +60,9 @@ def capture_trained(
     *,
     train: bool = True,
     defenses: Iterable[AnyDefense] | AnyDefense = (),
+    loss: str | Loss | None = None,
 ) -> tuple[Update, Tensor, Tensor]:
     """`capture`, with the images and targets that the client trained on: other ones where a defense changes the batch."""
     parts = ordered(defenses)
-    step = before(parts, first_step(model, images, targets, train))
+    step = before(parts, first_step(model, images, targets, train, loss))
     return after(parts, Update(step.gradient(step)), step), step.images, step.targets

@@ -1,20 +1,24 @@
 """Several local steps before anything is sent (FedAvg): the update is how far the weights moved.
 
-w_{t+1} = w_t − η g(w_t, batch t),   delta = w_T − w_0 = −η Σ_t g(w_t, batch t)
+v_t = μ v_{t−1} + g(w_t, batch t) + λ w_t,   w_{t+1} = w_t − η v_t,   delta = w_T − w_0
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from unsum.client.step import AnyDefense, after, before, first_step, ordered
+from unsum.client.step import AnyDefense, ClientStep, after, before, first_step, ordered
 from unsum.errors import UnsumError
+from unsum.local_training import LocalTraining, mini_batches
+from unsum.losses import Loss
 from unsum.update import Update
+
+Watch = Callable[[int, ClientStep], None]
 
 
 def capture_local(
@@ -23,25 +27,38 @@ def capture_local(
     targets: Tensor,
     *,
     learning_rate: float,
+    local_steps: int | None = None,
     epochs: int = 1,
     batch_size: int | None = None,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
     rate_known: bool = True,
+    training_known: bool = False,
     train: bool = True,
     defenses: Iterable[AnyDefense] | AnyDefense = (),
+    loss: str | Loss | None = None,
 ) -> Update:
-    """The update of a client that trains by plain SGD on its own data, then sends the change of its weights.
+    """The update of a client that trains by SGD on its own data, then sends the change of its weights.
+
+    θ_{t+1} = θ_t − η v_t with v_t = μ v_{t−1} + ∇loss(θ_t) + λ θ_t, and θ_T − θ_0 is sent.
 
     Args:
         model: what the server sent; left exactly as it was.
-        images, targets: all of the client's samples, taken in this order in every epoch (shuffle them before).
-        learning_rate, epochs, batch_size: of the local training; by default the samples are one batch.
+        images, targets: (N, …), and (N,) or (N, C): the client's samples, in the order of every epoch (shuffle them before).
+        learning_rate, momentum, weight_decay: as torch.optim.SGD has them.
+        local_steps, epochs: how many optimizer steps, those of all epochs together, and how often all samples are gone through.
+        batch_size: samples of one step, in the place of `local_steps`; by default all samples are one batch.
         rate_known: whether the server knows the learning rate; if not, the gradients' scale is open.
+        training_known: whether the server knows how the client trains, all of the above but the batch size: the update then
+            says so (`training`), and `local-steps` can follow the steps.
         train: BatchNorm's mode, as for `capture`; its running statistics are not sent.
         defenses: as for `capture`. Those on the batch or on how a gradient is computed act in every step, those on the
             update once, at the end, on delta / −learning_rate (on −delta where the rate is unknown).
+        loss: as for `capture`.
 
     Returns:
-        A weight delta as `Update.from_delta` holds it: with the rate known, `gradients` is Σ_t g(w_t, batch t).
+        A weight delta as `Update.from_delta` holds it: with the rate known, `gradients` is Σ_t v_t; with `training_known`, as
+        `Update.of_training` does.
 
     Examples:
         >>> import torch, unsum
@@ -52,26 +69,73 @@ def capture_local(
         >>> update.kind, update.learning_rate
         ('delta', 0.1)
     """
-    size = len(images) if batch_size is None else batch_size
-    if not learning_rate > 0 or epochs < 1 or size < 1:
+    count = len(images)
+    if not learning_rate > 0 or epochs < 1 or (batch_size is not None and batch_size < 1):
         raise UnsumError(
             "Local training needs a positive learning rate, at least one epoch and batches of at least one sample; "
-            f"found {learning_rate}, {epochs} and {size}."
+            f"found {learning_rate}, {epochs} and {batch_size}."
         )
-    whole = first_step(model, images, targets, train)
-    parts = ordered(defenses)
+    if batch_size is not None and local_steps is not None:
+        raise UnsumError("The samples are split by local_steps or by batch_size; give one of the two.")
+    size = batch_size or count
+    steps = local_steps or epochs * max(1, -(-count // size))
+    training = LocalTraining(learning_rate, steps, batch_size, weight_decay, momentum, epochs)
+    return train_locally(
+        model,
+        images,
+        targets,
+        training,
+        rate_known=rate_known,
+        training_known=training_known,
+        train=train,
+        defenses=defenses,
+        loss=loss,
+    )
+
+
+def train_locally(
+    model: nn.Module,
+    images: Tensor,
+    targets: Tensor,
+    training: LocalTraining,
+    *,
+    rate_known: bool = True,
+    training_known: bool = True,
+    train: bool = True,
+    defenses: Iterable[AnyDefense] | AnyDefense = (),
+    loss: str | Loss | None = None,
+    watch: Watch = lambda _number, _step: None,
+) -> Update:
+    """`capture_local`, by what is declared; `watch(number, step)` sees every step before its gradient is computed."""
+    assert training.learning_rate is not None
+    whole = first_step(model, images, targets, train, loss)
+    parts, sizes = ordered(defenses), list(_sizes(len(images), training))
     trained = copy.deepcopy(model)
     weights = dict(trained.named_parameters())
     start = {name: p.detach().clone() for name, p in weights.items()}
-    moved: set[str] = set()
-    for _ in range(epochs):
-        for batch, rows in zip(images.split(size), targets.split(size), strict=True):
-            step = before(parts, replace(whole, model=trained, images=batch, targets=rows))
-            gradients = step.gradient(step)
-            moved |= gradients.keys()
-            with torch.no_grad():
-                for name, gradient in gradients.items():
-                    weights[name].sub_(gradient, alpha=learning_rate)
-    delta = {name: weights[name].detach() - start[name] for name in start if name in moved}
-    update = Update.from_delta(delta, learning_rate if rate_known else None)
-    return after(parts, update, whole)
+    moved: dict[str, Tensor] = {}
+    optimizer = torch.optim.SGD(
+        trained.parameters(), training.learning_rate, training.momentum, weight_decay=training.weight_decay
+    )
+    batches = list(zip(images.split(sizes), targets.split(sizes), strict=True))
+    for number, (batch, rows) in enumerate(batches * training.epochs):
+        step = before(parts, replace(whole, model=trained, images=batch, targets=rows))
+        watch(number, step)
+        gradients = step.gradient(step)
+        moved |= gradients
+        for name, weight in weights.items():
+            weight.grad = gradients.get(name)
+        optimizer.step()
+    delta = {name: weights[name].detach() - start[name] for name in moved}
+    rate = training.learning_rate if rate_known else None
+    update = after(parts, Update.from_delta(delta, rate), whole)
+    disclosed = replace(training, learning_rate=rate, batch_size=None)
+    return update.of_training(disclosed, start) if training_known else update
+
+
+def _sizes(samples: int, training: LocalTraining) -> tuple[int, ...]:
+    """Of one epoch's mini-batches."""
+    steps = (training.steps or 1) // training.epochs
+    if steps > samples:
+        raise UnsumError(f"{steps} steps in an epoch of {samples} samples leave some without any; take fewer steps.")
+    return mini_batches(samples, steps, training.batch_size)

@@ -19,8 +19,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from unsum.client.augment import as_probabilities
+from unsum.client.augment import as_probabilities, target_rows
 from unsum.errors import UnsumError
+from unsum.gradients import main_output, same_buffers, same_modes
+from unsum.losses import Loss, Softmax, declared
 from unsum.update import Update
 
 Gradients = dict[str, Tensor]
@@ -43,6 +45,7 @@ class ClientStep:
     targets: Tensor
     train: bool
     gradient: Callable[[ClientStep], Gradients]
+    loss: Loss | None = None  # None is cross-entropy
 
     @property
     def classes(self) -> int:
@@ -102,17 +105,32 @@ def after(parts: Iterable[AnyDefense], update: Update, step: ClientStep) -> Upda
 
 
 def mean_loss_gradient(step: ClientStep) -> Gradients:
-    """∇ (1/B) Σ_i cross-entropy_i of every trainable parameter that the loss depends on."""
+    """∇ (1/B) Σ_i loss_i of every trainable parameter that the loss depends on."""
     trainable = {name: p for name, p in step.model.named_parameters() if p.requires_grad}
     with in_mode(step.model, step.train), torch.enable_grad():
         logits = main_output(step.model(step.images))
-        rows = as_probabilities(step.targets, logits.shape[1]).to(logits)
-        loss = nn.functional.cross_entropy(logits, rows)
+        loss = mean_loss(step.loss, logits, loss_rows(step.loss, step.targets, logits.shape[1]))
         gradients = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)
     return {name: g.detach() for name, g in zip(trainable, gradients, strict=True) if g is not None}
 
 
-def first_step(model: nn.Module, images: Tensor, targets: Tensor, train: bool) -> ClientStep:
+def loss_rows(loss: Loss | None, targets: Tensor, classes: int) -> Tensor:
+    """(B, C) targets as the loss takes them: probabilities under a softmax, else whatever numbers they are."""
+    under_softmax = loss is None or isinstance(loss, Softmax)
+    return as_probabilities(targets, classes) if under_softmax else target_rows(targets, classes)
+
+
+def mean_loss(loss: Loss | None, logits: Tensor, rows: Tensor) -> Tensor:
+    """The mean loss; of one other than cross-entropy, something with the same gradient, which is all that a `Loss` tells."""
+    rows = rows.to(logits)
+    if loss is None:
+        return nn.functional.cross_entropy(logits, rows)
+    return (logits * loss.gradient(logits.detach(), rows)).sum() / loss.divisor(rows)
+
+
+def first_step(
+    model: nn.Module, images: Tensor, targets: Tensor, train: bool, loss: str | Loss | None = None
+) -> ClientStep:
     """The undefended step on this batch, or one sentence why there is none."""
     if len(images) == 0 or len(images) != len(targets):
         raise UnsumError(
@@ -122,28 +140,15 @@ def first_step(model: nn.Module, images: Tensor, targets: Tensor, train: bool) -
         raise UnsumError(
             "The model has no trainable parameter; set requires_grad on the layers that the client trains."
         )
-    return ClientStep(model, images, targets, train, mean_loss_gradient)
-
-
-def main_output(output: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """The main output of models that return auxiliary ones beside it (GoogLeNet, Inception in train mode)."""
-    return output if isinstance(output, Tensor) else output[0]
+    return ClientStep(model, images, targets, train, mean_loss_gradient, declared(loss))
 
 
 @contextmanager
 def in_mode(model: nn.Module, train: bool) -> Iterator[None]:
     """Run in the mode asked for, then put every module's mode and every buffer back."""
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    model.train(train)
-    try:
+    with same_modes(model), same_buffers(model):
+        model.train(train)
         yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        with torch.no_grad():
-            for buffer, earlier in buffers:
-                buffer.copy_(earlier)
 
 
 def _parts(defense: AnyDefense) -> Sequence[AnyDefense]:

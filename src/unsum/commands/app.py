@@ -4,32 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-from rich.console import Console
+from typer import Option
 
+from unsum.commands import options
 from unsum.commands.stages import stages
 from unsum.errors import UnsumError
 
-_PROGRESS = Console(stderr=True)
-
 
 def command(
-    host: Annotated[str, typer.Option(help="Where to listen; other machines are let in only with --allow-remote.")] = (
+    host: Annotated[str, Option(help="Where to listen; other machines are let in only with --allow-remote.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port.")] = 8765,
+    port: Annotated[int, Option(min=0, max=65535, help="0 takes a free port.")] = 8765,
     allow_remote: Annotated[
-        bool,
-        typer.Option(
-            "--allow-remote", help="Let --host be an address that other machines reach; there is no password."
-        ),
+        bool, Option("--allow-remote", help="Let --host be an address that other machines reach; there is no password.")
     ] = False,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address and open nothing.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps …")] = "cpu",
+    no_browser: Annotated[bool, Option("--no-browser", help="Print the address and open nothing.")] = False,
+    device: options.DeviceOption = "cpu",
 ) -> None:
     """Choose photos and a defense on a live page, and watch what one update gives away."""
     try:
-        with stages(_PROGRESS) as shown:
+        with stages() as shown:
             shown.say("Loading the page")
             from unsum.app import serve  # its libraries come with an extra
     except ImportError as error:

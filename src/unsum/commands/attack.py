@@ -5,67 +5,53 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+from typer import Option
 
-from unsum.attack.chain import run_attack
-from unsum.attack.options import AttackOptions
-from unsum.audit.leak_folder import leak_summary, write_leak
-from unsum.audit.result import check_folder
-from unsum.client.step import in_mode
 from unsum.commands import options
-from unsum.commands.stages import stages
-from unsum.invert.refine import Mode
-from unsum.leak import Leak
-from unsum.models.received import Received
+from unsum.commands.stages import OUT, loading, stages
+from unsum.files.report_folder import check_folder
 
-_PROGRESS, _OUT = Console(stderr=True), Console()
+if TYPE_CHECKING:
+    from unsum.invert.refine import Mode
+    from unsum.leak import Leak
 
 
+@options.spread
 def command(
-    model: options.ModelOption = "default",
-    weights: options.WeightsOption = None,
-    classes: options.ClassesOption = None,
-    update: options.UpdateOption = None,
-    before: options.BeforeOption = None,
-    after: options.AfterOption = None,
-    delta: options.DeltaOption = False,
-    rate: options.RateOption = None,
-    steps: options.StepsOption = None,
-    attack: Annotated[str, typer.Option(help="auto, or an attack from `unsum list`.")] = "auto",
-    labels: Annotated[
-        str | None, typer.Option(help="A label rule from `unsum list` that finds the labels first.")
+    named: options.NamedModel,
+    captured: options.Captured,
+    previous: options.PreviousOption = None,
+    attack: options.AttackOption = "auto",
+    labels: options.LabelsOption = None,
+    batch_size: Annotated[int | None, Option(help="Grant the attacker the batch size.")] = None,
+    loss: options.LossOption = None,
+    inverse: options.InverseOption = None,
+    refine: options.RefineOption = None,
+    time_limit: Annotated[
+        float | None, Option(help="Seconds for the search; then the best answer so far, not certified.")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Grant the attacker the batch size.")] = None,
-    loss: Annotated[
-        str | None, typer.Option(help="The client's loss, if not cross-entropy: bce, mse or focal:GAMMA.")
-    ] = None,
-    inverse: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="An inverse from `unsum train-inverse` for this backbone, for pictures; repeat for inner layers."
-        ),
-    ] = None,
-    refine: Annotated[
-        str | None, typer.Option(help="Refine the pictures: features (raises PSNR), or the published f, g, gf.")
-    ] = None,
-    eval_mode: Annotated[
-        bool, typer.Option("--eval-mode", help="The client's BatchNorm used running statistics.")
-    ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for leak.safetensors, leak.json and pictures.")] = Path(
-        "unsum-leak"
-    ),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing folder.")] = False,
+    eval_mode: Annotated[bool, Option("--eval-mode", help="The client's BatchNorm used running statistics.")] = False,
+    out: Annotated[Path, Option(help="Folder for leak.safetensors, leak.json and pictures.")] = Path("unsum-leak"),
+    force: Annotated[bool, Option("--force", help="Overwrite an existing folder.")] = False,
     as_json: options.JsonOption = False,
-    download: options.DownloadOption = False,
     device: options.DeviceOption = "cpu",
     seed: options.SeedOption = 0,
 ) -> None:
     """Attack a captured update: no data are needed, and none are looked at."""
     check_folder(out, force=force)
+    with loading():
+        from unsum.attack.chain import run_attack
+        from unsum.attack.options import AttackOptions
+        from unsum.audit.inputs import Inputs
+        from unsum.audit.leak_folder import leak_summary, write_leak
+        from unsum.audit.text import texts_of
+        from unsum.client.step import in_mode
+        from unsum.models.received import Received
     wanted = AttackOptions(
         attack,
         batch_size=batch_size,
@@ -73,59 +59,70 @@ def command(
         inverse=inverse,
         refine=cast("Mode | None", refine),  # checked below, with a sentence
         loss=loss,
+        time_limit=time_limit,
         seed=seed,
     )
     wanted.check()
-    files = Received(update, before, after, delta, rate, steps)
+    inputs = Inputs(update=Received(**vars(captured), previous=previous), seed=seed, **vars(named))
     chosen = options.usable_device(device)
-    with stages(_PROGRESS, wanted.steps) as shown:
+    with stages(wanted.steps) as shown:
         shown.say("Loading the model and the update")
-        loaded, sent = files.open(model, weights=weights, classes=classes, seed=seed, download=download)
+        loaded, sent = inputs.captured()
+        names = inputs.class_names(loaded.model)
         network = loaded.model.to(chosen)
         with in_mode(network, not eval_mode):
             moved = sent.map(lambda _name, tensor: tensor.to(chosen))
             leak = run_attack(network, moved, replace(wanted, device=chosen), shown)
         leak = replace(leak, notes=[*sent.notes, *leak.notes])
-        files_written = write_leak(leak, out, model=loaded.name)
+        texts = texts_of(leak, named.model)
+        files_written = write_leak(leak, out, model=loaded.name, texts=texts)
     if as_json:
-        content = leak_summary(leak, model=loaded.name) | {"files": [str(file) for file in files_written]}
+        summary = leak_summary(leak, model=loaded.name, texts=texts)
+        content = summary | {"files": [str(file) for file in files_written]}
         typer.echo(json.dumps(content, indent=2))
         return
-    _show(leak, loaded.name)
-    _OUT.print(
-        f"Written: {', '.join(file.name for file in files_written[:2])} … in {out}", markup=False, highlight=False
-    )
+    _show(leak, loaded.name, texts, names)
+    OUT.print(f"Written: {', '.join(file.name for file in files_written[:2])} … in {out}")
 
 
-def _show(leak: Leak, model: str) -> None:
+def _show(leak: Leak, model: str, texts: list[str] | None, names: list[str]) -> None:
+    from unsum.audit.tried import Tried
+    from unsum.audit.wording import error
+    from unsum.commands.audit_tables import show_tried
+
     facts = Table(show_header=False, title="What the update gives away", title_justify="left")
     facts.add_row("model", model)
     facts.add_row("granted to the attacker", "\n".join(leak.knowledge.granted()))
     facts.add_row("attack", leak.method)
     facts.add_row("samples found", str(leak.batch_size))
     facts.add_row("certificate", "exact" if leak.exact else "not exact")
-    facts.add_row("predicted feature error", f"{leak.predicted_error:.1e}")
-    facts.add_row("gradient left unexplained", f"{leak.residual:.1e}")
+    facts.add_row("predicted feature error", error(leak.predicted_error))
+    facts.add_row("gradient left unexplained", error(leak.residual))
     facts.add_row("gradient scale found", f"{leak.scale:.6g}")
     facts.add_row("time", f"{leak.seconds:.2f} s")
-    _OUT.print(facts)
-    if leak.tokens is not None:
-        _show_text(leak)
-        return
+    OUT.print(facts)
+    OUT.print(_samples(leak, names) if texts is None else _sequences(texts))
+    show_tried([Tried.of(attempt, []) for attempt in leak.tried])
+    for sentence in leak.notes:
+        OUT.print(f"• {sentence}")
+    if leak.undecided and not leak.exact:
+        OUT.print(f"• What was not found may leak all the same: {leak.undecided}.")
+
+
+def _samples(leak: Leak, names: list[str]) -> Table:
     samples = Table("sample", "label", "its probability", "input certified", title="Found", title_justify="left")
     for i in range(leak.batch_size):
         label = int(leak.labels[i])
         certified = "–" if leak.inputs_exact is None else "yes" if bool(leak.inputs_exact[i]) else "no"
-        samples.add_row(str(i + 1), f"class {label}", f"{float(leak.targets[i, label]):.3f}", certified)
-    _OUT.print(samples)
-    for sentence in leak.notes:
-        _OUT.print(f"• {sentence}", markup=False, highlight=False)
+        name = names[label] if names else f"class {label}"
+        samples.add_row(str(i + 1), Text(name), f"{float(leak.targets[i, label]):.3f}", certified)
+    return samples
 
 
-def _show_text(leak: Leak) -> None:
-    lines = Table("sequence", "tokens", title="Found", title_justify="left")
-    for place, sequence in enumerate(leak.tokens or [], 1):
-        lines.add_row(str(place), " ".join(map(str, sequence)))
-    _OUT.print(lines)
-    for sentence in leak.notes:
-        _OUT.print(f"• {sentence}", markup=False, highlight=False)
+def _sequences(texts: list[str]) -> Table:
+    from unsum.audit.wording import plain
+
+    lines = Table("sequence", "text", title="Found", title_justify="left")
+    for place, text in enumerate(texts, 1):
+        lines.add_row(str(place), Text(plain(text)))
+    return lines

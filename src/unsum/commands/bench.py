@@ -11,29 +11,25 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
 from rich.table import Table as Drawn
 from rich.text import Text
+from typer import Option
 from typer.core import TyperGroup
 
-from unsum.bench import EXPERIMENTS, SIZES, Material, Size, Store, cells_of, cells_of_all, chosen
-from unsum.bench.figures import draw
-from unsum.bench.material import fingerprint, parse_option
-from unsum.bench.on_ray import cluster
-from unsum.bench.pages import write_pages
-from unsum.bench.run import one_by_one, run
-from unsum.bench.share import of_attacks, parse_shard, share
-from unsum.bench.show import Form, written
-from unsum.bench.show import show as show_table
-from unsum.bench.table import read_table
 from unsum.commands import options
+from unsum.commands.faults import FAILED
+from unsum.commands.methods import say_problems
+from unsum.commands.stages import PROGRESS, loading, say
 from unsum.errors import UnsumError, unknown_name
-from unsum.registry import PROBLEMS
 
-_PROGRESS = Console(stderr=True)
+if TYPE_CHECKING:
+    from unsum.bench import Size
+    from unsum.bench.show import Form
+
 _WIDE = 200  # columns of a table that goes to a file or another program
 
 
@@ -56,8 +52,8 @@ app = typer.Typer(
 TablesArgument = Annotated[
     list[str] | None, typer.Argument(help="Tables from `unsum bench list`; all by default.", show_default=False)
 ]
-SizeOption = Annotated[str, typer.Option(help="smoke (a minute of CPU), small (an hour of CPU) or paper (a GPU).")]
-StoreOption = Annotated[Path, typer.Option(help="The file of results; a run goes on from what is in it.")]
+SizeOption = Annotated[str, Option(help="smoke (a minute of CPU), small (an hour of CPU) or paper (a GPU).")]
+StoreOption = Annotated[Path, Option(help="The file of results; a run goes on from what is in it.")]
 _STORE = Path("unsum-bench.sqlite")
 _SHARD = re.compile(r"\d+/\d+")
 
@@ -67,55 +63,54 @@ def run_command(
     tables: TablesArgument = None,
     size: SizeOption = "smoke",
     store: StoreOption = _STORE,
-    data: Annotated[
-        str | None,
-        typer.Option(help="Photos: a folder, tar or npz. [default: the embedded ones]", show_default=False),
-    ] = None,
-    weights: Annotated[str | None, typer.Option(help="Weights of the ResNet-50 (version 1) of size paper.")] = None,
+    data: Annotated[str | None, Option(help="Photos: a folder, tar or npz.", show_default="the embedded ones")] = None,
+    weights: Annotated[str | None, Option(help="Weights of the ResNet-50 (version 1) of size paper.")] = None,
     inverse: Annotated[
-        str | None, typer.Option(help="An inverse from `unsum train-inverse` for that network, for pictures.")
+        str | None, Option(help="An inverse from `unsum train-inverse` for that network, for pictures.")
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(help="An option of an attack, ATTACK:KEY=VALUE, as in gias:generator=net.py:build; repeat."),
+        Option(help="An option of an attack, ATTACK:KEY=VALUE, as in gias:generator=net.py:build; repeat."),
     ] = None,
     attack: Annotated[
-        list[str] | None, typer.Option(help="Only the cells of this attack, exact say; repeat for more.")
+        list[str] | None, Option(help="Only the cells of this attack, exact say; repeat for more.")
     ] = None,
     without: Annotated[
-        list[str] | None, typer.Option(help="All but the cells of this attack, ig say; repeat for more.")
+        list[str] | None, Option(help="All but the cells of this attack, ig say; repeat for more.")
     ] = None,
     shard: Annotated[
-        str | None,
-        typer.Option(help="One of N processes with a store of its own each, I/N; `unsum bench merge` joins them."),
+        str | None, Option(help="One of N processes with a store of its own each, I/N; `unsum bench merge` joins them.")
     ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(help="Begin no cell after this time; the same command goes on.")
-    ] = None,
+    minutes: Annotated[float | None, Option(help="Begin no cell after this time; the same command goes on.")] = None,
     ray: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Measure on Ray: auto (this machine's cluster, or one made for the run), local (the latter) or an address."
         ),
     ] = None,
-    gpus_per_cell: Annotated[
-        float, typer.Option(help="With --ray and --device cuda: GPUs of one cell, 0.5 say.")
-    ] = 1.0,
-    threads: Annotated[int, typer.Option(help="Processor threads of one cell.")] = 1,
+    gpus_per_cell: Annotated[float, Option(help="With --ray and --device cuda: GPUs of one cell, 0.5 say.")] = 1.0,
+    threads: Annotated[int, Option(help="Processor threads of one cell.")] = 1,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Measure cells again that failed, or lacked something.")
+        bool, Option("--retry-failed", help="Measure cells again that failed, or lacked something.")
     ] = False,
     any_code: Annotated[
-        bool,
-        typer.Option("--any-code", help="Leave cells alone that other code or data have measured; tables show those."),
+        bool, Option("--any-code", help="Leave cells alone that other code or data have measured; tables show those.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON instead of tables.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the summary as JSON instead of tables.")] = False,
     device: options.DeviceOption = "cpu",
 ) -> None:
     """Measure every cell of the tables that the store lacks, and print the tables.
 
-    Stop it in any way and give the same command again: it goes on where it was. Exit code 1 if a cell failed.
+    Stop it in any way and give the same command again: it goes on where it was. Exit code 2 if a cell failed.
     """
+    with loading():
+        from unsum.bench import Material, Store, cells_of_all, chosen
+        from unsum.bench.material import fingerprint, parse_option
+        from unsum.bench.on_ray import cluster
+        from unsum.bench.plan import of_attacks, parse_shard, share
+        from unsum.bench.run import one_by_one, run
+        from unsum.bench.show import show as show_table
+        from unsum.bench.table import read_table
     experiments = chosen(tables or [])
     wanted = _size(size)
     if threads < 1:
@@ -132,7 +127,7 @@ def run_command(
     for path in filter(None, (data, weights, inverse)):
         fingerprint(path)  # a file that is not there is refused before anything runs
     cells = share(of_attacks(cells_of_all(experiments, wanted), attack or [], without or []), part)
-    _say_problems()
+    say_problems()
     with Store(store) as results:
         way = nullcontext(one_by_one) if ray is None else cluster(ray, material, gpus=gpus_per_cell)
         with way as measured, _stopped_kindly(store):
@@ -144,7 +139,7 @@ def run_command(
                 retry_failed=retry_failed,
                 minutes=minutes,
                 any_code=any_code,
-                console=_PROGRESS,
+                console=PROGRESS,
                 command=_command(),
             )
         if as_json:
@@ -154,7 +149,7 @@ def run_command(
                 show_table(read_table(experiment, wanted, results), _out())
             _out().print(f"{summary} Store: {store}", markup=False, highlight=False, soft_wrap=True)
     if summary.failed or summary.failed_before:
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 @app.command("merge")
@@ -165,6 +160,8 @@ def merge_command(
     store: StoreOption = _STORE,
 ) -> None:
     """Join several stores into one, which keeps what it has: of the same cell the newest result, a measured one before others."""
+    with loading():
+        from unsum.bench import Store
     rows = []
     for path in stores:  # all are read before anything is written
         with Store(path, read_only=True) as results:
@@ -180,23 +177,34 @@ def show_command(
     tables: TablesArgument = None,
     size: SizeOption = "smoke",
     store: StoreOption = _STORE,
-    markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.")] = False,
-    latex: Annotated[bool, typer.Option("--latex", help="As LaTeX, with booktabs.")] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="As comma-separated values.")] = False,
-    errors: Annotated[bool, typer.Option("--errors", help="The traceback of every cell that failed, instead.")] = False,
+    markdown: Annotated[bool, Option("--markdown", help="As Markdown.")] = False,
+    latex: Annotated[bool, Option("--latex", help="As LaTeX, with booktabs.")] = False,
+    csv: Annotated[bool, Option("--csv", help="As comma-separated values.")] = False,
+    attack: Annotated[
+        list[str] | None, Option(help="Only the rows of this attack, exact say; repeat for more.")
+    ] = None,
+    errors: Annotated[bool, Option("--errors", help="The traceback of every cell that failed, instead.")] = False,
 ) -> None:
     """Print tables from a store, as far as they are measured."""
+    with loading():
+        from unsum.bench import Store, cells_of_all, chosen
+        from unsum.bench.plan import of_attacks
+        from unsum.bench.show import show as show_table
+        from unsum.bench.show import written
+        from unsum.bench.table import read_table
     forms = [name for name, on in (("markdown", markdown), ("latex", latex), ("csv", csv)) if on]
     if len(forms) > 1:
         raise UnsumError("Choose one of --markdown, --latex and --csv.")
+    experiments, wanted = chosen(tables or []), _size(size)
+    kept = {cell.attack.name for cell in of_attacks(cells_of_all(experiments, wanted), attack or [], [])}
     with Store(store, read_only=True) as results:
-        for experiment in chosen(tables or []):
-            table = read_table(experiment, _size(size), results)
+        for experiment in experiments:
+            table = read_table(experiment, wanted, results).of_attacks(kept)
             if errors:
                 for result in table.results:
                     if result.outcome.status == "failed":
                         typer.echo(f"{experiment.name}: {result.outcome.sentence}\n{result.outcome.traceback}")
-            elif not tables and not table.begun:
+            elif not table.rows or (not tables and not table.begun):
                 continue
             elif forms:
                 typer.echo(written(table, cast("Form", forms[0])) + "\n")
@@ -207,12 +215,14 @@ def show_command(
 @app.command("list")
 def list_command(
     size: SizeOption = "smoke",
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON instead of a table.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print as JSON instead of a table.")] = False,
 ) -> None:
     """Every table and figure, and how many cells it has."""
+    with loading():
+        from unsum.bench import EXPERIMENTS, cells_of
     wanted = _size(size)
     rows = [(e.name, e.title, len(cells_of(e, wanted)), e.figure is not None) for e in EXPERIMENTS.values()]
-    _say_problems()
+    say_problems()
     if as_json:
         fields = ("name", "title", "cells", "figure")
         typer.echo(json.dumps([dict(zip(fields, row, strict=True)) for row in rows], indent=2))
@@ -228,12 +238,16 @@ def figures_command(
     tables: TablesArgument = None,
     size: SizeOption = "smoke",
     store: StoreOption = _STORE,
-    out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("unsum-figures"),
-    form: Annotated[str, typer.Option("--format", help="png, svg or pdf.")] = "png",
+    out: Annotated[Path, Option(help="Folder for the figures.")] = Path("unsum-figures"),
+    form: Annotated[str, Option("--format", help="png, svg or pdf.")] = "png",
 ) -> None:
     """Draw what was measured: leakage against batch, duplicates, noise and pruning, time against batch, pictures."""
     if form not in ("png", "svg", "pdf"):
         raise unknown_name("format", form, ["png", "svg", "pdf"])
+    with loading():
+        from unsum.bench import Store, chosen
+        from unsum.bench.figures import draw
+        from unsum.bench.table import read_table
     named = chosen(tables or [])
     with Store(store, read_only=True) as results:
         drawn = []
@@ -253,11 +267,14 @@ def figures_command(
 def pages_command(
     size: SizeOption = "small",
     store: StoreOption = _STORE,
-    out: Annotated[Path, typer.Option(help="Folder for the pages, docs/results/tables of this repository say.")] = Path(
+    out: Annotated[Path, Option(help="Folder for the pages, docs/results/tables of this repository say.")] = Path(
         "unsum-pages"
     ),
 ) -> None:
     """Make Markdown pages of a store: tables beside the papers' figures, hardware, data, command, deviations, drawings."""
+    with loading():
+        from unsum.bench import Store
+        from unsum.bench.pages import write_pages
     with Store(store, read_only=True) as results:
         for path in write_pages(results, _size(size), out):
             typer.echo(str(path))
@@ -277,17 +294,14 @@ def _stopped_kindly(store: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _PROGRESS.print(
-            f"unsum: stopped; {store} keeps what was measured, and the same command goes on.", soft_wrap=True
-        )
+        say(f"stopped; {store} keeps what was measured, and the same command goes on.")
         raise typer.Exit(code) from None
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def _out() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=_WIDE)
+    return Console(width=None if Console().is_terminal else _WIDE)
 
 
 def _command() -> str:
@@ -309,11 +323,8 @@ def _device(name: str) -> str:
 
 
 def _size(name: str) -> Size:
+    from unsum.bench import SIZES
+
     if name not in SIZES:
         raise unknown_name("size", name, SIZES)
     return name
-
-
-def _say_problems() -> None:
-    for sentence in PROBLEMS:
-        _PROGRESS.print(f"unsum: {sentence}", style="yellow", markup=False, highlight=False, soft_wrap=True)

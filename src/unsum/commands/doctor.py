@@ -6,18 +6,19 @@ import json
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from unsum.commands import options
-from unsum.doctor.finding import Finding
-from unsum.doctor.run import doctor
+from unsum.commands.stages import OUT, loading
 
-_OUT = Console()
+if TYPE_CHECKING:
+    from unsum.doctor import Finding
+
 _SHOWN = {
     "ok": ("✓ ok", "green"),
     "warning": ("! warning", "yellow"),
@@ -26,27 +27,18 @@ _SHOWN = {
 }
 
 
+@options.spread
 def command(
-    model: options.ModelOption = "default",
-    weights: options.WeightsOption = None,
+    named: options.NamedModel,
+    captured: options.Captured,
     data: options.DataOption = None,
-    update: options.UpdateOption = None,
-    before: options.BeforeOption = None,
-    after: options.AfterOption = None,
-    delta: options.DeltaOption = False,
-    rate: options.RateOption = None,
-    steps: options.StepsOption = None,
-    classes: options.ClassesOption = None,
     inverse: Annotated[
-        Path | None, typer.Option(help="An inverse from `unsum train-inverse` for this backbone, for pictures.")
+        Path | None, Option(help="An inverse from `unsum train-inverse` for this backbone, for pictures.")
     ] = None,
-    batch: Annotated[int | None, typer.Option(help="How many samples a client trains on.")] = None,
-    same_label: Annotated[int, typer.Option(help="How many of them share one label.")] = 0,
-    eval_mode: Annotated[
-        bool, typer.Option("--eval-mode", help="The client's BatchNorm uses running statistics.")
-    ] = False,
+    batch: Annotated[int | None, Option(help="How many samples a client trains on.")] = None,
+    same_label: Annotated[int, Option(help="How many of them share one label.")] = 0,
+    eval_mode: options.EvalOption = False,
     as_json: options.JsonOption = False,
-    download: options.DownloadOption = False,
     device: options.DeviceOption = "cpu",
     seed: options.SeedOption = 0,
 ) -> None:
@@ -54,17 +46,16 @@ def command(
 
     Exit code 2 if something will not work, 1 if the model looks as if its server had prepared it to leak.
     """
+    with loading():
+        from unsum.doctor import doctor
     findings = doctor(
-        model,
-        data,
-        update=options.received(update, before, after, delta, rate, steps),
-        weights=weights,
-        classes=classes,
+        data=data,
+        update=captured.received(),
+        **vars(named),
         inverse=inverse,
         batch=batch,
         same_label=same_label,
         train=not eval_mode,
-        download=download,
         device=options.usable_device(device),
         seed=seed,
     )
@@ -72,10 +63,9 @@ def command(
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         _show(findings)
-    if any(finding.mark == "will not work" for finding in findings):
-        raise typer.Exit(2)
-    if any(finding.mark == "tampered" for finding in findings):
-        raise typer.Exit(1)
+    marks = {finding.mark for finding in findings}
+    if marks & {"will not work", "tampered"}:
+        raise typer.Exit(2 if "will not work" in marks else 1)
 
 
 def _show(findings: list[Finding]) -> None:
@@ -83,6 +73,6 @@ def _show(findings: list[Finding]) -> None:
     for finding in findings:
         mark, color = _SHOWN[finding.mark]
         table.add_row(Text(mark, color), finding.check, Text(finding.sentence))
-    _OUT.print(table)
+    OUT.print(table)
     counts: Counter[str] = Counter(finding.mark for finding in findings)
-    _OUT.print(", ".join(f"{counts[mark]} {mark}" for mark in _SHOWN if counts[mark]) + ".", highlight=False)
+    OUT.print(", ".join(f"{counts[mark]} {mark}" for mark in _SHOWN if counts[mark]) + ".")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import errno
 import signal
+import site
 import sys
+import sysconfig
+import traceback
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
-import torch
-
+import unsum
 from unsum.errors import UnsumError, first_line, shown
 
 FAILED, INTERRUPTED = 2, 130  # exit codes; 1 is kept for a leak above the gate's level
@@ -48,19 +52,43 @@ class Interrupt:
         raise KeyboardInterrupt
 
 
-def sentence_of(error: BaseException) -> str | None:
-    """What to tell a person, or None where the program itself is at fault and a traceback is the better report."""
+def sentence_of(error: BaseException) -> str:
+    """What to tell a person; `--verbose` shows the traceback."""
     if isinstance(error, UnsumError):
         return str(error)
+    if hasattr(error, "format_message"):  # the command-line library's own: a wrong option, say
+        return _misused(error)
     if isinstance(error, OSError) and error.errno in _DISK:
         where = f" to {shown(str(error.filename))}" if error.filename else ""
         return f"Nothing more could be written{where}: {_DISK[error.errno]}. {go_on()}"
     text = str(error)
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(part in text for part in _MEMORY)):
         return f"Memory ran out; a smaller --batch, a smaller model or another --device needs less. {go_on()}"
-    device = getattr(torch, "AcceleratorError", ())
+    device = getattr(sys.modules.get("torch"), "AcceleratorError", ())
     if isinstance(error, device) or (isinstance(error, RuntimeError) and any(part in text for part in _DEVICE)):
         return f"The device failed ({first_line(error)}); --device cpu does without it. {go_on()}"
+    told = f"{type(error).__name__}: {first_line(error)}"
+    line = _users_line(error)
+    if line is not None:
+        return f"The model's own code failed in {line} ({told}); correct it, or see --verbose for the whole way there."
+    return f"The run failed ({told}); --verbose shows where. If the input is right, this is a defect: please report it."
+
+
+def _misused(error: Any) -> str:
+    """What is wrong with the words of a command, and where the right ones stand."""
+    message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
+    if not message or context is None:
+        return str(message)
+    return f"{message}{'' if message.endswith('?') else '.'} See: {context.command_path} --help"
+
+
+def _users_line(error: BaseException) -> str | None:
+    """The last line that ran of code that is neither ours nor installed."""
+    folders = [unsum.__path__[0], *site.getsitepackages(), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_file() and not any(path.is_relative_to(folder) for folder in folders):
+            return f"{path.name!r}, line {frame.lineno}"
     return None
 
 

@@ -1,70 +1,180 @@
-"""Options that several commands share, and what they stand for."""
+"""Options that several commands share, and what they stand for; what always goes together is one group."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-import torch
-import typer
+from typer import Option
 
 from unsum.errors import UnsumError, unknown_name
-from unsum.models.received import Received
+
+if TYPE_CHECKING:
+    from unsum.models.received import Received
 
 ModelOption = Annotated[
     str,
-    typer.Option(
-        help="default, mlp, torchvision:NAME[:WEIGHTS], timm:NAME, hf:FOLDER, FILE.py:FACTORY, or FILE.pt2 of torch.export."
+    Option(
+        help="default, mlp, torchvision:NAME (or NAME:WEIGHTS), timm:NAME, hf:FOLDER, FILE.py:FACTORY or FILE.pt2 (torch.export)."
     ),
 ]
-WeightsOption = Annotated[Path | None, typer.Option(help="A .safetensors, .pt or .npz state dict for the model.")]
+WeightsOption = Annotated[Path | None, Option(help="A .safetensors, .pt or .npz state dict for the model.")]
 ClassesOption = Annotated[
-    int | None, typer.Option(help="Classes of the model; by default as many as the data or the update have.")
+    int | None, Option(help="Classes of the model; by default as many as the data, the update or a trained head have.")
+]
+ClassesFromOption = Annotated[
+    Path | None,
+    Option(
+        help="The names of a trained head's classes: a file with one a line in its order, or the folder it was trained on, "
+        "whose folders count by number or by name."
+    ),
+]
+FreshHeadOption = Annotated[bool, Option("--fresh-head", help="Put a new head on trained weights, for another task.")]
+ImageSizeOption = Annotated[
+    int | None,
+    Option(
+        help="Side of the photos.",
+        show_default="what the model says or, by trying, takes; the photos' own first",
+    ),
 ]
 DownloadOption = Annotated[
-    bool, typer.Option("--download", help="Fetch published torchvision weights that are not on this disk.")
+    bool, Option("--download", help="Fetch published torchvision weights that are not on this disk.")
 ]
 DataOption = Annotated[
     str | None,
-    typer.Option(
-        help="The client's photos: a folder, tar (webdataset too) or npz, torchvision:NAME:FOLDER, or hf:FOLDER. "
-        "[default: the embedded ones]",
-        show_default=False,
+    Option(
+        help="The client's photos: a folder, tar (webdataset too) or npz, torchvision:NAME:DIR, or hf:FOLDER; for a language "
+        "model a file with one text a line.",
+        show_default="the embedded ones",
     ),
 ]
 UpdateOption = Annotated[
     Path | None,
-    typer.Option(help="A captured update: .safetensors, .npz, .pt, a Flower record (.pb), or a folder of .npy files."),
+    Option(help="A captured update: .safetensors, .npz, .pt, a Flower record (.pb), or a folder of .npy files."),
 ]
-BeforeOption = Annotated[Path | None, typer.Option(help="Instead of an update: the weights that the server sent out.")]
-AfterOption = Annotated[Path | None, typer.Option(help="Instead of an update: the weights that the client sent back.")]
-DeltaOption = Annotated[bool, typer.Option("--delta", help="The update is a change of weights, not a gradient.")]
+PreviousOption = Annotated[
+    Path | None,
+    Option(
+        help="The client's update of the round before, where its optimizer carries a momentum on (--momentum, or found): it is "
+        "taken off."
+    ),
+]
+BeforeOption = Annotated[Path | None, Option(help="Instead of an update: the weights that the server sent out.")]
+AfterOption = Annotated[Path | None, Option(help="Instead of an update: the weights that the client sent back.")]
+DeltaOption = Annotated[bool, Option("--delta", help="The update is a change of weights, not a gradient.")]
 RateOption = Annotated[
-    float | None, typer.Option("--lr", help="The client's learning rate, if known, for weights or their change.")
+    float | None, Option("--lr", help="The client's learning rate, for weights, their change, and local steps.")
 ]
 StepsOption = Annotated[
-    int | None, typer.Option("--steps", help="How many local steps lie between --before and --after, if known.")
+    int | None,
+    Option("--local-steps", "--steps", help="How many steps of SGD the client takes, in all epochs together."),
 ]
-DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps …")]
-SeedOption = Annotated[int, typer.Option(help="Fixes every random choice.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")]
+EpochsOption = Annotated[int, Option(help="How often the client goes through its samples.")]
+MomentumOption = Annotated[float, Option(help="The momentum of the client's SGD.")]
+DecayOption = Annotated[float, Option(help="The weight decay of the client's SGD.")]
+LossOption = Annotated[
+    str | None, Option(help="The client's loss, if not cross-entropy: bce, mse or focal:GAMMA; the attacker is told.")
+]
+InverseOption = Annotated[
+    list[Path] | None,
+    Option(help="An inverse from `unsum train-inverse` for this backbone, for pictures; repeat for inner layers."),
+]
+SameLabelOption = Annotated[int, Option(help="How many of them share one label; 0 takes them as they come.")]
+DefenseOption = Annotated[
+    list[str] | None, Option(help="noise:STD, clip:NORM, sign … from `unsum list`; repeat to chain, in order.")
+]
+AttackOption = Annotated[str, Option(help="auto, or an attack from `unsum list`.")]
+LabelsOption = Annotated[str | None, Option(help="A label rule from `unsum list` that finds the labels first.")]
+RefineOption = Annotated[
+    str | None, Option(help="Refine the pictures: features (raises PSNR), or the published f, g, gf.")
+]
+EvalOption = Annotated[bool, Option("--eval-mode", help="The client's BatchNorm uses running statistics.")]
+DeviceOption = Annotated[str, Option(help="cpu, cuda, cuda:1, mps …")]
+SeedOption = Annotated[int, Option(help="Fixes every random choice.")]
+JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON instead of a table.")]
 
 
-def received(
-    update: Path | None, before: Path | None, after: Path | None, delta: bool, rate: float | None, steps: int | None
-) -> Received | None:
-    """The files of a captured update, if any option speaks of one."""
-    if update is None and before is None and after is None:
-        if delta or rate is not None or steps is not None:
-            raise UnsumError(
-                "--delta, --lr and --steps describe a captured update; give --update, or --before and --after."
-            )
-        return None
-    return Received(update, before, after, delta, rate, steps)
+@dataclass(frozen=True)
+class NamedModel:
+    """A model by name, as `unsum.audit` takes it."""
+
+    model: ModelOption = "default"
+    weights: WeightsOption = None
+    classes: ClassesOption = None
+    classes_from: ClassesFromOption = None
+    fresh_head: FreshHeadOption = False
+    image_size: ImageSizeOption = None
+    download: DownloadOption = False
+
+
+@dataclass(frozen=True)
+class Captured:
+    """An update that was captured, as `Received` has it; how a client trains may also be that of a simulated one."""
+
+    update: UpdateOption = None
+    before: BeforeOption = None
+    after: AfterOption = None
+    delta: DeltaOption = False
+    learning_rate: RateOption = None
+    steps: StepsOption = None
+    epochs: EpochsOption = 1
+    momentum: MomentumOption = 0.0
+    weight_decay: DecayOption = 0.0
+
+    def received(self) -> Received | None:
+        """The files of the update, if any option speaks of one."""
+        if self.update is None and self.before is None and self.after is None:
+            if self.delta:
+                raise UnsumError("--delta describes a captured update; give --update, or --before and --after.")
+            return None
+        from unsum.models.received import Received
+
+        return Received(**vars(self))
+
+    def simulated(self) -> dict[str, Any]:
+        """How a simulated client trains, as `unsum.audit` names it."""
+        names = ("learning_rate", "epochs", "momentum", "weight_decay")
+        return {name: getattr(self, name) for name in names} | {"local_steps": self.steps}
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that takes groups, with an option on the command line for every field of theirs."""
+    groups: dict[str, Any] = {}
+    flat: list[Parameter] = []
+    hints = get_type_hints(command, include_extras=True)
+    for name, parameter in inspect.signature(command).parameters.items():
+        if is_dataclass(hints[name]):
+            groups[name] = hints[name]
+            kinds = get_type_hints(hints[name], include_extras=True)
+            flat += [_option(part.name, part.default, kinds[part.name]) for part in fields(groups[name])]
+        else:
+            flat.append(_option(name, parameter.default, hints[name]))
+
+    @wraps(command)
+    def called(**values: Any) -> None:
+        made = {
+            name: kind(**{part.name: values.pop(part.name) for part in fields(kind)}) for name, kind in groups.items()
+        }
+        command(**made, **values)
+
+    called.__signature__ = Signature(flat)  # type: ignore[attr-defined] # what Typer makes options of
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
+    return called
+
+
+def _option(name: str, default: Any, kind: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
 def usable_device(name: str) -> str:
     """`name` if torch can compute there, else a sentence instead of a traceback from the middle of the run."""
+    import torch
+
     try:
         torch.zeros(1, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:

@@ -7,55 +7,59 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
-import typer
-from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
-from torch import Tensor
+from typer import Option
 
-from unsum.commands.stages import stages
-from unsum.data import Photos, read_photos
+from unsum.commands import options
+from unsum.commands.stages import PROGRESS, loading, say, stages
 from unsum.errors import UnsumError
-from unsum.invert.train import Training, TrainingState, new_fabric, train_inverse
-from unsum.models import load_model
 
-_PROGRESS = Console(stderr=True)
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from unsum.data import Photos
+    from unsum.invert.train import TrainingState
+
 _LINE_EVERY = 20.0  # seconds, where there is no terminal to draw a bar on
 _HELD_OUT = 0.05  # of the photos, when no others are given
 
 
 def command(
-    data: Annotated[list[Path], typer.Option(help="Folder, tar or npz of photos to train on; repeat for more.")],
-    out: Annotated[Path, typer.Option(help="Folder for the inverse and its checkpoint; an interrupted run goes on.")],
-    model: Annotated[str, typer.Option(help="As for `unsum audit`: torchvision:NAME, hf:FOLDER …")] = "default",
-    weights: Annotated[Path | None, typer.Option(help="The backbone's weights, .safetensors or .pt.")] = None,
+    data: Annotated[list[Path], Option(help="Folder, tar or npz of photos to train on; repeat for more.")],
+    out: Annotated[Path, Option(help="Folder for the inverse and its checkpoint; an interrupted run goes on.")],
+    model: Annotated[str, Option(help="As for `unsum audit`: torchvision:NAME, hf:FOLDER …")] = "default",
+    weights: Annotated[Path | None, Option(help="The backbone's weights, .safetensors or .pt.")] = None,
     held_out: Annotated[
-        list[Path] | None, typer.Option(help="Photos that are only scored; by default a twentieth of the others.")
+        list[Path] | None, Option(help="Photos that are only scored; by default a twentieth of the others.")
     ] = None,
-    size: Annotated[int | None, typer.Option(help="Side of the photos; by default what the model takes.")] = None,
-    hours: Annotated[float | None, typer.Option(help="Hours of training; or say how many --steps.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of training, instead of --hours.")] = None,
-    batch: Annotated[int, typer.Option(help="Photos in a step, on every GPU.")] = 256,
+    size: Annotated[int | None, Option(help="Side of the photos; by default what the model takes.")] = None,
+    hours: Annotated[float | None, Option(help="Hours of training; or say how many --steps.")] = None,
+    steps: Annotated[int | None, Option(help="Steps of training, instead of --hours.")] = None,
+    batch: Annotated[int, Option(help="Photos in a step, on every GPU.")] = 256,
     clients: Annotated[
-        str, typer.Option(help="Batch sizes of the clients to expect, for BatchNorm in train mode; 0 is eval mode.")
+        str, Option(help="Batch sizes of the clients to expect, for BatchNorm in train mode; 0 is eval mode.")
     ] = "8,8,8,32,256",
-    loss: Annotated[str, typer.Option(help="psnr, mse, l1, rgla or viewing; the last two need LPIPS.")] = "psnr",
-    decoder: Annotated[str, typer.Option(help="decoder, or fgla-generator for comparison.")] = "decoder",
+    loss: Annotated[str, Option(help="psnr, mse, l1, rgla or viewing; the last two need LPIPS.")] = "psnr",
+    decoder: Annotated[str, Option(help="decoder, or fgla-generator for comparison.")] = "decoder",
     layer: Annotated[
         str | None,
-        typer.Option(help="A convolution inside the backbone to invert what it reads; attacks peel down to it."),
+        Option(help="A convolution or dense layer inside the model, to invert what it reads; attacks go down to it."),
     ] = None,
-    rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-3,
-    start: Annotated[Path | None, typer.Option(help="An inverse to begin with, for fine-tuning.")] = None,
-    devices: Annotated[str, typer.Option(help="How many GPUs or processes; several nodes through torchrun.")] = "1",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Fixes every random choice.")] = 0,
+    rate: Annotated[float, Option(help="Highest learning rate.")] = 1e-3,
+    start: Annotated[Path | None, Option(help="An inverse to begin with, for fine-tuning.")] = None,
+    devices: Annotated[str, Option(help="How many GPUs or processes; several nodes through torchrun.")] = "1",
+    device: Annotated[str, Option(help="auto, cpu, cuda or mps.")] = "auto",
+    seed: options.SeedOption = 0,
 ) -> None:
     """Train the network that turns a backbone's features back into pictures, on photos of your own."""
-    loaded = load_model(model, classes=10, seed=seed, weights=weights, size=size)
+    with loading():
+        from unsum.data import read_photos
+        from unsum.invert.train import Training, new_fabric, train_inverse
+        from unsum.models import load_model
+    loaded = load_model(model, classes=10, seed=seed, weights=weights, size=size, fresh_head=True)
     training = Training(
         hours=hours,
         steps=steps,
@@ -68,15 +72,14 @@ def command(
         layer=layer,
         seed=seed,
     )
-    with stages(_PROGRESS) as shown:
+    with stages() as shown:
         shown.say("Reading photos")
         photos = read_photos(data, size=training.size)
         scored = read_photos(held_out, size=training.size) if held_out else None
     photos, scored = (photos, scored) if scored is not None else split(photos, seed)
     fabric = new_fabric(accelerator=device, devices=devices if devices == "auto" else int(devices))
     if fabric.is_global_zero:  # the first step of a large backbone takes a while on a CPU
-        told = f"unsum: Training on {len(photos.images):,} photos; {len(scored):,} more are only scored"
-        _PROGRESS.print(told, markup=False, highlight=False)
+        say(f"Training on {len(photos.images):,} photos; {len(scored):,} more are only scored")
     with _bars(fabric.is_global_zero) as watch:
         inverse = train_inverse(
             loaded.model,
@@ -104,6 +107,8 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def split(photos: Photos, seed: int) -> tuple[Photos, Photos]:
     """Every twentieth photo, at random, is kept for the score."""
+    import torch
+
     if len(photos) < 2:
         raise UnsumError("One photo cannot both train and score an inverse; give more with --data.")
     order = torch.randperm(len(photos), generator=torch.Generator().manual_seed(seed))
@@ -120,45 +125,35 @@ def _chosen(photos: Photos, rows: Tensor) -> Photos:
 @contextmanager
 def _bars(visible: bool) -> Iterator[Callable[[TrainingState], None]]:
     """A bar with the live score on a terminal, a line now and then in a log."""
-    if not visible:
-        yield lambda _progress: None
-        return
-    if not _PROGRESS.is_terminal:
-        yield _lines()
-        return
     columns = (TextColumn("Training"), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    with Bars(*columns, console=_PROGRESS, transient=True) as bars:
+    drawn, last = visible and PROGRESS.is_terminal, -_LINE_EVERY
+    with Bars(*columns, console=PROGRESS, transient=True, disable=not drawn) as bars:
         task = bars.add_task("", total=1.0)
-        yield lambda progress: bars.update(task, completed=min(1.0, progress.done), description=_sentence(progress))
 
+        def watch(progress: TrainingState) -> None:
+            nonlocal last
+            sentence = (
+                f"step {progress.step:,}, {progress.photos_per_second:,.0f} photos/s, "
+                f"{progress.train_psnr:.2f} dB in training, {progress.held_out_psnr:.2f} dB held out"
+            )
+            bars.update(task, completed=min(1.0, progress.done), description=sentence)
+            if visible and not drawn and (time.monotonic() - last > _LINE_EVERY or progress.done >= 1):
+                last = time.monotonic()
+                say(f"{progress.done:.0%}, {sentence}")
 
-def _lines() -> Callable[[TrainingState], None]:
-    last = -_LINE_EVERY
-
-    def watch(progress: TrainingState) -> None:
-        nonlocal last
-        if time.monotonic() - last > _LINE_EVERY or progress.done >= 1:
-            last = time.monotonic()
-            _PROGRESS.print(f"unsum: {progress.done:.0%}, {_sentence(progress)}", markup=False, highlight=False)
-
-    return watch
-
-
-def _sentence(progress: TrainingState) -> str:
-    return (
-        f"step {progress.step:,}, {progress.photos_per_second:,.0f} photos/s, "
-        f"{progress.train_psnr:.2f} dB in training, {progress.held_out_psnr:.2f} dB held out"
-    )
+        yield watch
 
 
 def _board(out: Path, visible: bool) -> Callable[[int, dict[str, float], Tensor], None] | None:
     """Curves and pictures for TensorBoard, where it is installed."""
     if not visible:
         return None
+    import torch
+
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        _PROGRESS.print("unsum: no curves: TensorBoard is not installed (pip install 'unsum[train]').", markup=False)
+        say("no curves: TensorBoard is not installed (pip install 'unsum[train]').")
         return None
     writer: Any = SummaryWriter(str(out / "tensorboard"))
 

@@ -1,7 +1,16 @@
 """Private data of an audited client: photos that ship with the package, and the user's own."""
 
-from unsum.data.batch import class_names_of, client_batch, open_data
-from unsum.data.embedded import Batch, embedded_batch, photo_count, share_label, tags
+from unsum.data.batch import (
+    Batch,
+    class_names_of,
+    client_batch,
+    embedded_batch,
+    open_data,
+    own_sides,
+    photo_count,
+    share_label,
+    tags,
+)
 from unsum.data.pictures import Photos, read_photos
 from unsum.data.sources import Source
 
@@ -13,6 +22,7 @@ __all__ = [
     "client_batch",
     "embedded_batch",
     "open_data",
+    "own_sides",
     "photo_count",
     "read_photos",
     "share_label",

@@ -23,6 +23,7 @@ from unsum.errors import UnsumError, first_line
 # Other formats stay closed even under a .jpg name: some of them start programs, none is usual for photos.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 _MOST_PIXELS = 89_478_485  # where Pillow itself begins to warn of a decompression bomb
+_ORIENTATION, _ON_ITS_SIDE = 0x0112, 5  # EXIF's tag of how the camera was held, and from where on sides are exchanged
 _CHUNK = 256  # encoded pictures in memory at a time
 _LONGEST_NUMBER = 6  # digits; a longer class name is a date or an identifier, not the number of a class
 
@@ -143,6 +144,18 @@ def decode(name: str, picture: bytes | NDArray[np.uint8], size: int) -> Tensor:
     except Exception as error:  # a hostile file can make a decoder raise nearly anything
         raise UnsumError(f"The picture {name!r} cannot be read ({first_line(error)}); remove or repair it.") from error
     return torch.from_numpy(pixels.transpose(2, 0, 1))
+
+
+def measured(picture: bytes | NDArray[np.uint8]) -> tuple[int, int]:
+    """Width and height, from the header alone; (0, 0) of what `decode` will refuse."""
+    if not isinstance(picture, bytes):
+        return picture.shape[1], picture.shape[0]
+    try:
+        with Image.open(io.BytesIO(picture), formats=list(_FORMATS)) as opened:
+            turned = opened.getexif().get(_ORIENTATION, 1) >= _ON_ITS_SIDE
+            return opened.size[::-1] if turned else opened.size
+    except Exception:  # a hostile file can make a decoder raise nearly anything
+        return 0, 0
 
 
 def square(

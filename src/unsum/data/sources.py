@@ -27,17 +27,7 @@ _LONGEST_HEADER = 1 << 20  # bytes of one header: a name, or a list of attribute
 _LONGEST_LIST = 200  # characters of the names of arrays in a sentence
 _LABEL, _LONGEST_LABEL = ".cls", 1024  # webdataset's file of a sample's class
 # ValueError and its like: tarfile meets hostile headers with whatever their numbers lead to.
-_TAR_ERRORS = (
-    tarfile.TarError,
-    OSError,
-    EOFError,
-    zlib.error,
-    LZMAError,
-    ValueError,
-    OverflowError,
-    IndexError,
-    KeyError,
-)
+_TAR_ERRORS = (tarfile.TarError, OSError, EOFError, zlib.error, LZMAError, ValueError, OverflowError, LookupError)
 
 Pictures = Iterator[bytes | NDArray[np.uint8]]
 

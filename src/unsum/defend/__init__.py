@@ -1,17 +1,14 @@
 """Update → Update, or a change inside the client: what happens to an update before the server sees it."""
 
 from unsum.defend.aggregate import SecAgg, aggregate
-from unsum.defend.clip import Clip
-from unsum.defend.clip_layers import ClipLayers
+from unsum.defend.clip import Clip, ClipLayers
 from unsum.defend.defense import DEFENSES, ClientDefense, Defense, DefenseChain, parse_defense
 from unsum.defend.dp import DPSGD, privacy_spent, replace_batch_norm
 from unsum.defend.drop import DropBias, DropHead
 from unsum.defend.half import BFloat16, Float16
-from unsum.defend.laplace import Laplace
 from unsum.defend.mix import Mixup
-from unsum.defend.noise import Noise
-from unsum.defend.prune import Prune
-from unsum.defend.prune_global import PruneGlobal
+from unsum.defend.noise import Laplace, Noise
+from unsum.defend.prune import Prune, PruneGlobal
 from unsum.defend.qsgd import QSGD
 from unsum.defend.quantize import Quantize
 from unsum.defend.sign import Sign

@@ -21,6 +21,8 @@ from unsum.update import Update
 def aggregate(updates: Sequence[Update], *, sizes: Sequence[int] | None = None) -> Update:
     """What the server sees of these clients: their mean, weighted by sample counts (their sum, for losses that are sums).
 
+    For every tensor g = Σ_k n_k g_k / Σ_k n_k, of the tensor's own shape.
+
     Args:
         updates: one per client, of the same model; defend each client's own before.
         sizes: the clients' sample counts, for the weights; by default their disclosed `batch_size`s, or equal weights where

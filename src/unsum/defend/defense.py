@@ -11,6 +11,8 @@ import math
 from abc import ABC, abstractmethod
 from typing import cast
 
+from torch import Tensor
+
 from unsum.client.step import ClientStep, Stage
 from unsum.defend.axis import SCALE, Axis
 from unsum.errors import UnsumError
@@ -47,6 +49,16 @@ class Defense(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.strength:g})"
+
+
+class TensorDefense(Defense):
+    """A defense that changes every tensor of the update by itself."""
+
+    def __call__(self, update: Update) -> Update:
+        return update.map(lambda _name, gradient: self.changed(gradient))
+
+    @abstractmethod
+    def changed(self, gradient: Tensor) -> Tensor: ...
 
 
 class ClientDefense(Defense):
@@ -97,6 +109,13 @@ def parse_defense(text: str) -> Defense:
     """A defense from its command-line form, `noise:0.01`, or several in order, `noise:0.01|clip:4|sign`."""
     parts = [_parse_one(part.strip()) for part in text.split("|")]
     return parts[0] if len(parts) == 1 else DefenseChain(*parts)
+
+
+def require(allowed: bool, what: str, value: float) -> float:
+    """`value`, or one sentence; `what` says what the defense asks for: "Clipping needs a positive norm"."""
+    if not allowed:
+        raise UnsumError(f"{what}, not {value}.")
+    return value
 
 
 def whole_number(value: float, least: int, what: str) -> int:

@@ -10,6 +10,7 @@ layers in eval mode. What the accountant promises presumes that each sample ente
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.client.augment import as_probabilities
-from unsum.client.step import ClientStep, Gradients, Stage, in_mode, main_output
+from unsum.client.step import ClientStep, Gradients, Stage, in_mode, loss_rows, mean_loss
 from unsum.defend.axis import Axis
-from unsum.defend.defense import DEFENSES, ClientDefense
+from unsum.defend.defense import DEFENSES, ClientDefense, require
 from unsum.errors import UnsumError, unknown_name
+from unsum.gradients import main_output
 
 _ACCOUNTANTS = ("prv", "rdp", "gdp")
 
@@ -51,12 +52,9 @@ class DPSGD(ClientDefense):
     axis = Axis("noise multiplier")
 
     def __init__(self, noise: float, *, clip: float = 1.0) -> None:
-        if not (noise >= 0 and math.isfinite(noise)):
-            raise UnsumError(f"DP-SGD needs a noise multiplier of at least 0, not {noise}.")
-        if not (clip > 0 and math.isfinite(clip)):
-            raise UnsumError(f"DP-SGD needs a positive norm to clip each sample's gradient to, not {clip}.")
-        super().__init__(noise)
-        self.clip = clip
+        super().__init__(require(0 <= noise < math.inf, "DP-SGD needs a noise multiplier of at least 0", noise))
+        what = "DP-SGD needs a positive norm to clip each sample's gradient to"
+        self.clip = require(0 < clip < math.inf, what, clip)
 
     def before(self, step: ClientStep) -> ClientStep:
         _opacus()
@@ -85,6 +83,8 @@ class DPSGD(ClientDefense):
 def privacy_spent(noise: float, *, steps: int, sampling_rate: float, delta: float, accountant: str = "prv") -> float:
     """The ε for which `steps` steps of DP-SGD are (ε, delta)-differentially private, by Opacus' accountant.
 
+    That is P[M(D) ∈ S] ≤ e^ε P[M(D′) ∈ S] + delta for data D and D′ that differ in one sample, and every set S of updates.
+
     Args:
         noise: the noise multiplier σ.
         sampling_rate: the chance of a sample to be in one step's batch, B / (number of the client's samples).
@@ -107,17 +107,19 @@ def privacy_spent(noise: float, *, steps: int, sampling_rate: float, delta: floa
         raise unknown_name("privacy accountant", accountant, _ACCOUNTANTS)
     accounts = _opacus().accountants.create_accountant(accountant)
     accounts.history = [(noise, sampling_rate, steps)]
-    return float(accounts.get_epsilon(delta))
+    with warnings.catch_warnings():  # where its best order is the smallest it tries, the bound is loose and still one
+        warnings.filterwarnings("ignore", message="Optimal order")
+        return float(accounts.get_epsilon(delta))
 
 
 def per_sample_gradients(step: ClientStep) -> Gradients:
-    """(B, …) for every trainable parameter: the gradient of each sample's own cross-entropy, in the model's present mode."""
+    """(B, …) for every trainable parameter: the gradient of each sample's own loss, in the model's present mode."""
     trainable = {name: p.detach() for name, p in step.model.named_parameters() if p.requires_grad}
-    rows = as_probabilities(step.targets, step.classes).to(step.images.device)
+    rows = loss_rows(step.loss, step.targets, step.classes).to(step.images.device)
 
     def loss(parameters: Mapping[str, Tensor], image: Tensor, row: Tensor) -> Tensor:
         logits = main_output(torch.func.functional_call(step.model, dict(parameters), (image[None],)))
-        return nn.functional.cross_entropy(logits, row[None].to(logits))
+        return mean_loss(step.loss, logits, row[None])
 
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")
     gradients: Gradients = each(trainable, step.images, rows)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from unsum.defend.defense import DEFENSES, Switch
-from unsum.update import Update
+from unsum.defend.defense import DEFENSES, Switch, TensorDefense
 
 
-class _Transport(Switch):
+class _Transport(Switch, TensorDefense):
     dtype: torch.dtype
 
-    def __call__(self, update: Update) -> Update:
-        return update.map(lambda _name, g: g.to(self.dtype).to(g.dtype))
+    def changed(self, gradient: Tensor) -> Tensor:
+        return gradient.to(self.dtype).to(gradient.dtype)
 
 
 @DEFENSES.register("float16", summary="send in half precision: 11 significant bits, nothing below 3e-8")

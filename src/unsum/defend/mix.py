@@ -13,8 +13,7 @@ import torch
 from unsum.client.augment import mixup
 from unsum.client.step import ClientStep, Stage
 from unsum.defend.axis import Axis
-from unsum.defend.defense import DEFENSES, ClientDefense
-from unsum.errors import UnsumError
+from unsum.defend.defense import DEFENSES, ClientDefense, require
 
 
 @DEFENSES.register("mixup", summary="blend each sample with another of the batch, with a weight from Beta(α, α)")
@@ -35,9 +34,7 @@ class Mixup(ClientDefense):
     axis = Axis("α of Beta(α, α)")
 
     def __init__(self, alpha: float) -> None:
-        if not (alpha > 0 and math.isfinite(alpha)):
-            raise UnsumError(f"Mixup needs a positive alpha for Beta(alpha, alpha), not {alpha}.")
-        super().__init__(alpha)
+        super().__init__(require(0 < alpha < math.inf, "Mixup needs a positive alpha for Beta(alpha, alpha)", alpha))
 
     def before(self, step: ClientStep) -> ClientStep:
         weight = float(torch.distributions.Beta(self.strength, self.strength).sample())

@@ -1,19 +1,18 @@
-"""Gaussian noise on every entry of the update."""
+"""Noise on every entry of the update: Gaussian, or as the Laplace mechanism adds it."""
 
 from __future__ import annotations
 
 import math
 
 import torch
+from torch import Tensor
 
 from unsum.defend.axis import Axis
-from unsum.defend.defense import DEFENSES, Defense
-from unsum.errors import UnsumError
-from unsum.update import Update
+from unsum.defend.defense import DEFENSES, TensorDefense, require
 
 
 @DEFENSES.register("noise", summary="Gaussian noise of this standard deviation on every entry")
-class Noise(Defense):
+class Noise(TensorDefense):
     """g + N(0, σ²), drawn from torch's global generator (`torch.manual_seed` makes it repeatable).
 
     Examples:
@@ -27,9 +26,31 @@ class Noise(Defense):
     axis = Axis("standard deviation")
 
     def __init__(self, std: float) -> None:
-        if not (std >= 0 and math.isfinite(std)):
-            raise UnsumError(f"Noise needs a standard deviation of at least 0, not {std}.")
-        super().__init__(std)
+        super().__init__(require(0 <= std < math.inf, "Noise needs a standard deviation of at least 0", std))
 
-    def __call__(self, update: Update) -> Update:
-        return update.map(lambda _name, g: g + self.strength * torch.randn_like(g))
+    def changed(self, gradient: Tensor) -> Tensor:
+        return gradient + self.strength * torch.randn_like(gradient)
+
+
+@DEFENSES.register("laplace", summary="Laplace noise of this scale b (standard deviation √2·b) on every entry")
+class Laplace(TensorDefense):
+    """g + Laplace(0, b): density e^(−|x|/b) / 2b, drawn from torch's global generator.
+
+    The difference of two exponential variables of mean b has this distribution.
+
+    Examples:
+        >>> import torch, unsum
+        >>> update = unsum.Update({"w": torch.tensor([3.0, -4.0, 0.5])})
+        >>> _ = torch.manual_seed(0)
+        >>> unsum.Laplace(0.01)(update).gradients["w"]
+        tensor([ 3.0097, -3.9981,  0.4905])
+    """
+
+    axis = Axis("scale b")
+
+    def __init__(self, scale: float) -> None:
+        super().__init__(require(0 <= scale < math.inf, "Laplace noise needs a scale of at least 0", scale))
+
+    def changed(self, gradient: Tensor) -> Tensor:
+        one, other = torch.empty_like(gradient).exponential_(), torch.empty_like(gradient).exponential_()
+        return gradient + self.strength * (one - other)

@@ -1,17 +1,31 @@
-"""Magnitude pruning: only the largest entries of each tensor are sent."""
+"""Magnitude pruning: only the largest entries are sent, of each tensor or of all tensors together."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
 from torch import Tensor
 
 from unsum.defend.axis import FRACTION
-from unsum.defend.defense import DEFENSES, Defense
-from unsum.errors import UnsumError
+from unsum.defend.defense import DEFENSES, Defense, TensorDefense, require
 from unsum.update import Update
 
 
+class _Pruning(Defense):
+    axis = FRACTION
+
+    def __init__(self, fraction: float) -> None:
+        what = "Pruning needs a fraction of at least 0 and below 1"
+        super().__init__(require(0 <= fraction < 1, what, fraction))
+
+    def dropped(self, total: int) -> int:
+        """How many of `total` entries are not sent. Rounded first: of 10, 0.9 drops nine although it is no binary fraction."""
+        return min(int(round(self.strength * total, 6)), total - 1)
+
+
 @DEFENSES.register("prune", summary="set this fraction of each tensor's entries, the smallest, to zero")
-class Prune(Defense):
+class Prune(_Pruning, TensorDefense):
     """Keeps the ceil((1 − fraction) · n) largest entries of each tensor, at least one.
 
     Examples:
@@ -21,19 +35,32 @@ class Prune(Defense):
         tensor([ 3., -4.,  0.])
     """
 
-    axis = FRACTION
+    def changed(self, gradient: Tensor) -> Tensor:
+        flat = gradient.flatten()
+        smallest = flat.abs().topk(self.dropped(flat.numel()), largest=False).indices
+        return flat.index_fill(0, smallest, 0).view_as(gradient)
 
-    def __init__(self, fraction: float) -> None:
-        if not 0 <= fraction < 1:
-            raise UnsumError(f"Pruning needs a fraction of at least 0 and below 1, not {fraction}.")
-        super().__init__(fraction)
+
+@DEFENSES.register("prune-global", summary="set this fraction of all entries, the smallest over all tensors, to zero")
+class PruneGlobal(_Pruning):
+    """Keeps the ceil((1 − fraction) · n) largest of the n entries of all tensors together, at least one.
+
+    A layer of small gradients may vanish altogether, which pruning per tensor (`Prune`) never does.
+
+    Examples:
+        >>> import torch, unsum
+        >>> update = unsum.Update({"w": torch.tensor([3.0, -4.0, 0.5])})
+        >>> unsum.PruneGlobal(0.5)(update).gradients["w"]
+        tensor([ 3., -4.,  0.])
+    """
 
     def __call__(self, update: Update) -> Update:
-        return update.map(lambda _name, g: self._prune(g))
-
-    def _prune(self, gradient: Tensor) -> Tensor:
-        flat = gradient.flatten()
-        # Rounded first: 0.9 · 10 must drop nine entries although 0.9 is not a binary fraction.
-        dropped = min(int(round(self.strength * flat.numel(), 6)), flat.numel() - 1)
-        smallest = flat.abs().topk(dropped, largest=False).indices
-        return flat.index_fill(0, smallest, 0).view_as(gradient)
+        flat = torch.cat([g.flatten() for g in update.gradients.values()])
+        mask = torch.zeros_like(flat, dtype=torch.bool)
+        mask[flat.abs().topk(len(flat) - self.dropped(len(flat)), sorted=False).indices] = True
+        masks = mask.split([g.numel() for g in update.gradients.values()])
+        pruned = {
+            name: g.where(kept.view_as(g), g.new_zeros(()))
+            for (name, g), kept in zip(update.gradients.items(), masks, strict=True)
+        }
+        return replace(update, gradients=pruned)

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from unsum.defend.axis import Axis
-from unsum.defend.defense import DEFENSES, Defense, whole_number
-from unsum.update import Update
+from unsum.defend.defense import DEFENSES, TensorDefense, whole_number
 
 
 @DEFENSES.register("qsgd", summary="round each tensor at random to this many levels of its norm, unbiased")
-class QSGD(Defense):
+class QSGD(TensorDefense):
     """Q_s of every tensor, the whole tensor as one bucket; drawn from torch's global generator.
 
     Examples:
@@ -35,10 +34,7 @@ class QSGD(Defense):
     def __init__(self, levels: float) -> None:
         super().__init__(whole_number(levels, 1, "QSGD needs a number of levels"))
 
-    def __call__(self, update: Update) -> Update:
-        return update.map(lambda _name, g: self._quantize(g))
-
-    def _quantize(self, gradient: Tensor) -> Tensor:
+    def changed(self, gradient: Tensor) -> Tensor:
         norm = gradient.norm()
         if not float(norm) > 0:
             return gradient

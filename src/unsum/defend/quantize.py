@@ -5,13 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from unsum.defend.axis import Axis
-from unsum.defend.defense import DEFENSES, Defense, whole_number
+from unsum.defend.defense import DEFENSES, TensorDefense, whole_number
 from unsum.errors import UnsumError
-from unsum.update import Update
 
 
 @DEFENSES.register("quantize", summary="round each tensor to this many bits, evenly between its extremes")
-class Quantize(Defense):
+class Quantize(TensorDefense):
     """min + Δ · round((g − min)/Δ) with Δ = (max − min)/(2ⁿ − 1): no entry moves by more than Δ/2.
 
     Examples:
@@ -29,10 +28,7 @@ class Quantize(Defense):
         if bits > 24:
             raise UnsumError(f"Quantization to {bits:g} bits is finer than float32; choose 24 or fewer.")
 
-    def __call__(self, update: Update) -> Update:
-        return update.map(lambda _name, g: self._quantize(g))
-
-    def _quantize(self, gradient: Tensor) -> Tensor:
+    def changed(self, gradient: Tensor) -> Tensor:
         exact = gradient.double()  # 24 bits leave float32 no digit for the arithmetic
         lowest = exact.min()
         spacing = (exact.max() - lowest) / (2**self.strength - 1)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from unsum.defend.defense import DEFENSES, Switch
-from unsum.update import Update
+from unsum.defend.defense import DEFENSES, Switch, TensorDefense
 
 
 @DEFENSES.register("sign", summary="send the sign of every entry and nothing else")
-class Sign(Switch):
+class Sign(Switch, TensorDefense):
     """sign(g): −1, 0 or 1; with `scaled`, times the tensor's mean magnitude.
 
     Examples:
@@ -27,11 +26,8 @@ class Sign(Switch):
         super().__init__()
         self.scaled = scaled
 
-    def __call__(self, update: Update) -> Update:
-        def sign(_name: str, gradient: Tensor) -> Tensor:
-            return gradient.sign() * gradient.abs().mean() if self.scaled else gradient.sign()
-
-        return update.map(sign)
+    def changed(self, gradient: Tensor) -> Tensor:
+        return gradient.sign() * gradient.abs().mean() if self.scaled else gradient.sign()
 
     def __repr__(self) -> str:
         return "Sign(scaled=True)" if self.scaled else "Sign()"

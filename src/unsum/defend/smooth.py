@@ -7,8 +7,7 @@ from dataclasses import replace
 from unsum.client.augment import smooth_labels
 from unsum.client.step import ClientStep, Stage
 from unsum.defend.axis import FRACTION
-from unsum.defend.defense import DEFENSES, ClientDefense
-from unsum.errors import UnsumError
+from unsum.defend.defense import DEFENSES, ClientDefense, require
 
 
 @DEFENSES.register("smooth", summary="label smoothing: the targets keep 1 − ε and share ε among all classes")
@@ -30,9 +29,7 @@ class SmoothLabels(ClientDefense):
     axis = FRACTION
 
     def __init__(self, epsilon: float) -> None:
-        if not 0 <= epsilon <= 1:
-            raise UnsumError(f"Label smoothing needs an epsilon between 0 and 1, not {epsilon}.")
-        super().__init__(epsilon)
+        super().__init__(require(0 <= epsilon <= 1, "Label smoothing needs an epsilon between 0 and 1", epsilon))
 
     def before(self, step: ClientStep) -> ClientStep:
         return replace(step, targets=smooth_labels(step.targets, self.strength, step.classes))

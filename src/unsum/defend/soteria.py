@@ -24,8 +24,9 @@ from torch import Tensor
 
 from unsum.client.step import ClientStep, in_mode
 from unsum.defend.axis import FRACTION
-from unsum.defend.defense import DEFENSES, ClientDefense, whole_number
+from unsum.defend.defense import DEFENSES, ClientDefense, require, whole_number
 from unsum.errors import UnsumError
+from unsum.gradients import with_features
 from unsum.head import find_head
 from unsum.update import Update
 
@@ -56,9 +57,8 @@ class Soteria(ClientDefense):
     axis = FRACTION
 
     def __init__(self, fraction: float, *, probes: int = 32) -> None:
-        if not 0 <= fraction <= 1:
-            raise UnsumError(f"Soteria needs a fraction of the features between 0 and 1, not {fraction}.")
-        super().__init__(fraction)
+        what = "Soteria needs a fraction of the features between 0 and 1"
+        super().__init__(require(0 <= fraction <= 1, what, fraction))
         self.probes = whole_number(probes, 0, "Soteria needs a number of probes")
 
     def after(self, update: Update, step: ClientStep) -> Update:
@@ -75,7 +75,7 @@ def feature_scores(step: ClientStep, probes: int = 0) -> Tensor:
     """(H,) score_f in float64: how strongly each feature moves with the input, relative to its size."""
     images = step.images.detach().clone().requires_grad_(True)
     with in_mode(step.model, step.train), torch.enable_grad():
-        features = _features(step, images)
+        features, _ = with_features(step.model, find_head(step.model)[1], images)
         if probes == 0 or features.shape[1] <= _EXACT_UP_TO:
             norms = _slope_norms(features, images)
         else:
@@ -111,18 +111,6 @@ def _estimated_slope_norms(features: Tensor, images: Tensor, probes: int) -> Ten
             (change,) = torch.autograd.grad(backward, dummy, direction, retain_graph=True)
             squares[i] += change.sum(0) ** 2
     return (squares / probes).sqrt().detach()
-
-
-def _features(step: ClientStep, images: Tensor) -> Tensor:
-    """(B, H) what reaches the head, still attached to `images`."""
-    _, linear = find_head(step.model)
-    seen: list[Tensor] = []
-    hook = linear.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
-    try:
-        step.model(images)
-    finally:
-        hook.remove()
-    return seen[-1].flatten(1)
 
 
 def _quantile(values: Tensor, fraction: float) -> Tensor:

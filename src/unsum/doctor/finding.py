@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Mark = Literal["ok", "warning", "will not work", "tampered"]
+Said = tuple[Mark, str]  # what a check returns; its name stands where it is called
 
 
 @dataclass(frozen=True)
@@ -20,19 +21,3 @@ class Finding:
     mark: Mark
     check: str
     sentence: str
-
-
-def ok(check: str, sentence: str) -> Finding:
-    return Finding("ok", check, sentence)
-
-
-def warning(check: str, sentence: str) -> Finding:
-    return Finding("warning", check, sentence)
-
-
-def tampered(check: str, sentence: str) -> Finding:
-    return Finding("tampered", check, sentence)
-
-
-def will_not_work(check: str, sentence: str) -> Finding:
-    return Finding("will not work", check, sentence)

@@ -1,129 +1,200 @@
-"""Checks of the model alone."""
+"""Checks of the model, of a batch against it, and of the machine: can it be taken apart, and does that fit into memory?"""
 
 from __future__ import annotations
+
+import os
+from collections import Counter
 
 import torch
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from unsum.doctor.finding import Finding, ok, warning, will_not_work
+from unsum.data import Batch
+from unsum.doctor.finding import Said
 from unsum.errors import UnsumError
-from unsum.head import find_head
+from unsum.head import BLOCK, find_head
 from unsum.invert import load_inverse
 from unsum.invert.layout import feature_layout
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_DOUBLE = 8  # bytes
 
 
-def head(model: nn.Module) -> Finding:
+def head(model: nn.Module) -> Said:
     try:
         name, linear = find_head(model)
     except UnsumError as error:
-        return will_not_work("head", str(error))
+        return "will not work", str(error)
     classes, features = linear.weight.shape
-    return ok(
-        "head", f"The last linear layer is {name or 'the model itself'!r}: {classes} classes, {features:,} features."
-    )
+    return "ok", f"The last linear layer is {name or 'the model itself'!r}: {classes} classes, {features:,} features."
 
 
-def trainable_head(model: nn.Module) -> Finding:
+def trainable_head(model: nn.Module) -> Said:
     name, linear = find_head(model)
     if not linear.weight.requires_grad:
-        return will_not_work(
-            "training", f"The head {name!r} is frozen, so no update holds its gradient; clients must train it."
-        )
-    return ok("training", "The head is trained, so updates hold its gradient.")
+        return "will not work", f"The head {name!r} is frozen, so no update holds its gradient; clients must train it."
+    return "ok", "The head is trained, so updates hold its gradient."
 
 
-def bias(model: nn.Module) -> Finding:
+def bias(model: nn.Module) -> Said:
     if find_head(model)[1].bias is None:
-        return warning(
-            "bias",
+        return (
+            "warning",
             "The head has no bias: the exact attack works without one, but fgla, phong and most label rules do not.",
         )
-    return ok("bias", "The head has a bias, which every attack can use.")
+    return "ok", "The head has a bias, which every attack can use."
 
 
-def features(model: nn.Module, size: int) -> Finding:
+def features(model: nn.Module, size: int) -> Said:
     """How much of a picture the features can hold."""
     try:
         layout = feature_layout(model, size)
     except Exception as error:  # the model's own forward
         reason = (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(".")
-        return will_not_work("features", f"The model does not take one picture of {size}²: {reason}.")
+        return "will not work", f"The model does not take one picture of {size}²: {reason}."
     shape = " × ".join(str(side) for side in layout.shape)
     if layout.kind == "vector":
-        return warning(
-            "features",
+        return (
+            "warning",
             f"The head reads a pooled vector of {shape}: labels and features leak, pictures come back poorly.",
         )
     kind = "a map" if layout.kind == "map" else "tokens"
-    return ok("features", f"The head reads {kind} of {shape}: places are kept, and pictures can come back.")
+    return "ok", f"The head reads {kind} of {shape}: places are kept, and pictures can come back."
 
 
-def batch_norm(model: nn.Module, train: bool) -> Finding:
-    fixed = _exported_modes(model)
+def batch_norm(model: nn.Module, train: bool) -> Said:
+    # A graph that torch.export made holds the `training` flag of every batch_norm.
+    nodes = model.graph.nodes if isinstance(model, fx.GraphModule) else ()
+    fixed = [bool(node.args[5]) for node in nodes if node.target is torch.ops.aten.batch_norm.default]
     if fixed:
         mode = "train" if fixed[0] else "eval"
-        say = ok if fixed[0] == train else warning
-        return say(
-            "BatchNorm", f"{len(fixed)} layers whose mode was fixed at the export: {mode} mode, whatever is asked for."
-        )
+        sentence = f"{len(fixed)} layers whose mode was fixed at the export: {mode} mode, whatever is asked for."
+        return "ok" if fixed[0] == train else "warning", sentence
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     if not layers:
-        return ok("BatchNorm", "There is none, so train and eval mode give the same features.")
+        return "ok", "There is none, so train and eval mode give the same features."
     if not train:
-        return ok("BatchNorm", f"{len(layers)} layers with running statistics (eval mode), as a client seldom trains.")
-    return warning(
-        "BatchNorm",
+        return "ok", f"{len(layers)} layers with running statistics (eval mode), as a client seldom trains."
+    return "warning", (
         f"{len(layers)} layers with the batch's own statistics (train mode): features depend on the whole batch; the attack "
-        "takes that as it is, but an inverse must have been trained for it.",
+        "takes that as it is, but an inverse must have been trained for it."
     )
 
 
-def _exported_modes(model: nn.Module) -> list[bool]:
-    """The `training` flag of every batch_norm in a graph that torch.export made."""
-    if not isinstance(model, fx.GraphModule):
-        return []
-    nodes = [node for node in model.graph.nodes if node.target is torch.ops.aten.batch_norm.default]
-    return [bool(node.args[5]) for node in nodes]
-
-
-def dropout(model: nn.Module, train: bool) -> Finding:
+def dropout(model: nn.Module, train: bool) -> Said:
     rates = [module.p for module in model.modules() if isinstance(module, _DROPOUTS) and module.p > 0]
     if not rates or not train:
-        return ok("dropout", "There is none to reckon with." if not rates else "Switched off in eval mode.")
-    return warning(
-        "dropout",
+        return "ok", "There is none to reckon with." if not rates else "Switched off in eval mode."
+    return "warning", (
         f"{len(rates)} layers drop up to {max(rates):.0%} in train mode: features come back as they were after dropping, and "
-        "pictures of them are worse.",
+        "pictures of them are worse."
     )
 
 
-def precision(model: nn.Module) -> Finding:
+def precision(model: nn.Module) -> Said:
     kinds = {p.dtype for p in model.parameters()}
     names = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
     if kinds & {torch.float16, torch.bfloat16}:
-        return warning("precision", f"Weights are {names}: gradients of half precision hide samples that hardly count.")
+        return "warning", f"Weights are {names}: gradients of half precision hide samples that hardly count."
     if len(kinds) > 1:
-        return warning("precision", f"Weights are of several kinds ({names}).")
-    return ok("precision", f"Weights are {names}.")
+        return "warning", f"Weights are of several kinds ({names})."
+    return "ok", f"Weights are {names}."
 
 
-def finite_weights(model: nn.Module) -> Finding:
+def finite_weights(model: nn.Module) -> Said:
     for name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
-            return will_not_work("weights", f"The weights {name!r} hold NaN or Inf; load others.")
-    return ok("weights", "All are finite.")
+            return "will not work", f"The weights {name!r} hold NaN or Inf; load others."
+    return "ok", "All are finite."
 
 
-def inverse(model: nn.Module, path: str | None) -> Finding:
+def inverse(model: nn.Module, path: str | None) -> Said:
     try:
         found = load_inverse(model, path)
     except UnsumError as error:
         if path is not None:
-            return will_not_work("inverse", str(error))
-        return warning(
-            "inverse", f"{error} Train one with `unsum train-inverse` for pictures; labels and features leak without."
+            return "will not work", str(error)
+        return (
+            "warning",
+            f"{error} Labels and features leak without.",
         )
-    return ok("inverse", f"There is one for this backbone, for photos of {found.card['size']}².")
+    return "ok", f"There is one for this backbone, for photos of {found.card['size']}²."
+
+
+def size_against_classes(model: nn.Module, size: int) -> Said:
+    """The exact attack solves for B samples in C − 1 independent rows."""
+    classes = find_head(model)[1].out_features
+    if size > classes - 1:
+        return "warning", (
+            f"{size} samples are more than the {classes - 1} that {classes} classes allow the exact attack; it will "
+            "say that it is unsure. Where labels are granted, 'crowded' reads what it can off the features' zeros. "
+            "Label rules still work."
+        )
+    return "ok", f"{size} samples of {classes} classes: at most {classes - 1} can be taken apart exactly."
+
+
+def size_against_features(model: nn.Module, size: int) -> Said:
+    width = find_head(model)[1].in_features
+    if size > width:
+        return "warning", f"{size} samples in {width} features cannot be independent; expect no exact answer."
+    return "ok", f"{width:,} features for {size} samples."
+
+
+def labels(model: nn.Module, batch: Batch) -> Said:
+    classes, most = find_head(model)[1].out_features, int(batch.targets.max()) if batch.targets.ndim == 1 else -1
+    if most >= classes:
+        return "will not work", f"The data have a label {most}, and the model only {classes} classes."
+    counts = Counter(batch.targets.tolist() if batch.targets.ndim == 1 else [])
+    shared = sum(count for count in counts.values() if count > 1)
+    others = f"; {shared} samples share a label with another" if shared else ""
+    return "ok", f"All within the model's classes{others}."
+
+
+def variety(batch: Batch) -> Said:
+    """Two copies of one picture have one feature vector between them."""
+    flat = batch.images.flatten(1)
+    copies = len(flat) - len(flat.unique(dim=0))
+    if copies:
+        return "warning", f"{copies} pictures are copies of others in the batch; copies cannot be told apart."
+    return "ok", f"{len(flat)} different pictures."
+
+
+def needed_bytes(classes: int, features: int) -> int:
+    """The most that the exact attack holds at once besides the model and the update, in float64.
+
+    A Gram matrix with its eigenvectors, the factors U and A before their rank is known, and two blocks of the gradient; where
+    there are fewer features than classes, the whole of it. Measured peaks were 75 to 95 % of this.
+    """
+    small, whole = min(classes, features), classes * features
+    blocks = 2 * min(whole, BLOCK) + (whole if features < classes else 0)
+    return _DOUBLE * (3 * small**2 + 2 * small * (classes + features) + blocks)
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """None where it cannot be known."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def memory(model: nn.Module, device: torch.device) -> Said:
+    _, linear = find_head(model)
+    needed, free = needed_bytes(linear.out_features, linear.in_features), free_bytes(device)
+    if free is None:
+        return "warning", f"The attack needs about {_size(needed)}; how much is free cannot be told here."
+    if needed > free:
+        return "warning", f"The attack needs about {_size(needed)}, and {_size(free)} are free on {device.type}."
+    return "ok", f"The attack needs about {_size(needed)} of the {_size(free)} that are free on {device.type}."
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6))} MB"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from unsum.audit.inputs import USUAL_BATCH, Data, Inputs, own_model
-from unsum.data import Batch, embedded_batch, photo_count, tags
-from unsum.doctor import batch as data_checks
-from unsum.doctor import gradient, machine, network
-from unsum.doctor.finding import Finding, ok, warning, will_not_work
+from unsum.audit.text import is_text, text_inputs
+from unsum.data import Batch, photo_count
+from unsum.data.texts import TextData
+from unsum.doctor import gradient, language, network
+from unsum.doctor.finding import Finding, Said
 from unsum.doctor.tampering import tampering
 from unsum.errors import UnsumError
 from unsum.files.tensor_file import read_tensors
@@ -26,11 +28,14 @@ _WEIGHTS = (".safetensors", ".pt", ".pth", ".npz")
 
 def doctor(
     model: nn.Module | str = DEFAULT_MODEL,
-    data: Data | None = None,
+    data: Data | TextData | None = None,
     *,
     update: Update | Received | str | Path | None = None,
     weights: str | Path | None = None,
     classes: int | None = None,
+    image_size: int | None = None,
+    classes_from: str | Path | None = None,
+    fresh_head: bool = False,
     inverse: str | Path | None = None,
     batch: int | None = None,
     same_label: int = 0,
@@ -53,39 +58,51 @@ def doctor(
         >>> {finding.mark for finding in unsum.doctor(model, data)} <= {"ok", "warning"}
         True
     """
-    alone = _weights_alone(model)
-    if alone is not None and data is None and update is None:
-        return _of_weights(alone)
+    alone = isinstance(model, str) and Path(model).suffix.lower() in _WEIGHTS  # weights in the place of a model
+    if alone and data is None and update is None:
+        return _of_weights(Path(str(model)))
+    if update is None and is_text(model):
+        return _of_text(Inputs(model, data, weights=weights, batch=batch, seed=seed), train)
     try:
-        loaded, held, sent = _load(Inputs(model, data, update, weights, classes, download, batch, same_label, seed))
+        given = Inputs(model, data, update, weights, classes, download, batch, same_label, seed)
+        given = replace(given, image_size=image_size, classes_from=classes_from, fresh_head=fresh_head)
+        loaded, held, sent = _load(given)
     except UnsumError as error:
-        return [will_not_work("loading", str(error))]
+        return [Finding("will not work", "loading", str(error))]
     module = loaded.model
     size = loaded.image_size if data is None or held is None else int(held.images.shape[-1])
-    findings = [_loaded(loaded, sent), *tampering(module), network.head(module)]
+    findings = [_loaded(loaded, sent), *tampering(module), *_named({"head": network.head(module)})]
     if findings[-1].mark == "will not work":
         return findings
-    findings += [
-        network.trainable_head(module),
-        network.bias(module),
-        network.features(module, size),
-        network.batch_norm(module, train),
-        network.dropout(module, train),
-        network.precision(module),
-        network.finite_weights(module),
-        network.inverse(module, None if inverse is None else str(inverse)),
-    ]
-    samples = _samples(held, batch)
+    findings += _named(
+        {
+            "training": network.trainable_head(module),
+            "bias": network.bias(module),
+            "features": network.features(module, size),
+            "BatchNorm": network.batch_norm(module, train),
+            "dropout": network.dropout(module, train),
+            "precision": network.precision(module),
+            "weights": network.finite_weights(module),
+            "inverse": network.inverse(module, None if inverse is None else str(inverse)),
+        }
+    )
+    samples = batch if batch is not None or held is None else len(held.images)
     if samples is not None:
-        findings += [
-            data_checks.size_against_classes(module, samples),
-            data_checks.size_against_features(module, samples),
-        ]
+        findings += _named(
+            {
+                "batch size": network.size_against_classes(module, samples),
+                "feature width": network.size_against_features(module, samples),
+            }
+        )
     if held is not None:
-        findings += [data_checks.labels(module, held), data_checks.variety(held)]
+        findings += _named({"labels": network.labels(module, held), "pictures": network.variety(held)})
     if sent is not None:
         findings += _of_update(module, sent)
-    return [*findings, machine.memory(module, torch.device(device))]
+    return findings + _named({"memory": network.memory(module, torch.device(device))})
+
+
+def _named(said: Mapping[str, Said]) -> list[Finding]:
+    return [Finding(mark, name, sentence) for name, (mark, sentence) in said.items()]
 
 
 def _load(given: Inputs) -> tuple[LoadedModel, Batch | None, Update | None]:
@@ -100,54 +117,63 @@ def _load(given: Inputs) -> tuple[LoadedModel, Batch | None, Update | None]:
         return loaded, held, None
     if not isinstance(given.model, str):
         return own_model(given.model), None, None
-    loaded = given.named_model(given.model, given.classes or len(tags()))
-    count = min(given.batch or USUAL_BATCH, photo_count())
-    return loaded, embedded_batch(count, image_size=loaded.image_size, same_label=given.same_label), None
+    loaded, held = replace(given, batch=min(given.batch or USUAL_BATCH, photo_count())).simulated()
+    return loaded, held, None
 
 
-def _weights_alone(model: nn.Module | str) -> Path | None:
-    """The file, where a file of weights was given in the place of a model."""
-    return Path(model) if isinstance(model, str) and Path(model).suffix.lower() in _WEIGHTS else None
+def _of_text(given: Inputs, train: bool) -> list[Finding]:
+    """A language model, and the client's text."""
+    try:
+        inputs = text_inputs(given)
+    except UnsumError as error:
+        return [Finding("will not work", "loading", str(error))]
+    module = inputs.loaded.model
+    return [
+        Finding("ok", "loading", f"{inputs.loaded.name}: a language model, so the audit reads text."),
+        *tampering(module),
+        *_named(
+            {
+                "head": network.head(module),
+                "training": network.trainable_head(module),
+                "tokenizer": language.tokenizer(inputs.tokenizer),
+                "positions": language.positions(inputs),
+                "dropout": language.dropout(module, train),
+                "precision": network.precision(module),
+                "weights": network.finite_weights(module),
+            }
+        ),
+    ]
 
 
 def _of_weights(path: Path) -> list[Finding]:
     try:
         tensors = read_tensors(path, "weights").tensors
     except UnsumError as error:
-        return [will_not_work("loading", str(error))]
+        return [Finding("will not work", "loading", str(error))]
     broken = next((n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())), None)
-    findings = [ok("loading", f"{path.name}: {len(tensors)} tensors without a model, so only they were looked at.")]
+    said: dict[str, Said] = {
+        "loading": ("ok", f"{path.name}: {len(tensors)} tensors without a model, so only they were looked at.")
+    }
     if broken is not None:
-        findings.append(warning("weights", f"The weights {broken!r} hold NaN or Inf."))
-    return findings + tampering(tensors)
-
-
-def _samples(held: Batch | None, batch: int | None) -> int | None:
-    if batch is not None:
-        return batch
-    return None if held is None else len(held.images)
+        said["weights"] = "warning", f"The weights {broken!r} hold NaN or Inf."
+    return _named(said) + tampering(tensors)
 
 
 def _loaded(loaded: LoadedModel, sent: Update | None) -> Finding:
-    name = loaded.name
-    if sent is not None and loaded.random:
-        return warning(
-            "loading", f"{name}: an update can only be read with the very weights it was computed with; give --weights."
-        )
-    return ok("loading", f"{name}.")
+    if sent is None or not loaded.random:
+        return Finding("ok", "loading", f"{loaded.name}.")
+    needed = "an update can only be read with the very weights it was computed with; give --weights."
+    return Finding("warning", "loading", f"{loaded.name}: {needed}")
 
 
 def _of_update(module: nn.Module, sent: Update) -> list[Finding]:
-    findings = [gradient.names(module, sent)]
-    if findings[0].mark == "will not work":
-        return findings
-    findings.append(gradient.head_gradient(module, sent))
-    checks: list[Callable[[], Finding]] = [
-        lambda: gradient.zeros(sent),
-        lambda: gradient.levels(module, sent),
-        lambda: gradient.transport(sent),
-        lambda: gradient.scale(sent),
-    ]
-    if findings[1].mark != "will not work":
-        checks.append(lambda: gradient.rank(module, sent))
-    return findings + [check() for check in checks]
+    said = {"names": gradient.names(module, sent)}
+    if said["names"][0] != "will not work":
+        said["head's gradient"] = gradient.head_gradient(module, sent)
+        said["zeros"] = gradient.zeros(sent)
+        said["quantization"] = gradient.levels(module, sent)
+        said["transport"] = gradient.transport(sent)
+        said["scale"] = gradient.scale(sent)
+        if said["head's gradient"][0] != "will not work":
+            said["rank"] = gradient.rank(module, sent)
+    return _named(said)

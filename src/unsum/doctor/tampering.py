@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unsum.doctor.finding import Finding, ok, tampered, warning
+from unsum.doctor.finding import Finding
 
 _FEW_COLUMNS = 16  # in fewer dimensions rows are parallel by chance; such a layer holds no picture either
 # |cosine| to a common direction, and how many rows, what share of the layer and how many columns make that no accident.
@@ -30,11 +30,11 @@ _FEW_COLUMNS = 16  # in fewer dimensions rows are parallel by chance; such a lay
 _BANDS = ((0.9, 8, 0.0, 16), (0.7, 24, 0.0, 256), (0.4, 16, 0.5, 512))
 _BAND = 8  # parallel rows of different thresholds: that many bins
 _SKETCH = 128  # projections that find candidates in wide layers before the exact angle decides
-_BLOCK = 2048
-_TRAP_COLUMNS = 64
+_BLOCK = 2048  # rows whose angles with all others are held at a time
+_TRAP_COLUMNS = 64  # narrower layers are not looked at
 _LEAN = 0.25  # least mean |z| of rows that most inputs leave silent
 _HALF_NORMAL = 0.603, 0.43  # spread of |z| of independent rows, and that spread's own for one row
-_MOST_SPREAD = 0.35
+_MOST_SPREAD = 0.35  # of |z| of trap rows, however many there are; independent rows have the spread above
 _MOST_SIGNED = 0.6  # of z itself, 1 for independent rows; asked only of layers with a bias, which traps divide by
 _MOMENTS = 0.5  # likewise in units of 1/√D: a few in a hundred independent rows come as near
 _PAIRED = 0.15  # of the misfit that independent entries would show
@@ -63,7 +63,8 @@ def _imprint(bands: list[tuple[str, int, int]], looked: str) -> Finding:
     thresholds = [(name, rows, count) for name, rows, count in bands if count >= _BAND]
     if thresholds:
         name, rows, count = max(thresholds, key=lambda band: band[2])
-        return tampered(
+        return Finding(
+            "tampered",
             "imprint",
             f"{rows} rows of {name!r} point in one direction and have {count} different thresholds: such a layer sorts "
             "samples into bins and gives away every one that is alone in its bin. Do not train this model before its "
@@ -71,18 +72,20 @@ def _imprint(bands: list[tuple[str, int, int]], looked: str) -> Finding:
         )
     if bands:
         name, rows, _ = max(bands, key=lambda band: band[1])
-        return warning(
+        return Finding(
+            "warning",
             "imprint",
             f"{rows} rows of {name!r} are copies of one another: no sorting into bins, but no accident either.",
         )
-    return ok("imprint", f"No band of parallel rows {looked}.")
+    return Finding("ok", "imprint", f"No band of parallel rows {looked}.")
 
 
 def _traps(trapped: list[tuple[str, int]], looked: str) -> Finding:
     if not trapped:
-        return ok("traps", f"No rows balanced to stay silent {looked}.")
+        return Finding("ok", "traps", f"No rows balanced to stay silent {looked}.")
     name, count = max(trapped, key=lambda layer: layer[1])
-    return tampered(
+    return Finding(
+        "tampered",
         "traps",
         f"{count} rows of {name!r} are balanced between positive and negative weights as no training leaves them: such rows "
         "answer to single samples and give them away. Do not train this model before its operator explains it.",
@@ -160,9 +163,8 @@ def trap_rows(layer: WeightMatrix) -> int:
     narrow = alike or float(lean.std()) < limit
     if float(halves.float().mean()) > 0.9 and float(lean.mean()) > _LEAN and narrow:
         return rows
-    likely = halves.nonzero().flatten()[
-        _alike_in_moments(W[halves])
-    ]  # sorting every row of a large model would take minutes
+    # Only these: sorting every row of a large model would take minutes.
+    likely = halves.nonzero().flatten()[_alike_in_moments(W[halves])]
     paired = int((pair_misfit(W[likely]) < _PAIRED).sum())
     return paired if paired >= _BAND else 0
 

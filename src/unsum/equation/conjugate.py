@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from unsum.cuda_graph import recorded
+from unsum.deadline import out_of_time
 
 _STRIDE = 8  # iterations between two looks at the residual on a GPU, where each look waits for the device
-_TINY = 1e-300
+_TINY = 1e-300  # keeps a vanished direction from dividing by zero in float64
 
 
 class Linear(Protocol):
@@ -92,6 +93,8 @@ def conjugate_gradients(
     for _ in range(0, iterations, stride):
         if float(size) <= goal:
             return x, True
+        if out_of_time("further steps of the solver"):
+            break
         for _ in range(stride):
             run()
     return x, float(size) <= goal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -33,6 +34,10 @@ class Unknowns:
     T: Tensor  # (B, R)
     floor: Tensor  # (), ε/C under label smoothing, else 0
     log_alpha: Tensor  # (), α = scale / B for a mean over the batch, scale for a sum
+
+    @classmethod
+    def of(cls, T: Tensor, alpha: float, floor: float = 0.0) -> Unknowns:
+        return cls(T, T.new_tensor(floor), T.new_tensor(math.log(alpha)))
 
     @property
     def alpha(self) -> Tensor:
@@ -130,6 +135,11 @@ class Linearized:
     def alpha_derivative(self) -> Tensor:
         return self.equation.weight[:, None] * (self.at.alpha * self.G.T @ self.T)
 
+    def _scalar_derivatives(self) -> tuple[Tensor | None, Tensor | None]:
+        """By floor and by log α; None for one that is not free."""
+        floor = self.floor_derivative() if self.equation.floor_free else None
+        return floor, self.alpha_derivative() if self.equation.alpha_free else None
+
     def pull(self, V: Tensor) -> Tensor:
         """Jᵀ V for V of the residual's shape."""
         equation, at = self.equation, self.at
@@ -137,9 +147,8 @@ class Linearized:
         weighted = equation.weight[:, None] * V
         Z = self.curvature.times(self.T @ weighted.T)
         dT = at.alpha * (self.G @ weighted[:, :R] + Z @ equation.K.T)
-        floor = (self.floor_derivative() * V).sum() if equation.floor_free else V.new_zeros(())
-        alpha = (self.alpha_derivative() * V).sum() if equation.alpha_free else V.new_zeros(())
-        return torch.cat([dT.flatten(), floor[None], alpha[None]])
+        scalars = [V.new_zeros(()) if D is None else (D * V).sum() for D in self._scalar_derivatives()]
+        return torch.cat([dT.flatten(), torch.stack(scalars)])
 
     def push(self, step: Tensor) -> Tensor:
         """J step, of the residual's shape."""
@@ -149,10 +158,8 @@ class Linearized:
         change = self.curvature.times(D @ equation.K).T @ self.T
         change[:, :R] += self.G.T @ D
         change = equation.weight[:, None] * (at.alpha * change)
-        if equation.floor_free:
-            change = change + step[-2] * self.floor_derivative()
-        if equation.alpha_free:
-            change = change + step[-1] * self.alpha_derivative()
+        for size, derivative in zip(step[-2:], self._scalar_derivatives(), strict=True):
+            change = change if derivative is None else change + size * derivative
         return change
 
     @cached_property
@@ -166,9 +173,8 @@ class Linearized:
         own, cross = self.curvature.squares(equation.K, self.G, squared)
         T_part = self.T.square().sum(1, keepdim=True) * own + 2 * at.T * cross
         T_part = T_part + (self.G.square() @ squared)[:, None]
-        floor = self.floor_derivative().square().sum() if equation.floor_free else T_part.new_ones(())
-        alpha = self.alpha_derivative().square().sum() if equation.alpha_free else T_part.new_ones(())
-        return torch.cat([(at.alpha.square() * T_part).flatten(), floor[None], alpha[None]])
+        scalars = [T_part.new_ones(()) if D is None else D.square().sum() for D in self._scalar_derivatives()]
+        return torch.cat([(at.alpha.square() * T_part).flatten(), torch.stack(scalars)])
 
     @cached_property
     def normal_matrix(self) -> Tensor:
@@ -186,15 +192,12 @@ class Linearized:
         N.diagonal(dim1=1, dim2=3).add_(((self.G * squared) @ self.G.T)[:, :, None])
         full = N.new_zeros(B * R + 2, B * R + 2)
         full[:-2, :-2] = at.alpha.square() * N.reshape(B * R, B * R)
-        for index, free, derivative in (
-            (-2, equation.floor_free, self.floor_derivative),
-            (-1, equation.alpha_free, self.alpha_derivative),
-        ):
-            if free:
-                column = self.pull(derivative())
-                full[index], full[:, index] = column, column
-            else:
+        for index, derivative in zip((-2, -1), self._scalar_derivatives(), strict=True):
+            if derivative is None:
                 full[index, index] = 1.0
+            else:
+                column = self.pull(derivative)
+                full[index], full[:, index] = column, column
         return full
 
     def coupling(self) -> Tensor:
@@ -218,19 +221,10 @@ class Linearized:
         return there
 
 
-@dataclass(frozen=True)
-class Solution:
-    """Where the solver stopped; `cost` is the squared norm of the weighted residual."""
-
-    at: Unknowns
-    cost: float
-
-
-def solve(equation: Equation, start: Unknowns, iterations: int = 100, *, in_noise_units: bool = False) -> Solution:
-    """Minimize ‖residual‖² from `start`, until it stagnates or for `iterations`.
+def solve(equation: Equation, start: Unknowns, iterations: int = 100, *, in_noise_units: bool = False) -> Linearized:
+    """Minimize ‖residual‖² from `start`, until it stagnates or for `iterations`; where that ends.
 
     Where the residual comes in units of its noise, what is below that noise need not be pursued further.
     """
     here = Linearized(equation, start)
-    found = minimize(here, iterations, enough=here.residual.numel() if in_noise_units else 0.0)
-    return Solution(found.at, found.cost)
+    return minimize(here, iterations, enough=here.residual.numel() if in_noise_units else 0.0)

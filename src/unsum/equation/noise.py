@@ -1,8 +1,8 @@
-"""How noisy the gradient is and how many samples stand out of that noise."""
+"""How noisy the gradient is, how many samples stand out of that noise, and the weight decay that looks like it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from unsum.head import Factors, Head, orthonormal_rows
 
-FALSE_ALARM = (
-    1e-3  # the one rate that statistical limits are derived from: how often a bound fails that is put to the test
-)
+# How often a bound may fail that is put to the test. Limits that are quantiles are derived from it; those in whole deviations
+# (3 in `certify`: 1.3e-3 of a Gaussian; more where errors are no Gaussians) are chosen.
+FALSE_ALARM = 1e-3
 _LOOKED_AT = 1 << 15  # entries whose low bits are looked at
 _FEWEST_BITS = 7  # of a mantissa that a format keeps: bfloat16's
 _SKETCH = 32  # first width of the sketch; four times as wide whenever the batch fills it
@@ -22,6 +22,10 @@ _SKETCH = 32  # first width of the sketch; four times as wide whenever the batch
 # the rows subtracted before may add to that.
 _LIMITS, _LIMITS_COARSE = (3.0, 300.0), (7.0, 9.0)
 _ADDED_NOISE = 10.0  # column sums this many times above rounding are no rounding: noise was added or entries removed
+_SEVERAL_ROUNDINGS = 3.0  # deviations: optimizers round more than once
+_WITNESSES = 8  # columns below which sums may be proportional by chance
+_DECAY_LEAVES = 1e-2  # of the sums that λW must leave at most
+_LARGEST_DECAY = 1e2  # λ of no optimizer
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,11 @@ def unit_of(gradient: Tensor) -> float:
 
 def is_coarse(head: Head) -> bool:
     """Whether the gradient was rounded to fewer digits than the client computed with."""
-    return unit_of(head.grad_W) > torch.finfo(head.W.dtype).eps
+    return unit_of(_sent(head)) > torch.finfo(head.W.dtype).eps
+
+
+def _sent(head: Head) -> Tensor:
+    return head.grad_W if head.sent_W is None else head.sent_W
 
 
 def rounding_of_an_entry(head: Head) -> float:
@@ -60,8 +68,25 @@ def rounding_of_an_entry(head: Head) -> float:
     Rounding once afterwards is uniform within half a unit, and entries are up to twice the power of two that fixes it:
     together 0.22 units.
     """
-    unit = unit_of(head.grad_W)
+    unit = unit_of(_sent(head))
     return 0.22 * unit if is_coarse(head) else 0.5 * unit
+
+
+def rounding_of_weights(head: Head) -> float:
+    """The standard deviation that a change of weights has from their own rounding, in the gradient's units; 0 of a gradient.
+
+    after = before − η g is rounded to the nearest number that W's type holds: uniform within half a unit in the last place.
+    """
+    if head.divisor is None:
+        return 0.0
+    _, exponents = head.W.double().frexp()
+    units = torch.finfo(head.W.dtype).eps * torch.exp2(exponents.double() - 1).masked_fill(head.W == 0, 0.0)
+    return float(units.square().mean().div(12).sqrt()) / head.divisor
+
+
+def is_rounding_of_weights(head: Head, sigma: float) -> bool:
+    """Whether noise of this size is what rounded weights leave in their difference."""
+    return sigma < _SEVERAL_ROUNDINGS * rounding_of_weights(head)
 
 
 def measure_noise(head: Head) -> Noise:
@@ -71,7 +96,8 @@ def measure_noise(head: Head) -> Noise:
     precision = rounding_of_an_entry(head)
     row_norms = head.row_norms(gradient)
     size = float(row_norms.norm())
-    rounding = (precision * row_norms) / H**0.5
+    sent_norms = row_norms if head.sent_W is None else head.row_norms(head.sent_W)
+    rounding = (precision * sent_norms) / H**0.5
     rounding = rounding.clamp_min(torch.finfo(gradient.dtype).smallest_normal * precision + 1e-9 * precision * size)
     column_sums = head.mixed_rows(row_norms.new_ones(1, C))
     limit = _ADDED_NOISE * float(rounding.square().mean().sqrt()) * (C * H) ** 0.5
@@ -79,7 +105,9 @@ def measure_noise(head: Head) -> Noise:
         column_sums = _outside_largest(head, column_sums, rounding)
     added = float(column_sums.norm()) / (C * H) ** 0.5
     if float(column_sums.norm()) <= limit:
-        return Noise(rounding, False, precision)
+        return Noise(
+            rounding, False, precision * float(sent_norms.norm()) / size if head.sent_W is not None else precision
+        )
     level = (rounding.square() + added**2).sqrt()
     return Noise(level, True, added * (C * H) ** 0.5 / size)
 
@@ -101,17 +129,14 @@ def factorize(head: Head, noise: Noise, batch_size: int | None) -> Factors:
     A granted batch size caps them. Where noise was added it also replaces the count, which noise may have drowned; in a
     clean gradient a missing direction is missing indeed (equal samples, or features that depend on each other).
     """
-    if noise.added:
-        return head.factorize(rank=batch_size, threshold=noise_threshold(head, noise))
+    if (
+        noise.added
+    ):  # a direction is a sample's above the largest singular value of pure noise (Marchenko–Pastur) and more
+        C, H = head.grad_W.shape
+        largest = 1.1 * (C**0.5 + H**0.5) * float(noise.level.square().mean().sqrt())
+        return head.factorize(rank=batch_size, threshold=largest)
     rows = spanning_rows(head, noise)
     return head.factorize_rows(rows if batch_size is None else rows[:batch_size], 1 / noise.level)
-
-
-def noise_threshold(head: Head, noise: Noise) -> float:
-    """The singular value above which a direction is no added noise: the largest of pure noise (Marchenko–Pastur) and more."""
-    C, H = head.grad_W.shape
-    largest: float = 1.1 * (C**0.5 + H**0.5) * float(noise.level.square().mean().sqrt())
-    return largest
 
 
 def spanning_rows(head: Head, noise: Noise) -> Tensor:
@@ -125,15 +150,11 @@ def spanning_rows(head: Head, noise: Noise) -> Tensor:
     while True:
         sketch = _sketch(head, width) / noise.level[:, None]
         picked, sizes = _pivots(sketch, min(width, C))
-        rank = _count_signals((sizes / width**0.5).tolist(), *_limits(head))
+        limits = _LIMITS_COARSE if is_coarse(head) else _LIMITS
+        rank = _count_signals((sizes / width**0.5).tolist(), *limits)
         if rank < 0.75 * width or width >= min(C, H):
-            found: Tensor = picked[:rank]
-            return found
+            return picked[:rank]
         width = min(4 * width, C, H)
-
-
-def _limits(head: Head) -> tuple[float, float]:
-    return _LIMITS_COARSE if is_coarse(head) else _LIMITS
 
 
 def _count_signals(sizes: list[float], noise: float, signal: float) -> int:
@@ -151,8 +172,7 @@ def _sketch(head: Head, width: int) -> Tensor:
         return head.grad_W.double()
     generator = torch.Generator(device=head.grad_W.device).manual_seed(0)
     directions = torch.empty(width, H, dtype=torch.float64, device=head.grad_W.device)
-    sketch: Tensor = head.projected(directions.normal_(generator=generator)) / H**0.5
-    return sketch
+    return head.projected(directions.normal_(generator=generator)) / H**0.5
 
 
 def _pivots(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -169,3 +189,38 @@ def _pivots(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
         picked.append(index)
         sizes.append(size)
     return torch.stack(picked), torch.stack(sizes)
+
+
+def without_decay(head: Head) -> tuple[Head, float, Noise] | None:
+    """The head with its gradient less λW, λ, and the noise, which the rounding of g + λW has part in; None where none is seen.
+
+    A client that decays its weights sends g + λW, and g's columns sum to zero. So the columns of what it sent sum to λ times
+    those of W, which gives λ at once: λ = ⟨1ᵀW, 1ᵀ(g + λW)⟩ / ‖1ᵀW‖².
+    """
+    C, H = head.W.shape
+    if H < _WITNESSES or not measure_noise(head).added:
+        return None
+    sums, of_weights = (matrix.sum(0, dtype=torch.float64) for matrix in (head.grad_W, head.W))
+    size = float(of_weights.square().sum())
+    decay = float(sums @ of_weights) / size if size > 0 else 0.0
+    left = float((sums - decay * of_weights).norm())
+    if not 0 < abs(decay) < _LARGEST_DECAY or left > _DECAY_LEAVES * float(sums.norm()):
+        return None
+    grad_W, grad_b = head.grad_W.double() - decay * head.W.double(), _bias_without_decay(head, decay)
+    clean = replace(head, grad_W=grad_W, grad_b=grad_b)
+    rounding = rounding_of_an_entry(head) * head.row_norms(head.grad_W) / H**0.5
+    before = replace(measure_noise(replace(clean, grad_W=clean.grad_W.to(head.grad_W.dtype))), added=False)
+    level = (before.level.square() + rounding.square()).sqrt()
+    if left / (C * H) ** 0.5 > 10 * float(level.square().mean().sqrt()):  # there is noise besides
+        return None
+    relative = float(rounding.norm() * H**0.5) / float(clean.grad_W.norm())
+    return clean, decay, Noise(level, False, max(relative, before.relative))
+
+
+def _bias_without_decay(head: Head, decay: float) -> Tensor | None:
+    """Many optimizers spare the bias: its own sum tells."""
+    if head.grad_b is None or head.b is None:
+        return head.grad_b
+    grad_b, b = head.grad_b.double(), head.b.double()
+    spared, decayed = float(grad_b.sum().abs()), float((grad_b - decay * b).sum().abs())
+    return grad_b if spared <= decayed else grad_b - decay * b

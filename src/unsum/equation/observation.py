@@ -71,7 +71,9 @@ def observed(head: Head, factors: Factors, noise: Noise, loss: Loss) -> Observat
     """What factors and noise of a gradient say, for the loss that the client is taken to have minimized."""
     K = head.logits(factors.A)
     b = K.new_zeros(head.classes) if head.b is None else head.b.double()
-    grad_b = _complete_bias(head, factors.U)
+    # Entries that were frozen or pruned away are zero although the same row of ∇W is not: such a ∇b is not used.
+    lost = head.grad_b is not None and bool(((head.grad_b == 0) & (factors.U.norm(dim=1) > 0)).any())
+    grad_b = None if head.grad_b is None or lost else head.grad_b.double()
     # The client's own softmax, computed in W's precision, errs alike in every column: no averaging over columns.
     client_precision = torch.finfo(head.W.dtype).eps / 2
     client = client_precision * factors.U.norm(dim=1)
@@ -80,28 +82,11 @@ def observed(head: Head, factors: Factors, noise: Noise, loss: Loss) -> Observat
     if grad_b is not None:
         added = float(noise.level.min()) if noise.added else 0.0
         precision = max(rounding_of_an_entry(head), client_precision)
-        bias_deviation = (added**2 + (precision * grad_b).square()).sqrt()
+        sent_b = grad_b if head.sent_b is None else head.sent_b.double()
+        bias_deviation = (added**2 + (precision * sent_b).square()).sqrt()
         least = 1e-12 * bias_deviation.max() + 1e-300
         beta = float((deviation / bias_deviation.clamp_min(least)).median())
-    row_norms = head.row_norms(head.W)
+    row_norms, U, A = head.row_norms(head.W), factors.U, factors.A
     return Observation(
-        factors.U,
-        factors.A,
-        K,
-        b,
-        grad_b,
-        noise,
-        1 / deviation,
-        beta,
-        head.reduction,
-        row_norms,
-        client_precision,
-        loss,
+        U, A, K, b, grad_b, noise, 1 / deviation, beta, head.reduction, row_norms, client_precision, loss
     )
-
-
-def _complete_bias(head: Head, U: Tensor) -> Tensor | None:
-    """∇b, unless entries were frozen or pruned away: zero there although the same row of ∇W is not."""
-    if head.grad_b is None or bool(((head.grad_b == 0) & (U.norm(dim=1) > 0)).any()):
-        return None
-    return head.grad_b.double()

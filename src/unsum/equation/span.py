@@ -45,13 +45,8 @@ class Span:
         inside = x @ self.V.T
         apart = (x.square().sum(1) - inside.square().sum(1)).clamp_min(0).sqrt()
         tilt = self.deviation * self.room**0.5 * (inside / self.singular_values).norm(dim=1)
-        allowed: Tensor = self.patience * tilt + _CLIENT * x.norm(dim=1)
+        allowed: Tensor = (_DEVIATIONS if self.noisy else _ROUGH_DEVIATIONS) * tilt + _CLIENT * x.norm(dim=1)
         return apart / allowed.clamp_min(1e-300)
-
-    @property
-    def patience(self) -> float:
-        """Tilts of the noise that a member may lie outside."""
-        return _DEVIATIONS if self.noisy else _ROUGH_DEVIATIONS
 
     @property
     def clearness(self) -> float:

@@ -20,12 +20,9 @@ from unsum.files.limits import Limits
 
 _NUMBERS = "fiub"  # kinds of dtype that a tensor can have: float, int, unsigned, bool
 _END, _END_64 = b"PK\x05\x06", b"PK\x06\x06"
-_LONGEST_COMMENT = 1 << 16
-_PLAIN = (
-    zipfile.ZIP_STORED,
-    zipfile.ZIP_DEFLATED,
-)  # what numpy and torch write; others can ask for gigabytes to unpack
-_ENCRYPTED = 1
+_LONGEST_COMMENT = 1 << 16  # bytes behind a zip's table: the format has two bytes for their number
+_PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # of numpy and torch; others can ask for gigabytes to unpack
+_ENCRYPTED = 1  # the bit of a zip member's flags
 _LONGEST_HEADER = 1 << 16  # bytes; numpy itself believes no header of more than 10 000
 _PIECE = 1 << 20  # bytes read at a time
 

@@ -37,7 +37,8 @@ def read_flower(content: bytes, limits: Limits | None = None) -> dict[str, NDArr
             "flwr.common.serde.array_record_to_proto(record).SerializeToString() instead."
         )
     entries = _items(content, limits)
-    records = [(name, value) for name, value in entries if value is not None and not _is_array(value)]
+    # An array has fields 3 and 4; a record of arrays has field 1 alone.
+    records = [(n, value) for n, value in entries if value is not None and not _fields(value).keys() >= {3, 4}]
     if not records and entries:
         return _arrays(entries)
     if len(records) != 1:
@@ -65,10 +66,6 @@ def _items(message: bytes, limits: Limits) -> list[tuple[str, bytes | None]]:
             raise ValueError("an entry has no name")
         found.append((parts[1][-1].decode(), parts[2][-1] if 2 in parts else None))
     return found
-
-
-def _is_array(message: bytes) -> bool:
-    return _fields(message).keys() >= {3, 4}  # a record of arrays has field 1 alone
 
 
 def _array(name: str, message: bytes) -> NDArray[Any]:

@@ -22,15 +22,18 @@ def named_as(model: nn.Module, tensors: Mapping[str, Tensor], *, ordered: bool) 
     foreign = [name for name in tensors if name not in parameters and name not in buffers]
     if not foreign:
         return _without_buffers(tensors, parameters)
-    if any(
-        name in parameters for name in tensors
-    ):  # a few strange names among right ones are an error, not a convention
+    if tensors.keys() & parameters.keys():  # a few strange names among right ones are an error, not a convention
         return dict(tensors), []
     if ordered:
         for known in (parameters, {n: p for n, p in parameters.items() if p.requires_grad}, model.state_dict()):
             if [t.shape for t in tensors.values()] == [p.shape for p in known.values()]:
                 renamed, notes = _without_buffers(dict(zip(known, tensors.values(), strict=True)), parameters)
-                return renamed, [_by_order(foreign[0], next(iter(known))), *notes]
+                by_order = (
+                    f"The update's names are not the model's ({shown(foreign[0])}, …), so its tensors were matched to the "
+                    f"parameters by order and shape, from {next(iter(known))!r} on; two layers of the same shape would not be "
+                    "told apart if their order were another."
+                )
+                return renamed, [by_order, *notes]
     return _by_shape(tensors, parameters, foreign[0], ordered)
 
 
@@ -44,13 +47,6 @@ def _without_buffers(
     if not kept:
         raise UnsumError("The update holds nothing but buffers of the model; it needs gradients of parameters.")
     return kept, [f"{left} tensors are buffers of the model (BatchNorm's statistics, say) and were left out."]
-
-
-def _by_order(foreign: str, own: str) -> str:
-    return (
-        f"The update's names are not the model's ({shown(foreign)}, …), so its tensors were matched to the parameters by order "
-        f"and shape, from {own!r} on; two layers of the same shape would not be told apart if their order were another."
-    )
 
 
 def _by_shape(

@@ -45,7 +45,7 @@ def read_tensors(path: Path, what: str, suffixes: tuple[str, ...] = (), *, limit
     `what` names the contents in errors ("update", "weights"); `suffixes` allows only these kinds; `limits` are those of the
     environment unless given. What a header promises is checked against the file before memory is taken for it.
     """
-    readers = {".safetensors": _safetensors, ".npz": _npz, ".pt": _pt, ".pth": _pt, ".pb": _flower}
+    readers = {".safetensors": _safetensors, ".npz": _arrays, ".pt": _pt, ".pth": _pt, ".pb": _arrays}
     allowed = suffixes or tuple(readers)
     if path.is_dir() and not suffixes:
         kind, reader = "a folder of .npy", _folder
@@ -58,7 +58,11 @@ def read_tensors(path: Path, what: str, suffixes: tuple[str, ...] = (), *, limit
     if not path.is_dir() and not path.is_file():
         raise UnsumError(f"{str(path)!r} is no regular file.")
     try:
-        return _named(reader(path, limits or Limits.from_environment()))
+        file = reader(path, limits or Limits.from_environment())
+        longest = max(map(len, file.tensors), default=0)
+        if longest > _LONGEST_NAME:
+            raise ValueError(f"one of its tensors has a name of {longest:,} characters")
+        return file
     except LimitError as error:
         raise UnsumError(f"{path.name!r} is too large to be read: {error}.") from None
     except UnsumError:
@@ -74,13 +78,6 @@ def read_tensors(path: Path, what: str, suffixes: tuple[str, ...] = (), *, limit
         raise UnsumError(f"{path.name!r} cannot be read as {kind}: {first_line(error)}.") from error
 
 
-def _named(file: TensorFile) -> TensorFile:
-    longest = max(map(len, file.tensors), default=0)
-    if longest > _LONGEST_NAME:
-        raise ValueError(f"one of its tensors has a name of {longest:,} characters")
-    return file
-
-
 def _safetensors(path: Path, limits: Limits) -> TensorFile:
     """Its names come back sorted, whatever order they were saved in."""
     check_safetensors(path, limits)
@@ -89,14 +86,13 @@ def _safetensors(path: Path, limits: Limits) -> TensorFile:
         return TensorFile(tensors, dict(file.metadata() or {}), ordered=False)
 
 
-def _npz(path: Path, limits: Limits) -> TensorFile:
-    arrays = read_npz(path, limits=limits)
-    return TensorFile({name: _tensor(name, array) for name, array in arrays.items()}, {}, ordered=True)
-
-
-def _flower(path: Path, limits: Limits) -> TensorFile:
-    limits.check_bytes(path.stat().st_size)
-    arrays = read_flower(path.read_bytes(), limits)
+def _arrays(path: Path, limits: Limits) -> TensorFile:
+    """numpy's archives and Flower's records keep the order in which arrays were saved."""
+    if path.suffix.lower() == ".pb":
+        limits.check_bytes(path.stat().st_size)
+        arrays = read_flower(path.read_bytes(), limits)
+    else:
+        arrays = read_npz(path, limits=limits)
     return TensorFile({name: _tensor(name, array) for name, array in arrays.items()}, {}, ordered=True)
 
 

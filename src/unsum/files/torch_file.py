@@ -30,14 +30,16 @@ def load_tensors_only(path: Path, limits: Limits | None = None) -> Any:
     with path.open("rb") as file:
         start = file.read(4)
     if start == _ZIP:
-        _check_archive(path, limits)
-    elif not start.startswith(_PICKLE):
+        with open_archive(path, limits, packed=False) as archive:
+            for member in archive.infolist():
+                if member.filename.endswith(_PICKLED):
+                    limits.check_metadata(member.file_size)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    if not start.startswith(_PICKLE):
         raise ValueError("torch.save did not write it")  # an old tar, say, which torch would unpack to disk
-    else:
-        limits.check_bytes(path.stat().st_size)
-        with path.open("rb") as file:
-            return torch.load(cast("IO[bytes]", _Clamped(file)), map_location="cpu", weights_only=True)
-    return torch.load(path, map_location="cpu", weights_only=True)
+    limits.check_bytes(path.stat().st_size)
+    with path.open("rb") as file:
+        return torch.load(cast("IO[bytes]", _Clamped(file)), map_location="cpu", weights_only=True)
 
 
 class _Clamped:
@@ -60,26 +62,16 @@ class _Clamped:
         return cast("int", self._file.readinto(room))  # type: ignore[attr-defined]
 
 
-def _check_archive(path: Path, limits: Limits) -> None:
-    with open_archive(path, limits, packed=False) as archive:
-        for member in archive.infolist():
-            if member.filename.endswith(_PICKLED):
-                limits.check_metadata(member.file_size)
-
-
 def plain_tensor(name: str, tensor: Tensor, packed: int, limits: Limits) -> Tensor:
     """The tensor as a dense one of its own memory; what only looks like one, or is larger than its bytes, is refused."""
     if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
         raise UnsumError(f"The tensor {name!r} is not a plain dense one; save it as such.")
     if tensor.device.type != "cpu" or tensor.dtype not in _DTYPES:
-        raise UnsumError(f"The tensor {name!r} holds {_kind(tensor)}, not numbers that a model could have.")
+        kind, place = str(tensor.dtype).removeprefix("torch."), tensor.device.type
+        what = kind if place == "cpu" else f"nothing but a shape ({place})"
+        raise UnsumError(f"The tensor {name!r} holds {what}, not numbers that a model could have.")
     limits.check_bytes(tensor.numel() * tensor.element_size(), packed)
     return tensor.detach().contiguous()
-
-
-def _kind(tensor: Tensor) -> str:
-    kind = str(tensor.dtype).removeprefix("torch.")
-    return kind if tensor.device.type == "cpu" else f"nothing but a shape ({tensor.device.type})"
 
 
 @contextmanager

@@ -57,3 +57,14 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str
 
 def write_text(path: Path, text: str) -> Path:
     return write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def write_pictures(path: Path, images: Tensor) -> None:
+    """Pictures found so far, for a person who waits: side by side as a PNG; a viewer that reloads it never meets half a file."""
+    from PIL import Image  # here, because most runs draw nothing
+    from torchvision.utils import make_grid
+
+    grid = make_grid(images.detach().float().cpu().clamp(0, 1), nrow=8, padding=1, pad_value=1.0)
+    pixels = (grid * 255).round().byte().permute(1, 2, 0).numpy()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, lambda part: Image.fromarray(pixels).save(part, format="PNG"))

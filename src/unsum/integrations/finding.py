@@ -1,25 +1,39 @@
-"""One client's update, attacked: figures that a log can hold. There is no truth here; the certificate takes its place."""
+"""One client's update, attacked: figures that a log can hold, on disk as they come.
+
+There is no truth here; the certificate takes its place.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
 
+from unsum.attack.auto import only, quick
 from unsum.attack.chain import run_attack
 from unsum.attack.options import AttackOptions
+from unsum.audit.leakage import DEFAULT_LEVEL
+from unsum.audit.verdict import DOES_NOT_LEAK, LEAKS, NOT_DECIDABLE, State
 from unsum.client.step import in_mode
 from unsum.errors import UnsumError
 from unsum.integrations.rounds import Seen
 from unsum.leak import Leak
 from unsum.models.language import is_tied
-from unsum.separate import SEPARATORS, separate
+from unsum.progress import SILENT
+from unsum.separate import SEPARATORS
+from unsum.update import Update
 
 Outcome = Literal["audited", "out of time", "failed", "client error"]
 LOCAL_STEPS = "local-steps"
+FILE = "leakage.jsonl"
+_MOST_GRANTED = 256  # samples: solving for more takes longer than a round, and few heads tell as many apart
 
 
 @dataclass(frozen=True)
@@ -27,7 +41,8 @@ class ClientFinding:
     """What an audit made of one client in one round; without an answer where `outcome` is not "audited".
 
     `leakage` is what the attack expects to have got, from 0 to 1: 1 − e² for a predicted relative error e of the features, as
-    in the reports. Only where `exact` is true does the attack vouch for it; NaN where it predicts nothing.
+    in the reports. Only where `exact` is true does the attack vouch for it; NaN where it is not decidable, as `reason` says.
+    `granted` is what the attacker was given: a server sees `num_examples`, so the batch size is, where the client took one step.
     """
 
     round: int
@@ -45,10 +60,20 @@ class ClientFinding:
     statistics_layers: int = 0
     local_steps: int | None = None
     notes: tuple[str, ...] = ()
+    reason: str = ""
+    granted: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> State:
+        """Without the truth: by what the attack expects to have got."""
+        if math.isnan(self.leakage):
+            return NOT_DECIDABLE
+        return LEAKS if self.leakage >= DEFAULT_LEVEL else DOES_NOT_LEAK
 
     def to_dict(self) -> dict[str, Any]:
         """In plain types that JSON holds: no NaN or infinity, and class numbers as text."""
         content = {name: _plain(value) for name, value in vars(self).items()}
+        content["state"] = self.state
         content["label_counts"] = {str(label): count for label, count in self.label_counts.items()}
         return content
 
@@ -63,16 +88,37 @@ def attack_seen(model: nn.Module, seen: Seen, attack: str | None, *, train: bool
     """The attack on what was seen; `model` holds the weights that were sent. A separator's name separates and no more.
 
     None is the quick one that suits the training: `exact`, `local-steps` where the client took several steps, or `text` where
-    the head is the embedding.
+    the head is the embedding; and the rows of every dense layer, where that is not certain.
+
+    The number of examples is granted as the batch size first. A client may have drawn a smaller batch from them, so without a
+    certain answer the attack is asked again without it.
     """
-    if attack is None:
-        training = seen.update.training
-        several = training is not None and training.several_steps
-        attack = LOCAL_STEPS if several else "text" if is_tied(model) else "exact"
+    granted, told = _batch_size(seen.update), None
     with in_mode(model, train):
-        if attack in [entry.name for entry in SEPARATORS]:
-            return separate(model, seen.update, attack, seed=seed)
-        return run_attack(model, seen.update, AttackOptions(attack, seed=seed))
+        if granted is not None:
+            with suppress(UnsumError):  # the attack refuses a batch of that size
+                told = _attacked(model, seen.update, attack, AttackOptions(batch_size=granted, seed=seed))
+        if told is not None and told.exact:
+            return told
+        untold = _attacked(model, seen.update, attack, AttackOptions(seed=seed))
+    found = [untold] if told is None or told.batch_size != granted else [told, untold]
+    return min(found, key=lambda leak: (not leak.exact, not leak.predicted_error < math.inf, leak.predicted_error))
+
+
+def _attacked(model: nn.Module, update: Update, attack: str | None, options: AttackOptions) -> Leak:
+    if attack is None:
+        several = update.training is not None and update.training.several_steps
+        return quick(LOCAL_STEPS if several else "text" if is_tied(model) else "exact", model, update, options, SILENT)
+    if attack in [entry.name for entry in SEPARATORS]:
+        return only(attack, model, update, options, SILENT)
+    return run_attack(model, update, replace(options, method=attack))
+
+
+def _batch_size(update: Update) -> int | None:
+    """How many samples the client's only step was of, as far as a server can tell from the number of its examples."""
+    several = update.training is not None and update.training.several_steps
+    count = update.num_examples
+    return None if several or count is None or count > _MOST_GRANTED or update.batch_size is not None else count
 
 
 def finding_of(number: int, client: str, seen: Seen, leak: Leak) -> ClientFinding:
@@ -94,14 +140,20 @@ def finding_of(number: int, client: str, seen: Seen, leak: Leak) -> ClientFindin
         statistics_layers=len(seen.statistics.layers),
         local_steps=seen.statistics.steps,
         notes=tuple(notes),
+        reason=leak.undecided if math.isnan(expected_leakage(leak)) else "",
+        granted=tuple(leak.knowledge.granted()),
     )
 
 
 def expected_leakage(leak: Leak) -> float:
-    """1 − e² for the error e that the attack predicts, whether it vouches for it or not; NaN where it predicts none."""
+    """1 − e² for the error e that the attack predicts, whether it vouches for it or not; NaN where it predicts none, or where
+    little means nothing because no attack applies."""
     if leak.inputs_exact is not None and bool(leak.inputs_exact.any()):
         return 1.0
-    return math.nan if math.isnan(leak.predicted_error) else max(1 - leak.predicted_error**2, 0.0)
+    if math.isnan(leak.predicted_error):
+        return math.nan
+    expected = max(1 - leak.predicted_error**2, 0.0)
+    return math.nan if leak.undecided and expected < DEFAULT_LEVEL else expected
 
 
 def reason_of(error: BaseException) -> str:
@@ -115,3 +167,57 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return list(value) if isinstance(value, tuple) else value
+
+
+class Journal:
+    """Writes into `folder`, appending to what an earlier run left there; without a folder it writes nothing."""
+
+    def __init__(self, folder: str | Path | None) -> None:
+        self.folder = None if folder is None else Path(folder).absolute()  # servers may change where they stand
+        self._curves: Any = None
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    def write(self, number: int, findings: Sequence[ClientFinding], figures: dict[str, float]) -> None:
+        if self.folder is None:
+            return
+        with (self.folder / FILE).open("a", encoding="utf-8") as lines:
+            lines.writelines(json.dumps(finding.to_dict()) + "\n" for finding in findings)
+        curves = self._open_curves()
+        if curves is None:
+            return
+        for name, value in figures.items():
+            curves.add_scalar(f"unsum/{name}", value, number)
+        for finding in findings:
+            if math.isfinite(finding.leakage):
+                curves.add_scalar(f"unsum/client/{finding.client}", finding.leakage, number)
+        curves.flush()
+
+    def _open_curves(self) -> Any:
+        if self._curves is None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                return None
+            self._curves = SummaryWriter(str(self.folder))
+        return self._curves
+
+
+def figures_of(findings: Sequence[ClientFinding], seconds: float) -> dict[str, float]:
+    """A round in numbers, as a strategy's metrics can hold them: whole numbers and finite ones only.
+
+    Where no client's leakage is known, `leak-worst` is left out: dashboards show a gap, never 0.
+    """
+    audited = [finding for finding in findings if finding.outcome == "audited"]
+    leakages = [finding.leakage for finding in audited if math.isfinite(finding.leakage)]
+    sure = [finding for finding in audited if finding.exact]
+    figures: dict[str, float] = {
+        "leak-audited": len(audited),
+        "leak-not-audited": len(findings) - len(audited),
+        "leak-not-decidable": sum(finding.state == NOT_DECIDABLE for finding in findings),
+        "leak-exact": len(sure),
+        "leak-exact-samples": sum(finding.batch_size or 0 for finding in sure),
+        "leak-statistics": sum(finding.statistics_layers > 0 for finding in audited),
+        "leak-seconds": float(seconds),
+    }
+    return figures | ({"leak-worst": float(max(leakages))} if leakages else {})

@@ -17,11 +17,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from unsum.attack.options import AUTO
+from unsum.audit.verdict import NOT_DECIDABLE
 from unsum.errors import UnsumError
-from unsum.integrations.finding import ClientFinding, attack_seen, check_attack, finding_of, reason_of
-from unsum.integrations.guard import Action, Guard, WhenUnsure
-from unsum.integrations.journal import Journal, figures_of
+from unsum.integrations.finding import (
+    ClientFinding,
+    Journal,
+    attack_seen,
+    check_attack,
+    figures_of,
+    finding_of,
+    reason_of,
+)
+from unsum.integrations.guard import Action, Guard
 from unsum.integrations.rounds import Seen, fill, seen
 from unsum.integrations.time_limit import OutOfTime, within
 from unsum.local_training import LocalTraining
@@ -117,10 +124,8 @@ class AuditStrategy(Strategy):
         self._sent = {}
         if (server_round - 1) % self._every == 0:
             # References: the record is the same for all clients, so a thousand of them cost no more memory than one.
-            for message in messages:
-                record = _only_arrays(message)
-                if record is not None:
-                    self._sent[message.metadata.dst_node_id] = record
+            records = ((message.metadata.dst_node_id, _only_arrays(message)) for message in messages)
+            self._sent = {node: record for node, record in records if record is not None}
         self._started = time.perf_counter()
         return messages
 
@@ -145,8 +150,7 @@ class AuditStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        messages: Iterable[Message] = self.inner.configure_evaluate(server_round, arrays, config, grid)
-        return messages
+        return self.inner.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         return self.inner.aggregate_evaluate(server_round, replies)
@@ -217,56 +221,37 @@ class AuditStrategy(Strategy):
         if self._earlier is not None:
             rounds = [*self._earlier.get(node, []), (model, found.update)][-_REMEMBERED:]
             self._earlier[node] = rounds
-            together = (
-                leak
-                if len(rounds) == 1
-                else separate_rounds(rounds, batch_size=found.update.batch_size, seed=self._seed)
-            )
-            leak = min(leak, together, key=lambda found: found.predicted_error)
+            if len(rounds) > 1:
+                together = separate_rounds(rounds, batch_size=found.update.batch_size, seed=self._seed)
+                leak = min(leak, together, key=lambda leak: leak.predicted_error)
         return model, found, finding_of(number, str(node), found, leak)
 
     def _say(self, number: int, findings: list[ClientFinding]) -> None:
         audited = [finding for finding in findings if finding.outcome == "audited"]
         exact = [finding for finding in audited if finding.exact]
         _LOG.info(
-            "unsum: round %d: %d of %d clients audited; %d give their batch away for certain (%d samples)",
+            "unsum: round %d: %d of %d clients audited; %d give their batch away for certain (%d samples), %d are not decidable",
             number, len(audited), len(findings), len(exact), sum(finding.batch_size or 0 for finding in exact),
+            sum(finding.state == NOT_DECIDABLE for finding in audited),
         )  # fmt: skip
         for finding in findings:
             if finding.outcome != "audited":
                 _LOG.warning("unsum: client %s: %s", finding.client, " ".join(finding.notes))
                 break  # one of them says it for all
+        for finding in audited:
+            if finding.state == NOT_DECIDABLE:
+                _LOG.warning("unsum: client %s is not decidable, which is not safe: %s", finding.client, finding.reason)
+                break
 
 
-def leakage_guard_mod(
-    model: nn.Module,
-    threshold: float = 0.2,
-    action: Action = "refuse",
-    *,
-    attack: str = AUTO,
-    training: LocalTraining | None = None,
-    when_unsure: WhenUnsure = "refuse",
-    budget_seconds: float = 30.0,
-    train: bool = True,
-    seed: int = 0,
-) -> Mod:
+def leakage_guard_mod(model: nn.Module, threshold: float = 0.2, action: Action = "refuse", **options: Any) -> Mod:
     """A mod that audits the client's answer to a training message; the arguments are those of `unsum.integrations.guard.Guard`.
 
     Put it **first** in `ClientApp(mods=[…])`: the first mod is the outermost, so it sees the answer last, as it leaves. Behind
     a mod that clips or adds noise (`LocalDpMod`, say) it would look at an update that is changed afterwards. Mods of
     `@app.train(mods=[…])` lie inside those of the app.
     """
-    guard = Guard(
-        model,
-        threshold,
-        action,
-        attack=attack,
-        training=training,
-        when_unsure=when_unsure,
-        budget_seconds=budget_seconds,
-        train=train,
-        seed=seed,
-    )
+    guard = Guard(model, threshold, action, **options)
 
     def leakage_guard(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         if not message.metadata.message_type.startswith(MessageType.TRAIN):
@@ -315,7 +300,7 @@ def _num_examples(reply: Message) -> int | None:
     """As Flower's own strategies weigh clients by it."""
     for metrics in reply.content.metric_records.values():
         count = metrics.get("num-examples")
-        if isinstance(count, (int, float)) and count >= 1:
+        if isinstance(count, (int, float)) and 1 <= count < 2**63:  # others say nothing
             return int(count)
     return None
 

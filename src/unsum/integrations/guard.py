@@ -11,7 +11,8 @@ import math
 import secrets
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -40,6 +41,7 @@ class Judged:
     reason: str
 
 
+@dataclass(eq=False)
 class Guard:
     """`judge` looks at what a client received and would send back.
 
@@ -54,47 +56,44 @@ class Guard:
         train: BatchNorm's mode in the client's training.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        threshold: float = 0.2,
-        action: Action = "refuse",
-        *,
-        attack: str = AUTO,
-        training: LocalTraining | None = None,
-        when_unsure: WhenUnsure = "refuse",
-        budget_seconds: float = 30.0,
-        train: bool = True,
-        seed: int = 0,
-    ) -> None:
-        if not 0 <= threshold < 1:
-            raise UnsumError(f"A guard's threshold is a leakage from 0 to below 1, not {threshold}.")
-        if action not in ("refuse", "noise"):
-            raise unknown_name("action", str(action), ["refuse", "noise"])
-        if when_unsure not in ("refuse", "send"):
-            raise unknown_name("way when unsure", str(when_unsure), ["refuse", "send"])
-        check_attack(attack)
-        self._model, self.threshold, self.action = copy.deepcopy(model).cpu(), threshold, action
-        self._attack, self._training, self._when_unsure = attack, training, when_unsure
-        self._budget, self._train, self._seed = budget_seconds, train, seed
+    model: nn.Module
+    threshold: float = 0.2
+    action: Action = "refuse"
+    _: KW_ONLY
+    attack: str = AUTO
+    training: LocalTraining | None = None
+    when_unsure: WhenUnsure = "refuse"
+    budget_seconds: float = 30.0
+    train: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold < 1:
+            raise UnsumError(f"A guard's threshold is a leakage from 0 to below 1, not {self.threshold}.")
+        if self.action not in ("refuse", "noise"):
+            raise unknown_name("action", str(self.action), ["refuse", "noise"])
+        if self.when_unsure not in ("refuse", "send"):
+            raise unknown_name("way when unsure", str(self.when_unsure), ["refuse", "send"])
+        check_attack(self.attack)
+        self.model = copy.deepcopy(self.model).cpu()
 
     def judge(self, received: Mapping[str, Any], leaving: Mapping[str, Any]) -> Judged:
-        deadline = time.perf_counter() + self._budget
+        deadline = time.perf_counter() + self.budget_seconds
         weights = {name: torch.as_tensor(value).detach().cpu() for name, value in leaving.items()}
         noise, tried = 0.0, weights
         generator = torch.Generator().manual_seed(secrets.randbits(63))  # nobody can draw the same noise again
         for attempt in range(_TRIES):
             try:
-                leakage = within(deadline - time.perf_counter(), lambda tried=tried: self._leakage(received, tried))  # type: ignore[misc]
+                leakage, why = within(deadline - time.perf_counter(), partial(self._leakage, received, tried))
             except OutOfTime:
-                return self._unsure(tried, noise, f"the audit took longer than {self._budget:g} s")
+                return self._unsure(tried, noise, f"the audit took longer than {self.budget_seconds:g} s")
             except Exception as error:
                 return self._unsure(tried, noise, reason_of(error))
-            if leakage <= self.threshold:
+            if leakage <= self.threshold and not why:
                 return Judged(tried, leakage, noise, f"The attack expects a leakage of {leakage:.2f}.")
             if self.action == "refuse":
-                if math.isnan(leakage):
-                    return self._unsure(tried, noise, "the attack predicts nothing")
+                if math.isnan(leakage) or leakage <= self.threshold:
+                    return self._unsure(tried, noise, why or "the attack predicts nothing")
                 reason = f"The attack expects a leakage of {leakage:.2f}, above the threshold of {self.threshold:g}."
                 return Judged(None, leakage, noise, reason)
             moved = self._trained(received, weights)
@@ -102,19 +101,21 @@ class Guard:
             tried = _noised(weights, moved.keys(), noise, generator)
         return self._unsure(tried, noise, f"noise of {noise:.1g} did not bring the leakage down")
 
-    def _leakage(self, received: Mapping[str, Any], leaving: Mapping[str, Tensor]) -> float:
-        model = copy.deepcopy(self._model)
+    def _leakage(self, received: Mapping[str, Any], leaving: Mapping[str, Tensor]) -> tuple[float, str]:
+        """What the attack expects to get, and why that is not known where it is not."""
+        model = copy.deepcopy(self.model)
         fill(model, received)
-        round_ = seen(model, received, leaving, self._training)
-        return expected_leakage(attack_seen(model, round_, self._attack, train=self._train, seed=self._seed))
+        round_ = seen(model, received, leaving, self.training)
+        leak = attack_seen(model, round_, self.attack, train=self.train, seed=self.seed)
+        return expected_leakage(leak), leak.undecided
 
     def _unsure(self, weights: dict[str, Tensor], noise: float, cause: str) -> Judged:
         told = f"Not known whether the update leaks: {cause}."
-        return Judged(weights if self._when_unsure == "send" else None, math.nan, noise, told)
+        return Judged(weights if self.when_unsure == "send" else None, math.nan, noise, told)
 
     def _trained(self, received: Mapping[str, Any], leaving: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """How far each parameter moved that did; neither frozen ones nor BatchNorm's statistics are among them."""
-        own, state = dict(self._model.named_parameters()), self._model.state_dict()
+        own, state = dict(self.model.named_parameters()), self.model.state_dict()
         if own.keys() & leaving.keys():
             names = [name for name in leaving if name in own]
         elif len(state) == len(leaving):  # under foreign names, in the order of the state dict

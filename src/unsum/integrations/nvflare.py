@@ -29,9 +29,8 @@ except ImportError as missing:
 
 __all__ = ["LeakageGuard"]
 
-_RECEIVED = (
-    "__unsum_received__"  # the property of NVFlare's context that carries the weights from one place to the other
-)
+# The property of NVFlare's context that carries the weights from one place to the other.
+_RECEIVED = "__unsum_received__"
 
 
 class LeakageGuard(DXOFilter):

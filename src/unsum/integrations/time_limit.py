@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -26,14 +27,13 @@ class _Stop(BaseException):
 
 def within(seconds: float, work: Callable[[], Result]) -> Result:
     """What `work()` returns or raises; OutOfTime where it takes longer than `seconds`."""
-    results: list[Result] = []
-    failures: list[BaseException] = []
+    outcome: Future[Result] = Future()
 
     def run() -> None:
         try:
-            results.append(work())
+            outcome.set_result(work())
         except BaseException as error:
-            failures.append(error)
+            outcome.set_exception(error)
 
     thread = threading.Thread(target=run, name="unsum-audit", daemon=True)
     thread.start()
@@ -42,9 +42,7 @@ def within(seconds: float, work: Callable[[], Result]) -> Result:
         _stop(thread)
         thread.join(_GRACE)
         raise OutOfTime
-    if failures:
-        raise failures[0]
-    return results[0]
+    return outcome.result()
 
 
 def _stop(thread: threading.Thread) -> None:

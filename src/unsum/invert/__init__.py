@@ -6,8 +6,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from unsum.invert.learned import load_inverse
-from unsum.invert.method import INVERTERS, Inverse
+from unsum.invert.method import INVERTERS, Inverse, load_inverse
 from unsum.leak import Leak
 
 __all__ = ["INVERTERS", "Inverse", "invert", "load_inverse"]
@@ -18,7 +17,7 @@ def invert(
 ) -> Tensor:
     """Pictures for the features of a leak: (B, 3, h, w) in [0, 1], in the leak's order.
 
-    `inverse` is a trained inverse or its file; by default the one embedded for the default model.
+    `inverse` is a trained inverse or its file, a network D with D(f(x)) ≈ x; by default the one embedded for the default model.
 
     Examples:
         >>> import torch, unsum

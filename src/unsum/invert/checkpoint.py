@@ -43,10 +43,15 @@ def read(folder: Path, run: dict[str, Any]) -> dict[str, Any] | None:
         before = dict(state["run"])
     except Exception as error:  # torch raises whatever its readers raise on a damaged file
         raise UnsumError(f"The checkpoint {str(path)!r} cannot be read; delete it to start over.") from error
+    refuse_another_run(path, before, run, "--out")
+    return state
+
+
+def refuse_another_run(path: Path, before: dict[str, Any], run: dict[str, Any], choose: str) -> None:
+    """A checkpoint serves only a run in which nothing of this has changed."""
     changed = sorted(key for key in run if before.get(key) != run[key])
     if changed:
         raise UnsumError(
             f"The checkpoint {str(path)!r} belongs to a run with another {changed[0]} "
-            f"({str(before.get(changed[0]))[:80]}, now {run[changed[0]]}); choose another --out, or delete it to start over."
+            f"({str(before.get(changed[0]))[:80]}, now {run[changed[0]]}); choose another {choose}, or delete it to start over."
         )
-    return state

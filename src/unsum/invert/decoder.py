@@ -28,8 +28,7 @@ class _Residual(nn.Module):
         self.body = nn.Sequential(nn.Conv2d(width, width, 3, 1, 1), nn.SiLU(inplace=True), last)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.body(x)
-        return out
+        return x + self.body(x)
 
 
 @DECODERS.register("decoder", summary="residual stages, pixel shuffle, under 20 M parameters")
@@ -78,9 +77,8 @@ class Decoder(nn.Module):
         for number, (width, blocks) in enumerate(self.stages):
             if number:
                 layers.append(nn.Upsample(scale_factor=2, mode="nearest"))
-            kernel = (
-                3 if number else stem
-            )  # the first map has the most channels: 3×3 there would be half of all weights
+            # The first map has the most channels: 3×3 there would be half of all weights.
+            kernel = 3 if number else stem
             layers += [nn.Conv2d(channels, width, kernel, 1, kernel // 2), nn.SiLU(inplace=True)]
             layers += [_Residual(width) for _ in range(blocks)]
             channels = width
@@ -96,7 +94,7 @@ class Decoder(nn.Module):
         maps = self.layout.as_map(features * self.gain)
         if self.compress:
             maps = maps.sign() * maps.abs().log1p()
-        return _to_size(self.layers(maps), self.size)
+        return to_size(self.layers(maps), self.size)
 
 
 def _stages(side: int, size: int, patch: int, widest: int) -> tuple[tuple[int, int], ...]:
@@ -107,7 +105,7 @@ def _stages(side: int, size: int, patch: int, widest: int) -> tuple[tuple[int, i
     return tuple((min(width, widest), blocks) for width, blocks in chosen)
 
 
-def _to_size(images: Tensor, size: int) -> Tensor:
+def to_size(images: Tensor, size: int) -> Tensor:
     """Backbones round up: 336² becomes a map of 11×11, whose picture is 352²."""
     if images.shape[-1] == size:
         return images
@@ -146,4 +144,4 @@ class FglaGenerator(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Conv2d(channels, 3, 1), nn.Sigmoid())
 
     def forward(self, features: Tensor) -> Tensor:
-        return _to_size(self.layers(self.layout.as_map(features)), self.size)
+        return to_size(self.layers(self.layout.as_map(features)), self.size)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from unsum.gradients import in_eval_mode
 from unsum.head import collect_features
 from unsum.models.inner import tap
 
@@ -32,6 +34,11 @@ class Layout:
             return self.shape[1], side, side
         return self.shape[0], 1, 1
 
+    @property
+    def card(self) -> dict[str, Any]:
+        """As an inverse's card has it."""
+        return {"kind": self.kind, "shape": list(self.shape)}
+
     def as_map(self, features: Tensor) -> Tensor:
         """(B, H) → (B, C, h, w)."""
         channels, height, width = self.grid
@@ -42,23 +49,27 @@ class Layout:
 
 
 def feature_layout(model: nn.Module, size: int, layer: str | None = None) -> Layout:
-    """Found by running `model` on one picture of `size`²: the last map or grid of tokens that the head reads unchanged.
-
-    With `layer`, the map that this convolution reads.
-    """
-    if layer is not None:
-        return _inner_layout(model, size, layer)
+    """By running `model` on a picture of `size`²: the last map or tokens that the head reads unchanged, or what `layer` reads."""
     seen: list[Tensor] = []
-    hooks = [module.register_forward_hook(_keep(seen)) for module in model.modules()]
-    picture = _picture(model, size)
-    training = model.training
-    model.eval()
-    try:
-        features = collect_features(model, picture)[0]
-    finally:
-        model.train(training)
-        for hook in hooks:
-            hook.remove()
+
+    def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.ndim in (3, 4) and len(output) == 1:
+            seen.append(output.detach().clone())  # a later in-place activation would change it
+
+    network = model if layer is None else copy.deepcopy(model)
+    tapped = None if layer is None else tap(network, layer)
+    with ExitStack() as hooks, in_eval_mode(network):
+        for module in network.modules():
+            hooks.enter_context(module.register_forward_hook(keep))
+        if tapped is None:
+            features = collect_features(network, _picture(model, size))[0]
+        else:
+            with torch.no_grad():
+                network(_picture(model, size))
+            assert tapped.seen is not None
+            features = tapped.seen[0]
+    if features.ndim == 3:
+        return Layout("map", tuple(features.shape))
     for output in reversed(seen):
         if output[0].numel() != features.numel() or not _same(output[0].flatten(), features):
             continue
@@ -69,26 +80,9 @@ def feature_layout(model: nn.Module, size: int, layer: str | None = None) -> Lay
     return Layout("vector", (features.numel(),))
 
 
-def _inner_layout(model: nn.Module, size: int, layer: str) -> Layout:
-    copied = copy.deepcopy(model).eval()
-    tapped = tap(copied, layer)
-    with torch.no_grad():
-        copied(_picture(model, size))
-    assert tapped.seen is not None
-    return Layout("map", tuple(tapped.seen.shape[1:]))
-
-
 def _picture(model: nn.Module, size: int) -> Tensor:
     parameter = next(model.parameters())
     return torch.linspace(0, 1, 3 * size * size).to(parameter).view(1, 3, size, size)
-
-
-def _keep(seen: list[Tensor]) -> Any:
-    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        if isinstance(output, Tensor) and output.ndim in (3, 4) and len(output) == 1:
-            seen.append(output.detach().clone())  # a later in-place activation would change it
-
-    return hook
 
 
 def _same(output: Tensor, features: Tensor) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,13 +16,16 @@ from torch import Tensor, nn
 from unsum.errors import UnsumError
 from unsum.files.safetensors_header import check_safetensors
 from unsum.files.writing import save_tensors, write_whole
+from unsum.head import find_head
 from unsum.invert.decoder import DECODERS
 from unsum.invert.layout import Layout
 from unsum.leak import Leak
+from unsum.models.fingerprint import backbone_fingerprint
 from unsum.registry import Registry
 
-_LARGEST = 1 << 32
+_LARGEST = 1 << 32  # what a number on a card stays below
 _MOST_PARTS = 100  # stages of a decoder, and blocks of a stage
+_AT_ONCE = 32  # pictures decoded together, so that a large batch needs no more memory than a small one
 
 
 @dataclass(frozen=True)
@@ -33,8 +38,7 @@ class Inverse:
     @property
     def layer(self) -> str | None:
         """The convolution whose input the decoder reads; None: what the head reads."""
-        layer: str | None = self.card.get("layer")
-        return layer
+        return self.card.get("layer")
 
     @property
     def photos(self) -> str:
@@ -45,7 +49,7 @@ class Inverse:
         """The same weights for pictures of another size: a convolutional decoder reads larger maps as they are."""
         if size == self.card["size"]:
             return self
-        card = {**self.card, "size": size, "layout": {"kind": layout.kind, "shape": list(layout.shape)}}
+        card = {**self.card, "size": size, "layout": layout.card}
         decoder = build_decoder(card)
         try:
             decoder.load_state_dict(self.decoder.state_dict())
@@ -106,3 +110,44 @@ class Inverter(Protocol):
 
 
 INVERTERS: Registry[Inverter] = Registry("inverter", "unsum.inverters")
+
+
+@INVERTERS.register("learned", summary="decoder trained on public photos", needs="an inverse trained for this backbone")
+def learned(model: nn.Module, leak: Leak, *, inverse: str | Path | Inverse | None) -> Tensor:
+    """(B, 3, h, w) in [0, 1]: the decoder's picture for each sample's features."""
+    loaded = inverse if isinstance(inverse, Inverse) else load_inverse(model, inverse)
+    read = leak.features
+    if loaded.layer is not None:
+        if loaded.layer not in leak.inner:
+            raise UnsumError(
+                f"This inverse reads what {loaded.layer!r} reads, which this leak does not hold; peel it first "
+                f"(unsum.attack does, or unsum.peel with method='residual')."
+            )
+        read = leak.inner[loaded.layer].flatten(1)
+    decoder = loaded.decoder.to(read.device)
+    with torch.no_grad():
+        return torch.cat([decoder(features) for features in read.float().split(_AT_ONCE)])
+
+
+def load_inverse(model: nn.Module, path: str | Path | None = None) -> Inverse:
+    """The inverse in `path`, or the embedded one; refused unless it was trained for exactly this backbone."""
+    if path is None:
+        with as_file(files("unsum.invert") / "weights" / "default-inverse.safetensors") as embedded:
+            found = Inverse.load(embedded)
+    else:
+        found = Inverse.load(Path(path))
+    if found.card["backbone"] != backbone_fingerprint(model):
+        which = "the embedded inverse" if path is None else f"the inverse in {str(path)!r}"
+        raise UnsumError(
+            f"There are no pictures for this model: {which} was trained for a backbone with other weights; "
+            "`unsum train-inverse` makes one for this model."
+        )
+    if found.layer is not None:
+        return found
+    features, reads = find_head(model)[1].in_features, math.prod(found.card["layout"]["shape"])
+    if features != reads:
+        raise UnsumError(
+            f"There are no pictures for this model: the inverse reads {reads} features of photos of {found.card['size']}², "
+            f"and this head {features}."
+        )
+    return found

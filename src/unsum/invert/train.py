@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from unsum.errors import UnsumError
 from unsum.invert import checkpoint
 from unsum.invert.augment import augment
-from unsum.invert.decoder import DECODERS
+from unsum.invert.decoder import DECODERS, to_size
 from unsum.invert.layout import feature_layout
 from unsum.invert.losses import check_loss, psnr
 from unsum.invert.method import Inverse
@@ -75,9 +75,7 @@ class TrainingState:
 
 
 Watch = Callable[[TrainingState], None]
-Draw = Callable[
-    [int, dict[str, float], Tensor], None
-]  # step, scalars, (2, n, 3, s, s) held-out pictures and the answers
+Draw = Callable[[int, dict[str, float], Tensor], None]  # step, scalars, (2, n, 3, s, s) held-out pictures and answers
 
 
 def train_inverse(
@@ -194,7 +192,8 @@ class Run:
             if progress.step % 10 == 0 or self.device.type == "cpu":
                 progress.train_psnr = float(value)  # waits for the device, so that seconds are true
             progress.seconds += time.monotonic() - began
-            progress.done = self._agreed(self.training.done(progress.step, progress.seconds))
+            # Clocks differ: the first process tells how much of the time is over.
+            progress.done = float(self.fabric.broadcast(self.training.done(progress.step, progress.seconds)))
             progress.photos_per_second = progress.step * self.training.batch * self.fabric.world_size / progress.seconds
             now = time.monotonic()
             if now - scored > self.training.save_every or progress.done >= 1:
@@ -208,13 +207,12 @@ class Run:
     def finish(self) -> Inverse:
         """Score all held-out photos and write the inverse; the checkpoint stays, a finished run does nothing again."""
         decoder = self.average
-        channels = {"kind": decoder.layout.kind, "shape": list(decoder.layout.shape)}
         card = {
             **self.card,
             "backbone": self.identity["backbone"],
             "architecture": self.training.decoder,
             "size": self.training.size,
-            "layout": channels,
+            "layout": decoder.layout.card,
             "layer": self.training.layer,
             "settings": decoder.settings,
             "parameters": sum(p.numel() for p in decoder.parameters()),
@@ -239,7 +237,8 @@ class Run:
         chosen = torch.Generator().manual_seed(training.seed + step)  # the same size on every process: one graph
         client = training.clients[int(torch.randint(len(training.clients), (), generator=chosen))]
         features = self._features(images, client)
-        rate = training.rate * min(1, (step + 1) / _WARM_UP) * (_cosine(self.progress.done) + _FLOOR)
+        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, self.progress.done)))
+        rate = training.rate * min(1, (step + 1) / _WARM_UP) * (cosine + _FLOOR)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         found = self.parallel(features).float()
@@ -270,7 +269,8 @@ class Run:
         # Full steps only, the last one filled up with photos from the beginning: other shapes would be compiled anew.
         whole = torch.arange(-(-count // self.training.batch) * self.training.batch, device=self.device) % count
         for chosen in whole.split(self.training.batch):
-            images = _fit(self.held_out[chosen], self.training.size)
+            images = to_size(self.held_out[chosen].float() / 255, self.training.size)
+            images = images.contiguous(memory_format=torch.channels_last)
             with torch.no_grad(), self.fabric.autocast():
                 found = decoder(self._features(images, self.smallest)).float()
             scores.append(psnr(found, images))
@@ -286,16 +286,13 @@ class Run:
             draw(self.progress.step, scalars, pictures.cpu())
         self.fabric.barrier()
 
+    def _parts(self) -> dict[str, Any]:
+        return {"decoder": self.decoder, "average": self.average, "optimizer": self.optimizer}
+
     def _save(self) -> None:
         if self.fabric.is_global_zero:
-            state = {
-                "run": self.identity,
-                "decoder": self.decoder.state_dict(),
-                "average": self.average.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "progress": asdict(self.progress),
-            }
-            checkpoint.write(self.folder, state)
+            parts = {name: part.state_dict() for name, part in self._parts().items()}
+            checkpoint.write(self.folder, {"run": self.identity, **parts, "progress": asdict(self.progress)})
         self.fabric.barrier()
 
     def _restore(self) -> bool:
@@ -303,9 +300,8 @@ class Run:
         if state is None:
             return False
         try:
-            self.decoder.load_state_dict(state["decoder"])
-            self.average.load_state_dict(state["average"])
-            self.optimizer.load_state_dict(state["optimizer"])
+            for name, part in self._parts().items():
+                part.load_state_dict(state[name])
             self.progress = TrainingState(**state["progress"])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise UnsumError(
@@ -313,26 +309,9 @@ class Run:
             ) from error
         return True
 
-    def _agreed(self, done: float) -> float:
-        """Clocks differ: the first process tells how much of the time is over."""
-        if self.fabric.world_size == 1:
-            return done
-        return float(self.fabric.broadcast(done))
-
     def _follow(self, step: int) -> None:
         """The average of the weights, short at first: its memory grows with the steps up to `average`."""
         keep = min(self.training.average, (1 + step) / (10 + step))
         with torch.no_grad():
             for kept, new in zip(self.average.parameters(), self.decoder.parameters(), strict=True):
                 kept.lerp_(new, 1 - keep)
-
-
-def _cosine(done: float) -> float:
-    return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-
-
-def _fit(photos: Tensor, size: int) -> Tensor:
-    images = photos.float() / 255
-    if images.shape[-1] != size:
-        images = nn.functional.interpolate(images, (size, size), mode="bilinear", antialias=True).clamp(0, 1)
-    return images.contiguous(memory_format=torch.channels_last)

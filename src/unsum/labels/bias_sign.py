@@ -11,8 +11,8 @@ from torch import Tensor
 
 from unsum.errors import UnsumError
 from unsum.head import Head
-from unsum.labels.method import Clues, label_rule
-from unsum.labels.needs import RuleNeeds
+from unsum.knowledge import Knowledge
+from unsum.labels.method import Clues, RuleNeeds, label_rule
 
 
 @label_rule(
@@ -38,3 +38,15 @@ def bias_sign(head: Head, batch_size: int | None) -> Tensor:
             "give the labels."
         )
     return head.grad_b.argsort()[:batch_size].sort().values
+
+
+def hard_labels(head: Head, knowledge: Knowledge) -> Tensor:
+    """(B,) on the head's device: the granted labels' largest entries, or the classes of negative bias gradient."""
+    granted = knowledge.targets(head.classes)
+    return bias_sign(head, knowledge.batch_size) if granted is None else granted.argmax(1).to(head.W.device)
+
+
+def are_soft(head: Head, knowledge: Knowledge) -> bool:
+    """Whether the granted labels are anything but rows with a single one."""
+    granted = knowledge.targets(head.classes)
+    return granted is not None and bool(((granted != 0) & (granted != 1)).any() | (granted.sum(1) != 1).any())

@@ -16,31 +16,28 @@ from torch.nn import functional as F
 
 from unsum.head import trace
 
-_NON_NEGATIVE_MODULES = (nn.ReLU, nn.ReLU6, nn.Sigmoid, nn.Hardsigmoid, nn.Softplus, nn.Softmax)
-_SIGNED_MODULES = (
+# Modules, functions, and methods by name.
+_NON_NEGATIVE: set[Any] = {
+    nn.ReLU, nn.ReLU6, nn.Sigmoid, nn.Hardsigmoid, nn.Softplus, nn.Softmax,
+    torch.relu, torch.relu_, torch.sigmoid, torch.softmax, torch.abs, torch.exp, torch.square, F.relu, F.relu6, F.sigmoid,
+    F.softplus, F.softmax, F.hardsigmoid, "relu", "relu_", "sigmoid", "softmax", "abs", "exp", "square",
+}  # fmt: skip
+_SIGNED: set[Any] = {
     nn.Tanh, nn.GELU, nn.SiLU, nn.ELU, nn.SELU, nn.CELU, nn.LeakyReLU, nn.PReLU, nn.Hardswish, nn.Mish, nn.Softsign,
     nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d,
-)  # fmt: skip
-_KEEPING_MODULES = (
+    torch.tanh, F.tanh, F.gelu, F.silu, F.elu, F.selu, F.leaky_relu, F.hardswish, F.mish, F.layer_norm, F.group_norm,
+    F.batch_norm, F.linear, "tanh",
+}  # fmt: skip
+_KEEPING: set[Any] = {
     nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
     nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d,
     nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d,
     nn.AdaptiveMaxPool3d,
-)  # fmt: skip
-_NON_NEGATIVE_CALLS: set[Any] = {
-    torch.relu, torch.relu_, torch.sigmoid, torch.softmax, torch.abs, torch.exp, torch.square, F.relu, F.relu6, F.sigmoid,
-    F.softplus, F.softmax, F.hardsigmoid, "relu", "relu_", "sigmoid", "softmax", "abs", "exp", "square",
-}  # fmt: skip
-_SIGNED_CALLS: set[Any] = {
-    torch.tanh, F.tanh, F.gelu, F.silu, F.elu, F.selu, F.leaky_relu, F.hardswish, F.mish, F.layer_norm, F.group_norm,
-    F.batch_norm, F.linear, "tanh",
-}  # fmt: skip
-_KEEPING_CALLS: set[Any] = {
     torch.flatten, torch.squeeze, torch.mean, torch.sum, torch.reshape, torch.amax, operator.getitem,
     F.dropout, F.avg_pool2d, F.max_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d,
     "flatten", "squeeze", "mean", "sum", "view", "reshape", "contiguous", "float", "amax", "permute", "transpose",
 }  # fmt: skip
-_JOINING_CALLS: set[Any] = {torch.add, torch.cat, operator.add, operator.iadd, "add", "add_"}
+_JOINING: set[Any] = {torch.add, torch.cat, operator.add, operator.iadd, "add", "add_"}
 
 
 @dataclass(frozen=True)
@@ -67,19 +64,14 @@ def feature_sign(model: nn.Module, head: str) -> FeatureSign:
 
 
 def _sign(node: fx.Node, model: nn.Module) -> FeatureSign:
-    if node.op == "call_module":
-        module = model.get_submodule(str(node.target))
-        name, non_negative = type(module).__name__, isinstance(module, _NON_NEGATIVE_MODULES)
-        signed, keeping = isinstance(module, _SIGNED_MODULES), isinstance(module, _KEEPING_MODULES)
-    else:
-        name = getattr(node.target, "__name__", str(node.target))
-        non_negative, signed = node.target in _NON_NEGATIVE_CALLS, node.target in _SIGNED_CALLS
-        keeping = node.target in _KEEPING_CALLS
-    if non_negative or signed:
-        return FeatureSign(non_negative, name)
-    if keeping and isinstance(node.args[0], fx.Node):
+    module = type(model.get_submodule(str(node.target))) if node.op == "call_module" else None
+    kinds: set[Any] = {node.target} if module is None else set(module.__mro__)
+    if kinds & (_NON_NEGATIVE | _SIGNED):
+        name = getattr(node.target if module is None else module, "__name__", str(node.target))
+        return FeatureSign(bool(kinds & _NON_NEGATIVE), name)
+    if kinds & _KEEPING and isinstance(node.args[0], fx.Node):
         return _sign(node.args[0], model)
-    return _joined(node, model) if node.target in _JOINING_CALLS else _UNKNOWN
+    return _joined(node, model) if kinds & _JOINING else _UNKNOWN
 
 
 def _joined(node: fx.Node, model: nn.Module) -> FeatureSign:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from unsum.labels.method import Clues, label_rule
-from unsum.labels.needs import RuleNeeds
+from unsum.labels.method import Clues, RuleNeeds, label_rule
 
 
 @label_rule(

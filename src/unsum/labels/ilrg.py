@@ -14,8 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsum.labels.method import Clues, label_rule
-from unsum.labels.needs import RuleNeeds
+from unsum.labels.method import Clues, RuleNeeds, label_rule
 
 
 @label_rule(
@@ -56,6 +55,12 @@ def whole_counts(shares: Tensor, B: int) -> Tensor:
     shares = shares.clamp(0, B)
     counts = shares.round().long()
     while (excess := int(counts.sum()) - B) != 0:
+        # Everybody's turn comes before anybody's second one: whole rounds are taken at once, a forged gradient asks for many.
+        able = counts > 0 if excess > 0 else torch.ones_like(counts, dtype=torch.bool)
+        whole = min(abs(excess) // int(able.sum()), int(counts[able].min()) if excess > 0 else B)
+        if whole:
+            counts[able] -= whole if excess > 0 else -whole
+            continue
         change = counts - shares
         if excess > 0:
             counts[change.masked_fill(counts == 0, -torch.inf).argmax()] -= 1

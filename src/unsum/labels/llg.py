@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from unsum.errors import UnsumError
-from unsum.labels.method import Clues, label_rule
-from unsum.labels.needs import RuleNeeds
+from unsum.labels.method import Clues, RuleNeeds, label_rule
 
 
 @label_rule(

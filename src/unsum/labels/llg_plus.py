@@ -15,8 +15,7 @@ from torch import Tensor
 
 from unsum.errors import UnsumError
 from unsum.labels.llg import count_down
-from unsum.labels.method import Clues, label_rule
-from unsum.labels.needs import RuleNeeds
+from unsum.labels.method import Clues, RuleNeeds, label_rule
 from unsum.labels.probe import ROUNDS, Probe, negative_impact, probe_size
 
 

@@ -1,4 +1,5 @@
-"""What a label rule is: from a model and one update to the batch's labels, and what it cannot do without."""
+"""What a label rule is: from a model and one update to the batch's labels, and what it cannot do without: declared once, checked
+in one place, shown by `unsum list`."""
 
 from __future__ import annotations
 
@@ -8,11 +9,80 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
-from unsum.labels.needs import RuleNeeds
+from unsum.labels.feature_sign import FeatureSign, feature_sign
 from unsum.registry import Registry
 from unsum.update import Update
+
+
+@dataclass(frozen=True)
+class RuleNeeds:
+    """The assumptions of a rule. Those that can be seen to fail are refused; the others are printed."""
+
+    batch_size: bool = False
+    bias: bool = False
+    scale: bool = False  # the gradient itself, not a multiple of it
+    auxiliary: bool = False
+    non_negative_features: bool = False
+    distinct_labels: bool = False
+    fewer_samples_than_classes: bool = False
+    hard_labels: bool = True
+    one_sample: bool = False
+
+    def __str__(self) -> str:
+        texts = {
+            "batch size": self.batch_size,
+            "bias gradient": self.bias,
+            "gradient's scale": self.scale,
+            "auxiliary data": self.auxiliary,
+            "features ≥ 0": self.non_negative_features,
+            "one sample": self.one_sample,
+            "distinct labels": self.distinct_labels,
+            "fewer samples than classes": self.fewer_samples_than_classes,
+            "hard labels": self.hard_labels,
+        }
+        return ", ".join(text for text, needed in texts.items() if needed)
+
+    def check(self, name: str, head: Head, model: nn.Module, update: Update, knowledge: Knowledge) -> None:
+        """Refuse what rule `name` cannot do, with one sentence that says what to do instead."""
+        B, C = knowledge.known_batch_size, head.classes
+        sign = feature_sign(model, head.name) if self.non_negative_features else FeatureSign(None)
+        refused = {
+            f"finds the label of one sample; for {B} samples use 'exact', which takes batches.": (
+                self.one_sample and B not in (None, 1)
+            ),
+            "needs the batch size; give batch_size= (unsum audit: --batch-size-known), or use 'exact', which finds it.": (
+                self.batch_size and B is None
+            ),
+            f"finds distinct labels, which {B} samples of {C} classes cannot have; use 'llg', which counts.": (
+                self.distinct_labels and B is not None and B > C
+            ),
+            "needs the head's bias gradient; use 'llg' or 'exact', which do not.": self.bias and head.grad_b is None,
+            "needs the gradient's scale; give the learning rate of the delta, or use 'llg', which works at any scale.": (
+                self.scale and not update.scale_known
+            ),
+            "needs auxiliary data; give auxiliary=(images, labels), or use 'llg*', which makes its own.": (
+                self.auxiliary and knowledge.auxiliary is None
+            ),
+            f"needs features that are never negative, and here the head is fed by {sign.source}; "
+            "use 'exact' or 'ilrg', which take any.": sign.non_negative is False,
+        }
+        for sentence, fails in refused.items():
+            if fails:
+                raise UnsumError(f"{name!r} {sentence}")
+
+    def remarks(self, name: str, head: Head, model: nn.Module, knowledge: Knowledge) -> list[str]:
+        """What could not be checked and is taken on trust, for a person to read."""
+        remarks = []
+        if self.non_negative_features and feature_sign(model, head.name).non_negative is None:
+            remarks.append(
+                f"{name!r} relies on features that are never negative; the model does not show whether they are."
+            )
+        if self.one_sample and knowledge.known_batch_size is None:
+            remarks.append(f"{name!r} takes the batch for a single sample.")
+        return remarks
 
 
 @dataclass(frozen=True)
@@ -35,16 +105,12 @@ class Clues:
     def grad_b(self) -> Tensor:
         """(C,) the bias gradient, for rules that declare that they need it; float64, of the mean over the batch."""
         assert self.head.grad_b is not None
-        return self.head.grad_b.double() / self._divisor
+        return self.head.grad_b.double() / (self.B if self.head.reduction == "sum" else 1)
 
     @property
     def row_sums(self) -> Tensor:
         """(C,) g_c = Σ_k ∇W_ck, float64, of the gradient as it came: a mean or a sum over the batch."""
         return self.head.grad_W.sum(1, dtype=torch.float64)
-
-    @property
-    def _divisor(self) -> int:
-        return self.B if self.head.reduction == "sum" else 1
 
 
 Find = Callable[[Clues], Tensor]

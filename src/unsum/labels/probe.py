@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from unsum.errors import UnsumError
+from unsum.gradients import inputs_of
 from unsum.head import Head
 from unsum.labels.method import Clues
 
-ROUNDS = 10
+ROUNDS = 10  # of random inputs, whose gradients are averaged
 _SIDES = (64, 224, 32, 28, 16, 96, 128, 256, 299)  # tried in turn; networks that pool take the first
 
 
@@ -87,14 +88,9 @@ class Probe:
         """(n, H) what reaches the head; dropout is drawn anew from the seed, not from the caller's random state."""
         linear = self.model.get_submodule(self.head.name)
         weight = next(self.model.parameters())
-        seen: list[Tensor] = []
-        hook = linear.register_forward_pre_hook(lambda _module, args: seen.append(args[0].detach()))
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         devices = [weight.device] if weight.device.type == "cuda" else []
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=devices):
-                torch.manual_seed(self.seed)
-                functional_call(self.model, buffers, (inputs.to(weight),))
-        finally:
-            hook.remove()
-        return seen[-1].flatten(1)
+        with inputs_of(linear) as seen, torch.no_grad(), torch.random.fork_rng(devices=devices):
+            torch.manual_seed(self.seed)
+            functional_call(self.model, buffers, (inputs.to(weight),))
+        return seen[-1].detach().flatten(1)

@@ -1,13 +1,9 @@
-"""What a client may have minimized: one file for each loss, with its gradient and its curvature by the logits."""
+"""What a client may have minimized: one file for each kind of loss, with its gradient and its curvature by the logits."""
 
-from unsum.losses.bce import BinaryCrossEntropy
-from unsum.losses.cross_entropy import CrossEntropy
-from unsum.losses.declare import declared
-from unsum.losses.focal import Focal
-from unsum.losses.loss import Loss, Separable, Softmax
-from unsum.losses.mse import SquaredError
-from unsum.losses.stacked import StackedCrossEntropy
-from unsum.losses.weighted import WeightedCrossEntropy
+from unsum.errors import UnsumError, unknown_name
+from unsum.losses.loss import Loss
+from unsum.losses.separable import BinaryCrossEntropy, Separable, SquaredError
+from unsum.losses.softmax import CrossEntropy, Focal, Softmax, StackedCrossEntropy, WeightedCrossEntropy
 
 __all__ = [
     "BinaryCrossEntropy",
@@ -21,3 +17,33 @@ __all__ = [
     "WeightedCrossEntropy",
     "declared",
 ]
+
+PLAIN = "cross-entropy"
+_CONTRASTIVE = ("infonce", "nt-xent", "clip", "contrastive")
+_NAMES = (PLAIN, "bce", "mse", "focal", "focal:GAMMA")
+
+
+def declared(loss: str | Loss | None) -> Loss | None:
+    """The loss that `--loss` and `separate(loss=…)` name; None for cross-entropy, whose solvers need no declaration.
+
+    >>> declared("focal:1.5")
+    Focal(gamma=1.5)
+    """
+    if loss is None or loss == PLAIN:
+        return None
+    if isinstance(loss, Loss):
+        return loss
+    name, _, option = loss.partition(":")
+    if name == "focal":
+        try:
+            return Focal(float(option)) if option else Focal()
+        except ValueError:
+            raise UnsumError(f"The focal loss is declared as focal:GAMMA with a number, not {loss!r}.") from None
+    if loss in ("bce", "mse"):
+        return BinaryCrossEntropy() if loss == "bce" else SquaredError()
+    if name in _CONTRASTIVE:
+        raise UnsumError(
+            "Contrastive losses see features only through their inner products, so their gradient does not determine samples; "
+            "see docs/research/other-losses.md."
+        )
+    raise unknown_name("loss", loss, list(_NAMES))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,27 +24,13 @@ class Curvature(ABC):
 
     def along(self, K: Tensor) -> Tensor:
         """(B, R, C) how G changes along each direction of T, for K (R, C)."""
-        return self.times(K.expand(self._samples, -1, -1))
+        samples = len(next(value for value in vars(self).values() if isinstance(value, Tensor)))
+        return self.times(K.expand(samples, -1, -1))
 
     def squares(self, K: Tensor, G: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """(B, R) each of Σ_c w_c Q² and Σ_c w_c G Q with Q = `along(K)`: the diagonal of the normal matrix is made of them."""
         Q = self.along(K)
         return Q.square() @ weight, (Q * G[:, None, :]) @ weight
-
-    @property
-    def _samples(self) -> int:
-        found = next(value for value in vars(self).values() if isinstance(value, Tensor))
-        return len(found)
-
-
-@dataclass(frozen=True)
-class DiagonalCurvature(Curvature):
-    """diag(slope), for losses that treat every class by itself."""
-
-    slope: Tensor  # (B, C)
-
-    def times(self, V: Tensor) -> Tensor:
-        return V * (self.slope if V.ndim == 2 else self.slope[:, None, :])
 
 
 @dataclass(frozen=True)
@@ -55,16 +42,16 @@ class TracedCurvature(Curvature):
 
     def times(self, V: Tensor) -> Tensor:
         pull = torch.func.vjp(self.gradient, self.logits)[1]  # a Hessian: symmetric, so pulling is pushing
-        if V.ndim == 2:
-            flat: Tensor = pull(V)[0]
-            return flat
-        pulled: Tensor = torch.func.vmap(lambda one: pull(one)[0], in_dims=1, out_dims=1)(V)
+        each = torch.func.vmap(lambda one: pull(one)[0], in_dims=1, out_dims=1)
+        pulled: Tensor = pull(V)[0] if V.ndim == 2 else each(V)
         return pulled
 
 
 @dataclass(frozen=True)
 class Loss(ABC):
     """Base of the losses; `name` is what `Knowledge(loss=…)` and `--loss` call it."""
+
+    many_labels: ClassVar[bool] = False  # whether one sample may carry any number of labels
 
     @property
     @abstractmethod
@@ -91,61 +78,6 @@ class Loss(ABC):
         """How many heads stand below each other; each has the same classes."""
         return 1
 
-    @property
-    def many_labels(self) -> bool:
-        """Whether one sample may carry any number of labels."""
-        return False
-
     def divisor(self, Y: Tensor) -> float:
         """What the mean divides the sum over samples by."""
         return float(len(Y))
-
-
-@dataclass(frozen=True)
-class Separable(Loss):
-    """G_ic = φ(l_ic) − y_ic, class by class, times a constant that goes into the divisor."""
-
-    @abstractmethod
-    def link(self, logits: Tensor) -> Tensor:
-        """φ, entry by entry."""
-
-    @abstractmethod
-    def slope(self, logits: Tensor) -> Tensor:
-        """φ′, entry by entry."""
-
-    def gradient(self, logits: Tensor, Y: Tensor) -> Tensor:
-        return self.link(logits) - Y
-
-    def curvature(self, logits: Tensor, Y: Tensor) -> Curvature:  # noqa: ARG002 (targets are constants)
-        return DiagonalCurvature(self.slope(logits))
-
-    def response(self, logits: Tensor, Y: Tensor, W: Tensor, row_norms: Tensor) -> Tensor:  # noqa: ARG002
-        return self.slope(logits).abs() * row_norms
-
-
-@dataclass(frozen=True)
-class Softmax(Loss):
-    """G_i = m_i (p_i − ỹ_i): cross-entropy whose samples may carry weights; rows of G sum to zero."""
-
-    def mass(self, logits: Tensor, Y: Tensor) -> Tensor:  # noqa: ARG002
-        """(B,) m, how much each sample counts."""
-        return torch.ones_like(logits[:, 0])
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """(B, C) P."""
-        return torch.softmax(logits, dim=1)
-
-    def response(self, logits: Tensor, Y: Tensor, W: Tensor, row_norms: Tensor) -> Tensor:
-        """m P_c ‖W_c − Σ_k p̄_k W_k‖, with the batch's mean p̄: rows share what they answer alike."""
-        P = torch.softmax(logits, dim=1)
-        mean = P.mean(0).to(W.dtype) @ W
-        squares = row_norms.square() - 2 * (W @ mean).double() + (mean @ mean).double()
-        return self.mass(logits, Y)[:, None] * P * squares.clamp_min(0).sqrt()
-
-    def class_weights(self, C: int) -> Tensor | None:  # noqa: ARG002 (others need it)
-        """(C,) the weight of a sample by its label, where that alone decides; None for equal ones."""
-        return None
-
-    def floor(self, C: int) -> Tensor | None:  # noqa: ARG002
-        """(C,) what smoothing takes from every row of G, whatever the label; None without smoothing."""
-        return None

@@ -14,6 +14,7 @@ from torch import Tensor
 from unsum.errors import UnsumError
 from unsum.files.safetensors_header import check_safetensors
 from unsum.files.writing import save_tensors, write_whole
+from unsum.invert.checkpoint import refuse_another_run
 
 
 def write(path: Path, run: dict[str, Any], state: Any) -> None:
@@ -44,12 +45,7 @@ def read(path: Path, run: dict[str, Any], device: torch.device) -> Any | None:
             state = _unpacked(skeleton, tensors)
     except Exception as error:  # a damaged file can make its readers raise nearly anything
         raise UnsumError(f"The checkpoint {str(path)!r} cannot be read; delete it to start over.") from error
-    changed = sorted(key for key in run if before.get(key) != run[key])
-    if changed:
-        raise UnsumError(
-            f"The checkpoint {str(path)!r} belongs to a run with another {changed[0]} "
-            f"({str(before.get(changed[0]))[:80]}, now {run[changed[0]]}); choose another file, or delete it to start over."
-        )
+    refuse_another_run(path, before, run, "file")
     return state
 
 

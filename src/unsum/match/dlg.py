@@ -11,8 +11,7 @@ from unsum.match.engine import Matched, solve
 from unsum.match.method import MatcherNeeds, matcher
 from unsum.match.objective import Objective
 from unsum.match.optimizers import LBFGS
-from unsum.match.plan import Plan
-from unsum.match.problem import Problem
+from unsum.match.problem import Plan, Problem
 from unsum.match.unknown import Pixels
 
 
@@ -22,14 +21,6 @@ from unsum.match.unknown import Pixels
     needs=MatcherNeeds(batch_size=True, scale=True),
 )
 def dlg(problem: Problem, *, steps: int = 300, restarts: int = 1, rate: float = 1.0) -> Matched:
-    return solve(
-        problem,
-        Plan(
-            Objective("l2"),
-            LBFGS(rate),
-            steps,
-            unknown=Pixels("normal", box=False),
-            restarts=restarts,
-            soft_labels=problem.targets is None,
-        ),
-    )
+    unknown, soft_labels = Pixels("normal", box=False), problem.targets is None
+    plan = Plan(Objective("l2"), LBFGS(rate), steps, unknown=unknown, restarts=restarts, soft_labels=soft_labels)
+    return solve(problem, plan)

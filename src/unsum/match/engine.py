@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from unsum.errors import UnsumError
-from unsum.match import checkpoint, preview
+from unsum.files.writing import write_pictures
+from unsum.match import checkpoint
 from unsum.match.evaluate import Evaluator
 from unsum.match.optimizers import LBFGS
-from unsum.match.plan import Plan
-from unsum.match.problem import Problem
+from unsum.match.problem import Plan, Problem
 
-_LOOKS, _RAREST_LOOK = 40, 50
-_PREVIEW_SECONDS = 2.0
+LOOKS, _RAREST_LOOK = 40, 50  # looks of one run at its losses, and the most steps between two
+_PREVIEW_SECONDS = 2.0  # between two writings of the pictures so far
 _BETTER = 0.999  # a loss counts as lower from here on
 
 
@@ -57,7 +57,11 @@ class _Run:
 
     def __init__(self, problem: Problem, plan: Plan) -> None:
         self.problem, self.plan = problem, plan
-        self.evaluator = Evaluator(problem, plan, _leaves(problem, plan))
+        # (R, …), each restart's drawn from a generator of its own, so that they do not depend on how many there are.
+        starts = [_start(problem, plan, restart) for restart in range(plan.restarts)]
+        stacked = [torch.stack(parts).to(problem.zero) for parts in zip(*starts, strict=True)]
+        plan.unknown.project(stacked[:-1] if plan.soft_labels else stacked)
+        self.evaluator = Evaluator(problem, plan, stacked)
         self.driver = plan.optimizer.driver(self.evaluator)
         R = plan.restarts
         self.best = [leaf.detach().clone() for leaf in self.evaluator.leaves]
@@ -66,7 +70,7 @@ class _Run:
         self.rows: list[list[float]] = []
         self.step, self.stale = 0, 0
         self.renewed = [0] * R
-        rarest = 1 if isinstance(plan.optimizer, LBFGS) else min(_RAREST_LOOK, max(1, plan.steps // _LOOKS))
+        rarest = 1 if isinstance(plan.optimizer, LBFGS) else min(_RAREST_LOOK, max(1, plan.steps // LOOKS))
         self.look_every = plan.look_every or rarest
         self.saved = self.shown = time.monotonic()
         self.identity = _identity(problem, plan)
@@ -85,15 +89,15 @@ class _Run:
             if looking:
                 self._look(self.step - 1, before, *losses)
                 self._renew(losses[0])
-                self._save_in_time()
+                if time.monotonic() - self.saved >= self.problem.checkpoint_seconds:
+                    self._save()
         if not self.rows or self.rows[-1][0] < self.step:
             self._look(self.step, [leaf.detach().clone() for leaf in self.evaluator.leaves], *self.evaluator.all())
-        if self.file is not None:
-            self._save()
+        self._save()
 
     def _inside(self) -> None:
         leaves = [leaf.detach() for leaf in self.evaluator.leaves]
-        self.plan.unknown.project(leaves[:-1] if self.plan.soft_labels else leaves)
+        self.plan.unknown.project(self.evaluator.parts(leaves)[0])
 
     def _keep_inside(self) -> None:
         self._inside()
@@ -126,27 +130,22 @@ class _Run:
         self.problem.progress.step(step, float(totals[first]), float(matches[first]))
         now = time.monotonic()
         if self.problem.preview is not None and (now - self.shown >= _PREVIEW_SECONDS or step == self.plan.steps):
-            preview.show(self.problem.preview, self._pictures())
+            write_pictures(self.problem.preview, self._found()[0])
             self.shown = now
 
     def _finished(self) -> bool:
-        if float(self.best_losses.min()) <= self.plan.enough:
-            return True
-        return 0 < self.plan.patience <= self.stale
+        return float(self.best_losses.min()) <= self.plan.enough or 0 < self.plan.patience <= self.stale
 
-    def _pictures(self) -> Tensor:
+    @torch.no_grad()
+    def _found(self) -> tuple[Tensor, Tensor]:
+        """The pictures and targets of the lowest loss so far."""
         first = int(self.best_losses.argmin())
-        with torch.no_grad():
-            leaves = [leaf[first] for leaf in self.best]
-            return self.plan.unknown.pictures(leaves[:-1] if self.plan.soft_labels else leaves).detach().clamp(0, 1)
-
-    def _save_in_time(self) -> None:
-        if self.file is not None and time.monotonic() - self.saved >= self.problem.checkpoint_seconds:
-            self._save()
-            self.saved = time.monotonic()
+        leaves, targets = self.evaluator.parts([leaf[first] for leaf in self.best])
+        return self.plan.unknown.pictures(leaves).clamp(0, 1), targets
 
     def _save(self) -> None:
-        assert self.file is not None
+        if self.file is None:
+            return
         state: dict[str, Any] = {
             "leaves": [leaf.detach() for leaf in self.evaluator.leaves],
             "best": self.best,
@@ -159,52 +158,33 @@ class _Run:
             "optimizer": self.driver.state(),
         }
         checkpoint.write(self.file, self.identity, state)
+        self.saved = time.monotonic()
 
     def _resume(self) -> None:
         state = None if self.file is None else checkpoint.read(self.file, self.identity, self.problem.device)
         if state is None:
             return
-        for name in ("leaves", "best"):
-            kept = self.evaluator.leaves if name == "leaves" else self.best
-            for leaf, value in zip(kept, state[name], strict=True):
-                leaf.detach().copy_(value)
+        for leaf, value in zip([*self.evaluator.leaves, *self.best], [*state["leaves"], *state["best"]], strict=True):
+            leaf.detach().copy_(value)
         self.best_losses, self.best_matches = state["best_losses"].cpu(), state["best_matches"].cpu()
         self.rows = state["rows"].tolist()
         self.step, self.stale, self.renewed = state["step"], state["stale"], state["renewed"]
         self.driver.restore(state["optimizer"])
 
-    def _notes(self) -> list[str]:
-        count = sum(self.renewed)
-        anew = [f"{count} start{'s' if count > 1 else ''} diverged, and others took their place."] if count else []
-        return [*self.evaluator.notes, *anew]
-
     def result(self) -> Matched:
-        first = int(self.best_losses.argmin())
-        if self.plan.soft_labels:
-            targets = self.best[-1][first].softmax(-1)
-        else:
-            assert self.problem.targets is not None
-            targets = self.problem.targets
+        first, count = int(self.best_losses.argmin()), sum(self.renewed)
+        anew = [f"{count} start{'s' if count > 1 else ''} diverged, and others took their place."] if count else []
         columns = torch.tensor(self.rows, dtype=torch.float64).T
         return Matched(
-            self._pictures(),
-            targets,
+            *self._found(),
             float(self.best_losses[first]),
             float(self.best_matches[first]),
             self.best_losses,
             self.step,
             dict(zip(("step", "loss", "match"), columns, strict=True)),
-            self._notes(),
+            [*self.evaluator.notes, *anew],
             [leaf[first] for leaf in self.best],
         )
-
-
-def _leaves(problem: Problem, plan: Plan) -> list[Tensor]:
-    """(R, …) starts, each restart's drawn from a generator of its own, so that they do not depend on how many there are."""
-    starts = [_start(problem, plan, restart) for restart in range(plan.restarts)]
-    stacked = [torch.stack(parts).to(problem.zero) for parts in zip(*starts, strict=True)]
-    plan.unknown.project(stacked[:-1] if plan.soft_labels else stacked)
-    return stacked
 
 
 def _start(problem: Problem, plan: Plan, restart: int, renewed: int = 0) -> list[Tensor]:

@@ -7,7 +7,7 @@ and replayed: a network's three passes over a few pictures are thousands of kern
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,12 +19,10 @@ from unsum.cuda_graph import recorded
 from unsum.gradients import main_output, quiet
 from unsum.match.objective import Target
 from unsum.match.optimizers import LBFGS
-from unsum.match.plan import Plan
-from unsum.match.problem import Problem
-from unsum.match.register import registered_mean
-from unsum.match.scene import Scene
+from unsum.match.problem import Plan, Problem
+from unsum.match.regularizers import Scene, registered_mean
 
-_FEW_PIXELS = 2048
+_FEW_PIXELS = 2048  # of all pictures together, up to which restarts side by side pay on a CPU
 _BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 
 
@@ -39,7 +37,7 @@ class Evaluator:
         self.notes: list[str] = []
         self.leaves = [leaf.detach().requires_grad_(self.together) for leaf in leaves]
         self.views = [[leaf.detach()[r].requires_grad_() for leaf in self.leaves] for r in range(self.restarts)]
-        self.names = problem.names(plan.gradients)
+        self.names = [n for n in problem.sent if plan.gradients == "all" or n not in problem.head_names]
         parameters = dict(problem.model.named_parameters())
         self._parameters: dict[str, Tensor] = {name: parameters[name] for name in self.names}
         self._target = self._against(self.restarts if self.together else 1)
@@ -109,15 +107,13 @@ class Evaluator:
         total, match = found
         return total.clone(), match.clone()  # a replay writes to the same place
 
-    def pictures(self, restart: int) -> Tensor:
-        with torch.no_grad():
-            return self.plan.unknown.pictures(self._parts(self.views[restart])[0]).detach()
-
     def _agree(self) -> None:
         if self._group:
-            self._consensus.copy_(registered_mean(torch.stack([self.pictures(r) for r in range(self.restarts)])))
+            with torch.no_grad():
+                pictures = [self.plan.unknown.pictures(self.parts(views)[0]) for views in self.views]
+                self._consensus.copy_(registered_mean(torch.stack(pictures)))
 
-    def _parts(self, leaves: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
+    def parts(self, leaves: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
         """The unknown's own leaves, and (B, C) targets: the last leaf's softmax where labels are unknown too."""
         if self.plan.soft_labels:
             return leaves[:-1], leaves[-1].softmax(-1)
@@ -125,7 +121,7 @@ class Evaluator:
         return leaves, self.problem.targets
 
     def _one(self, views: list[Tensor]) -> tuple[Tensor, Tensor]:
-        leaves, targets = self._parts(views)
+        leaves, targets = self.parts(views)
         images = self.plan.unknown.pictures(leaves)
         logits = self._look(self.problem.model, images)
         G = self.problem.loss_gradient(logits, targets)
@@ -136,7 +132,7 @@ class Evaluator:
 
     def _together(self) -> tuple[Tensor, Tensor]:
         def one(*leaves: Tensor) -> tuple[list[Tensor], Tensor, tuple[Tensor | None, ...]]:
-            own, targets = self._parts(leaves)
+            own, targets = self.parts(leaves)
             images = self.plan.unknown.pictures(own)
 
             def logits(parameters: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -210,39 +206,30 @@ class _Lookout:
     """The model's pass, with a look at what reaches its head and its BatchNorm layers where a regularizer asks for that."""
 
     def __init__(self, problem: Problem, plan: Plan) -> None:
-        self._problem = problem
-        self._half = plan.half
+        self._problem, self._plan = problem, plan
         self._features: Tensor | None = None
         self._gaps: list[Tensor] = []
-        self._wants_features = any(term.sees_features for term in plan.regularizers)
-        self._wants_norms = any(term.sees_norms for term in plan.regularizers)
 
     def __call__(self, forward: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         self._features, self._gaps = None, []
-        with self.precision():
-            return main_output(forward(images))
-
-    def precision(self) -> torch.autocast | nullcontext[None]:
         device = self._problem.device.type
-        return torch.autocast(device, torch.bfloat16) if self._half and device == "cuda" else nullcontext()
+        with torch.autocast(device, torch.bfloat16) if self._plan.half and device == "cuda" else nullcontext():
+            return main_output(forward(images))
 
     def seen(self) -> tuple[Tensor | None, Tensor | None]:
         return self._features, torch.stack(self._gaps).sum() if self._gaps else None
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        hooks = []
-        if self._wants_features:
-            hooks.append(self._problem.head.register_forward_pre_hook(self._take_features))
-        if self._wants_norms:
-            norms = [m for m in self._problem.model.modules() if isinstance(m, _BATCH_NORMS)]
-            hooks += [norm.register_forward_pre_hook(self._take_gap) for norm in norms if norm.running_mean is not None]
-        try:
+        with ExitStack() as hooks:
+            if any(term.sees_features for term in self._plan.regularizers):
+                hooks.enter_context(self._problem.head.register_forward_pre_hook(self._take_features))
+            if any(term.sees_norms for term in self._plan.regularizers):
+                for norm in self._problem.model.modules():
+                    if isinstance(norm, _BATCH_NORMS) and norm.running_mean is not None:
+                        hooks.enter_context(norm.register_forward_pre_hook(self._take_gap))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            self._features, self._gaps = None, []
+        self._features, self._gaps = None, []
 
     def _take_features(self, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self._features = inputs[0].flatten(1)

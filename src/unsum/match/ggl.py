@@ -8,7 +8,7 @@ No derivative is taken, so that T may be anything. The label comes from the sign
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
-from unsum.match import preview
-from unsum.match.engine import Matched
+from unsum.files.writing import write_pictures
+from unsum.match.engine import LOOKS, Matched
 from unsum.match.many import Many
 from unsum.match.method import MatcherNeeds, matcher
 from unsum.match.plug import Generator, load_generator
 from unsum.match.problem import Problem
 from unsum.match.traces import Traces
-
-_LOOKS = 40
 
 
 @matcher(
@@ -47,20 +45,15 @@ def ggl(
         raise UnsumError("'ggl' keeps no checkpoint; leave checkpoint= out.")
     loaded = load_generator(problem, generator, weights)
     traces = Traces.of(problem) if adapt else None
-    many = Many(problem)
-    rows: list[list[float]] = []
-
-    def loss(latents: Tensor) -> tuple[Tensor, Tensor]:
-        return _losses(problem, loaded, traces, many, latents, prior)
-
-    with many.ready(), torch.no_grad():
-        found = [_search(problem, loaded, loss, steps, population, restart, rows) for restart in range(restarts)]
+    search = _LatentSearch(problem, loaded, traces, Many(problem), prior)
+    with search.many.ready(), torch.no_grad():
+        found = [search.run(steps, population, restart) for restart in range(restarts)]
         losses = torch.tensor([value for value, _, _ in found], dtype=torch.float64)
         best = found[int(losses.argmin())]
         images = loaded(best[2]).clamp(0, 1)
     assert problem.targets is not None
     notes = ["Candidates' gradients were compared as they are."] if traces is None else [*traces.notes, *_told(traces)]
-    columns = torch.tensor(rows, dtype=torch.float64).T
+    columns = torch.tensor(search.rows, dtype=torch.float64).T
     history = dict(zip(("step", "loss", "match"), columns, strict=True))
     return Matched(
         images, problem.targets, best[0], best[1], losses, steps, history, notes, [best[2]], photos=loaded.photos
@@ -76,51 +69,46 @@ def _told(traces: Traces) -> list[str]:
     ]
 
 
-Losses = Callable[[Tensor], tuple[Tensor, Tensor]]
+@dataclass(frozen=True)
+class _LatentSearch:
+    problem: Problem
+    generator: Generator
+    traces: Traces | None
+    many: Many
+    prior: float
+    rows: list[list[float]] = field(default_factory=list)  # how the first restart's losses fell
 
+    def losses(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """(N,) losses and (N,) distances of gradients for (N, B, *latent) candidates."""
+        found = self.many(torch.stack([self.generator(latent).clamp(0, 1) for latent in latents]))
+        if self.traces is not None:
+            found = self.traces.clipped(self.traces.masked(found))
+        sent = list(self.problem.sent.values())
+        apart = torch.stack([(g - s).flatten(1).square().sum(1) for g, s in zip(found, sent, strict=True)]).sum(0)
+        matches = apart / torch.stack([s.square().sum() for s in sent]).sum()
+        return matches + self.prior * (latents.flatten(2).square().mean(2) - 1).square().mean(1), matches
 
-def _losses(
-    problem: Problem, generator: Generator, traces: Traces | None, many: Many, latents: Tensor, prior: float
-) -> tuple[Tensor, Tensor]:
-    """(N,) losses and (N,) distances of gradients for (N, B, *latent) candidates."""
-    found = many(torch.stack([generator(latent).clamp(0, 1) for latent in latents]))
-    if traces is not None:
-        found = traces.clipped(traces.masked(found))
-    sent = list(problem.sent.values())
-    apart = torch.stack([(g - s).flatten(1).square().sum(1) for g, s in zip(found, sent, strict=True)]).sum(0)
-    matches = apart / torch.stack([s.square().sum() for s in sent]).sum()
-    return matches + prior * (latents.flatten(2).square().mean(2) - 1).square().mean(1), matches
-
-
-def _search(
-    problem: Problem,
-    generator: Generator,
-    losses: Losses,
-    steps: int,
-    population: int,
-    restart: int,
-    rows: list[list[float]],
-) -> tuple[float, float, Tensor]:
-    """(loss, distance of gradients, latents) of the best candidate of one CMA-ES."""
-    shape = (problem.batch_size, *generator.latent)
-    optimizer = _cma(shape, steps, population, problem.seed + 7919 * restart)
-    best = (float("inf"), float("inf"), torch.zeros(shape))
-    look_every = max(1, steps // _LOOKS)
-    for step in range(steps):
-        asked = [optimizer.ask() for _ in range(population)]
-        latents = torch.from_numpy(np.stack([candidate.value for candidate in asked])).to(problem.zero)
-        totals, matches = losses(latents)
-        for candidate, value in zip(asked, totals.tolist(), strict=True):
-            optimizer.tell(candidate, value)
-        first = int(totals.argmin())
-        if float(totals[first]) < best[0]:
-            best = (float(totals[first]), float(matches[first]), latents[first].clone())
-        if restart == 0 and (step % look_every == 0 or step == steps - 1):
-            rows.append([step + 1, *best[:2]])
-            problem.progress.step(step + 1, *best[:2])
-            if problem.preview is not None:
-                preview.show(problem.preview, generator(best[2]))
-    return best
+    def run(self, steps: int, population: int, restart: int) -> tuple[float, float, Tensor]:
+        """(loss, distance of gradients, latents) of the best candidate of one CMA-ES."""
+        problem, shape = self.problem, (self.problem.batch_size, *self.generator.latent)
+        optimizer = _cma(shape, steps, population, problem.seed + 7919 * restart)
+        best = (float("inf"), float("inf"), torch.zeros(shape))
+        look_every = max(1, steps // LOOKS)
+        for step in range(steps):
+            asked = [optimizer.ask() for _ in range(population)]
+            latents = torch.from_numpy(np.stack([candidate.value for candidate in asked])).to(problem.zero)
+            totals, matches = self.losses(latents)
+            for candidate, value in zip(asked, totals.tolist(), strict=True):
+                optimizer.tell(candidate, value)
+            first = int(totals.argmin())
+            if float(totals[first]) < best[0]:
+                best = (float(totals[first]), float(matches[first]), latents[first].clone())
+            if restart == 0 and (step % look_every == 0 or step == steps - 1):
+                self.rows.append([step + 1, *best[:2]])
+                problem.progress.step(step + 1, *best[:2])
+                if problem.preview is not None:
+                    write_pictures(problem.preview, self.generator(best[2]))
+        return best
 
 
 def _cma(shape: tuple[int, ...], steps: int, population: int, seed: int) -> Any:

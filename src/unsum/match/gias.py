@@ -18,9 +18,8 @@ from unsum.match.engine import Matched, solve
 from unsum.match.method import MatcherNeeds, matcher
 from unsum.match.objective import Objective
 from unsum.match.optimizers import Adam
-from unsum.match.plan import Plan
 from unsum.match.plug import Generator, load_generator
-from unsum.match.problem import Problem
+from unsum.match.problem import Plan, Problem
 from unsum.match.regularizers import TotalVariation
 from unsum.match.unknown import Latent, Shape
 
@@ -61,30 +60,18 @@ def gias(
     total_variation: float = 1e-4,
 ) -> Matched:
     loaded = load_generator(problem, generator, weights)
-    terms = (TotalVariation(total_variation),)
-    latent = solve(
-        problem,
-        Plan(
-            Objective("cosine"),
-            Adam(rate),
-            steps,
-            regularizers=terms,
-            unknown=Latent(loaded, loaded.latent),
-            restarts=restarts,
-            stage="latent",
-        ),
+    plan = Plan(
+        Objective("cosine"),
+        Adam(rate),
+        steps,
+        regularizers=(TotalVariation(total_variation),),
+        unknown=Latent(loaded, loaded.latent),
+        restarts=restarts,
+        stage="latent",
     )
-    found = solve(
-        problem,
-        Plan(
-            Objective("cosine"),
-            Adam(weight_rate),
-            weight_steps,
-            regularizers=terms,
-            unknown=Weights(loaded, latent.leaves[0]),
-            stage="weights",
-        ),
-    )
+    latent = solve(problem, plan)
+    plan = replace(plan, optimizer=Adam(weight_rate), steps=weight_steps, restarts=1, stage="weights")
+    found = solve(problem, replace(plan, unknown=Weights(loaded, latent.leaves[0])))
     note = f"The generator's latents left a distance of gradients of {latent.match:.2g}, its weights {found.match:.2g}."
     return replace(
         found,

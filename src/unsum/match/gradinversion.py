@@ -3,7 +3,7 @@
     min over x of α ‖∇L(x, y) − ĝ‖² + α_tv TV(x) + α_l2 ‖x‖² + α_bn R_BN(x) + α_group ‖x − mean over seeds of x‖²
 
 by Adam, rate 0.1 with a step decay, labels by the rule of the same paper. Before seeds are averaged they are shifted onto each
-other (`register`, simpler than the published registration). Without BatchNorm layers R_BN is nothing.
+other (`registered_mean`, simpler than the published registration). Without BatchNorm layers R_BN is nothing.
 
 The published weights belong to a sum over gradients of ImageNet networks; here l2 is divided by ‖ĝ‖², so that one set of weights
 suits networks of all sizes.
@@ -17,8 +17,7 @@ from unsum.match.engine import Matched, solve
 from unsum.match.method import MatcherNeeds, matcher
 from unsum.match.objective import Objective
 from unsum.match.optimizers import Adam
-from unsum.match.plan import Plan
-from unsum.match.problem import Problem
+from unsum.match.problem import Plan, Problem
 from unsum.match.regularizers import BatchNormPrior, GroupConsistency, Regularizer, SquaredNorm, TotalVariation
 from unsum.match.unknown import Pixels
 
@@ -46,15 +45,7 @@ def gradinversion(
         terms.append(BatchNormPrior(batch_norm))
     if restarts > 1 and group:
         terms.append(GroupConsistency(group))
-    return solve(
-        problem,
-        Plan(
-            Objective("l2", relative=True),
-            Adam(rate),
-            steps,
-            regularizers=tuple(terms),
-            unknown=Pixels("normal", box=True),
-            restarts=restarts,
-            half=half,
-        ),
-    )
+    unknown, regularizers = Pixels("normal", box=True), tuple(terms)
+    objective = Objective("l2", relative=True)
+    plan = Plan(objective, Adam(rate), steps, regularizers, unknown, restarts=restarts, half=half)
+    return solve(problem, plan)

@@ -10,31 +10,28 @@ there is an inverse; as noise otherwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
 from unsum.invert import invert, load_inverse
+from unsum.late_scipy import linear_sum_assignment
 from unsum.match.engine import Matched, solve
 from unsum.match.method import MatcherNeeds, matcher
 from unsum.match.objective import Objective
 from unsum.match.optimizers import Adam
-from unsum.match.plan import Plan
 from unsum.match.plug import load_denoiser, photos_of
-from unsum.match.problem import Problem
+from unsum.match.problem import Plan, Problem
 from unsum.match.regularizers import TotalVariation
 from unsum.match.unknown import Pixels, Shape, Unknown
 from unsum.separate import separate
-from unsum.update import Reduction, Update
+from unsum.update import Update
 
 
 @dataclass(frozen=True)
-class Near:
+class Near(Unknown):
     """Pixels that begin near given pictures; restarts differ by a little noise."""
 
     images: Tensor = field(repr=False)
@@ -42,12 +39,6 @@ class Near:
 
     def start(self, count: int, shape: Shape, generator: torch.Generator) -> list[Tensor]:
         return [self.images.cpu() + self.spread * torch.randn((count, *shape), generator=generator)]
-
-    def pictures(self, leaves: Sequence[Tensor]) -> Tensor:
-        return leaves[0]
-
-    def project(self, leaves: Sequence[Tensor]) -> None:
-        leaves[0].clamp_(0, 1)
 
 
 @matcher(
@@ -80,21 +71,19 @@ def hcgla(
     def amend(leaves: list[Tensor]) -> None:
         leaves[0].lerp_(clean(leaves[0]).clamp(0, 1), strength)
 
-    found = solve(
-        problem,
-        Plan(
-            Objective("l2", masked=True, relative=True),
-            Adam(rate),
-            steps,
-            regularizers=(TotalVariation(total_variation),),
-            unknown=unknown,
-            restarts=restarts,
-            amend=amend,
-            amend_every=denoise_every,
-            look_every=denoise_every
-            * max(1, steps // (40 * denoise_every)),  # looks see pictures fresh from the denoiser
-        ),
+    plan = Plan(
+        Objective("l2", masked=True, relative=True),
+        Adam(rate),
+        steps,
+        regularizers=(TotalVariation(total_variation),),
+        unknown=unknown,
+        restarts=restarts,
+        amend=amend,
+        amend_every=denoise_every,
+        # Looks see pictures fresh from the denoiser.
+        look_every=denoise_every * max(1, steps // (40 * denoise_every)),
     )
+    found = solve(problem, plan)
     used = "; ".join(filter(None, [photos_of(denoiser, "denoiser"), photos]))
     return replace(found, notes=[note, *found.notes], photos=used)
 
@@ -107,7 +96,7 @@ def _begin(problem: Problem, path: str) -> tuple[Unknown, str, str]:
         if path:  # asked for by name: a refusal must not pass as a note
             raise
         return Pixels("uniform"), "", "Pictures began as noise: the model has no inverse."
-    update = Update(problem.sent, reduction=cast("Reduction", problem.reduction))
+    update = Update(problem.sent, reduction=problem.reduction)
     leak = separate(problem.model, update, "adaptive", labels=problem.targets)
     images = invert(problem.model, leak, inverse=inverse).to(problem.zero)
     if not math.isfinite(leak.predicted_error) or images.shape != (problem.batch_size, *problem.shape):
@@ -115,9 +104,5 @@ def _begin(problem: Problem, path: str) -> tuple[Unknown, str, str]:
     assert problem.targets is not None
     # The separator has an order of its own: each picture goes to its label's place.
     places = linear_sum_assignment(torch.cdist(problem.targets.double(), leak.targets.to(problem.device)).cpu())[1]
-    images = images[torch.as_tensor(places)]
-    return (
-        Near(images),
-        inverse.photos,
-        "Pictures began where the model's inverse drew them from the update's features.",
-    )
+    note = "Pictures began where the model's inverse drew them from the update's features."
+    return Near(images[torch.as_tensor(places)]), inverse.photos, note

@@ -11,8 +11,7 @@ from unsum.match.engine import Matched, solve
 from unsum.match.method import MatcherNeeds, matcher
 from unsum.match.objective import Objective
 from unsum.match.optimizers import Adam
-from unsum.match.plan import Plan
-from unsum.match.problem import Problem
+from unsum.match.problem import Plan, Problem
 from unsum.match.regularizers import TotalVariation
 from unsum.match.unknown import Pixels
 
@@ -32,15 +31,13 @@ def ig(
     masked: bool = False,
     half: bool = False,
 ) -> Matched:
-    return solve(
-        problem,
-        Plan(
-            Objective("cosine", masked=masked),
-            Adam(rate, signed=True),
-            steps,
-            regularizers=(TotalVariation(total_variation),),
-            unknown=Pixels("normal", box=True),
-            restarts=restarts,
-            half=half,
-        ),
+    plan = Plan(
+        Objective("cosine", masked=masked),
+        Adam(rate, signed=True),
+        steps,
+        regularizers=(TotalVariation(total_variation),),
+        unknown=Pixels("normal", box=True),
+        restarts=restarts,
+        half=half,
     )
+    return solve(problem, plan)

@@ -12,7 +12,6 @@ thousand pixels torch's loops take as long as the network.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,9 +99,3 @@ class Memory:
         for block, part in zip(self._used(), parts, strict=False):  # blocks of an earlier start may be empty
             step.addmv_(block.T, part)
         return step
-
-    def state(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    def restore(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)

@@ -13,27 +13,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
-from unsum.match import preview
-from unsum.match.engine import Matched
+from unsum.files.writing import write_pictures
+from unsum.late_scipy import linear_sum_assignment
+from unsum.match.engine import LOOKS, Matched
 from unsum.match.many import Many
 from unsum.match.method import MatcherNeeds, matcher
 from unsum.match.problem import Problem
-from unsum.match.sketch import Sketch
 from unsum.match.traces import Traces
-from unsum.progress import Progress
 from unsum.update import Update
 
 Defend = Callable[[Update], Update]
 _HELD_OUT = 0.1  # of the photos, for the choice of the step to keep
-_LOOKS = 40
 
 
 @matcher(
@@ -55,21 +52,19 @@ def lti(
     if problem.checkpoint is not None:
         raise UnsumError("'lti' keeps no checkpoint; leave checkpoint= out.")
     photos = _photos(problem)
-    generator = torch.Generator().manual_seed(problem.seed)
     held = max(problem.batch_size, round(_HELD_OUT * len(photos)))
     traces = Traces.of(problem)
     reader = _Reader(problem, traces, defend, dimension)
     with reader.many.ready(), torch.no_grad():
         train = _gathered(reader, photos[held:], batches, problem.seed)
         test = _gathered(reader, photos[:held], max(1, round(_HELD_OUT * batches)), problem.seed + 1)
-        asked = reader.received()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(problem.seed)
         learner = _Learner(problem, train, hidden)
-    loss, rows = learner.fit(train, test, steps, at_a_time, rate, generator, problem.progress)
-    images = learner.draw(asked)[0]
+    loss, rows = learner.fit(train, test, steps, at_a_time, rate)
+    images = learner.draw(reader.received)[0]
     if problem.preview is not None:
-        preview.show(problem.preview, images)
+        write_pictures(problem.preview, images)
     match = _match(problem, traces, reader, images)
     assert problem.targets is not None
     history = dict(zip(("step", "loss", "training"), torch.tensor(rows, dtype=torch.float64).T, strict=True))
@@ -92,12 +87,8 @@ class Lessons:
 
     def images(self, rows: Tensor) -> Tensor:
         """(n, B, c, h, w) the pictures of some of the batches."""
-        return _batches(self.photos, self.chosen[rows], self.mirrored[rows])
-
-
-def _batches(photos: Tensor, chosen: Tensor, mirrored: Tensor) -> Tensor:
-    images = photos[chosen]
-    return torch.where(mirrored[..., None, None, None], images.flip(-1), images)
+        images = self.photos[self.chosen[rows]]
+        return torch.where(self.mirrored[rows][..., None, None, None], images.flip(-1), images)
 
 
 def _photos(problem: Problem) -> Tensor:
@@ -117,14 +108,10 @@ class _Reader:
     def __init__(self, problem: Problem, traces: Traces, defend: Defend | None, dimension: int) -> None:
         self.problem, self.traces, self.defend = problem, traces, defend
         self.many = Many(problem)
-        sent = list(problem.sent.values())
-        self.sizes = [
-            tensor.square().mean().sqrt().clamp_min(1e-12) for tensor in self._imitated([g[None] for g in sent])
-        ]
-        self.sketch = Sketch(sum(tensor.numel() for tensor in sent), dimension, problem.seed)
-
-    def received(self) -> Tensor:
-        return self._vector(self._imitated([tensor[None] for tensor in self.problem.sent.values()]))
+        received = self._imitated([tensor[None] for tensor in problem.sent.values()])
+        self.sizes = [tensor.square().mean().sqrt().clamp_min(1e-12) for tensor in received]
+        self.sketch = Sketch(sum(tensor.numel() for tensor in received), dimension, problem.seed)
+        self.received = self._vector(received)
 
     def __call__(self, images: Tensor) -> Tensor:
         """(N, B, c, h, w) → (N, d)."""
@@ -147,27 +134,25 @@ def _gathered(reader: _Reader, photos: Tensor, count: int, seed: int) -> Lessons
     B, draw = reader.problem.batch_size, Random(seed)
     chosen = torch.tensor([draw.sample(range(len(photos)), B) for _ in range(count)], device=photos.device)
     mirrored = torch.tensor([[draw.random() < 0.5 for _ in range(B)] for _ in range(count)], device=photos.device)
-    at_once = reader.many.at_once
-    parts = zip(chosen.split(at_once), mirrored.split(at_once), strict=True)
-    inputs = torch.cat([reader(_batches(photos, *part)) for part in parts])
-    return Lessons(inputs, photos, chosen, mirrored)
+    lessons = Lessons(photos.new_zeros(count, 0), photos, chosen, mirrored)
+    some = torch.arange(count, device=photos.device).split(reader.many.at_once)
+    return replace(lessons, inputs=torch.cat([reader(lessons.images(rows)) for rows in some]))
 
 
 class _Learner:
     def __init__(self, problem: Problem, train: Lessons, hidden: int) -> None:
-        self.shape = (problem.batch_size, *problem.shape)
+        self.problem, self.shape = problem, (problem.batch_size, *problem.shape)
         targets = problem.targets
         assert targets is not None
         self.alike = torch.cdist(targets, targets) < 1e-6  # (B, B) samples whose order the gradient cannot tell
         self.mean, deviation = train.inputs.mean(0), train.inputs.std(0)
         self.deviation = deviation.clamp_min(float(deviation.max()) * 1e-3 + 1e-12)
-        out = math.prod(self.shape)
         self.network = nn.Sequential(
             nn.Linear(train.inputs.shape[1], hidden),
             nn.ReLU(),
             nn.Linear(hidden, hidden),
             nn.ReLU(),
-            nn.Linear(hidden, out),
+            nn.Linear(hidden, math.prod(self.shape)),
         ).to(train.inputs)
 
     def draw(self, inputs: Tensor) -> Tensor:
@@ -187,20 +172,14 @@ class _Learner:
         return float(torch.stack(errors).sum()) / len(lessons.inputs)
 
     def fit(
-        self,
-        train: Lessons,
-        test: Lessons,
-        steps: int,
-        at_a_time: int,
-        rate: float,
-        generator: torch.Generator,
-        progress: Progress,
+        self, train: Lessons, test: Lessons, steps: int, at_a_time: int, rate: float
     ) -> tuple[float, list[list[float]]]:
         """The lowest error on photos held back, whose weights are kept, and how the errors fell."""
+        generator = torch.Generator().manual_seed(self.problem.seed)
         adam = torch.optim.Adam(self.network.parameters(), rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
         best, kept, rows = float("inf"), self.network.state_dict(), []
-        look_every = max(1, steps // _LOOKS)
+        look_every = max(1, steps // LOOKS)
         for step in range(1, steps + 1):
             chosen = torch.randint(len(train.inputs), (at_a_time,), generator=generator).to(train.inputs.device)
             with torch.enable_grad():
@@ -212,7 +191,7 @@ class _Learner:
             if step % look_every == 0 or step == steps:
                 value = self._error(test, at_a_time)
                 rows.append([step, value, float(error.detach())])
-                progress.step(step, *rows[-1][1:])
+                self.problem.progress.step(step, *rows[-1][1:])
                 if value < best:
                     best, kept = value, {name: w.clone() for name, w in self.network.state_dict().items()}
         self.network.load_state_dict(kept)
@@ -238,3 +217,29 @@ def _match(problem: Problem, traces: Traces, reader: _Reader, images: Tensor) ->
         sent = traces.imitated([tensor[None] for tensor in problem.sent.values()])
     apart = sum(float((a - b).square().sum()) for a, b in zip(found, sent, strict=True))
     return apart / max(sum(float(b.square().sum()) for b in sent), 1e-30)
+
+
+class Sketch:
+    """From `length` entries to `dimension`, keeping inner products on average; where there are no more, nothing is done.
+
+    A count sketch: S (d × n) has one ±1 in every column, at a random place: (S g)_k = Σ over i with place i = k of sign_i g_i.
+    It costs one pass over g and two short integers an entry, where a dense projection would need d · n numbers.
+
+    >>> Sketch(1000, 64, seed=0)(torch.ones(2, 1000)).shape
+    torch.Size([2, 64])
+    """
+
+    def __init__(self, length: int, dimension: int, seed: int) -> None:
+        self.hashes = length > dimension
+        self.dimension = dimension if self.hashes else length
+        generator = torch.Generator().manual_seed(seed)
+        count = length if self.hashes else 0
+        self.places = torch.randint(dimension, (count,), generator=generator)
+        self.signs = 2.0 * torch.randint(2, (count,), generator=generator) - 1
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """(N, length) → (N, dimension)."""
+        if not self.hashes:
+            return vectors
+        signs, places = self.signs.to(vectors), self.places.to(vectors.device)
+        return vectors.new_zeros(len(vectors), self.dimension).index_add_(1, places, vectors * signs)

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from unsum.errors import UnsumError, nearest
+from unsum.errors import UnsumError
 from unsum.match.engine import Matched
 from unsum.match.problem import Problem
 from unsum.registry import Registry
+from unsum.separate.options import check_options, whole, yes_or_no
 from unsum.update import Update
 
 Find = Callable[..., Matched]
@@ -18,25 +19,15 @@ Find = Callable[..., Matched]
 
 @dataclass(frozen=True)
 class MatcherNeeds:
-    """How the labels are found where they are not granted, and what else is asked for.
+    """How the labels are found where they are not granted, and what else is asked for."""
 
-    Args:
-        rule: the label rule that goes first; "" where labels are optimized along with the pictures.
-        separator: the separator that goes first and finds batch size, targets and features, instead of a rule.
-        batch_size: it must be granted, or disclosed by the update, where labels are not.
-        one_sample: the method is for a single sample.
-        scale: the gradient itself, not a multiple of it.
-        auxiliary: photos of the attacker's own.
-        extra: anything else, in words; the method itself refuses to go without.
-    """
-
-    rule: str = ""
-    separator: str = ""
-    batch_size: bool = False
-    one_sample: bool = False
-    scale: bool = False
-    auxiliary: bool = False
-    extra: str = ""
+    rule: str = ""  # the label rule that goes first; "" where labels are optimized along with the pictures
+    separator: str = ""  # that goes first and finds batch size, targets and features, instead of a rule
+    batch_size: bool = False  # it must be granted, or disclosed by the update, where labels are not
+    one_sample: bool = False  # the method is for a single sample
+    scale: bool = False  # the gradient itself, not a multiple of it
+    auxiliary: bool = False  # photos of the attacker's own
+    extra: str = ""  # anything else, in words; the method itself refuses to go without
 
     def __str__(self) -> str:
         labels = "labels found along with the pictures"
@@ -94,23 +85,16 @@ class Matcher:
 
     def check_options(self, options: dict[str, Any]) -> None:
         """Refuse the first option that the method does not have, or that is of another kind than its default."""
-        known = self.options
+        check_options(self.name, self.find, options)
         for name, value in options.items():
-            if name not in known:
-                raise UnsumError(
-                    f"The attack {self.name!r} has no option {name!r}; {nearest(name, known)}Its options: "
-                    f"{', '.join(known)}."
-                )
-            _check_kind(name, value, known[name])
+            _check_kind(name, value, self.options[name])
 
 
 def _check_kind(name: str, value: Any, default: Any) -> None:
     if isinstance(default, bool):
-        if not isinstance(value, bool):
-            raise UnsumError(f"The option {name!r} must be True or False, not {value!r}.")
+        yes_or_no(name, value)
     elif isinstance(default, int):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UnsumError(f"The option {name!r} must be a whole number of at least 1, not {value!r}.")
+        whole(name, value, 1)
     elif isinstance(default, float) and (
         not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf")
     ):

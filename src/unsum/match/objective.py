@@ -2,6 +2,7 @@
 
     l2      v = ‖g − ĝ‖²                        ∂v/∂g = 2 (g − ĝ)
     cosine  v = 1 − ⟨g, ĝ⟩ / (‖g‖ ‖ĝ‖)          ∂v/∂g = (⟨g, ĝ⟩ g / ‖g‖² − ĝ) / (‖g‖ ‖ĝ‖)
+    signs   v = 1 − mean of ŝ tanh(g / σ)       ∂v/∂g = −ŝ (1 − tanh²(g / σ)) / (σ n)
 
 over all tensors together. The derivative is written out rather than left to autograd: it is one vector operation in a buffer that
 is kept, where a recorded graph would hold several copies of all gradients.
@@ -65,3 +66,35 @@ class Target:
         values: Tensor = 1 - inner * scale
         flat.mul_((inner * scale / lengths.square())[:, None]).addcmul_(self.sent, scale[:, None], value=-1)
         return values
+
+
+@dataclass(frozen=True)
+class Signs(Objective):
+    """How far signs are from the n signs ŝ ≠ 0 received, with σ the size (root mean square) of each tensor of g, a constant.
+
+    Every sign counts alike, where the cosine with a vector of signs would ask for a gradient whose entries are all of one size,
+    which no picture has. `sharpness` divides σ: the larger, the nearer to sign(g) itself, and the flatter away from zero.
+    """
+
+    sharpness: float = 64.0
+
+    def against(self, sent: Sequence[Tensor], restarts: int = 1) -> Target:
+        return SignTarget(self, sent, restarts)
+
+
+class SignTarget(Target):
+    def __init__(self, objective: Signs, sent: Sequence[Tensor], restarts: int) -> None:
+        super().__init__(objective, [tensor.sign() for tensor in sent], restarts)
+        self.count = self.sent.count_nonzero().clamp_min(1)
+        self.sharpness = objective.sharpness
+
+    @torch.no_grad()
+    def __call__(self, found: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        values, pulls = found[0].new_ones(len(found[0])), []
+        for tensor, signs in zip(found, self.sent.split(self._sizes), strict=True):
+            flat = tensor.detach().flatten(1)
+            size = flat.square().mean(1, keepdim=True).sqrt().clamp_min(1e-30) / self.sharpness
+            soft = (flat / size).tanh()
+            values = values - soft @ signs / self.count
+            pulls.append((-signs * (1 - soft.square()) / (size * self.count)).view_as(tensor))
+        return values, pulls

@@ -31,27 +31,13 @@ class Evaluated(Protocol):
     def one(self, restart: int) -> tuple[Tensor, Tensor]: ...
 
 
-class Driver(Protocol):
-    """One step of all restarts; returns the losses of the leaves as they were before it."""
-
-    def step(self, progress: float) -> Losses: ...
-
-    def forget(self, restart: int) -> None:
-        """This restart begins anew: what was learned on its way no longer holds."""
-        ...
-
-    def state(self) -> Any: ...
-
-    def restore(self, state: Any) -> None: ...
-
-
 @dataclass(frozen=True)
 class Adam:
     rate: float
     signed: bool = False
     decay: bool = True
 
-    def driver(self, evaluated: Evaluated) -> Driver:
+    def driver(self, evaluated: Evaluated) -> _AdamDriver:
         return _AdamDriver(self, evaluated)
 
 
@@ -61,7 +47,7 @@ class LBFGS:
     inner: int = 20
     history: int = 100
 
-    def driver(self, evaluated: Evaluated) -> Driver:
+    def driver(self, evaluated: Evaluated) -> _LBFGSDriver:
         return _LBFGSDriver(self, evaluated)
 
 
@@ -78,6 +64,9 @@ def decayed(rate: float, progress: float) -> float:
 
 
 class _AdamDriver:
+    """`step` takes one of all restarts and returns the losses of the leaves as they were before it; `forget` is for a restart
+    that begins anew: what was learned on its way no longer holds."""
+
     def __init__(self, declared: Adam, evaluated: Evaluated) -> None:
         self._declared, self._evaluated = declared, evaluated
         self._adam = torch.optim.Adam(evaluated.leaves, lr=declared.rate, fused=True)
@@ -141,8 +130,8 @@ class _LBFGSDriver:
         self._memories[restart].clear()
 
     def state(self) -> Any:
-        return [memory.state() for memory in self._memories]
+        return [dict(vars(memory)) for memory in self._memories]
 
     def restore(self, state: Any) -> None:
         for memory, kept in zip(self._memories, state, strict=True):
-            memory.restore(kept)
+            vars(memory).update(kept)

@@ -59,8 +59,7 @@ class Generator:
     def drawn(self, latents: Tensor, weights: dict[str, Tensor]) -> Tensor:
         """The pictures that the module would make with other weights of these names."""
         given = (latents,) if self.targets is None else (latents, self.targets)
-        pictures: Tensor = functional_call(self.module, weights, given)
-        return pictures
+        return functional_call(self.module, weights, given)
 
 
 def load_generator(problem: Problem, given: nn.Module | str, weights: str) -> Generator:
@@ -72,7 +71,7 @@ def load_generator(problem: Problem, given: nn.Module | str, weights: str) -> Ge
         )
     if isinstance(given, str) and (given == INVERSE or given.endswith(".safetensors")):
         return _of_inverse(problem, None if given == INVERSE else given)
-    module = _ready(problem, _module(problem, given, weights, "generator"))
+    module = _module(problem, given, weights, "generator")
     shape = getattr(module, "latent_shape", None)
     latent = (shape,) if isinstance(shape, int) else shape
     if not isinstance(latent, tuple) or not latent or not all(isinstance(n, int) and n > 0 for n in latent):
@@ -82,15 +81,15 @@ def load_generator(problem: Problem, given: nn.Module | str, weights: str) -> Ge
     photos = getattr(module, "photos", "") or _TEACHERS.format("generator")
     targets = problem.targets if getattr(module, "conditional", False) else None
     generator = Generator(module, latent, photos, targets)
-    _check(problem, "generator", lambda: generator(torch.zeros(problem.batch_size, *latent).to(problem.zero)))
+    _check(problem, "generator", generator, latent)
     return generator
 
 
 def load_denoiser(problem: Problem, given: nn.Module | str, weights: str) -> Callable[[Tensor], Tensor]:
     if given == MEDIAN:
         return median_filter
-    module = _ready(problem, _module(problem, given, weights, "denoiser"))
-    _check(problem, "denoiser", lambda: module(torch.zeros(problem.batch_size, *problem.shape).to(problem.zero)))
+    module = _module(problem, given, weights, "denoiser")
+    _check(problem, "denoiser", module, problem.shape)
     return module
 
 
@@ -120,10 +119,8 @@ class _Decoded(nn.Module):
         self.decoder, self.signed = decoder, signed
 
     def forward(self, latents: Tensor) -> Tensor:
-        pictures: Tensor = self.decoder(
-            (latents if self.signed else latents.abs()) / getattr(self.decoder, "gain", 1.0)
-        )
-        return pictures
+        size = latents if self.signed else latents.abs()
+        return self.decoder(size / getattr(self.decoder, "gain", 1.0))
 
 
 def _of_inverse(problem: Problem, path: str | None) -> Generator:
@@ -132,20 +129,21 @@ def _of_inverse(problem: Problem, path: str | None) -> Generator:
     module = _ready(problem, _Decoded(inverse.decoder, signed=signed))
     latent = (math.prod(inverse.card["layout"]["shape"]),)
     generator = Generator(module, latent, inverse.photos)
-    _check(problem, "inverse", lambda: generator(torch.zeros(problem.batch_size, *latent).to(problem.zero)))
+    _check(problem, "inverse", generator, latent)
     return generator
 
 
 def _module(problem: Problem, given: nn.Module | str, weights: str, what: str) -> nn.Module:
+    """Frozen and beside the model."""
     if isinstance(given, nn.Module):
-        return given
+        return _ready(problem, given)
     file, _, factory = str(given).rpartition(":")
     if not file.endswith(".py"):
         raise UnsumError(f"A {what} is a torch module, or FILE.py:FACTORY with its weights=FILE, not {str(given)!r}.")
     module = build_from_file(Path(file), factory, problem.classes)
     if weights and not load_weights(module, Path(weights)):  # a classifier may get a new head; a generator may not
         raise UnsumError(f"The weights in {Path(weights).name!r} do not fit the {what}.")
-    return module
+    return _ready(problem, module)
 
 
 def _ready(problem: Problem, module: nn.Module) -> nn.Module:
@@ -153,11 +151,11 @@ def _ready(problem: Problem, module: nn.Module) -> nn.Module:
     return copy.deepcopy(module).to(problem.zero).eval().requires_grad_(False)
 
 
-def _check(problem: Problem, what: str, run: Callable[[], Tensor]) -> None:
+def _check(problem: Problem, what: str, network: Callable[[Tensor], Tensor], reads: tuple[int, ...]) -> None:
     wanted = (problem.batch_size, *problem.shape)
     try:
         with torch.no_grad():
-            found = tuple(run().shape)
+            found = tuple(network(torch.zeros(problem.batch_size, *reads).to(problem.zero)).shape)
     except Exception as error:  # the user's own code
         reason = " ".join(str(error).split())[:200].rstrip(".")
         raise UnsumError(

@@ -1,8 +1,9 @@
-"""What a matcher is given: the model, the gradients received, and what is known or was found about the batch."""
+"""What the engine takes: a problem, with all that is known or was found about the batch, and a plan, which a method declares."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -10,13 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
-from unsum.gradients import main_output, quiet
+from unsum.gradients import in_eval_mode, main_output, quiet
 from unsum.head import find_head
 from unsum.leak import Leak
+from unsum.match.objective import Objective
+from unsum.match.optimizers import Optimizer
+from unsum.match.regularizers import Regularizer
+from unsum.match.unknown import Pixels, Unknown
 from unsum.progress import SILENT, Progress
-from unsum.update import Update
+from unsum.update import Reduction, Update
 
 _DROPOUTS = nn.modules.dropout._DropoutNd
+# Sides of pictures, all tried: two that fit are no answer.
+_USUAL = (28, 32, 48, 64, 84, 96, 112, 128, 160, 192, 224, 256, 299, 336, 384)
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,7 @@ class Problem:
     head: nn.Module
     head_names: tuple[str, ...]
     sent: dict[str, Tensor]
-    reduction: str
+    reduction: Reduction
     batch_size: int
     classes: int
     shape: tuple[int, int, int]
@@ -54,10 +61,6 @@ class Problem:
         apart = logits.float().softmax(-1) - targets if logits.dtype == torch.bfloat16 else logits.softmax(-1) - targets
         return (apart / len(targets) if self.reduction == "mean" else apart).to(logits.dtype)
 
-    def names(self, which: Literal["all", "backbone"] = "all") -> list[str]:
-        """The gradients to match; `backbone` leaves the head's out."""
-        return [name for name in self.sent if which == "all" or name not in self.head_names]
-
 
 def pose(
     method: str,
@@ -71,7 +74,12 @@ def pose(
 ) -> Problem:
     """The problem, checked: what cannot be matched is refused in one sentence before anything is optimized."""
     update.validate(model)
-    _refuse_dropout(method, model)
+    for name, module in model.named_modules():
+        if isinstance(module, _DROPOUTS) and module.training and module.p > 0:
+            raise UnsumError(
+                f"{method!r} cannot match gradients through dropout ({name!r}), whose masks only the client knew; "
+                "use a model without it, eval mode (--eval-mode), or 'exact', which does not mind."
+            )
     name, head = find_head(model)
     heads = tuple(f"{name}.{part}" if name else part for part in ("weight", "bias"))
     first = next(model.parameters())
@@ -84,23 +92,11 @@ def pose(
             f"The update holds no gradient but the head's, so {method!r} has nothing to match; use 'exact', "
             "which needs no other."
         )
-    problem = Problem(
-        method, model, head, heads, sent, update.reduction, batch_size, head.out_features, shape, separated=separated
-    )
-    reached = _reached(problem)
     rows = None if targets is None else targets.detach().to(first)
-    return Problem(
-        **{**vars(problem), "sent": {name: g for name, g in sent.items() if name in reached}, "targets": rows}
-    )
-
-
-def _refuse_dropout(method: str, model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, _DROPOUTS) and module.training and module.p > 0:
-            raise UnsumError(
-                f"{method!r} cannot match gradients through dropout ({name!r}), whose masks only the client knew; "
-                "use a model without it, eval mode (--eval-mode), or 'exact', which does not mind."
-            )
+    classes = head.out_features
+    problem = Problem(method, model, head, heads, sent, update.reduction, batch_size, classes, shape, rows, separated)
+    reached = _reached(problem)
+    return replace(problem, sent={name: g for name, g in sent.items() if name in reached})
 
 
 def _reached(problem: Problem) -> set[str]:
@@ -120,3 +116,67 @@ def _reached(problem: Problem) -> set[str]:
         loss = nn.functional.cross_entropy(logits, targets)
         found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     return {name for name, gradient in zip(parameters, found, strict=True) if gradient is not None}
+
+
+def picture_shape(model: nn.Module, image_size: int | tuple[int, int, int] | None) -> tuple[int, int, int]:
+    """(c, h, w) of one picture: given, written on the model, or the only one of the usual that the model takes."""
+    if isinstance(image_size, tuple):
+        if len(image_size) != 3 or min(image_size) < 1:
+            raise UnsumError(
+                f"image_size must be the side of the pictures or (channels, height, width), not {image_size}."
+            )
+        return image_size
+    channels = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
+    side = image_size if image_size is not None else getattr(model, "image_size", None)
+    if side is not None:
+        if not isinstance(side, int) or side < 1:
+            raise UnsumError(f"The pictures' side must be a whole number of at least 1, not {side!r}.")
+        return channels, side, side
+    taken = _taken(model, channels)
+    if len(taken) != 1:
+        which = f"takes several ({', '.join(map(str, taken))}, …)" if taken else "takes none of the usual ones"
+        raise UnsumError(f"The pictures' size is unknown, and the model {which}; give it with image_size=.")
+    return channels, taken[0], taken[0]
+
+
+def _taken(model: nn.Module, channels: int) -> list[int]:
+    """The usual sides that the model takes, no more than two of them: one is an answer, two are none."""
+    first = next(model.parameters())
+    taken: list[int] = []
+    with in_eval_mode(model), torch.no_grad():
+        for side in _USUAL:
+            try:
+                main_output(model(torch.zeros(1, channels, side, side).to(first)))
+            except (RuntimeError, ValueError, AssertionError):
+                continue
+            taken.append(side)
+            if len(taken) == 2:
+                break
+    return taken
+
+
+Amend = Callable[[list[Tensor]], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to minimize, over what, and how."""
+
+    objective: Objective  # the distance between gradients
+    optimizer: Optimizer
+    steps: int  # of the optimizer
+    regularizers: tuple[Regularizer, ...] = ()  # terms added to the objective, each with its weight
+    unknown: Unknown = field(default_factory=Pixels)  # what is optimized, and the pictures it makes
+    restarts: int = 1  # how many starts; the one of lowest loss is the answer
+    # Restarts go through the model together where the optimizer is Adam, `vmap` can run the model, and it pays (on a GPU, or
+    # for a few small pictures).
+    together: bool = True
+    gradients: Literal["all", "backbone"] = "all"  # which of those received to match
+    soft_labels: bool = False  # the labels are unknown, too, and optimized along
+    amend: Amend | None = None  # called with one restart's leaves, to change them in place (a denoiser, say)
+    amend_every: int = 0  # steps
+    patience: int = 0  # stop after so many looks that do not lower any restart's loss by 0.1 %; 0: never
+    enough: float = 0.0  # stop when a loss is no larger than this
+    look_every: int = 0  # steps between looks: losses read, the best pictures kept, progress told, checkpoints written
+    half: bool = False  # bfloat16 passes on a GPU; cheaper, and coarser than gradients of trained models may bear
+    stage: str = ""  # tells checkpoints apart where a method solves several plans

@@ -4,7 +4,7 @@
     2.  x = D(bicubic₄(u)),  D a denoiser or a generator from coarse pictures to fine ones
 
 A sixteenth of the unknowns is what few bits can still determine. Of pruned gradients (top-k) only what came is compared,
-and where only signs came (`signs`), signs. Unbiased rounding (QSGD) needs nothing of the kind.
+and where only signs came (`Signs`), signs. Unbiased rounding (QSGD) needs nothing of the kind.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from torch import nn
 
 from unsum.match.engine import Matched, solve
 from unsum.match.method import MatcherNeeds, matcher
-from unsum.match.objective import Objective
+from unsum.match.objective import Objective, Signs
 from unsum.match.optimizers import Adam
-from unsum.match.plan import Plan
 from unsum.match.plug import load_denoiser, photos_of
-from unsum.match.problem import Problem
+from unsum.match.problem import Plan, Problem
 from unsum.match.regularizers import TotalVariation
-from unsum.match.signs import Signs
 from unsum.match.traces import Traces
 from unsum.match.unknown import LowResolution
 
@@ -45,22 +43,19 @@ def rog(
 ) -> Matched:
     finish = load_denoiser(problem, denoiser, weights) if denoiser != "" else None
     traces = Traces.of(problem)
-    found = solve(
-        problem,
-        Plan(
-            Signs() if traces.kind == "sign" else Objective("l2", masked=traces.kind == "pruned", relative=True),
-            Adam(rate, decay=False),
-            steps,
-            regularizers=(TotalVariation(total_variation),) if total_variation else (),
-            unknown=LowResolution(problem.shape[1:], factor),
-            restarts=restarts,
-        ),
+    plan = Plan(
+        Signs() if traces.kind == "sign" else Objective("l2", masked=traces.kind == "pruned", relative=True),
+        Adam(rate, decay=False),
+        steps,
+        regularizers=(TotalVariation(total_variation),) if total_variation else (),
+        unknown=LowResolution(problem.shape[1:], factor),
+        restarts=restarts,
     )
+    found = solve(problem, plan)
     notes = [*traces.notes, *found.notes]
     if finish is None:
-        return replace(
-            found, notes=[*notes, f"No denoiser was given, so nothing finer than {factor} pixels was drawn."]
-        )
+        notes.append(f"No denoiser was given, so nothing finer than {factor} pixels was drawn.")
+        return replace(found, notes=notes)
     with torch.no_grad():
         images = finish(found.images).clamp(0, 1)
     return replace(found, images=images, notes=notes, photos=photos_of(denoiser, "denoiser"))

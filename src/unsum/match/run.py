@@ -13,16 +13,15 @@ from torch import Tensor, nn
 
 from unsum.declared import check_pictures
 from unsum.errors import UnsumError
+from unsum.files.tensor_file import read_tensors
 from unsum.gradients import norm, quiet, with_features
 from unsum.head import find_head
 from unsum.knowledge import Knowledge
 from unsum.labels import LABEL_RULES, gather
 from unsum.leak import Leak
-from unsum.match.auxiliary import read_auxiliary
 from unsum.match.engine import Matched
 from unsum.match.method import MATCHERS, Matcher
-from unsum.match.problem import Problem, pose
-from unsum.match.shape import picture_shape
+from unsum.match.problem import Problem, picture_shape, pose
 from unsum.progress import SILENT, Progress
 from unsum.separate import separate
 from unsum.update import Update
@@ -84,9 +83,8 @@ def match(
     targets, separated, notes = _targets(model, update, chosen, knowledge, label_rule, seed)
     B = len(targets) if targets is not None else knowledge.known_batch_size
     assert B is not None
-    problem = pose(method, model, update, batch_size=B, shape=shape, targets=targets, separated=separated)
     problem = replace(
-        problem,
+        pose(method, model, update, batch_size=B, shape=shape, targets=targets, separated=separated),
         auxiliary=knowledge.auxiliary,
         seed=seed,
         progress=progress,
@@ -96,6 +94,15 @@ def match(
     )
     matched = chosen(problem, **options)
     return _leak(problem, matched, knowledge, notes, time.perf_counter() - start)
+
+
+def read_auxiliary(path: str | Path) -> tuple[Tensor, Tensor]:
+    """((N, c, h, w) in [0, 1], (N,) class numbers) from arrays `images`, whole numbers up to 255 or fractions, and `labels`."""
+    tensors = read_tensors(Path(path), "auxiliary data", (".safetensors", ".npz", ".pt", ".pth")).tensors
+    if "images" not in tensors or "labels" not in tensors:
+        raise UnsumError(f"{Path(path).name!r} must hold arrays called images and labels, not {', '.join(tensors)}.")
+    images = tensors["images"]
+    return images.float() / (1 if images.is_floating_point() else 255), tensors["labels"].long()
 
 
 def _check_files(checkpoint: str | Path | None, preview: str | Path | None) -> None:
@@ -140,30 +147,17 @@ def _leak(problem: Problem, matched: Matched, knowledge: Knowledge, notes: list[
         f"Pictures by gradient matching ({problem.method}) carry no certificate: after {matched.steps} steps the distance of "
         f"gradients is {matched.match:.2g} and the whole loss {matched.loss:.2g}{tail}.",
     ]
-    history = {name: values.float() for name, values in matched.history.items()}
-    if problem.separated is not None:  # its features and their certificate stand; only pictures are new
-        return replace(
-            problem.separated,
-            method=problem.method,
-            images=matched.images.float(),
-            seconds=seconds,
-            notes=notes,
-            history=history,
-        )
-    return Leak(
-        problem.method,
-        matched.targets.double(),
-        logits.double(),
-        features.double(),
-        residual,
-        math.inf,
-        exact=False,
-        seconds=seconds,
-        knowledge=knowledge,
+    found = problem.separated  # its features and their certificate stand; only pictures are new
+    if found is None:
+        rows = (matched.targets.double(), logits.double(), features.double())
+        found = Leak("", *rows, residual, math.inf, exact=False, knowledge=knowledge, pictures_first=True)
+    return replace(
+        found,
+        method=problem.method,
         images=matched.images.float(),
-        pictures_first=True,
+        seconds=seconds,
         notes=notes,
-        history=history,
+        history={name: values.float() for name, values in matched.history.items()},
     )
 
 

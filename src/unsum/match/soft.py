@@ -19,13 +19,12 @@ from unsum.match.engine import Matched, solve
 from unsum.match.method import MatcherNeeds, matcher
 from unsum.match.objective import Objective
 from unsum.match.optimizers import LBFGS, Adam, Optimizer
-from unsum.match.plan import Plan
-from unsum.match.problem import Problem
+from unsum.match.problem import Plan, Problem
 from unsum.match.regularizers import FeatureTerm, Regularizer, TotalVariation
 from unsum.match.unknown import Pixels
 
 _MODES = {"g": "all gradients", "f": "features and the backbone's gradients", "gf": "features and all gradients"}
-_STEPS = 4800
+_STEPS = 4800  # as published
 _ADAM_STEPS_PER_LBFGS_STEP = 16  # 4800 of the one are published beside 300 of the other
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from unsum.gradients import TINY, norm
 from unsum.head import Head
 from unsum.match.problem import Problem
 from unsum.separate.adaptive import recognize
-from unsum.update import Reduction, Update
+from unsum.update import Update
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Traces:
         weight, empty = problem.head_names[0], None
         kind, notes = "none", []
         if weight in problem.sent:
-            update = Update(problem.sent, reduction=cast("Reduction", problem.reduction))
+            update = Update(problem.sent, reduction=problem.reduction)
             found = recognize(Head.of(problem.model, update))
             kind, notes = found.kind, [found.sentence] if found.sentence else []
             if kind == "grid" and all(_one_size(tensor) for tensor in sent):  # of features that are never zero

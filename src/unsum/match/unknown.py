@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-Start = Literal["normal", "uniform", "gray"]
+Start = Literal["normal", "uniform"]
 Shape = tuple[int, int, int]
 
 
 class Unknown(Protocol):
-    """A method of its own is any object with these three; nothing in the engine asks for its class."""
+    """A method of its own is any object with these three; who inherits gets pixels within [0, 1]."""
 
     def start(self, count: int, shape: Shape, generator: torch.Generator) -> list[Tensor]:
         """The leaves of one restart for `count` pictures of `shape`, on the CPU."""
@@ -28,15 +28,15 @@ class Unknown(Protocol):
 
     def pictures(self, leaves: Sequence[Tensor]) -> Tensor:
         """(B, c, h, w) from one restart's leaves, differentiable; no side effects, because `vmap` may run it."""
-        ...
+        return leaves[0]
 
     def project(self, leaves: Sequence[Tensor]) -> None:
         """Bring all restarts' leaves (R, …) back where they may be, in place, after every step."""
-        ...
+        leaves[0].clamp_(0, 1)
 
 
 @dataclass(frozen=True)
-class Pixels:
+class Pixels(Unknown):
     """`box` keeps pixels in [0, 1], the range in which clients feed pictures to the model."""
 
     begin: Start = "normal"
@@ -45,16 +45,13 @@ class Pixels:
     def start(self, count: int, shape: Shape, generator: torch.Generator) -> list[Tensor]:
         return [_drawn(self.begin, (count, *shape), generator)]
 
-    def pictures(self, leaves: Sequence[Tensor]) -> Tensor:
-        return leaves[0]
-
     def project(self, leaves: Sequence[Tensor]) -> None:
         if self.box:
             leaves[0].clamp_(0, 1)
 
 
 @dataclass(frozen=True)
-class LowResolution:
+class LowResolution(Unknown):
     """Pictures of `factor` times the side of the unknown, cut to `size`: no noise finer than that can be drawn."""
 
     size: tuple[int, int]
@@ -68,12 +65,9 @@ class LowResolution:
     def pictures(self, leaves: Sequence[Tensor]) -> Tensor:
         return interpolate(leaves[0], size=self.size, mode="bicubic", align_corners=False)
 
-    def project(self, leaves: Sequence[Tensor]) -> None:
-        leaves[0].clamp_(0, 1)
-
 
 @dataclass(frozen=True)
-class Latent:
+class Latent(Unknown):
     """`generator` turns (B, *shape) latents into (B, c, h, w) pictures; a module in eval mode, say."""
 
     generator: Callable[[Tensor], Tensor]
@@ -91,6 +85,4 @@ class Latent:
 
 
 def _drawn(begin: Start, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    if begin == "gray":
-        return torch.full(size, 0.5)
     return torch.randn(size, generator=generator) if begin == "normal" else torch.rand(size, generator=generator)

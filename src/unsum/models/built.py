@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from unsum.errors import UnsumError
 from unsum.head import find_head
 
-USUAL_SIZE = 224
+USUAL_SIZE = 224  # side of pictures of ImageNet models, where a model says nothing
 RANDOM = "random weights"
+FRESH = " under a fresh head"  # behind where the other weights come from
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Built:
     size: int
     origin: str = RANDOM
     any_size: bool = False
+    guessed: bool = False  # the size is only the usual one: what the model takes is tried out
+    trained_head: bool = False
 
 
 def optional(module: str, extra: str, what: str) -> ModuleType:

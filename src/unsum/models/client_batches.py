@@ -14,7 +14,7 @@ from unsum.models.inner import tap
 
 
 class ClientFeatures(nn.Module):
-    """(N, 3, s, s) images of several clients → (N, H) what reaches the head, or what the convolution `layer` reads.
+    """(N, 3, s, s) images of several clients → (N, H) what reaches the head, or what its inner `layer` reads.
 
     The statistics of every BatchNorm come from the client's own share, as in its own training step. Weights are copied
     and frozen. `forward` takes what `sharing` returns, so that one compiled graph serves clients of every size.
@@ -23,10 +23,14 @@ class ClientFeatures(nn.Module):
     def __init__(self, model: nn.Module, layer: str | None = None) -> None:
         super().__init__()
         name, _ = find_head(model)
+        if layer == name:
+            raise UnsumError(f"{layer!r} is the head; leave the layer out to invert what the head reads.")
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self._sharing = _Sharing()
         self._tap = None if layer is None else tap(self.model, layer)
-        _replace(self.model, self._sharing)
+        for path, module in list(self.model.named_modules(remove_duplicate=False)):
+            if path and isinstance(module, _BatchNorm):
+                self.model.set_submodule(path, _ClientBatchNorm(module, self._sharing))
         if name:
             self.model.set_submodule(name, nn.Identity())
         else:
@@ -83,11 +87,3 @@ class _ClientBatchNorm(nn.Module):
         normal = groups * scale.view(shape) + shift.view(shape)
         together: Tensor = normal.flatten(0, 1)
         return together.to(x.dtype)
-
-
-def _replace(module: nn.Module, sharing: _Sharing) -> None:
-    for name, child in module.named_children():
-        if isinstance(child, _BatchNorm):
-            setattr(module, name, _ClientBatchNorm(child, sharing))
-        else:
-            _replace(child, sharing)

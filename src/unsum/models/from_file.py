@@ -1,11 +1,12 @@
-"""A model out of a Python file that the user names: `path/to/file.py:factory`."""
+"""A model out of a Python file that the user names: `path/to/file.py:factory`. The file may import its neighbors."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,11 +18,15 @@ from unsum.errors import UnsumError, unknown_name
 
 def build_from_file(path: Path, factory_name: str, classes: int) -> nn.Module:
     """Run the file and call its factory, with `num_classes` where it takes that."""
-    factory = _factory(_import(path), path, factory_name)
-    try:
-        model = factory(num_classes=classes) if _takes_classes(factory) else factory()
-    except Exception as error:  # the user's own code
-        raise UnsumError(f"{factory_name!r} of {path.name!r} failed: {_told(error)}.") from error
+    if not path.is_file():
+        raise UnsumError(f"There is no file {str(path)!r}.")
+    top, name = _place(path.resolve())
+    with _neighbors_of(top):
+        factory = _factory(_import(path, name), path, factory_name)
+        try:
+            model = factory(num_classes=classes) if _takes_classes(factory) else factory()
+        except (Exception, SystemExit) as error:  # the user's own code
+            raise UnsumError(f"{factory_name!r} of {path.name!r} failed: {_told(error)}.") from error
     if not isinstance(model, nn.Module):
         raise UnsumError(
             f"{factory_name!r} of {path.name!r} must return a torch.nn.Module, not a {type(model).__name__}."
@@ -29,10 +34,36 @@ def build_from_file(path: Path, factory_name: str, classes: int) -> nn.Module:
     return model
 
 
-def _import(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise UnsumError(f"There is no file {str(path)!r}.")
-    name = f"unsum_user_model_{path.stem}"
+def _place(path: Path) -> tuple[Path, str]:
+    """The folder that the file's imports start from, and its dotted name there: a file of a package is one of its modules."""
+    folder, parts = path.parent, [path.stem]
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return folder, ".".join(parts)
+
+
+@contextmanager
+def _neighbors_of(folder: Path) -> Iterator[None]:
+    """Its modules go before all others, as when Python runs a file of it; later, as for imports in `forward`, behind them."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+
+
+def _import(path: Path, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name) if "." in name else _run(path, f"unsum_user_model_{name}")
+    except (Exception, SystemExit) as error:
+        raise UnsumError(f"{path.name!r} cannot be imported: {_told(error)}.") from error
+
+
+def _run(path: Path, name: str) -> ModuleType:
+    """Under a name of its own, so that a file called torch.py stands in nobody's way."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None  # for a name that ends in .py it never is
     assert spec.loader is not None
@@ -40,18 +71,14 @@ def _import(path: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except BaseException:
         del sys.modules[name]
-        raise UnsumError(f"{path.name!r} cannot be imported: {_told(error)}.") from error
+        raise
     return module
 
 
 def _factory(module: ModuleType, path: Path, name: str) -> Callable[..., Any]:
-    own = [
-        n
-        for n, value in vars(module).items()
-        if callable(value) and getattr(value, "__module__", "") == module.__name__
-    ]
+    own = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
     factory: Callable[..., Any] | None = getattr(module, name, None)
     if callable(factory):
         return factory
@@ -65,6 +92,6 @@ def _takes_classes(factory: Callable[..., Any]) -> bool:
     return "num_classes" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     reason = str(error).strip().split("\n")[0].rstrip(".")
     return f"{type(error).__name__}: {reason}" if reason else type(error).__name__

@@ -1,4 +1,4 @@
-"""An image classifier, or a language model (`causal_text`), in a folder as Hugging Face's `save_pretrained` writes it: `hf:PATH`.
+"""An image classifier or a causal language model in a folder as Hugging Face's `save_pretrained` writes it: `hf:PATH`.
 
 Nothing is downloaded.
 """
@@ -14,47 +14,75 @@ from torch import Tensor, nn
 
 from unsum.errors import UnsumError, first_line
 from unsum.head import find_head
-from unsum.models.built import USUAL_SIZE, Built, Normalize, fresh_head, optional
-from unsum.models.causal_text import build_causal_text, is_causal_text
+from unsum.models.built import FRESH, USUAL_SIZE, Built, Normalize, fresh_head, optional
 from unsum.models.hugging_face_config import check_config
 
+_CAUSAL = ("LMHeadModel", "ForCausalLM")
+_OWN = "its own weights"
 
-def build_hugging_face(path: Path, classes: int, seed: int) -> Built:
+
+def build_hugging_face(path: Path, classes: int, seed: int, *, fresh: bool = False) -> Built:
     """The classifier, called as `model(images)` for logits, under the parameter names that its own clients see.
 
-    A language model comes as it is. A head with fewer classes than are needed is replaced by a fresh one.
+    A language model, called as `model(tokens)`, comes as it is; so does a classifier's head, unless a fresh one is asked for.
     """
     transformers = optional("transformers", "hf", "Models called hf:PATH")
     if not (path / "config.json").is_file():
         raise UnsumError(f"{str(path)!r} is no folder written by save_pretrained: it holds no config.json.")
     check_config(path)
-    if is_causal_text(path):
-        return build_causal_text(path, transformers)
-    loader = transformers.AutoModelForImageClassification
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)  # for a head that the folder lacks
-            # Without code of the folder's own, and without pickles: a model from elsewhere must not run anything here.
-            model, report = loader.from_pretrained(
-                path, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
-            )
-    except Exception as error:  # transformers raises nearly anything on a damaged or foreign folder
-        raise UnsumError(f"{str(path)!r} cannot be loaded as an image classifier: {first_line(error)}.") from error
-    model = _called_with_images(model.float())
+    if _predicts_tokens(path):
+        model, lacking = _loaded(transformers.AutoModelForCausalLM, path, "a language model")
+        _check_complete(path, lacking)
+        return Built(model.eval(), f"{type(model).__name__} of {path.name}", 0, _OWN)
+    model, lacking = _loaded(transformers.AutoModelForImageClassification, path, "an image classifier")
+    model = _called_with_images(model)
     size = _size(model.config)
     _check_head(model, path, size)
-    name, head = find_head(model)
-    lacking = sorted(report["missing_keys"])
-    if any(not key.startswith(f"{name}.") for key in lacking):
-        raise UnsumError(f"{str(path)!r} lacks weights of its own model, {lacking[0]!r} among them; save it again.")
-    if head.out_features < classes:
+    _check_complete(path, lacking, f"{find_head(model)[0]}." if fresh else None)
+    if fresh:
         fresh_head(model, classes, seed)
-    fresh = bool(lacking) or head.out_features < classes
-    origin = "its own weights" + (" under a fresh head" if fresh else "")
+    origin = _OWN + (FRESH if fresh else "")
     normalize = _normalize(path)
     if normalize is not None:
         model.register_forward_pre_hook(normalize)
-    return Built(model, f"{type(model).__name__} of {path.name}", size, origin)
+    return Built(model, f"{type(model).__name__} of {path.name}", size, origin, trained_head=not fresh)
+
+
+def _predicts_tokens(path: Path) -> bool:
+    """Whether the folder says that its model predicts next tokens."""
+    settings = json.loads((path / "config.json").read_text("utf-8"))  # as `check_config` has read it
+    names = settings.get("architectures") if isinstance(settings, dict) else None
+    return any(isinstance(name, str) and name.endswith(_CAUSAL) for name in names or [])
+
+
+def is_language_folder(spec: str) -> bool:
+    """Whether `hf:PATH` names the folder of a language model."""
+    source, _, path = spec.partition(":")
+    if source != "hf" or not (Path(path) / "config.json").is_file():
+        return False
+    check_config(Path(path))
+    return _predicts_tokens(Path(path))
+
+
+def _loaded(loader: Any, path: Path, what: str) -> tuple[Any, list[str]]:
+    """The model, and the weights that the folder lacks for it."""
+    try:
+        # Without code of the folder's own, and without pickles: a model from elsewhere must not run anything here.
+        model, report = loader.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
+        )
+    except Exception as error:  # transformers raises nearly anything on a damaged or foreign folder
+        raise UnsumError(f"{str(path)!r} cannot be loaded as {what}: {first_line(error)}.") from error
+    return model.float(), sorted(report["missing_keys"])
+
+
+def _check_complete(path: Path, lacking: list[str], head: str | None = None) -> None:
+    """Weights may be missing only from a head that is to be made anew."""
+    if any(head is None or not key.startswith(head) for key in lacking):
+        raise UnsumError(
+            f"{str(path)!r} lacks weights of its own model, {lacking[0]!r} among them; save it again, or add --fresh-head if "
+            "only its head is missing."
+        )
 
 
 def _called_with_images(model: nn.Module) -> nn.Module:

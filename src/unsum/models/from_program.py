@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from unsum.errors import UnsumError, first_line
 from unsum.files.torch_file import no_code_from_files
+from unsum.head import output_source
 from unsum.models.built import Built
 
 _aten = torch.ops.aten
@@ -20,7 +21,7 @@ _TRANSPARENT = {
 }  # fmt: skip
 
 
-def build_from_program(path: Path, classes: int) -> Built:
+def build_from_program(path: Path) -> Built:
     """The exported graph with its head as an `nn.Linear` again, under the parameter names of the original model."""
     if not path.is_file():
         raise UnsumError(f"There is no file {str(path)!r}.")
@@ -32,14 +33,10 @@ def build_from_program(path: Path, classes: int) -> Built:
     assert isinstance(graph_module, fx.GraphModule)
     shape = _input_shape(graph_module, path)
     _without_checks(graph_module)
-    head = _restore_head(graph_module, path)
-    if head.out_features < classes:
-        raise UnsumError(
-            f"The model in {path.name!r} makes {head.out_features} classes of the {classes} needed; export it with more."
-        )
+    _restore_head(graph_module, path)
     # Another object with the same graph: the one torch.export makes refuses train() and eval().
     model = fx.GraphModule(graph_module, graph_module.graph)
-    return Built(model, f"exported {path.name}", shape[-1], "its own weights")
+    return Built(model, f"exported {path.name}", shape[-1], "its own weights", trained_head=True)
 
 
 def refuse_torchscript(path: Path) -> UnsumError:
@@ -72,10 +69,8 @@ def _without_checks(module: fx.GraphModule) -> None:
     module.graph.eliminate_dead_code()
 
 
-def _restore_head(module: fx.GraphModule, path: Path) -> nn.Linear:
-    value: Any = next(node for node in reversed(module.graph.nodes) if node.op == "output").args[0]
-    while isinstance(value, tuple | list) and value:
-        value = value[0]
+def _restore_head(module: fx.GraphModule, path: Path) -> None:
+    value: Any = output_source(module.graph)
     while isinstance(value, fx.Node) and value.target in _TRANSPARENT:
         value = value.args[0]
     if not isinstance(value, fx.Node) or value.target is not _aten.linear.default:
@@ -99,4 +94,3 @@ def _restore_head(module: fx.GraphModule, path: Path) -> nn.Linear:
     module.graph.erase_node(value)
     module.graph.eliminate_dead_code()
     module.recompile()
-    return linear

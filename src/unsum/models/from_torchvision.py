@@ -7,39 +7,41 @@ from typing import Any
 from urllib.parse import urlparse
 
 import torch
-import torchvision
 from torch import nn
 
 from unsum.errors import UnsumError, first_line, unknown_name
 from unsum.files.torch_file import no_code_from_files
-from unsum.models.built import USUAL_SIZE, Built, Normalize, fresh_head
+from unsum.models.built import FRESH, USUAL_SIZE, Built, Normalize, fresh_head
 
 _SIZES = {"inception_v3": 299}
 
 
-def build_torchvision(name: str, classes: int, seed: int, *, download: bool = False) -> Built:
+def build_torchvision(name: str, classes: int, seed: int, *, download: bool = False, fresh: bool = False) -> Built:
     """`name` may carry weights behind a colon, IMAGENET1K_V1 or DEFAULT, say; they are looked for on disk alone."""
+    from torchvision import models  # here, because it takes seconds to import
+
     name, _, published = name.partition(":")
-    known = torchvision.models.list_models(module=torchvision.models)
+    known = models.list_models(module=models)
     if name not in known:
         raise unknown_name("torchvision model", name, known)
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            if published:
-                return _published(name, published, classes, seed, download)
-            options = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
-            model = torchvision.models.get_model(name, weights=None, num_classes=classes, **options)
+        if published:
+            return _published(models, name, published, classes if fresh else None, seed, download)
+        options = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
+        model = models.get_model(name, weights=None, num_classes=classes, **options)
+    except UnsumError:
+        raise
     except (ValueError, RuntimeError) as error:
-        if isinstance(error, UnsumError):
-            raise
         raise UnsumError(f"torchvision cannot build {name!r}: {error}.") from error
-    return Built(model, f"torchvision {name}", _SIZES.get(name, USUAL_SIZE), any_size=True)
+    return Built(model, f"torchvision {name}", _SIZES.get(name, USUAL_SIZE), any_size=True, guessed=True)
 
 
-def _published(name: str, published: str, classes: int, seed: int, download: bool) -> Built:
-    """A head for another number of classes is fresh; photos are normalized as these weights expect."""
-    entry = _entry(name, published)
+def _published(models: Any, name: str, published: str, classes: int | None, seed: int, download: bool) -> Built:
+    """Under a fresh head where `classes` says so; photos are normalized as these weights expect."""
+    choices = models.get_model_weights(name)
+    if published not in choices.__members__:
+        raise unknown_name(f"set of weights for {name}", published, choices.__members__)
+    entry: Any = choices[published]
     file = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(entry.url).path).name
     if not file.is_file() and not download:
         raise UnsumError(
@@ -47,20 +49,14 @@ def _published(name: str, published: str, classes: int, seed: int, download: boo
         )
     try:
         with no_code_from_files():  # torch.hub would unpickle whatever lies in its folder
-            model: nn.Module = torchvision.models.get_model(name, weights=entry)
+            model: nn.Module = models.get_model(name, weights=entry)
     except Exception as error:  # a damaged file, or no network: torch and urllib raise nearly anything
         raise UnsumError(f"The weights in {str(file)!r} cannot be loaded: {first_line(error)}.") from error
-    own = len(entry.meta["categories"])
-    if own != classes:
+    if classes is not None:
         fresh_head(model, classes, seed)
     transform = entry.transforms()
     model.register_forward_pre_hook(Normalize(transform.mean, transform.std))
-    origin = f"weights {entry.name}" + ("" if own == classes else " under a fresh head")
-    return Built(model, f"torchvision {name}", transform.crop_size[0], origin, any_size=True)
-
-
-def _entry(name: str, published: str) -> Any:
-    choices = torchvision.models.get_model_weights(name)
-    if published not in choices.__members__:
-        raise unknown_name(f"set of weights for {name}", published, choices.__members__)
-    return choices[published]
+    origin = f"weights {entry.name}" + ("" if classes is None else FRESH)
+    return Built(
+        model, f"torchvision {name}", transform.crop_size[0], origin, any_size=True, trained_head=classes is None
+    )

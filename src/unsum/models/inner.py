@@ -1,4 +1,4 @@
-"""What a convolution inside a model reads."""
+"""What a layer inside a model reads."""
 
 from __future__ import annotations
 
@@ -8,34 +8,35 @@ from unsum.errors import UnsumError
 
 
 class Tap(nn.Module):
-    """In the place of a convolution: does what it does, and remembers what it read.
+    """In the place of a convolution or a dense layer: does what it does, and remembers what it read.
 
     A 1×1 convolution with a stride passes places over: only those it looks at count.
     """
 
-    def __init__(self, convolution: nn.Conv2d) -> None:
+    def __init__(self, tapped: nn.Conv2d | nn.Linear) -> None:
         super().__init__()
-        self.convolution = convolution
+        self.tapped = tapped
         self.seen: Tensor | None = None
 
-    def forward(self, maps: Tensor) -> Tensor:
-        layer = self.convolution
-        rows, columns = layer.stride if layer.kernel_size == (1, 1) else (1, 1)
-        self.seen = maps[:, :, ::rows, ::columns]
-        output: Tensor = layer(maps)
+    def forward(self, inputs: Tensor) -> Tensor:
+        layer, self.seen = self.tapped, inputs
+        if isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1):
+            rows, columns = layer.stride
+            self.seen = inputs[:, :, ::rows, ::columns]
+        output: Tensor = layer(inputs)
         return output
 
 
 def tap(model: nn.Module, layer: str) -> Tap:
-    """Put a `Tap` in the place of the convolution `layer`; changes `model`."""
+    """Put a `Tap` in the place of `layer`; changes `model`."""
     try:
-        convolution = model.get_submodule(layer)
+        inner = model.get_submodule(layer)
     except AttributeError as error:
         raise UnsumError(
-            f"The model has no layer {layer!r}; name a convolution as model.named_modules() does."
+            f"The model has no layer {layer!r}; name a convolution or a dense layer as model.named_modules() does."
         ) from error
-    if not isinstance(convolution, nn.Conv2d):
-        raise UnsumError(f"{layer!r} is a {type(convolution).__name__}; an inner layer must be a Conv2d.")
-    tapped = Tap(convolution)
+    if not isinstance(inner, nn.Conv2d | nn.Linear):
+        raise UnsumError(f"{layer!r} is a {type(inner).__name__}; an inner layer must be a Conv2d or a Linear.")
+    tapped = Tap(inner)
     model.set_submodule(layer, tapped)
     return tapped

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchvision.models import AlexNet_Weights
 
 from unsum.files.torch_file import no_code_from_files
 
 
 def weights_file() -> Path:
     """Where torchvision keeps the AlexNet that LPIPS compares with, once it was downloaded."""
+    from torchvision.models import AlexNet_Weights  # here, because it takes seconds to import
+
     url: str = AlexNet_Weights.IMAGENET1K_V1.url
     return Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[-1]
 

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
 from unsum.files.tensor_file import TensorFile, read_tensors
 from unsum.head import find_head
+from unsum.local_training import LocalTraining
 from unsum.models import LoadedModel, load_model
+from unsum.momentum import without_momentum
 from unsum.update import Kind, Update
 
 
 @dataclass(frozen=True)
 class Received:
     """`update` alone, or `before` and `after`. `delta` says that `update` is a change of weights, not a gradient.
+
+    Of a change of weights the server may know how the client came to it: `learning_rate`, `steps`, `epochs`, `momentum` and
+    `weight_decay`, as `LocalTraining` has them. `previous` is the client's update of the round before, which a momentum carries
+    on in this one: `momentum` then, or one that is found, and `unsum.without_momentum` takes it off.
 
     Examples:
         >>> from pathlib import Path
@@ -32,6 +39,10 @@ class Received:
     delta: bool = False
     learning_rate: float | None = None
     steps: int | None = None
+    epochs: int = 1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    previous: Path | None = None
 
     def __post_init__(self) -> None:
         pair = self.before is not None or self.after is not None
@@ -43,10 +54,29 @@ class Received:
             raise UnsumError("Give an update (--update FILE), or two checkpoints (--before FILE --after FILE).")
         if self.delta and pair:
             raise UnsumError("Two checkpoints are a delta already; leave --delta out.")
-        if self.steps is not None and not pair:
-            raise UnsumError("--steps belongs to two checkpoints; leave it out, or give --before and --after.")
-        if self.learning_rate is not None and not pair and not self.delta:
-            raise UnsumError("A learning rate belongs to a weight delta; add --delta, or leave --lr out.")
+        if pair and self.previous is not None:
+            raise UnsumError(
+                "The update before is taken off an update; give --update with --previous, not two checkpoints."
+            )
+        if self._declared and not pair and not self.delta:
+            raise UnsumError(
+                "A gradient needs no learning rate or local steps; add --delta if it is a change of weights, or leave them out."
+            )
+        if self.epochs != 1 and self.steps is None:
+            raise UnsumError("Epochs are of so many steps; say how many all epochs have together (--local-steps).")
+        self.training  # noqa: B018 (refuses what cannot be)
+
+    @property
+    def _declared(self) -> bool:
+        momentum = 0 if self.previous is not None else self.momentum
+        return (self.learning_rate, self.steps, self.epochs, momentum, self.weight_decay) != (None, None, 1, 0, 0)
+
+    @property
+    def training(self) -> LocalTraining | None:
+        """How the client trained, where more than the learning rate of one step is declared."""
+        if self.steps is None and not self.weight_decay:
+            return None
+        return LocalTraining(self.learning_rate, self.steps or 1, None, self.weight_decay, self.momentum, self.epochs)
 
     def open(
         self,
@@ -55,25 +85,39 @@ class Received:
         weights: str | Path | None = None,
         classes: int | None = None,
         seed: int = 0,
+        size: int | None = None,
+        fresh_head: bool = False,
         download: bool = False,
     ) -> tuple[LoadedModel, Update]:
         """The model, with as many classes as the update has, and the update under the model's names.
 
-        Two checkpoints bring the model's weights along: `before` fills it unless `weights` does.
+        Two checkpoints bring the model's weights along: `before` fills it unless `weights` does. `size` and `fresh_head` as in
+        `load_model`; the fresh head is the one that a client with the same seed would have been sent.
         """
         filling = weights or self.before
         count = classes or self._classes(model, seed, download)
-        loaded = load_model(model, classes=count, seed=seed, weights=filling, download=download)
+        how: dict[str, Any] = {"seed": seed, "size": size, "fresh_head": fresh_head, "download": download}
+        loaded = load_model(model, classes=count, weights=filling, **how)
         return loaded, self.read(loaded.model)
 
     def read(self, model: nn.Module) -> Update:
         """The update under the names of `model`'s parameters."""
         if self.update is not None:
-            kind: Kind | None = "delta" if self.delta else None
-            return Update.load(self.update, model=model, kind=kind, learning_rate=self.learning_rate)
+            update = self._load(self.update, model)
+            start = {name: weight.detach().cpu() for name, weight in model.named_parameters()}
+            if self.training is not None:
+                update = update.of_training(self.training, start)
+            if self.previous is None:
+                return update
+            return without_momentum(update, self._load(self.previous, model), self.momentum or None)
         assert self.before is not None
         assert self.after is not None
-        return Update.between(self.before, self.after, model=model, learning_rate=self.learning_rate, steps=self.steps)
+        rate, training = self.learning_rate, self.training
+        return Update.between(self.before, self.after, model=model, learning_rate=rate, training=training)
+
+    def _load(self, path: Path, model: nn.Module) -> Update:
+        kind: Kind | None = "delta" if self.delta else None
+        return Update.load(path, model=model, kind=kind, learning_rate=self.learning_rate)
 
     def _classes(self, model: str, seed: int, download: bool) -> int:
         """The rows of the head's tensor: by its name in a model built for a try, else by its place."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-INPUT_SIZE = 128
-REDUCTION = 8
+INPUT_SIZE = 128  # side of the photos it was trained on
+REDUCTION = 8  # of a picture's side, down to the feature map
 FEATURE_SHAPE = (128, INPUT_SIZE // REDUCTION, INPUT_SIZE // REDUCTION)
 
 

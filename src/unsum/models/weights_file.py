@@ -19,10 +19,7 @@ def load_weights(model: nn.Module, path: Path) -> bool:
 
     A head that is missing or has another shape stays as it is in `model`, fresh. Nothing in the file is executed.
     """
-    file = read_tensors(path, "weights", (".safetensors", ".pt", ".pth", ".npz"))
-    state, own = file.tensors, model.state_dict()
-    if file.ordered and not state.keys() & own.keys() and len(state) == len(own):
-        state = dict(zip(own, state.values(), strict=True))  # as Flower keeps them: an ordered list without names
+    state, own = _state(model, path), model.state_dict()
     head = _head_prefix(model)
     own_head, given_head = ({n for n in names if head is not None and n.startswith(head)} for names in (own, state))
     fits = own_head == given_head and all(_alike(own[name], state[name]) for name in own_head)
@@ -32,6 +29,20 @@ def load_weights(model: nn.Module, path: Path) -> bool:
     _check(path, given, expected)
     model.load_state_dict(given, strict=False)
     return fits
+
+
+def head_rows(model: nn.Module, path: Path) -> int | None:
+    """How many classes the head in the file has, if there is one."""
+    head = _head_prefix(model)
+    weight = None if head is None else _state(model, path).get(f"{head}weight")
+    return None if weight is None or weight.ndim != 2 else len(weight)
+
+
+def _state(model: nn.Module, path: Path) -> Mapping[str, Tensor]:
+    file, own = read_tensors(path, "weights", (".safetensors", ".pt", ".pth", ".npz")), model.state_dict()
+    if file.ordered and not file.tensors.keys() & own.keys() and len(file.tensors) == len(own):
+        return dict(zip(own, file.tensors.values(), strict=True))  # as Flower keeps them: an ordered list without names
+    return file.tensors
 
 
 def _head_prefix(model: nn.Module) -> str | None:

@@ -2,8 +2,8 @@
 
 - `walk`: the whole method; `chain`, `shapes`: which layers can be undone, found by data flow;
 - `mlp`, `dense`, `blocks`: fully connected layers; `activations`: their slopes and inverses;
-- `refine`, `targets`: rounds through all layers that remove what errors have accumulated;
-- `conv`, `least_squares`: convolutions;
+- `refine`: rounds through all layers that remove what errors have accumulated;
+- `conv`: convolutions;
 - `residual`: residual blocks with BatchNorm, down to an inner layer;
 - `rgap`, `phong_input`, `cocktail`: published methods, for comparison.
 """
@@ -19,9 +19,9 @@ from torch import nn
 
 from unsum.errors import UnsumError
 from unsum.leak import Leak
-from unsum.peel import cocktail, phong_input, residual, rgap, walk  # noqa: F401 (registers the methods)
+from unsum.peel import cocktail, phong_input, ratio, residual, rgap, walk  # noqa: F401 (registers the methods)
 from unsum.peel.chain import Chain, find_chain
-from unsum.peel.method import PEELERS, Peeled, PeeledLayer
+from unsum.peel.method import PEELERS, Peeled, PeeledLayer, Shape
 from unsum.separate import separate
 from unsum.separate.options import check_options
 from unsum.update import Update
@@ -36,11 +36,13 @@ def peel(
     leak: Leak | None = None,
     method: str = AUTO,
     *,
-    shape: tuple[int, ...] | None = None,
+    shape: Shape | None = None,
     seed: int = 0,
     **options: Any,
 ) -> Peeled:
     """Every sample's input out of the gradients of all layers, as far down as the architecture allows.
+
+    A dense layer's gradient is ∇W = δᵀ X: with δ (B, out) known from the layer above, X (B, in) is its least-squares solution.
 
     Args:
         model, update: as in `separate`. The mode (train or eval) that `model` is in is taken for the client's.
@@ -52,7 +54,7 @@ def peel(
         options: the method's own.
 
     Returns:
-        A `Peeled` in the leak's order: raw inputs of the model, with a certificate per sample and figures per layer.
+        A `Peeled` in the leak's order: (B, …) raw inputs of the model, with a certificate per sample and figures per layer.
 
     Examples:
         >>> import torch, unsum
@@ -63,6 +65,13 @@ def peel(
         >>> bool(torch.cdist(inputs.double(), peeled.inputs.double()).min(dim=1).values.max() < 1e-3), peeled.exact
         (True, tensor([True, True, True]))
     """
+    if leak is not None and not isinstance(leak, Leak):
+        way = (
+            f"name the method with method={leak!r}"
+            if isinstance(leak, str)
+            else f"not of the type {type(leak).__name__}"
+        )
+        raise UnsumError(f"The third argument of peel is a leak to continue; {way}.")
     if method == AUTO:
         chain = find_chain(model, update)
         method = "rgap" if chain.steps[-1].W.shape[0] == 1 else "layers"

@@ -14,10 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
+from torch.nn.grad import conv2d_input
 
 from unsum.errors import UnsumError
-from unsum.head import trace
+from unsum.head import output_source, trace
 from unsum.peel.activations import GELU, IDENTITY, RELU, SIGMOID, SILU, TANH, Activation, activation_of, elu, leaky_relu
+from unsum.peel.blocks import left_product, right_product
+from unsum.peel.method import Shape
 from unsum.update import Update
 
 _RESHAPES: set[Any] = {torch.flatten, torch.reshape, "flatten", "view", "reshape", "contiguous", "float"}
@@ -44,25 +47,31 @@ class Step:
         return isinstance(self.module, nn.Conv2d)
 
     def linear(self, x: Tensor) -> Tensor:
-        """z for x, in float64: (B, n) for a Linear, (B, channels, h, w) for a convolution."""
-        b = None if self.b is None else self.b.double()
+        """z in x's precision: (B, n) of a Linear, (B, channels, h, w) of a convolution; no large matrix is copied for it."""
+        b = None if self.b is None else self.b.to(x)
         if self.is_conv:
-            return functional.conv2d(x, self.W.double(), b, **self.geometry)
-        return functional.linear(x.flatten(1), self.W.double(), b)
+            return functional.conv2d(x, self.W.to(x), b, **self.geometry)
+        if x.dtype != torch.float64:
+            return functional.linear(x, self.W.to(x), b)
+        z = right_product(self.W, x).T
+        return z if b is None else z + b
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.activation.function(self.linear(x))
+    def passed_down(self, delta: Tensor, shape: Shape) -> Tensor:
+        """∂loss/∂x, in δ's precision, for inputs of `shape`: δ back through the weights."""
+        if self.is_conv:
+            return conv2d_input(torch.Size((len(delta), *shape)), self.W.to(delta), delta, **self.geometry)
+        return left_product(delta, self.W)[0] if delta.dtype == torch.float64 else delta @ self.W.to(delta)
 
     @property
     def geometry(self) -> dict[str, Any]:
-        module = self.module
-        assert isinstance(module, nn.Conv2d)
-        return {
-            "stride": module.stride,
-            "padding": module.padding,
-            "dilation": module.dilation,
-            "groups": module.groups,
-        }
+        return {name: getattr(self.module, name) for name in ("stride", "padding", "dilation", "groups")}
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """(channels, h', w') that a convolution makes of (channels, h, w)."""
+        ways = (self.geometry[name] for name in ("padding", "dilation", "stride"))
+        axes = zip(shape[1:], self.W.shape[2:], *ways, strict=True)
+        sides = ((n + 2 * pad - wide * (kernel - 1) - 1) // stride + 1 for n, kernel, pad, wide, stride in axes)
+        return (len(self.W), *sides)
 
 
 @dataclass(frozen=True)
@@ -87,11 +96,11 @@ def find_chain(model: nn.Module, update: Update, device: torch.device | str | No
     return _walk(model, _graph(model), update, device)
 
 
-def first_linear(model: nn.Module, update: Update, device: torch.device | str | None = None) -> tuple[Step, bool]:
+def first_linear(model: nn.Module, update: Update) -> tuple[Step, bool]:
     """The Linear that takes the model's own input, whatever comes after it, and whether the model flattens before it."""
     update.validate(model)
     if isinstance(model, nn.Linear):
-        return _step("", model, IDENTITY, update, device), False
+        return _step("", model, IDENTITY, update), False
     graph = _graph(model)
     node = next(node for node in graph.nodes if node.op == "placeholder")
     flattened = False
@@ -102,7 +111,7 @@ def first_linear(model: nn.Module, update: Update, device: torch.device | str | 
             problem = _weight_problem(str(node.target), layer, update)
             if problem:
                 raise UnsumError(f"The first layer says nothing: {problem}.")
-            return _step(str(node.target), layer, IDENTITY, update, device), flattened
+            return _step(str(node.target), layer, IDENTITY, update), flattened
         if not _passes(node, layer):
             break
         flattened |= _reshapes(node, layer)
@@ -120,9 +129,7 @@ def _graph(model: nn.Module) -> fx.Graph:
 
 
 def _walk(model: nn.Module, graph: fx.Graph, update: Update, device: torch.device | str | None) -> Chain:
-    node = next(node for node in reversed(graph.nodes) if node.op == "output").args[0]
-    while isinstance(node, (tuple, list)) and node:
-        node = node[0]
+    node: Any = output_source(graph)
     steps: list[Step] = []
     activation: Activation | None = None
     stop, flattened = None, False
@@ -155,20 +162,18 @@ def _walk(model: nn.Module, graph: fx.Graph, update: Update, device: torch.devic
 
 
 def _step(
-    name: str, module: nn.Linear | nn.Conv2d, activation: Activation, update: Update, device: torch.device | str | None
+    name: str,
+    module: nn.Linear | nn.Conv2d,
+    activation: Activation,
+    update: Update,
+    device: torch.device | str | None = None,
 ) -> Step:
-    prefix = f"{name}." if name else ""
-    target = device if device is not None else module.weight.device
-    grad_b = update.gradients.get(f"{prefix}bias")
-    return Step(
-        name or type(module).__name__,
-        module,
-        activation,
-        module.weight.detach().to(target),
-        None if module.bias is None else module.bias.detach().to(target),
-        update.gradients[f"{prefix}weight"].detach().to(target),
-        None if grad_b is None else grad_b.detach().to(target),
-    )
+    prefix, target = f"{name}." if name else "", device or module.weight.device
+    tensors = module.weight, module.bias, update.gradients[f"{prefix}weight"], update.gradients.get(f"{prefix}bias")
+    W, b, grad_W, grad_b = (None if tensor is None else tensor.detach().to(target) for tensor in tensors)
+    assert W is not None
+    assert grad_W is not None
+    return Step(name or type(module).__name__, module, activation, W, b, grad_W, grad_b)
 
 
 def _weight_problem(name: str, layer: nn.Linear | nn.Conv2d, update: Update) -> str | None:

@@ -22,15 +22,15 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from unsum.certify.claim import grant_each
 from unsum.errors import UnsumError, unknown_name
 from unsum.leak import Leak
 from unsum.peel.chain import first_linear
-from unsum.peel.method import PEELERS, Peeled, PeeledLayer
+from unsum.peel.method import PEELERS, Peeled, PeeledLayer, Shape
 from unsum.peel.shapes import picture_shape
-from unsum.separate.components import descend, filtered, fixed_point, scaled, upright, whitening
+from unsum.separate.cocktail import descend, filtered, fixed_point, scaled, upright, whitening
 from unsum.update import Update
 
 _STARTS = ("fixed-point", "random")
@@ -47,7 +47,7 @@ def cocktail(
     update: Update,
     leak: Leak | None,
     *,
-    shape: tuple[int, ...] | None,
+    shape: Shape | None,
     seed: int,
     batch_size: int | None = None,
     start: str = "fixed-point",
@@ -85,22 +85,14 @@ def cocktail(
             V, Z, uncentered.float(), iterations=count, learning_rate=learning_rate, contrast=contrast,
             decorrelation=decorrelation, temperature=temperature, sign=sign, smooth=smooth, sparse=sparse, picture=picture,
         )  # fmt: skip
-    x, note = _with_scale(nn.functional.normalize(V, dim=1).double() @ uncentered, step.grad_W, step.grad_b)
+    x = upright(nn.functional.normalize(V, dim=1).double() @ uncentered)
+    if step.grad_b is not None:
+        x, scale = scaled(x, step.grad_W, step.grad_b)[0].float(), "the scale of every input comes from the bias"
+    else:
+        low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
+        x, scale = ((x - low) / (high - low).clamp_min(1e-30)).float(), "scale and offset of every input are guesses"
+    note = f"Independent component analysis carries no certificate; {scale}."
     unknown = torch.full((B,), torch.inf, dtype=torch.float64, device=x.device)
     layer = PeeledLayer(step.name, math.inf, math.inf, x.numel(), step.grad_W.numel())
     exact = grant_each(unknown, above=False)
     return Peeled("cocktail", x.view(B, *picture), unknown, exact, True, [layer], [note, *guessed])
-
-
-def _with_scale(x: Tensor, grad_W: Tensor, grad_b: Tensor | None) -> tuple[Tensor, str]:
-    if grad_b is not None:
-        note = "Independent component analysis carries no certificate; the scale of every input comes from the bias."
-        return scaled(upright(x), grad_W, grad_b)[0].float(), note
-    note = "Independent component analysis carries no certificate; scale and offset of every input are guesses."
-    return _stretched(x).float(), note
-
-
-def _stretched(x: Tensor) -> Tensor:
-    x = upright(x)
-    low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
-    return (x - low) / (high - low).clamp_min(1e-30)

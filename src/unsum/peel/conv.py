@@ -12,11 +12,13 @@ solving: first by counting, then by a rehearsal. A random input v is put in, its
 z and δ are expected to have, and solved: what comes back instead of v shows what noise does and what nothing determines
 (for a random v, the lost share of its energy is the share of lost dimensions).
 
-Solved by conjugate gradients on convolutions and transposed convolutions, from zero: of all inputs that fit, the smallest.
+Solved by conjugate gradients on convolutions and transposed convolutions, from zero: of all inputs that fit, the smallest. They
+are written here because scipy's LSMR would move every product to the CPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,13 +28,12 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 from unsum.peel.activations import Activation
 from unsum.peel.chain import Step
 from unsum.peel.dense import open_range
-from unsum.peel.least_squares import least_squares
-from unsum.peel.method import PeeledLayer
+from unsum.peel.method import PeeledLayer, Shape
 
-_ITERATIONS = 2000
-_TOLERANCE = 1e-11
+_ITERATIONS = 2000  # budget of conjugate gradients; what has not converged by then says so
+_TOLERANCE = 1e-11  # of the right side: near what float64 resolves
 _FAINT = 1e-4  # weight below which an output says nothing (a saturated sigmoid)
-_SAFETY = 2.0
+_SAFETY = 2.0  # one rehearsal with random noise against the errors that the client has
 _LOST = 1e-2  # share of the rehearsal's energy that speaks of lost dimensions rather than of noise
 
 
@@ -85,9 +86,29 @@ class ConvSystem:
 
     def solve(self, right: Tensor) -> tuple[Tensor, float]:
         """x (B, in, h, w), and the relative residual."""
-        fit = least_squares(self.apply, self.transpose, right, tolerance=_TOLERANCE, iterations=_ITERATIONS)
-        residual = float((self.apply(fit.x) - right).norm() / right.norm().clamp_min(1e-300))
-        return fit.x.view(self.shape), residual
+        x, _ = least_squares(self.apply, self.transpose, right)
+        residual = float((self.apply(x) - right).norm() / right.norm().clamp_min(1e-300))
+        return x.view(self.shape), residual
+
+
+def least_squares(
+    J: Callable[[Tensor], Tensor], transpose: Callable[[Tensor], Tensor], right: Tensor
+) -> tuple[Tensor, bool]:
+    """Solve JᵀJ x = Jᵀ right by conjugate gradients without forming JᵀJ, and say whether that converged."""
+    s = transpose(right)
+    x, p, gamma = torch.zeros_like(s), s, float(s.square().sum())
+    limit = _TOLERANCE**2 * gamma
+    for _ in range(_ITERATIONS):
+        Jp = J(p)
+        curvature = float(Jp.square().sum())
+        if gamma <= limit or curvature <= 0:
+            break
+        step = gamma / curvature
+        x = x + step * p
+        s = s - step * transpose(Jp)
+        previous, gamma = gamma, float(s.square().sum())
+        p = s + (gamma / previous) * p
+    return x, gamma <= limit
 
 
 @dataclass(frozen=True)
@@ -132,7 +153,7 @@ def known_outputs(activation: Activation, y: Tensor, errors: Tensor) -> tuple[Te
 
 
 def peel_conv(
-    step: Step, y: Tensor, passed: Tensor, errors: Tensor, shape: tuple[int, ...], seed: int
+    step: Step, y: Tensor, passed: Tensor, errors: Tensor, shape: Shape, seed: int
 ) -> tuple[Tensor, Tensor, Tensor, PeeledLayer]:
     """x (B, in, h, w), δ of this layer, predicted errors (B,) and the layer's report; `passed` is ∂loss/∂y."""
     z, known, slope = known_outputs(step.activation, y, errors)
@@ -149,11 +170,3 @@ def peel_conv(
         step.name, float(predicted.max()), residual, system.unknowns, system.equations, rehearsal.deficiency
     )
     return x, delta, predicted, layer
-
-
-def passed_down(step: Step, delta: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """∂loss/∂x of a layer whose input has `shape`: δ back through its weights."""
-    if not step.is_conv:
-        return delta @ step.W.double()
-    back: Tensor = conv2d_input(torch.Size((len(delta), *shape)), step.W.double(), delta, **step.geometry)
-    return back

@@ -26,17 +26,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.peel.activations import Activation
 from unsum.peel.blocks import left_product, residual_norm
 from unsum.peel.chain import Step
 
 _CUT = 20.0  # predicted errors of y within which a ReLU's state is left open
 _RARE = 0.01  # expected number of misjudged units below which the threshold alone may decide
-_CLEAR = (
-    0.2  # a prediction nearer than this share of the candidates' distance decides; beyond it the choice is ambiguous
-)
-_SMALL = 1 << 20  # entries up to which a second pass over ∇W costs nothing
-_SPARE = 4  # equations left over without which a residual proves nothing
+# A prediction nearer than this share of the candidates' distance decides; beyond it the choice is ambiguous.
+_CLEAR = 0.2
+SMALL = 1 << 20  # entries up to which a second pass over ∇W, or its singular values, cost nothing
+SPARE = 4  # equations left over without which a residual proves nothing
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,6 @@ class DenseSolution:
     errors: Tensor  # (B,)
     residual: float  # ‖∇W − δᵀX‖ / ‖∇W‖
     rank: int  # numerical rank of δ
-    constant: float | None  # largest deviation of the bias column from 1
 
 
 def solve_dense(step: Step, delta: Tensor) -> DenseSolution:
@@ -59,15 +56,15 @@ def solve_dense(step: Step, delta: Tensor) -> DenseSolution:
     inverse = torch.linalg.pinv(R) if rank < B else torch.linalg.inv(R)
     mixed, squares = left_product(Q.T, step.grad_W)
     X: Tensor = inverse @ mixed
-    missing = _residual(step.grad_W, delta, X, squares - float(mixed.square().sum()))
+    if step.grad_W.numel() <= SMALL or step.grad_W.dtype == torch.float64:
+        missing = residual_norm(step.grad_W, delta, X)
+    else:  # Pythagoras' difference of squares saves a pass and still resolves 1e-8 of ‖∇W‖
+        missing = float(max(squares - float(mixed.square().sum()), 0.0) ** 0.5)
     residual = missing / max(squares**0.5, 1e-300)
     errors = standard_errors(inverse, X, missing, residual, delta, step.grad_W.dtype)
     if rank < B:
         errors = torch.full_like(errors, torch.inf)
-    constant = None
-    if step.grad_b is not None:
-        constant = float((inverse @ (Q.T @ step.grad_b.double()) - 1).abs().max())
-    return DenseSolution(X, errors, residual, rank, constant)
+    return DenseSolution(X, errors, residual, rank)
 
 
 def standard_errors(
@@ -80,7 +77,7 @@ def standard_errors(
     spare = int((delta.abs().amax(0) > 0).sum()) - len(delta)
     averaged = 1.0 if residual > rounding(dtype) else max(spare, 1) ** 0.5
     errors: Tensor = inverse.norm(dim=1) * missing / averaged / X.norm(dim=1).clamp_min(1e-300)
-    return errors + torch.finfo(dtype).eps if spare >= _SPARE else torch.full_like(errors, torch.inf)
+    return errors + torch.finfo(dtype).eps if spare >= SPARE else torch.full_like(errors, torch.inf)
 
 
 def rounding(dtype: torch.dtype) -> float:
@@ -88,20 +85,9 @@ def rounding(dtype: torch.dtype) -> float:
     return min(100 * torch.finfo(dtype).eps, 1e-3)
 
 
-def _residual(grad_W: Tensor, delta: Tensor, X: Tensor, difference: float) -> float:
-    """‖∇W − δᵀX‖; for large matrices Pythagoras' difference of squares, which saves a pass and still resolves 1e-8 of ‖∇W‖."""
-    if grad_W.numel() <= _SMALL or grad_W.dtype == torch.float64:
-        return residual_norm(grad_W, delta, X)
-    return float(max(difference, 0.0) ** 0.5)
-
-
-def resolve_slopes(
-    activation: Activation, y: Tensor, errors: Tensor, above: Tensor, step: Step
-) -> tuple[Tensor, str | None]:
-    """a′(z) (B, n) from y = a(z) known to relative `errors` (B,), and a remark where it stays ambiguous.
-
-    `above` is δ₊ W₊, the derivative with respect to y.
-    """
+def resolve_slopes(y: Tensor, errors: Tensor, above: Tensor, step: Step) -> tuple[Tensor, str | None]:
+    """a′(z) (B, n) from y = a(z) known to relative `errors` (B,) and `above` = δ₊ W₊, and a remark where it stays ambiguous."""
+    activation = step.activation
     if activation.family == "one-to-one":
         return activation.slope(activation.branches(y)[0]), None
     scale, cut = open_range(y, errors)
@@ -129,10 +115,7 @@ def open_range(y: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def decide(U: Tensor, above: Tensor, candidates: tuple[Tensor, Tensor], certain: Tensor) -> tuple[Tensor, Tensor]:
-    """Slopes (B, n), the second candidate where `certain`, elsewhere the one that the column space U (n, B) agrees with.
-
-    Also which entries agree with neither.
-    """
+    """Slopes (B, n): the second candidate where `certain`, else what the columns U (n, B) agree with; and where neither."""
     first, second = candidates
     slopes, weight = second, certain.to(above)
     doubtful = torch.zeros_like(certain)
@@ -159,5 +142,4 @@ def column_space(grad_W: Tensor, rank: int) -> Tensor:
     wide = torch.linalg.qr((grad_W @ probe).double())[0]
     small, _ = left_product(wide.T, grad_W)
     left = torch.linalg.svd(small @ small.T)[0][:, :rank]
-    basis: Tensor = wide @ left
-    return basis
+    return wide @ left

@@ -12,6 +12,7 @@ from unsum.leak import Leak
 from unsum.registry import Registry
 from unsum.update import Update
 
+Shape = tuple[int, ...]  # of one input, without the batch
 MARGIN = 5.0  # by which predicted errors of inputs may be off
 PRECISE = TRUSTED_ERROR / MARGIN  # predicted relative error below which nothing is to be gained
 
@@ -72,7 +73,7 @@ class Peeler(Protocol):
     """
 
     def __call__(
-        self, model: nn.Module, update: Update, leak: Leak | None, *, shape: tuple[int, ...] | None, seed: int
+        self, model: nn.Module, update: Update, leak: Leak | None, *, shape: Shape | None, seed: int
     ) -> Peeled: ...
 
 

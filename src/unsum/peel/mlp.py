@@ -23,8 +23,8 @@ from unsum.peel.chain import Step
 from unsum.peel.dense import resolve_slopes, solve_dense
 from unsum.peel.method import PeeledLayer
 
-DRAWS = 4
-_SAFETY = 3.0  # scatter of a few random draws against errors that may favor the worst direction
+DRAWS = 4  # disturbed copies, whose scatter predicts the error
+SAFETY = 3.0  # scatter of a few random draws against errors that may favor the worst direction
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,6 @@ def head_delta(leak: Leak, logits: Tensor, reduction: str) -> Tensor:
 def front_at_head(leak: Leak, head: Step, reduction: str, seed: int) -> Front:
     """Features and δ of the head, with copies disturbed by the separator's predicted error."""
     F = leak.features.to(head.W.device, torch.float64)
-    b = 0.0 if head.b is None else head.b.double()
-    logits = leak.logits.to(F)
     error = min(leak.predicted_error, 1.0) if leak.predicted_error == leak.predicted_error else 1.0
     error = max(error, torch.finfo(leak.features.dtype).eps)
     generator = torch.Generator().manual_seed(seed)
@@ -63,14 +61,9 @@ def front_at_head(leak: Leak, head: Step, reduction: str, seed: int) -> Front:
     noise = torch.randn(DRAWS, len(F), len(basis), generator=generator, dtype=torch.float64).to(F)
     noise = error * noise / len(basis) ** 0.5 * F.norm(dim=1)[:, None]
     copies = F + noise @ basis
-    copy_logits = (copies @ head.W.double().T) + b
-    return Front(
-        F,
-        head_delta(leak, logits, reduction),
-        torch.full((len(F),), error, dtype=torch.float64, device=F.device),
-        copies,
-        head_delta(leak, copy_logits, reduction),
-    )
+    copy_logits = copies @ head.W.double().T + (0.0 if head.b is None else head.b.double())
+    delta, copy_deltas = (head_delta(leak, logits, reduction) for logits in (leak.logits.to(F), copy_logits))
+    return Front(F, delta, torch.full_like(F[:, 0], error), copies, copy_deltas)
 
 
 def peel_dense(front: Front, above: Step, step: Step, seed: int) -> tuple[Front, PeeledLayer, list[str]]:
@@ -78,7 +71,7 @@ def peel_dense(front: Front, above: Step, step: Step, seed: int) -> tuple[Front,
     B = len(front.x)
     W = above.W.double()
     passed, copies_passed = front.delta @ W, front.copy_deltas @ W
-    slopes, remark = resolve_slopes(step.activation, front.x, front.errors, passed, step)
+    slopes, remark = resolve_slopes(front.x, front.errors, passed, step)
     if step.activation.family == "one-to-one":
         copy_slopes = step.activation.slope(step.activation.branches(front.copies)[0])
     else:
@@ -86,7 +79,7 @@ def peel_dense(front: Front, above: Step, step: Step, seed: int) -> tuple[Front,
     delta, copy_deltas = passed * slopes, copies_passed * copy_slopes
     solution = solve_dense(step, delta)
     copies, scatter = _follow(delta, solution.X, solution.errors, copy_deltas, seed)
-    errors = _SAFETY * (scatter.square() + solution.errors.square()).sqrt()
+    errors = SAFETY * (scatter.square() + solution.errors.square()).sqrt()
     deficiency = B - solution.rank
     notes = [] if remark is None else [remark]
     if deficiency:

@@ -6,7 +6,7 @@ unknown weights.
 
 **Was it one sample?** A mean explains ∇W as well wherever all samples have proportional δ: with two classes, say, and the same
 ReLUs on. So the claim needs more than a gradient of rank one: the batch size, or a model that would have shown two samples. It
-is asked (`_doubt_several`): x must send the δ that was received, and two samples x ± d must send others.
+is asked (`_Model.doubt`): x must send the δ that was received, and two samples x ± d must send others.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from unsum.certify.claim import grant_each
+from unsum.certify.claim import FALSE_ERROR, grant_each
 from unsum.errors import UnsumError
-from unsum.head import collect_features, find_head
+from unsum.gradients import same_buffers
+from unsum.head import collect_features, find_head, orthonormal_rows
 from unsum.leak import Leak
 from unsum.peel.blocks import residual_norm
-from unsum.peel.chain import Step, first_linear
+from unsum.peel.chain import first_linear
 from unsum.peel.dense import rounding
-from unsum.peel.method import PEELERS, Peeled, PeeledLayer
-from unsum.peel.replay import APART
+from unsum.peel.method import PEELERS, Peeled, PeeledLayer, Shape
+from unsum.peel.replay import DRAWS, outside
 from unsum.peel.shapes import picture_shape
-from unsum.peel.vouch import FAR
+from unsum.peel.walk import FAR
 from unsum.update import Update
 
-_DRAWS = 16
 _REPLAYED = 1e-3  # relative difference of δ that the model's own float32 may leave
 
 
@@ -36,13 +36,11 @@ _REPLAYED = 1e-3  # relative difference of δ that the model's own float32 may l
     summary="one sample's input by the ratio of the first layer's gradients (Phong 2017)",
     needs="a first Linear with bias, a batch of one sample",
 )
-def phong_input(
-    model: nn.Module, update: Update, leak: Leak | None, *, shape: tuple[int, ...] | None, seed: int
-) -> Peeled:
+def phong_input(model: nn.Module, update: Update, leak: Leak | None, *, shape: Shape | None, seed: int) -> Peeled:
     """The ratio, exact if the whole gradient turns out to be of rank one, and one sample's."""
     step, flattens = first_linear(model, update)
-    if step.grad_b is None or not bool(step.grad_b.any()):
-        raise UnsumError(f"'phong-input' needs a bias gradient of the first layer {step.name!r}; use 'layers'.")
+    if step.grad_b is None or not bool(step.grad_b.any()) or not bool(step.grad_W.any()):
+        raise UnsumError(f"'phong-input' needs gradients of the first layer {step.name!r} and its bias; use 'layers'.")
     grad_b = step.grad_b.double()
     row = int(grad_b.abs().argmax())
     x = (step.grad_W[row].double() / grad_b[row])[None]
@@ -55,7 +53,9 @@ def phong_input(
     if rank_one:
         said = leak.knowledge.known_batch_size if leak is not None else update.batch_size
         left = max(residual, 0.5 * torch.finfo(step.grad_W.dtype).eps) * size
-        doubts = _doubt_several(said) if said is not None else _Model(model, update, step, inputs).doubt(left, seed)
+        doubts = _Model(model, update, step.module, grad_b, inputs).doubt(left, seed) if said is None else []
+        if said not in (None, 1):
+            doubts = [f"The batch holds {said} samples, and the ratio is a mixture of them; use 'layers'."]
     else:
         doubts = [f"{residual:.1%} of the gradient is not explained by one sample; use 'layers'."]
     layer = PeeledLayer(step.name, error, residual, x.numel(), step.grad_W.numel())
@@ -64,36 +64,28 @@ def phong_input(
     return Peeled("phong-input", inputs, errors, exact, True, [layer], [*doubts, *guessed])
 
 
-def _doubt_several(said: int) -> list[str]:
-    return [] if said == 1 else [f"The batch holds {said} samples, and the ratio is a mixture of them; use 'layers'."]
-
-
 class _Model:
     """The whole model, one input at a time, from the first layer's output to its logits."""
 
-    def __init__(self, model: nn.Module, update: Update, step: Step, x: Tensor) -> None:
-        self.model, self.first = model, step.module
+    def __init__(self, model: nn.Module, update: Update, first: nn.Module, received: Tensor, x: Tensor) -> None:
+        self.model, self.first, self.received = model, first, received
         self.x = x.to(next(model.parameters()))
-        self.received = step.grad_b.double() if step.grad_b is not None else step.grad_W.new_zeros(0).double()
         name = ".".join(filter(None, [find_head(model)[0], "weight"]))
         self.head_gradient = update.gradients.get(name)
 
     def doubt(self, left: float, seed: int) -> list[str]:
         """The doubt that several samples sent this; `left` is what x leaves of ∇W."""
         several = "A batch of several samples may have sent this, and the ratio be a mixture of them"
-        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        if self.head_gradient is None:
+            return [f"{several}: the update lacks the head's gradient; say the batch size if it is one."]
         try:
-            if self.head_gradient is None:
-                return [f"{several}: the update lacks the head's gradient; say the batch size if it is one."]
-            if not self._replays():
-                return [f"{several}: the model does not send this gradient for it."]
-            if not self._shows_two(left, seed):
-                return [f"{several}: two would look like one here; say the batch size if it is one."]
+            with same_buffers(self.model):
+                if not self._replays():
+                    return [f"{several}: the model does not send this gradient for it."]
+                if not self._shows_two(left, seed):
+                    return [f"{several}: two would look like one here; say the batch size if it is one."]
         except (RuntimeError, ValueError):  # the model takes no such input, or no single one (BatchNorm in training)
             return [f"{several}: the model does not take it alone."]
-        finally:
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(buffers[name])
         return []
 
     def _replays(self) -> bool:
@@ -101,10 +93,10 @@ class _Model:
         f = collect_features(self.model, self.x).double()[0]
         assert self.head_gradient is not None
         self.G = self.head_gradient.double() @ f / f.square().sum().clamp_min(1e-300)
-        self.P = self._sent(self.x, self.G)[1].softmax(0)
+        self.delta, logits = self._sent(self.x, self.G)
+        self.P = logits.softmax(0)
         label = int(self.G.argmin())
         self.scale = -self.G[label] / (1 - self.P[label]).clamp_min(1e-12)
-        self.delta = self._sent(self.x, self.G)[0]
         apart = float((self.delta - self.received).norm() / self.received.norm())
         return apart < max(_REPLAYED, rounding(self.head_gradient.dtype))
 
@@ -112,14 +104,14 @@ class _Model:
         """Whether x ± d would leave a second direction in ∇W, far above what is left, for every d that is tried."""
         generator = torch.Generator().manual_seed(seed)
         flat = self.x.double().flatten()
-        rows = torch.stack([torch.cat([flat, flat.new_ones(1)])])
-        for _ in range(_DRAWS):
+        rows, delta = orthonormal_rows(torch.cat([flat, flat.new_ones(1)])[None]), orthonormal_rows(self.delta[None])
+        for _ in range(DRAWS):
             u = torch.randn(self.x.shape, generator=generator).to(self.x)
-            d = APART * self.x.norm() / u.norm() * u
+            d = FALSE_ERROR * self.x.norm() / u.norm() * u
             plus, minus = self._moved(self.x + d), self._moved(self.x - d)
             read = torch.cat([d.double().flatten(), flat.new_zeros(1)])[None]
-            shown = _beside(((plus - minus) / 2)[None], self.delta[None]) * _beside(read, rows)
-            if not shown > FAR * left:
+            shown = outside(((plus - minus) / 2)[None], delta).norm() * outside(read, rows).norm()
+            if not float(shown) > FAR * left:
                 return False
         return True
 
@@ -132,17 +124,8 @@ class _Model:
     def _sent(self, x: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
         """δ of the first layer and the logits, for the derivative G by the logits."""
         kept: list[Tensor] = []
-        hook = self.first.register_forward_hook(lambda _module, _inputs, output: kept.append(output))
-        try:
-            with torch.enable_grad():
-                logits = self.model(x)
-                (delta,) = torch.autograd.grad(logits, kept[0], G.to(logits)[None])
-        finally:
-            hook.remove()
+        keep = self.first.register_forward_hook(lambda _module, _inputs, output: kept.append(output))
+        with keep, torch.enable_grad():
+            logits = self.model(x)
+            (delta,) = torch.autograd.grad(logits, kept[0], G.to(logits)[None])
         return delta[0].double(), logits[0].detach().double()
-
-
-def _beside(rows: Tensor, known: Tensor) -> float:
-    """The length of a row outside another."""
-    unit = known / known.norm().clamp_min(1e-300)
-    return float((rows - (rows @ unit.T) @ unit).norm())

@@ -10,6 +10,10 @@ is a fixed-point iteration. The truth is its fixed point. Near it, errors shrink
 is small where logits move little with the input: precisely where the separator has the most trouble. X = T A stays in the
 row space A of ∇W_1, so that a round costs B² numbers and a pass over the upper layers, whatever the input's size. For ReLU
 the sign of z decides, and within the error of z the column space of ∇W_l does (`dense.decide`).
+
+A separator that is a little off spreads its error over the entries of Y. One-hot and smoothed rows have a form of their
+own, so that nearness to it tells what they were: onehot (1 − C f) + f with one floor f for the whole batch. Mixed rows keep
+their large entries and lose the small ones.
 """
 
 from __future__ import annotations
@@ -26,44 +30,37 @@ from unsum.leak import Leak
 from unsum.peel.blocks import right_product
 from unsum.peel.chain import Step
 from unsum.peel.dense import column_space, decide, open_range, standard_errors
-from unsum.peel.mlp import head_factor
-from unsum.peel.targets import likely_targets, open_entries, refit
+from unsum.peel.mlp import SAFETY, head_factor
 
-_ROUNDS = 12
+_ROUNDS = 12  # budget
 _STILL = 1e-9  # relative movement of T at which it has settled
-_WIDTHS = (
-    1e-3,
-    1e-2,
-    1e-1,
-    1e-4,
-)  # errors of z to begin with, where predicted ones are worst cases and leave everything open
+# Errors of z to begin with, where predicted ones are worst cases and leave everything open.
+_WIDTHS = (1e-3, 1e-2, 1e-1, 1e-4)
 _EXPLAINED = 1e-5  # residual at which there is nothing left for other targets to explain
 _CONTRACTS = 0.9  # a larger gain says that the rounds lead nowhere
-_SAFETY = 3.0
 _PROBE = 1e-6  # relative size of the disturbance that measures the gain
+_NEAR = 0.3  # largest deviation of any entry with which a form of the targets is tried; the gradients decide
+_WEIGHT = 0.02  # least weight of a label in a mixed row
 
 
 @dataclass(frozen=True)
 class Refined:
-    """X (B, D), predicted relative errors (B,), the largest relative residual of any layer, and the gain per round."""
+    """X (B, D), predicted relative errors (B,) and the largest relative residual of any layer."""
 
     X: Tensor
     Y: Tensor  # targets that explain the gradients best
     delta: Tensor  # of the deepest layer
     errors: Tensor
     residual: float
-    gain: float
     rounds: int
 
 
 class Rounds:
-    """The map X → X, seen as T → T in the row space of the deepest layer's gradient."""
+    """The map X → X, seen as T → T in the row space A (orthonormal rows) of the deepest layer's gradient."""
 
-    def __init__(self, steps: list[Step], X: Tensor, leak: Leak, reduction: str) -> None:
-        self.Y = leak.targets.to(X)
+    def __init__(self, steps: list[Step], A: Tensor, Y: Tensor, factor: float) -> None:
+        self.steps, self.A, self.Y, self.factor = steps, A, Y, factor
         self.free = torch.zeros_like(self.Y, dtype=torch.bool)
-        self.steps, self.factor = steps, head_factor(leak, reduction)
-        self.A = orthonormal_rows(X)
         self.K = right_product(steps[0].W, self.A).T
         self.U = right_product(steps[0].grad_W, self.A)
         self.W = [step.W.double() for step in steps[1:]]
@@ -81,8 +78,11 @@ class Rounds:
         return z, x
 
     def deltas(self, z: list[Tensor], errors: Tensor | None) -> list[Tensor]:
-        """δ of every layer; with `errors` (B,) given, the ReLUs' states are decided anew, else they stay."""
-        deltas = [self.factor * (z[-1].softmax(1) - self.Y)]
+        return self.passed_down(self.factor * (z[-1].softmax(1) - self.Y), z, errors)
+
+    def passed_down(self, delta: Tensor, z: list[Tensor], errors: Tensor | None) -> list[Tensor]:
+        """δ of every layer from that of the head; with `errors` (B,) the ReLUs' states are decided anew, else they stay."""
+        deltas = [delta]
         for i in range(len(self.steps) - 2, -1, -1):
             passed = deltas[0] @ self.W[i]
             deltas.insert(0, passed * self._slope(i, z[i], passed, errors))
@@ -149,7 +149,7 @@ def refine(steps: list[Step], X: Tensor, errors: Tensor, leak: Leak, reduction: 
 
     The targets are tried tidied first and then as found; what explains the gradients better is returned.
     """
-    rounds = Rounds(steps, X, leak, reduction)
+    rounds = Rounds(steps, orthonormal_rows(X), leak.targets.to(X), head_factor(leak, reduction))
     relu = any(step.activation.family == "relu" for step in steps)  # without one, widths make no difference
     answers: list[Refined] = []
     for Y, width in itertools.product(likely_targets(rounds.Y), _WIDTHS):
@@ -173,14 +173,13 @@ def _settle(rounds: Rounds, T: Tensor, open_errors: Tensor, seed: int) -> Refine
         residual = max(rounds.residuals(T))
         if residual < best[0]:
             best = residual, T, change, list(rounds.masks), rounds.Y
-        open_errors = torch.minimum(
-            open_errors, moves + residual + 1e-6
-        )  # unexplained: some state is wrong, keep asking
+        # Unexplained: some state is wrong, keep asking.
+        open_errors = torch.minimum(open_errors, moves + residual + 1e-6)
         if not change > _STILL or (count > 3 and change > 0.7 * previous):
             break
     residual, T, change, rounds.masks, rounds.Y = best
     if residual == math.inf:
-        return Refined(T @ rounds.A, rounds.Y, T, torch.full_like(open_errors, torch.inf), residual, math.inf, count)
+        return Refined(T @ rounds.A, rounds.Y, T, torch.full_like(open_errors, torch.inf), residual, count)
     return _certified(rounds, T, residual, change, count, seed)
 
 
@@ -191,5 +190,45 @@ def _certified(rounds: Rounds, T: Tensor, residual: float, change: float, count:
     missing = float((delta.T @ T - rounds.U).norm()) + residual * float(rounds.U.norm())
     dtype = rounds.steps[0].grad_W.dtype
     own = standard_errors(torch.linalg.pinv(delta.T), T, missing, residual, delta, dtype)
-    errors = _SAFETY * (own + change * gain) / (1 - gain) if gain < _CONTRACTS else torch.full_like(own, torch.inf)
-    return Refined(T @ rounds.A, rounds.Y, delta, errors, residual, gain, count)
+    errors = SAFETY * (own + change * gain) / (1 - gain) if gain < _CONTRACTS else torch.full_like(own, torch.inf)
+    return Refined(T @ rounds.A, rounds.Y, delta, errors, residual, count)
+
+
+def likely_targets(Y: Tensor) -> list[Tensor]:
+    """Y (B, C) tidied in the two simplest ways that stay near it, and Y as it is."""
+    C = Y.shape[1]
+    hard = torch.nn.functional.one_hot(Y.argmax(1), C).to(Y)
+    floor = _floor(Y)
+    candidates = [hard, hard * (1 - C * floor) + floor, _mixed(Y, 0.0), _mixed(Y, floor)]
+    near = [candidate for candidate in candidates if float((candidate - Y).abs().max()) < _NEAR]
+    different = [near[0], *(other for other in near[1:] if not torch.equal(other, near[0]))] if near else []
+    return [*different[:2], Y]
+
+
+def _floor(Y: Tensor) -> float:
+    """The value that most entries share, 0 where it is below what rounding may leave."""
+    floor = float(Y.median())
+    return floor if floor * Y.shape[1] > _WEIGHT else 0.0
+
+
+def _mixed(Y: Tensor, floor: float) -> Tensor:
+    """Rows of a few large entries over a floor, with the sum of 1 kept by scaling the entries above it."""
+    above = torch.where(Y - floor > _WEIGHT, Y - floor, torch.zeros_like(Y))
+    return above * ((1 - Y.shape[1] * floor) / above.sum(1, keepdim=True).clamp_min(1e-12)) + floor
+
+
+def open_entries(Y: Tensor) -> Tensor:
+    """(B, C) entries of mixed rows whose weight only the gradient can tell; none in one-hot and smoothed rows."""
+    limit = _floor(Y) + _WEIGHT / 2
+    large = limit < Y
+    return large & (large.sum(1, keepdim=True) > 1)
+
+
+def refit(Y: Tensor, free: Tensor, P: Tensor, F: Tensor, grad_W: Tensor, factor: float) -> Tensor:
+    """Y with its free entries fitted to the head's gradient ∇W_c = factor Σ_i (P − Y)_ic f_i, class by class."""
+    fitted = Y.clone()
+    for c in free.any(0).nonzero()[:, 0].tolist():
+        members = free[:, c]
+        known = (P[:, c] - Y[:, c] * ~members) @ F - grad_W[c].double() / factor
+        fitted[members, c] = torch.linalg.lstsq(F[members].T, known[:, None]).solution[:, 0]
+    return fitted

@@ -12,35 +12,39 @@ can hide anything. Two things could:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-from torch.nn.grad import conv2d_input, conv2d_weight
+from torch.nn.grad import conv2d_weight
 
+from unsum.certify.claim import FALSE_ERROR
+from unsum.equation.levenberg import SMALL as _UNKNOWNS
 from unsum.equation.levenberg import Dense
 from unsum.head import orthonormal_rows
-from unsum.peel.blocks import left_product, residual_norm, right_product
+from unsum.losses import CrossEntropy, Loss
+from unsum.peel.blocks import residual_norm, right_product
 from unsum.peel.chain import Step
-from unsum.peel.dense import open_range
+from unsum.peel.dense import SMALL, SPARE, open_range
+from unsum.peel.method import Shape
+from unsum.peel.refine import Rounds
 
-APART = 1e-2  # relative distance from their mean from which two samples that are taken for one make a claim false
-_DRAWS = 16
-_UNKNOWNS = 300  # up to which the Jacobian is formed
-_SMALL = 1 << 20  # entries up to which singular values cost nothing
-_SPARE = 4  # equations left over without which a fit proves nothing
+DRAWS = 16  # directions in which two samples are set apart
 
 
 @dataclass(frozen=True)
 class PlayedBatch:
-    """What is replayed: inputs X (B, …) of `steps[0]`, targets Y (B, C), and δ_L = factor · (P − Y)."""
+    """What is replayed: inputs X (B, …) of `steps[0]`, targets Y (B, C), and δ_L = factor · G, with G = P − Y by default.
+
+    `factor` may differ from sample to sample, (B, 1).
+    """
 
     steps: list[Step]
     X: Tensor
     Y: Tensor
-    factor: float
-    shapes: list[tuple[int, ...]]  # of every step's input
+    factor: float | Tensor
+    shapes: list[Shape]  # of every step's input
+    loss: Loss = field(default_factory=CrossEntropy)
 
 
 @dataclass(frozen=True)
@@ -76,19 +80,18 @@ class Replayed:
         """(B,) how far two samples, a hundredth from their mean, would stand above what is left: in the layer that shows
         them best, for the direction of several that shows them least."""
         generator = torch.Generator().manual_seed(seed + 4)
-        coarse = torch.promote_types(
-            self.batch.steps[0].W.dtype, torch.float32
-        )  # enough for a difference of a hundredth
-        X, least = self.batch.X.to(coarse), None
-        known = [self._known(i, coarse) for i in range(len(self.left))]
-        for _ in range(_DRAWS):
+        # Enough for a difference of a hundredth.
+        coarse = torch.promote_types(self.batch.steps[0].W.dtype, torch.float32)
+        X, shown = self.batch.X.to(coarse), []
+        # Convolutions share weights between places.
+        dense = [i for i, step in enumerate(self.batch.steps) if not step.is_conv]
+        known = {i: self._known(i, coarse) for i in dense}
+        for _ in range(DRAWS):
             u = torch.randn(X.shape, generator=generator, dtype=torch.float64).to(X).flatten(1)
-            d = (APART * X.flatten(1).norm(dim=1, keepdim=True) / u.norm(dim=1, keepdim=True) * u).view_as(X)
+            d = (FALSE_ERROR * X.flatten(1).norm(dim=1, keepdim=True) / u.norm(dim=1, keepdim=True) * u).view_as(X)
             plus, minus = _played(self.batch, X + d), _played(self.batch, X - d)
-            shown = torch.stack([self._shown(i, known[i], plus, minus) for i in range(len(self.left))]).amax(0)
-            least = shown if least is None else torch.minimum(least, shown)
-        assert least is not None
-        return least
+            shown.append(torch.stack([self._shown(i, known[i], plus, minus) for i in dense]).amax(0))
+        return torch.stack(shown).amin(0)
 
     def _known(self, i: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Orthonormal rows of what layer i read, with the constant that its bias reads, and of its δ."""
@@ -97,11 +100,9 @@ class Replayed:
 
     def _shown(self, i: int, known: tuple[Tensor, Tensor], plus: Pass, minus: Pass) -> Tensor:
         step = self.batch.steps[i]
-        if step.is_conv:  # shares its weights between places: no rank to count
-            return torch.zeros_like(plus.x[i].flatten(1)[:, 0])
         read = (_extended(step, plus.x[i]) - _extended(step, minus.x[i])) / 2
         sent = (plus.delta[i] - minus.delta[i]) / 2
-        second: Tensor = _outside(read, known[0]).norm(dim=1) * _outside(sent, known[1]).norm(dim=1)
+        second: Tensor = outside(read, known[0]).norm(dim=1) * outside(sent, known[1]).norm(dim=1)
         return second / self.left[i]
 
     def errors(self, *, temperature_open: bool) -> Tensor:
@@ -118,15 +119,14 @@ class Replayed:
         residual = _Unexplained(self, A, temperature_open)
         start = torch.cat([(X @ A.T).flatten(), X.new_zeros(2 + temperature_open)])
         J = Dense(residual, start).jacobian
-        if len(J) < unknowns + _SPARE:
+        if len(J) < unknowns + SPARE:
             return nothing
         scale = J.norm(dim=0).clamp_min(1e-300)
         _, s, V = torch.linalg.svd(J / scale, full_matrices=False)
         if not float(s[-1]) > 1e-13 * float(s[0]):
             return nothing
         deviations = ((V.T / s) / scale[:, None])[: B * len(A)].square().sum(1).view(B, -1)
-        errors: Tensor = deviations.sum(1).sqrt() / X.norm(dim=1).clamp_min(1e-300)
-        return errors
+        return deviations.sum(1).sqrt() / X.norm(dim=1).clamp_min(1e-300)
 
 
 class _Unexplained:
@@ -134,45 +134,36 @@ class _Unexplained:
     logarithm of the scale, the smoothing of the targets and the logarithm of a temperature."""
 
     def __init__(self, replay: Replayed, A: Tensor, temperature_open: bool) -> None:
-        self.batch, self.A, self.open = replay.batch, A, temperature_open
-        self.slopes, self.deltas = replay.at.slope, replay.at.delta
-        self.bases = [A, *(orthonormal_rows(x) for x in replay.at.x[1:])]
-        self.gradients = [
-            right_product(step.grad_W, basis) for step, basis in zip(self.batch.steps, self.bases, strict=True)
-        ]
+        self.batch, self.size, self.open, self.deltas = replay.batch, len(A), temperature_open, replay.at.delta
+        steps = self.batch.steps
+        assert isinstance(self.batch.factor, float)  # samples of one weight each; others are vouched for elsewhere
+        self.rounds = Rounds(steps, A, self.batch.Y, self.batch.factor)
+        states = zip(steps[:-1], replay.at.slope[:-1], strict=True)
+        self.rounds.masks = [slope if step.activation.family == "relu" else None for step, slope in states]
+        self.bases = [orthonormal_rows(x) for x in replay.at.x[1:]]
+        inner = zip(steps[1:], self.bases, strict=True)
+        self.gradients = [self.rounds.U, *(right_product(step.grad_W, basis) for step, basis in inner)]
         # As if all that is left lay in the row space.
         self.units = [left / len(g) ** 0.5 for left, g in zip(replay.left, self.gradients, strict=True)]
-        self.K = right_product(self.batch.steps[0].W, A).T
 
     def __call__(self, unknowns: Tensor) -> Tensor:
-        steps, size = self.batch.steps, len(self.batch.X) * len(self.A)
-        T, others = unknowns[:size].view(-1, len(self.A)), unknowns[size:]
-        x, z = [T], []
-        for i, step in enumerate(steps):
-            b = 0.0 if step.b is None else step.b.double()
-            z.append((x[i] @ self.K if i == 0 else x[i] @ step.W.double().T) + b)
-            x.append(z[i] * self.slopes[i] if step.activation.family == "relu" else step.activation.function(z[i]))
+        size = len(self.batch.X) * self.size
+        T, others = unknowns[:size].view(-1, self.size), unknowns[size:]
+        z, x = self.rounds.outputs(T)
+        read = [T, *(inner @ basis.T for inner, basis in zip(x, self.bases, strict=True))]
         tau = others[2].exp() if self.open else 1.0
         C = self.batch.Y.shape[1]
         Y = self.batch.Y * (1 - C * others[1]) + others[1]
-        delta = self.batch.factor * others[0].exp() * ((x[-1] / tau).softmax(1) - Y) / tau
+        head = self.batch.factor * others[0].exp() * ((z[-1] / tau).softmax(1) - Y) / tau
         parts = []
-        for i in range(len(steps) - 1, -1, -1):
-            read = x[i] if i == 0 else x[i] @ self.bases[i].T
-            parts.append(((delta.T @ read - self.gradients[i]) / self.units[i]).flatten())
-            grad_b = steps[i].grad_b
+        for i, delta in enumerate(self.rounds.passed_down(head, z, None)):
+            parts.append(((delta.T @ read[i] - self.gradients[i]) / self.units[i]).flatten())
+            grad_b = self.batch.steps[i].grad_b
             if grad_b is not None:
-                parts.append((delta.sum(0) - grad_b.double()) / self._bias_unit(i))
-            if i:
-                delta = (delta @ steps[i].W.double()) * _slope(steps[i - 1], z[i - 1], self.slopes[i - 1])
+                share = self.units[i] / max(float(self.gradients[i].norm()), 1e-300)
+                unit = max(share * _bias_scale(self.deltas[i], grad_b.double()), 1e-300)
+                parts.append((delta.sum(0) - grad_b.double()) / unit)
         return torch.cat(parts)
-
-    def _bias_unit(self, i: int) -> float:
-        grad_b = self.batch.steps[i].grad_b
-        assert grad_b is not None
-        share: float = self.units[i] * len(grad_b) ** 0.5 / max(float(self.gradients[i].norm()), 1e-300)
-        unit: float = max(share * _bias_scale(self.deltas[i], grad_b.double()) / len(grad_b) ** 0.5, 1e-300)
-        return unit
 
 
 def replay(batch: PlayedBatch, errors: Tensor) -> Replayed:
@@ -203,37 +194,18 @@ def _played(batch: PlayedBatch, X: Tensor, errors: Tensor | None = None) -> Pass
     x, z = [X], []
     for step in steps:
         x[-1] = x[-1] if step.is_conv else x[-1].flatten(1)
-        z.append(_linear(step, x[-1]))
+        z.append(step.linear(x[-1]))
         x.append(step.activation.function(z[-1]))
-    deltas = [batch.factor * (x.pop().softmax(1) - batch.Y.to(X))]
+    deltas = [torch.as_tensor(batch.factor).to(X) * batch.loss.gradient(x.pop(), batch.Y.to(X))]
     slopes = [torch.ones_like(deltas[0])]
     for i in range(len(steps) - 2, -1, -1):
-        passed = _passed_down(steps[i + 1], deltas[0], batch.shapes[i + 1]).view_as(z[i])
+        passed = steps[i + 1].passed_down(deltas[0], batch.shapes[i + 1]).view_as(z[i])
         slope = steps[i].activation.slope(z[i])
         if errors is not None and steps[i].activation.family == "relu" and not steps[i].is_conv:
             slope = _settled(steps[i], x[i], z[i], passed, slope, errors)
         slopes.insert(0, slope)
         deltas.insert(0, passed * slope)
     return Pass(x, deltas, slopes)
-
-
-def _linear(step: Step, x: Tensor) -> Tensor:
-    """z for x in x's precision; without a copy of a large matrix in it."""
-    if x.dtype == torch.float64 and not step.is_conv:
-        z = right_product(step.W, x).T
-        return z if step.b is None else z + step.b.double()
-    b = None if step.b is None else step.b.to(x)
-    if step.is_conv:
-        return functional.conv2d(x, step.W.to(x), b, **step.geometry)
-    return functional.linear(x, step.W.to(x), b)
-
-
-def _passed_down(step: Step, delta: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """∂loss/∂x of a layer, in δ's precision."""
-    if step.is_conv:
-        back: Tensor = conv2d_input(torch.Size((len(delta), *shape)), step.W.to(delta), delta, **step.geometry)
-        return back
-    return left_product(delta, step.W)[0] if delta.dtype == torch.float64 else delta @ step.W.to(delta)
 
 
 def _settled(step: Step, x: Tensor, z: Tensor, passed: Tensor, slope: Tensor, errors: Tensor) -> Tensor:
@@ -252,7 +224,7 @@ def _settled(step: Step, x: Tensor, z: Tensor, passed: Tensor, slope: Tensor, er
 
 def _missing(step: Step, x: Tensor, delta: Tensor) -> tuple[float, float]:
     """‖∇W − replayed‖ and its largest singular value; of large matrices the norm stands for both."""
-    if not step.is_conv and step.grad_W.numel() > _SMALL:
+    if not step.is_conv and step.grad_W.numel() > SMALL:
         missing = residual_norm(step.grad_W, delta, x.flatten(1))
         return missing, missing
     replayed = conv2d_weight(x, step.W.shape, delta, **step.geometry) if step.is_conv else delta.T @ x.flatten(1)
@@ -269,19 +241,12 @@ def _gradients(step: Step, x: Tensor, delta: Tensor) -> Tensor:
     )
 
 
-def _slope(step: Step, z: Tensor, fixed: Tensor) -> Tensor:
-    """a′(z) as a function of z that can be differentiated; a ReLU's stays."""
-    if step.activation.family == "relu":
-        return fixed
-    slope: Tensor = torch.func.grad(lambda t: step.activation.function(t).sum())(z)
-    return slope
-
-
 def _extended(step: Step, x: Tensor) -> Tensor:
     x = x.flatten(1)
     return x if step.grad_b is None else torch.cat([x, torch.ones_like(x[:, :1])], 1)
 
 
-def _outside(rows: Tensor, basis: Tensor) -> Tensor:
+def outside(rows: Tensor, basis: Tensor) -> Tensor:
+    """What of the rows lies outside the span of a basis of orthonormal rows."""
     rest: Tensor = rows - (rows @ basis.T) @ basis
     return rest - (rest @ basis.T) @ basis  # twice: what is left may be tiny

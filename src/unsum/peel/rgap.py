@@ -19,7 +19,7 @@ told by the gradient that the recovered input would have sent.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,10 @@ from torch import Tensor, nn
 from unsum.certify.claim import grant_each
 from unsum.errors import UnsumError
 from unsum.leak import Leak
+from unsum.peel.activations import bisect
 from unsum.peel.chain import Chain, Step, find_chain
-from unsum.peel.conv import ConvSystem, passed_down
-from unsum.peel.method import PEELERS, Peeled, PeeledLayer
+from unsum.peel.conv import ConvSystem
+from unsum.peel.method import PEELERS, Peeled, PeeledLayer, Shape
 from unsum.peel.shapes import input_shapes, picture_shape
 from unsum.update import Update
 
@@ -42,13 +43,7 @@ TURN = 1.2784645427610738  # where −u/(1+e^u) is least
     needs="one logit without bias, logistic loss, a batch of one sample, gradients of all layers",
 )
 def rgap(
-    model: nn.Module,
-    update: Update,
-    leak: Leak | None,
-    *,
-    shape: tuple[int, ...] | None,
-    seed: int,
-    label: int | None = None,
+    model: nn.Module, update: Update, leak: Leak | None, *, shape: Shape | None, seed: int, label: int | None = None
 ) -> Peeled:
     """The recursion, for `label` 0 or 1 if it is known; uses no randomness.
 
@@ -97,32 +92,26 @@ def solve_u(product: float) -> list[float]:
     [-1.0]
     """
 
-    def value(u: float) -> float:
-        return -u / (1 + math.exp(u))
+    def value(u: Tensor) -> Tensor:
+        return -u / (1 + u.exp())
 
-    if product <= value(TURN):
+    target, left, turn, right = torch.tensor([product, -max(1.0, 2 * product + 1), TURN, 700.0], dtype=torch.float64)
+    if product <= value(turn):
         return [TURN]
-    roots = [_bisect(value, product, -max(1.0, 2 * product + 1), TURN)]
+    roots = [float(bisect(value, target, left, turn, rising=False))]
     if product < 0:
-        roots.append(_bisect(lambda u: -value(u), -product, TURN, 700.0))
+        roots.append(float(bisect(value, target, turn, right, rising=True)))
     return roots
 
 
-def _bisect(falling: Callable[[float], float], target: float, low: float, high: float) -> float:
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if falling(middle) > target else (low, middle)
-    return (low + high) / 2
-
-
-def _recurse(chain: Chain, shapes: list[tuple[int, ...]], y: float, u: float) -> tuple[Tensor, list[float]]:
+def _recurse(chain: Chain, shapes: list[Shape], y: float, u: float) -> tuple[Tensor, list[float]]:
     """The input (1, …) and the residual of every layer below the head."""
     steps, residuals = chain.steps, []
     k = torch.full((1, 1), -y / (1 + math.exp(u)), dtype=torch.float64, device=steps[-1].W.device)
     x = _unit_mean(steps[-1], k)
     for i in range(len(steps) - 2, -1, -1):
         step = steps[i]
-        passed = passed_down(steps[i + 1], k, shapes[i + 1])
+        passed = steps[i + 1].passed_down(k, shapes[i + 1])
         if not step.is_conv:
             z = step.activation.branches(x.flatten(1))[0]
             k = passed.flatten(1) * step.activation.slope(z)
@@ -130,7 +119,7 @@ def _recurse(chain: Chain, shapes: list[tuple[int, ...]], y: float, u: float) ->
             explained = k.T @ x
             residuals.append(float((explained - step.grad_W).norm() / step.grad_W.norm()))
             continue
-        outputs = _outputs(step, shapes[i])
+        outputs = (1, *step.output_shape(shapes[i]))
         z = step.activation.branches(x.view(outputs))[0]
         k = passed.view(outputs) * step.activation.slope(z)
         known = (z > 0).to(z) if step.activation.family == "relu" else torch.ones_like(z)
@@ -146,11 +135,6 @@ def _unit_mean(step: Step, k: Tensor) -> Tensor:
     return (step.grad_W.double()[units] / k[0][units][:, None]).mean(0, keepdim=True)
 
 
-def _outputs(step: Step, shape: tuple[int, ...]) -> tuple[int, ...]:
-    empty = torch.zeros(1, *shape, dtype=torch.float64, device=step.W.device)
-    return tuple(step.linear(empty).shape)
-
-
 def _misfit(chain: Chain, x: Tensor, y: float) -> float:
     """How much of the update the gradient for (x, y) leaves unexplained, relative."""
     if not bool(torch.isfinite(x).all()):
@@ -159,10 +143,7 @@ def _misfit(chain: Chain, x: Tensor, y: float) -> float:
     with torch.enable_grad():
         h = x
         for step, W in zip(chain.steps, weights, strict=True):
-            if step.is_conv:
-                h = step.activation.function(nn.functional.conv2d(h, W, None, **step.geometry))
-            else:
-                h = step.activation.function(h.flatten(1) @ W.T)
+            h = step.activation.function(replace(step, W=W).linear(h if step.is_conv else h.flatten(1)))
         gradients = torch.autograd.grad(nn.functional.softplus(-y * h).sum(), weights)
     differences = [(g - step.grad_W).square().sum() for g, step in zip(gradients, chain.steps, strict=True)]
     sizes = [step.grad_W.double().square().sum() for step in chain.steps]

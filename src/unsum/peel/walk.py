@@ -1,4 +1,7 @@
-"""The walk down a chain of layers: the head's answer first, then every layer that can be undone, one after another."""
+"""The walk down a chain of layers: the head's answer first, then every layer that can be undone, one after another.
+
+Which of the inputs may be called exact `vouch` says: their replay is laid before `certify.claim`, with every reason for doubt.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,24 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from unsum.certify.claim import grant_each
+from unsum.certify.doubts.replay import TRACE
+from unsum.certify.question import name_some
 from unsum.errors import UnsumError
 from unsum.leak import Leak
 from unsum.peel.chain import Chain, Step, find_chain
-from unsum.peel.conv import passed_down, peel_conv
-from unsum.peel.method import PEELERS, PRECISE, Peeled, PeeledLayer
+from unsum.peel.conv import peel_conv
+from unsum.peel.dense import rounding
+from unsum.peel.method import MARGIN, PEELERS, PRECISE, Peeled, PeeledLayer, Shape
 from unsum.peel.mlp import Front, front_at_head, head_factor, peel_dense
 from unsum.peel.refine import refine
-from unsum.peel.replay import PlayedBatch, replay
+from unsum.peel.replay import PlayedBatch, Replayed, replay
 from unsum.peel.shapes import input_shapes, picture_shape
-from unsum.peel.vouch import vouch
 from unsum.update import Update
 
 _FINE = 10.0  # roundings of the gradient as a predicted error, below which rounds gain nothing
+FAR = 10.0  # times what is left unexplained, which a sample, or two that look like one, must stand above: eight share a direction
+_HARD = 1e-9  # distance from a hard label that rounding leaves
 
 
 @PEELERS.register(
@@ -27,7 +35,7 @@ _FINE = 10.0  # roundings of the gradient as a predicted error, below which roun
     summary="every sample's exact input, layer by layer, fully connected and convolutional (unsum)",
     needs="gradients of all layers; no pooling, no batch statistics, no second path",
 )
-def layers(model: nn.Module, update: Update, leak: Leak | None, *, shape: tuple[int, ...] | None, seed: int) -> Peeled:
+def layers(model: nn.Module, update: Update, leak: Leak | None, *, shape: Shape | None, seed: int) -> Peeled:
     """Peel as far as the architecture allows; `leak` is the separation that this continues."""
     if leak is None:
         raise UnsumError("The peeler 'layers' continues a separation; give it the leak of unsum.separate.")
@@ -36,7 +44,8 @@ def layers(model: nn.Module, update: Update, leak: Leak | None, *, shape: tuple[
     chain = find_chain(model, update, leak.features.device)
     shapes = input_shapes(chain, model, shape)
     front = front_at_head(leak, chain.steps[-1], update.reduction, seed)
-    walk = Walk(chain, shapes, front, leak, leak.targets.to(front.x), update.reduction, seed)
+    Y, top = leak.targets.to(front.x), len(chain.steps) - 1
+    walk = Walk(chain, shapes, front, leak, Y, update.reduction, seed, top, chain.stop)
     walk.through_dense()
     walk.through_convolutions()
     return walk.answer(shape)
@@ -47,20 +56,16 @@ class Walk:
     """Where the walk stands: `at` is the step whose input is `front.x`."""
 
     chain: Chain
-    shapes: list[tuple[int, ...]]
+    shapes: list[Shape]
     front: Front
     leak: Leak
     Y: Tensor  # the leak's targets, or what the rounds made of them
     reduction: str
     seed: int
-    at: int = -1
-    stop: str | None = None
+    at: int
+    stop: str | None
     layers: list[PeeledLayer] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.at = len(self.chain.steps) - 1
-        self.stop = self.chain.stop
 
     def through_dense(self) -> None:
         """Every Linear below the head, then rounds where the answer is not as precise as the gradient already."""
@@ -106,8 +111,8 @@ class Walk:
 
     def _one_convolution(self, above: Step, step: Step) -> None:
         B, shape = len(self.front.x), self.shapes[self.at - 1]
-        outputs = (B, *_output_shape(step, shape))
-        passed = passed_down(above, self.front.delta, self.shapes[self.at]).view(outputs)
+        outputs = (B, *step.output_shape(shape))
+        passed = above.passed_down(self.front.delta, self.shapes[self.at]).view(outputs)
         y = self.front.x.view(outputs)
         x, delta, errors, layer = peel_conv(step, y, passed, self.front.errors, shape, self.seed)
         self.front = replace(self.front, x=x, delta=delta, errors=errors)
@@ -119,30 +124,77 @@ class Walk:
                 f"unknowns of {B} samples, about {layer.deficiency} of them free; the input of smallest norm is returned."
             )
 
-    def answer(self, shape: tuple[int, ...] | None) -> Peeled:
+    def answer(self, shape: Shape | None) -> Peeled:
         complete = self.at == 0 and self.stop is None
         x = self.front.x
         if self.stop is not None:
-            self.notes.append(self._stopped())
+            where = self.chain.steps[self.at].name
+            done = f"the input of {where!r}" if self.layers else f"the features before {where!r}"
+            self.notes.append(f"Peeling ended at {done}: {self.stop}.")
         factor = head_factor(self.leak, self.reduction)
         batch = PlayedBatch(self.chain.steps[self.at :], x, self.Y, factor, self.shapes[self.at :])
-        vouched = vouch(replay(batch, self.front.errors), self.front.errors, self.leak, self.seed)
-        self.notes += vouched.notes
+        exact, doubts = vouch(replay(batch, self.front.errors), self.front.errors, self.leak, self.seed)
+        self.notes += doubts
         if complete and not self.chain.steps[0].is_conv:
             picture, notes = picture_shape(self.chain.steps[0], self.chain.flattens, shape)
             x, self.notes = x.view(len(x), *picture), [*self.notes, *notes]
         elif complete and shape is None:
             size = "×".join(map(str, self.shapes[0]))
             self.notes.append(f"Inputs were taken for {size}, the square size that fits the layers.")
-        return Peeled("layers", x, self.front.errors, vouched.exact, complete, self.layers, self.notes)
-
-    def _stopped(self) -> str:
-        where = self.chain.steps[self.at].name
-        done = f"the input of {where!r}" if self.layers else f"the features before {where!r}"
-        return f"Peeling ended at {done}: {self.stop}."
+        return Peeled("layers", x, self.front.errors, exact, complete, self.layers, self.notes)
 
 
-def _output_shape(step: Step, shape: tuple[int, ...]) -> tuple[int, ...]:
-    with torch.no_grad():
-        outputs: Tensor = torch.nn.functional.conv2d(torch.zeros(1, *shape).to(step.W), step.W, **step.geometry)
-    return tuple(outputs.shape[1:])
+def vouch(replayed: Replayed, errors: Tensor, leak: Leak, seed: int) -> tuple[Tensor, list[str]]:
+    """(B,) which inputs with predicted relative `errors` (B,) are exact, and a sentence for every reason why not more."""
+    said, B = leak.knowledge.known_batch_size, leak.batch_size
+    number = [] if said in (None, B) else [f"The batch was said to hold {said} samples, but {B} were found."]
+    doubts = [*_doubt_replay(replayed), *number, *([] if leak.exact else _doubt_unproven(replayed, leak))]
+    sizes = MARGIN * errors
+    if doubts or not bool(grant_each(sizes, above=True).any()):
+        return grant_each(sizes, above=False), doubts
+    doubted, notes = _doubt_samples(replayed, leak, seed)
+    if not leak.exact:  # nobody has excluded another scale, smoothing or temperature yet
+        sizes = torch.maximum(sizes, MARGIN * replayed.errors(temperature_open=leak.knowledge.loss is None).to(errors))
+    exact = grant_each(sizes.masked_fill(doubted, torch.inf), above=True)
+    if not leak.exact and not bool(exact.any()) and not notes:
+        notes = ["The separation that this continues is not certified, and the layers below do not make up for it."]
+    return exact, notes
+
+
+def _doubt_replay(replayed: Replayed) -> list[str]:
+    limit = max(rounding(torch.float32), *(rounding(step.grad_W.dtype) for step in replayed.batch.steps))
+    if replayed.unexplained < limit:  # NaN is not below
+        return []
+    return [f"Sent through the layers again, the inputs leave {replayed.unexplained:.0e} of a gradient unexplained."]
+
+
+def _doubt_unproven(replayed: Replayed, leak: Leak) -> list[str]:
+    """Where the separation is not certified, all tensors together must leave no room for another batch."""
+    Y = replayed.batch.Y
+    why = "The separation that this continues is not certified, so neither are the inputs: "
+    if leak.knowledge.labels is None and float((Y - (Y > 0.5).to(Y)).abs().max()) > _HARD:
+        return [f"{why}soft labels leave room for other ones."]
+    if leak.knowledge.known_batch_size is None and not replayed.unexplained < TRACE:
+        return [f"{why}a faint sample may be missing."]
+    return []
+
+
+def _doubt_samples(replayed: Replayed, leak: Leak, seed: int) -> tuple[Tensor, list[str]]:
+    """(B,) samples that are drowned by what is left, or may be several."""
+    notes = []
+    faint = ~(replayed.contributions() > FAR)
+    if bool(faint.any()):
+        notes.append(f"Sample {_named(faint)} sends little more to some layer than is left unexplained there.")
+    if leak.knowledge.known_batch_size is not None:
+        return faint, notes
+    several = ~(replayed.twins(seed) > FAR)
+    if bool(several.any()):
+        notes.append(
+            f"Sample {_named(several)} may be several whose inputs differ by a few percent: these would look like one here. "
+            "Say the batch size if it is known."
+        )
+    return faint | several.to(faint), notes
+
+
+def _named(samples: Tensor) -> str:
+    return name_some(samples.nonzero()[:, 0].tolist())

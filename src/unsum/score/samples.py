@@ -1,20 +1,29 @@
-"""One row of figures per true sample, and their summary."""
+"""One row of figures per true sample, and their summary.
+
+Which recovered sample stands for which true one is found afterwards, by the pairing that serves the attack best. Picture quality
+is one number per picture; averages are taken over these, never over the batch's pooled pixels.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from statistics import fmean
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from unsum.client.augment import as_probabilities
+from unsum.client.augment import target_rows
 from unsum.errors import UnsumError
+from unsum.late_scipy import linear_sum_assignment
 from unsum.leak import Leak
 from unsum.models.lpips import lpips
-from unsum.score.assignment import assign
-from unsum.score.image import psnr, ssim
 from unsum.score.text import Sequences, score_text
+
+_PERFECT = 100.0  # dB at which a difference is below what float32 pixels hold; keeps averages finite
+
+_ONE = 1e-3  # how far from 1 probabilities may sum
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,7 @@ def score(
 def summarize(leak: Leak, rows: list[SampleScore]) -> dict[str, float]:
     """Means over the true samples, the worst feature error, and how far the batch size is off; without what is NaN."""
     names = [name for name in asdict(rows[0]) if name != "found"]
-    summary = {name: _mean([getattr(row, name) for row in rows]) for name in names}
+    summary = {name: fmean(getattr(row, name) for row in rows) for name in names}
     summary["worst_feature_error"] = max(row.feature_error for row in rows)
     summary["samples"] = float(len(rows))
     summary["batch_size_error"] = float(leak.batch_size - len(rows))
@@ -79,7 +88,7 @@ def score_samples(
     leak: Leak, images: Tensor | None = None, targets: Tensor | None = None, features: Tensor | None = None
 ) -> list[SampleScore]:
     """One `SampleScore` per true sample, in the truth's order."""
-    rows = None if targets is None else as_probabilities(targets.cpu(), leak.targets.shape[1])
+    rows = None if targets is None else target_rows(targets.cpu(), leak.targets.shape[1])
     pictures = None if images is None or leak.images is None else images.cpu().float()
     if pictures is not None and leak.images is not None and pictures.shape[1:] != leak.images.shape[1:]:
         raise UnsumError(
@@ -102,6 +111,24 @@ def _pair(leak: Leak, images: Tensor | None, targets: Tensor | None, features: T
     raise UnsumError("score needs at least one of images, targets and features to compare with.")
 
 
+def is_distribution(row: Tensor) -> bool:
+    """Whether a target row holds the probabilities of two classes or more."""
+    return len(row) > 1 and float(row.min()) > -_ONE and abs(float(row.sum()) - 1) < _ONE
+
+
+def same_label(found: Tensor, true: Tensor) -> bool:
+    """Whether two target rows say the same: the largest of probabilities; else every label that is more likely than not.
+
+    >>> same_label(torch.tensor([0.4, 0.6]), torch.tensor([0.0, 1.0]))  # one class
+    True
+    >>> same_label(torch.tensor([0.9, 0.2, 0.1]), torch.tensor([1.0, 1.0, 0.0]))  # two labels at once, one of them found
+    False
+    """
+    if is_distribution(true) and int((found > 0.5).sum()) <= 1:
+        return int(found.argmax()) == int(true.argmax())
+    return torch.equal(found > 0.5, true > 0.5)
+
+
 def _score_one(
     leak: Leak, found: int | None, image: Tensor | None, target: Tensor | None, feature: Tensor | None
 ) -> SampleScore:
@@ -110,7 +137,7 @@ def _score_one(
     if target is not None:
         answer = torch.zeros_like(target) if found is None else leak.targets[found].cpu().to(target)
         target_error = float((answer - target).abs().max())
-        label_correct = float(found is not None and int(answer.argmax()) == int(target.argmax()))
+        label_correct = float(found is not None and same_label(answer, target))
     if feature is not None:
         truth = feature.double()
         answer = torch.zeros_like(truth) if found is None else leak.features[found].cpu().double()
@@ -122,5 +149,32 @@ def _score_one(
     return SampleScore(found, label_correct, target_error, error, cosine, quality, similarity, perceptual)
 
 
-def _mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values)
+def assign(found: Tensor, true: Tensor) -> list[int | None]:
+    """For every row of `true`, the index of its partner in `found`, or None where `found` has too few rows.
+
+    The pairing minimizes the sum of squared distances (Hungarian algorithm), each capped at the true row's own squared
+    norm: a hopeless row must not decide where the good ones go.
+    """
+    a, b = found.flatten(1).double().cpu(), true.flatten(1).double().cpu()
+    distances = torch.cdist(b, a).square()
+    cost = torch.minimum(distances, b.square().sum(1, keepdim=True).clamp_min(1e-12)).numpy()
+    rows, columns = linear_sum_assignment(np.nan_to_num(cost, nan=cost.size and np.nanmax(cost)))
+    partner: list[int | None] = [None] * len(b)
+    for row, column in zip(rows, columns, strict=True):
+        partner[int(row)] = int(column)
+    return partner
+
+
+def psnr(found: Tensor, true: Tensor) -> float:
+    """10 log10(1 / MSE) of one (3, h, w) picture in [0, 1], at most 100 dB."""
+    from torchmetrics.functional.image import peak_signal_noise_ratio
+
+    return min(float(peak_signal_noise_ratio(found[None], true[None], data_range=1.0)), _PERFECT)
+
+
+def ssim(found: Tensor, true: Tensor) -> float:
+    """Structural similarity of one (3, h, w) picture in [0, 1], 11×11 Gaussian window."""
+    from torchmetrics.functional.image import structural_similarity_index_measure
+
+    value = structural_similarity_index_measure(found[None], true[None], data_range=1.0)
+    return float(value)  # type: ignore[arg-type]  # a tensor unless a full map is asked for

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from unsum.errors import UnsumError
+from unsum.late_scipy import linear_sum_assignment
 
 Sequences = Tensor | Sequence[Sequence[int]]
 
@@ -23,14 +23,34 @@ def score_text(found: Sequence[Sequence[int]] | None, true: Sequences) -> dict[s
     """
     if found is None:
         raise UnsumError("This leak holds no text; attack a language model with the attack 'text'.")
-    rows = [[int(token) for token in row if int(token) >= 0] for row in true]
+    rows = _rows(true)
+    pairs = pair_text(found, rows)
+    return {
+        "tokens_correct": sum(round(share * len(row)) for (_, share, _), row in zip(pairs, rows, strict=True))
+        / sum(map(len, rows)),
+        "sequences_correct": sum(whole for _, _, whole in pairs) / len(rows),
+        "sequences_error": float(len(found) - len(rows)),
+    }
+
+
+def pair_text(found: Sequence[Sequence[int]], true: Sequences) -> list[tuple[int | None, float, bool]]:
+    """For every true sequence: its partner in `found`, the share of its tokens that stand there in their place, and whether it is
+    whole.
+
+    >>> pair_text([[4, 5, 6], [1, 2, 9, 9]], [[1, 2], [4, 5, 6], [7, 8]])
+    [(1, 1.0, False), (0, 1.0, True), (None, 0.0, False)]
+    """
+    rows = _rows(true)
     hits = np.array([[sum(map(int.__eq__, row, other)) for other in found] for row in rows]).reshape(
         len(rows), len(found)
     )
-    pairs = [(int(i), int(j)) for i, j in zip(*linear_sum_assignment(-hits), strict=True)]
-    whole = sum(rows[i] == list(found[j]) for i, j in pairs)
-    return {
-        "tokens_correct": float(sum(hits[i, j] for i, j in pairs)) / sum(map(len, rows)),
-        "sequences_correct": whole / len(rows),
-        "sequences_error": float(len(found) - len(rows)),
-    }
+    partner = {int(i): int(j) for i, j in zip(*linear_sum_assignment(-hits), strict=True)}
+    answers: list[tuple[int | None, float, bool]] = []
+    for i, row in enumerate(rows):
+        j = partner.get(i)
+        answers.append((None, 0.0, False) if j is None else (j, int(hits[i, j]) / len(row), row == list(found[j])))
+    return answers
+
+
+def _rows(true: Sequences) -> list[list[int]]:
+    return [[int(token) for token in row if int(token) >= 0] for row in true]

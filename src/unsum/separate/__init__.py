@@ -30,10 +30,11 @@ from unsum.separate import (  # noqa: F401 (registers them)
     rgla,
     soft,
     text,
+    uneven,
 )
 from unsum.separate.losses import advice, fitting_loss, separate_declared
 from unsum.separate.method import SEPARATORS
-from unsum.separate.options import check_options, reports_progress, takes_model
+from unsum.separate.options import check_options, takes
 from unsum.separate.rgla import estimated_loss
 from unsum.update import Update
 
@@ -68,8 +69,9 @@ def separate(
         loss: what the client minimized, if not cross-entropy: `bce`, `mse`, `focal:GAMMA`, or an object of
             `unsum.losses`. Only `exact` knows other losses. By default cross-entropy, unless the update itself
             contradicts that and one of `mse` and `bce` explains it.
-        time_limit: seconds after which `exact` and what is built on it give the best answer so far, without a claim and with a
-            note on what was left untried; by default they take as long as they need. Other methods may take longer.
+        time_limit: seconds after which `exact`, `local-steps`, `crowded` and what is built on them give the best answer so far,
+            without a claim and with a note on what was left untried; by default they take as long as they need. A pass over a
+            large head is not interrupted, and gradient matching may take longer.
         options: the method's own, as in `separate(model, update, "rgla", steps=5000, objectives=("w", "loss"))`.
 
     Returns:
@@ -89,23 +91,27 @@ def separate(
     other = declared(loss)
     disclosed = update.batch_size if labels is None and batch_size is None else batch_size
     loss_name = loss if isinstance(loss, str) or loss is None else loss.name
-    knowledge = Knowledge(labels=labels, batch_size=disclosed, loss=loss_name, training=update.training)
+    knowledge = Knowledge(
+        labels=labels, batch_size=disclosed, loss=loss_name, training=update.training, carried=update.carried
+    )
     start = time.perf_counter()
     head = Head.of(model, update, device)
     if method == "exact" and is_tied(model):
         raise UnsumError(
             "The head of this model is its embedding, whose gradients 'exact' cannot tell apart; use 'text', or 'auto'."
         )
-    if other is not None and method != "exact":
-        raise UnsumError(f"The attack {method!r} assumes cross-entropy; use 'exact' for the loss {other.name!r}.")
     separator = cast("Callable[..., Leak]", SEPARATORS[method])
+    if other is not None and method != "exact" and not takes(separator, "loss"):
+        raise UnsumError(f"The attack {method!r} assumes cross-entropy; use 'exact' for the loss {other.name!r}.")
     check_options(method, separator, options)
-    if reports_progress(separator):
+    if takes(separator, "loss"):
+        options["loss"] = other
+    if takes(separator, "progress"):
         options["progress"] = progress
-    if takes_model(separator):
+    if takes(separator, "model"):
         options |= {"model": model, "update": update}
     with limited_to(time_limit) as deadline:
-        if other is not None:
+        if other is not None and method == "exact":
             leak = separate_declared(head, knowledge, other, seed=seed)
         else:
             fitting = fitting_loss(head, knowledge, seed=seed) if method == "exact" and loss is None else None
@@ -116,5 +122,7 @@ def separate(
         leak = replace(
             leak, exact=False, notes=[f"Time was over; left untried: {', '.join(deadline.cut)}.", *leak.notes]
         )
+    if update.carried is not None:
+        leak = replace(leak, notes=[*leak.notes, update.carried.note])
     granted = replace(knowledge, auxiliary_photos=leak.knowledge.auxiliary_photos)  # a method says which photos it used
     return replace(leak, knowledge=granted, seconds=time.perf_counter() - start)

@@ -21,10 +21,10 @@ from torch import Tensor
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
+from unsum.labels.bias_sign import are_soft, hard_labels
 from unsum.leak import Leak
-from unsum.separate.hard_labels import are_soft, hard_labels
 from unsum.separate.method import SEPARATORS
-from unsum.separate.misfit import relative_misfit
+from unsum.separate.misfit import uncertified
 
 
 @SEPARATORS.register(
@@ -44,16 +44,8 @@ def fgla(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
     features = _ratios(head, head.grad_b, present, absent, len(labels))[torch.searchsorted(present, labels)]
     targets = torch.nn.functional.one_hot(labels, head.classes).double()
     logits = features @ head.W.double().T + (0 if head.b is None else head.b.double())
-    return Leak(
-        method="fgla",
-        targets=targets,
-        logits=logits,
-        features=features.to(torch.promote_types(head.W.dtype, torch.float32)),
-        residual=relative_misfit(head, logits, targets, features),
-        predicted_error=float("nan"),
-        exact=False,
-        notes=[*_notes(len(labels), present, are_soft(head, knowledge)), *_losses(head, head.grad_b, present)],
-    )
+    notes = _notes(head, len(labels), present, head.grad_b[present], are_soft(head, knowledge))
+    return uncertified("fgla", head, logits, targets, features, notes)
 
 
 def _ratios(head: Head, grad_b: Tensor, present: Tensor, absent: Tensor, B: int) -> Tensor:
@@ -69,31 +61,18 @@ def _ratios(head: Head, grad_b: Tensor, present: Tensor, absent: Tensor, B: int)
     )
 
 
-def _notes(B: int, present: Tensor, soft: bool) -> list[str]:
-    notes = ["The ratio method carries no certificate: its features are approximate and their error is not predicted."]
-    if soft:
-        notes.append(
-            "The granted labels are soft; the ratio method is made for hard ones and used their largest entry only."
-        )
-    if len(present) < B:
-        notes.append(
-            f"{B} samples share {len(present)} labels: samples of one label are returned as one weighted mean."
-        )
-    return notes
-
-
-def _losses(head: Head, grad_b: Tensor, present: Tensor) -> list[str]:
-    """What a compressed gradient no longer holds."""
-    notes = []
-    without_bias = int((grad_b[present] == 0).sum())
-    if without_bias:
-        notes.append(
-            f"{without_bias} of {len(present)} labels have no bias gradient left (pruned): their features come back as zeros."
-        )
-    silent = int((~head.grad_W[present].any(0)).sum())
-    if silent:
-        notes.append(
-            f"{silent} of {head.grad_W.shape[1]} features are zero in every label row, pruned or silent in every sample; "
-            "they are lost here."
-        )
-    return notes
+def _notes(head: Head, B: int, present: Tensor, grad_b: Tensor, soft: bool) -> list[str]:
+    """What a person should know, of soft and of shared labels and of what a compressed gradient no longer holds."""
+    without_bias, silent = int((grad_b == 0).sum()), int((~head.grad_W[present].any(0)).sum())
+    shared = len(present) < B
+    notes = {
+        "The ratio method carries no certificate: its features are approximate and their error is not predicted.": True,
+        "The granted labels are soft; the ratio method is made for hard ones and used their largest entry only.": soft,
+        f"{B} samples share {len(present)} labels: samples of one label are returned as one weighted mean.": shared,
+        f"{without_bias} of {len(present)} labels have no bias gradient left (pruned): their features come back as zeros.": (
+            without_bias
+        ),
+        f"{silent} of {head.grad_W.shape[1]} features are zero in every label row, pruned or silent in every sample; "
+        "they are lost here.": silent,
+    }
+    return [note for note, holds in notes.items() if holds]

@@ -8,13 +8,13 @@ pruning empties most of the bias gradient, which other rules look at first; the 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from torch import Tensor
 
 from unsum.errors import UnsumError
 from unsum.knowledge import Knowledge
-from unsum.labels.method import Clues, label_rule
-from unsum.labels.needs import RuleNeeds
+from unsum.labels.method import Clues, RuleNeeds, label_rule
 from unsum.separate.adaptive import adaptive
 from unsum.separate.exact import exact
 from unsum.separate.method import Separator
@@ -22,22 +22,16 @@ from unsum.separate.method import Separator
 _NEEDS = RuleNeeds(fewer_samples_than_classes=True, hard_labels=False)
 
 
-@label_rule("exact", summary="every label, read off the exact solver (unsum)", needs=_NEEDS)
-def exact_labels(evidence: Clues) -> Tensor:
-    """(B,) the label of every sample that the exact solver finds."""
-    return _read_off(exact, "exact", evidence)
-
-
-@label_rule(
-    "adaptive", summary="every label that a defense left, read off the adaptive separator (unsum)", needs=_NEEDS
-)
-def adaptive_labels(evidence: Clues) -> Tensor:
-    """(B,) the label of every sample that the adaptive separator finds."""
-    return _read_off(adaptive, "adaptive", evidence)
-
-
 def _read_off(separator: Separator, name: str, evidence: Clues) -> Tensor:
+    """(B,) the label of every sample that the separator finds."""
     leak = separator(evidence.head, Knowledge(batch_size=evidence.knowledge.known_batch_size), seed=evidence.seed)
     if math.isinf(leak.predicted_error) and leak.residual == 1:  # the solver's empty-handed answer
         raise UnsumError(f"{name!r} finds no label: {leak.notes[0]} Give the labels, or another rule.")
     return leak.labels
+
+
+for _name, _separator, _summary in (
+    ("exact", exact, "every label, read off the exact solver (unsum)"),
+    ("adaptive", adaptive, "every label that a defense left, read off the adaptive separator (unsum)"),
+):
+    label_rule(_name, summary=_summary, needs=_NEEDS)(partial(_read_off, _separator, _name))

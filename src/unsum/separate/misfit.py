@@ -1,13 +1,37 @@
-"""How much of the gradient an answer leaves unexplained."""
+"""Answers that carry no certificate, and how much of the gradient an answer leaves unexplained."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
 from unsum.head import Head
+from unsum.leak import Leak
 
-_BLOCK = 1 << 24  # values converted to float64 at a time: 128 MB, whatever the gradient's size
+
+def working_type(head: Head) -> torch.dtype:
+    """The model's own precision, float32 at least."""
+    return torch.promote_types(head.W.dtype, torch.float32)
+
+
+def uncertified(
+    method: str,
+    head: Head,
+    logits: Tensor,
+    targets: Tensor,
+    features: Tensor,
+    notes: list[str],
+    *,
+    residual: float | None = None,
+    predicted_error: float = math.nan,
+    scale: float = 1.0,
+) -> Leak:
+    """A leak that claims no exactness, and no error unless one is given."""
+    residual = relative_misfit(head, logits, targets, features) if residual is None else residual
+    features = features.to(working_type(head))
+    return Leak(method, targets, logits, features, residual, predicted_error, False, scale=scale, notes=notes)
 
 
 def relative_misfit(head: Head, logits: Tensor, targets: Tensor, features: Tensor) -> float:
@@ -15,9 +39,7 @@ def relative_misfit(head: Head, logits: Tensor, targets: Tensor, features: Tenso
     size = len(targets) if head.reduction == "mean" else 1
     Gt = ((logits.double().softmax(1) - targets.double()) / size).T
     squares = torch.zeros(2, dtype=torch.float64, device=Gt.device)
-    step = max(1, _BLOCK // head.classes)
-    for start in range(0, head.grad_W.shape[1], step):
-        columns = slice(start, start + step)
+    for columns in head.column_blocks():
         gradient = head.grad_W[:, columns].double()
         squares[1] += gradient.square().sum()
         squares[0] += (gradient - Gt @ features[:, columns].double()).square().sum()

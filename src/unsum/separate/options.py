@@ -8,12 +8,11 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from unsum.errors import UnsumError, nearest
-from unsum.leak import Leak
 
 _GIVEN_ANYWAY = ("seed", "progress", "model", "update")  # arguments of `separate` itself
 
 
-def options_of(separator: Callable[..., Leak]) -> list[str]:
+def options_of(separator: Callable[..., Any]) -> list[str]:
     """The names of a separator's own options, in the order of its signature.
 
     >>> def halve(head, knowledge, *, seed, steps=10): ...
@@ -24,16 +23,12 @@ def options_of(separator: Callable[..., Leak]) -> list[str]:
     return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _GIVEN_ANYWAY]
 
 
-def reports_progress(separator: Callable[..., Leak]) -> bool:
-    return "progress" in inspect.signature(separator).parameters
+def takes(separator: Callable[..., Any], argument: str) -> bool:
+    """Whether a separator asks for one of the arguments that are given anyway."""
+    return argument in inspect.signature(separator).parameters
 
 
-def takes_model(separator: Callable[..., Leak]) -> bool:
-    """Whether a separator asks for more than the head: the whole model and update."""
-    return "model" in inspect.signature(separator).parameters
-
-
-def check_options(method: str, separator: Callable[..., Leak], options: Iterable[str]) -> None:
+def check_options(method: str, separator: Callable[..., Any], options: Iterable[str]) -> None:
     """Refuse the first option that the method does not have, and say which ones it has."""
     known = options_of(separator)
     for name in options:

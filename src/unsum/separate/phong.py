@@ -11,15 +11,12 @@ For B > 1 both are means of the features with weights that no one knows.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.separate.method import SEPARATORS
-from unsum.separate.misfit import relative_misfit
+from unsum.separate.misfit import relative_misfit, uncertified
 from unsum.separate.options import choice
 
 _ROUNDING = 1e-4  # a part of ∇W beyond rank one that float32 sums alone do not leave
@@ -42,30 +39,17 @@ def phong(head: Head, knowledge: Knowledge, *, seed: int, rows: str = "largest")
     grad_b = head.grad_b.double()
     if not bool(grad_b.any()):
         raise UnsumError("The bias gradient is zero throughout, so 'phong' has nothing to divide by; use 'exact'.")
-    features = _ratio(head, grad_b, rows)
+    if rows == "all":
+        features = head.mixed_rows((grad_b / grad_b.square().sum()).unsqueeze(0))
+    else:
+        row = int(grad_b.abs().argmax())
+        features = (head.grad_W[row].double() / grad_b[row]).unsqueeze(0)
     logits = features @ head.W.double().T + head.b.double()
     found = logits.softmax(1) - grad_b
     granted = knowledge.targets(head.classes)
     targets = found if granted is None else granted.to(found)
     residual = relative_misfit(head, logits, found, features)
-    return Leak(
-        method="phong",
-        targets=targets,
-        logits=logits,
-        features=features.to(torch.promote_types(head.W.dtype, torch.float32)),
-        residual=residual,
-        predicted_error=float("nan"),
-        exact=False,
-        notes=_notes(residual),
-    )
-
-
-def _ratio(head: Head, grad_b: Tensor, rows: str) -> Tensor:
-    """(1, H) in float64."""
-    if rows == "all":
-        return head.mixed_rows((grad_b / grad_b.square().sum()).unsqueeze(0))
-    row = int(grad_b.abs().argmax())
-    return (head.grad_W[row].double() / grad_b[row]).unsqueeze(0)
+    return uncertified("phong", head, logits, targets, features, _notes(residual), residual=residual)
 
 
 def _notes(residual: float) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import time
 from pathlib import Path
@@ -281,3 +282,25 @@ def test_counters_that_a_client_made_up_take_no_memory_and_are_no_low_leak() -> 
     assert (forged.outcome, forged.leakage == forged.leakage) == ("failed", False)
     assert "30,001 local steps" in forged.notes[0]
     assert "not audited" in forged.notes[0]
+
+
+@pytest.mark.parametrize("examples", [100_000, 10**18, 1e300, math.inf, math.nan, -1, 0])
+@pytest.mark.parametrize("counter", [1, 2**62, math.nan, math.inf, -5])
+def test_no_number_of_a_client_breaks_the_audit_or_takes_memory(examples, counter) -> None:
+    model = network()
+    one = FedAvg(min_train_nodes=1, min_available_nodes=1)
+    strategy = AuditStrategy(one, model, training=KNOWN, budget_seconds=60)
+    after = trained(model, *photos(), rate=RATE)
+    for name in after:
+        if name.endswith("num_batches_tracked") and counter != 1:
+            after[name] = torch.tensor(counter)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    figures = strategy._audit(1, [reply(ask(strategy, model, 1)[0], after, examples)])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 << 10
+    (finding,) = strategy.findings
+    assert figures["leak-audited"] + figures["leak-not-audited"] == 1
+    assert not any("failed with" in note for note in finding.notes)  # a sentence of our own, no other library's
+    if counter == 1:
+        assert finding.outcome == "audited"
+        assert finding.leakage > 0.999
+        assert finding.num_examples == (examples if 1 <= examples < 2**63 else None)

@@ -64,11 +64,14 @@ function change() {
   const strengths = defenses.get(name)?.strengths ?? [];
   if (strengths.length > 0) {
     element("strength-text").textContent = strengths[stop];
+    element("strength-promise").textContent = defenses.get(name).promises[stop] ?? "";
     element("strength").setAttribute("aria-valuetext", String(strengths[stop]));
     history.show(key, stop, strengths);
   }
   asking?.abort();
   clearTimeout(timer);
+  // What still stands there answers another question.
+  for (const id of ["verdict", "outcome"]) element(id).classList.add("stale");
   if (count === 0) {
     idle("Choose at least one photo.");
     return;
@@ -97,7 +100,7 @@ async function play() {
       showResult(answer, (id) => photos.picture(id));
       if (!answer.final) continue;
       idle(`${BADGES[answer.verdict.level]}, found in ${answer.seconds.toFixed(1)} s.`);
-      if (name) {
+      if (name && answer.worst_leakage !== null) {
         history.add(key, stop, answer.worst_leakage, answer.mean_leakage);
         history.show(key, stop, defenses.get(name).strengths);
       }

@@ -64,7 +64,8 @@ export class Photos {
   #showOwn(photo) {
     const labels = this.setting.labels;
     const label = create("select", { ariaLabel: `Label of ${photo.title}` });
-    for (const name of labels) label.append(create("option", { textContent: name }));
+    // Numbers, not the embedded photos' tags: nobody knows what one's own photos show.
+    labels.forEach((name, i) => label.append(create("option", { value: name, textContent: `class ${i + 1}` })));
     label.value = this.#unusedLabel();
     label.addEventListener("change", () => this.changed());
     const remove = create("button", { type: "button", textContent: "Remove", ariaLabel: `Remove ${photo.title}` });

@@ -2,7 +2,9 @@
 import { create } from "/photos.js";
 
 const element = (id) => document.getElementById(id);
-export const BADGES = { severe: "Severe leakage", partial: "Partial leakage", labels: "Label leakage", low: "Low leakage" };
+export const BADGES = { severe: "Severe leakage", partial: "Partial leakage", labels: "Label leakage", low: "Low leakage", open: "Not decidable" };
+const CAUTION = "This is what the attacks tried recovered from one simulated round. A stronger or better informed attack may recover more: little leakage here is no proof of safety.";
+const UNDECIDED = "That is no proof of safety: photos that no attack found may leak all the same.";
 
 export function showResult(result, picture) {
   showVerdict(result);
@@ -13,14 +15,17 @@ export function showResult(result, picture) {
 
 function showVerdict({ verdict, samples, final }) {
   element("verdict").className = `verdict ${verdict.level}`;
+  element("outcome").className = "";
   element("badge").textContent = (final ? "" : "First look: ") + BADGES[verdict.level];
   element("headline").textContent = verdict.headline;
   element("details").replaceChildren(...verdict.details.map((text) => create("li", { textContent: text })));
   element("caution").hidden = verdict.level === "severe";
-  const percent = Math.round(100 * verdict.share);
-  element("share").textContent = `${percent} %`;
-  element("share-bar").setAttribute("width", percent);
-  element("share-text").textContent = `of the ${count(samples.length, "private photo")} ${samples.length === 1 ? "was" : "were"} given away.`;
+  element("caution").textContent = verdict.level === "open" ? UNDECIDED : CAUTION;
+  const percent = verdict.share === null ? null : Math.round(100 * verdict.share); // null: nobody can tell, which is no 0 %
+  element("share").textContent = percent === null ? "?" : `${percent} %`;
+  element("share-bar").setAttribute("width", percent ?? 0);
+  const leak = percent === null ? "may leak: nobody can tell." : "leak 20 % or more.";
+  element("share-text").textContent = `of the ${count(samples.length, "private photo")} ${leak}`;
 }
 
 function sentence({ final, certificate, method, granted, batch_size_found: found, seconds }) {

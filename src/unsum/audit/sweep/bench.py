@@ -2,22 +2,96 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from unsum.active import Reader
 from unsum.attack.options import AttackOptions
-from unsum.audit.point import Point, SampleLeak
 from unsum.audit.round import Round, play
-from unsum.audit.sweep.pictures import Pictures
-from unsum.audit.sweep.task import Accuracy, scale_to, train
+from unsum.audit.sweep.task import Accuracy, Pictures, scale_to, train
 from unsum.client import capture
 from unsum.data import Batch
 from unsum.defend import Defense
 from unsum.errors import UnsumError
+from unsum.head import find_head
+from unsum.local_training import LocalTraining
 from unsum.progress import Progress
+
+
+@dataclass(frozen=True)
+class SampleLeak:
+    """What came back of one sample."""
+
+    title: str
+    leakage: float
+    label_correct: bool
+    feature_error: float
+    feature_cosine: float
+    psnr: float  # NaN where there is no picture
+
+
+@dataclass(frozen=True)
+class Point:
+    """One strength. Where the attack refused the update, `refused` says why and there are no samples."""
+
+    defenses: str  # the whole chain
+    strength: float | None  # None for a switch, and for no defense at all
+    samples: list[SampleLeak]
+    exact: bool = False
+    method: str = ""
+    seconds: float = 0.0
+    refused: str = ""
+    accuracy: Accuracy | None = None
+    untrained: str = ""  # why there is no accuracy
+    # The most leaked sample, and what came back of it.
+    pictures: tuple[Tensor, Tensor | None] | None = field(default=None, repr=False)
+
+    @property
+    def worst(self) -> float:
+        """The leakage of the sample that leaked most; NaN where nothing was measured."""
+        return max((row.leakage for row in self.samples if not math.isnan(row.leakage)), default=math.nan)
+
+    @property
+    def mean(self) -> float:
+        return mean_of([row.leakage for row in self.samples if not math.isnan(row.leakage)])
+
+    @property
+    def psnr(self) -> float:
+        return mean_of([row.psnr for row in self.samples])
+
+    @property
+    def labels_right(self) -> int:
+        return sum(row.label_correct for row in self.samples)
+
+    def over(self, level: float) -> int:
+        """How many samples are not under the level; those of which nobody knows are not."""
+        return sum(not row.leakage < level for row in self.samples)
+
+    def under(self, level: float) -> bool:
+        """Whether every sample was measured, and is under the level."""
+        return bool(self.samples) and not self.over(level)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "defenses": self.defenses,
+            "strength": self.strength,
+            "largest_leakage": self.worst,
+            "mean_leakage": self.mean,
+            "labels_right": self.labels_right,
+            "certificate": self.exact,
+            "attack": self.method,
+            "seconds": self.seconds,
+            "refused": self.refused or None,
+            "accuracy": asdict(self.accuracy) if self.accuracy else None,
+            "accuracy_missing": self.untrained or None,
+            "samples": [asdict(row) for row in self.samples],
+        }
 
 
 class Bench:
@@ -31,80 +105,90 @@ class Bench:
         progress: Progress,
         *,
         client_trains: bool,
+        training: LocalTraining | None = None,
+        reader: Reader | None = None,
         pictures: Pictures | None = None,
     ) -> None:
+        self._reader = reader
         self._model, self._batch, self._options, self._progress = model, batch, options, progress
-        self._trains, self._pictures = client_trains, pictures
+        self._trains, self._plan, self._pictures = client_trains, training, pictures
+        device = torch.device(options.device or "cpu")
+        self._samples = batch.images.to(device), batch.targets.to(device)
         self.scale = 1.0
         if pictures is not None:
             torch.manual_seed(options.seed)
-            self.scale = scale_to(pictures, capture(model, *self._sent(), train=client_trains), options.seed)
+            plain = capture(model, *self._samples, train=client_trains, loss=options.loss)
+            self.scale = scale_to(pictures, plain, options.seed)
 
     def check(self, chain: list[Defense]) -> None:
         """Refuse at once what the client itself cannot do, rather than after the other strengths."""
-        capture(self._model, *self._sent(), train=self._trains, defenses=chain)
+        capture(self._model, *self._samples, train=self._trains, defenses=chain, loss=self._options.loss)
 
-    def undefended(self) -> Round:
-        """The reference. Raises what it cannot do."""
-        self._progress.say("No defense: attacking")
-        return play(self._model, self._batch, [], self._options, train=self._trains)
+    def play(self, chain: list[Defense]) -> Round:
+        """The round under these defenses. Raises what it cannot do."""
+        self._say(chain, "attacking")
+        how: dict[str, Any] = {"train": self._trains, "training": self._plan}
+        return play(self._model, self._batch, chain, self._options, reader=self._reader, **how)
+
+    def head_size(self) -> float:
+        """The root mean square of the last layer's gradient, entry by entry, without any defense."""
+        torch.manual_seed(self._options.seed)
+        update = capture(self._model, *self._samples, train=self._trains, loss=self._options.loss)
+        name = find_head(self._model)[0]
+        return float(update.gradients[f"{name}.weight" if name else "weight"].double().square().mean().sqrt())
 
     def defended(self, chain: list[Defense], strength: float | None) -> Point:
-        """The same with a defense; what the attack refuses becomes part of the answer."""
-        name = shown(chain)
-        self._progress.say(f"{name}: attacking" if chain else "No defense: attacking")
+        """The same as a point; what the attack refuses becomes part of the answer."""
         start = time.perf_counter()
         try:
-            played = play(self._model, self._batch, chain, self._options, train=self._trains)
+            played = self.play(chain)
         except UnsumError as reason:
             seconds = time.perf_counter() - start
-            accuracy, untrained = self._training(chain)
-            return Point(
-                name, strength, [], seconds=seconds, refused=str(reason), accuracy=accuracy, untrained=untrained
-            )
+            return Point(shown(chain), strength, [], seconds=seconds, refused=str(reason), **self.trained(chain))
         return self.point(played, chain, strength)
 
     def point(self, played: Round, chain: list[Defense], strength: float | None = None) -> Point:
         """A round that was played already."""
-        rows = [self._sample(played, i) for i in range(len(played.samples))]
-        worst = max(range(len(rows)), key=lambda i: rows[i].leakage)
-        accuracy, untrained = self._training(chain)
+        leak, rows = played.leak, played.samples
+        if all(map(math.isnan, played.leakages)):  # not decidable: no measurement speaks for this strength
+            return Point(
+                shown(chain), strength, [], seconds=leak.seconds, refused=played.undecided, **self.trained(chain)
+            )
+        samples = [
+            SampleLeak(title, leakage, row.label_correct == 1.0, row.feature_error, row.feature_cosine, row.psnr)
+            for title, leakage, row in zip(self._batch.titles, played.leakages, rows, strict=True)
+        ]
+        worst = max(range(len(rows)), key=lambda i: -1 if math.isnan(played.leakages[i]) else played.leakages[i])
+        original, found = played.truth.images[worst], rows[worst].found
+        pictures = None
+        if original.ndim == 3 and leak.images is not None:
+            pictures = original, None if found is None else leak.images[found]
         return Point(
             shown(chain),
             strength,
-            rows,
-            exact=played.leak.exact,
-            method=played.leak.method,
-            seconds=played.leak.seconds,
-            pictures=_pictures(played, worst),
-            accuracy=accuracy,
-            untrained=untrained,
+            samples,
+            exact=leak.exact,
+            method=leak.method,
+            seconds=leak.seconds,
+            pictures=pictures,
+            **self.trained(chain),
         )
 
-    def _sent(self) -> tuple[Tensor, Tensor]:
-        device = torch.device(self._options.device or "cpu")
-        return self._batch.images.to(device), self._batch.targets.to(device)
-
-    def _sample(self, played: Round, i: int) -> SampleLeak:
-        row = played.samples[i]
-        return SampleLeak(
-            title=self._batch.titles[i],
-            leakage=played.leakages[i],
-            label_correct=row.label_correct == 1.0,
-            feature_error=row.feature_error,
-            feature_cosine=row.feature_cosine,
-            psnr=row.psnr,
-        )
-
-    def _training(self, chain: list[Defense]) -> tuple[Accuracy | None, str]:
-        """The accuracy, or the reason why there is none."""
+    def trained(self, chain: list[Defense]) -> dict[str, Any]:
+        """The accuracy, or the reason why there is none, as a point has them."""
         if self._pictures is None:
-            return None, "It was not asked for."
-        self._progress.say(f"{shown(chain)}: training" if chain else "No defense: training")
+            return {"untrained": "It was not asked for."}
+        self._say(chain, "training")
         try:
-            return train(self._pictures, chain, scale=self.scale, seed=self._options.seed), ""
+            return {
+                "accuracy": train(self._pictures, chain, scale=self.scale, seed=self._options.seed),
+                "untrained": "",
+            }
         except UnsumError as reason:
-            return None, str(reason)
+            return {"untrained": str(reason)}
+
+    def _say(self, chain: list[Defense], what: str) -> None:
+        self._progress.say(f"{shown(chain) if chain else 'No defense'}: {what}")
 
 
 def shown(chain: Iterable[Defense]) -> str:
@@ -112,9 +196,5 @@ def shown(chain: Iterable[Defense]) -> str:
     return " | ".join(repr(defense) for defense in chain) or "none"
 
 
-def _pictures(played: Round, i: int) -> tuple[Tensor, Tensor | None] | None:
-    images, found = played.leak.images, played.samples[i].found
-    original = played.truth.images[i]
-    if original.ndim != 3 or images is None:
-        return None
-    return original, None if found is None else images[found]
+def mean_of(values: list[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan

@@ -11,8 +11,8 @@ from unsum.defend.axis import Axis
 from unsum.defend.defense import Switch, has_strength
 from unsum.errors import UnsumError
 
-DEFAULT_STEPS = 6
-MOST_STEPS = 24
+DEFAULT_STEPS = 6  # strengths from one end to the other, where nobody says otherwise
+MOST_STEPS = 24  # strengths of one defense: a budget
 
 
 @dataclass(frozen=True)

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
-from unsum.audit.point import Point
-from unsum.audit.sweep.result import Curve, SweepResult
-from unsum.audit.sweep.words import short
+from unsum.audit.sweep.bench import Point
+from unsum.audit.sweep.result import Curve, SweepResult, short
 from unsum.audit.wording import percent
 
-WIDTH, HEIGHT = 760, 486
-_LEFT, _RIGHT = 64, 742
+HEIGHT = 486  # of the drawing, in its units
 _NONE = 96  # where "no defense" stands, apart from the axis
 _FIRST, _LAST = 168, 716  # where the weakest and the strongest stand
 _LEAKAGE = (34, 234)  # top and bottom of the panels
-_ACCURACY = (298, 428)
+_ACCURACY = (298, 428)  # likewise, of what the model learns
 _CLOSE = 52  # numbers nearer than this would run into each other
 _APART = 22  # and so would dots nearer than this
 _SPREAD = 64  # the width that the dots of one mark may take where marks stand side by side
 _BELOW = 30  # the room for the axis' name, where it has none
+
+
+def _height(value: float, top: float = 1.0, panel: tuple[int, int] = _LEAKAGE) -> float:
+    return round(panel[1] - (panel[1] - panel[0]) * min(max(value / top, 0.0), 1.0), 1)
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Mark:
     accuracy: float | None
     low: float | None
     high: float | None
-    enough: bool = False
+    enough: bool
 
 
 @dataclass(frozen=True)
@@ -46,19 +48,20 @@ class Plot:
 
     marks: list[Mark]
     level: float
-    leakage_ticks: list[tuple[float, str]]
-    accuracy_ticks: list[tuple[float, str]]
-    undefended: float | None
-    chance: float | None
     summary: str
-    axis: str
-    paths: dict[str, str] = field(default_factory=dict)
-    width: int = WIDTH
+    paths: dict[str, str]
+    axis: str = ""
+    leakage_ticks: tuple[tuple[float, str], ...] = tuple((_height(i / 4), f"{25 * i} %") for i in range(5))
+    accuracy_ticks: tuple[tuple[float, str], ...] = ()
+    undefended: float | None = None
+    chance: float | None = None
+    width: int = 760
     height: int = HEIGHT
-    left: int = _LEFT
-    right: int = _RIGHT
+    left: int = 64
+    right: int = 742
     leakage: tuple[int, int] = _LEAKAGE
     accuracy: tuple[int, int] = _ACCURACY
+    ruins: bool = False  # the strength that is enough leaves no model to train
     apart: float = 0.0  # between the dots of a mark's samples, where there is room beside it
 
 
@@ -66,26 +69,29 @@ def plot(sweep: SweepResult, curve: Curve) -> Plot:
     """The drawing of one defense, beside no defense at all."""
     reference = sweep.references[-1]
     enough = curve.enough(sweep.keep_under)
-    top = _accuracy_top(sweep)
-    marks = [_mark(reference, _NONE, "none" if reference is sweep.undefended else "before", True, top, False)]
+    points = [*sweep.references, *(point for curve in sweep.curves for point in curve.points)]
+    highest = max((point.accuracy.high for point in points if point.accuracy), default=1.0)
+    top = min(math.ceil(highest * 5 + 1e-9) / 5, 1.0)  # of the accuracy axis: the next whole 20 % above everything
+    marks = [_mark(reference, _NONE, "none" if reference is sweep.undefended else "before", top)]
     places = _places(curve)
-    even = _crowded(places)
+    even = any(second - first < _APART for first, second in pairwise(places))
     if even:
         places = [_FIRST + (_LAST - _FIRST) * i / (len(places) - 1) for i in range(len(places))]
     ticks = _ticks(places, curve.points.index(enough) if enough else len(places) - 1)
     for point, x in zip(curve.points, places, strict=True):
-        marks.append(_mark(point, x, short(point.strength), x in ticks, top, point is enough))
+        marks.append(_mark(point, x, short(point.strength), top, tick=x in ticks, enough=point is enough))
     undefended, chance = sweep.undefended.accuracy, sweep.task.chance if sweep.task else None
+    worst = ", ".join(f"{short(p.strength)}: {percent(p.worst)}" for p in curve.points)
     return Plot(
-        marks=marks,
-        level=_height(sweep.keep_under, 1.0, _LEAKAGE),
-        leakage_ticks=[(_height(i / 4, 1.0, _LEAKAGE), f"{25 * i} %") for i in range(5)],
-        accuracy_ticks=[(_height(top * i / 2, top, _ACCURACY), f"{100 * top * i / 2:.0f} %") for i in range(3)],
+        marks,
+        _height(sweep.keep_under),
+        f"Largest leakage of any sample without defense: {percent(sweep.undefended.worst)}; with {curve.name} at {worst}.",
+        {name: _path(marks[1:], name) for name in ("worst", "mean", "accuracy")},
+        axis=_axis(curve, even),
+        ruins=enough is not None and sweep.ruins(enough),
+        accuracy_ticks=tuple((_height(i / 2, 1.0, _ACCURACY), f"{100 * top * i / 2:.0f} %") for i in range(3)),
         undefended=_height(undefended.mean, top, _ACCURACY) if undefended else None,
         chance=_height(chance, top, _ACCURACY) if chance is not None else None,
-        summary=_summary(sweep, curve),
-        axis=_axis(curve, even),
-        paths={name: _path(marks[1:], name) for name in ("worst", "mean", "accuracy")},
     )
 
 
@@ -93,23 +99,16 @@ def plot_side_by_side(points: list[Point], labels: list[str], level: float) -> P
     """Several defenses beside each other, none of them stronger or weaker than the next: dots without lines."""
     first, last = _NONE + 16, _LAST - 16
     step = (last - first) / max(len(points) - 1, 1)
-    marks = [
-        _mark(point, first + step * i, label, True, 1.0, False)
-        for i, (point, label) in enumerate(zip(points, labels, strict=True))
-    ]
-    shown = ", ".join(f"{label} {percent(point.worst)}" for point, label in zip(points, labels, strict=True))
+    named = list(zip(points, labels, strict=True))
+    worst = ", ".join(f"{label} {percent(point.worst)}" for point, label in named)
+    most = max(len(point.samples) for point in points)
     return Plot(
-        marks=marks,
-        level=_height(level, 1.0, _LEAKAGE),
-        leakage_ticks=[(_height(i / 4, 1.0, _LEAKAGE), f"{25 * i} %") for i in range(5)],
-        accuracy_ticks=[],
-        undefended=None,
-        chance=None,
-        summary=f"Largest leakage of any sample: {shown}.",
-        axis="",
-        paths={"worst": "", "mean": ""},
+        [_mark(point, first + step * i, label, 1.0) for i, (point, label) in enumerate(named)],
+        _height(level),
+        f"Largest leakage of any sample: {worst}.",
+        {"worst": "", "mean": ""},
         height=HEIGHT - _BELOW,
-        apart=min(_SPREAD / max(len(p.samples) for p in points), 7.0) if any(p.samples for p in points) else 0.0,
+        apart=min(_SPREAD / most, 7.0) if most else 0.0,
     )
 
 
@@ -122,10 +121,6 @@ def _places(curve: Curve) -> list[float]:
     if first == last:
         return [(_FIRST + _LAST) / 2 for _ in values]
     return [_FIRST + (_LAST - _FIRST) * (value - first) / (last - first) for value in values]
-
-
-def _crowded(places: list[float]) -> bool:
-    return any(second - first < _APART for first, second in pairwise(places))
 
 
 def _ticks(places: list[float], first: int) -> set[float]:
@@ -144,33 +139,22 @@ def _axis(curve: Curve, even: bool) -> str:
     return f"{curve.name}: {curve.axis.meaning}, {spacing}; stronger to the right →"
 
 
-def _mark(point: Point, x: float, label: str, tick: bool, top: float, enough: bool) -> Mark:
+def _mark(point: Point, x: float, label: str, top: float, *, tick: bool = True, enough: bool = False) -> Mark:
     accuracy = point.accuracy
     return Mark(
-        x=round(x, 1),
-        label=label,
-        tick=tick,
-        hint=f"{point.defenses}: largest leakage {percent(point.worst)}"
+        round(x, 1),
+        label,
+        tick,
+        f"{point.defenses}: largest leakage {percent(point.worst)}"
         + (f", accuracy {percent(accuracy.mean)}" if accuracy else ""),
-        samples=[_height(row.leakage, 1.0, _LEAKAGE) for row in point.samples],
-        worst=None if point.refused else _height(point.worst, 1.0, _LEAKAGE),
-        mean=None if point.refused else _height(point.mean, 1.0, _LEAKAGE),
-        accuracy=_height(accuracy.mean, top, _ACCURACY) if accuracy else None,
-        low=_height(accuracy.low, top, _ACCURACY) if accuracy else None,
-        high=_height(accuracy.high, top, _ACCURACY) if accuracy else None,
-        enough=enough,
+        [_height(row.leakage) for row in point.samples if row.leakage == row.leakage],
+        None if point.refused else _height(point.worst),
+        None if point.refused else _height(point.mean),
+        _height(accuracy.mean, top, _ACCURACY) if accuracy else None,
+        _height(accuracy.low, top, _ACCURACY) if accuracy else None,
+        _height(accuracy.high, top, _ACCURACY) if accuracy else None,
+        enough,
     )
-
-
-def _height(value: float, top: float, panel: tuple[int, int]) -> float:
-    return round(panel[1] - (panel[1] - panel[0]) * min(max(value / top, 0.0), 1.0), 1)
-
-
-def _accuracy_top(sweep: SweepResult) -> float:
-    """The upper end of the accuracy axis: the next whole 20 % above everything that was measured."""
-    points = [*sweep.references, *(point for curve in sweep.curves for point in curve.points)]
-    highest = max((point.accuracy.high for point in points if point.accuracy), default=1.0)
-    return min(math.ceil(highest * 5 + 1e-9) / 5, 1.0)
 
 
 def _path(marks: list[Mark], name: str) -> str:
@@ -182,9 +166,3 @@ def _path(marks: list[Mark], name: str) -> str:
             commands.append(f"{'L' if connected else 'M'}{mark.x} {y}")
         connected = y is not None
     return " ".join(commands)
-
-
-def _summary(sweep: SweepResult, curve: Curve) -> str:
-    """The drawing in words, for those who cannot see it."""
-    shown = ", ".join(f"{short(p.strength)}: {percent(p.worst)}" for p in curve.points)
-    return f"Largest leakage of any sample without defense: {percent(sweep.undefended.worst)}; with {curve.name} at {shown}."

@@ -3,45 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from unsum.audit.pictures import data_uri
-from unsum.audit.point import Point
 from unsum.audit.report import environment, together
-from unsum.audit.result import UNFINISHED, check_folder
-from unsum.audit.sweep.plot import Plot, plot
-from unsum.audit.sweep.result import Curve, SweepResult
-from unsum.audit.sweep.words import closer, headline, level, sentences, short
+from unsum.audit.sweep.bench import Point
+from unsum.audit.sweep.plot import plot
+from unsum.audit.sweep.result import Curve, SweepResult, closer, headline, level, sentences, short
 from unsum.audit.texts import credits_of
 from unsum.audit.wording import percent
 from unsum.defend import DEFENSES
+from unsum.files.report_folder import UNFINISHED, check_folder
 from unsum.files.writing import write_text
-
-
-@dataclass(frozen=True)
-class StrengthRow:
-    """One strength as the page shows it; pictures are data URIs."""
-
-    point: Point
-    label: str
-    cost: float
-    enough: bool
-    title: str  # of the sample that leaked most
-    original: str | None
-    recovered: str | None
-
-
-@dataclass(frozen=True)
-class Section:
-    """One defense on the page."""
-
-    curve: Curve
-    summary: str
-    plot: Plot
-    rows: list[StrengthRow]
-    notes: list[str]
 
 
 class Sweep(SweepResult):
@@ -64,9 +40,13 @@ class Sweep(SweepResult):
         page = render(self)
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "sweep.html", page)
-        write_text(folder / "sweep.json", json.dumps(self.to_dict(), indent=2) + "\n")
+        write_text(folder / "sweep.json", json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
         shutil.rmtree(folder / UNFINISHED, ignore_errors=True)  # what an interrupted sweep had kept
         return folder / "sweep.html"
+
+    def __repr__(self) -> str:
+        """What a person wants to know first; every figure is in `to_dict()` and in the page that `write` makes."""
+        return "\n".join([headline(self), *sentences(self)])
 
 
 def render(sweep: SweepResult) -> str:
@@ -85,35 +65,34 @@ def render(sweep: SweepResult) -> str:
     )
 
 
-def _section(sweep: SweepResult, curve: Curve) -> Section:
+def _section(sweep: SweepResult, curve: Curve) -> dict[str, Any]:
+    """One defense on the page."""
     enough = curve.enough(sweep.keep_under)
     names = ["no defense", f"{sweep.setting.defenses} alone"]
-    rows = [_row(sweep, point, name, False) for point, name in zip(sweep.references, names, strict=False)]
-    rows += [_row(sweep, point, short(point.strength), point is enough) for point in curve.points]
-    reasons = [f"{row.label}: {reason}" for row in rows for reason in (row.point.refused,) if reason]
-    untrained = {row.point.untrained for row in rows if row.point.untrained} if sweep.task else set()
-    summary = next((entry.summary for entry in DEFENSES if entry.name == curve.name), "")
-    return Section(
-        curve,
-        summary,
-        plot(sweep, curve),
-        rows,
-        [note for note in (closer(sweep, curve),) if note]
-        + [f"Not attacked at {reason}" for reason in reasons]
-        + [f"Accuracy was not measured: {reason}" for reason in sorted(untrained)],
-    )
+    labeled = [*zip(names, sweep.references, strict=False), *((short(p.strength), p) for p in curve.points)]
+    untrained = {point.untrained for _, point in labeled if point.untrained} if sweep.task else set()
+    notes = [closer(sweep, curve), *(f"Not attacked at {label}: {p.refused}" for label, p in labeled if p.refused)]
+    notes += [f"Accuracy was not measured: {reason}" for reason in sorted(untrained)]
+    return {
+        "curve": curve,
+        "summary": next((entry.summary for entry in DEFENSES if entry.name == curve.name), ""),
+        "plot": plot(sweep, curve),
+        "rows": [_row(sweep, point, label, point is enough) for label, point in labeled],
+        "notes": [note for note in notes if note],
+    }
 
 
-def _row(sweep: SweepResult, point: Point, label: str, enough: bool) -> StrengthRow:
-    most = max(point.samples, key=lambda row: row.leakage, default=None)
-    original, recovered = point.pictures or (None, None)
-    return StrengthRow(
-        point,
-        label,
-        sweep.cost(point),
-        enough,
-        most.title if most else "",
-        *(
-            data_uri(picture, "jpeg", quality=85) for picture in (original, recovered)
-        ),  # many must stay small enough to send
-    )
+def _row(sweep: SweepResult, point: Point, label: str, enough: bool) -> dict[str, Any]:
+    """One strength as the page shows it, with the title of the sample that leaked most."""
+    known = [sample for sample in point.samples if not math.isnan(sample.leakage)]
+    most = max(known, key=lambda sample: sample.leakage, default=None)
+    row = {
+        "point": point,
+        "label": label,
+        "cost": sweep.cost(point),
+        "enough": enough,
+        "title": most.title if most else "",
+    }
+    pictures = zip(("original", "recovered"), point.pictures or (None, None), strict=True)
+    # JPEG, since many must stay small enough to send.
+    return row | {name: data_uri(picture, "jpeg", quality=85) for name, picture in pictures}

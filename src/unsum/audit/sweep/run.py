@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
 import time
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -12,25 +15,27 @@ from torch import Tensor, nn
 
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses
-from unsum.audit.inputs import Data, Inputs
+from unsum.audit.inputs import Data, Inputs, simulated_training
 from unsum.audit.leakage import DEFAULT_LEVEL
-from unsum.audit.point import Point
 from unsum.audit.result import Setting
-from unsum.audit.sweep.bench import Bench, shown
-from unsum.audit.sweep.pictures import photo_tiles, pictures_from_file
+from unsum.audit.sweep.bench import Bench, Point, SampleLeak, shown
 from unsum.audit.sweep.plan import Strengths, plan
 from unsum.audit.sweep.report import Sweep
 from unsum.audit.sweep.result import Curve
-from unsum.audit.sweep.task import describe
-from unsum.audit.sweep.unfinished import Unfinished
+from unsum.audit.sweep.task import Accuracy, describe, photo_tiles, pictures_from_file
+from unsum.audit.text import is_text
 from unsum.client.step import ordered
 from unsum.defend import Defense
 from unsum.errors import UnsumError
+from unsum.files.report_folder import UNFINISHED
+from unsum.files.tensor_file import read_tensors
+from unsum.files.writing import save_tensors, write_whole
 from unsum.invert.refine import Mode
+from unsum.losses import Loss
 from unsum.models import DEFAULT_MODEL
 from unsum.progress import SILENT, Progress
 
-_MOST_POINTS = 60
+_MOST_POINTS = 60  # strengths of all defenses: more are too many for one page
 
 
 def sweep(
@@ -39,6 +44,9 @@ def sweep(
     *,
     weights: str | Path | None = None,
     classes: int | None = None,
+    classes_from: str | Path | None = None,
+    fresh_head: bool = False,
+    image_size: int | None = None,
     download: bool = False,
     over: str | Iterable[str] = "noise=1e-5..1e-1",
     keep_under: float = DEFAULT_LEVEL,
@@ -59,6 +67,12 @@ def sweep(
     batch_size_known: bool = False,
     auxiliary: tuple[Tensor, Tensor] | None = None,
     inverse: Inverses = None,
+    loss: str | Loss | None = None,
+    learning_rate: float | None = None,
+    local_steps: int | None = None,
+    epochs: int = 1,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
 ) -> Sweep:
     """How strong must a defense be so that one update gives no sample away, and what does it cost?
 
@@ -70,11 +84,13 @@ def sweep(
         defenses: applied before the varied one, in order, at every strength.
         utility: measure the accuracy of a small federated training at every strength, too.
         utility_data: an .npz file with `images` and `labels` to train on instead of tiles of the embedded photos.
-        model, weights, data, classes, download, batch, same_label, train, device, seed, command: as in `unsum.audit`.
+        model, weights, data, classes, classes_from, fresh_head, image_size, download, batch, same_label, train, device, seed,
+            command: as in `unsum.audit`.
         progress: an `unsum.progress.Progress`, told the stages, and the parts that are done after every strength.
         unfinished: a folder that keeps the strengths that are done, so that the same sweep, if interrupted, goes on with the
             others; `sweep.write` to the same folder clears it.
         attack, label_rule, refine, batch_size_known, auxiliary, inverse: as in `unsum.audit`.
+        loss, learning_rate, local_steps, epochs, momentum, weight_decay: as in `unsum.audit`.
 
     Returns:
         A `Sweep`; `sweep.write("folder")` makes the page.
@@ -101,28 +117,40 @@ def sweep(
         auxiliary=auxiliary,
         inverse=inverse,
         refine=refine,
+        loss=loss,
         device=torch.device(device or "cpu"),
         seed=seed,
     )
     options.check()
+    if is_text(model):
+        raise UnsumError("Sweeps are of photos and tables; audit a language model under one --defense at a time.")
+    training = simulated_training(learning_rate, local_steps, epochs, momentum, weight_decay)
     progress.say("Loading the model and the client's photos")
     pictures = None if not utility else photo_tiles() if utility_data is None else pictures_from_file(utility_data)
     inputs = Inputs(model, data, None, weights, classes, download, batch, same_label, seed)
+    inputs = replace(inputs, image_size=image_size, classes_from=classes_from, fresh_head=fresh_head)
     loaded, truth = inputs.simulated()
+    if truth.resized:
+        progress.say(truth.resized)
     network = loaded.model.to(options.device)
-    bench = Bench(network, truth, options, progress, client_trains=train, pictures=pictures)
-    count = _Count(1 + bool(before) + sum(len(p.defenses) for p in plans), progress)
+    bench = Bench(network, truth, options, progress, client_trains=train, training=training, pictures=pictures)
     for p in plans:
         bench.check([*before, p.defenses[0]])
-    undefended = bench.undefended()
+    done, total = itertools.count(1), 1 + bool(before) + sum(len(p.defenses) for p in plans)
+
+    def counted(point: Point) -> Point:
+        progress.part(next(done), total)
+        return point
+
+    undefended = bench.play([])
     leak = undefended.leak
-    references = [count(bench.point(undefended, []))]
+    references = [counted(bench.point(undefended, []))]
     named = replace(inputs, model=loaded.name, data=data if isinstance(data, str | Path) else None)
-    told = (named, replace(options, device=None), train, utility, utility_data)
+    told = (named, replace(options, device=None), train, training, utility, utility_data)
     kept = Unfinished(None if unfinished is None else Path(unfinished), repr(told))
 
     def point(chain: list[Defense], strength: float | None = None) -> Point:
-        return count(kept(shown(chain), lambda: bench.defended(chain, strength)))
+        return counted(kept(shown(chain), lambda: bench.defended(chain, strength)))
 
     if before:
         references.append(point(before))
@@ -131,7 +159,14 @@ def sweep(
     ]
     return Sweep(
         Setting.of(
-            loaded.name, leak, options, samples=len(truth.images), train=train, defenses=shown(before), command=command
+            loaded.name,
+            leak,
+            options,
+            samples=len(truth.images),
+            train=train,
+            defenses=shown(before),
+            command=command,
+            training=training,
         ),
         keep_under,
         references,
@@ -143,18 +178,6 @@ def sweep(
     )
 
 
-class _Count:
-    """Counts points as they come by, and tells."""
-
-    def __init__(self, total: int, progress: Progress) -> None:
-        self._done, self._total, self._progress = 0, total, progress
-
-    def __call__(self, point: Point) -> Point:
-        self._done += 1
-        self._progress.part(self._done, self._total)
-        return point
-
-
 def _check(plans: list[Strengths], before: list[Defense]) -> None:
     """Refuse what could only fail later: nothing to try, too much, or an order that no client can keep."""
     if not plans:
@@ -164,3 +187,48 @@ def _check(plans: list[Strengths], before: list[Defense]) -> None:
         raise UnsumError(f"{total} strengths are too many for one page; try at most {_MOST_POINTS} together.")
     for p in plans:
         ordered([*before, p.defenses[0]])
+
+
+class Unfinished:
+    """The strengths that are done, on disk until the page is written: an interrupted sweep goes on with the others.
+
+    Points by their name; one that was made under other settings is made anew. `folder` None keeps nothing.
+    """
+
+    def __init__(self, folder: Path | None, settings: str) -> None:
+        self._folder = None if folder is None else folder / UNFINISHED
+        self._settings = hashlib.sha256(settings.encode()).hexdigest()[:16]
+
+    def __call__(self, name: str, make: Callable[[], Point]) -> Point:
+        if self._folder is None:
+            return make()
+        path = self._folder / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.safetensors"
+        found = _read(path, self._settings)
+        if found is None:
+            found = make()
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_whole(path, lambda part: _write(found, part, self._settings))
+        return found
+
+
+def _write(point: Point, path: Path, settings: str) -> None:
+    content = asdict(point) | {"pictures": None}
+    pictures = zip(("original", "recovered"), point.pictures or (), strict=False)
+    tensors = {name: picture.cpu().contiguous() for name, picture in pictures if picture is not None}
+    save_tensors(tensors or {"none": torch.zeros(1)}, path, {"settings": settings, "point": json.dumps(content)})
+
+
+def _read(path: Path, settings: str) -> Point | None:
+    """The point, or None if there is none, it is damaged, or it belongs to another sweep."""
+    try:
+        file = read_tensors(path, "point")
+        if file.metadata["settings"] != settings:
+            return None
+        content = json.loads(file.metadata["point"])
+        content["samples"] = [SampleLeak(**row) for row in content["samples"]]
+        content["accuracy"] = content["accuracy"] and Accuracy(**content["accuracy"])
+        if "original" in file.tensors:
+            content["pictures"] = file.tensors["original"], file.tensors.get("recovered")
+        return Point(**content)
+    except Exception:  # whatever is wrong with it, it can be made again
+        return None

@@ -9,9 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from unsum.audit.point import Point
-from unsum.audit.sweep.result import Curve, SweepResult
-from unsum.audit.sweep.words import closer, headline, level, sentences, short
+from unsum.audit.sweep.bench import Point
+from unsum.audit.sweep.result import Curve, SweepResult, closer, headline, level, sentences, short
 from unsum.audit.texts import COLORS
 from unsum.audit.wording import percent
 
@@ -40,8 +39,9 @@ def _table(sweep: SweepResult, curve: Curve) -> Table:
     for point, name in zip(sweep.references, ("no defense", "before alone"), strict=False):
         table.add_row(*_cells(sweep, point, name))
     for point in curve.points:
-        row = _cells(sweep, point, short(point.strength) + (" ← enough" if point is enough else ""))
-        table.add_row(*row, style="green" if point is enough else None)
+        mark = "" if point is not enough else " ← ruins" if sweep.ruins(point) else " ← enough"
+        color = None if point is not enough else "yellow" if sweep.ruins(point) else "green"
+        table.add_row(*_cells(sweep, point, short(point.strength) + mark), style=color)
     return table
 
 

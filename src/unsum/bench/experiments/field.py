@@ -31,32 +31,20 @@ STRENGTHS = {  # where the papers and our own sweeps have them; others stand at 
     "clip-layers": 1,
     "prune": 0.9,
     "prune-global": 0.9,
-    "dp": 1,
     "mixup": 1,
     "smooth": 0.1,
-    "soteria": 0.1,
     "qsgd": 64,
-    "quantize": 8,
 }
 ONE_SAMPLE = ("soft", "phong", "idlg", "phong-input")  # methods whose authors have one sample in mind
 NEED_LABELS = ("crowded",)  # and refuse to begin without them
 STEPS: Mapping[Size, Mapping[str, int]] = {  # of methods that iterate; others take what they take by default
-    "smoke": {
-        "rgla": 200,
-        "rgla-newton": 20,
-        "lti": 20,
-        "ggl": 2,
-        "dlg": 2,
-        "idlg": 2,
-        "soft-g": 2,
-        "soft-f": 2,
-        "soft-gf": 2,
-    },
+    "smoke": {"rgla": 200, "rgla-newton": 20, "lti": 20}
+    | dict.fromkeys(("ggl", "dlg", "idlg", "soft-g", "soft-f", "soft-gf"), 2),
     "small": {"rgla": 5000, "lti": 200, "ggl": 50, "dlg": 10, "idlg": 40, "soft-g": 10, "soft-f": 10, "soft-gf": 10},
     "paper": {},
 }
 OTHER_STEPS: Mapping[Size, int | None] = {"smoke": 5, "small": 300, "paper": None}
-FEWER: Mapping[Size, Mapping[str, int]] = {  # other options that decide how long a method takes
+FEWER: Mapping[Size, dict[str, int]] = {  # other options that decide how long a method takes
     "smoke": {"restarts": 1, "tries": 1, "weight_steps": 5, "batches": 32, "dimension": 64, "hidden": 64},
     "small": {"restarts": 1, "weight_steps": 300, "batches": 512, "dimension": 1024, "hidden": 256},
     "paper": {},
@@ -64,12 +52,11 @@ FEWER: Mapping[Size, Mapping[str, int]] = {  # other options that decide how lon
 EXTRA: Mapping[str, tuple[tuple[str, Value], ...]] = {"hcgla": (("denoiser", "median"),)}
 
 
-def setting(size: Size, attack: Attack) -> tuple[Network, int]:
+def grid(size: Size, attack: Attack) -> Grid:
     """Where an attack is tried, and on how many samples."""
-    side, classes = {"smoke": (16, 20), "small": (32, 100), "paper": (32, 100)}[size]
-    name = "plain" if attack.family == "peeler" else "conv"
-    several = 4 if size == "smoke" else 8
-    return Network(name, side, classes), (1 if attack.name in ONE_SAMPLE else several)
+    side, classes, several = (16, 20, 4) if size == "smoke" else (32, 100, 8)
+    network = Network("plain" if attack.family == "peeler" else "conv", side, classes)
+    return Grid((network,), (attack,), (1 if attack.name in ONE_SAMPLE else several,), defenses=defenses(size))
 
 
 def attacks(size: Size) -> Iterator[Attack]:
@@ -89,8 +76,7 @@ def attacks(size: Size) -> Iterator[Attack]:
 
 def _steps(name: str, options: list[str], size: Size) -> tuple[tuple[str, Value], ...]:
     chosen = STEPS[size].get(name, OTHER_STEPS[size] if name in [entry.name for entry in MATCHERS] else None)
-    found: dict[str, Value] = {"steps": chosen} if chosen is not None else {}
-    found |= FEWER[size]
+    found = FEWER[size] | ({"steps": chosen} if chosen is not None else {})
     return tuple(sorted((option, value) for option, value in found.items() if option in options))
 
 
@@ -108,11 +94,7 @@ def strength(name: str, kind: type[Defense]) -> str:
 
 
 def grids(size: Size) -> tuple[Grid, ...]:
-    found = []
-    for attack in attacks(size):
-        network, batch = setting(size, attack)
-        found.append(Grid((network,), (attack,), (batch,), defenses=defenses(size)))
-    return tuple(found)
+    return tuple(grid(size, attack) for attack in attacks(size))
 
 
 _PLAIN = (

@@ -3,6 +3,8 @@ network layer by layer and of convolutional ones by matching."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from unsum.bench.declare import Attack, Column, Experiment, Grid, Labels, Network, Published, Size
 from unsum.bench.experiments import common
 from unsum.bench.published import SOFT_FCN, SOFT_FCN_DLG
@@ -32,9 +34,13 @@ DEVIATIONS: dict[Size, tuple[str, ...]] = {
 }
 
 
+def lenet(size: Size) -> Network:
+    return Network("lenet", 16 if size == "smoke" else 32, 10, train=False)
+
+
 def networks(size: Size) -> tuple[Network, ...]:
     if size == "smoke":
-        return (Network("lenet", 16, 10, train=False),)
+        return (lenet(size),)
     lenets = (Network("lenet", 32, 100, train=False), Network("lenet ±0.5", 32, 100, train=False))
     trained = Network("lenet, learnable", 32, 10, train=False, epochs=20 if size == "small" else 60)
     usual = (*lenets, trained, Network("resnet18", 64, 10, train=False))
@@ -46,51 +52,18 @@ def success(size: Size) -> tuple[Grid, ...]:
     return (Grid(networks(size), ATTACKS, (1,), labels=KINDS, draws=draws),)
 
 
-SUCCESS = Experiment(
-    name="soft-success",
-    title="Soft-label recovery: how often one sample's label comes back",
-    paper="soft-labels",
-    grids=success,
-    columns=COLUMNS,
-    published=PUBLISHED,
-    deviations=DEVIATIONS,
-    see=("../soft-labels.md",),
-)
-
-
-NOISES: dict[Size, tuple[str, ...]] = {
-    "smoke": ("noise:0.0001",),
-    "small": ("none", "noise:1e-06", "noise:1e-05", "noise:0.0001", "noise:0.001", "noise:0.01", "noise:0.1"),
-    "paper": ("none", "noise:1e-06", "noise:1e-05", "noise:0.0001", "noise:0.001", "noise:0.01", "noise:0.1"),
-}
+NOISES = ("none", "noise:1e-06", "noise:1e-05", "noise:0.0001", "noise:0.001", "noise:0.01", "noise:0.1")
 
 
 def noisy(size: Size) -> tuple[Grid, ...]:
     draws = {"smoke": 2, "small": 10, "paper": 1000}[size]
-    network = Network("lenet", 16 if size == "smoke" else 32, 10, train=False)
-    return (Grid((network,), (SOFT, EXACT), (1,), labels=KINDS, defenses=NOISES[size], draws=draws),)
-
-
-NOISE = Experiment(
-    name="soft-noise",
-    title="Soft-label recovery under Gaussian noise",
-    paper="soft-labels",
-    grids=noisy,
-    columns=COLUMNS,
-    deviations={
-        size: (*texts, "The paper's figures for noise are not in our notes of it, so none stand beside ours.")
-        for size, texts in DEVIATIONS.items()
-    },
-    see=("../soft-labels.md",),
-)
+    noises = ("noise:0.0001",) if size == "smoke" else NOISES
+    return (Grid((lenet(size),), (SOFT, EXACT), (1,), labels=KINDS, defenses=noises, draws=draws),)
 
 
 def peeled(size: Size) -> tuple[Grid, ...]:
-    network = {
-        "smoke": Network("fcn, narrow", 16, 17, train=False),
-        "small": Network("fcn", 64, 17, train=False),
-        "paper": Network("fcn", 64, 17, train=False),
-    }[size]
+    name, side = ("fcn, narrow", 16) if size == "smoke" else ("fcn", 64)
+    network = Network(name, side, 17, train=False)
     dlg = Attack("dlg", (("steps", {"smoke": 3, "small": 2, "paper": 300}[size]),), "batch size", title="DLG")
     layers = Attack("auto", title="exact, then layer by layer")
     return (
@@ -100,40 +73,58 @@ def peeled(size: Size) -> tuple[Grid, ...]:
 
 
 def matched(size: Size) -> tuple[Grid, ...]:
-    network = Network("lenet", 16 if size == "smoke" else 32, 10, train=False)
     steps = {"smoke": 3, "small": 100, "paper": 300}[size]
     attacks = tuple(Attack(name, (("steps", steps),), title=name) for name in ("soft-g", "soft-f", "soft-gf"))
-    return (Grid((network,), attacks, (1,), labels=KINDS, seeds=common.SEEDS[size]),)
+    return (Grid((lenet(size),), attacks, (1,), labels=KINDS, seeds=common.SEEDS[size]),)
 
 
-FULLY_CONNECTED = Experiment(
-    name="soft-fcn",
-    title="Soft-label recovery: pictures of a fully connected network, B = 1",
-    paper="soft-labels",
-    grids=peeled,
-    columns=(common.PSNR, common.SSIM, common.LPIPS, common.LABELS, common.SECONDS, common.PROCESSOR),
-    published=(
-        Published(SOFT_FCN, {"attack": "exact, then layer by layer"}),
-        Published(SOFT_FCN_DLG, {"attack": "DLG"}),
+_TABLE = partial(Experiment, paper="soft-labels")
+_LABELS = partial(_TABLE, columns=COLUMNS, see=("../soft-labels.md",))
+_NOT_NOTED = "The paper's figures are not in our notes of it."
+TABLES = (
+    _LABELS(
+        name="soft-success",
+        title="Soft-label recovery: how often one sample's label comes back",
+        grids=success,
+        published=PUBLISHED,
+        deviations=DEVIATIONS,
     ),
-    published_title="published PSNR / SSIM / LPIPS",
-    deviations={
-        "smoke": ("Size smoke: 16² photos and narrow layers.",),
-        "small": ("Size small: the paper's network and size of photos; DLG takes 2 of its 300 steps.",),
-        "paper": ("The paper shows one flower; here it is the mean over batches.",),
-    },
-    see=("peel.md",),
-)
-CONVOLUTIONAL = Experiment(
-    name="soft-cnn",
-    title="Soft-label recovery: pictures of LeNet by matching, B = 1",
-    paper="soft-labels",
-    grids=matched,
-    columns=(common.PSNR, common.SSIM, common.LPIPS, common.SECONDS, common.PROCESSOR),
-    deviations={
-        "smoke": ("Size smoke: 16² photos and 3 steps.",),
-        "small": ("Size small: 100 of 300 steps; LeNet alone.", "The paper's figures are not in our notes of it."),
-        "paper": ("LeNet alone.", "The paper's figures are not in our notes of it."),
-    },
-    see=("matching.md",),
+    _LABELS(
+        name="soft-noise",
+        title="Soft-label recovery under Gaussian noise",
+        grids=noisy,
+        deviations={
+            size: (*texts, "The paper's figures for noise are not in our notes of it, so none stand beside ours.")
+            for size, texts in DEVIATIONS.items()
+        },
+    ),
+    _TABLE(
+        name="soft-fcn",
+        title="Soft-label recovery: pictures of a fully connected network, B = 1",
+        grids=peeled,
+        columns=(common.PSNR, common.SSIM, common.LPIPS, common.LABELS, common.SECONDS, common.PROCESSOR),
+        published=(
+            Published(SOFT_FCN, {"attack": "exact, then layer by layer"}),
+            Published(SOFT_FCN_DLG, {"attack": "DLG"}),
+        ),
+        published_title="published PSNR / SSIM / LPIPS",
+        deviations={
+            "smoke": ("Size smoke: 16² photos and narrow layers.",),
+            "small": ("Size small: the paper's network and size of photos; DLG takes 2 of its 300 steps.",),
+            "paper": ("The paper shows one flower; here it is the mean over batches.",),
+        },
+        see=("peel.md",),
+    ),
+    _TABLE(
+        name="soft-cnn",
+        title="Soft-label recovery: pictures of LeNet by matching, B = 1",
+        grids=matched,
+        columns=(common.PSNR, common.SSIM, common.LPIPS, common.SECONDS, common.PROCESSOR),
+        deviations={
+            "smoke": ("Size smoke: 16² photos and 3 steps.",),
+            "small": ("Size small: 100 of 300 steps; LeNet alone.", _NOT_NOTED),
+            "paper": ("LeNet alone.", _NOT_NOTED),
+        },
+        see=("matching.md",),
+    ),
 )

@@ -1,12 +1,19 @@
-"""One cell → its outcome. Whatever goes wrong stays in the cell: a run goes on."""
+"""One cell → its outcome, and what that took on this machine. Whatever goes wrong stays in the cell: a run goes on."""
 
 from __future__ import annotations
 
+import os
+import platform
 import random
 import re
+import resource
+import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -14,10 +21,8 @@ import torch
 
 from unsum.bench.declare import Cell
 from unsum.bench.material import Material
-from unsum.bench.measure import memory
 from unsum.bench.measure.attack import answer
 from unsum.bench.measure.estimate import estimate
-from unsum.bench.measure.hardware import hardware
 from unsum.bench.measure.round import play
 from unsum.bench.measure.scores import figures
 from unsum.bench.measure.soft import soft
@@ -27,6 +32,7 @@ __all__ = ["TIMES", "Outcome", "Status", "measure"]
 
 Status = Literal["measured", "needs", "failed"]
 TIMES = ("attack_seconds", "attack_cpu")  # values that no two runs share
+_MEGABYTE = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ def measure(cell: Cell, material: Material) -> Outcome:
     """The figures of one cell, the same in every run: all randomness starts from the cell's own seed."""
     torch.set_num_threads(material.threads)
     _seed(cell.seed)
-    memory.reset(material.device)
+    reset_memory(material.device)
     if material.device.startswith("cuda"):  # a client in full float32, as on a CPU
         torch.backends.cudnn.allow_tf32 = False
     start, cpu = time.perf_counter(), time.process_time()
@@ -62,17 +68,8 @@ def measure(cell: Cell, material: Material) -> Outcome:
     except Exception as error:
         status, sentence = "failed", f"{type(error).__name__}: {error}".splitlines()[0]
         trace = _without_folders(traceback.format_exc())
-    return Outcome(
-        status,
-        values,
-        sentence,
-        trace,
-        time.perf_counter() - start,
-        time.process_time() - cpu,
-        memory.peak_megabytes(material.device),
-        picture,
-        hardware(material),
-    )
+    spent = (time.perf_counter() - start, time.process_time() - cpu, peak_megabytes(material.device))
+    return Outcome(status, values, sentence, trace, *spent, picture, hardware(material))
 
 
 def _without_folders(trace: str) -> str:
@@ -105,3 +102,40 @@ def _seed(seed: int) -> None:
 def _wait(device: str) -> None:
     if device.startswith("cuda"):
         torch.cuda.synchronize()
+
+
+def hardware(material: Material) -> str:
+    """The machine that computes, without its name."""
+    if material.device.startswith("cuda"):
+        return f"{torch.cuda.get_device_name(material.device)}"
+    threads = f"{material.threads} thread{'s' if material.threads > 1 else ''}"
+    return f"{_processor()}, {os.cpu_count()} cores, {threads} used"
+
+
+@lru_cache(maxsize=1)
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def reset_memory(device: str) -> None:
+    """Begin to count anew."""
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats()
+    with suppress(OSError):  # elsewhere than on Linux the figure is the process's highest so far
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark falls to the present size
+
+
+def peak_megabytes(device: str) -> float:
+    """Since `reset_memory`: of the process, or of the GPU where the cell computed there."""
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated() / _MEGABYTE
+    try:
+        status = Path("/proc/self/status").read_text("ascii", errors="ignore")
+        return int(status.split("VmHWM:")[1].split()[0]) / 1024
+    except (OSError, IndexError, ValueError):
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return used / (_MEGABYTE if sys.platform == "darwin" else 1024)

@@ -44,26 +44,18 @@ def answer(cell: Cell, played: CellRound, material: Material) -> Answer:
         own = played.drawn.others if LABEL_RULES[name].needs.auxiliary else None
         return FoundLabels(labels(model, update, name, batch_size=played.count, auxiliary=own, seed=cell.seed))
     granted, size = _granted(cell, played)
-    options = dict(cell.attack.options) | {key: read_value(value) for key, value in material.options_of(cell)}
+    options: dict[str, Any] = dict(cell.attack.options) | {
+        key: read_value(value) for key, value in material.options_of(cell)
+    }
     if family == "peeler":
         return _peeled(cell, played, options)
     if name == AUTO:
         known = AttackOptions(AUTO, granted, size, inverse=material.inverse, seed=cell.seed)
         return run_attack(model, update, known)
     if name in [entry.name for entry in MATCHERS]:
-        own = played.drawn.others if MATCHERS[name].needs.auxiliary else None
-        rule = cell.attack.rule or None
-        return match(
-            model,
-            update,
-            name,
-            labels=granted,
-            batch_size=size,
-            label_rule=rule,
-            auxiliary=own,
-            seed=cell.seed,
-            **options,
-        )
+        options["auxiliary"] = played.drawn.others if MATCHERS[name].needs.auxiliary else None
+        options["label_rule"] = cell.attack.rule or None
+        return match(model, update, name, labels=granted, batch_size=size, seed=cell.seed, **options)
     SEPARATORS[name]  # refuses an unknown name with the nearest ones
     if cell.attack.rule:
         granted, size = labels(model, update, cell.attack.rule, batch_size=played.count, seed=cell.seed), None

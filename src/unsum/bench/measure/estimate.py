@@ -20,15 +20,15 @@ from unsum.errors import UnsumError
 from unsum.head import collect_features
 from unsum.separate import estimated_loss
 
-_BATCHES = 100
-_STEPS = 5000
+_BATCHES = 100  # as many as the paper's table averages over
+_STEPS = 5000  # budget of the training that must reach the accuracy
 _AT_ONCE = 125  # photos whose features are computed together, as one client's
 
 
 def estimate(cell: Cell, material: Material) -> dict[str, float]:
     """The errors of l̂ over a hundred random batches of a model of the accuracy that the cell names."""
     goal = float(dict(cell.attack.options)["accuracy"])  # type: ignore[arg-type] # declared so
-    features, labels = _features(cell.network, None if cell.data == "embedded" else material.data, material)
+    features, labels = _features(cell.network, material.data_of(cell), material)
     if len(labels) < cell.batch:
         raise UnsumError(
             f"This cell needs {cell.batch} photos, and the data have {len(labels)}; give more with --data."
@@ -45,14 +45,14 @@ def estimate(cell: Cell, material: Material) -> dict[str, float]:
 
 @lru_cache(maxsize=1)
 def _features(network: Network, data: str | None, material: Material) -> tuple[Tensor, Tensor]:
-    photos = load(data, network.size)
-    order = torch.randperm(len(photos.labels), generator=torch.Generator().manual_seed(0))  # batches mix the classes
+    photos, labels = load(data, network.size)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))  # batches mix the classes
     model = build(network, seed=0, weights=material.weights).to(material.device)
     parts = []
     with in_mode(model, network.train):
         for places in order.split(_AT_ONCE):
-            parts.append(collect_features(model, (photos.images[places].float() / 255).to(material.device)))
-    return torch.cat(parts), (photos.labels[order] % network.classes).to(material.device)
+            parts.append(collect_features(model, (photos[places].float() / 255).to(material.device)))
+    return torch.cat(parts), (labels[order] % network.classes).to(material.device)
 
 
 def probe(features: Tensor, labels: Tensor, classes: int, goal: float) -> tuple[Tensor, float]:

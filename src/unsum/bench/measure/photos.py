@@ -15,15 +15,7 @@ from unsum.data import embedded_batch, photo_count, read_photos
 from unsum.errors import UnsumError
 
 _AUXILIARY = 64  # labeled photos of the attacker's own, for the methods that need some
-_LARGEST_SMOOTHING = 0.5
-
-
-@dataclass(frozen=True)
-class PhotoPool:
-    """(N, 3, s, s) uint8 images and (N,) class numbers."""
-
-    images: Tensor
-    labels: Tensor
+_LARGEST_SMOOTHING = 0.5  # ε of labels, drawn evenly up to it, as in the soft-label paper
 
 
 @dataclass(frozen=True)
@@ -37,13 +29,13 @@ class Drawn:
 
 
 @lru_cache(maxsize=3)
-def load(data: str | None, size: int) -> PhotoPool:
-    """All photos of the source, or the embedded ones, each of which is then a class of its own."""
+def load(data: str | None, size: int) -> tuple[Tensor, Tensor]:
+    """(N, 3, s, s) uint8 images and (N,) class numbers of all photos of the source; each embedded one is a class of its own."""
     if data is None:
         images = embedded_batch(photo_count(), image_size=size).images
-        return PhotoPool((images * 255).round().to(torch.uint8), torch.arange(len(images)))
+        return (images * 255).round().to(torch.uint8), torch.arange(len(images))
     found = read_photos(data, size=size)
-    return PhotoPool(found.images, found.labels)
+    return found.images, found.labels
 
 
 def draw(cell: Cell, material: Material) -> Drawn:
@@ -51,10 +43,10 @@ def draw(cell: Cell, material: Material) -> Drawn:
 
     Photos of more classes than the network has carry their class number modulo the network's.
     """
-    photos = load(None if cell.data == "embedded" else material.data, cell.network.size)
+    photos, classes = load(material.data_of(cell), cell.network.size)
     C, B = cell.network.classes, cell.batch
-    order = torch.randperm(len(photos.labels), generator=torch.Generator().manual_seed(cell.seed))
-    labels = photos.labels[order] % C
+    order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(cell.seed))
+    labels = classes[order] % C
     places = _distinct(labels) if B <= C else list(range(len(labels)))
     if len(places) < B:
         raise UnsumError(
@@ -63,10 +55,10 @@ def draw(cell: Cell, material: Material) -> Drawn:
         )
     rest = torch.ones(len(order), dtype=torch.bool)
     rest[places[:B]] = False
-    others = (_floats(photos.images[order[rest]][:_AUXILIARY]), labels[rest][:_AUXILIARY])
-    images, chosen = _floats(photos.images[order[places[:B]]]), labels[places[:B]].clone()
+    others = (_floats(photos[order[rest]][:_AUXILIARY]), labels[rest][:_AUXILIARY])
+    images, chosen = _floats(photos[order[places[:B]]]), labels[places[:B]].clone()
     chosen[: cell.same] = chosen[0]
-    images, targets = _softened(cell, images, chosen, _floats(photos.images[order[rest]]), labels[rest])
+    images, targets = _softened(cell, images, chosen, _floats(photos[order[rest]]), labels[rest])
     return Drawn(images, targets, chosen if targets.ndim == 1 else targets.argmax(1), others)
 
 

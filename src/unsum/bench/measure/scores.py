@@ -45,17 +45,12 @@ def _compared(cell: Cell, played: CellRound, found: Leak | Peeled) -> Compared:
     sent = played.sent
     if isinstance(found, Leak):
         return compare_with_truth(sent, found)
-    leak = _pictures_alone(cell, found)
+    # A peeler's answer as a leak that is scored by its pictures.
+    pictures, error, exact = found.inputs.float().clamp(0, 1), float(found.errors.max()), bool(found.exact.all())
+    empty = torch.zeros(len(pictures), cell.network.classes, dtype=torch.float64)
+    leak = Leak(found.method, empty, empty, empty, math.nan, error, exact, images=pictures, pictures_first=True)
     rows = score_samples(leak, images=sent.images)
     return Compared(leak, rows, leakages(rows, sent.images, sent.features, pixels_alone=True))
-
-
-def _pictures_alone(cell: Cell, peeled: Peeled) -> Leak:
-    """As a leak that is scored by its pictures."""
-    pictures = peeled.inputs.float().clamp(0, 1)
-    empty = torch.zeros(len(pictures), cell.network.classes, dtype=torch.float64)
-    error, exact = float(peeled.errors.max()), bool(peeled.exact.all())
-    return Leak(peeled.method, empty, empty, empty, math.nan, error, exact, images=pictures, pictures_first=True)
 
 
 def _labels(cell: Cell, played: CellRound, labels: Tensor) -> dict[str, float]:
@@ -111,17 +106,14 @@ def _strip(played: CellRound, compared: Compared) -> bytes | None:
         torch.full_like(image, 0.5) if row.found is None else leak.images[row.found].detach().cpu().float().clamp(0, 1)
         for row, image in zip(rows, images, strict=True)
     ]
-    return _jpeg(torch.cat([_row(list(images)), _row(found)], 1))
+    strip = torch.cat([_row(list(images)), _row(found)], 1)
+    pixels = (strip.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=80)
+    return buffer.getvalue()
 
 
 def _row(pictures: list[Tensor]) -> Tensor:
     gap = torch.ones(3, pictures[0].shape[1], _GAP)
     joined = torch.cat([part for picture in pictures for part in (picture, gap)], 2)
     return torch.cat([joined, torch.ones(3, _GAP, joined.shape[2])], 1)
-
-
-def _jpeg(picture: Tensor) -> bytes:
-    pixels = (picture.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=80)
-    return buffer.getvalue()

@@ -37,7 +37,10 @@ def soft(cell: Cell, material: Material) -> dict[str, float]:
         one = replace(cell, batch=1, seed=cell.seed * _DRAWS + number)
         drawn = draw(one, material)
         targets = drawn.targets.to(material.device)
-        update = _defended(_head_update(model, drawn.images.to(material.device), targets, with_bias), one)
+        update = _head_update(model, drawn.images.to(material.device), targets, with_bias)
+        torch.manual_seed(one.seed)
+        for defense in defenses(one.defense):
+            update = defense(update)
         start = time.process_time()
         leak = separate(model, update, cell.attack.name, seed=one.seed, **options)
         seconds += time.process_time() - start
@@ -60,13 +63,6 @@ def _head_update(model: nn.Module, images: torch.Tensor, targets: torch.Tensor, 
         gradients = torch.autograd.grad(loss, list(wanted.values()))
     names = [f"{name}.{part}" for part in wanted]
     return Update({key: g.detach() for key, g in zip(names, gradients, strict=True)})
-
-
-def _defended(update: Update, cell: Cell) -> Update:
-    torch.manual_seed(cell.seed)
-    for defense in defenses(cell.defense):
-        update = defense(update)
-    return update
 
 
 def _error(leak: Leak, target: torch.Tensor) -> float:

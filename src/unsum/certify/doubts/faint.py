@@ -8,9 +8,9 @@ from dataclasses import replace
 from unsum.certify.candidate import reweighted, runaways
 from unsum.certify.question import Question, name_some
 
-_PLAIN = 5e-2  # distance, in logarithms, of a gradient's scale from 1 within which it is taken for 1
-_COUNTED = 3e-5  # predicted error below which what is missing sends next to nothing
-_SURE = 1e-2  # largest difference of prediction and target at which the loss hardly tells the scale
+PLAIN = 5e-2  # distance, in logarithms, of a gradient's scale from 1 within which it is taken for 1
+COUNTED = 3e-5  # predicted error below which what is missing sends next to nothing
+SURE = 1e-2  # largest difference of prediction and target at which the loss hardly tells the scale
 
 
 def doubt_runaways(question: Question) -> list[str]:
@@ -27,7 +27,7 @@ def doubt_faint(question: Question) -> list[str]:
     doubts = _doubt_sure(question)
     counted = question.observation.reduction == "mean" and not candidate.equation.alpha_free
     error = candidate.certificate.predicted_error
-    if not counted and not candidate.read_off and error >= _COUNTED:
+    if not counted and not candidate.read_off and error >= COUNTED:
         doubts.append(
             f"A sample that sends {100 * error:.1g} % of the gradient may be missing: others would make up for it."
         )
@@ -37,9 +37,9 @@ def doubt_faint(question: Question) -> list[str]:
 def _doubt_sure(question: Question) -> list[str]:
     """Where the model is sure of every sample found, one more that left no trace, and so another mean, may fit as well."""
     observation, candidate, B = question.observation, question.candidate, len(question.candidate.at.T)
-    if float(question.here.G.abs().max()) >= _SURE:
+    if float(question.here.G.abs().max()) >= SURE:
         return []
-    if candidate.equation.alpha_free and abs(math.log(question.scale)) > _PLAIN:
+    if candidate.equation.alpha_free and abs(math.log(question.scale)) > PLAIN:
         return [
             "The model would have to be so sure of every sample found that hardly anything tells the gradient's scale."
         ]

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from unsum.certify.candidate import reweighted
 from unsum.certify.question import Question
+from unsum.certify.scatter import certify
 
-_SATURATED = 5e-2  # what the softmax leaves to other classes, at most, where it is at its end
+SATURATED = 5e-2  # what the softmax leaves to other classes, at most, where it is at its end
 _TRUSTED_SMOOTHING = 1e-3  # deviation of a smoothed label's largest entry that is sure enough
 _SMOOTHED = 2e-2  # smoothing that is tried there
 
@@ -19,12 +20,27 @@ _SMOOTHED = 2e-2  # smoothing that is tried there
 def doubt_smoothing(question: Question) -> list[str]:
     """The doubt about how strongly labels were smoothed, where another strength at another scale sends the same."""
     candidate = question.candidate
-    deviation = (question.observation.classes - 1) * candidate.certificate.floor_deviation
-    if candidate.equation.alpha_free:  # a label that is smoothed more, at a larger scale, sends the same
-        deviation = max(deviation, 0.1 * candidate.certificate.log_alpha_deviation)
-    if not candidate.equation.floor_free or not candidate.explains or deviation < _TRUSTED_SMOOTHING:
+    if not candidate.equation.floor_free or not candidate.explains:
+        return []
+    # A label that is smoothed more, at a larger scale, sends the same; a scale that came out as 1 may be a coincidence.
+    free = certify(replace(candidate.equation, alpha_free=True), candidate.at, question.observation)
+    deviation = max((question.observation.classes - 1) * free.floor_deviation, 0.1 * free.log_alpha_deviation)
+    if deviation < _TRUSTED_SMOOTHING:
         return []
     return [f"Labels may be smoothed by {100 * min(deviation, 1.0):.2g} % more or less: it would hardly show."]
+
+
+def doubt_class_weights(question: Question) -> list[str]:
+    """The doubt about soft labels at a scale of their own: a loss with class weights w sends α (p − y), y ∝ w ∘ its own targets.
+
+    Samples of several hard or smoothed labels would weigh differently then; one label alone, or free targets, show nothing.
+    """
+    candidate, equation = question.candidate, question.candidate.equation
+    if question.knowledge.labels is not None or not candidate.explains or not equation.alpha_free:
+        return []
+    if equation.Y is not None and not (equation.floor_free and len(set(equation.Y.argmax(1).tolist())) == 1):
+        return []
+    return ["Labels came out soft at another scale: class weights of the loss would do both, with other labels."]
 
 
 def doubt_labels(question: Question) -> list[str]:
@@ -33,7 +49,7 @@ def doubt_labels(question: Question) -> list[str]:
     if question.knowledge.labels is not None or not candidate.explains or observation.loss.name != "cross-entropy":
         return []
     P = candidate.equation.probabilities(candidate.at.T)
-    if float((1 - P.amax(1)).max()) > _SATURATED:
+    if float((1 - P.amax(1)).max()) > SATURATED:
         return []
     if candidate.equation.Y is not None:
         other = replace(candidate.at, floor=candidate.at.floor + _SMOOTHED / candidate.equation.classes)

@@ -14,18 +14,22 @@ import math
 from functools import cached_property, lru_cache
 
 import torch
-from scipy.stats import chi2
 from torch import Tensor
 
+from unsum.certify.claim import FALSE_ERROR
+from unsum.certify.doubts.follow import followed
 from unsum.certify.question import Question
+from unsum.equation.equation import Linearized
 from unsum.equation.noise import FALSE_ALARM
 from unsum.equation.observation import Observation
 from unsum.head import Head
+from unsum.late_scipy import chi_square_quantile
 from unsum.losses import Softmax
 
-_TRUSTED_SPREAD = 1e-2  # relative difference from the mean from which a claim would be false
 _TOGETHER = 16  # samples at most that are taken to look like one: the K of usual P×K samplers
 _CHANCE = 3.0  # deviations by which noise may lie against a direction
+_COPIES = 8  # of a sample at most, of which one is not equal to the others
+_STEP = 1e-3  # of a length, for a second difference in float64
 _PROPORTIONAL = 1e-4  # of a cosine from 1 within which features are proportional
 
 
@@ -43,12 +47,12 @@ def doubt_merged(question: Question) -> list[str]:
         return []
     candidate = question.candidate
     spread = hidden_spread(question.head, question.observation, candidate.at.T, candidate.Y, float(candidate.at.alpha))
-    return [*_doubt_proportional(question), *doubt_spread(spread)]
+    return [*_doubt_proportional(question), *doubt_spread(max(spread, hidden_lengths(question)))]
 
 
 def doubt_spread(spread: float) -> list[str]:
     """The doubt that samples of one label which differ by less than `spread` passed as one."""
-    if spread <= _TRUSTED_SPREAD:
+    if spread <= FALSE_ERROR:
         return []
     apart = f"that differ by less than {100 * spread:.2g} %" if spread < 1 else "however different"
     return [f"Samples of one label, {apart}, would look like one here: there may be more than were found."]
@@ -71,12 +75,41 @@ def hidden_spread(head: Head, observation: Observation, T: Tensor, Y: Tensor, al
     rest = Rest(head, observation)
     strength = response / observation.noise.level  # what rounding does differs from row to row
     rows = strength.square().sum(1).square() / strength.pow(4).sum(1).clamp_min(1e-300)  # that answer, effectively
-    rows = rows.clamp_max(
-        observation.classes / observation.loss.heads
-    )  # of several heads each answers as the others do
+    # Of several heads each answers as the others do; where nothing is finite, as one row.
+    rows = rows.nan_to_num(nan=1.0).clamp_max(observation.classes / observation.loss.heads)
     most = min(_TOGETHER - 1, H - R, most_rows - R)
     sizes = strength.norm(dim=1).clamp_min(1e-300).tolist()
     return math.sqrt(max(_hidden(rest, int(n), most) / size for n, size in zip(rows.tolist(), sizes, strict=True)))
+
+
+def hidden_lengths(question: Question) -> float:
+    """The same for siblings of other lengths, s f with s near 1: they lie within the span of A, so only the equation shows them.
+
+    To leading order a mean over them differs from f by ½ Var(s) d²/ds² of what s f sends, and T follows as well as it can. One
+    sibling of n, where all others are equal, lies √(n − 1) deviations from the mean.
+    """
+    here = question.here
+    if not question.candidate.explains:
+        return 0.0
+    D = _lengths(here)
+    solved = followed(here, torch.stack([here.pull(column) for column in D]), question.misfit)
+    if solved is None:
+        return math.inf
+    seen = (D.flatten(1).square().sum(1) - (solved[0] * solved[1]).sum(1)).clamp_min(0)
+    variance = question.misfit / (seen + question.misfit**2).sqrt()  # none is larger than 1
+    return math.sqrt((_COPIES - 1) * float(variance.nan_to_num(nan=1.0).max()))
+
+
+def _lengths(here: Linearized) -> Tensor:
+    """(B, C, R [+ 1]) what the residual changes by per unit of the variance of each sample's length."""
+    equation, at, h = here.equation, here.at, _STEP
+    grown = at.T @ equation.K
+    Y = equation.targets(at)
+    up, down = (equation.loss.gradient(grown * s + equation.b, Y) for s in (1 + h, 1 - h))
+    first, second = (up - down) / (2 * h), (up - 2 * here.G + down) / h**2
+    change = 0.5 * torch.einsum("ic,ik->ick", second, here.T)
+    change[..., : at.T.shape[1]] += torch.einsum("ic,ik->ick", first, at.T)
+    return equation.weight[:, None] * at.alpha * change
 
 
 def _hidden(rest: Rest, rows: int, most: int) -> float:
@@ -114,7 +147,7 @@ class Rest:
 @lru_cache(maxsize=4096)
 def _usual(answers: int) -> float:
     """What the root mean square of so many normal numbers exceeds, but for a false alarm."""
-    return math.sqrt(float(chi2.ppf(FALSE_ALARM, answers)) / answers)
+    return math.sqrt(chi_square_quantile(FALSE_ALARM, answers) / answers)
 
 
 def _doubt_proportional(question: Question) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unsum.certify.claim import TRUSTED_ERROR
 from unsum.certify.question import Question
 
-_MEASURED = 3.0  # standard deviations of noise that was measured, which solutions leave at most
+MEASURED = 3.0  # standard deviations of noise that was measured, which solutions leave at most
 
 
 def doubt_explanation(question: Question) -> list[str]:
@@ -45,6 +45,6 @@ def doubt_misfit(question: Question, predicted: float) -> list[str]:
     misfit = question.candidate.certificate.misfit
     if not question.candidate.explains or predicted >= TRUSTED_ERROR:
         return []
-    if predicted * misfit**2 < TRUSTED_ERROR and not (question.observation.noise.added and misfit > _MEASURED):
+    if predicted * misfit**2 < TRUSTED_ERROR and not (question.observation.noise.added and misfit > MEASURED):
         return []
     return [f"The answer misses the gradient by {misfit:.0f} times its noise: it may be farther off than predicted."]

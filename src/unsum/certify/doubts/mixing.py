@@ -22,7 +22,7 @@ from unsum.equation.levenberg import can_be_dense
 from unsum.equation.observation import Observation
 from unsum.losses import Softmax
 
-_TRUSTED_MIXING = 1e-3  # standard deviations of ε, or of an entry that was read off, that are sure enough
+TRUSTED_MIXING = 1e-3  # standard deviations of ε, or of an entry that was read off, that are sure enough
 _NEIGHBORS = 4  # samples of other labels, the closest ones, that a sample is tried with
 
 
@@ -34,7 +34,7 @@ def doubt_mixing(question: Question) -> list[str]:
     if candidate.equation.Y is None or candidate.read_off or not candidate.explains:
         return []
     hidden = hidden_mixing(question)
-    if hidden is None or hidden[0] < _TRUSTED_MIXING:
+    if hidden is None or hidden[0] < TRUSTED_MIXING:
         return []
     deviation, i, k = hidden
     return [
@@ -50,7 +50,7 @@ def doubt_read_off(question: Question) -> list[str]:
     if (candidate.equation.Y is not None and not candidate.read_off) or not candidate.explains:
         return []
     deviations = _read_off_deviations(observation, candidate)
-    unsure = (deviations >= _TRUSTED_MIXING).nonzero()[:, 0].tolist()
+    unsure = (deviations >= TRUSTED_MIXING).nonzero()[:, 0].tolist()
     if not unsure:
         return []
     largest = min(float(deviations.max()), 1.0)
@@ -68,8 +68,7 @@ def _read_off_deviations(observation: Observation, candidate: Candidate) -> Tens
     moved = (errors * certificate.errors * at.T.norm(dim=1)).norm()
     by_T = moved * torch.linalg.pinv(T).norm(dim=0)
     by_alpha = errors * certificate.log_alpha_deviation if candidate.equation.alpha_free else torch.zeros_like(errors)
-    deviations: Tensor = (by_noise + by_T.square() + by_alpha.square()).sqrt().nan_to_num(nan=torch.inf)
-    return deviations
+    return (by_noise + by_T.square() + by_alpha.square()).sqrt().nan_to_num(nan=torch.inf)
 
 
 def hidden_mixing(question: Question) -> tuple[float, int, int] | None:
@@ -115,5 +114,4 @@ def _mixed(here: Linearized, i: int, k: int) -> Tensor:
     equation = here.equation
     assert equation.Y is not None
     turned = (equation.Y[i] - equation.Y[k]) * (1 - equation.classes * here.at.floor)
-    change: Tensor = equation.weight[:, None] * (here.at.alpha * turned[:, None] * here.T[i])
-    return change
+    return equation.weight[:, None] * (here.at.alpha * turned[:, None] * here.T[i])

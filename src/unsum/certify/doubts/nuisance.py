@@ -52,8 +52,7 @@ def _weights(question: Question) -> Tensor:
     here, n = question.here, question.observation.loss.heads
     change = _weighted(question, torch.einsum("ic,ik->ick", here.G, here.T))
     own = torch.eye(n, dtype=change.dtype, device=change.device).repeat_interleave(change.shape[1] // n, dim=1)
-    every: Tensor = (own[:, None, :, None] * change).flatten(0, 1)
-    return every
+    return (own[:, None, :, None] * change).flatten(0, 1)
 
 
 def _temperature(question: Question) -> Tensor:

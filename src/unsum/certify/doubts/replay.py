@@ -53,8 +53,7 @@ class Replay:
 
     def shows(self) -> Tensor:
         """(n, t) in which tensors each sample is seen."""
-        seen: Tensor = self.parts > self.level
-        return seen
+        return self.parts > self.level
 
 
 def doubt_rest(replay: Replay) -> list[str]:
@@ -64,7 +63,7 @@ def doubt_rest(replay: Replay) -> list[str]:
     worst = float((replay.left / replay.rounding.clamp_min(1e-300)).max())
     return [
         f"The answer's own gradient misses what was sent by {worst:.1g} times what rounding explains: "
-        "noise was added, or a sample is wrong or missing."
+        "there is noise in it (rounded weights leave some in their difference), or a sample is wrong or missing."
     ]
 
 

@@ -3,6 +3,6 @@
 from unsum.gradients import Distance
 from unsum.invert.refine.misfit import MODES, Mode
 from unsum.invert.refine.prior import PRIORS, Correction, Prior
-from unsum.invert.refine.run import RefinedPictures, refine, steps_of
+from unsum.invert.refine.run import RefinedPictures, refine
 
-__all__ = ["MODES", "PRIORS", "Correction", "Distance", "Mode", "Prior", "RefinedPictures", "refine", "steps_of"]
+__all__ = ["MODES", "PRIORS", "Correction", "Distance", "Mode", "Prior", "RefinedPictures", "refine"]

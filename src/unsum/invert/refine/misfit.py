@@ -14,15 +14,15 @@ The last three are published with soft-label recovery; `features` leaves all the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError, unknown_name
-from unsum.gradients import TINY, Distance, distance, norm, quiet, with_features
+from unsum.gradients import TINY, Distance, distance, main_output, norm, quiet, with_features
 from unsum.head import find_head
 from unsum.leak import Leak
 from unsum.update import Update
@@ -53,16 +53,14 @@ class Misfit:
         backbone = [n for n in self.sent if n not in heads]
         self.fitted, self.watched = _shares(mode, heads, backbone, held_out)
 
-    @contextmanager
-    def ready(self) -> Iterator[None]:
+    def ready(self) -> AbstractContextManager[None]:
         """Gradients for exactly the parameters that take part; afterwards flags and BatchNorm's statistics are as before."""
-        with quiet(self.model, self.fitted):
-            yield
+        return quiet(self.model, self.fitted)
 
     def fit(self, images: Tensor, feature_weight: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
         """(loss, features, gradients) that the mode asks for, differentiable in `images`."""
-        features, logits = self._forward(images)
-        apart = _relative(features, self.features)
+        features, logits = with_features(self.model, self.head, images)
+        apart = (features - self.features).square().sum() / self.features.square().sum().clamp_min(TINY)
         if not self.fitted:
             return feature_weight * apart, apart, apart.new_zeros(())
         off = self._gradients_off(logits, self.fitted, keep=True)
@@ -75,20 +73,9 @@ class Misfit:
         if not self.watched:
             with torch.enable_grad():
                 return float(self.fit(images)[0].detach())
-        parameters = dict(self.model.named_parameters())
-        before = [(parameters[n], parameters[n].requires_grad) for n in self.watched]
-        for parameter, _ in before:
-            parameter.requires_grad_(True)
-        try:
-            with torch.enable_grad():
-                _, logits = self._forward(images)
-                return float(self._gradients_off(logits, self.watched, keep=False))
-        finally:
-            for parameter, flag in before:
-                parameter.requires_grad_(flag)
-
-    def _forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        return with_features(self.model, self.head, images)
+        with quiet(self.model, self.watched), torch.enable_grad():
+            logits = main_output(self.model(images))
+            return float(self._gradients_off(logits, self.watched, keep=False))
 
     def _gradients_off(self, logits: Tensor, names: Sequence[str], *, keep: bool) -> Tensor:
         parameters = dict(self.model.named_parameters())
@@ -125,7 +112,3 @@ def _shares(mode: Mode, heads: list[str], backbone: list[str], held_out: int) ->
     watched = backbone[held_out // 2 :: held_out] if held_out else []
     fitted = [name for name in backbone if name not in watched]
     return (fitted if mode == "f" else [*fitted, *heads]), watched
-
-
-def _relative(found: Tensor, wanted: Tensor) -> Tensor:
-    return (found - wanted).square().sum() / wanted.square().sum().clamp_min(TINY)

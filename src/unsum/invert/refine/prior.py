@@ -26,9 +26,8 @@ from unsum.leak import Leak
 
 Prior = Literal["spectrum", "pixels", "decoder-input", "decoder-weights", "color"]
 PRIORS: tuple[Prior, ...] = get_args(Prior)
-_FLAT = (
-    1 / 64
-)  # cycles per pixel below which the spectrum of a correction stays level: its error is not one of brightness alone
+# Cycles per pixel below which the spectrum of a correction stays level: its error is not one of brightness alone.
+_FLAT = 1 / 64
 _APART = 0.4  # how freely colors move apart, where 1 is as freely as together
 
 
@@ -50,7 +49,9 @@ def correction(prior: Prior, images: Tensor, leak: Leak, inverse: Inverse | None
             raise UnsumError(f"The prior {prior!r} draws with the inverse; pass inverse=load_inverse(model).")
         return _decoder(prior, images, leak, inverse)
     if prior == "color":
-        return _color(images)
+        contrast = images.new_zeros((), requires_grad=True)
+        shift = images.new_zeros(1, images.shape[1], 1, 1, requires_grad=True)
+        return Correction([contrast, shift], lambda: images * (1 + contrast) + shift, 1e-2)
     change = torch.zeros_like(images, requires_grad=True)
     if prior == "pixels":
         return Correction([change], lambda: images + change, 1e-2)
@@ -65,8 +66,7 @@ def spectrum(images: Tensor) -> Tensor:
     rows = torch.fft.fftfreq(images.shape[2], device=images.device)[:, None]
     columns = torch.fft.rfftfreq(images.shape[3], device=images.device)[None]
     S = (rows.square() + columns.square() + _FLAT**2).rsqrt()
-    scaled: Tensor = S / S.mean()
-    return scaled
+    return S / S.mean()
 
 
 def colors(images: Tensor) -> Tensor:
@@ -78,12 +78,6 @@ def colors(images: Tensor) -> Tensor:
 
 def mix(M: Tensor, pictures: Tensor) -> Tensor:
     return torch.einsum("ij,bjhw->bihw", M, pictures)
-
-
-def _color(images: Tensor) -> Correction:
-    contrast = images.new_zeros((), requires_grad=True)
-    shift = images.new_zeros(1, images.shape[1], 1, 1, requires_grad=True)
-    return Correction([contrast, shift], lambda: images * (1 + contrast) + shift, 1e-2)
 
 
 def _decoder(prior: Prior, images: Tensor, leak: Leak, inverse: Inverse) -> Correction:

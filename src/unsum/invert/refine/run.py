@@ -26,7 +26,7 @@ from unsum.update import Update
 _CHUNK = 25  # steps between two looks at what is not fitted
 _PATIENCE = 4  # looks without improvement before the refinement ends
 _BOX = 10.0  # weight of the mean square by which pixels leave [0, 1]
-_HISTORY = 20
+_HISTORY = 20  # pairs that L-BFGS keeps
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def refine(
     if mode != "features":
         with misfit.ready():
             _by_adam(unknown, lambda: cost(misfit), gradient_steps, watch)
-    return RefinedPictures(watch.best.to(images), watch.improved, time.perf_counter() - start, watch.record())
+    return RefinedPictures(watch.best.to(images), watch.best_row > 0, time.perf_counter() - start, watch.record())
 
 
 class _Watch:
@@ -128,16 +128,8 @@ class _Watch:
         self.progress.step(step, *self.rows[-1][1:])
 
     @property
-    def improved(self) -> bool:
-        return self.best_row > 0
-
-    @property
     def weary(self) -> bool:
         return len(self.rows) - 1 - self.best_row >= _PATIENCE
-
-    @property
-    def feature_error(self) -> float:
-        return math.sqrt(self.rows[-1][1])
 
     def record(self) -> dict[str, Tensor]:
         columns = torch.tensor(self.rows, dtype=torch.float64).T
@@ -147,21 +139,13 @@ class _Watch:
 def _by_lbfgs(unknown: Correction, cost: Callable[[], Tensor], steps: int, watch: _Watch, noise: float) -> None:
     """Until the steps are spent, what is watched no longer improves, or features fit as well as the leak knows them."""
     optimizer = torch.optim.LBFGS(
-        unknown.unknowns,
-        history_size=_HISTORY,
-        line_search_fn="strong_wolfe",
-        tolerance_grad=0.0,
-        tolerance_change=0.0,
+        unknown.unknowns, history_size=_HISTORY, line_search_fn="strong_wolfe", tolerance_grad=0.0, tolerance_change=0.0
     )
-
-    def closure() -> float:
-        return _descend(unknown, cost)
-
     for chunk in _chunks(steps):
         optimizer.param_groups[0].update(max_iter=chunk, max_eval=2 * chunk)
-        optimizer.step(closure)
+        optimizer.step(lambda: _descend(unknown, cost))
         watch.look(unknown.pictures(), chunk)
-        if watch.weary or watch.feature_error <= noise:
+        if watch.weary or math.sqrt(watch.rows[-1][1]) <= noise:  # the features' relative error
             return
 
 
@@ -189,8 +173,3 @@ def _descend(unknown: Correction, cost: Callable[[], Tensor]) -> float:
 
 def _chunks(steps: int) -> list[int]:
     return [min(_CHUNK, steps - done) for done in range(0, steps, _CHUNK)]
-
-
-def steps_of(mode: Mode, steps: int = 300, gradient_steps: int = 100) -> int:
-    """How many steps a refinement takes at most."""
-    return {"features": steps, "g": gradient_steps}.get(mode, steps + gradient_steps)

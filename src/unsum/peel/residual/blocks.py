@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
-from unsum.head import find_head
+from unsum.gradients import in_eval_mode
+from unsum.head import collect_features
 from unsum.peel.residual.unit import Unit
 from unsum.update import Update
 
@@ -32,12 +33,9 @@ class Block:
 
 
 def find_blocks(model: nn.Module, update: Update, scale: float, size: int) -> list[Block]:
-    """The last blocks of `model`, in the order of the data, each one's output the next one's input and the last one's the head's.
-
-    Args:
-        size: side of the pictures, to see the sizes of the maps.
-    """
-    names = [name for name, module in model.named_modules() if _looks_like_block(module)]
+    """The last blocks of `model` in the order of the data, each feeding the next, the last one the head; photos of `size`²."""
+    parts = ("conv1", "bn1", "conv2", "bn2", "downsample")
+    names = [name for name, module in model.named_modules() if all(hasattr(module, part) for part in parts)]
     if not names:
         raise UnsumError("The model has no residual blocks of convolutions with BatchNorm, so none can be undone.")
     seen, features = _watched(model, names, size)
@@ -47,19 +45,19 @@ def find_blocks(model: nn.Module, update: Update, scale: float, size: int) -> li
         if name not in seen or not torch.equal(seen[name][1].flatten(1), after.flatten(1)):
             break
         block = _block(model, update, scale, name, seen[name][0])
-        if not _computes(block, *seen[name]):
+        entering, leaving = seen[name]
+        found = block.forward(
+            entering.double()
+        )  # whether its parts give what was seen; with attention, say, they do not
+        if found.shape != leaving.shape or not float((found - leaving).norm()) <= 1e-3 * float(leaving.norm()):
             break
         blocks.insert(0, block)
-        after = seen[name][0]
+        after = entering
     if not blocks:
         raise UnsumError(
             "The head does not read the maps of a residual block as they are (global pooling, say), so none can be undone."
         )
     return blocks
-
-
-def _looks_like_block(module: nn.Module) -> bool:
-    return all(hasattr(module, part) for part in ("conv1", "bn1", "conv2", "bn2", "downsample"))
 
 
 def _block(model: nn.Module, update: Update, scale: float, name: str, entering: Tensor) -> Block:
@@ -77,32 +75,18 @@ def _block(model: nn.Module, update: Update, scale: float, name: str, entering: 
 
 def _watched(model: nn.Module, names: list[str], size: int) -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor]:
     """Inputs and outputs of the blocks, and what reaches the head, for one picture in eval mode."""
-    seen: dict[str, tuple[Tensor, Tensor]] = {}
-    features: list[Tensor] = []
+    seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 
-    def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            seen[name] = (inputs[0].detach().clone(), output.detach().clone())
+    def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        seen[module] = (inputs[0].detach().clone(), output.detach().clone())
 
-        return hook
-
-    hooks = [model.get_submodule(name).register_forward_hook(keep(name)) for name in names]
-    head = find_head(model)[1]
-    hooks.append(head.register_forward_pre_hook(lambda _module, inputs: features.append(inputs[0].detach())))
-    modes = [(module, module.training) for module in model.modules()]
-    first = next(model.parameters())
-    generator = torch.Generator().manual_seed(0)
-    picture = torch.rand(1, 3, size, size, generator=generator).to(first)
-    try:
-        model.eval()
-        with torch.no_grad():
-            model(picture)
-    finally:
-        for module, training in modes:
-            module.training = training
-        for hook in hooks:
-            hook.remove()
-    return seen, features[-1]
+    blocks = {name: model.get_submodule(name) for name in names}
+    picture = torch.rand(1, 3, size, size, generator=torch.Generator().manual_seed(0))
+    with ExitStack() as hooks, in_eval_mode(model):
+        for block in blocks.values():
+            hooks.enter_context(block.register_forward_hook(keep))
+        features = collect_features(model, picture.to(next(model.parameters())))
+    return {name: seen[block] for name, block in blocks.items() if block in seen}, features
 
 
 def _output(unit: Unit, maps: Tensor) -> Tensor:
@@ -110,9 +94,3 @@ def _output(unit: Unit, maps: Tensor) -> Tensor:
     z = nn.functional.conv2d(maps, unit.W, stride=unit.stride, padding=unit.padding)
     scale = unit.gamma / (unit.variance + unit.eps).sqrt()
     return z * scale.view(1, -1, 1, 1) + (unit.beta - unit.mean * scale).view(1, -1, 1, 1)
-
-
-def _computes(block: Block, entering: Tensor, leaving: Tensor) -> bool:
-    """Whether the parts, put together as `Block` does, give the output that was seen; with attention, say, they do not."""
-    found = block.forward(entering.double())
-    return found.shape == leaving.shape and float((found - leaving).norm()) <= 1e-3 * float(leaving.norm())

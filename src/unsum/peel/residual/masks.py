@@ -6,13 +6,13 @@ wrong side changes its channel's sum by its own gradient: the sum shows that the
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from unsum.peel.residual.solve import Pin
 from unsum.peel.residual.unit import as_maps, as_rows
 
 _DISAGREES = 1e-5  # of the norm of a channel's gradients, at least
@@ -65,40 +65,32 @@ def confirmed(maps: Tensor, gradient: Tensor, grad_beta: Tensor, level: float) -
 
 def _explaining(h: Tensor, d: Tensor, now: Tensor, missing: float, tolerance: float) -> Tensor | None:
     """Which of the entries near zero are positive: one of them turned, another threshold, or two turned."""
-    turned = torch.where(now, -d, d)
-    if len(turned) == 0:
+    if len(h) == 0:
         return None
+    turned, nearest = torch.where(now, -d, d), h.abs().argsort()[:_PAIRS]
     best = int((turned - missing).abs().argmin())
     if abs(float(turned[best]) - missing) <= tolerance:
-        return _turning(now, [best])
+        return now.index_fill(0, nearest.new_tensor([best]), not bool(now[best]))
     order = h.argsort(descending=True)
     sums = torch.cat([d.new_zeros(1), d[order].cumsum(0)]) - (d * now).sum()
     count = int((sums - missing).abs().argmin())
     if abs(float(sums[count]) - missing) <= tolerance:
         return torch.zeros_like(now).index_fill(0, order[:count], True)
-    pair = _pair(turned[h.abs().argsort()[:_PAIRS]].tolist(), missing, tolerance)
-    return None if pair is None else _turning(now, h.abs().argsort()[pair].tolist())
-
-
-def _turning(now: Tensor, entries: list[int]) -> Tensor:
-    changed = now.clone()
-    changed[entries] ^= True
-    return changed
-
-
-def _pair(turned: list[float], missing: float, tolerance: float) -> list[int] | None:
-    pairs = itertools.combinations(range(len(turned)), 2)
-    best = min(pairs, key=lambda pair: abs(turned[pair[0]] + turned[pair[1]] - missing), default=None)
-    if best is None or abs(turned[best[0]] + turned[best[1]] - missing) > tolerance:
+    pairs = torch.combinations(nearest)
+    off = (turned[pairs].sum(1) - missing).abs()
+    if len(pairs) == 0 or float(off.min()) > tolerance:
         return None
-    return list(best)
+    return now.scatter(0, pairs[off.argmin()], ~now[pairs[off.argmin()]])
 
 
-def scale_by(grad_beta: Tensor, gradient: Callable[[Tensor], Tensor]) -> Callable[[Tensor, float], float]:
+def scale_by(grad_beta: Tensor | None, gradient: Callable[[Tensor], Tensor]) -> Pin | None:
     """The factor by which maps are too small: their gradients are too large by the same, and ∇β shows how large they are.
 
-    A weighted median over channels, so that an entry on the wrong side of zero spoils its own channel alone.
+    None without ∇β. A weighted median over channels, so that an entry on the wrong side of zero spoils its own channel alone.
     """
+
+    if grad_beta is None:
+        return None
 
     def pin(maps: Tensor, level: float) -> float:
         sums = as_rows(gradient(maps) * (maps > level)).sum(0)

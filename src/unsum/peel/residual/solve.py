@@ -9,7 +9,7 @@ N unknown rows, O equations for each column: determined while N ≤ O + 1 or so.
 solved as a fixed point, damped at first and with Anderson's mixing at the end. What the equation leaves open comes from
 elsewhere: inputs are not negative and some are exactly zero (ReLU, padding), which gives the columns' means; BatchNorm makes the
 scale of A invisible, and the bias gradient of the BatchNorm that *feeds* A shows it again: ∇β = Σ ∂loss/∂A over the places where
-A > 0 (`masks`). Where a shortcut shows part of the input itself, `low` and `top` hold what is known of each entry.
+A > 0 (`masks`). Where a shortcut shows part of the input itself, bounds hold what is known of each entry.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from torch import Tensor
 from unsum.peel.residual.unit import Unit
 
 _RANK = 1e-6  # of the largest singular value: what is below is rounding
-_STEPS = 120
+_STEPS = 120  # budget of a unit's iterations
 _FIRST_DAMPING, _DECAY, _LAST_DAMPING = 0.5, 0.8, 1e-4  # of the largest singular value
 _MEMORY = 6  # steps that Anderson's mixing looks back on
 _SETTLED = 1e-9  # relative change at which nothing more is to be had
 _NEAR = 1e-3  # relative change below which the scale is taken from the BatchNorm that feeds the unit
-_FLOOR = 1e-5  # of the root mean square: entries below are taken for zero at first (`masks` looks again)
+FLOOR = 1e-5  # of the root mean square: entries below are taken for zeros of ReLU at first (`masks` looks again)
 Pin = Callable[[Tensor, float], float]  # maps and the level of their noise → factor by which they are too small
 
 
@@ -40,7 +40,6 @@ class Reading:
     maps: Tensor  # (B, I, h, w), not negative up to the noise
     residual: float  # relative misfit of the equation
     condition: float  # of the gradient that had to be divided by
-    steps: int
     level: float  # entries below may be zeros: an absolute value
 
     @property
@@ -48,68 +47,57 @@ class Reading:
         return self.residual * self.condition
 
 
-def undo(
-    unit: Unit, d: Tensor, size: torch.Size, *, pin: Pin | None, low: Tensor | None = None, top: Tensor | None = None
-) -> Reading:
+def undo(unit: Unit, d: Tensor, size: torch.Size, pin: Pin | None, bounds: tuple[Tensor, Tensor] | None) -> Reading:
     """The (B, I, h, w) = `size` input of `unit`, from d (N, O), the gradient behind its BatchNorm.
 
-    `pin` finds the scale; where `low` and `top` bound every entry, and are equal where it is known, none is needed.
+    `pin` finds the scale; where two `bounds` hold every entry, and are equal where it is known, none is needed.
     """
-    centered = d - d.mean(0) if unit.batch_statistics else d
-    squares, U = torch.linalg.eigh(centered @ centered.T)  # many times faster than the SVD of the matrix itself
-    s = squares.clamp_min(0).sqrt()
-    kept = s > _RANK * s[-1]
-    U, s = U[:, kept], s[kept]
-    factors = U, s, (U / s).T @ centered
-    full = int(kept.sum()) >= len(d) - int(unit.batch_statistics)
-    condition = float(s[-1] / s[0]) if full else math.inf
-    return _FixedPoint(unit, centered, factors, size, pin, low, top).run(condition)
+    return _FixedPoint(unit, d, size, pin, bounds).run()
 
 
 class _FixedPoint:
     def __init__(
-        self,
-        unit: Unit,
-        centered: Tensor,
-        factors: tuple[Tensor, Tensor, Tensor],
-        size: torch.Size,
-        pin: Pin | None,
-        low: Tensor | None,
-        top: Tensor | None,
+        self, unit: Unit, d: Tensor, size: torch.Size, pin: Pin | None, bounds: tuple[Tensor, Tensor] | None
     ) -> None:
-        self.unit, self.centered, self.factors, self.size = unit, centered, factors, size
-        self.pin, self.low, self.top = pin, low, top
+        self.unit, self.size, self.pin, self.bounds = unit, size, pin, bounds
+        self.centered = centered = d - d.mean(0) if unit.batch_statistics else d
+        squares, U = torch.linalg.eigh(centered @ centered.T)  # many times faster than the SVD of the matrix itself
+        s = squares.clamp_min(0).sqrt()
+        kept = s > _RANK * s[-1]
+        U, s = U[:, kept], s[kept]
+        self.factors = U, s, (U / s).T @ centered
+        full = int(kept.sum()) >= len(d) - int(unit.batch_statistics)
+        self.condition = float(s[-1] / s[0]) if full else math.inf
         self.residual, self.change, self.pinned = 1.0, 1.0, False
         self.deviation = (unit.variance + unit.eps).sqrt()
         where = torch.ones(1, 1, *size[2:], dtype=centered.dtype, device=centered.device)
         # (N, I k k) booleans: the columns' entries that padding wrote
         self.padded = (unit.columns(where.expand(size[0], unit.W.shape[1], -1, -1)) == 0) if unit.kernel > 1 else None
 
-    def run(self, condition: float) -> Reading:
-        maps, mixing, step = self._start(), _Anderson(_MEMORY), 0
+    def run(self) -> Reading:
+        maps, mixing = self._start(), _Anderson()
         for step in range(_STEPS):
             # Bounds come with a poor start, and damping keeps what is weakly determined near it until the rest is found.
-            damping = 0.0 if self.low is None else max(_LAST_DAMPING, _FIRST_DAMPING * _DECAY**step)
+            damping = 0.0 if self.bounds is None else max(_LAST_DAMPING, _FIRST_DAMPING * _DECAY**step)
             found = self._step(maps, damping)
             self.change = _apart(found, maps)
             if self.change < _SETTLED:
                 maps = found
                 break
             if self.pin is not None and not self.pinned and self.change < _NEAR:
-                self.pinned, mixing = True, _Anderson(_MEMORY)  # the scale jumps: earlier steps would mislead
+                self.pinned, mixing = True, _Anderson()  # the scale jumps: earlier steps would mislead
                 maps = found
                 continue
             # Mixing copes with a few directions in which the fixed point would repel or creep; far away it would mislead, too.
             maps = self._bounded(mixing(maps, found)) if damping < 0.05 and self.change < 0.05 else found
-        level = max(self._level(maps), self.residual * condition * float(maps.square().mean().sqrt()))
-        return Reading(maps, self.residual, condition, step + 1, level)
+        level = max(self._level(maps), self.residual * self.condition * float(maps.square().mean().sqrt()))
+        return Reading(maps, self.residual, self.condition, level)
 
     def _start(self) -> Tensor:
         """Without a shortcut: as if x̂ were 0 and σ the running one; with one: what it shows, and little elsewhere."""
-        if self.low is not None and self.top is not None:
-            known = self.low == self.top
-            usual = (self.low * known).sum((0, 2, 3), keepdim=True) / known.sum((0, 2, 3), keepdim=True).clamp_min(1)
-            return torch.where(known, self.low, 0.3 * torch.minimum(self.top, usual))
+        if self.bounds is not None:
+            low, top = self.bounds
+            return torch.where(low == top, low, 0.3 * torch.minimum(top, self._mean_of_known(low)))
         rhs = (self.deviation / self.unit.gamma)[:, None] * self.unit.grad_W.flatten(1)
         return self._settled(self._divided(rhs, 0.0))
 
@@ -133,14 +121,18 @@ class _FixedPoint:
         if not self.unit.batch_statistics:
             return self._bounded(self.unit.folded(self._without_padding(columns), self.size))
         maps = self.unit.folded(self._with_means(columns), self.size)
-        if self.low is not None and self.top is not None:  # means where entries are known
-            known = self.low.eq(self.top)
-            count = known.sum((0, 2, 3), keepdim=True).clamp_min(1)
-            return self._bounded(maps - ((maps - self.low) * known).sum((0, 2, 3), keepdim=True) / count)
+        if self.bounds is not None:  # means where entries are known
+            return self._bounded(maps - self._mean_of_known(maps - self.bounds[0]))
         if self.pin is not None and self.pinned:
             return maps * self.pin(maps, self._level(maps))
         sigma = self.unit.forward(self.unit.columns(maps))[0]
         return maps * (self.deviation / sigma).median()
+
+    def _mean_of_known(self, values: Tensor) -> Tensor:
+        """(1, I, 1, 1) over the entries that the bounds tell."""
+        assert self.bounds is not None
+        known = self.bounds[0] == self.bounds[1]
+        return (values * known).sum((0, 2, 3), keepdim=True) / known.sum((0, 2, 3), keepdim=True).clamp_min(1)
 
     def _without_padding(self, columns: Tensor) -> Tensor:
         return columns if self.padded is None else columns * ~self.padded
@@ -149,7 +141,7 @@ class _FixedPoint:
         """Padding is zero. A column that it does not reach agrees with its copies in others, or its lowest are ReLU's zeros."""
         lowest = columns.amin(0)
         if self.padded is None:
-            return columns if self.low is not None else columns - lowest
+            return columns if self.bounds is not None else columns - lowest
         padding = (columns * self.padded).sum(0) / self.padded.sum(0).clamp_min(1)
         reached = self.padded.any(0)
         sure = (~self.padded & reached).to(columns)
@@ -162,12 +154,10 @@ class _FixedPoint:
         return self._without_padding(columns - torch.where(reached, padding, shift))
 
     def _bounded(self, maps: Tensor) -> Tensor:
-        if self.low is None or self.top is None:
-            return maps
-        return torch.minimum(torch.maximum(maps, self.low), self.top)
+        return maps if self.bounds is None else maps.clamp(*self.bounds)
 
     def _level(self, maps: Tensor) -> float:
-        noise = max(_FLOOR, 10 * (self.residual + self.change))
+        noise = max(FLOOR, 10 * (self.residual + self.change))
         return noise * float(maps.square().mean().sqrt())
 
 
@@ -180,14 +170,13 @@ def _apart(found: Tensor, maps: Tensor) -> float:
 class _Anderson:
     """Anderson's mixing: the combination of the last steps whose changes cancel best."""
 
-    def __init__(self, memory: int) -> None:
-        self.memory = memory
+    def __init__(self) -> None:
         self.found: list[Tensor] = []
         self.changes: list[Tensor] = []
 
     def __call__(self, old: Tensor, found: Tensor) -> Tensor:
-        self.found = [*self.found, found][-self.memory :]
-        self.changes = [*self.changes, found - old][-self.memory :]
+        self.found = [*self.found, found][-_MEMORY:]
+        self.changes = [*self.changes, found - old][-_MEMORY:]
         if len(self.changes) < 2:
             return found
         apart = torch.stack([(self.changes[-1] - c).flatten() for c in self.changes[:-1]], 1)

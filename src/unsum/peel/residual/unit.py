@@ -24,13 +24,13 @@ class Unit:
 
     name: str  # of the convolution
     W: Tensor  # (O, I, k, k)
-    grad_W: Tensor
     gamma: Tensor  # (O,)
     beta: Tensor
-    grad_gamma: Tensor
-    grad_beta: Tensor
     mean: Tensor  # running statistics
     variance: Tensor
+    grad_W: Tensor
+    grad_gamma: Tensor
+    grad_beta: Tensor
     eps: float
     stride: int
     padding: int
@@ -56,21 +56,11 @@ class Unit:
                 raise UnsumError(f"The update holds no gradient of {name!r}, so {convolution!r} cannot be undone.")
             return update.gradients[name].to(layer.weight.device).double() / scale
 
-        return Unit(
-            convolution,
-            layer.weight.detach().double(),
-            sent(f"{convolution}.weight"),
-            bn.weight.detach().double(),
-            bn.bias.detach().double(),
-            sent(f"{norm}.weight"),
-            sent(f"{norm}.bias"),
-            bn.running_mean.double(),
-            bn.running_var.double(),
-            bn.eps,
-            layer.stride[0],
-            padding,
-            bn.training,
-        )
+        own = (layer.weight, bn.weight, bn.bias, bn.running_mean, bn.running_var)
+        W, gamma, beta, mean, variance = (tensor.detach().double() for tensor in own)
+        gradients = sent(f"{convolution}.weight"), sent(f"{norm}.weight"), sent(f"{norm}.bias")
+        stride, trains = layer.stride[0], bn.training
+        return Unit(convolution, W, gamma, beta, mean, variance, *gradients, bn.eps, stride, padding, trains)
 
     @property
     def kernel(self) -> int:

@@ -24,14 +24,14 @@ from unsum.certify.claim import grant_each
 from unsum.errors import UnsumError
 from unsum.head import find_head
 from unsum.leak import Leak
-from unsum.peel.method import MARGIN, PEELERS, Peeled, PeeledLayer
+from unsum.peel.blocks import left_product
+from unsum.peel.method import MARGIN, PEELERS, Peeled, PeeledLayer, Shape
 from unsum.peel.residual.blocks import Block, find_blocks
 from unsum.peel.residual.masks import Mask, confirmed, scale_by
-from unsum.peel.residual.solve import Reading, undo
+from unsum.peel.residual.solve import FLOOR, Pin, Reading, undo
 from unsum.peel.residual.unit import Unit, as_maps, as_rows
 from unsum.update import Update
 
-_FLOOR = 1e-5  # of the root mean square: features below are zeros of ReLU, unless the bias gradient says otherwise
 _LOST = 1e-2  # relative residual above which the walk has lost its way
 
 
@@ -41,13 +41,7 @@ _LOST = 1e-2  # relative residual above which the walk has lost its way
     needs="exact features of a head that reads maps; BatchNorm; gradients in full float32",
 )
 def residual(
-    model: nn.Module,
-    update: Update,
-    leak: Leak | None,
-    *,
-    shape: tuple[int, ...] | None,
-    seed: int,
-    layer: str | None = None,
+    model: nn.Module, update: Update, leak: Leak | None, *, shape: Shape | None, seed: int, layer: str | None = None
 ) -> Peeled:
     """What the convolution `layer` read, for every sample: (B, C, h, w); by default of the deepest one that can be reached."""
     if leak is None:
@@ -87,8 +81,11 @@ class _Walk:
         side = math.isqrt(self.leak.features.shape[1] // channels)
         device = last.units[-1].W.device
         out = self.leak.features.to(device).double().reshape(B, channels, side, side)
-        gradient = _feature_gradient(self.model, self.leak, self.update).to(device).view_as(out)
-        level = max(_FLOOR, 10 * self.leak.predicted_error) * float(out.square().mean().sqrt())
+        W = find_head(self.model)[1].weight.detach()
+        G = self.leak.logits.double().softmax(1) - self.leak.targets.double()
+        G = G / B if self.update.reduction == "mean" else G
+        gradient = left_product(G.to(W.device), W)[0].to(device).view_as(out)  # (B, H) G W
+        level = max(FLOOR, 10 * self.leak.predicted_error) * float(out.square().mean().sqrt())
         mask = confirmed(out, gradient, last.units[-1].grad_beta, level)
         self.doubtful = mask.doubtful
         out, d = out * mask.positive, gradient * mask.positive
@@ -105,9 +102,8 @@ class _Walk:
         inner, y = d, out
         for number in range(len(block.units) - 1, 0, -1):
             unit, feeding = block.units[number], block.units[number - 1]
-            behind = inner
-            through = partial(_gradient, unit, behind)
-            reading = self._undo(unit, behind, sizes[number], feeding.grad_beta, through)
+            through = partial(_gradient, unit, inner)
+            reading = self._undo(unit, inner, sizes[number], scale_by(feeding.grad_beta, through))
             gradient = through(reading.maps)
             mask = confirmed(reading.maps, gradient, feeding.grad_beta, reading.level)
             self._record(unit, reading, mask)
@@ -121,39 +117,29 @@ class _Walk:
     def _entering(
         self, block: Block, size: torch.Size, beta: Tensor | None, out: Tensor, y: Tensor, d: Tensor, inner: Tensor
     ) -> tuple[Tensor, Tensor]:
-        first, shortcut = block.units[0], block.shortcut
+        first, shortcut, bounds = block.units[0], block.shortcut, None
+        told, behind, pinned = first, inner, beta
+        through: Callable[[Tensor], Tensor]  # the gradient of what was read
         if shortcut is None:
             known = out > 0
             low = torch.where(known, (out - y).clamp_min(0), 0.0)
-            top = torch.where(known, low, (-y).clamp_min(0))
-            reading, told = self._undo(first, inner, size, None, None, low, top), first
+            bounds, pinned = (low, torch.where(known, low, (-y).clamp_min(0))), None
+            through = lambda x: _gradient(first, inner, x) + d  # noqa: E731
         elif first.kernel == 1:  # reads no more places than the shortcut's 1×1, or too many to be told
-            told = shortcut
-            read = torch.Size((*size[:2], *d.shape[2:]))
-            same = first.stride == shortcut.stride
-            reading = self._undo(
-                shortcut,
-                d,
-                read,
-                beta if same else None,
-                lambda x: _gradient(shortcut, d, x) + _gradient(first, inner, x),
-            )
-            if not same:
-                self._record(shortcut, reading, None)
-                self.notes.append(
-                    f"The scale of what {shortcut.name!r} read is that of the running statistics: a guess."
-                )
-                raise _Reached
+            told, behind, size = shortcut, d, torch.Size((*size[:2], *d.shape[2:]))
+            pinned = beta if first.stride == shortcut.stride else None
+            through = lambda x: _gradient(first, inner, x) + _gradient(shortcut, d, x)  # noqa: E731
         else:
-            told = first
-            reading = self._undo(
-                first, inner, size, beta, lambda x: _gradient(first, inner, x) + _spread(shortcut, d, x)
-            )
-        gradient = _gradient(first, inner, reading.maps)
-        gradient = gradient + (d if shortcut is None else _spread(shortcut, d, reading.maps, told is first))
+            through = lambda x: _gradient(first, inner, x) + _spread(shortcut, d, x)  # noqa: E731
+        reading = self._undo(told, behind, size, scale_by(pinned, through), bounds)
+        if told is shortcut and first.stride != shortcut.stride:
+            self._record(shortcut, reading, None)
+            self.notes.append(f"The scale of what {shortcut.name!r} read is that of the running statistics: a guess.")
+            raise _Reached
         if beta is None:
             self._record(told, reading, None, shown=shortcut is None)
             raise _Reached
+        gradient = through(reading.maps)
         mask = confirmed(reading.maps, gradient, beta, reading.level)
         self._record(told, reading, mask, shown=shortcut is None)
         if told is shortcut and shortcut.stride > 1:
@@ -161,16 +147,8 @@ class _Walk:
         return reading.maps * mask.positive, gradient * mask.positive
 
     def _undo(
-        self,
-        unit: Unit,
-        d: Tensor,
-        size: torch.Size,
-        beta: Tensor | None,
-        gradient: Callable[[Tensor], Tensor] | None,
-        low: Tensor | None = None,
-        top: Tensor | None = None,
+        self, unit: Unit, d: Tensor, size: torch.Size, pin: Pin | None, bounds: tuple[Tensor, Tensor] | None = None
     ) -> Reading:
-        """`beta`: the bias gradient of the BatchNorm that feeds the unit, `gradient` that of the input, for the scale."""
         places, channels = d.shape[0] * d.shape[2] * d.shape[3], len(unit.W)
         if places - int(unit.batch_statistics) > channels:
             most = (channels + int(unit.batch_statistics)) // (d.shape[2] * d.shape[3])
@@ -179,8 +157,7 @@ class _Walk:
                 f"{'a batch of at most ' + str(most) + ' would go on' if most else 'no batch is small enough'}."
             )
             raise _Reached
-        pin = scale_by(beta, gradient) if beta is not None and gradient is not None else None
-        return undo(unit, as_rows(d), size, pin=pin, low=low, top=top)
+        return undo(unit, as_rows(d), size, pin, bounds)
 
     def _record(self, unit: Unit, reading: Reading, mask: Mask | None, *, shown: bool = False) -> None:
         """`shown`: a shortcut shows the means of the channels, too; `mask` is None where nothing confirms the zeros."""
@@ -234,19 +211,10 @@ def _gradient(unit: Unit, d: Tensor, maps: Tensor) -> Tensor:
     return unit.back(unit.behind(as_rows(d), sigma, normal), maps.shape)
 
 
-def _spread(shortcut: Unit, d: Tensor, maps: Tensor, whole: bool = True) -> Tensor:
-    """The gradient through a shortcut's convolution, on all places of `maps` or only on those it read."""
-    if not whole or shortcut.stride == 1:
+def _spread(shortcut: Unit, d: Tensor, maps: Tensor) -> Tensor:
+    """The gradient through a shortcut's convolution, on all places of `maps`: zero on those that it did not read."""
+    if shortcut.stride == 1:
         return _gradient(shortcut, d, maps)
     gradient = torch.zeros_like(maps)
     shortcut.read(gradient).add_(_gradient(shortcut, d, shortcut.read(maps)))
     return gradient
-
-
-def _feature_gradient(model: nn.Module, leak: Leak, update: Update) -> Tensor:
-    """(B, H) G W, in pieces: a head may be large."""
-    W = find_head(model)[1].weight.detach()
-    G = leak.logits.double().softmax(1) - leak.targets.double()
-    if update.reduction == "mean":
-        G = G / leak.batch_size
-    return torch.cat([G.to(W.device) @ part.double() for part in W.split(8192, dim=1)], 1)

@@ -10,22 +10,16 @@ from torch import Tensor
 
 from unsum.head import Head
 from unsum.separate.adaptive.batch import Groups
-from unsum.separate.adaptive.corners import hunt_probabilities
-from unsum.separate.adaptive.prior import Posterior
 from unsum.separate.adaptive.recognize import RecognizedDefense
-from unsum.separate.adaptive.rounds import GroupFit, errors_of
-from unsum.separate.adaptive.split import Others, split
-from unsum.separate.adaptive.supports import can_be_weighed
-
-_ROUGH = (0.3, 0.2)  # of the threshold: what the softmax's own error makes of a surviving entry, first and last
-
+from unsum.separate.adaptive.rounds import GroupFit
+from unsum.separate.adaptive.split import MOST_MEMBERS, split
+from unsum.separate.exact.starts import hunt_corners
 
 Starts = Callable[[], Tensor | None]
 
-
-def no_starts() -> Tensor | None:
-    """Where nothing tells samples of one label apart to begin with."""
-    return None
+_COLUMNS = 2000  # looked at for corners, those with the most survivors
+_LEAST = 24  # survivors in a column that make its shape worth comparing
+_FILL = 0.5  # of a row's usual size, for entries that were pruned
 
 
 @dataclass(frozen=True)
@@ -39,19 +33,21 @@ class ToldApart:
     merged: list[list[int]]  # samples that are given as their mean
 
 
-def tell_apart(head: Head, batch: Groups, defense: RecognizedDefense, fit: GroupFit, starts: Starts) -> ToldApart:
-    """Every sample of the batch; `starts` gives rough softmax rows (B, C) of all samples in the order of their labels."""
+def tell_apart(
+    head: Head, batch: Groups, defense: RecognizedDefense, fit: GroupFit, starts: Starts | None = None
+) -> ToldApart:
+    """Every sample of the batch; `starts` may give rough softmax rows (B, C) of all samples in the order of their labels."""
     first = 0
-    labels, features, logits, errors, merged = [], [], [], [], []
+    features, logits, errors, merged = [], [], [], []
     expected = member_errors(fit, batch)
     for group, count in enumerate(batch.counts.tolist()):
         members = list(range(first, first + count))
         found = None
-        if can_be_weighed(count) and not fit.signed:
+        if 2 <= count <= MOST_MEMBERS and not fit.signed:
             P = hunt_probabilities(head, batch, group) if defense.kind == "pruned" else None
-            rough = starts() if P is None else None
+            rough = starts() if P is None and starts is not None else None
             P = P if rough is None else rough[members]
-            found = None if P is None else _split(head, batch, defense, fit, group, P)
+            found = None if P is None else split(head, batch, defense, fit, group, P)
         if found is not None and float(found[0].relative_errors.max()) < float(expected[group]):
             features.append(found[0].mean)
             logits.append(found[1])
@@ -61,20 +57,8 @@ def tell_apart(head: Head, batch: Groups, defense: RecognizedDefense, fit: Group
             logits.append(fit.logits[group].expand(count, -1))
             errors.append(expected[group].expand(count))
             merged += [members] if count > 1 else []
-        labels.append(batch.labels[group].expand(count))
         first += count
-    return ToldApart(torch.cat(labels), torch.cat(features), torch.cat(logits), torch.cat(errors), merged)
-
-
-def _split(
-    head: Head, batch: Groups, defense: RecognizedDefense, fit: GroupFit, group: int, P: Tensor
-) -> tuple[Posterior, Tensor] | None:
-    rest = [other for other in range(len(batch.labels)) if other != group]
-    E = errors_of(head, batch, defense, fit.logits.softmax(1))
-    others = Others(fit.posterior.mean[rest], E[rest], fit.posterior.mean[group], fit.posterior.variance[group])
-    noise = [rough * defense.threshold for rough in _ROUGH] if defense.threshold > 0 else [defense.sigma] * 2
-    found = split(head, batch, group, P, others, noise, defense.threshold)
-    return None if found is None else (found.posterior, found.logits)
+    return ToldApart(batch.members, torch.cat(features), torch.cat(logits), torch.cat(errors), merged)
 
 
 def member_errors(fit: GroupFit, batch: Groups) -> Tensor:
@@ -100,3 +84,35 @@ def _likeness(features: Tensor, members: int) -> float:
     unit = features / features.norm(dim=1, keepdim=True).clamp_min(1e-300)
     upper = torch.triu_indices(len(unit), len(unit), 1, device=unit.device)
     return min(max(float((unit @ unit.T)[upper[0], upper[1]].median()), 0.0), 1.0)
+
+
+def hunt_probabilities(head: Head, batch: Groups, group: int) -> Tensor | None:
+    """(n, C) rough softmax rows of a group's samples in a pruned gradient, or None where too few columns tell.
+
+    A column that one sample alone fills, over its label row's entry, is the sample's own p_c / (1 − p_y). Others are mixtures:
+    convex combinations, so that the pure ones are corners, and successive projection finds corners. No weights are needed for it.
+    """
+    n, label = int(batch.counts[group]), int(batch.labels[group])
+    survivors = (head.grad_W != 0).sum(0)
+    alone = head.grad_W[label] < 0
+    for other in batch.labels.tolist():
+        if other != label:
+            alone = alone & (head.grad_W[other] >= 0)
+    ranked = (survivors * alone).topk(min(_COLUMNS, len(survivors)))
+    columns = ranked.indices[ranked.values >= _LEAST]
+    if len(columns) < 4 * n:
+        return None
+    X = head.grad_W[:, columns].double()
+    present = X != 0
+    present[batch.labels] = False
+    shapes = X / -X[label]
+    usual = (shapes * present).sum(1) / present.sum(1).clamp_min(1)
+    shapes = torch.where(present, shapes, _FILL * usual[:, None])
+    shapes[batch.labels] = 0.0
+    picked = hunt_corners(shapes.T, n)
+    if len(picked) < n:
+        return None
+    P = shapes[:, picked].T.clamp_min(0)
+    P[:, batch.labels] = usual.median().clamp_min(0)
+    P = P + 1e-3 / head.classes
+    return P / P.sum(1, keepdim=True)

@@ -27,13 +27,17 @@ class Groups:
     labels: Tensor  # (g,) ascending, no two alike
     counts: Tensor  # (g,) samples of each
     scale: float  # the gradient was multiplied by this
-    scale_known: bool  # whether `scale` is a plain 1
     size_known: bool  # whether the number of samples was granted
     notes: list[str]
 
     @property
     def size(self) -> int:
         return int(self.counts.sum())
+
+    @property
+    def members(self) -> Tensor:
+        """(B,) the label of every sample, ascending."""
+        return torch.repeat_interleave(self.labels, self.counts)
 
     def alpha(self, reduction: str) -> float:
         """The factor in front of P − Y."""
@@ -46,16 +50,15 @@ def find_batch(head: Head, knowledge: Knowledge, defense: RecognizedDefense) -> 
     energy = row_energies(head, defense)
     if granted is not None:
         labels, counts = granted.argmax(1).to(head.W.device).unique(return_counts=True)
-        scale, plain = _scale(head, defense, labels)
-        return Groups(labels, counts, scale, plain, True, [])
+        return Groups(labels, counts, _scale(head, defense, labels), True, [])
     labels = _label_rows(head, defense, energy, knowledge.batch_size)
     if len(labels) == 0:
         return None
-    scale, plain = _scale(head, defense, labels)
+    scale = _scale(head, defense, labels)
     mass, how = _masses(head, defense, energy, labels, scale)
     counts = _counts(mass, knowledge.batch_size, head.reduction)
     notes = [f"Labels are the classes of the largest rows; how many samples carry each comes from {how}."]
-    return Groups(labels, counts, scale, plain, knowledge.batch_size is not None, notes)
+    return Groups(labels, counts, scale, knowledge.batch_size is not None, notes)
 
 
 def row_energies(head: Head, defense: RecognizedDefense) -> Tensor:
@@ -83,17 +86,17 @@ def _label_rows(head: Head, defense: RecognizedDefense, energy: Tensor, batch_si
     return chosen.nonzero()[:, 0]
 
 
-def _scale(head: Head, defense: RecognizedDefense, labels: Tensor) -> tuple[float, bool]:
+def _scale(head: Head, defense: RecognizedDefense, labels: Tensor) -> float:
     """What ∇b sums to over the labels, minus s for a whole batch; a plain 1 where that is what it must be anyway."""
     if head.grad_b is None or defense.kind == "sign" or head.reduction == "sum":
-        return 1.0, True
+        return 1.0
     own = head.grad_b[labels].double()
     if bool((own == 0).any()):  # pruned: what is left says too little
-        return 1.0, True
+        return 1.0
     predicted = len(labels) / head.classes  # share of the probability that lies on the labels, about
     found = -float(own.sum()) / max(1 - predicted, 0.1)
     doubt = 0.02 + 2 * predicted + 4 * defense.sigma_b * len(labels) ** 0.5
-    return (1.0, True) if abs(found - 1) < doubt or found <= 0 else (found, False)
+    return 1.0 if abs(found - 1) < doubt or found <= 0 else found
 
 
 def _masses(head: Head, defense: RecognizedDefense, energy: Tensor, labels: Tensor, scale: float) -> tuple[Tensor, str]:
@@ -110,9 +113,8 @@ def _masses(head: Head, defense: RecognizedDefense, energy: Tensor, labels: Tens
         return by_rows, "their size"
     if bool(seen.all()):
         return own, "the bias gradient"
-    unit = float(
-        (own[seen] / rows[seen].sqrt()).median()
-    )  # the rows that lost ∇b, in the measure of those that did not
+    # The rows that lost ∇b, in the measure of those that did not.
+    unit = float((own[seen] / rows[seen].sqrt()).median())
     return torch.where(seen, own, unit * rows.sqrt()), "the bias gradient where it survived, and from their size"
 
 
@@ -123,9 +125,8 @@ def _counts(mass: Tensor, batch_size: int | None, reduction: str) -> Tensor:
     sizes = range(len(mass), _REPEATS * len(mass) + 1) if batch_size is None else [batch_size]
     for size in sizes:
         counts = mass * size
-        if batch_size is None and float((counts - counts.round()).abs().max()) > _WHOLE:
-            continue
-        if batch_size is None and int(counts.round().clamp_min(1).sum()) != size:
+        off, total = (counts - counts.round()).abs().max(), int(counts.round().clamp_min(1).sum())
+        if batch_size is None and (float(off) > _WHOLE or total != size):
             continue
         return _apportioned(counts / counts.sum() * size, size)
     return torch.ones_like(mass).long()

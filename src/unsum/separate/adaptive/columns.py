@@ -20,10 +20,7 @@ def fit_all(head: Head, E: Tensor, alpha: float, sigma: float, rows: Tensor | No
     N = alpha**2 * used @ used.T
     # A direction that nothing determines must not blow up: the ridge is far below any that matters.
     inverse = torch.linalg.pinv(N, rtol=1e-10, hermitian=True)
-    if rows is None:
-        Q = head.mixed_rows(alpha * E)
-    else:
-        Q = alpha * used @ head.grad_W[rows].double()
+    Q = head.mixed_rows(alpha * E) if rows is None else alpha * used @ head.grad_W[rows].double()
     return inverse @ Q, sigma * inverse.diagonal().clamp_min(0).sqrt()
 
 
@@ -74,12 +71,6 @@ def _solve(N: Tensor, Q: Tensor, mean: Tensor, precision: Tensor, *, signed: boo
     return f.clamp_min(0)
 
 
-def normal_equations(head: Head, coefficient: Tensor, outside: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-    """N (n, n) and Q (n, H) of min ‖∇W − outsideᵀ features − coefficientᵀ F‖² over F (n, H)."""
-    Q = head.mixed_rows(coefficient) - (coefficient @ outside.T) @ features
-    return coefficient @ coefficient.T, Q
-
-
 def normal_equations_of_survivors(
     head: Head,
     coefficient: Tensor,
@@ -89,7 +80,8 @@ def normal_equations_of_survivors(
     labels: Tensor,
     threshold: float,
 ) -> tuple[Tensor, Tensor]:
-    """N (n, n, H) and Q (n, H) of the same over the entries that are not zero, and over those that should be.
+    """N (n, n, H) and Q (n, H) of min ‖∇W − outsideᵀ features − coefficientᵀ F‖² over F (n, H), and over the entries of ∇W that
+    are not zero or should not be.
 
     `present` (n, H) are the features as last estimated. A removed entry that they put above the threshold says that they are
     wrong: it counts as one at the threshold. Every other removed entry says nothing. Of the label rows only the first of

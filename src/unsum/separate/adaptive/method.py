@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 
 import torch
 from torch import Tensor
 
+from unsum.equation.observation import observe
 from unsum.head import Head
 from unsum.knowledge import Knowledge
+from unsum.labels.bias_sign import are_soft
 from unsum.leak import Leak
-from unsum.separate.adaptive.answer import answer
-from unsum.separate.adaptive.apart import Starts, no_starts, tell_apart
+from unsum.separate.adaptive.apart import Starts, ToldApart, tell_apart
 from unsum.separate.adaptive.batch import Groups, find_batch
-from unsum.separate.adaptive.crude import fit_hits, fit_signs
-from unsum.separate.adaptive.missing import with_missing_columns
 from unsum.separate.adaptive.recognize import RecognizedDefense, recognize
-from unsum.separate.adaptive.rounds import fit_noisy, fit_pruned
+from unsum.separate.adaptive.rounds import fit_hits, fit_noisy, fit_pruned, fit_signs
 from unsum.separate.exact import exact
-from unsum.separate.hard_labels import are_soft
 from unsum.separate.method import SEPARATORS
+from unsum.separate.misfit import relative_misfit, uncertified
 from unsum.separate.rgla.newton import rgla_newton
 
 _GOOD = 0.3  # predicted error up to which the exact solver need not be asked as well
 _MISFIT = 1.05  # residual, in units of the noise, up to which a fit explains the gradient
+_LISTED = 8  # column numbers that a note names
+_GRID = 3**0.5  # rounding to a grid errs by up to half a step, which is √3 standard deviations of an even spread
+_SHRUNK = 1.3  # times the noise that posterior means leave: they are smaller than what they are the means of
+_MUCH = 0.05  # share of the gradient left over from which a person is told
 
 
 @SEPARATORS.register(
@@ -36,13 +40,16 @@ def adaptive(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
     """Separate a batch whose gradient was tampered with; `notes` say which defense was found and what was done."""
     defense = recognize(head)
     if defense.kind == "none":
-        return with_missing_columns(head, knowledge, exact(head, knowledge, seed=seed))
+        return _with_missing_columns(head, knowledge, exact(head, knowledge, seed=seed))
     if defense.kind == "sixteen-bits":
-        return _sixteen_bits(head, knowledge, defense, seed)
+        assert defense.dtype is not None  # the exact solver is told how the entries were rounded
+        grad_b = None if head.grad_b is None else head.grad_b.to(defense.dtype)
+        found = exact(replace(head, grad_W=head.grad_W.to(defense.dtype), grad_b=grad_b), knowledge, seed=seed)
+        return replace(found, method="adaptive", notes=[defense.sentence, *found.notes])
     batch = None if are_soft(head, knowledge) else find_batch(head, knowledge, defense)
     if batch is not None:
         try:
-            if defense.kind == "noise" or defense.kind == "grid":
+            if defense.is_noise:
                 return _noisy(head, knowledge, defense, batch, seed)
             return _removed(head, defense, batch, seed)
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
@@ -53,17 +60,21 @@ def adaptive(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
 
 def _noisy(head: Head, knowledge: Knowledge, defense: RecognizedDefense, batch: Groups, seed: int) -> Leak:
     """Rounds over groups; the exact solver where samples share labels, or where the rounds did not settle it."""
-    head = _recentered(head, defense)
+    if (
+        defense.lattice is not None
+    ):  # most of what was rounded to the grid point nearest to zero was nothing, or next to it
+        head = replace(head, grad_W=head.grad_W.masked_fill(head.grad_W.abs() <= 0.5 * defense.lattice.step, 0.0))
     fit = fit_noisy(head, batch, defense)
     done = (
         "Features are posterior means: least squares over all rows, and a prior learned from the estimates themselves."
     )
-    found = answer(head, batch, defense, tell_apart(head, batch, defense, fit, no_starts), done)
+    found = answer(head, batch, defense, tell_apart(head, batch, defense, fit), done)
     size = float(head.row_norms(head.grad_W).norm())
     noise = defense.sigma * head.grad_W.numel() ** 0.5
     if found.predicted_error < _GOOD and found.residual * size < _MISFIT * noise:
         return found
-    other = exact(head, _told(knowledge, batch), seed=seed)
+    told = knowledge if knowledge.labels is not None else Knowledge(labels=batch.members)
+    other = exact(head, told, seed=seed)
     if bool((batch.counts > 1).any()) and other.batch_size == batch.size:
         samples = tell_apart(head, batch, defense, fit, lambda: _in_order(other))
         found = answer(head, batch, defense, samples, done)
@@ -77,14 +88,12 @@ def _removed(head: Head, defense: RecognizedDefense, batch: Groups, seed: int) -
     if defense.kind == "sign":
         fit, done = fit_signs(head, batch), "Only which features a sample has is known, not how large they are."
     elif defense.kind == "random-grid":
-        fit, done = (
-            fit_hits(head, batch, defense),
-            "Features are posterior means given the levels of their label's row.",
-        )
+        fit = fit_hits(head, batch, defense)
+        done = "Features are posterior means given the levels of their label's row."
     else:
         fit = fit_pruned(head, batch, defense)
         done = "Only surviving entries were fitted; features that pruning hid are set to what is usual below the threshold."
-    starts = _logits_first(head, batch, seed) if defense.kind == "pruned" else no_starts
+    starts = _logits_first(head, batch, seed) if defense.kind == "pruned" else None
     return answer(head, batch, defense, tell_apart(head, batch, defense, fit, starts), done)
 
 
@@ -95,38 +104,80 @@ def _logits_first(head: Head, batch: Groups, seed: int) -> Starts:
     def rough() -> Tensor | None:
         if head.b is None or head.grad_b is None:
             return None
-        labels = torch.repeat_interleave(batch.labels, batch.counts)
-        return _in_order(rgla_newton(head, Knowledge(labels=labels), seed=seed))
+        return _in_order(rgla_newton(head, Knowledge(labels=batch.members), seed=seed))
 
     return rough
 
 
-def _sixteen_bits(head: Head, knowledge: Knowledge, defense: RecognizedDefense, seed: int) -> Leak:
-    """The exact solver, told how the entries were rounded."""
-    assert defense.dtype is not None
-    grad_b = None if head.grad_b is None else head.grad_b.to(defense.dtype)
-    found = exact(replace(head, grad_W=head.grad_W.to(defense.dtype), grad_b=grad_b), knowledge, seed=seed)
-    return replace(found, method="adaptive", notes=[defense.sentence, *found.notes])
-
-
-def _told(knowledge: Knowledge, batch: Groups) -> Knowledge:
-    """For the exact solver: the labels as granted or as found."""
-    return (
-        knowledge
-        if knowledge.labels is not None
-        else Knowledge(labels=torch.repeat_interleave(batch.labels, batch.counts))
-    )
-
-
 def _in_order(leak: Leak) -> Tensor:
     """(B, C) the softmax rows of an answer, sorted by label like the groups."""
-    P: Tensor = leak.logits.softmax(1)[leak.labels.argsort(stable=True)]
-    return P
+    return leak.logits.softmax(1)[leak.labels.argsort(stable=True)]
 
 
-def _recentered(head: Head, defense: RecognizedDefense) -> Head:
-    """Zeros where the grid point nearest to zero stands: most of what was rounded to it was nothing, or next to it."""
-    if defense.lattice is None:
-        return head
-    grad_W = head.grad_W
-    return replace(head, grad_W=grad_W.masked_fill(grad_W.abs() <= 0.5 * defense.lattice.step, 0.0))
+def _with_missing_columns(head: Head, knowledge: Knowledge, leak: Leak) -> Leak:
+    """The exact answer, unless it does not explain the gradient and zero columns may be why: Soteria sends some not at all.
+
+    A ReLU that is silent for the whole batch leaves zero columns as well; these change no logit, and the exact answer holds.
+    """
+    leak = replace(leak, method="adaptive")
+    empty = (~head.grad_W.any(0)).nonzero()[:, 0].tolist()
+    if leak.exact or not empty or len(empty) == head.grad_W.shape[1] or are_soft(head, knowledge):
+        return leak
+    if observe(head, None).rank >= min(head.classes - 1, head.grad_W.shape[1] - len(empty)):
+        return leak  # more samples than the head tells apart, which explains that nothing fits; these units are off for all
+    named = ", ".join(map(str, empty[:_LISTED])) + (f" and {len(empty) - _LISTED} more" if len(empty) > _LISTED else "")
+    sentence = (
+        f"{len(empty)} of {head.grad_W.shape[1]} columns of the head's gradient are zero and the others do not explain it by "
+        f"themselves: features may have been held back (as Soteria does). They are given as zeros: {named}."
+    )
+    defense = RecognizedDefense("columns", sentence)
+    batch = find_batch(head, knowledge, defense)
+    if batch is None:
+        return replace(leak, notes=[sentence, *leak.notes])
+    fit = fit_noisy(head, batch, defense)
+    done = "The columns that were sent are solved for with the softmax of what is known."
+    found = answer(head, batch, defense, tell_apart(head, batch, defense, fit), done)
+    # What unknown logits leave of other samples.
+    others = float(fit.logits.softmax(1).mean()) * len(batch.labels) ** 0.5
+    found = replace(found, predicted_error=max(found.predicted_error, others))
+    if leak.predicted_error < found.predicted_error:
+        return replace(leak, notes=[sentence, *leak.notes])
+    return found
+
+
+def answer(head: Head, batch: Groups, defense: RecognizedDefense, samples: ToldApart, done: str) -> Leak:
+    """A leak that claims no exactness: what a defense removed is estimated, not known."""
+    targets = torch.nn.functional.one_hot(samples.labels, head.classes).double()
+    features = samples.features
+    residual = relative_misfit(head, samples.logits, targets, batch.scale * features)
+    unexplained = _unexplained(head, defense, residual)
+    notes = [defense.sentence, done, *batch.notes]
+    for group in samples.merged:
+        members = ", ".join(map(str, group))
+        notes.append(f"Samples {members} share a label and cannot be told apart after that; each is their mean.")
+    if not batch.size_known and len(batch.labels) == 1:
+        notes.append(
+            "All samples found share one label, so nothing tells how many there were; give batch_size= if you know it."
+        )
+    if not unexplained < _MUCH:
+        notes.append(
+            f"The answer leaves {100 * unexplained:.2g} % of the gradient unexplained beyond the noise: labels may be wrong."
+        )
+    predicted = max(float(samples.errors.max()), batch.size * unexplained)  # none at all is no estimate
+    return uncertified(
+        "adaptive", head, samples.logits, targets, features, notes,
+        residual=residual, predicted_error=predicted or math.inf, scale=batch.scale,
+    )  # fmt: skip
+
+
+def _unexplained(head: Head, defense: RecognizedDefense, residual: float) -> float:
+    """What the answer leaves of the gradient beyond the noise, relative; 0 where entries are missing, which leave more.
+
+    Errors of a posterior hold for the batch that was taken for granted. With a label missed or made up the answer no longer
+    explains the gradient; what is left of it may all belong to one sample, B times as large a part of that one.
+    """
+    size = float(head.row_norms(head.grad_W).norm())
+    if not defense.is_noise or size == 0:
+        return 0.0
+    noise = defense.sigma * (_GRID if defense.kind == "grid" else _SHRUNK) * head.grad_W.numel() ** 0.5 / size
+    return float(max(residual**2 - noise**2, 0.0) ** 0.5)

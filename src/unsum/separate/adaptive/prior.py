@@ -15,7 +15,7 @@ from torch import Tensor
 _REACH = 60.0  # standard deviations beyond which an estimate is as good as it gets
 _PER_DEVIATION = 2.0  # point masses
 _BINS = 8.0  # of the histogram, in a standard deviation
-_ROUNDS = 100
+_ROUNDS = 100  # of expectation and maximization
 _NEIGHBORHOODS = 8  # classes of columns by what the other samples show there
 _ENOUGH = 500  # estimates that a distribution of their own is learned from
 

@@ -1,7 +1,8 @@
 """Which defense an update went through, read from the update itself.
 
 Exact zeros inside columns that are not zero altogether are no accident of softmax: entries were removed. Few distinct values
-are a grid. And the rows of G sum to zero, so the columns of ∇W do; what they sum to instead is noise.
+are a grid, which rounding to few levels leaves behind, whoever rounded and however. And the rows of G sum to zero, so the
+columns of ∇W do; what they sum to instead is noise.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.equation.noise import measure_noise
+from unsum.equation.noise import is_rounding_of_weights, measure_noise, rounding_of_weights
 from unsum.head import Head
-from unsum.separate.adaptive.lattice import Lattice, find_lattice, sixteen_bits
 
 _REMOVED = 1e-4  # share of zeros in live columns above which they are no coincidence
 _UNDERFLOW = 1e-12  # of the largest entry: smaller survivors than that are softmax's own, not a threshold's
+_LOOKED_AT = 1 << 18  # entries that are enough to see a grid
+_ENOUGH = 24  # entries other than zero below which anything looks like a grid
+_FEW = 1 / 8  # distinct values per entry looked at, from which a grid is worth testing
+_OFF = 0.02  # of a step, that rounding may leave a value beside its grid point
+_FINEST = 1 << 16  # levels beyond which a grid is no defense
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,6 @@ class RecognizedDefense:
     sigma: float = 0.0  # standard deviation of what was added to an entry of ∇W
     sigma_b: float = 0.0  # and of ∇b
     threshold: float = 0.0  # entries of ∇W of smaller magnitude were removed
-    threshold_b: float = 0.0
     lattice: Lattice | None = None
     dtype: torch.dtype | None = None
 
@@ -41,24 +45,44 @@ class RecognizedDefense:
 def recognize(head: Head) -> RecognizedDefense:
     """The defense that the head's gradient shows."""
     zeros, smallest, largest = _zeros(head)
+    rounding = rounding_of_weights(head)
+    if (
+        zeros > _REMOVED and smallest <= 12**0.5 * rounding
+    ):  # a unit in the last place of the weights: neither grid nor pruning
+        return _of_rounded_weights(head, rounding)
     lattice = find_lattice(head.grad_W)
     if lattice is not None:
         return _of_lattice(head, lattice, zeros)
-    if zeros > _REMOVED and smallest > _UNDERFLOW * largest and sixteen_bits(head.grad_W) is None:
-        return _pruned(head, zeros, smallest)
     dtype = sixteen_bits(head.grad_W)
+    if zeros > _REMOVED and smallest > _UNDERFLOW * largest and dtype is None:
+        sentence = (
+            f"{100 * zeros:.4g} % of the head's gradient is exactly zero, and nothing is smaller than {smallest:.2g}: "
+            "it was pruned to its largest entries."
+        )
+        return RecognizedDefense("pruned", sentence, threshold=smallest)
     if dtype is not None:
         name = {torch.float16: "float16", torch.bfloat16: "bfloat16"}[dtype]
-        return RecognizedDefense(
-            "sixteen-bits", f"Every entry is a {name} number: the update was sent in sixteen bits.", dtype=dtype
-        )
+        sentence = f"Every entry is a {name} number: the update was sent in sixteen bits."
+        return RecognizedDefense("sixteen-bits", sentence, dtype=dtype)
     noise = measure_noise(head)
     if not noise.added:
         return RecognizedDefense("none", "")
     sigma = float(noise.level.square().mean().sqrt())
+    if is_rounding_of_weights(head, sigma):
+        return _of_rounded_weights(head, sigma)
     sentence = (
         f"The columns of the head's gradient do not sum to zero: noise of standard deviation {sigma:.2g} was added, "
         f"{100 * noise.relative:.2g} % of the gradient."
+    )
+    return RecognizedDefense("noise", sentence, sigma=sigma, sigma_b=sigma)
+
+
+def _of_rounded_weights(head: Head, sigma: float) -> RecognizedDefense:
+    """No defense: a client that sends its weights back sends their rounding along."""
+    share = sigma * head.grad_W.numel() ** 0.5 / float(head.row_norms(head.grad_W).norm())
+    name = str(head.W.dtype).removeprefix("torch.")
+    sentence = (
+        f"The update is a difference of {name} weights, whose rounding leaves noise of {100 * share:.2g} % in it."
     )
     return RecognizedDefense("noise", sentence, sigma=sigma, sigma_b=sigma)
 
@@ -68,8 +92,8 @@ def _zeros(head: Head) -> tuple[float, float, float]:
     C, H = head.grad_W.shape
     count = torch.zeros(H, dtype=torch.long, device=head.grad_W.device)
     smallest, largest = float("inf"), 0.0
-    for rows in head.grad_W.split(max(1, (1 << 22) // H)):
-        size = rows.abs()
+    for rows in head.row_blocks():
+        size = head.grad_W[rows].abs()
         present = size > 0
         count += present.sum(0)
         largest = max(largest, float(size.max()))
@@ -79,30 +103,13 @@ def _zeros(head: Head) -> tuple[float, float, float]:
     return (1 - int(count.sum()) / entries if entries else 0.0), smallest, largest
 
 
-def _pruned(head: Head, zeros: float, smallest: float) -> RecognizedDefense:
-    sentence = (
-        f"{100 * zeros:.4g} % of the head's gradient is exactly zero, and nothing is smaller than {smallest:.2g}: "
-        "it was pruned to its largest entries."
-    )
-    return RecognizedDefense("pruned", sentence, threshold=smallest, threshold_b=_smallest(head.grad_b))
-
-
-def _smallest(tensor: Tensor | None) -> float:
-    """The smallest magnitude of an entry, if any was removed."""
-    if tensor is None or not bool((tensor == 0).any()) or not bool(tensor.any()):
-        return 0.0
-    return float(tensor[tensor != 0].abs().min())
-
-
 def _of_lattice(head: Head, lattice: Lattice, zeros: float) -> RecognizedDefense:
     levels = round(float(head.grad_W.abs().max()) / lattice.step)
     if lattice.through_zero and levels <= 1:
         kind, sentence = "sign", "All entries have one magnitude: only their signs were sent."
         if zeros > 0.5:  # signs of a gradient are hardly ever zero where its column is not; one random level often is
-            kind, sentence = (
-                "random-grid",
-                "Entries are zero or of one magnitude: they were rounded at random to one level.",
-            )
+            kind = "random-grid"
+            sentence = "Entries are zero or of one magnitude: they were rounded at random to one level."
         return RecognizedDefense(kind, sentence, lattice=lattice)
     step_b = _step(head.grad_b)
     if lattice.through_zero:
@@ -116,7 +123,62 @@ def _of_lattice(head: Head, lattice: Lattice, zeros: float) -> RecognizedDefense
 
 
 def _step(tensor: Tensor | None) -> float:
-    lattice = (
-        None if tensor is None else find_lattice(tensor.repeat(32))
-    )  # few entries: each counts as often as it takes
+    # Few entries: each counts as often as it takes.
+    lattice = None if tensor is None else find_lattice(tensor.repeat(32))
     return 0.0 if lattice is None else lattice.step
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """Entries are `origin + k · step` with whole k; a grid through zero has origin 0."""
+
+    origin: float
+    step: float
+
+    @property
+    def through_zero(self) -> bool:
+        return self.origin == 0.0
+
+
+def find_lattice(values: Tensor) -> Lattice | None:
+    """The grid that all entries of a tensor lie on, or None."""
+    seen = _some(values)
+    levels = seen.unique().double()
+    if int((seen != 0).sum()) < _ENOUGH or len(levels) < 2 or len(levels) > max(3, _FEW * len(seen)):
+        return None
+    gaps = levels.diff()
+    # The mean step over all gaps: the smallest alone carries its own rounding.
+    step = float(gaps.sum() / (gaps / float(gaps.min())).round().sum())
+    zero = bool((levels == 0).any()) or len(levels) <= 3
+    origin = 0.0 if zero and _fits(levels, 0.0, step) else float(levels[0])
+    if (levels[-1] - levels[0]) / step > _FINEST or not _fits(levels, origin, step):
+        return None
+    return Lattice(origin, step)
+
+
+def sixteen_bits(values: Tensor) -> torch.dtype | None:
+    """The sixteen-bit type that holds every entry exactly, or None; what already has sixteen bits was not cut down."""
+    if values.dtype not in (torch.float32, torch.float64):
+        return None
+    seen = _some(values)
+    seen = seen[seen != 0]
+    if len(seen) < 16:
+        return None
+    types = (torch.float16, torch.bfloat16)
+    return next((dtype for dtype in types if torch.equal(seen.to(dtype).to(seen.dtype), seen)), None)
+
+
+def _some(values: Tensor) -> Tensor:
+    """Entries spread evenly over the tensor, its largest among them."""
+    flat = values.detach().flatten()
+    if len(flat) <= _LOOKED_AT:
+        return flat
+    stride = len(flat) // _LOOKED_AT | 1  # odd: no even row length hides behind it
+    low, high = torch.aminmax(flat)
+    return torch.cat([flat[::stride], low[None], high[None]])
+
+
+def _fits(levels: Tensor, origin: float, step: float) -> bool:
+    places = (levels - origin) / step
+    precision = 4 * torch.finfo(torch.float32).eps * float(levels.abs().max()) / step
+    return float((places - places.round()).abs().max()) < _OFF + precision and precision < 0.2

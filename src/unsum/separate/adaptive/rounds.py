@@ -2,10 +2,15 @@
 
 G depends on the features only through the logits F Wᵀ + b, which average the errors of all features, so that it is known
 far better than they are and few rounds suffice.
+
+Signs, and rounding so coarse that most entries are zero, need no rounds: a label row's entry is −f (1 − p)/B plus the small share
+of others, so it is negative where the sample has the feature. Of signs nothing else is left. Unbiased random rounding to a step L
+far above f hits it with probability f/L: counts, and the mean of a feature given its count follows from a gamma prior.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,13 +18,16 @@ from torch import Tensor
 
 from unsum.head import Head
 from unsum.separate.adaptive.batch import Groups
-from unsum.separate.adaptive.censored import below_threshold
 from unsum.separate.adaptive.columns import fit_all, fit_survivors
 from unsum.separate.adaptive.prior import Posterior, denoise, looks_signed
 from unsum.separate.adaptive.recognize import RecognizedDefense
 
-_ROUNDS = 3
+_ROUNDS = 3  # of features from the softmax and the softmax from features
 _LOGIT_DOUBT = 0.3  # error of a logit that a softmax computed from estimated features is taken to have
+_NEAR, _FAR = 1.5, 2.25  # bounds of the two windows above the threshold, in its units
+_STEEPEST = 3.0  # e-folds per threshold that the density may rise by, towards zero
+_FINE = 0.2  # mean feature, in steps
+_SPARSEST = 0.05  # shape of the prior: nineteen of twenty features are then next to nothing
 
 
 @dataclass(frozen=True)
@@ -47,9 +55,9 @@ def errors_of(head: Head, batch: Groups, defense: RecognizedDefense, P: Tensor) 
         by_bias = grad_b / alpha - (E[:, batch.labels].sum(0) - E[own, batch.labels])
         doubt = _LOGIT_DOUBT * batch.counts * p_own * (1 - p_own)
         trusted = (grad_b != 0) & (doubt > defense.sigma_b / alpha) & (by_bias < 0) & (by_bias > -batch.counts)
-    E[own, batch.labels] -= batch.counts
-    if head.grad_b is not None and defense.kind != "sign":
-        E[own, batch.labels] = torch.where(trusted, by_bias, E[own, batch.labels])
+        E[own, batch.labels] = torch.where(trusted, by_bias, E[own, batch.labels] - batch.counts)
+    else:
+        E[own, batch.labels] -= batch.counts
     return E
 
 
@@ -89,8 +97,9 @@ def fit_pruned(head: Head, batch: Groups, defense: RecognizedDefense) -> GroupFi
     own = torch.arange(len(P), device=P.device)
     X = head.grad_W[batch.labels].double()
     survived = X != 0
-    signed = _rows_are_signed(X)
-    moments = [_moments(X[i], defense.threshold) for i in range(len(X))]
+    # Large entries of both signs: −f/B has none, for features behind a ReLU.
+    signed = float(X.clamp_min(0).square().sum()) > 0.05 * float(X.square().sum())
+    moments = [below_threshold(row[row < 0].abs() / defense.threshold, int((row == 0).sum())) for row in X]
     mean_below, variance_below = (X.new_tensor(column) for column in zip(*moments, strict=True))
     for _ in range(_ROUNDS):
         E = errors_of(head, batch, defense, P)
@@ -109,12 +118,56 @@ def fit_pruned(head: Head, batch: Groups, defense: RecognizedDefense) -> GroupFi
     return GroupFit(Posterior(F, variance), Z, signed)
 
 
-def _rows_are_signed(X: Tensor) -> bool:
-    """Whether label rows hold large entries of both signs; −f/B does not, for features behind a ReLU."""
-    wrong, whole = X.clamp_min(0).square().sum(), X.square().sum()
-    return float(wrong) > 0.05 * float(whole)
+def below_threshold(sizes: Tensor, missing: int) -> tuple[float, float]:
+    """Mean and variance of the entries that pruning removed, in units of the threshold.
+
+    The survivors of a row crowd towards the threshold. How densely, and how fast that changes, tells how many features lie just
+    below it; the others of the row's missing entries are zeros, as most features after a ReLU are.
+
+    Args:
+        sizes: (n,) magnitudes of the survivors over the threshold, all of at least 1.
+        missing: how many entries of the same row did not survive.
+    """
+    near = float(((sizes >= 1) & (sizes < _NEAR)).sum()) / (_NEAR - 1)
+    far = float(((sizes >= _NEAR) & (sizes < _FAR)).sum()) / (_FAR - _NEAR)
+    if missing == 0 or near == 0:
+        return 0.0, 0.0
+    middle = (1 + _NEAR) / 2
+    rate = math.log(near / far) / ((_NEAR + _FAR) / 2 - middle) if far > 0 else _STEEPEST
+    rate = min(max(rate, 0.0), _STEEPEST)
+    # Density near·exp(rate (middle − r)) for 0 < r < 1, by quadrature.
+    r = torch.linspace(0, 1, 101, dtype=torch.float64)
+    density = near * torch.exp(rate * (middle - r))
+    count, first, second = (float(torch.trapezoid(density * r**k, r)) for k in range(3))
+    share = min(count, float(missing)) / (count * missing)
+    mean = first * share
+    return mean, max(second * share - mean**2, 0.0)
 
 
-def _moments(row: Tensor, threshold: float) -> tuple[float, float]:
-    kept = row[row < 0].abs() / threshold
-    return below_threshold(kept, int((row == 0).sum()))
+def fit_signs(head: Head, batch: Groups) -> GroupFit:
+    """Features 1 where a label row is negative: their direction as far as it is known, and no size."""
+    features = (head.grad_W[batch.labels] < 0).double()
+    # Sizes are unknown altogether, so that an error as large as the features is to be expected.
+    return GroupFit(Posterior(features, features.square()), logits_of(head, features), False)
+
+
+def fit_hits(head: Head, batch: Groups, defense: RecognizedDefense) -> GroupFit:
+    """The mean of a feature given how many steps its label row shows."""
+    assert defense.lattice is not None
+    P, alpha = start_probabilities(head, batch), batch.alpha(head.reduction)
+    own = torch.arange(len(P), device=P.device)
+    E = errors_of(head, batch, defense, P)
+    gain = alpha * E[own, batch.labels].abs().clamp_min(1e-12)
+    hits = (-head.grad_W[batch.labels].double() / defense.lattice.step).clamp_min(0)
+    step = (defense.lattice.step / gain)[:, None]
+    usual = hits.mean(1, keepdim=True).clamp_min(1e-12)
+    # A gamma prior of that mean. Its shape is 1 over the squared coefficient of variation; the mean square lies between
+    # those of h (h − 1) and of h, for rounding up and down.
+    square = ((hits * (hits - 1)).mean(1, keepdim=True) * hits.square().mean(1, keepdim=True)).sqrt()
+    shape: Tensor = (usual.square() / square.clamp_min(1e-300)).clamp(_SPARSEST, 1.0)
+    weight = 1 / (shape / usual + 1)
+    # Steps that are not large need no prior: rounding then errs by a part of a step, and hardly where there is nothing.
+    fine = (usual > _FINE) | (hits > 1)
+    mean = torch.where(fine, hits, (shape + hits) * weight) * step
+    variance = torch.where(fine, (hits > 0) / 6, (shape + hits) * weight.square()) * step**2
+    return GroupFit(Posterior(mean, variance), logits_of(head, mean), False)

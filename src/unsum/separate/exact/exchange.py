@@ -7,7 +7,6 @@ residual; a sample too many hides where p = e_y, with no gradient at all. So tha
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,17 +19,9 @@ from unsum.separate.exact.regression import ClassLine
 from unsum.separate.exact.starts import ratio_starts, usual_rows
 
 _FAILURES = 15  # changes in a row that may lead nowhere
-_ITERATIONS, _FRESH = 25, 60
+_ITERATIONS, _FRESH = 25, 60  # to solve after a change from where the last one ended, and from a fresh start
 _EXPLAINED = 1e-11  # share of the squared gradient: rounding is below, local minima far above
 _SPREADS = (0.5, 1.0, 2.0)  # of the label rows' ratios, that starts are moved by: small ones first
-
-
-@dataclass(frozen=True)
-class Exchanged:
-    """Labels (B,) and a start that solves for them."""
-
-    labels: Tensor
-    T: Tensor
 
 
 def first_counts(observation: Observation, line: ClassLine, grad_b: Tensor) -> Tensor | None:
@@ -54,8 +45,8 @@ def first_counts(observation: Observation, line: ClassLine, grad_b: Tensor) -> T
 
 def exchange_labels(
     observation: Observation, line: ClassLine, generator: torch.Generator, iterations: int
-) -> Exchanged | None:
-    """Labels and features of R samples of hard label, as far as exchanges lead in about so many iterations."""
+) -> tuple[Tensor, Tensor] | None:
+    """Labels (B,) and T (B, R) of R samples of hard label, as far as exchanges lead in about so many iterations."""
     grad_b = observation.grad_b
     if grad_b is None or observation.noise.added:
         return None
@@ -73,7 +64,7 @@ def exchange_labels(
             here, failed = there.pursued(), 0
         else:
             failed += 1
-    return Exchanged(here.labels, here.T)
+    return here.labels, here.T
 
 
 @dataclass(frozen=True)
@@ -90,8 +81,8 @@ class _State:
     def solved(cls, observation: Observation, labels: Tensor, T: Tensor, iterations: int, power: float = 0.5) -> _State:
         Y = torch.nn.functional.one_hot(labels, observation.classes).double()
         equation = replace(observation.equation(), Y=Y)
-        alpha = T.new_tensor(math.log(observation.alpha(1.0, len(T))))
-        at = solve(equation.with_rows(observation.weight**power), Unknowns(T, T.new_zeros(()), alpha), iterations).at
+        start = Unknowns.of(T, observation.alpha(1.0, len(T)))
+        at = solve(equation.with_rows(observation.weight**power), start, iterations).at
         equation = equation.with_rows(observation.weight.sqrt())
         total = (equation.weight[:, None] * equation.U).square().sum()
         residual = equation.residual(at)

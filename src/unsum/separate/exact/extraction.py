@@ -7,7 +7,6 @@ another sample's prediction had hidden come to light.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -16,12 +15,12 @@ from torch import Tensor
 from unsum.deadline import out_of_time
 from unsum.equation.equation import Equation, Unknowns, positive_factor, solve
 from unsum.equation.observation import Observation
-from unsum.separate.exact.simplex import hunt_corners
 from unsum.separate.exact.single import SingleSamples
+from unsum.separate.exact.starts import hunt_corners
 
-ACCEPTED = 8.0  # misfit of a sample, in units of the noise
-SAME_SAMPLE = 0.05  # relative distance below which two answers of one label may be one sample found twice
-USUAL = 20.0  # times the size of a usual row's ratio: samples are not larger
+FITS = 8.0  # misfit of a sample, in units of the noise
+SAME_SAMPLE = 0.05  # relative distance below which two answers are one sample found twice
+_USUAL = 20.0  # times the size of a usual row's ratio: samples are not larger
 _VISIBLE = 30.0  # deviations of ∇b that make a row's sign certain
 _SURER = 10.0  # times what smoothing takes from a row that a row has more, where a model is surer than the target
 _SHARP = 1e-3  # of its length that a sample would still move
@@ -43,41 +42,54 @@ def extract(observation: Observation, *, smoothed: bool = False) -> Extracted | 
     """As many samples of hard or smoothed label as can be found, at most R; None where the equations do not allow to try."""
     if observation.grad_b is None or observation.classes < 2 * observation.rank + 1 + smoothed:
         return None
-    left = _Remainder(observation, observation.grad_b, smoothed)
+    left = _Smoothed(observation, observation.grad_b, smoothed)
     if len(left.label_starts()[0]) == 0:
         return None
-    # Samples beyond doubt first: what is subtracted wrong disturbs whatever is sought after it.
-    left.search_sharp()
+    # Samples beyond doubt first: what is subtracted wrong disturbs whatever is sought after it. In a large batch some are long on
+    # the way; every sample subtracted leaves the ratios of the other rows nearer to theirs, so that later starts arrive sooner.
+    while left.missing and left.accept(*left.label_starts(), faint=False, sharp=True):
+        pass
     for faint in (False, True):
         left.search(faint)
     return Extracted(left.T, left.labels, left.alpha, left.floor)
 
 
-class _Remainder:
-    """What is left of the gradient after the samples found so far."""
+class Remainder:
+    """What is left of the gradient after the samples T (n, R) found so far."""
 
-    def __init__(self, observation: Observation, grad_b: Tensor, smoothed: bool) -> None:
-        self.observation, self.smoothed = observation, smoothed
-        self.U, self.grad_b = observation.U, grad_b
-        self.T, self.labels = observation.U[:0], observation.U[:0, 0].long()
-        weight = label_weights(observation, grad_b)
-        self.singles = SingleSamples(observation, weight, None if smoothed else 0.0)
+    def __init__(self, observation: Observation, grad_b: Tensor, floor: float | None = 0.0) -> None:
+        self.observation = observation
+        self.U, self.grad_b, self.T = observation.U, grad_b, observation.U[:0]
+        self.weight = label_weights(observation, grad_b)
+        self.singles = SingleSamples(observation, self.weight, floor)
         self.usual = (observation.U.norm(dim=1) / grad_b.abs()).median()
-        self.visible = _VISIBLE / (observation.weight * observation.beta)
-        self.alpha, self.floor = self._find_factors()
-        self.singles = SingleSamples(observation, weight, self.floor)
 
     @property
     def missing(self) -> int:
         return self.observation.rank - len(self.T)
 
-    def search_sharp(self) -> None:
-        """Accept from label rows what has arrived where its own equations lead; in a large batch some are long on the way.
+    def are_samples(self, T: Tensor, labels: Tensor, faint: bool = False) -> Tensor:
+        """(n,) bool: whether p − e_y lies in the span of U as it does for a sample, and t is of a sample's size."""
+        inside: Tensor = self.singles.outside(T, labels) < self.singles.slack(T, labels, faint)
+        usual: Tensor = T.norm(dim=1) < _USUAL * self.usual
+        return inside & usual & (self.singles.misfits(T, labels) < FITS)
 
-        Every sample subtracted leaves the ratios of the other rows nearer to theirs, so that later starts arrive sooner.
-        """
-        while self.missing and self._accept(*self.label_starts(), faint=False, sharp=True):
-            pass
+    def subtract(self, T: Tensor, Y: Tensor, alpha: float, floor: float = 0.0) -> None:
+        E = torch.softmax(T @ self.observation.K + self.observation.b, dim=1) - Y - floor
+        self.U = self.U - alpha * E.T @ T
+        self.grad_b = self.grad_b - alpha * E.sum(0)
+        self.T = torch.cat([self.T, T])
+
+
+class _Smoothed(Remainder):
+    """The samples found have hard labels, or ones that are smoothed alike."""
+
+    def __init__(self, observation: Observation, grad_b: Tensor, smoothed: bool) -> None:
+        super().__init__(observation, grad_b, None if smoothed else 0.0)
+        self.smoothed, self.labels = smoothed, observation.U[:0, 0].long()
+        self.visible = _VISIBLE / (observation.weight * observation.beta)
+        self.alpha, self.floor = self._find_factors()
+        self.singles = SingleSamples(observation, self.weight, self.floor)
 
     def search(self, faint: bool) -> None:
         """Accept samples from label rows and corners until none is missing or nothing new comes up."""
@@ -86,10 +98,10 @@ class _Remainder:
         for _ in range(ROUNDS):
             if self.missing == 0 or bool(hidden.all()) or out_of_time("samples one at a time"):
                 return
-            if changed and self._accept(*self.label_starts(), faint):
+            if changed and self.accept(*self.label_starts(), faint):
                 continue
             T, worst = self._corner_starts(hidden)
-            changed = self._accept(T, self.singles.labels(T), faint)
+            changed = self.accept(T, self.singles.labels(T), faint)
             hidden = torch.zeros_like(hidden) if changed else hidden | worst
 
     def label_starts(self) -> tuple[Tensor, Tensor]:
@@ -111,46 +123,29 @@ class _Remainder:
         T, labels = self.label_starts()
         T = self.singles.refine(T, labels, None)
         couplings, floors = self.singles.couplings(T, labels), self.singles.amounts(T, labels)
-        samples = self._are_samples(T, labels, faint=False) & (couplings > 0)
+        samples = self.are_samples(T, labels) & (couplings > 0)
         if not bool(samples.any()):
             return self.observation.alpha(1.0, self.observation.rank), 0.0
         alpha = positive_factor(1 / float(couplings[samples].median()))
         return snapped(alpha, self.observation), float(floors[samples].median())
 
-    def _are_samples(self, T: Tensor, labels: Tensor, faint: bool) -> Tensor:
-        """(n,) bool: whether p − e_y lies in the span of U as it does for a sample, and t is of a sample's size."""
-        inside: Tensor = self.singles.outside(T, labels) < self.singles.slack(T, labels, faint)
-        usual: Tensor = T.norm(dim=1) < USUAL * self.usual
-        return inside & usual & (self.singles.misfits(T, labels) < ACCEPTED)
-
-    def _accept(self, T: Tensor, labels: Tensor, faint: bool, sharp: bool = False) -> bool:
+    def accept(self, T: Tensor, labels: Tensor, faint: bool, sharp: bool = False) -> bool:
         """Refine the starts, keep those that are samples and new, and subtract them; whether any was found."""
         if len(T) == 0:
             return False
         T = self.singles.refine(T, labels, self.alpha)
         off = (self.alpha * self.singles.couplings(T, labels) - 1).abs()
-        accepted = self._are_samples(T, labels, faint) & (off < 10 * self.singles.slack(T, labels, faint))
+        accepted = self.are_samples(T, labels, faint) & (off < 10 * self.singles.slack(T, labels, faint))
         if sharp:
             accepted &= self.singles.steps(T, labels, self.alpha) < _SHARP
-        kept: list[int] = []
-        for index in self.singles.misfits(T, labels).argsort().tolist():
-            alike = [k for k in kept if labels[k] == labels[index]]
-            same = torch.cat([self.T[self.labels == labels[index]], T[alike]])
-            distances = (same - T[index]).norm(dim=1) / T[index].norm()
-            if accepted[index] and not bool((distances < SAME_SAMPLE).any()):
-                kept.append(index)
-        kept = kept[: self.missing]
+        misfits = self.singles.misfits(T, labels)
+        kept = distinct(T, labels, misfits, accepted, self.T, self.labels)[: self.missing]
         if kept:
-            self._subtract(T[kept], labels[kept])
+            C = self.observation.classes
+            Y = torch.nn.functional.one_hot(labels[kept], C) * (1 - C * self.floor)
+            self.subtract(T[kept], Y, self.alpha, self.floor)
+            self.labels = torch.cat([self.labels, labels[kept]])
         return bool(kept)
-
-    def _subtract(self, T: Tensor, labels: Tensor) -> None:
-        E = torch.softmax(T @ self.observation.K + self.observation.b, dim=1)
-        C = self.observation.classes
-        E = E - torch.nn.functional.one_hot(labels, C) * (1 - C * self.floor) - self.floor
-        self.U = self.U - self.alpha * E.T @ T
-        self.grad_b = self.grad_b - self.alpha * E.sum(0)
-        self.T, self.labels = torch.cat([self.T, T]), torch.cat([self.labels, labels])
 
     def _corner_starts(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Corners of what is left, before and after solving for all of them together; and the rows that fit worst."""
@@ -170,11 +165,24 @@ class _Remainder:
         labeled = (self.grad_b < -self.visible) | hidden
         extended = torch.cat([U, observation.beta * self.grad_b[:, None]], dim=1)
         equation = Equation(basis @ observation.K, observation.b, extended, D * ~labeled, observation.beta)
-        start = Unknowns(corners, corners.new_zeros(()), corners.new_tensor(math.log(self.alpha)))
-        solved = solve(equation, start, iterations=40).at
+        solved = solve(equation, Unknowns.of(corners, self.alpha), iterations=40).at
         relative = equation.residual(solved).norm(dim=1) / D * observation.weight
         starts = torch.cat([solved.T, corners]) @ basis
         return starts[torch.isfinite(starts).all(1)], relative > 0.2 * relative.max()
+
+
+def distinct(
+    T: Tensor, labels: Tensor, misfits: Tensor, accepted: Tensor, found: Tensor, found_labels: Tensor
+) -> list[int]:
+    """Those of the accepted samples that are new: the best first, none of them twice or as one found before."""
+    kept: list[int] = []
+    for index in misfits.argsort().tolist():
+        alike = [k for k in kept if labels[k] == labels[index]]
+        same = torch.cat([found[found_labels == labels[index]], T[alike]])
+        distances = (same - T[index]).norm(dim=1) / T[index].norm()
+        if accepted[index] and not bool((distances < SAME_SAMPLE).any()):
+            kept.append(index)
+    return kept
 
 
 def label_weights(observation: Observation, grad_b: Tensor) -> Tensor:

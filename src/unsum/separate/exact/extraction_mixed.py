@@ -8,17 +8,14 @@ one sample's prediction hides behind another's label does not stand out: where f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from unsum.deadline import out_of_time
 from unsum.equation.equation import positive_factor
 from unsum.equation.observation import Observation
-from unsum.separate.exact.extraction import ACCEPTED, ROUNDS, SAME_SAMPLE, USUAL, label_weights, snapped
-from unsum.separate.exact.simplex import hunt_corners
-from unsum.separate.exact.single import SingleSamples
+from unsum.separate.exact.extraction import ROUNDS, Remainder, distinct, snapped
+from unsum.separate.exact.starts import hunt_corners
 
 _ROWS = 2  # times as many classes as samples are missing are paired
 _MOST, _CLASSES = 32, 4096  # samples and classes: pairs are many
@@ -28,23 +25,17 @@ _PAIRS = 6000  # of a class that stands out with any
 _SLACK = 1e-3  # of a share, beyond 0 and 1
 
 
-@dataclass(frozen=True)
-class Mixed:
-    """Samples found on their own: T (n, R), their targets (n, C), and the factor α that they share."""
+def extract_mixed(observation: Observation) -> tuple[Tensor, Tensor, float] | None:
+    """T (n, R), targets (n, C) and the common factor α of as many samples of mixed label as can be found, at most R.
 
-    T: Tensor
-    Y: Tensor
-    alpha: float
-
-
-def extract_mixed(observation: Observation) -> Mixed | None:
-    """As many samples of mixed label as can be found, at most R; None where the equations do not allow to try."""
+    None where the equations do not allow to try, or nothing is found.
+    """
     R, C = observation.rank, observation.classes
     if observation.grad_b is None or observation.noise.added:
         return None
     if not (1 < R <= _MOST and 2 * R + 2 <= C <= _CLASSES):
         return None
-    left = _Remainder(observation, observation.grad_b)
+    left = _Mixed(observation, observation.grad_b)
     for _ in range(ROUNDS):
         if (
             left.missing == 0
@@ -52,57 +43,45 @@ def extract_mixed(observation: Observation) -> Mixed | None:
             or not any(left.find(starts()) for starts in (left.corners, left.pairs, left.pairs_with_any))
         ):
             break
-    return Mixed(left.T, left.Y, left.alpha or 1.0)
+    return None if left.alpha is None or len(left.T) == 0 else (left.T, left.Y, left.alpha)
 
 
-class _Remainder:
-    """What is left of the gradient after the samples found so far."""
+class _Mixed(Remainder):
+    """The samples found have targets Y (n, C) of two classes each."""
 
     def __init__(self, observation: Observation, grad_b: Tensor) -> None:
-        self.observation = observation
-        self.U, self.grad_b = observation.U, grad_b
-        self.T, self.Y = observation.U[:0], observation.U.new_zeros(0, observation.classes)
-        self.singles = SingleSamples(observation, label_weights(observation, grad_b))
-        self.usual = (observation.U.norm(dim=1) / grad_b.abs()).median()
+        super().__init__(observation, grad_b)
+        self.Y = observation.U.new_zeros(0, observation.classes)
         self.alpha: float | None = None  # the first samples found tell it
-
-    @property
-    def missing(self) -> int:
-        return self.observation.rank - len(self.T)
 
     def find(self, starts: tuple[Tensor, Tensor]) -> bool:
         """Refine all starts, keep those that are samples and new, and subtract them; whether any was found."""
         T, pairs = starts
         if len(T) == 0:
             return False
-        T, pairs = self._promising(self.singles.refine(T, pairs, self.alpha, _FIRST), pairs)
-        T = self.singles.refine(T, pairs, self.alpha)
+        T = self.singles.refine(T, pairs, self.alpha, _FIRST)
+        # Most pairs are of no sample: only the part goes on that came nearest to the span.
+        outside = self.singles.outside(T, pairs).nan_to_num(nan=torch.inf)
+        chosen = outside.argsort()[: max(_FEW, len(T) // _PART)]
+        T, pairs = self.singles.refine(T[chosen], pairs[chosen], self.alpha), pairs[chosen]
         couplings, amounts = self.singles.couplings(T, pairs), self.singles.amounts(T, pairs)
         misfits = self.singles.misfits(T, pairs).nan_to_num(nan=torch.inf)
-        good = (misfits < ACCEPTED) & (self.singles.outside(T, pairs) < self.singles.slack(T, pairs, faint=False))
-        good &= (T.norm(dim=1) < USUAL * self.usual) & (couplings > 0)
+        good = self.are_samples(T, pairs) & (couplings > 0)
         good &= (amounts > -_SLACK) & (amounts < 1 + _SLACK)
         if not bool(good.any()):
             return False
         if self.alpha is None:
             self.alpha = snapped(positive_factor(1 / float(couplings[good].median())), self.observation)
         good &= (self.alpha * couplings - 1).abs() < 10 * self.singles.slack(T, pairs, faint=False)
-        kept: list[int] = []
-        for index in misfits.argsort().tolist():
-            same = torch.cat([self.T, T[kept]])
-            distances = (same - T[index]).norm(dim=1) / T[index].norm()
-            if good[index] and not bool((distances < SAME_SAMPLE).any()):
-                kept.append(index)
-        kept = kept[: self.missing]
+        # Whatever their classes are: one sample may be found with several seconds of almost no share.
+        of_any = torch.zeros_like(pairs[:, 0])
+        kept = distinct(T, of_any, misfits, good, self.T, of_any.new_zeros(len(self.T)))[: self.missing]
         if kept:
-            self._subtract(T[kept], pairs[kept], amounts[kept])
+            Y = self.Y.new_zeros(len(kept), self.observation.classes)
+            Y.scatter_(1, pairs[kept], torch.stack([1 - amounts[kept], amounts[kept]], dim=1))
+            self.subtract(T[kept], Y, self.alpha)
+            self.Y = torch.cat([self.Y, Y])
         return bool(kept)
-
-    def _promising(self, T: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-        """The part of the starts that came nearest to the span: most pairs are of no sample."""
-        outside = self.singles.outside(T, pairs).nan_to_num(nan=torch.inf)
-        chosen = outside.argsort()[: max(_FEW, len(T) // _PART)]
-        return T[chosen], pairs[chosen]
 
     def pairs(self) -> tuple[Tensor, Tensor]:
         """(n, R) ratios of the rows that stand out, and (n, 2) the classes that are paired for each."""
@@ -138,15 +117,6 @@ class _Remainder:
         """The rows with the most of ∇b, and their ratios."""
         rows = self.grad_b.abs().topk(min(count, len(self.grad_b))).indices
         return rows, self.U[rows] / self.grad_b[rows][:, None]
-
-    def _subtract(self, T: Tensor, pairs: Tensor, amounts: Tensor) -> None:
-        assert self.alpha is not None
-        Y = self.Y.new_zeros(len(T), self.observation.classes)
-        Y.scatter_(1, pairs, torch.stack([1 - amounts, amounts], dim=1))
-        E = torch.softmax(T @ self.observation.K + self.observation.b, dim=1) - Y
-        self.U = self.U - self.alpha * E.T @ T
-        self.grad_b = self.grad_b - self.alpha * E.sum(0)
-        self.T, self.Y = torch.cat([self.T, T]), torch.cat([self.Y, Y])
 
 
 def _sound(T: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:

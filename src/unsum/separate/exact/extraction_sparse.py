@@ -1,8 +1,16 @@
 """Samples of a crowded batch extracted one after another, by the zeros of their features: for trained models, 2B ≥ C.
 
-What `extraction` does for fewer samples than half the classes, with `sparse_single` to find each of them. Every sample found
-and subtracted takes one direction from the unknowns and gives one more equation to the others, so that the first few are the
-hard ones; as soon as fewer than half the classes are left, `extraction` takes the rest.
+What `extraction` does for fewer samples than half the classes. Every sample found and subtracted takes one direction from the
+unknowns and gives one more equation to the others, so that the first few are the hard ones; as soon as fewer than half the
+classes are left, `extraction` takes the rest.
+
+A sample's own equations leave it open here, and the zeros of its features do not. Three things hold for its t (R unknowns),
+whatever the other samples are:
+- N (softmax(t K + b) − e_y) = 0, where the rows of N are orthogonal to the columns of U: C − R equations (`single`);
+- t·w = 1 with U w = ∇b, since the bias is a feature that is 1 for everybody, so that T w = 1;
+- t A ≥ 0 after a ReLU, and exactly 0 for some of the H features: an equation each, but nobody says which.
+Wells around 0 that become narrower draw entries in; a wall keeps them from becoming negative. α q·t = 1 (`single`) is not
+used, and remains to check what comes out.
 """
 
 from __future__ import annotations
@@ -15,10 +23,19 @@ from torch import Tensor
 from unsum.deadline import out_of_time
 from unsum.equation.equation import positive_factor
 from unsum.equation.observation import Observation
-from unsum.separate.exact.extraction import SAME_SAMPLE, Extracted, extract, label_weights, snapped
-from unsum.separate.exact.single import SingleSamples
-from unsum.separate.exact.sparse_single import SparseSamples, Wells
+from unsum.separate.exact.extraction import Extracted, distinct, extract, label_weights, snapped
+from unsum.separate.exact.single import SingleSamples, in_parts
 from unsum.separate.exact.starts import ratio_starts
+
+
+@dataclass(frozen=True)
+class Wells:
+    """How the zeros pull: depth ν of a well, height of the wall in front of negative entries, weight μ of the softmax."""
+
+    depth: float
+    wall: float
+    softmax: float
+
 
 _WELLS = (Wells(1e-3, 1.0, 3.0), Wells(1e-2, 1.0, 10.0), Wells(1e-4, 1.0, 1.0), Wells(1e-3, 3.0, 1.0))
 _MOVED = (0.0, 0.5, 1.0)  # of the ratios' spread, that starts are moved by after so many turns through the wells
@@ -29,6 +46,15 @@ _RESHARPENED = 1e-4  # width that samples found before are sharpened from again
 _NOISY = 1e-5  # relative noise beyond which no entry can be told from zero
 _WORK = 1e12  # floating-point operations of one hunt beyond which it is not tried
 _HUNT = 220  # iterations that one takes
+_NORMALIZED = 10.0  # weight of t·w = 1 while sharpening is still to come; its w is only as good as the faintest sample
+_REFINED_NORMALIZED = 1e-2  # and while it is sharpened, when the softmax says more
+_OPENING = (1.0, 0.03)  # the first wells: none, behind a low wall
+_NARROWING, _NARROWEST = 0.7, 2e-3  # of a well, from one stage to the next, in units of a usual feature
+_OPENING_STEPS, _STEPS, _SHARP_STEPS = 40, 10, 3  # before the wells, in each of them, and at each width of sharpening
+_LOWEST_WALL = 0.1  # against negative features, however narrow the well is
+_ZERO_WEIGHT = 0.1  # weight of an entry's zero against the softmax's equations
+_BLUNT, _SHARPEST = 1e-2, 1e-6  # widths between which entries are told from zeros
+_ZERO = 3e-5  # of a usual feature, below which an entry is zero
 
 
 def extract_sparse(observation: Observation, generator: torch.Generator) -> Extracted | None:
@@ -49,23 +75,15 @@ def extract_sparse(observation: Observation, generator: torch.Generator) -> Extr
         pass
     if len(found.T) == 0:
         return None
-    rest = extract(found.left.observation) if found.missing > 0 and observation.classes > 2 * found.missing else None
+    rest = extract(found.left) if found.missing > 0 and observation.classes > 2 * found.missing else None
     if rest is None or len(rest.T) < found.missing:  # a part of the rest may hold false ones, and nothing would tell
         return Extracted(found.T, found.labels, found.alpha, 0.0)
-    T, labels = torch.cat([found.T, rest.T @ found.left.basis]), torch.cat([found.labels, rest.labels])
+    T, labels = torch.cat([found.T, rest.T @ found.basis]), torch.cat([found.labels, rest.labels])
     return Extracted(T, labels, found.alpha, 0.0)
 
 
-@dataclass(frozen=True)
-class _Left:
-    """What some samples leave: an observation of fewer directions, and those in the whole one's (R − n, R)."""
-
-    observation: Observation
-    basis: Tensor
-
-
 class _Found:
-    """The samples found so far, and what they leave."""
+    """The samples found so far, and what they leave: an observation of fewer directions, and those (R − n, R) in the whole's."""
 
     def __init__(self, observation: Observation, grad_b: Tensor, generator: torch.Generator) -> None:
         self.whole, self.generator = observation, generator
@@ -73,7 +91,8 @@ class _Found:
         self.size = float(sizes.median()) / observation.A.shape[1] ** 0.5
         self.T, self.labels = observation.U[:0], observation.U[:0, 0].long()
         self.alpha = observation.alpha(1.0, observation.rank)
-        self.left = _Left(observation, torch.eye(observation.rank, dtype=self.T.dtype, device=self.T.device))
+        self.left = observation
+        self.basis = torch.eye(observation.rank, dtype=self.T.dtype, device=self.T.device)
 
     @property
     def missing(self) -> int:
@@ -100,16 +119,15 @@ class _Found:
 
     def _starts(self, moved: float, everywhere: bool) -> tuple[Tensor, Tensor]:
         """The ratios of the rows that are surely labels, or of all of them."""
-        left = self.left.observation
-        grad_b = _bias(left)
+        grad_b = _bias(self.left)
         labels = (torch.ones_like(grad_b) if everywhere else grad_b < 0).nonzero()[:, 0]
-        return ratio_starts(left, grad_b, labels, self.generator, moved), labels
+        return ratio_starts(self.left, grad_b, labels, self.generator, moved), labels
 
     def _hunted(self, T: Tensor, labels: Tensor, wells: Wells) -> tuple[Tensor, Tensor, Tensor]:
         """What the hunt finds from these starts, if it is a sample, with how far off α q·t is in units of its rounding."""
         if len(T) == 0:
             return T, labels, T[:, 0]
-        left = self.left.observation
+        left = self.left
         samples = SparseSamples(left, _bias(left), self.size)
         singles = SingleSamples(left, label_weights(left, _bias(left)))
         T = samples.hunt(T, labels, wells)
@@ -118,26 +136,16 @@ class _Found:
         good = samples.positive(T) & (spare >= _SPARE) & (zeros >= _SPARE)
         if len(self.T) == 0 and bool(good.any()):
             self.alpha = snapped(positive_factor(1 / float(couplings[good].median())), self.whole)
-        off = (self.alpha * couplings - 1).abs() * self._left_over(T, labels) / self._precision
+        precision = self.whole.client_precision + self.whole.noise.relative
+        # The smaller 1 − p_y is, the less a sample's error disturbs what it is subtracted from.
+        P = torch.softmax(T @ left.K + left.b, dim=1)
+        left_over = 1 - P[torch.arange(len(T), device=T.device), labels]
+        off = (self.alpha * couplings - 1).abs() * left_over / precision
         off = torch.maximum(off, _MISFIT * misfits)
         good &= off < _BLURRED
-        kept: list[int] = []
-        for index in torch.where(good, off, torch.inf).argsort()[: int(good.sum())].tolist():
-            same = (T[kept] - T[index]).norm(dim=1) < SAME_SAMPLE * T[index].norm()
-            if not bool(same.any()):
-                kept.append(index)
-        kept = kept[: self.missing]
-        return T[kept] @ self.left.basis, labels[kept], off[kept]
-
-    @property
-    def _precision(self) -> float:
-        return self.whole.client_precision + self.whole.noise.relative
-
-    def _left_over(self, T: Tensor, labels: Tensor) -> Tensor:
-        """(n,) 1 − p_y: the smaller it is, the less a sample's error disturbs what it is subtracted from."""
-        observation = self.left.observation
-        P = torch.softmax(T @ observation.K + observation.b, dim=1)
-        return 1 - P[torch.arange(len(T), device=T.device), labels]
+        of_any = torch.zeros_like(labels)
+        kept = distinct(T, of_any, torch.where(good, off, torch.inf), good, T[:0], of_any[:0])[: self.missing]
+        return T[kept] @ self.basis, labels[kept], off[kept]
 
     def _take(self, T: Tensor, labels: Tensor) -> None:
         """Add samples, sharpened in the whole gradient where that makes them better: errors of the first must not add up."""
@@ -148,19 +156,116 @@ class _Found:
         off, off_sharp = ((self.alpha * singles.couplings(t, labels) - 1).abs() for t in (T, sharp))
         T = torch.where((off_sharp < off)[:, None], sharp, T)
         self.T, self.labels = torch.cat([self.T, T]), torch.cat([self.labels, labels])
-        self.left = self._without()
+        self._leave_out()
 
-    def _without(self) -> _Left:
+    def _leave_out(self) -> None:
         """The observation without the samples found: their part subtracted, and the directions that are left."""
         whole, T = self.whole, self.T
         E = torch.softmax(T @ whole.K + whole.b, dim=1)
         E = E - torch.nn.functional.one_hot(self.labels, whole.classes)
         U, grad_b = whole.U - self.alpha * E.T @ T, _bias(whole) - self.alpha * E.sum(0)
         weight = whole.weight.clamp_max(10 * whole.weight.median())
-        basis = torch.linalg.svd(weight[:, None] * U, full_matrices=False)[2][: whole.rank - len(T)]
-        return _Left(replace(whole, U=U @ basis.T, A=basis @ whole.A, K=basis @ whole.K, grad_b=grad_b), basis)
+        self.basis = basis = torch.linalg.svd(weight[:, None] * U, full_matrices=False)[2][: whole.rank - len(T)]
+        self.left = replace(whole, U=U @ basis.T, A=basis @ whole.A, K=basis @ whole.K, grad_b=grad_b)
 
 
 def _bias(observation: Observation) -> Tensor:
     assert observation.grad_b is not None
     return observation.grad_b
+
+
+class SparseSamples:
+    """The equations of one observation; `size` is that of a usual feature."""
+
+    def __init__(self, observation: Observation, grad_b: Tensor, size: float) -> None:
+        self.observation, self.size = observation, size
+        self.A = observation.A / size
+        self._entries = len(self.A) * max(self.A.shape)
+        self.N = torch.linalg.qr(observation.U, mode="complete").Q[:, observation.rank :].T
+        self.w = torch.linalg.lstsq(observation.U, grad_b[:, None]).solution[:, 0]
+
+    def hunt(self, T: Tensor, labels: Tensor, wells: Wells) -> Tensor:
+        """(n, R) where the starts are drawn to, sharpened; most of the rows are no samples."""
+        return in_parts(lambda t, y: self._hunt(t, y, wells), self._entries, T, labels)
+
+    def sharpen(self, T: Tensor, labels: Tensor, width: float = _BLUNT) -> Tensor:
+        """Newton's method with the small entries taken for zeros, those beyond `width` less and less."""
+        T = in_parts(lambda t, y: self._sharpen(t, y, width), self._entries, T, labels)
+        return torch.where(torch.isfinite(T).all(1, keepdim=True), T, 0.0)
+
+    def zeros(self, T: Tensor) -> Tensor:
+        """(n,) how many features are zero."""
+        return ((T @ self.A).abs() < _ZERO).sum(1)
+
+    def positive(self, T: Tensor) -> Tensor:
+        """(n,) bool: whether no feature is negative."""
+        return (T @ self.A).amin(1) > -3 * _ZERO
+
+    def _hunt(self, T: Tensor, labels: Tensor, wells: Wells) -> Tensor:
+        width, wall = _OPENING
+        T = self._settle(T, labels, Wells(0.0, wall, 1.0), width, wall, _OPENING_STEPS)
+        while width > _NARROWEST:
+            wall = max(_LOWEST_WALL, wells.wall * wells.depth**0.5 / width)
+            T = self._settle(T, labels, wells, width, wall, _STEPS)
+            width *= _NARROWING
+        return self._sharpen(torch.where(torch.isfinite(T), T, 0.0), labels, _BLUNT)
+
+    def _settle(self, T: Tensor, labels: Tensor, wells: Wells, width: float, wall: float, iterations: int) -> Tensor:
+        """Damped Gauss–Newton on the softmax, t·w = 1, the wall and wells ν f²/(f² + width²)."""
+        P, outside = self._softmax(T, labels)
+        cost = self._cost(T, outside, wells, width, wall)
+        damping = torch.full_like(cost, 1e-2)
+        for _ in range(iterations):
+            if out_of_time("samples by the zeros of their features"):
+                break
+            f = T @ self.A
+            pull = wall**2 * (f < 0) + wells.depth * width**2 / (f.square() + width**2).square()
+            M, g = self._normal_equations(T, P, outside, pull, wells.softmax, _NORMALIZED)
+            diagonal = M.diagonal(dim1=1, dim2=2)
+            diagonal = diagonal + 1e-3 * diagonal.mean(1, keepdim=True)
+            step, _ = torch.linalg.solve_ex(M + torch.diag_embed(damping[:, None] * diagonal), g)
+            there = T - step
+            P_there, outside_there = self._softmax(there, labels)
+            new_cost = self._cost(there, outside_there, wells, width, wall)
+            better = new_cost < cost
+            rows = better[:, None]
+            T, P = torch.where(rows, there, T), torch.where(rows, P_there, P)
+            outside, cost = torch.where(rows, outside_there, outside), torch.where(better, new_cost, cost)
+            damping = torch.where(better, damping / 3, damping * 4).clamp(1e-9, 1e6)
+        return T
+
+    def _sharpen(self, T: Tensor, labels: Tensor, width: float) -> Tensor:
+        while width > _SHARPEST:
+            for _ in range(_SHARP_STEPS):
+                P, outside = self._softmax(T, labels)
+                f = T @ self.A
+                near = (1 + (f / width).square()).reciprocal().square()
+                pull = _ZERO_WEIGHT**2 * torch.where(f < 0, 1.0, near)
+                M, g = self._normal_equations(T, P, outside, pull, 1.0, _REFINED_NORMALIZED)
+                ridge = 1e-9 * M.diagonal(dim1=1, dim2=2) + 1e-300
+                T = T - torch.linalg.solve_ex(M + torch.diag_embed(ridge), g)[0]
+            width /= 2
+        return T
+
+    def _softmax(self, T: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """P (n, C) and N (P − e_y) (n, C − R)."""
+        P = torch.softmax(T @ self.observation.K + self.observation.b, dim=1)
+        return P, P @ self.N.T - self.N.T[labels]
+
+    def _cost(self, T: Tensor, outside: Tensor, wells: Wells, width: float, wall: float) -> Tensor:
+        f = T @ self.A
+        drawn = wells.depth * (f.square() / (f.square() + width**2)) + (wall * f.clamp_max(0)).square()
+        missed = _NORMALIZED * (T @ self.w - 1) / self.w.norm()
+        return wells.softmax**2 * outside.square().sum(1) + drawn.sum(1) + missed.square()
+
+    def _normal_equations(
+        self, T: Tensor, P: Tensor, outside: Tensor, pull: Tensor, softmax: float, normalized: float
+    ) -> tuple[Tensor, Tensor]:
+        """JᵀJ (n, R, R) and Jᵀr (n, R); `pull` (n, H) holds the weight of every entry of t A."""
+        K = self.observation.K
+        J = (K * P[:, None, :] - (P @ K.T)[:, :, None] * P[:, None, :]) @ self.N.T
+        unit = normalized * self.w / self.w.norm()
+        missed = normalized * (T @ self.w - 1) / self.w.norm()
+        M = softmax**2 * (J @ J.mT) + (self.A * pull[:, None, :]) @ self.A.T + unit[:, None] * unit
+        g = softmax**2 * (J @ outside[:, :, None])[:, :, 0] + (pull * (T @ self.A)) @ self.A.T + missed[:, None] * unit
+        return M, g

@@ -1,20 +1,23 @@
-"""What the batch may look like: labels hard or soft, scale and smoothing known or not, from simple to general."""
+"""What a search knows before it starts, and what the batch may look like: from simple to general."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from unsum.equation.equation import Equation
+from unsum.equation.levenberg import seconds_per_iteration
 from unsum.equation.observation import Observation
 from unsum.separate.exact.regression import ClassLine
 
 HARD = ("labels", "labels, smoothed", "labels, scaled", "labels, smoothed and scaled")  # or granted ones
 SOFT = ("soft labels", "soft labels, scaled")
+_PEAKED = 20.0  # largest over median probability of an unlabeled class
 
 
 @dataclass(frozen=True)
@@ -40,18 +43,21 @@ def hypotheses(
     """By name, from the simplest to the most general."""
     size = observation.rank if batch_size is None else batch_size
     Y = targets.to(observation.b.device) if targets is not None else hard_targets(line, size, 0.3)
-    if Y is None and batch_size is None:
-        Y = more_samples_than_directions(line, size)
+    if (
+        Y is None and batch_size is None
+    ):  # a larger batch: equal samples or dependent features take away directions, not counts
+        larger = (hard_targets(line, B, 0.02) for B in range(size + 1, 4 * size + 1))
+        Y = next((rows for rows in larger if rows is not None), None)
     B = size if Y is None else len(Y)
     guess = line.scale if observation.reduction == "mean" else line.scale / B
-    if Y is not None and guess > 0 and abs(math.log(guess)) < 0.05:
-        yield HARD[0], Hypothesis(Y, B, 1.0, False, False)
-    if Y is not None and targets is None and guess < 1:
-        yield HARD[1], Hypothesis(Y, B, 1.0, False, True)
     if Y is not None:
+        if guess > 0 and abs(math.log(guess)) < 0.05:
+            yield HARD[0], Hypothesis(Y, B, 1.0, False, False)
+        if targets is None and guess < 1:
+            yield HARD[1], Hypothesis(Y, B, 1.0, False, True)
         yield HARD[2], Hypothesis(Y, B, guess, True, False)
-    if Y is not None and targets is None:
-        yield HARD[3], Hypothesis(Y, B, guess, True, True)
+        if targets is None:
+            yield HARD[3], Hypothesis(Y, B, guess, True, True)
     if targets is None:  # soft: one sample per direction, for open targets and more samples would explain anything
         yield SOFT[0], Hypothesis(None, size, 1.0, False, True)
         scale = line.scale if observation.reduction == "mean" else line.scale / size
@@ -68,10 +74,39 @@ def hard_targets(line: ClassLine, B: int, tolerance: float) -> Tensor | None:
     return torch.nn.functional.one_hot(labels, len(counts)).double()
 
 
-def more_samples_than_directions(line: ClassLine, R: int) -> Tensor | None:
-    """Hard labels of a larger batch: equal samples or dependent features take away directions, but not counts."""
-    for B in range(R + 1, 4 * R + 1):
-        Y = hard_targets(line, B, 0.02)
-        if Y is not None:
-            return Y
-    return None
+@dataclass(frozen=True)
+class Known:
+    """All that decides which starts apply."""
+
+    observation: Observation
+    line: ClassLine
+    targets: Tensor | None
+    batch_size: int | None
+
+    @cached_property
+    def hypotheses(self) -> dict[str, Hypothesis]:
+        return dict(hypotheses(self.observation, self.line, self.targets, self.batch_size))
+
+    @property
+    def near_classes(self) -> bool:
+        """Whether there are too many samples for one to be found alone; most starts lose their way there."""
+        return 2 * self.observation.rank > self.observation.classes
+
+    @cached_property
+    def peaked(self) -> bool:
+        """Whether some unlabeled class is far more likely than most: a trained model, where the line fits badly."""
+        grad_b = self.observation.grad_b
+        if grad_b is None or not bool((grad_b > 0).any()):
+            return False
+        likely = grad_b[grad_b > 0]
+        return float(likely.max() / likely.median()) > _PEAKED
+
+    @cached_property
+    def more_negative_than_labels(self) -> bool:
+        """Whether more rows of ∇b are negative than there are samples: smoothing does that to a trained model."""
+        grad_b = self.observation.grad_b
+        return grad_b is not None and int((grad_b < 0).sum()) > self.observation.rank
+
+    def seconds(self, iterations: int) -> float:
+        """Estimated, of solving for all samples at once."""
+        return iterations * seconds_per_iteration(self.observation.rank**2, self.observation.classes)

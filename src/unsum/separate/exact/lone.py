@@ -7,7 +7,7 @@ bounds |t| from below. A saturated softmax makes every label look flat as |t| â†
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,29 +20,20 @@ _DECADES, _PER_DECADE = 4, 500  # logits of a hundred turn softmax over within 1
 _ROOTS, _ITERATIONS = 8, 60  # local minima worth solving from, and how long
 
 
-@dataclass(frozen=True)
-class _LoneStart:
-    """Where to start, and the rows (C,) that may carry the label."""
-
-    at: Unknowns
-    labeled: Tensor
-
-
 def lone_roots(observation: Observation) -> list[tuple[Equation, Unknowns]]:
     """Where the walk's most promising points lead, with the equation of each: the smallest length first."""
     roots = []
-    for start in _lone_starts(observation):
-        equation = observation.equation()
-        equation = replace(equation.with_rows(equation.weight * ~start.labeled), floor_free=True)
-        equation = replace(equation, alpha_free=equation.has_bias)
-        root = solve(equation, start.at, _ITERATIONS, in_noise_units=True).at
+    for start, labeled in _lone_starts(observation):
+        equation = observation.equation().with_rows(observation.weight * ~labeled)
+        equation = replace(equation, floor_free=True, alpha_free=equation.has_bias)
+        root = solve(equation, start, _ITERATIONS, in_noise_units=True).at
         if root.is_sound:
             roots.append((equation, root))
     return sorted(roots, key=lambda root: float(root[1].T.norm()))
 
 
-def _lone_starts(observation: Observation) -> list[_LoneStart]:
-    """The most promising lengths and factors of a gradient of one direction, the best first."""
+def _lone_starts(observation: Observation) -> list[tuple[Unknowns, Tensor]]:
+    """The most promising lengths and factors of a gradient of one direction, best first; and the rows (C,) of possible labels."""
     t, alpha = _candidates(observation)
     starts = []
     for in_noise_units in (True, False):
@@ -50,7 +41,7 @@ def _lone_starts(observation: Observation) -> list[_LoneStart]:
         for index in _local_minima(loss):
             labeled = torch.zeros(observation.classes, dtype=torch.bool, device=t.device)
             labeled[named[index]] = True
-            starts.append(_LoneStart(Unknowns(t[index].view(1, 1), floor[index], alpha[index].log()), labeled))
+            starts.append((Unknowns(t[index].view(1, 1), floor[index], alpha[index].log()), labeled))
     return starts
 
 
@@ -92,5 +83,4 @@ def _local_minima(loss: Tensor) -> list[int]:
     padded = torch.nn.functional.pad(loss, (1, 1), value=torch.inf)
     lowest = (padded[1:-1] <= padded[:-2]) & (padded[1:-1] <= padded[2:])
     minima = lowest.nonzero()[:, 0]
-    chosen: list[int] = minima[loss[minima].argsort()][:_ROOTS].tolist()
-    return chosen
+    return minima[loss[minima].argsort()][:_ROOTS].tolist()

@@ -1,14 +1,15 @@
-"""Where each start suggests to look: one generator of proposals per start, in the order of `start_table`.
+"""The table of starts: where each applies, what it costs, and where it suggests to look. Starts propose, the search decides.
 
-A proposal is an equation with points to start from. Samples that stand as they were found are a candidate already. What
-either is worth, the search decides.
+A proposal is an equation with points to start from. Samples that stand as they were found are a candidate already. A start draws
+its random numbers from a generator of its own name, so that one start more or less changes no other.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 
 import torch
@@ -22,13 +23,11 @@ from unsum.separate.exact.exchange import exchange_labels
 from unsum.separate.exact.extraction import Extracted, extract
 from unsum.separate.exact.extraction_mixed import extract_mixed
 from unsum.separate.exact.extraction_sparse import extract_sparse
-from unsum.separate.exact.hypotheses import Hypothesis
-from unsum.separate.exact.known import Known
-from unsum.separate.exact.lengths import certified, measure_lengths
+from unsum.separate.exact.hypotheses import HARD, SOFT, Hypothesis, Known
 from unsum.separate.exact.lone import lone_roots
 from unsum.separate.exact.regression import fit_lifted_lines
 from unsum.separate.exact.starts import rotate_freely, rotate_to_targets
-from unsum.separate.exact.zeros import find_sparse_directions
+from unsum.separate.exact.zeros import certified, find_sparse_directions, measure_lengths, seconds_of_wave
 
 ITERATIONS, PATIENT = 60, 150  # to solve from one point; large problems need more
 TRIES, PATIENT_TRIES = 2, 6  # points of one hypothesis
@@ -106,7 +105,7 @@ def together(
     """
     T, R = extracted.T, observation.rank
     Y = torch.nn.functional.one_hot(extracted.labels, observation.classes).double()
-    at = Unknowns(T, T.new_tensor(extracted.floor), T.new_tensor(math.log(positive_factor(extracted.alpha))))
+    at = Unknowns.of(T, positive_factor(extracted.alpha), extracted.floor)
     equation = replace(observation.equation(), Y=Y, alpha_free=len(T) == R, floor_free=smoothed)
     weight = observation.weights_at(at, Y)
     for power in _POWERS if len(T) == R else _POWERS[: 2 * len(T) > R]:
@@ -117,14 +116,14 @@ def together(
 def by_pairs(known: Known, _: torch.Generator) -> Proposals:
     """Samples of mixed label found one at a time, then to be polished together with their labels open."""
     observation, mixed = known.observation, extract_mixed(known.observation)
-    if mixed is None or len(mixed.T) == 0:
+    if mixed is None:
         return
-    equation = observation.equation()
-    at = Unknowns(mixed.T, mixed.T.new_zeros(()), mixed.T.new_tensor(math.log(mixed.alpha)))
-    if len(mixed.T) == observation.rank:
-        unlabeled = equation.with_rows(equation.weight * (mixed.Y.amax(0) < _SHARE))
+    T, Y, alpha = mixed
+    equation, at = observation.equation(), Unknowns.of(T, alpha)
+    if len(T) == observation.rank:
+        unlabeled = equation.with_rows(equation.weight * (Y.amax(0) < _SHARE))
         yield Proposal(replace(unlabeled, alpha_free=True), iter([at]), 0, solved=True, alone=True)
-    yield _as_found(observation, equation, at, mixed.Y)
+    yield _as_found(observation, equation, at, Y)
 
 
 def by_exchange(known: Known, generator: torch.Generator) -> Proposals:
@@ -133,10 +132,11 @@ def by_exchange(known: Known, generator: torch.Generator) -> Proposals:
     found = exchange_labels(observation, known.line, generator, int(EXCHANGE_SECONDS / known.seconds(1)))
     if found is None:
         return
-    Y = torch.nn.functional.one_hot(found.labels, observation.classes).double()
+    labels, T = found
+    Y = torch.nn.functional.one_hot(labels, observation.classes).double()
     way = Hypothesis(Y, len(Y), 1.0, False, False)
     others = _points(known, way, generator)
-    points = chain([replace(next(others), T=found.T)], others)
+    points = chain([replace(next(others), T=T)], others)
     yield Proposal(way.equation(observation, known.line), points, PATIENT, solved=True)
 
 
@@ -162,10 +162,62 @@ def _rotated(known: Known, way: Hypothesis, generator: torch.Generator, iteratio
 def _points(known: Known, way: Hypothesis, generator: torch.Generator) -> Iterator[Unknowns]:
     """One after another, without end."""
     while True:
-        if way.Y is None:
-            T = rotate_freely(known.line, way.B, generator)
-        else:
-            T = rotate_to_targets(known.line, way.Y, generator)
+        line, Y = known.line, way.Y
+        T = rotate_freely(line, way.B, generator) if Y is None else rotate_to_targets(line, Y, generator)
         alpha = positive_factor(known.observation.alpha(way.scale, way.B))
         floor = known.line.floor if way.floor_free else 0.0
-        yield Unknowns(T, T.new_tensor(floor), T.new_tensor(math.log(alpha)))
+        yield Unknowns.of(T, alpha, floor)
+
+
+@dataclass(frozen=True)
+class Start:
+    """One way to look for the batch; `cost` is in estimated seconds."""
+
+    name: str
+    applies: Callable[[Known], bool] = field(repr=False)
+    cost: Callable[[Known], float] = field(repr=False)
+    propose: Callable[[Known, torch.Generator], Proposals] = field(repr=False)
+
+    def generator(self, seed: int) -> torch.Generator:
+        digest = hashlib.sha256(f"{seed} {self.name}".encode()).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
+
+
+def _solving(known: Known) -> float:
+    """From two points with patience; or in three norms, for samples that were found one at a time."""
+    return known.seconds(TRIES * PATIENT)
+
+
+def _labels(name: str) -> Start:
+    return Start(name, lambda known: name in known.hypotheses, _solving, partial(by_regression, name=name))
+
+
+def _one(known: Known) -> bool:
+    return known.targets is None and known.observation.rank == 1 and known.batch_size in (None, 1)
+
+
+def _singly(known: Known) -> bool:
+    return known.targets is None and not known.near_classes
+
+
+def _crowded(known: Known) -> bool:
+    return known.targets is None and (known.near_classes or known.peaked)
+
+
+def _exchangeable(known: Known) -> bool:
+    return known.targets is None and known.near_classes and known.batch_size in (None, known.observation.rank)
+
+
+STARTS = (
+    Start("alone", _one, lambda _: 0.0, one_alone),
+    *map(_labels, HARD),
+    Start("extracted", _singly, _solving, one_at_a_time),
+    Start("exchanged", _exchangeable, lambda _: EXCHANGE_SECONDS, by_exchange),
+    *map(_labels, SOFT),
+    Start("extracted, smoothed", _singly, _solving, partial(one_at_a_time, smoothed=True)),
+    Start("zeros", lambda _: True, lambda known: seconds_of_wave(known.observation.A), by_zeros),
+    Start("thinned", _crowded, _solving, by_thinning),
+    Start("mixed", _singly, _solving, by_pairs),
+    Start("lifted", lambda k: k.targets is None and k.observation.grad_b is None, _solving, by_lifted_regression),
+    Start("patient", lambda _: True, lambda _: PATIENCE, by_patience),
+)

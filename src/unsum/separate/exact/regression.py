@@ -16,6 +16,7 @@ from unsum.equation.observation import Observation
 
 Fit = Callable[[Tensor, Tensor, Tensor], Tensor]  # (design, values, square roots of the weights) → line
 
+# Of a usual row, tried in turn: what a smoothed label's floor took is not known.
 _LIFTS = (0.15, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 4.0)
 _OUTLIER = 8.0  # median deviations off the line that make a row a label
 
@@ -117,7 +118,7 @@ def _fit_sizes(K: Tensor, b: Tensor, U: Tensor, weight: Tensor) -> tuple[Tensor,
     positive = along > 0
     heights = along.clamp_min(1e-300).log() - b
     design = torch.stack([torch.ones_like(b), direction @ K], dim=1)
-    inside, line = _robust_line(design, heights[:, None], torch.ones_like(b), positive, _least_squares)
+    inside, line = _robust_line(design, heights[:, None], torch.ones_like(b), positive, least_squares)
     zeta = line[1, 0].clamp_min(1e-6 * along.abs().max())
     log_total = torch.logsumexp(b + zeta * design[:, 1], dim=0)
     return direction, zeta, line[0, 0] - zeta.log() + log_total, inside
@@ -131,8 +132,7 @@ def _shared_direction(U: Tensor, weight: Tensor) -> Tensor:
     for _ in range(20):
         direction = direction / direction.norm().clamp_min(1e-300)
         direction = (typical * (typical @ direction).clamp_min(0)[:, None]).sum(0)
-    unit: Tensor = direction / direction.norm().clamp_min(1e-300)
-    return unit
+    return torch.nn.functional.normalize(direction, dim=0, eps=1e-300)
 
 
 def _robust_line(design: Tensor, values: Tensor, root: Tensor, inside: Tensor, fit: Fit) -> tuple[Tensor, Tensor]:
@@ -153,13 +153,12 @@ def _robust_line(design: Tensor, values: Tensor, root: Tensor, inside: Tensor, f
     return inside, line
 
 
-def _least_squares(design: Tensor, values: Tensor, root: Tensor) -> Tensor:
+def least_squares(design: Tensor, values: Tensor, root: Tensor) -> Tensor:
     A, Y = design * root[:, None], values * root[:, None]
     gram = A.T @ A
     # Tikhonov at rounding level: a constant direction of K (a rank-deficient head) must not blow up.
     ridge = 1e-13 * gram.diagonal().max() + 1e-12 * gram.diagonal() + 1e-300
-    line: Tensor = torch.linalg.solve(gram + torch.diag(ridge), A.T @ Y)
-    return line
+    return torch.linalg.solve(gram + torch.diag(ridge), A.T @ Y)
 
 
 def _symmetric_least_squares(design: Tensor, values: Tensor, root: Tensor) -> Tensor:
@@ -181,8 +180,7 @@ def _symmetric_least_squares(design: Tensor, values: Tensor, root: Tensor) -> Te
 
 def _positive_part(slope: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(slope.nan_to_num(posinf=0.0, neginf=0.0))
-    positive: Tensor = (vectors * values.clamp_min(0)) @ vectors.T
-    return positive
+    return (vectors * values.clamp_min(0)) @ vectors.T
 
 
 def _mean_probabilities(K: Tensor, b: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:

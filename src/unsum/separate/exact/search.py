@@ -15,18 +15,16 @@ from unsum.deadline import out_of_time
 from unsum.equation.equation import NoFactorError, solve
 from unsum.equation.levenberg import seconds_per_iteration
 from unsum.equation.observation import Observation
-from unsum.separate.exact.hypotheses import HARD, SOFT
-from unsum.separate.exact.known import Known
-from unsum.separate.exact.proposals import TOGETHER, Proposal, Proposals
+from unsum.separate.exact.hypotheses import HARD, SOFT, Known
+from unsum.separate.exact.proposals import STARTS, TOGETHER, Proposal, Proposals, Start
 from unsum.separate.exact.regression import fit_class_line
-from unsum.separate.exact.start_table import STARTS, Start
 
 _LAST_RESORTS = ("lifted", "patient")  # only where nothing else explains the gradient
 _LONG = 60.0  # estimated seconds of a start, beyond which it is not tried for a remainder
 _MOST = 0.75  # of the samples
 _CONFIRMATIONS, _MORE_CONFIRMATIONS = 4, 30  # further points that may confirm a solution; more where they are cheap
 _CONFIRMATION_SECONDS = 2.0  # estimated; up to which they are
-_SAME_SOLUTION = 1e-3  # relative distance; another solution is much farther away
+SAME_SOLUTION = 1e-3  # relative distance; another solution is much farther away
 _FAILED = (torch.linalg.LinAlgError, NoFactorError)  # type: ignore[attr-defined]
 
 
@@ -142,12 +140,12 @@ class Search:
             at = solve(proposal.equation, next(proposal.points), proposal.iterations, in_noise_units=True).at
             if not at.is_sound:
                 continue
-            if _distance(found.at.T, at.T) < _SAME_SOLUTION:
+            if distance(found.at.T, at.T) < SAME_SOLUTION:
                 return replace(found, confirmations=1)
             other = polish(self.known.observation, proposal.equation, at)
             if not other.explains or other.certificate.misfit > 2 * found.certificate.misfit:
                 continue
-            if _distance(found.at.T, other.at.T) < _SAME_SOLUTION:
+            if distance(found.at.T, other.at.T) < SAME_SOLUTION:
                 return replace(found, confirmations=1)
             if other.certificate.misfit > 0.5 * found.certificate.misfit:
                 break
@@ -155,6 +153,6 @@ class Search:
         return found
 
 
-def _distance(T: Tensor, other: Tensor) -> float:
+def distance(T: Tensor, other: Tensor) -> float:
     """Largest relative distance of a sample from its nearest in another solution."""
     return float((torch.cdist(T, other).amin(1) / T.norm(dim=1).clamp_min(1e-300)).max())

@@ -7,7 +7,7 @@ p = e_y and everything vanishes. Many starts are refined at once, and none is di
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +44,7 @@ class SingleSamples:
         self.D = (weight / weight.max()).sqrt()
         self.Q, self.triangle = torch.linalg.qr(self.D[:, None] * observation.U)
         self.deviation = 1 / weight
+        self._entries = observation.K.numel() + 1
 
     def labels(self, T: Tensor) -> Tensor:
         """(n,) for each t the class y whose p − (1 − C e) e_y − e is nearest to the span of U."""
@@ -57,17 +58,20 @@ class SingleSamples:
 
     def refine(self, T: Tensor, labels: Tensor, alpha: float | None, iterations: int = 150) -> Tensor:
         """Damped Gauss–Newton on every (t, y) on its own; `alpha` None leaves the coupling out."""
-        return torch.cat([self._refine(part, y, alpha, iterations) for part, y in self._parts(T, labels)])
+        return in_parts(lambda t, y: self._refine(t, y, alpha, iterations), self._entries, T, labels)
 
     def steps(self, T: Tensor, labels: Tensor, alpha: float) -> Tensor:
         """(n,) how far each would still go, without damping, relative to its length."""
-        found = []
-        for part, y in self._parts(T, labels):
-            state = self._state(part, y)
-            N, g = self._normal_equations(part, y, state, state.size, alpha)
+
+        def left(t: Tensor, y: Tensor) -> Tensor:
+            if out_of_time("samples one at a time"):
+                return torch.full_like(t[:, 0], torch.inf)
+            state = self._state(t, y)
+            N, g = self._normal_equations(t, y, state, state.size, alpha)
             N = N + torch.diag_embed(1e-13 * N.diagonal(dim1=1, dim2=2) + 1e-300)
-            found.append(torch.linalg.solve_ex(N, g)[0].norm(dim=1) / part.norm(dim=1))
-        return torch.cat(found)
+            return torch.div(torch.linalg.solve_ex(N, g)[0].norm(dim=1), t.norm(dim=1))
+
+        return in_parts(left, self._entries, T, labels)
 
     def couplings(self, T: Tensor, labels: Tensor) -> Tensor:
         """(n,) q·t: 1/α for every true sample, 0 for the trivial root at infinity."""
@@ -104,11 +108,6 @@ class SingleSamples:
         allowed = (variance * self.D.square()).sum(1).sqrt()
         return torch.div(state.outside.norm(dim=1), allowed)
 
-    def _parts(self, T: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """As many starts at a time as memory allows."""
-        step = max(1, HELD // (self.observation.K.numel() + 1))
-        return zip(T.split(step), labels.split(step), strict=True)
-
     def _state(self, T: Tensor, labels: Tensor) -> _State:
         P = torch.softmax(T @ self.observation.K + self.observation.b, dim=1)
         X = P.clone()
@@ -144,8 +143,6 @@ class SingleSamples:
         damping, cost = torch.full_like(size, 1e-3), torch.full_like(size, torch.inf)
         T, under_way = T.clone(), torch.arange(len(T), device=T.device)
         for _ in range(0, iterations, _LOOK):
-            if out_of_time("samples one at a time"):
-                break
             trying = under_way
             before = cost[trying]
             T[trying], cost[trying], damping[trying] = self._descend(
@@ -163,6 +160,8 @@ class SingleSamples:
         state = self._state(T, labels)
         cost = _cost(state, importance, alpha)
         for _ in range(_LOOK):
+            if out_of_time("samples one at a time"):
+                break
             N, g = self._normal_equations(T, labels, state, importance, alpha)
             scaled = damping[:, None] * N.diagonal(dim1=1, dim2=2)
             step, _ = torch.linalg.solve_ex(N + torch.diag_embed(scaled + 1e-300), g)
@@ -171,7 +170,8 @@ class SingleSamples:
             new_cost = _cost(there, importance, alpha)
             better = new_cost < cost
             T, cost = torch.where(better[:, None], trial, T), torch.where(better, new_cost, cost)
-            state = _select(better, there, state)
+            pairs = zip(vars(there).values(), vars(state).values(), strict=True)
+            state = _State(*(torch.where(better if new.ndim == 1 else better[:, None], new, old) for new, old in pairs))
             damping = torch.where(better, damping / 5, damping * 4).clamp(1e-14, 1e10)
         return T, cost, damping
 
@@ -194,21 +194,15 @@ class SingleSamples:
         return N, g
 
 
+def in_parts(work: Callable[[Tensor, Tensor], Tensor], entries: int, T: Tensor, labels: Tensor) -> Tensor:
+    """`work` on as many starts and their labels at a time as memory allows, with so many entries of a Jacobian for each."""
+    step = max(1, HELD // entries)
+    return torch.cat([work(t, y) for t, y in zip(T.split(step), labels.split(step), strict=True)])
+
+
 def _first(labels: Tensor) -> Tensor:
     return labels if labels.ndim == 1 else labels[:, 0]
 
 
 def _cost(state: _State, importance: Tensor, alpha: float) -> Tensor:
     return state.outside.square().sum(1) + (importance * (alpha * state.coupling - 1)).square()
-
-
-def _select(better: Tensor, new: _State, old: _State) -> _State:
-    rows = better[:, None]
-    return _State(
-        torch.where(rows, new.P, old.P),
-        torch.where(better, new.amount, old.amount),
-        torch.where(rows, new.outside, old.outside),
-        torch.where(better, new.size, old.size),
-        torch.where(rows, new.q, old.q),
-        torch.where(better, new.coupling, old.coupling),
-    )

@@ -10,17 +10,18 @@ from dataclasses import replace
 
 import torch
 
+from unsum.certify.claim import nothing
+from unsum.certify.judge import judge
 from unsum.certify.question import Question
-from unsum.equation.decay import without_decay
-from unsum.equation.noise import Noise
+from unsum.equation.noise import Noise, without_decay
 from unsum.equation.observation import observe
 from unsum.equation.threads import few_threads
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.separate.exact.answer import leak_of, nothing_found
 from unsum.separate.exact.search import Search
 from unsum.separate.method import SEPARATORS
+from unsum.separate.misfit import working_type
 
 
 @SEPARATORS.register(
@@ -44,8 +45,9 @@ def _solved(head: Head, knowledge: Knowledge, seed: int) -> Leak:
     undecayed = without_decay(head)
     if undecayed is None:
         return _separated(head, knowledge, seed, None)
-    leak = _separated(undecayed.head, knowledge, seed, undecayed.noise)
-    note = f"The client decayed its weights by {undecayed.decay:.3g} times themselves; that was taken off first."
+    clean, decay, noise = undecayed
+    leak = _separated(clean, knowledge, seed, noise)
+    note = f"The client decayed its weights by {decay:.3g} times themselves; that was taken off first."
     return replace(leak, notes=[*leak.notes, note])
 
 
@@ -59,3 +61,40 @@ def _separated(head: Head, knowledge: Knowledge, seed: int, noise: Noise | None)
     if candidate is None:
         return nothing_found(head, knowledge, "No start of the solver led to finite features.")
     return leak_of(Question(head, observation, candidate, knowledge))
+
+
+def leak_of(question: Question) -> Leak:
+    """The answer in the attacker's own order."""
+    head, observation, candidate = question.head, question.observation, question.candidate
+    judgment, at = judge(question), candidate.at
+    G = observation.loss.gradient(at.T @ observation.K + observation.b, candidate.Y)
+    return Leak(
+        method="exact",
+        targets=candidate.Y,
+        logits=judgment.T @ observation.K + observation.b,
+        features=(judgment.T @ observation.A).to(working_type(head)),
+        residual=float((at.alpha * G.T @ at.T - observation.U).norm() / observation.U.norm()),
+        predicted_error=judgment.claim.predicted_error,
+        exact=judgment.claim.exact,
+        scale=question.scale,
+        notes=judgment.claim.notes,
+        loss=observation.loss.name,
+    )
+
+
+def nothing_found(head: Head, knowledge: Knowledge, reason: str, loss: str = "cross-entropy") -> Leak:
+    """The empty-handed answer: right shapes, no information, no claim."""
+    B, (C, H) = knowledge.known_batch_size or 1, head.W.shape
+    granted, claim = knowledge.targets(C), nothing(reason)
+    targets = head.W.new_full((B, C), 1 / C, dtype=torch.float64) if granted is None else granted.to(head.W.device)
+    return Leak(
+        method="exact",
+        targets=targets,
+        logits=targets.new_zeros(B, C),
+        features=head.W.new_zeros(B, H),
+        residual=1.0,
+        predicted_error=claim.predicted_error,
+        exact=claim.exact,
+        notes=claim.notes,
+        loss=loss,
+    )

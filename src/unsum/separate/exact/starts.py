@@ -1,4 +1,4 @@
-"""Where to start T: the regression's moments with a rotation that the label rows fix as far as they can, or the rows' ratios."""
+"""Where to start T: the regression's moments with a rotation that the label rows fix as far as they can, or rows' ratios."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _USUAL = 3.0  # times the size of a usual ratio, beyond which a row's own is non
 
 def rotate_freely(line: ClassLine, B: int, generator: torch.Generator) -> Tensor:
     """T with the regression's mean and covariance and a random rotation among the samples."""
-    root = _root(line.covariance, B)
+    values, vectors = torch.linalg.eigh(line.covariance * B)
+    keep = min(B - 1, len(values))  # a batch's centered features have no more directions than that
+    root: Tensor = values.flip(0)[:keep].clamp_min(0).sqrt()[:, None] * vectors.flip(1)[:, :keep].T
     noise = torch.randn(B, B, generator=generator, dtype=torch.float64).to(root.device)
     frame: Tensor = torch.linalg.qr(noise - noise.mean(0))[0][:, : root.shape[0]]
     return line.mean + frame @ root
@@ -56,8 +58,7 @@ def ratio_starts(
     T = torch.where(fair[labels][:, None], ratios[labels], usual)
     spread = (ratios[fair] - usual).norm(dim=1).mean() / observation.rank**0.5
     noise = torch.randn(T.shape, generator=generator, dtype=torch.float64).to(T.device)
-    starts: Tensor = T + moved * spread * noise
-    return starts
+    return T + moved * spread * noise
 
 
 def usual_rows(observation: Observation, grad_b: Tensor) -> Tensor:
@@ -67,10 +68,17 @@ def usual_rows(observation: Observation, grad_b: Tensor) -> Tensor:
     return usual if bool(usual.any()) else torch.ones_like(usual)
 
 
-def _root(covariance: Tensor, B: int) -> Tensor:
-    """(B − 1, R) square root of B · covariance; a batch's centered features have no more directions than that."""
-    values, vectors = torch.linalg.eigh(covariance * B)
-    keep = min(B - 1, len(values))
-    values, vectors = values.flip(0)[:keep], vectors.flip(1)[:, :keep]
-    root: Tensor = values.clamp_min(0).sqrt()[:, None] * vectors.T
-    return root
+def hunt_corners(rows: Tensor, count: int) -> Tensor:
+    """Indices of `count` rows that span the simplex best: successive projection, as in separable factorization.
+
+    A constant coordinate makes it affine. A trained model's softmax is peaked, so many rows sit almost on a corner.
+    """
+    constant = rows.new_full((len(rows), 1), float(rows.norm(dim=1).median()))
+    left = torch.cat([rows, constant], dim=1)
+    picked = []
+    for _ in range(min(count, len(rows))):
+        index = left.square().sum(1).argmax()
+        corner = left[index] / left[index].norm().clamp_min(1e-300)
+        left = left - (left @ corner)[:, None] * corner
+        picked.append(index)
+    return torch.stack(picked)

@@ -3,32 +3,37 @@
 A row t of T is a direction in which t A is sparse, and among all directions only the batch's own samples are: complete
 dictionary learning, which looks neither at the head's weights nor at labels. It reaches the last direction of the
 gradient (B = C − 1), where no start of the softmax equation leads anywhere; that equation then says how long each
-t is and what its label was, and checks it, since the search did not use it.
+t is and what its label was, and checks it, since the search did not use it: row i of (U T⁻¹)ᵀ is α s (p − y) for the unit
+direction t and its length s, which `fit_lengths` reads off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from unsum.certify.candidate import Candidate
+from unsum.certify.scatter import Certificate, certify
 from unsum.deadline import out_of_time
+from unsum.equation.equation import Linearized, Unknowns, positive_factor
+from unsum.equation.observation import Observation
 
 _SHRINKAGE = 1.0  # of t A in units of its root mean square: what is smaller does not pull
 _STEPS, _SETTLED = 18, 0.999  # steps from a start, and the cosine of a direction with what three more make of it
 _WAVES = 12  # of twice as many starts as directions are sought
 _TRIES = 4  # directions that may fail before the first succeeds
 _SAME = 0.98  # cosine from which two directions are one sample
-_COLUMNS, _FEWER, _COLUMNS_PER_ROW = (
-    20_000,
-    1_000,
-    16,
-)  # looked at to find directions; to sharpen one, whichever is more
+_COLUMNS = 20_000  # looked at to find directions
+_FEWER, _COLUMNS_PER_ROW = 1_000, 16  # to sharpen one, whichever is more
 _SHARPENED = [0.1, 0.03, 0.01, 3e-3, 1e-3, 2e-4, 7e-5, 2e-5, 7e-6, 2e-6]  # sizes below which an entry counts as zero
 _MORE = 10  # further steps of the last size while the direction still turns
 _ZERO = 1e-3  # of the largest entry, after sharpening
+_NOTHING = 1e-3  # a target below counts as 0, one this near to 1 as 1: in between it is part of a mixture
+_PLAIN = 1e-4  # relative distance within which a scale is taken for its natural value
+_READINGS = 4  # of α, one for each sample, below which their scatter says little about how well lengths are known
 
 
 @dataclass(frozen=True)
@@ -131,3 +136,85 @@ def _relative(t: Tensor, A: Tensor) -> Tensor:
 def _some_columns(A: Tensor, count: int, generator: torch.Generator) -> Tensor:
     chosen = torch.randperm(A.shape[1], generator=generator)[:count]
     return A[:, chosen.to(A.device)]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """One sample per direction: T (R, R), what U leaves for p − y (R, C), and each sample's own reading of α (R,)."""
+
+    T: Tensor
+    E: Tensor
+    alphas: Tensor
+
+    def targets(self, observation: Observation, alpha: float) -> Tensor:
+        """(R, C) read off the equation, 0 and 1 where they are that close."""
+        P = torch.softmax(self.T @ observation.K + observation.b, dim=1)
+        Y = P - self.E / (alpha * self.T.norm(dim=1, keepdim=True))
+        Y = torch.where(Y.abs() < _NOTHING, 0.0, Y)
+        return torch.where((Y - 1).abs() < _NOTHING, 1.0, Y)
+
+
+def measure_lengths(observation: Observation, directions: SparseDirections) -> Lengths | None:
+    """None where a sample's line runs the wrong way: then the directions are no samples of this head."""
+    E = torch.linalg.solve(directions.t, observation.U, left=False).T
+    s = fit_lengths(directions.t @ observation.K, E, observation.b)
+    if not bool((s > 0).all()):
+        return None
+    T = s[:, None] * directions.t
+    P = torch.softmax(T @ observation.K + observation.b, dim=1)
+    free = E > 0
+    return Lengths(T, E, torch.where(free, E, 0.0).sum(1) / (s * torch.where(free, P, 0.0).sum(1)))
+
+
+def certified(observation: Observation, directions: SparseDirections, lengths: Lengths) -> Candidate:
+    """The samples with a certificate from their zeros: the equation did not find them."""
+    plain, alpha = observation.alpha(1.0, observation.rank), float(lengths.alphas.median())
+    alpha = plain if abs(alpha / plain - 1) < _PLAIN else positive_factor(alpha)
+    at = Unknowns.of(lengths.T, alpha)
+    Y = lengths.targets(observation, alpha)
+    equation = replace(observation.equation(), Y=Y, weight=observation.weights_at(at, Y))
+    certificate = _certificate(observation, directions, lengths, Linearized(equation, at))
+    if observation.rank < _READINGS and alpha != plain:
+        told = certify(replace(equation, alpha_free=True), at, observation)
+        certificate = replace(certificate, errors=torch.maximum(certificate.errors, told.errors))
+    return Candidate(at, Y, certificate, equation, read_off=True)
+
+
+def _certificate(
+    observation: Observation, directions: SparseDirections, lengths: Lengths, here: Linearized
+) -> Certificate:
+    """The noise of an entry turns a direction and spreads over all entries; the readings of α scatter as the lengths do."""
+    R, H = observation.A.shape
+    equations = (observation.classes - 1) * here.residual.shape[1]
+    misfit = (here.cost / (equations - R)) ** 0.5
+    size = lengths.T.norm(dim=1)
+    entry = torch.linalg.pinv(here.at.alpha * here.G.T / observation.noise.level[:, None]).norm(dim=1)
+    whole = max(misfit, 1.0) * entry * H**0.5 / size
+    off = (lengths.alphas / here.at.alpha - 1).abs()
+    errors = (whole.square() * (1 + directions.turn.square()) + off.square()).sqrt()
+    deviation = float(off.median()) / R**0.5
+    return Certificate(misfit, errors, torch.diag((errors * size).square()), torch.inf, deviation)
+
+
+def fit_lengths(x: Tensor, E: Tensor, b: Tensor) -> Tensor:
+    """(n,) the s for which E ∝ softmax(s x + b) − y, from the classes with E > 0: nobody's label there.
+
+    Where y is 0, log(p − y) is linear in the length s, because p = softmax(s x + b) with the direction's own logits x: one
+    straight line per sample, drawn through the classes it is not labeled with.
+    """
+    weight, x, z = _centered(x, E, b)
+    return (weight * x * z).sum(1) / (weight * x.square()).sum(1)
+
+
+def disagreement(x: Tensor, E: Tensor, b: Tensor) -> Tensor:
+    """(n,) by how much the logits x miss that line, relative: a head's rows look in all directions, so f errs by as much."""
+    weight, x, z = _centered(x, E, b)
+    return ((weight * (z - x).square()).sum(1) / (weight * x.square()).sum(1).clamp_min(1e-300)).sqrt()
+
+
+def _centered(x: Tensor, E: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights of the classes, and x and log E − b about their weighted means."""
+    z = E.clamp_min(1e-300).log() - b
+    weight = E.clamp_min(0).square()  # log E errs by the noise over E
+    weight = weight / weight.sum(1, keepdim=True)
+    return weight, x - (weight * x).sum(1, keepdim=True), z - (weight * z).sum(1, keepdim=True)

@@ -14,23 +14,25 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from unsum.deadline import out_of_time
 from unsum.equation.observation import Observation
+from unsum.separate.exact.extraction import FITS, SAME_SAMPLE
 from unsum.separate.exact.search import Search
 from unsum.separate.exact.single import SingleSamples
-from unsum.separate.local_steps.polish import EXPLAINED, Polished, Samples, polish
+from unsum.separate.local_steps.counting import USUAL, ratios, usual_ratio
+from unsum.separate.local_steps.polish import Polished, Samples, polish
 from unsum.separate.local_steps.trajectory import Trajectory
 
 # Misfits of a sample: in units of the noise, and after errors of the samples before have added; and whether it may be faint.
-_LIMITS = ((8.0, False), (8.0, True), (100.0, True))
+_LIMITS = ((FITS, False), (FITS, True), (100.0, True))
 _PROVED = 0.05  # of the unlikely classes' share that may lie outside the span
 _ROUNDS = 6  # kinds of starts that are tried without success before the limit is raised
-_USUAL = 6.0  # times the size of a usual row's ratio, or of the samples before: samples are not larger
 _COUPLED = 0.02  # how far α q·t may be from 1
-_SAME = 0.05  # relative distance below which two answers are one sample found twice
 _COPY = 0.3  # relative distance below which two of one label may be one sample, seen again in a later step
 _TRIES = 2  # at a step, with other random starts, until what was found explains the movement
 _BRANCHES = 3  # choices of a step's labels that are followed
 _NODES = 6  # steps that are tried in all
+_UNTRIED = "further local steps"
 
 
 @dataclass
@@ -39,8 +41,7 @@ class _Step:
 
     trajectory: Trajectory
     step: int
-    rate: float
-    samples: Samples
+    samples: Samples  # of the steps before
     classes: Tensor  # that may be labels
     generator: torch.Generator
     first_kind: int = 0  # of starts; other ones at another try
@@ -48,9 +49,8 @@ class _Step:
     def __post_init__(self) -> None:
         observation = self.trajectory.observation
         self.count = self.trajectory.schedule.size(self.step)
-        self.alpha = self.rate * self.trajectory.weight_of(self.step)
-        Y = torch.nn.functional.one_hot(self.samples.labels, observation.classes).to(observation.U)
-        rate = observation.U.new_tensor(self.rate)
+        self.alpha = self.samples.rate * self.trajectory.weight_of(self.step)
+        Y, rate = self.trajectory.targets(self.samples.labels), observation.U.new_tensor(self.samples.rate)
         walk = self.trajectory.walk(self.samples.counts, self.samples.T, Y, rate)
         self.K, self.b, self.remainder = walk.K, walk.b, walk.remainder
         self.T, self.labels = observation.U[:0], self.samples.labels[:0]
@@ -63,15 +63,14 @@ class _Step:
         for limit, faint in _LIMITS:
             failures = self.first_kind
             while failures < _ROUNDS + self.first_kind and len(self.T) < self.count and self.rank > 0:
+                if out_of_time(_UNTRIED):
+                    return
                 failures = self.first_kind if self._try(failures, limit, faint) else failures + 1
             if len(self.T) == self.count or self.rank <= 0:
                 return
-            if self._is_last and self._solve_as_one():
+            last = self.rank == self.count - len(self.T)
+            if last and self._solve_as_one():
                 return
-
-    @property
-    def _is_last(self) -> bool:
-        return self.rank == self.count - len(self.T)
 
     def _left(self) -> tuple[Tensor, Observation]:
         """The remainder in as few directions as it has: their basis (r, R), and what is observed in it."""
@@ -96,12 +95,17 @@ class _Step:
             T, y = _relabeled(singles, T, self.classes, self.alpha)
             misfits = singles.misfits(T, y).nan_to_num(nan=torch.inf)
             off = (self.alpha * singles.couplings(T, y) - 1).abs()
-            good = (misfits < limit) & (off < _COUPLED + 100 * left.noise.relative) & (T.norm(dim=1) < _USUAL * usual)
+            good = (misfits < limit) & (off < _COUPLED + 100 * left.noise.relative) & (T.norm(dim=1) < USUAL * usual)
             if not faint:
-                good &= singles.outside(T, y) * _size(left, T, y) < _PROVED * _tail(left, T)
+                P = torch.softmax(T @ left.K + left.b, dim=1)
+                size = ((P - self.trajectory.targets(y)) * singles.D).norm(dim=1)  # that `outside` is relative to
+                # What softmax says of all classes but the likeliest is little where it is saturated, and such a root proves
+                # nothing: a later step's sample of saturated prediction looks like one of this step, far out.
+                tail = (P.scatter(1, P.argmax(1, keepdim=True), 0.0) * singles.D).norm(dim=1)
+                good &= singles.outside(T, y) * size < _PROVED * tail
             chosen: list[int] = []
             for i in misfits.argsort().tolist():
-                again = any(float((T[k] - T[i]).norm()) < _SAME * float(T[i].norm()) for k in chosen)
+                again = any(float((T[k] - T[i]).norm()) < SAME_SAMPLE * float(T[i].norm()) for k in chosen)
                 if bool(good[i]) and not again and not self._is_copy(T[i] @ basis, y[i]):
                     chosen.append(i)
             chosen = chosen[: self.count - len(self.T)]
@@ -116,11 +120,10 @@ class _Step:
         noise = torch.randn(C, r, generator=self.generator, dtype=torch.float64).to(left.U) * usual / r**0.5
         if kind == 0 or left.grad_b is None:
             return torch.zeros_like(noise) if kind == 0 else noise * (0.3, 1.0)[kind % 2]
-        ratios = left.U / left.grad_b[:, None]
-        ratios = ratios / (ratios.norm(dim=1, keepdim=True) / usual).clamp_min(1)
+        rows = ratios(left.U, left.grad_b, usual)
         positive = left.grad_b > 0
         mean = left.U[positive].sum(0) / left.grad_b[positive].sum().clamp_min(1e-300)
-        kinds = (ratios, mean + noise, ratios + 0.5 * noise, 0.3 * noise, mean.expand(C, -1))
+        kinds = (rows, mean + noise, rows + 0.5 * noise, 0.3 * noise, mean.expand(C, -1))
         return kinds[(kind - 1) % len(kinds)]
 
     def _is_copy(self, t: Tensor, label: Tensor) -> bool:
@@ -140,10 +143,8 @@ class _Step:
         T, labels, remainder = self.T, self.labels, self.remainder
         for place in range(len(T)):
             others = [k for k in range(len(T)) if k != place]
-            Y = torch.nn.functional.one_hot(labels[place], len(self.b)).to(T)
-            E = self.alpha * (torch.softmax(T[place] @ self.K + self.b, dim=0) - Y)
             self.T, self.labels = T[others], labels[others]
-            self.remainder = remainder + E[:, None] * self.trajectory.extended(T[[place]])
+            self.remainder = remainder + self._sent(T[[place]], labels[[place]])
             for label, misfit in self._open_labels(T[place]):
                 if label != int(labels[place]):
                     changed = labels.clone()
@@ -158,16 +159,19 @@ class _Step:
         singles = SingleSamples(left, left.weight)
         starts = (t @ basis.T).expand(len(self.classes), -1)
         T = singles.refine(starts, self.classes, self.alpha, iterations=10)
-        near = (T - starts).norm(dim=1) < _SAME * starts.norm(dim=1)
+        near = (T - starts).norm(dim=1) < SAME_SAMPLE * starts.norm(dim=1)
         misfits = singles.misfits(T, self.classes).nan_to_num(nan=torch.inf)
         fits = near & (misfits < _LIMITS[0][0])
         return [(int(self.classes[i]), float(misfits[i])) for i in fits.nonzero()[:, 0].tolist()]
 
     def _take(self, T: Tensor, labels: Tensor) -> None:
-        Y = torch.nn.functional.one_hot(labels, len(self.b)).to(T)
-        E = self.alpha * (torch.softmax(T @ self.K + self.b, dim=1) - Y)
-        self.remainder = self.remainder - E.T @ self.trajectory.extended(T)
+        self.remainder = self.remainder - self._sent(T, labels)
         self.T, self.labels = torch.cat([self.T, T]), torch.cat([self.labels, labels])
+
+    def _sent(self, T: Tensor, labels: Tensor) -> Tensor:
+        """What samples of this step add to the movement."""
+        E = self.alpha * (torch.softmax(T @ self.K + self.b, dim=1) - self.trajectory.targets(labels))
+        return E.T @ self.trajectory.equation.extended(T)
 
     def _solve_as_one(self) -> bool:
         """The last step alone is left, a plain gradient: the exact solver's whole search, which knows more starts."""
@@ -184,11 +188,7 @@ class _Step:
 
 
 def _relabeled(singles: SingleSamples, T: Tensor, labels: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Each root with the label that suits it better, its own or the nearest.
-
-    Where a later sample of label z was surely taken for y, e_y − e_z lies in the span, and a sample of label y passes as one
-    of z.
-    """
+    """Each root with the label that suits it better, its own or the nearest: see `_Step.alternatives`."""
     finite = torch.where(torch.isfinite(T), T, torch.zeros_like(T))
     nearest = singles.labels(finite)
     other = singles.refine(finite, nearest, alpha, iterations=10)
@@ -198,33 +198,14 @@ def _relabeled(singles: SingleSamples, T: Tensor, labels: Tensor, alpha: float) 
     return torch.where(better[:, None], other, T), torch.where(better, nearest, labels)
 
 
-def _size(left: Observation, T: Tensor, labels: Tensor) -> Tensor:
-    """(n,) ‖D (p − e_y)‖, what `SingleSamples.outside` is relative to."""
-    X = torch.softmax(T @ left.K + left.b, dim=1)
-    X[torch.arange(len(T), device=T.device), labels] -= 1
-    size: Tensor = (X * (left.weight / left.weight.max()).sqrt()).norm(dim=1)
-    return size
-
-
-def _tail(left: Observation, T: Tensor) -> Tensor:
-    """(n,) what softmax says of all classes but the likeliest: little where it is saturated, and such a root proves nothing.
-
-    A sample of a later step whose prediction was saturated looks like one of this step, far out, where softmax is saturated, too.
-    """
-    P = torch.softmax(T @ left.K + left.b, dim=1)
-    P = P.scatter(1, P.argmax(1, keepdim=True), 0.0)
-    tail: Tensor = (P * (left.weight / left.weight.max()).sqrt()).norm(dim=1)
-    return tail
-
-
 def _usual(left: Observation, known: Tensor) -> float:
     """The size of features: of those found before, else of the rows' ratios to the bias's, or of the rows without one."""
     if len(known):
         return float(known.norm(dim=1).max())
+    if left.grad_b is not None:
+        return usual_ratio(left.U, left.grad_b)
     sizes = left.U.norm(dim=1)
-    if left.grad_b is None:
-        return float(1 / (sizes.median() / sizes.max()).clamp_min(1e-3))
-    return float((sizes / left.grad_b.abs().clamp_min(1e-300)).median())
+    return float(1 / (sizes.median() / sizes.max()).clamp_min(1e-3))
 
 
 @dataclass
@@ -234,7 +215,6 @@ class _Search:
     trajectory: Trajectory
     classes: Tensor
     generator: torch.Generator
-    rate_free: bool
     best: Polished
     first_kind: int = 0
     nodes: int = 0
@@ -246,52 +226,38 @@ class _Search:
         tried: set[tuple[int, ...]] = set()
         for attempt in range(_TRIES):
             for found in self._next_step(so_far.samples, self.first_kind + 2 * attempt):
-                self.best = max(self.best, found, key=self._rank)
+                self.best = max(self.best, found, key=lambda one: (one.samples.number * one.explains, -one.misfit))
                 key = tuple(found.samples.labels.tolist())
-                if self._fits(found) and key not in tried and self.descend(found):
+                counts = found.samples.counts
+                fits = found.explains and counts == self.trajectory.schedule.sizes[: len(counts)]
+                if fits and key not in tried and self.descend(found):
                     return True
                 tried.add(key)
                 if self.nodes >= _NODES:
                     return False
         return False
 
-    def _fits(self, found: Polished) -> bool:
-        counts = found.samples.counts
-        return found.misfit < EXPLAINED and counts == self.trajectory.schedule.sizes[: len(counts)]
-
-    def _rank(self, found: Polished) -> tuple[int, float]:
-        explained = found.misfit < EXPLAINED
-        return found.samples.number if explained else 0, -found.misfit
-
     def _next_step(self, before: Samples, first_kind: int) -> Iterator[Polished]:
         """The samples with those of the next step, solved for together; for every choice of labels that is open."""
         step = len(before.counts)
-        search = _Step(self.trajectory, step, before.rate, before, self.classes, self.generator, first_kind)
+        search = _Step(self.trajectory, step, before, self.classes, self.generator, first_kind)
         search.run()
+        if out_of_time(_UNTRIED):
+            return
         missing = self.trajectory.observation.rank - before.number - len(search.T)
         for labels in search.alternatives() if missing else [search.labels]:
             self.nodes += 1
-            samples = Samples(
-                (*before.counts, len(search.T)),
-                torch.cat([before.T, search.T]),
-                torch.cat([before.labels, labels]),
-                before.rate,
-            )
-            yield polish(self.trajectory, samples, missing, rate_free=self.rate_free, iterations=20)
+            every, T = torch.cat([before.labels, labels]), torch.cat([before.T, search.T])
+            samples = Samples((*before.counts, len(search.T)), T, every, before.rate)
+            yield polish(self.trajectory, samples, missing)
 
 
 def follow(
-    trajectory: Trajectory,
-    rate: float,
-    classes: Tensor,
-    generator: torch.Generator,
-    *,
-    rate_free: bool = False,
-    first_kind: int = 0,
+    trajectory: Trajectory, rate: float, classes: Tensor, generator: torch.Generator, *, first_kind: int = 0
 ) -> Polished:
     """The samples of the first epoch's steps, as far as the chain of steps leads; from the `first_kind` of starts on."""
     U = trajectory.observation.U
     nothing = Polished(Samples((), U[:0], classes[:0], rate), 0.0, U[:0, 0])
-    search = _Search(trajectory, classes, generator, rate_free, nothing, first_kind)
+    search = _Search(trajectory, classes, generator, nothing, first_kind)
     search.descend(nothing)
     return search.best

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from unsum.equation.observation import Observation
+from unsum.separate.exact.extraction import FITS
 from unsum.separate.exact.hypotheses import hard_targets
 from unsum.separate.exact.regression import fit_class_line
 from unsum.separate.exact.single import SingleSamples
 
-_FITS = 8.0  # misfit of a sample, in units of the noise
 _UNSURE = 1e-2  # 1 − p of its label: where the model is surer, a root far out, at which everything vanishes, looks like a sample
 _WHOLE = 0.3  # how far a label row's number of samples may be from a whole one
-_USUAL = 6.0  # times the size of a usual row's ratio: samples are not larger
+USUAL = 6.0  # times the size of a usual row's ratio, or of the samples before: samples are not larger
 
 
 def size_of_step(observation: Observation, samples: float, epochs: int) -> int:
@@ -40,18 +40,27 @@ def first_alpha(observation: Observation, classes: Tensor) -> float | None:
     singles = SingleSamples(observation, observation.weight)
     starts = [torch.zeros_like(observation.U)]
     if observation.grad_b is not None:
-        ratios = observation.U / observation.grad_b[:, None]
-        usual = (observation.U.norm(dim=1) / observation.grad_b.abs().clamp_min(1e-300)).median()
-        starts.append(ratios / (ratios.norm(dim=1, keepdim=True) / usual).clamp_min(1))
+        usual = usual_ratio(observation.U, observation.grad_b)
+        starts.append(ratios(observation.U, observation.grad_b, usual))
     found = []
     for start in starts:
         T = singles.refine(start[classes], classes, None, iterations=60)
         P = torch.softmax(T @ observation.K + observation.b, dim=1)
         sure = P.gather(1, classes[:, None])[:, 0]
         couplings = singles.couplings(T, classes)
-        fits = (singles.misfits(T, classes) < _FITS) & (1 - sure > _UNSURE) & (couplings > 0)
+        fits = (singles.misfits(T, classes) < FITS) & (1 - sure > _UNSURE) & (couplings > 0)
         if observation.grad_b is not None:
-            fits &= T.norm(dim=1) < _USUAL * usual
+            fits &= T.norm(dim=1) < USUAL * usual
         found.append(couplings[fits])
     every = torch.cat(found)
     return 1 / float(every.median()) if len(every) else None
+
+
+def ratios(U: Tensor, grad_b: Tensor, usual: float) -> Tensor:
+    """(C, R) rows over the bias's, none of them longer than is usual."""
+    every = U / grad_b[:, None]
+    return every / (every.norm(dim=1, keepdim=True) / usual).clamp_min(1)
+
+
+def usual_ratio(U: Tensor, grad_b: Tensor) -> float:
+    return float((U.norm(dim=1) / grad_b.abs().clamp_min(1e-300)).median())

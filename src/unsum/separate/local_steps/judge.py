@@ -8,7 +8,6 @@ order it changes the residual by a column, and the samples follow as well as the
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,21 +16,19 @@ from torch import Tensor
 
 from unsum.certify.candidate import runaways
 from unsum.certify.claim import TRUSTED_ERROR, Claim, Evidence, grant
+from unsum.certify.doubts.faint import COUNTED, SURE
+from unsum.certify.doubts.labels import SATURATED
 from unsum.certify.doubts.merged import doubt_spread, hidden_spread
+from unsum.certify.doubts.misfit import MEASURED
+from unsum.certify.doubts.mixing import TRUSTED_MIXING
 from unsum.certify.doubts.nuisance import TRUSTED, left_open
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.local_training import LocalTraining
-from unsum.separate.local_steps.movement import whole_movement
-from unsum.separate.local_steps.polish import EXPLAINED, Here, Polished, Polisher
-from unsum.separate.local_steps.schedule import Schedule
+from unsum.separate.local_steps.movement import Schedule, whole_movement
+from unsum.separate.local_steps.polish import Here, Polished, Polisher
 from unsum.separate.local_steps.trajectory import Departure, Trajectory
 
-_MEASURED = 3.0  # standard deviations of noise that was measured, which solutions leave at most
-_COUNTED = 3e-5  # predicted error below which what is missing sends next to nothing
-_SURE = 1e-2  # largest p − y at which the loss hardly tells how much a sample counts
-_SATURATED = 5e-2  # what the softmax leaves to other classes, at most, where it is at its end
-_MIXED = 1e-3  # of a label that may be another's
 _MOMENTUM = 1e-3  # step of the difference that a derivative is taken from
 
 
@@ -47,11 +44,10 @@ class StepsAnswer:
     number_known: bool
     excess: int  # directions of the movement beyond the number of samples that was told
     confirmations: int
-    rate_free: bool
 
     @property
     def complete(self) -> bool:
-        return self.found.samples.counts == self.trajectory.schedule.sizes and self.found.misfit < EXPLAINED
+        return self.found.completes(self.trajectory.schedule)
 
     @property
     def missing(self) -> int:
@@ -66,7 +62,7 @@ class StepsAnswer:
     @cached_property
     def polisher(self) -> Polisher:
         samples, rank = self.found.samples, self.trajectory.observation.rank
-        polisher = Polisher(self.trajectory, samples, max(0, rank - samples.number), self.rate_free)
+        polisher = Polisher(self.trajectory, samples, max(0, rank - samples.number))
         polisher.reweighted(polisher.start(samples))
         return polisher
 
@@ -83,7 +79,7 @@ def judge(case: StepsAnswer) -> Claim:
     """The claim that the evidence about this answer allows."""
     predicted = float(case.found.errors.nan_to_num(nan=torch.inf).max())
     doubts: list[str] = []
-    if case.found.misfit >= EXPLAINED:
+    if not case.found.explains:
         doubts.append(
             f"The answer misses the movement by {case.found.misfit:.1e} times its noise: it is not a solution."
         )
@@ -105,7 +101,7 @@ def judge(case: StepsAnswer) -> Claim:
 def _doubt_misfit(case: StepsAnswer, predicted: float) -> list[str]:
     """A residual of several times the noise is no noise, and may shift the answer by more than noise would."""
     misfit, added = case.found.misfit, case.trajectory.observation.noise.added
-    if predicted * case.misfit**2 < TRUSTED_ERROR and not (added and misfit > _MEASURED):
+    if predicted * case.misfit**2 < TRUSTED_ERROR and not (added and misfit > MEASURED):
         return []
     return [f"The answer misses the movement by {misfit:.0f} times its noise: it may be farther off than predicted."]
 
@@ -121,11 +117,11 @@ def _doubt_number(case: StepsAnswer, predicted: float) -> list[str]:
     if case.trajectory.observation.grad_b is None and case.trajectory.observation.rank >= case.head.W.shape[1]:
         doubts.append("Without the bias's movement there may be more samples than the head has inputs.")
     doubts += doubt_spread(max(_hidden_spread(case, step) for step in range(len(samples.counts))))
-    if case.rate_free and predicted >= _COUNTED:
+    if case.trajectory.rate_free and predicted >= COUNTED:
         doubts.append(
             f"A sample that sends {100 * predicted:.1g} % of the movement may be missing: others would make up for it."
         )
-    if float((case.P - case.polisher.Y).abs().max()) < _SURE:
+    if float((case.P - case.polisher.Y).abs().max()) < SURE:
         doubts.append("The model is so sure of every sample that one without a trace may be missing.")
     return doubts
 
@@ -148,7 +144,7 @@ def _doubt_samples(case: StepsAnswer) -> list[str]:
     doubts = []
     if bool(runaways(case.trajectory.observation, case.found.samples.T).any()):
         doubts.append("A sample came out far longer than the others, as false ones do.")
-    if case.knowledge.labels is None and float((1 - case.P.amax(1)).max()) <= _SATURATED:
+    if case.knowledge.labels is None and float((1 - case.P.amax(1)).max()) <= SATURATED:
         doubts.append(
             "The model answers every sample found with one class for certain: mixed labels would look the same here."
         )
@@ -158,9 +154,11 @@ def _doubt_samples(case: StepsAnswer) -> list[str]:
 def _doubt_departures(case: StepsAnswer) -> list[str]:
     """The doubt that something which was declared, or taken for granted, was different, and nothing tells."""
     m = case.found.samples.number
-    at = case.here.at
-    none = at.new_zeros(m + 1)
-    shifted = torch.func.jacfwd(lambda theta: _residual(case, Departure(theta[:m], theta[m])))(none).T
+
+    def departed(theta: Tensor) -> Tensor:
+        return _residual(case, trajectory=replace(case.trajectory, departure=Departure(theta[:m], theta[m])))
+
+    shifted = torch.func.jacfwd(departed)(case.here.at.new_zeros(m + 1)).T
     weights, temperature = torch.cat([shifted[:m], _momentum(case)]), shifted[m:]
     doubts = []
     if _added_error(case, weights) > TRUSTED:
@@ -175,10 +173,10 @@ def _doubt_departures(case: StepsAnswer) -> list[str]:
     return doubts or _doubt_mixing(case)
 
 
-def _residual(case: StepsAnswer, departure: Departure | None, Y: Tensor | None = None) -> Tensor:
+def _residual(case: StepsAnswer, *, trajectory: Trajectory | None = None, Y: Tensor | None = None) -> Tensor:
     """The equations at the answer, had something been different."""
     other = copy.copy(case.polisher)
-    other.trajectory = replace(case.trajectory, departure=departure)
+    other.trajectory = trajectory or case.trajectory
     other.Y = case.polisher.Y if Y is None else Y
     return other.equations(case.here.at, case.here.left, case.here.right)
 
@@ -189,9 +187,8 @@ def _momentum(case: StepsAnswer) -> Tensor:
     if schedule.steps < 2:
         return case.here.residual[None][:0]
     moved = replace(case.training, momentum=min(case.training.momentum + _MOMENTUM, 0.9999))
-    other = copy.copy(case.polisher)
-    other.trajectory = replace(case.trajectory, schedule=Schedule.of(moved, schedule.sizes))
-    changed = other.equations(case.here.at, case.here.left, case.here.right) - case.here.residual
+    other = replace(case.trajectory, schedule=Schedule.of(moved, schedule.sizes))
+    changed = _residual(case, trajectory=other) - case.here.residual
     return changed[None] / (moved.momentum - case.training.momentum)
 
 
@@ -209,17 +206,15 @@ def _doubt_mixing(case: StepsAnswer) -> list[str]:
         both = torch.zeros_like(turned), turned
         both[0][i] = turned[i]
         D = torch.stack([_along(case, direction) for direction in both])
-        if _deviation(case, D) > _MIXED:
+        if _deviation(case, D) > TRUSTED_MIXING:
             return [f"Labels {i} and {k} may be mixed with each other: it would hardly show."]
     return []
 
 
 def _along(case: StepsAnswer, direction: Tensor) -> Tensor:
     """What the residual changes by, per unit, when targets move in a direction; p does not depend on them in their own step."""
-    Y = case.polisher.Y
-    move: Callable[[Tensor], Tensor] = lambda by: _residual(case, None, Y + by * direction)  # noqa: E731
-    changed: Tensor = torch.func.jacfwd(move)(case.here.at.new_zeros(()))
-    return changed
+    Y, none = case.polisher.Y, case.here.at.new_zeros(())
+    return torch.func.jacfwd(lambda by: _residual(case, Y=Y + by * direction))(none)
 
 
 def _followed(case: StepsAnswer, unit: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from unsum.certify.candidate import VAGUE
 from unsum.certify.claim import TRUSTED_ERROR, Claim
+from unsum.deadline import out_of_time
 from unsum.declared import check_samples
 from unsum.equation.observation import Observation
 from unsum.equation.threads import few_threads
@@ -15,21 +17,19 @@ from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.local_training import LocalTraining
+from unsum.local_training import LocalTraining, mini_batches
 from unsum.separate.exact.solver import exact
 from unsum.separate.local_steps.chain import follow
 from unsum.separate.local_steps.counting import first_alpha, size_of_step
 from unsum.separate.local_steps.judge import StepsAnswer, judge
-from unsum.separate.local_steps.movement import observe_movement
-from unsum.separate.local_steps.polish import EXPLAINED, Polished, Samples
+from unsum.separate.local_steps.movement import Schedule, observe_movement, of_one_step
+from unsum.separate.local_steps.polish import Polished, Samples
 from unsum.separate.local_steps.repeated import settle
-from unsum.separate.local_steps.schedule import Schedule, split
 from unsum.separate.local_steps.trajectory import Trajectory
 from unsum.separate.method import SEPARATORS
 
 _AT_RANDOM = 2  # the first kind of starts that is not the same for every seed
 _APART = 0.75  # of all visits in all epochs that must have directions of their own for steps to be followed
-_VAGUE = 0.5  # predicted error from which a sample is hardly one
 
 
 @SEPARATORS.register(
@@ -47,7 +47,8 @@ def local_steps(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
         )
     if training.steps is None and training.epochs > 1:
         raise UnsumError(f"{training.epochs} epochs are of so many steps: say how many, with LocalTraining(steps=).")
-    total = knowledge.known_batch_size or training.batch_size
+    check_samples(training.batch_size or 1)
+    total = knowledge.known_batch_size or training.samples
     plain = replace(knowledge, batch_size=total if knowledge.labels is None else None)
     most = None if total is None else total * training.epochs
     observation = observe_movement(head, training, None)
@@ -70,17 +71,15 @@ def _followed(
 ) -> Leak:
     training = knowledge.training
     assert training is not None
-    total = knowledge.known_batch_size or training.batch_size
+    total = knowledge.known_batch_size or training.samples
     task = _Task.of(observation, training, total, knowledge.targets(observation.classes), head.b is not None)
     if task is None:
         return _as_one(head, plain, seed, "No sample of the first step was found, so its learning rate is unknown.")
     found = task.run(head, plain, seed)
     if found is None or found.samples.number < task.trajectory.schedule.samples / 2:
         return _as_one(head, plain, seed, "Following the steps found less than half of the samples.")
-    confirmations = task.confirmations(found, seed + 1) if task.complete(found) else 0
-    case = StepsAnswer(
-        head, task.trajectory, training, knowledge, found, total is not None, excess, confirmations, task.rate_free
-    )
+    confirmations = task.confirmations(found, seed + 1) if found.completes(task.trajectory.schedule) else 0
+    case = StepsAnswer(head, task.trajectory, training, knowledge, found, total is not None, excess, confirmations)
     return task.leak(head, found, judge(case))
 
 
@@ -89,7 +88,6 @@ class _Task:
     trajectory: Trajectory
     classes: Tensor  # that may be labels
     rate: float
-    rate_free: bool
 
     @classmethod
     def of(
@@ -99,10 +97,11 @@ class _Task:
         classes, rate = labels.to(observation.U.device), training.learning_rate
         steps = (training.steps or 1) // training.epochs
         reach = float(Schedule.of(training, (1,)).reach[-1, 0])
-        size = None if total is None else split(total, steps)[0]
-        if size is None and training.epochs == 1:
-            total = max(observation.rank, steps)
-            size = split(total, steps)[0]
+        size = training.batch_size
+        if total is None and training.epochs == 1:  # a direction for every sample, as far as the steps have room
+            total = max(observation.rank, steps) if size is None else min(max(observation.rank, steps), size * steps)
+        if total is not None:
+            size = mini_batches(total, steps, size)[0]
         if rate is None or size is None:
             alpha = first_alpha(observation, classes)
             if alpha is None:
@@ -114,22 +113,29 @@ class _Task:
                 size = size_of_step(observation, guess, training.epochs) if known else max(1, round(guess))
             rate = rate or alpha * (size if mean else 1) / reach
         check_samples(total or size * steps)
-        sizes = split(total or size * steps, steps)
-        trajectory = Trajectory(observation, Schedule.of(training, sizes), bias)
-        return cls(trajectory, classes, rate, training.learning_rate is None)
+        sizes = mini_batches(total or size * steps, steps, training.batch_size)
+        trajectory = Trajectory(observation, Schedule.of(training, sizes), bias, training.learning_rate is None)
+        return cls(trajectory, classes, rate)
+
+    @property
+    def epochs_differ(self) -> bool:
+        """Whether steps can be followed: visits have directions of their own, also where epochs repeat the samples."""
+        schedule = self.trajectory.schedule
+        visits = schedule.samples * schedule.epochs
+        return schedule.epochs == 1 or self.trajectory.observation.rank >= _APART * visits
 
     def run(self, head: Head, knowledge: Knowledge, seed: int) -> Polished | None:
         """Step by step; where epochs repeat the samples and hardly differ, all epochs at once."""
         generator = torch.Generator().manual_seed(seed)
-        schedule, rank = self.trajectory.schedule, self.trajectory.observation.rank
-        found: Polished | None = None
-        if rank >= _APART * schedule.samples * schedule.epochs or schedule.epochs == 1:
-            found = follow(self.trajectory, self.rate, self.classes, generator, rate_free=self.rate_free)
-            if found.misfit < EXPLAINED and found.samples.counts == schedule.sizes:
+        schedule, found = self.trajectory.schedule, None
+        if self.epochs_differ:
+            found = follow(self.trajectory, self.rate, self.classes, generator)
+            if found.completes(schedule):
                 return found
         if schedule.epochs > 1:
             settled = self._settled(head, replace(knowledge, batch_size=schedule.samples), seed)
-            return settled if settled is not None or found is None else self._certain(found)
+            if settled is not None:
+                return settled
         return None if found is None else self._certain(found)
 
     def _settled(self, head: Head, knowledge: Knowledge, seed: int) -> Polished | None:
@@ -139,33 +145,25 @@ class _Task:
             return None
         T = start.features.double() @ self.trajectory.observation.A.T
         samples = Samples(self.trajectory.schedule.sizes, T, start.labels, self.rate)
-        return settle(self.trajectory, samples, rate_free=self.rate_free)
+        return settle(self.trajectory, samples)
 
     def _certain(self, found: Polished) -> Polished | None:
         """Without the samples that are hardly any."""
-        kept = found.errors < _VAGUE
-        if found.misfit >= EXPLAINED or not bool(kept.any()):
+        kept = found.errors < VAGUE
+        if not found.explains or not bool(kept.any()):
             return None
-        samples, counts, start = found.samples, [], 0
-        for count in samples.counts:
-            counts.append(int(kept[start : start + count].sum()))
-            start += count
-        left = replace(samples, counts=tuple(counts), T=samples.T[kept], labels=samples.labels[kept])
+        samples = found.samples
+        counts = tuple(int(part.sum()) for part in kept.split(list(samples.counts)))
+        left = replace(samples, counts=counts, T=samples.T[kept], labels=samples.labels[kept])
         return replace(found, samples=left, errors=found.errors[kept])
-
-    def complete(self, found: Polished) -> bool:
-        return found.samples.counts == self.trajectory.schedule.sizes and found.misfit < EXPLAINED
 
     def confirmations(self, found: Polished, seed: int) -> int:
         """1 where a second chain from other, random starts leads to the same samples of the same labels."""
-        schedule, rank = self.trajectory.schedule, self.trajectory.observation.rank
-        if rank < _APART * schedule.samples * schedule.epochs and schedule.epochs > 1:
+        if not self.epochs_differ:
             return 0  # all epochs were solved at once, from the one start that there is
         generator = torch.Generator().manual_seed(seed)
-        again = follow(
-            self.trajectory, self.rate, self.classes, generator, rate_free=self.rate_free, first_kind=_AT_RANDOM
-        )
-        if not self.complete(again):
+        again = follow(self.trajectory, self.rate, self.classes, generator, first_kind=_AT_RANDOM)
+        if not again.completes(self.trajectory.schedule):
             return 0
         distances = torch.cdist(found.samples.T, again.samples.T) / found.samples.T.norm(dim=1, keepdim=True)
         near, same = distances.min(1)
@@ -174,18 +172,17 @@ class _Task:
 
     def leak(self, head: Head, found: Polished, claim: Claim) -> Leak:
         observation, samples = self.trajectory.observation, found.samples
-        Y = torch.nn.functional.one_hot(samples.labels, observation.classes).to(observation.U)
+        Y = self.trajectory.targets(samples.labels)
         walk = self.trajectory.walk(samples.counts, samples.T, Y, observation.U.new_tensor(samples.rate))
-        dtype = head.W.dtype if head.W.dtype in (torch.float32, torch.float64) else torch.float32
         return Leak(
             method="local-steps",
             targets=Y,
             logits=samples.T @ observation.K + observation.b,
-            features=(samples.T @ observation.A).to(dtype),
-            residual=float(walk.remainder.norm() / self.trajectory.whole.norm()),
+            features=(samples.T @ observation.A).to(torch.promote_types(head.W.dtype, torch.float32)),
+            residual=float(walk.remainder.norm() / self.trajectory.equation.U.norm()),
             predicted_error=claim.predicted_error,
             exact=claim.exact,
-            scale=samples.rate if self.rate_free else 1.0,
+            scale=samples.rate if self.trajectory.rate_free else 1.0,
             notes=[*self._notes(found), *claim.notes],
         )
 
@@ -194,11 +191,11 @@ class _Task:
         notes = [
             f"{schedule.steps} local steps were followed one by one; features are those in the step that saw a sample first."
         ]
-        if found.misfit < EXPLAINED and not self.complete(found):
+        if found.explains and not found.completes(schedule):
             notes.append(
                 f"{found.samples.number} of {schedule.samples} samples were found, of the first {len(counts)} steps."
             )
-        if self.rate_free:
+        if self.trajectory.rate_free:
             notes.append(f"The learning rate came out as {found.samples.rate:.4g}.")
         return notes
 
@@ -207,25 +204,11 @@ def _as_one(head: Head, knowledge: Knowledge, seed: int, reason: str) -> Leak:
     """One step, where that explains the movement; else the exact solver on the mean gradient, and a claim of nothing."""
     training = knowledge.training
     assert training is not None
-    if training.several_steps:
-        one = exact(_of_one_step(head, training), knowledge, seed=seed)
+    if training.several_steps and not out_of_time("one step in the place of several"):
+        one = exact(of_one_step(head, training), knowledge, seed=seed)
         if one.exact:
             note = "One step explains the movement: its gradient was accumulated, or the other steps moved nothing."
             return replace(one, method="local-steps", notes=[note, *one.notes])
     leak = exact(replace(head, divisor=None), knowledge, seed=seed)
     notes = [reason, "The mean of the steps' gradients was solved as if it were one gradient.", *leak.notes]
     return replace(leak, method="local-steps", exact=False, notes=notes)
-
-
-def _of_one_step(head: Head, training: LocalTraining) -> Head:
-    """The gradient if all of the movement were one step: BatchNorm's counters count micro-batches, not steps.
-
-    g = −Δ/η − λ w, and the head holds −Δ/(ηT) − λ w.
-    """
-    T, decay = training.steps or 1, training.weight_decay
-
-    def whole(gradient: Tensor, weight: Tensor) -> Tensor:
-        return T * gradient + (T - 1) * decay * weight if decay else T * gradient
-
-    grad_b = None if head.grad_b is None or head.b is None else whole(head.grad_b, head.b)
-    return replace(head, grad_W=whole(head.grad_W, head.W), grad_b=grad_b, divisor=None)

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from unsum.certify.scatter import SPARE
 from unsum.equation.levenberg import Dense, minimize
+from unsum.separate.local_steps.movement import Schedule
 from unsum.separate.local_steps.trajectory import Trajectory, Walk
 
 EXPLAINED = 4.0  # misfit of a solution, in units of the noise
-_SPARE = 3  # equations left over without which a perfect fit proves nothing
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,14 @@ class Polished:
     misfit: float
     errors: Tensor
 
+    @property
+    def explains(self) -> bool:
+        return self.misfit < EXPLAINED
+
+    def completes(self, schedule: Schedule) -> bool:
+        """Whether these are all samples of all steps."""
+        return self.explains and self.samples.counts == schedule.sizes
+
 
 class Here(Dense):
     """The equations at one point, in the directions that the missing samples leave free there."""
@@ -57,13 +66,10 @@ class Here(Dense):
 class Polisher:
     """The equations for one set of samples; `missing` further ones may be in the movement."""
 
-    def __init__(self, trajectory: Trajectory, samples: Samples, missing: int, rate_free: bool) -> None:
-        self.trajectory, self.missing, self.rate_free = trajectory, missing, rate_free
-        self.counts = samples.counts
-        classes = trajectory.observation.classes
-        self.Y = torch.nn.functional.one_hot(samples.labels, classes).to(trajectory.observation.U)
-        self.weight = trajectory.observation.weight
-        self.shape = samples.T.shape
+    def __init__(self, trajectory: Trajectory, samples: Samples, missing: int) -> None:
+        self.trajectory, self.missing, self.rate_free = trajectory, missing, trajectory.rate_free
+        self.counts, self.shape = samples.counts, samples.T.shape
+        self.Y, self.weight = trajectory.targets(samples.labels), trajectory.observation.weight
 
     def start(self, samples: Samples) -> Tensor:
         rate = samples.T.new_tensor([samples.rate]).log()
@@ -83,7 +89,7 @@ class Polisher:
         """(C, …) and (R [+ 1], …): what is left of the movement besides the largest directions, those of missing samples."""
         weighted = self.weight[:, None] * self.walk(at).remainder
         if self.missing == 0:
-            return self._identity(weighted.shape[0]), self._identity(weighted.shape[1])
+            return torch.eye(len(weighted)).to(weighted), torch.eye(weighted.shape[1]).to(weighted)
         left, _, right = torch.linalg.svd(weighted, full_matrices=True)
         return left[:, self.missing :], right[self.missing :].T
 
@@ -112,7 +118,7 @@ class Polisher:
         # The prior that features are not larger than they came out: a direction nothing determines has an error of 100 %.
         prior = torch.cat([self.sizes(at).pow(-2).repeat_interleave(R), at.new_ones(1)]) * spread
         factor, failed = torch.linalg.cholesky_ex(J.T @ J + torch.diag(prior))
-        if equations < _SPARE or bool(failed):
+        if equations < SPARE or bool(failed):
             return misfit, None
         variance = torch.cholesky_inverse(factor).diagonal()[:-1].view(m, R).sum(1)
         return misfit, (variance + self._outside(at)) * spread
@@ -140,35 +146,24 @@ class Polisher:
         normal = columns.T @ columns + torch.diag(H / sizes.square())
         scale = normal.diagonal().rsqrt()
         inverse = torch.linalg.inv(scale[:, None] * normal * scale).diagonal() * scale.square()
-        outside: Tensor = H * inverse[: self.shape[0]].clamp_min(0)
-        return outside
-
-    def _identity(self, size: int) -> Tensor:
-        return torch.eye(size, dtype=self.weight.dtype, device=self.weight.device)
+        return H * inverse[: self.shape[0]].clamp_min(0)
 
 
-def polish(
-    trajectory: Trajectory, samples: Samples, missing: int, *, rate_free: bool = False, iterations: int = 30
-) -> Polished:
-    """The samples solved on together, and how sure they are."""
-    polisher = Polisher(trajectory, samples, missing, rate_free)
-    here = minimized(polisher, polisher.start(samples), iterations)
+def polish(trajectory: Trajectory, samples: Samples, missing: int) -> Polished:
+    """The samples solved on together, and what the noise and the misfit do to their features."""
+    polisher = Polisher(trajectory, samples, missing)
+    here = minimized(polisher, polisher.start(samples), 20)
     polisher.reweighted(here.at)
     here = minimized(polisher, here.at, 10)
     T, rate = here.at[:-1].view(polisher.shape), float(here.at[-1].exp())
-    return certified(here, replace(samples, T=T, rate=rate))
+    misfit, variance = polisher.scatter(here)
+    size = T.norm(dim=1).clamp_min(1e-300)
+    unknown = torch.full_like(size, torch.inf)
+    errors = unknown if variance is None else (variance.sqrt() / size).nan_to_num(nan=torch.inf)
+    return Polished(replace(samples, T=T, rate=rate), misfit, errors)
 
 
 def minimized(polisher: Polisher, at: Tensor, iterations: int) -> Here:
     """Where the equations' squares are least; below the noise they need not be pursued further."""
     here = Here(polisher, at)
     return minimize(here, iterations, enough=here.residual.numel())
-
-
-def certified(here: Here, samples: Samples) -> Polished:
-    """What the noise and the misfit do to the features, through the inverse of the normal matrix."""
-    misfit, variance = here.polisher.scatter(here)
-    size = samples.T.norm(dim=1).clamp_min(1e-300)
-    if variance is None:
-        return Polished(samples, misfit, torch.full_like(size, torch.inf))
-    return Polished(samples, misfit, (variance.sqrt() / size).nan_to_num(nan=torch.inf))

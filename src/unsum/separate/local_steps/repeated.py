@@ -49,7 +49,7 @@ class _Drifting(Polisher):
         return progress / progress[-1]
 
 
-def settle(trajectory: Trajectory, mean: Samples, *, rate_free: bool) -> Polished | None:
+def settle(trajectory: Trajectory, mean: Samples) -> Polished | None:
     """The samples' first features, from what is about their mean over all epochs; None where that is too much work."""
     schedule = trajectory.schedule
     counts = tuple(schedule.size(step) for step in range(schedule.steps))
@@ -57,7 +57,7 @@ def settle(trajectory: Trajectory, mean: Samples, *, rate_free: bool) -> Polishe
     if T.numel() > _AFFORDABLE:
         return None
     samples = Samples(counts, T, mean.labels.repeat(schedule.epochs), mean.rate)
-    drifting = _Drifting(trajectory, samples, 0, rate_free)
+    drifting = _Drifting(trajectory, samples, 0)
     at = drifting.start(samples)
     variance: Tensor | None = None
     for _ in range(_ROUNDS):

@@ -7,12 +7,14 @@ before are known, so are the weights, and all of it happens in the few direction
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from unsum.equation.equation import Equation
 from unsum.equation.observation import Observation
-from unsum.separate.local_steps.schedule import Schedule
+from unsum.separate.local_steps.movement import Schedule
 
 
 @dataclass(frozen=True)
@@ -42,17 +44,23 @@ class Trajectory:
     observation: Observation
     schedule: Schedule
     has_bias: bool  # whether the head has one, which moves, too, even if its gradient was kept back
+    rate_free: bool  # whether the learning rate is unknown
     departure: Departure | None = None
+
+    def targets(self, labels: Tensor) -> Tensor:
+        """(m, C) hard ones."""
+        return torch.nn.functional.one_hot(labels, self.observation.classes).to(self.observation.U)
 
     def weight_of(self, step: int) -> float:
         """reach / size: what p − y of a sample of this step is multiplied by, besides the rate."""
-        size = self.schedule.size(step) if self.observation.reduction == "mean" else 1
-        return float(self.schedule.reach[-1, step]) / size
+        return float(self.schedule.reach[-1, step]) / self._divisor(step)
+
+    def _divisor(self, step: int) -> int:
+        return self.schedule.size(step) if self.observation.reduction == "mean" else 1
 
     def walk(self, counts: tuple[int, ...], T: Tensor, Y: Tensor, rate: Tensor) -> Walk:
         """Through `counts` samples of each of the first steps: rows of T (m, R) and of Y (m, C), step by step."""
-        observation, schedule = self.observation, self.schedule
-        reach, kept = schedule.reach, schedule.kept
+        reach, kept = self.schedule.reach, self.schedule.kept
         P: list[Tensor] = []
         E: list[Tensor] = []
         weights: list[Tensor] = []
@@ -60,12 +68,10 @@ class Trajectory:
         start = 0
         for step, count in enumerate(counts):
             K, b = self._head(step, weights, biases, rate)
-            rows = slice(start, start + count)
-            start += count
+            rows, start = slice(start, start + count), start + count
             cold = 1.0 if self.departure is None else self.departure.temperature.neg().exp()
             p = torch.softmax(cold * (T[rows] @ K + b), dim=1)
-            size = schedule.size(step) if observation.reduction == "mean" else 1
-            G = cold * (p - Y[rows]) / size
+            G = cold * (p - Y[rows]) / self._divisor(step)
             if self.departure is not None:
                 G = self.departure.weights[rows].exp()[:, None] * G
             weights.append(T[rows].T @ G)
@@ -73,22 +79,13 @@ class Trajectory:
             P.append(p)
             E.append(rate * float(reach[-1, step]) * G)
         K, b = self._head(min(len(counts), len(kept) - 2), weights, biases, rate)
-        every = torch.cat(E) if E else Y[:0]
-        return Walk(T, torch.cat(P) if P else Y[:0], every, K, b, self.whole - every.T @ self.extended(T))
+        every = torch.cat([Y[:0], *E])
+        return Walk(T, torch.cat([Y[:0], *P]), every, K, b, self.equation.U - every.T @ self.equation.extended(T))
 
-    @property
-    def whole(self) -> Tensor:
-        """(C, R [+ 1]) the movement itself."""
-        observation = self.observation
-        if observation.grad_b is None:
-            return observation.U
-        return torch.cat([observation.U, observation.beta * observation.grad_b[:, None]], dim=1)
-
-    def extended(self, T: Tensor) -> Tensor:
-        """T with the constant feature that the bias sees."""
-        if self.observation.grad_b is None:
-            return T
-        return torch.cat([T, T.new_full((len(T), 1), self.observation.beta)], dim=1)
+    @cached_property
+    def equation(self) -> Equation:
+        """Its U (C, R [+ 1]) is the movement itself."""
+        return self.observation.equation()
 
     def _head(self, step: int, weights: list[Tensor], biases: list[Tensor], rate: Tensor) -> tuple[Tensor, Tensor]:
         reach, kept = self.schedule.reach[step], float(self.schedule.kept[step])

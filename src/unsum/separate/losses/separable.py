@@ -10,41 +10,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from unsum.equation.observation import Observation
-from unsum.losses.loss import Separable
-from unsum.separate.exact.regression import _least_squares
+from unsum.losses import Separable
+from unsum.separate.exact.regression import least_squares
 
 _ONE = 0.15  # how far from 1 the squared length of a lone sample may be
 _SAME = 0.9  # cosine from which two directions are one sample
 _LABEL = 0.25  # of a lone sample's squared length: rows that miss more are labels
 _REFITS = 3  # of the line to the rows that turn out free
-_REWEIGHTINGS = 60
-_LINEARIZATIONS, _NODES = 5, 9
+_REWEIGHTINGS = 60  # of least squares, towards the least sum of distances
+_LINEARIZATIONS, _NODES = 5, 9  # of φ around what the last one found, and points of its mean over normal logits
 _RANDOM = 4  # starts with another rotation of the samples that no row tells, or moved by
 _JITTER = 0.3  # of their length
 
 
-@dataclass(frozen=True)
-class SeparableStart:
-    """A point to start from: T (B, R) and α."""
-
-    T: Tensor
-    alpha: float
-    told: int  # samples whose direction the label rows told
-
-
-def starts(observation: Observation, loss: Separable, generator: torch.Generator) -> Iterator[SeparableStart]:
-    """Starts for B = R samples: with the plain α first, then with the one that the label rows suggest."""
+def starts(observation: Observation, loss: Separable, generator: torch.Generator) -> Iterator[tuple[Tensor, float]]:
+    """T (B, R) and α to start from, for B = R samples: with the plain α first, then with the one that the label rows suggest."""
     R = observation.rank
     if observation.classes < R + 3:
         return
-    plain = 1 / _divisor(observation, loss)
+    # α of R samples if nothing scaled the gradient.
+    whole = loss.divisor(observation.U.new_zeros(R, observation.classes))
+    plain = (1 if observation.reduction == "mean" else R * observation.classes) / whole
     design, line = _settled(observation, loss, plain)
     for alpha, fixed in ((plain, True), (0.0, False)):
         for _ in range(_REFITS):
@@ -53,19 +45,19 @@ def starts(observation: Observation, loss: Separable, generator: torch.Generator
             squares = z.square().sum(1)
             if not float(squares.max()) > 0:  # also where it is no number: no row stands out as a label's
                 return
-            alpha = alpha if fixed else _smallest(squares)
+            if not fixed:  # a row that one sample alone is positive in: the least square that clearly is a label
+                alpha = float(squares[squares > 0.05 * squares.max()].min())
             free = squares < _LABEL * alpha
             if int(free.sum()) > design.shape[1]:
-                line = _least_squares(design[free], observation.U[free], torch.ones_like(squares[free]))
+                line = least_squares(design[free], observation.U[free], torch.ones_like(squares[free]))
         directions = _directions(z[~free] / math.sqrt(alpha), R)
         for number in range(_RANDOM):
             T = _completed(directions, R, generator) @ root / math.sqrt(alpha)
-            if (
-                number and len(directions) == R
-            ):  # nothing is left to chance: start farther away, to see where that leads
+            # Where nothing is left to chance: start farther away, to see where that leads.
+            if number and len(directions) == R:
                 noise = torch.randn(T.shape, generator=generator, dtype=torch.float64).to(T.device)
                 T = T + _JITTER * T.norm(dim=1, keepdim=True) / R**0.5 * noise
-            yield SeparableStart(T, alpha, len(directions))
+            yield T, alpha
 
 
 def _settled(observation: Observation, loss: Separable, alpha: float) -> tuple[Tensor, Tensor]:
@@ -91,21 +83,14 @@ def _over_spread(function: Callable[[Tensor], Tensor], mean: Tensor, variance: T
     return total
 
 
-def _divisor(observation: Observation, loss: Separable) -> float:
-    """1/α for as many samples as directions, if nothing scaled the gradient."""
-    whole = loss.divisor(observation.U.new_zeros(observation.rank, observation.classes))
-    entries = observation.rank * observation.classes
-    return whole if observation.reduction == "mean" else whole / entries
-
-
 def _least_distances(design: Tensor, values: Tensor) -> Tensor:
     """The line of least summed distances of rows, not squares: labels may be many, as long as most rows are free."""
     root = torch.ones_like(design[:, 0])
-    line = _least_squares(design, values, root)
+    line = least_squares(design, values, root)
     for _ in range(_REWEIGHTINGS):
         distance = (values - design @ line).norm(dim=1)
         root = distance.clamp_min(1e-6 * distance.max() + 1e-300).rsqrt()
-        line = _least_squares(design, values, root / root.max())
+        line = least_squares(design, values, root / root.max())
     return line
 
 
@@ -113,14 +98,7 @@ def _root(line: Tensor) -> Tensor:
     """The symmetric root of α M, the line's slope."""
     values, vectors = torch.linalg.eigh(0.5 * (line[1:] + line[1:].T))
     kept = values.clamp_min(1e-9 * float(values.abs().max()))
-    root: Tensor = (vectors * kept.sqrt()) @ vectors.T
-    return root
-
-
-def _smallest(squares: Tensor) -> float:
-    """The squared length of a row that one sample alone is positive in: the least of those that clearly are labels."""
-    labels = squares[squares > 0.05 * squares.max()]
-    return float(labels.min())
+    return (vectors * kept.sqrt()) @ vectors.T
 
 
 def _directions(corners: Tensor, most: int) -> Tensor:
@@ -150,5 +128,4 @@ def _completed(directions: Tensor, R: int, generator: torch.Generator) -> Tensor
     rows = torch.cat([directions, random])
     Q, triangle = torch.linalg.qr(rows.T)
     signs = triangle.diagonal().sign()
-    completed: Tensor = (Q * torch.where(signs == 0, torch.ones_like(signs), signs)).T
-    return completed
+    return (Q * torch.where(signs == 0, torch.ones_like(signs), signs)).T

@@ -7,32 +7,26 @@ their share of Σ m_i. Samples of one label carry one weight, so counts follow: 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from unsum.equation.observation import Observation
-from unsum.losses.loss import Softmax
+from unsum.labels.ilrg import whole_counts
+from unsum.losses import Softmax
 from unsum.separate.exact.regression import ClassLine, fit_class_line
 from unsum.separate.exact.starts import rotate_to_targets
 
 _LIFTS = 4  # rounds that put back what smoothing took, with a better mean each time
+_EACH = 3  # starts of one hypothesis
 _MORE = 3  # samples beyond the rank that are tried, where features coincide
 
 
-@dataclass(frozen=True)
-class Labeled:
-    """Targets that are assumed, and a start for T."""
-
-    Y: Tensor
-    T: Tensor
-
-
 def starts(
-    observation: Observation, loss: Softmax, targets: Tensor | None, generator: torch.Generator, each: int = 3
-) -> Iterator[Labeled]:
-    """Label hypotheses with `each` starts, the most likely hypothesis first."""
+    observation: Observation, loss: Softmax, targets: Tensor | None, generator: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Targets Y that are assumed, each with a few starts for T: the most likely hypothesis first."""
     C = observation.classes
     w = loss.class_weights(C)
     weights = observation.b.new_ones(C) if w is None else w.to(observation.b)
@@ -41,8 +35,8 @@ def starts(
     for Y in hypotheses:
         total = float((Y @ weights).sum())
         scaled = replace(line, sums=line.sums * (total / len(Y)) / weights[:, None])
-        for _ in range(each):
-            yield Labeled(Y, rotate_to_targets(scaled, Y, generator))
+        for _ in range(_EACH):
+            yield Y, rotate_to_targets(scaled, Y, generator)
 
 
 def _line(observation: Observation, loss: Softmax, weights: Tensor) -> ClassLine:
@@ -66,18 +60,9 @@ def _hypotheses(line: ClassLine, weights: Tensor, rank: int) -> Iterator[Tensor]
         return
     seen = set()
     for B in range(rank, rank + _MORE + 1):
-        counts = _apportion(shares * (B / total), B)
+        counts = whole_counts(shares * (B / total), B)
         key = tuple(counts.tolist())
-        if key not in seen and int(counts.sum()) == B:
+        if key not in seen:
             seen.add(key)
             labels = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
             yield torch.nn.functional.one_hot(labels, len(counts)).double()
-
-
-def _apportion(shares: Tensor, B: int) -> Tensor:
-    """Whole numbers that sum to B, nearest to the shares."""
-    counts = shares.floor().long()
-    rest = shares - counts
-    for index in rest.argsort(descending=True)[: max(0, B - int(counts.sum()))].tolist():
-        counts[index] += 1
-    return counts

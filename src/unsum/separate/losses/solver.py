@@ -1,27 +1,31 @@
-"""The solver for declared losses: starts by kind, Levenberg–Marquardt, and a certificate like the exact solver's."""
+"""The solver for losses other than cross-entropy, declared or recognized: starts by kind, Levenberg–Marquardt, a certificate.
+
+What an update itself says about the loss: under softmax every row of G sums to zero, and so does ∇b.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from unsum.certify.candidate import Candidate, polish
 from unsum.certify.question import Question
 from unsum.equation.equation import Equation, Unknowns, solve
-from unsum.equation.noise import Noise, factorize, rounding_of_an_entry
+from unsum.equation.noise import Noise, factorize, rounding_of_an_entry, unit_of, without_decay
 from unsum.equation.observation import Observation, observed
 from unsum.equation.span import span_of
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
+from unsum.late_scipy import linear_sum_assignment
 from unsum.leak import Leak
-from unsum.losses import Loss, Separable, Softmax
-from unsum.separate.exact.answer import leak_of, nothing_found
+from unsum.losses import BinaryCrossEntropy, Loss, Separable, Softmax, SquaredError
+from unsum.separate.adaptive.recognize import recognize
+from unsum.separate.exact.search import SAME_SOLUTION, distance
+from unsum.separate.exact.solver import leak_of, nothing_found
 from unsum.separate.losses import separable, softmax
 
 _BINARY = 0.05  # largest distance of a target from 0 or 1 before it is rounded
@@ -29,7 +33,10 @@ _ROUNDS = 4  # of reading the targets and solving on
 _MOST = 48  # samples: the normal matrix has as many unknowns squared
 _HUGE = 1e12  # entries of T that no features have: the start ran away
 _TRIES = 8  # starts after which one answer that explains the gradient is not asked for company any longer
-_AGREE = 1e-3  # relative distance of two answers that are one
+_OFF = 1e-3  # of the sum of magnitudes: rounding stays far below
+_SANE = 1e-12  # sizes of a gradient whose squares and their products stay finite
+_DEFENSES = ("grid", "random-grid", "pruned", "sign")  # they unbalance the columns of any loss
+_LARGE = 1 << 26  # entries beyond which a further pass over ∇W is not worth it
 
 
 def separate_declared(head: Head, knowledge: Knowledge, loss: Loss, *, seed: int) -> Leak:
@@ -78,18 +85,13 @@ def _starts(
 ) -> Iterator[tuple[Equation, Unknowns]]:
     equation = replace(observation.equation(), alpha_free=True)
     if isinstance(loss, Separable):
-        for start in separable.starts(observation, loss, generator):
-            yield equation, _point(start.T, start.alpha)
+        for T, alpha in separable.starts(observation, loss, generator):
+            yield equation, Unknowns.of(T, alpha)
     elif isinstance(loss, Softmax):
-        for labeled in softmax.starts(observation, loss, given, generator):
-            alpha = 1 / loss.divisor(labeled.Y) if observation.reduction == "mean" else 1.0
-            yield replace(equation, Y=labeled.Y), _point(labeled.T, alpha)
+        for Y, T in softmax.starts(observation, loss, given, generator):
+            yield replace(equation, Y=Y), Unknowns.of(T, observation.plain_alpha(len(Y), Y))
     else:
         raise UnsumError(f"There is no solver for the loss {loss.name!r}.")
-
-
-def _point(T: Tensor, alpha: float) -> Unknowns:
-    return Unknowns(T, T.new_zeros(()), T.new_tensor(math.log(alpha)))
 
 
 def _solved(observation: Observation, equation: Equation, at: Unknowns, given: Tensor | None) -> Candidate | None:
@@ -101,7 +103,9 @@ def _solved(observation: Observation, equation: Equation, at: Unknowns, given: T
     for _ in range(_ROUNDS):
         if not at.is_sound or not bool(at.T.abs().max() < _HUGE):
             return None
-        read = _read_targets(equation, observation.loss, at)
+        # (B, C) the targets that a separable loss leaves at T, before they are rounded.
+        G = torch.linalg.lstsq(equation.extended(at.T).T, equation.U.T / at.alpha).solution
+        read = observation.loss.link(equation.logits(at.T)) - G
         Y = read.round().clamp(0, 1) if given is None or len(given) != len(read) else _nearest(given, read)
         left = float((read - Y).abs().max())
         if equation.Y is not None and torch.equal(Y, equation.Y):
@@ -113,13 +117,6 @@ def _solved(observation: Observation, equation: Equation, at: Unknowns, given: T
     return replace(polish(observation, equation, at), rounded=left < _BINARY)
 
 
-def _read_targets(equation: Equation, loss: Separable, at: Unknowns) -> Tensor:
-    """(B, C) the targets that a separable loss leaves at T, before they are rounded."""
-    G = torch.linalg.lstsq(equation.extended(at.T).T, equation.U.T / at.alpha).solution
-    found: Tensor = loss.link(equation.logits(at.T)) - G
-    return found
-
-
 def _nearest(given: Tensor, read: Tensor) -> Tensor:
     """The granted rows in the order of those that were read."""
     order = linear_sum_assignment(torch.cdist(read, given.to(read)).cpu().numpy())[1]
@@ -128,11 +125,51 @@ def _nearest(given: Tensor, read: Tensor) -> Tensor:
 
 def _confirmations(one: Candidate, answers: list[Candidate]) -> int:
     """How many other starts ended in the same answer."""
-    return sum(other is not one and other.explains and _agree(one, other) for other in answers)
+    others = [other.at.T for other in answers if other is not one and other.explains]
+    T = one.at.T
+    return sum(other.shape == T.shape and distance(T, other) < SAME_SOLUTION for other in others)
 
 
-def _agree(one: Candidate, other: Candidate) -> bool:
-    if one.at.T.shape != other.at.T.shape:
+def is_no_softmax(head: Head) -> bool:
+    """Whether ∇b or the columns of ∇W do not sum to zero although nothing else in the gradient looks like noise."""
+    if head.grad_b is not None and bool((head.grad_b == 0).any()):
         return False
-    distance = torch.cdist(one.at.T, other.at.T).amin(1) / one.at.T.norm(dim=1).clamp_min(1e-300)
-    return float(distance.max()) < _AGREE
+    if without_decay(head) is not None:
+        return False
+    if _imbalance(head) <= max(_OFF, 10 * unit_of(head.grad_W)):
+        return False
+    span = span_of(head.grad_W)
+    return not span.noisy and not span.full
+
+
+def _imbalance(head: Head) -> float:
+    """How far from zero the gradient's columns sum, relative to the sum of their magnitudes."""
+    found = 0.0
+    if head.grad_b is not None:
+        grad_b = head.grad_b.double()
+        found = float(grad_b.sum().abs() / grad_b.abs().sum().clamp_min(1e-300))
+    if found <= _OFF and head.grad_W.numel() <= _LARGE:  # by chance, perhaps: the columns of ∇W are more witnesses
+        columns = head.grad_W.sum(0, dtype=torch.float64)
+        found = float(columns.norm() / head.row_norms(head.grad_W).sum().clamp_min(1e-300))
+    return found
+
+
+def fitting_loss(head: Head, knowledge: Knowledge, *, seed: int) -> Leak | None:
+    """The answer under a loss that was not declared but explains the update exactly; None where there is none."""
+    size = float(head.grad_W.abs().max())
+    if not _SANE < size < 1 / _SANE or not is_no_softmax(head) or recognize(head).kind in _DEFENSES:
+        return None
+    answers = [answer_declared(head, knowledge, loss, seed=seed) for loss in (SquaredError(), BinaryCrossEntropy())]
+    fitting = [answer for answer in answers if isinstance(answer, Question) and answer.candidate.explains]
+    if len(fitting) != 1:  # small logits of the one look like the other's
+        return None
+    leak = leak_of(fitting[0])
+    reason = f"The gradient does not sum to zero over classes: no cross-entropy, and the loss {leak.loss!r} alone explains it."
+    return replace(leak, notes=[reason, *leak.notes]) if leak.exact else None
+
+
+def advice(head: Head) -> str | None:
+    """A sentence where the update cannot come from cross-entropy."""
+    if not is_no_softmax(head):
+        return None
+    return "The gradient does not sum to zero over classes, as it does under cross-entropy: declare the loss (loss='bce', say)."

@@ -8,32 +8,40 @@ With targets Y known and D = (softmax(Ŷ) − Y)/B, the paper minimizes over Ŷ 
     1e4 L_w + L_b + 100 L_loss        Adam, rate 1e-3, 20 000 steps, start from standard normal logits
 
 and then takes F = pinv(Dᵀ) ∇W. L_loss keeps it away from twin solutions near the labels. D is differentiated.
-The three terms and their gradient are in `objective`, l̂ in `loss`, Adam in `adam`, the starts in `starts`.
+The three terms with l̂ and their gradient are in `objective`. The six starts that the paper compares are
+
+    randn, rand, zeros, ones      of those distributions and constants
+    photos                        the model's logits for natural photos of the attacker's own, passed as `start_logits`
+    fgla                          the logits of FGLA's features of the same update (the paper feeds FGLA's pictures to the model)
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from unsum.cuda_graph import recorded
+from unsum.equation.threads import few_threads
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
+from unsum.labels.bias_sign import are_soft, hard_labels
 from unsum.leak import Leak
 from unsum.progress import SILENT, Progress
-from unsum.separate.hard_labels import hard_labels, refuse_soft
+from unsum.separate.fgla import fgla
 from unsum.separate.method import SEPARATORS
-from unsum.separate.misfit import relative_misfit
-from unsum.separate.options import positive, whole, yes_or_no
-from unsum.separate.rgla.adam import Record, minimize
+from unsum.separate.misfit import uncertified, working_type
+from unsum.separate.options import choice, positive, whole, yes_or_no
 from unsum.separate.rgla.objective import WEIGHTS, LogitObjective
-from unsum.separate.rgla.starts import check_start, declare_start, starting_logits
 
-RATE, STEPS = 1e-3, 20_000
+RATE, STEPS = 1e-3, 20_000  # as published
 EVERYTHING = tuple(WEIGHTS)
+STARTS = ("randn", "rand", "zeros", "ones", "photos", "fgla")
+RANDOM = ("randn", "rand")
+_ALIKE = ("zeros", "ones")  # the same for every sample
 
 
 @SEPARATORS.register(
@@ -67,19 +75,16 @@ def rgla(
         stop_below: end as soon as the weighted sum is below this; off by default, as published.
         sample_every: steps between two entries of `leak.history` ("step", "loss_w", "loss_b", "loss_loss").
     """
-    check_head("rgla", head, knowledge)
-    check_start(start, start_logits, head.classes)
-    whole("steps", steps, 1)
+    names = checked("rgla", head, knowledge, objectives, start, start_logits, steps)
     whole("sample_every", sample_every, 1)
     positive("rate", rate)
     yes_or_no("constant_D", constant_D)
     if stop_below is not None:
         positive("stop_below", stop_below)
-    labels = hard_labels(head, knowledge)
-    names = check_objectives(objectives)
     if constant_D and set(names) == {"b"}:
         raise UnsumError("With constant_D the objective 'b' has no gradient; add 'w' or 'loss' to the objectives.")
-    objective = replace(LogitObjective.of(head, labels, names, working_type(head)), constant_D=constant_D)
+    objective = LogitObjective.of(head, hard_labels(head, knowledge), names, working_type(head))
+    objective = replace(objective, constant_D=constant_D)
     record = Record(objective, progress)
     begin = starting_logits(start, start_logits, head, knowledge, objective.Y, seed)
     logits = minimize(
@@ -89,25 +94,39 @@ def rgla(
     return declare_start(replace(leak, history=record.history), knowledge, start, start_logits)
 
 
-def check_head(method: str, head: Head, knowledge: Knowledge) -> None:
+def checked(
+    method: str,
+    head: Head,
+    knowledge: Knowledge,
+    objectives: Collection[str],
+    start: str,
+    start_logits: Tensor | None,
+    steps: int,
+) -> tuple[str, ...]:
+    """The objectives' names, if there is at least one and each exists; refuses what none of RGLA's solvers can do."""
     if head.b is None or head.grad_b is None:
         raise UnsumError(f"The attack {method!r} needs the head's bias and its gradient; use 'exact', which does not.")
-    refuse_soft(method, head, knowledge)
-
-
-def check_objectives(objectives: Collection[str]) -> tuple[str, ...]:
-    """The names as a tuple, if there is at least one and each exists."""
+    if are_soft(head, knowledge):
+        raise UnsumError(
+            f"The attack {method!r} needs hard labels and was given soft ones; use 'exact', which takes both."
+        )
+    choice("start", start, STARTS)
+    if start == "photos" and start_logits is None:
+        raise UnsumError(
+            "The start 'photos' needs start_logits=model(photos), what the model answers to your own photos."
+        )
+    if start != "photos" and start_logits is not None:
+        raise UnsumError(f"start_logits belong to start='photos', not to start={start!r}; leave one of the two out.")
+    C, given = head.classes, start_logits
+    if given is not None and (given.ndim != 2 or given.shape[1] != C or len(given) == 0):
+        raise UnsumError(f"start_logits must be (n, {C}), a row per photo, not {tuple(given.shape)}.")
+    whole("steps", steps, 1)
     names = (
         tuple(objectives) if isinstance(objectives, Collection) and not isinstance(objectives, str) else (objectives,)
     )
     if not names or not set(names) <= set(WEIGHTS):
         raise UnsumError(f"The option 'objectives' takes one or more of {', '.join(WEIGHTS)}, not {objectives!r}.")
     return names
-
-
-def working_type(head: Head) -> torch.dtype:
-    """The model's own precision, float32 at least."""
-    return torch.promote_types(head.W.dtype, torch.float32)
 
 
 def explain(method: str, head: Head, objective: LogitObjective, logits: Tensor) -> Leak:
@@ -122,13 +141,94 @@ def explain(method: str, head: Head, objective: LogitObjective, logits: Tensor) 
             f"{B} samples of {C} classes leave {B * C} unknown logits to {C * (C + 1) + 1} equations: "
             f"under-determined, so do not trust the features; RGLA needs B ≤ C + 1 = {C + 1}."
         )
-    return Leak(
-        method=method,
-        targets=Y,
-        logits=logits,
-        features=features.to(working_type(head)),
-        residual=relative_misfit(head, logits, Y, features),
-        predicted_error=float("nan"),
-        exact=False,
-        notes=notes,
-    )
+    return uncertified(method, head, logits, Y, features, notes)
+
+
+@dataclass
+class Record:
+    """The losses at some steps: `history` for the `Leak`, and whoever wants to watch."""
+
+    objective: LogitObjective
+    progress: Progress
+    steps: list[int] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)  # left on the device: reading them would make it wait
+
+    def add(self, step: int, logits: Tensor) -> Tensor:
+        """Note the losses after `step` steps; returns them weighted and summed."""
+        losses = self.objective.losses(logits)
+        self.steps.append(step)
+        self.losses.append(losses)
+        if self.progress is not SILENT:
+            self.progress.step(step, *losses.tolist())
+        return self.objective.total(losses)
+
+    @property
+    def history(self) -> dict[str, Tensor]:
+        """`step`, `loss_w`, `loss_b` and `loss_loss`, each (S,): the losses without their weights."""
+        w, b, loss = torch.stack(self.losses).cpu().unbind(1)
+        return {"step": torch.tensor(self.steps), "loss_w": w, "loss_b": b, "loss_loss": loss}
+
+
+def minimize(
+    objective: LogitObjective,
+    start: Tensor,
+    *,
+    steps: int,
+    rate: float,
+    every: int,
+    stop_below: float | None,
+    record: Record,
+) -> Tensor:
+    """(B, C) where Adam ends; losses are noted at the start, `every` so many steps and at the end, which `stop_below` may be."""
+    logits = start.clone().requires_grad_()
+    logits.grad = torch.zeros_like(logits)
+    watched, gradient = logits.detach(), logits.grad  # the same memory, outside of autograd
+    # Fused: one kernel per step. Capturable: its step counter lives on the device, as a recording needs it.
+    optimizer = torch.optim.Adam([logits], rate, fused=True, capturable=logits.is_cuda)
+
+    def advance() -> None:
+        gradient.copy_(objective.gradient(watched))
+        optimizer.step()
+
+    record.add(0, watched)
+    with torch.no_grad(), few_threads(logits.numel()):
+        run, done = recorded(advance, logits.device)
+        while done < steps:
+            goal = min(steps, done - done % every + every)
+            for _ in range(done, goal):
+                run()
+            done = goal
+            total = record.add(done, watched)
+            if stop_below is not None and float(total) < stop_below:
+                break
+    return watched
+
+
+def starting_logits(
+    start: str, start_logits: Tensor | None, head: Head, knowledge: Knowledge, like: Tensor, seed: int
+) -> Tensor:
+    """(B, C) of the type and device of `like`. Photos' rows are dealt out in turn when there are fewer than samples."""
+    if start_logits is not None:
+        turns = torch.arange(len(like)) % len(start_logits)
+        return start_logits.detach()[turns.to(start_logits.device)].to(like)
+    if start == "fgla":
+        return fgla(head, knowledge, seed=seed).logits.to(like)
+    generator = torch.Generator().manual_seed(seed)
+    if start in RANDOM:
+        draw = torch.randn if start == "randn" else torch.rand
+        return draw(like.shape, generator=generator).to(like)
+    return torch.full_like(like, 0.0 if start == "zeros" else 1.0)
+
+
+def declare_start(leak: Leak, knowledge: Knowledge, start: str, start_logits: Tensor | None) -> Leak:
+    """The same leak, saying that photos were used, and what a start that treats all samples alike cannot tell apart."""
+    notes = list(leak.notes)
+    if start in _ALIKE and len(leak.labels.unique()) < leak.batch_size:
+        notes.append(
+            f"From start={start!r} samples of one label are alike and remain so: every step is the same for each of them; "
+            "use start='randn' to tell them apart."
+        )
+    photos = knowledge.auxiliary_photos
+    if start_logits is not None:
+        photos = f"the model's logits for {len(start_logits)} of the attacker's own, as RGLA's start"
+    return replace(leak, notes=notes, knowledge=replace(knowledge, auxiliary_photos=photos))

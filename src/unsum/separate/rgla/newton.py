@@ -14,7 +14,7 @@ twins, the equations that hold exactly, L_w and L_b, are solved alone from there
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -25,18 +25,16 @@ from unsum.equation.levenberg import minimize
 from unsum.equation.threads import few_threads
 from unsum.head import Head
 from unsum.knowledge import Knowledge
+from unsum.labels.bias_sign import hard_labels
 from unsum.leak import Leak
 from unsum.progress import SILENT, Progress
-from unsum.separate.hard_labels import hard_labels
 from unsum.separate.method import SEPARATORS
 from unsum.separate.options import whole, yes_or_no
-from unsum.separate.rgla.adam import Record
-from unsum.separate.rgla.method import EVERYTHING, check_head, check_objectives, explain
+from unsum.separate.rgla.method import EVERYTHING, RANDOM, Record, checked, declare_start, explain, starting_logits
 from unsum.separate.rgla.objective import LogitObjective
-from unsum.separate.rgla.starts import RANDOM, check_start, declare_start, starting_logits
 
-STEPS = 100
-_INNER_STEPS, _INNER_TOLERANCE = 300, 1e-3
+STEPS = 100  # of Levenberg–Marquardt, in each stage, where the paper takes 20 000 of Adam
+_INNER_STEPS, _INNER_TOLERANCE = 300, 1e-3  # of conjugate gradients inside one step
 _EXPLAINED = 1e-10  # L_w over ‖M‖² at which nothing but the gradient's rounding is left
 
 
@@ -67,12 +65,9 @@ def rgla_newton(
         tries: how many random starts at most, while L_w stays above rounding: a twin explains the gradient less well.
             Without `polish` L_loss keeps L_w above it in any case, and there is one try.
     """
-    check_head("rgla-newton", head, knowledge)
-    check_start(start, start_logits, head.classes)
-    whole("steps", steps, 1)
+    names = checked("rgla-newton", head, knowledge, objectives, start, start_logits, steps)
     whole("tries", tries, 1)
     yes_or_no("polish", polish)
-    names = check_objectives(objectives)
     objective = LogitObjective.of(head, hard_labels(head, knowledge), names, torch.float64)
     stages = [objective]
     if polish and {"w", "loss"} <= set(names):
@@ -80,31 +75,21 @@ def rgla_newton(
     checkable = stages[-1].weights["w"] > 0 == stages[-1].weights["loss"]  # l̂ keeps L_w from vanishing, twin or not
     answers = []
     for number in range(tries if checkable and start in RANDOM else 1):
-        begin = starting_logits(start, start_logits, head, knowledge, objective.Y, seed + number)
-        answers.append(_attempt(stages, begin, steps, Record(objective, progress)))
-        if answers[-1].unexplained < _EXPLAINED:
+        logits = starting_logits(start, start_logits, head, knowledge, objective.Y, seed + number)
+        record = Record(objective, progress)
+        with torch.no_grad(), few_threads(logits.numel()):
+            for stage in stages:
+                logits = _descend(stage, logits, steps, record)
+        answers.append((float(record.losses[-1][0] / objective.K.square().sum()), logits, record))  # L_w / ‖M‖² first
+        if answers[-1][0] < _EXPLAINED:
             break
-    best = min(answers, key=lambda answer: answer.unexplained)
-    leak = replace(explain("rgla-newton", head, objective, best.logits), history=best.record.history)
-    if checkable and best.unexplained >= _EXPLAINED:
+    unexplained, logits, record = min(answers, key=lambda answer: answer[0])
+    leak = replace(explain("rgla-newton", head, objective, logits), history=record.history)
+    if checkable and unexplained >= _EXPLAINED:
         leak.notes.append(
             f"None of {len(answers)} start(s) explained the gradient down to its rounding: expect a twin, or a defended gradient."
         )
     return declare_start(leak, knowledge, start, start_logits)
-
-
-@dataclass(frozen=True)
-class _Attempt:
-    unexplained: float  # L_w / ‖M‖²
-    logits: Tensor
-    record: Record
-
-
-def _attempt(stages: list[LogitObjective], logits: Tensor, steps: int, record: Record) -> _Attempt:
-    with torch.no_grad(), few_threads(logits.numel()):
-        for objective in stages:
-            logits = _descend(objective, logits, steps, record)
-    return _Attempt(float(record.losses[-1][0] / stages[0].K.square().sum()), logits, record)
 
 
 def _descend(objective: LogitObjective, logits: Tensor, steps: int, record: Record) -> Tensor:
@@ -136,14 +121,13 @@ class _Equations:
         """The solution of (JᵀJ + μ) step = −Jᵀr by preconditioned conjugate gradients."""
         D, mu = self.objective.difference(self.logits.softmax(1)), damping * self.unit
         left: Tensor = torch.linalg.inv(self.objective.weights["w"] * D @ D.T + mu * torch.eye(len(D)).to(D))
-
-        def matvec(x: Tensor) -> Tensor:
-            return self._squared(x) + mu * x
-
-        def precondition(x: Tensor) -> Tensor:
-            return (left @ x.view_as(D)).flatten()
-
-        return conjugate_gradients(matvec, precondition, -self.gradient, _INNER_TOLERANCE, _INNER_STEPS)[0]
+        return conjugate_gradients(
+            lambda x: self._squared(x) + mu * x,
+            lambda x: (left @ x.view_as(D)).flatten(),
+            -self.gradient,
+            _INNER_TOLERANCE,
+            _INNER_STEPS,
+        )[0]
 
     def push(self, step: Tensor) -> Tensor:
         """As long as J step, which has no other use."""

@@ -4,7 +4,7 @@ With targets Y, P = softmax(Ŷ), D = (P − Y)/B and Z = Ŷ − b,
 
     L_w = ‖M − DᵀZ‖²,  M = ∇W Wᵀ       Proposition 1: ∇W = Gᵀ F and F Wᵀ = logits − b, so M = DᵀZ at the true logits
     L_b = ‖∇b − Dᵀ1‖²
-    L_loss = (CE(Ŷ, y) − l̂)²           l̂ of `loss`
+    L_loss = (CE(Ŷ, y) − l̂)²           l̂ of `estimated_loss`
 
 D depends on Ŷ and is differentiated: for ∂D and ∂Z the partial derivatives of a term,
 
@@ -23,6 +23,7 @@ B²C products instead of BC², the same numbers, and no difference of large ones
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -30,7 +31,6 @@ import torch
 from torch import Tensor
 
 from unsum.head import Head
-from unsum.separate.rgla.loss import estimated_loss
 
 WEIGHTS = {"w": 1e4, "b": 1.0, "loss": 100.0}
 _SPARE = 8  # columns of Q beyond B
@@ -142,10 +142,9 @@ def _product(head: Head, dtype: torch.dtype) -> Tensor:
     """M = ∇W Wᵀ (C, C), converted block by block where the tensors are of another type."""
     if head.grad_W.dtype == head.W.dtype == dtype:
         return head.grad_W @ head.W.T
-    step = max(1, (1 << 24) // head.classes)
     M = torch.zeros(head.classes, head.classes, dtype=dtype, device=head.W.device)
-    for start in range(0, head.W.shape[1], step):
-        M.addmm_(head.grad_W[:, start : start + step].to(dtype), head.W[:, start : start + step].T.to(dtype))
+    for columns in head.column_blocks():
+        M.addmm_(head.grad_W[:, columns].to(dtype), head.W[:, columns].T.to(dtype))
     return M
 
 
@@ -163,3 +162,25 @@ def _low_rank(M: Tensor, B: int) -> tuple[Tensor | None, Tensor]:
     K = Q.T @ M
     outside = (M - Q @ K).norm()
     return (Q, K) if bool(outside <= _NEGLIGIBLE * M.norm()) else (None, M)
+
+
+def estimated_loss(grad_b: Tensor, labels: Tensor) -> Tensor:
+    """l̂ (0-dim) from the bias gradient (C,) of a mean loss and hard labels (B,): Proposition 2 of RGLA.
+
+    For a class y that n_y of the B samples carry, ∇b_y + n_y/B is the mean probability of y over the batch. Near initialization
+    every sample's own probability is close to that mean, so that l̂ = −mean_i ln(∇b_{y_i} + n_{y_i}/B) is close to the
+    cross-entropy. Exact for one sample and wherever p_iy is the same for all; trained models move it away from the truth.
+
+    Where noise made ∇b_y + n_y/B negative there is no logarithm: such samples are left out of the mean, and ln C stands for
+    a batch of which nothing is left.
+
+    >>> uniform = torch.full((4,), 1 / 4) - torch.tensor([0.0, 0.5, 0.5, 0.0])  # two samples, p = 1/4 everywhere
+    >>> round(float(estimated_loss(uniform, torch.tensor([1, 2]))), 4), round(math.log(4), 4)
+    (1.3863, 1.3863)
+    """
+    counts = torch.bincount(labels, minlength=len(grad_b)).to(grad_b)
+    mean_p = (grad_b + counts / len(labels))[labels]
+    usable = mean_p > 0
+    logarithms = torch.where(usable, mean_p, 1).log()
+    uniform = grad_b.new_tensor(math.log(len(grad_b)))
+    return torch.where(usable.any(), -logarithms.sum() / usable.sum().clamp_min(1), uniform)

@@ -1,7 +1,7 @@
 """One client in several rounds, on the same data: more equations for the same features, one idea per file.
 
-- `method`: from the rounds to one `Leak`; `stack`: their heads below each other as one, and which of them say the same;
-- `together`: the batch that explains all of them, the starts that lead to it, and what may be claimed.
+- `method`: from the rounds to one `Leak`;
+- `together`: their heads below each other as one, the batch that explains all of them, and what may be claimed.
 """
 
 from unsum.separate.several_rounds.method import separate_rounds

@@ -20,8 +20,7 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.separate.exact.solver import exact
-from unsum.separate.several_rounds.stack import merged, of_equal_weights
-from unsum.separate.several_rounds.together import Together
+from unsum.separate.several_rounds.together import Together, merged, of_equal_weights
 from unsum.update import Update
 
 
@@ -34,6 +33,8 @@ def separate_rounds(
     seed: int = 0,
 ) -> Leak:
     """`separate` for a client that trained on the same batch in several rounds. Only for data that are known to repeat.
+
+    With the same features F (B, H) in every round r, ∇W_r = α (P_r − Y)ᵀ F: n rounds are one head of n·C classes.
 
     Rounds whose weights are equal, or so nearly that the noise hides the difference, count as one.
 

@@ -1,34 +1,40 @@
-"""The batch that explains all rounds at once, the starts that lead to it, and what may be claimed about it."""
+"""The batch that explains all rounds at once, the starts that lead to it, and what may be claimed about it.
+
+The rounds' heads stand below each other, as one head of n·C classes; rounds that say the same count as one.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsum.certify.candidate import Candidate, reweighted
-from unsum.certify.judge import judge
+from unsum.certify.doubts.faint import PLAIN
 from unsum.certify.question import Question
 from unsum.equation.equation import NoFactorError, Unknowns, solve
-from unsum.equation.observation import Observation, observe
+from unsum.equation.noise import Noise, factorize, measure_noise
+from unsum.equation.observation import Observation, observe, observed
 from unsum.equation.threads import few_threads
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
+from unsum.losses import StackedCrossEntropy
 from unsum.separate.exact.regression import fit_class_line
+from unsum.separate.exact.search import SAME_SOLUTION, distance
+from unsum.separate.exact.solver import leak_of
 from unsum.separate.exact.starts import rotate_to_targets
-from unsum.separate.several_rounds.stack import observe_stacked, rescaled, stack
+from unsum.separate.local_steps.polish import EXPLAINED
 
-_FITS = 4.0  # misfit of a solution, in units of the noise
-_SAME = 1e-3  # relative distance of two answers that are one
 _HARD = 0.1  # of a target, within which it is taken for hard
-_PLAIN = 0.05  # distance of two rounds' scales, in logarithms, within which they are taken to be one
 _APART = 10.0  # times the noise: what two rounds' predictions must differ by to be two rounds
 _STARTS = 12  # at random, that may confirm a solution
-_ITERATIONS = 100
+_ITERATIONS = 100  # to solve from one start
 
 
 @dataclass(frozen=True)
@@ -62,25 +68,13 @@ class Together:
 
     def agrees_with(self, leak: Leak) -> bool:
         candidate = self.question.candidate
-        return candidate.explains and _same(candidate.at.T @ self.question.observation.A, leak.features.double())
+        features = candidate.at.T @ self.question.observation.A
+        return candidate.explains and distance(features, leak.features.double()) < SAME_SOLUTION
 
     def leak(self) -> Leak:
-        observation, candidate = self.question.observation, self.question.candidate
-        judgment, C = judge(self.question), self.heads[0].classes
-        dtype = self.heads[0].W.dtype if self.heads[0].W.dtype in (torch.float32, torch.float64) else torch.float32
-        G = observation.loss.gradient(candidate.equation.logits(candidate.at.T), candidate.Y)
-        left = candidate.at.alpha * G.T @ candidate.at.T - observation.U
-        return Leak(
-            method="exact",
-            targets=candidate.Y[:, :C],
-            logits=judgment.T @ observation.K[:, :C] + observation.b[:C],
-            features=(judgment.T @ observation.A).to(dtype),
-            residual=float(left.norm() / observation.U.norm()),
-            predicted_error=judgment.claim.predicted_error,
-            exact=judgment.claim.exact,
-            scale=self.question.scale,
-            notes=judgment.claim.notes,
-        )
+        """The answer with the targets and logits of the first round's head."""
+        leak, C = leak_of(self.question), self.heads[0].classes
+        return replace(leak, targets=leak.targets[:, :C], logits=leak.logits[:, :C])
 
 
 def _solved(heads: list[Head], single: list[Leak], knowledge: Knowledge, seed: int) -> Together | str:
@@ -98,10 +92,11 @@ def _solved(heads: list[Head], single: list[Leak], knowledge: Knowledge, seed: i
     starts = [(_start(observation, leak), _hard(leak, knowledge)) for leak in single if leak.batch_size == B]
     answers = [_candidate(observation, at, Y, best) for at, Y in starts if Y is not None]
     found = min(answers, key=lambda answer: answer.certificate.misfit)
-    if found.certificate.misfit > _FITS:
+    if found.certificate.misfit > EXPLAINED:
         return f"one batch misses them by {found.certificate.misfit:.1e} times their noise; features moved, or data differ."
-    others = [answer for answer in answers if answer is not found]
-    found = _confirmed(found, others, _random_starts(observation, heads, found, seed), observation, best)
+    others = (answer for answer in answers if answer is not found)
+    at_random = (_candidate(observation, at, Y, best) for at, Y in _random_starts(observation, heads, found, seed))
+    found = _confirmed(found, itertools.chain(others, at_random))
     return Together(Question(whole, observation, found, knowledge), heads)
 
 
@@ -121,14 +116,13 @@ def _scaled_alike(observation: Observation, best: Leak, targets: Tensor) -> Obse
     G = observation.loss.gradient(at.T @ observation.K + observation.b, targets.repeat(1, n))
     expected, seen = (at.alpha * G.T @ at.T).view(n, -1), observation.U.view(n, -1)
     factors = (expected * seen).sum(1) / seen.square().sum(1).clamp_min(1e-300)
-    plain = ~(factors.clamp_min(1e-300).log().abs() > _PLAIN)
+    plain = ~(factors.clamp_min(1e-300).log().abs() > PLAIN)
     return rescaled(observation, torch.where(plain | (factors <= 0), torch.ones_like(factors), factors))
 
 
 def _start(observation: Observation, leak: Leak) -> Unknowns:
     T = leak.features.double() @ observation.A.T
-    alpha = observation.alpha(leak.scale, leak.batch_size)
-    return Unknowns(T, T.new_zeros(()), T.new_tensor(math.log(alpha)))
+    return Unknowns.of(T, observation.alpha(leak.scale, leak.batch_size))
 
 
 def _candidate(observation: Observation, at: Unknowns, Y: Tensor, best: Leak) -> Candidate:
@@ -154,29 +148,70 @@ def _random_starts(
         yield replace(found.at, T=rotate_to_targets(line, Y, generator) @ part.A @ observation.A.T), Y
 
 
-def _confirmed(
-    found: Candidate,
-    others: list[Candidate],
-    starts: Iterator[tuple[Unknowns, Tensor]],
-    observation: Observation,
-    best: Leak,
-) -> Candidate:
+def _confirmed(found: Candidate, others: Iterable[Candidate]) -> Candidate:
     """Counts the starts that led to the same answer; one that led to another, which fits as well, takes the count away."""
-
-    def further() -> Iterator[Candidate]:
-        yield from others
-        for at, Y in starts:
-            yield _candidate(observation, at, Y, best)
-
-    for other in further():
-        if _same(found.at.T, other.at.T):
+    for other in others:
+        if distance(found.at.T, other.at.T) < SAME_SOLUTION:
             return replace(found, confirmations=1)
         if other.certificate.misfit < max(2 * found.certificate.misfit, 1.0):
             return found
     return found
 
 
-def _same(T: Tensor, other: Tensor) -> bool:
-    """Whether every sample has its like in the other answer."""
-    distance = torch.cdist(T, other).amin(1) / T.norm(dim=1).clamp_min(1e-300)
-    return float(distance.max()) < _SAME
+def of_equal_weights(groups: list[list[Head]]) -> list[list[Head]]:
+    """Groups joined whose first heads are equal: the same weights on the same batch send the same gradient."""
+    joined: list[list[Head]] = []
+    for group in groups:
+        same = next((other for other in joined if _equal(other[0], group[0])), None)
+        if same is None:
+            joined.append(list(group))
+        else:
+            same.extend(group)
+    return joined
+
+
+def _equal(one: Head, other: Head) -> bool:
+    if not torch.equal(one.W, other.W) or (one.b is None) != (other.b is None):
+        return False
+    return one.b is None or other.b is None or torch.equal(one.b, other.b)
+
+
+def merged(group: list[Head]) -> Head:
+    """Rounds that say the same as one: the mean of their gradients where noise was added, else any of them."""
+    if len(group) == 1 or not any(measure_noise(head).added for head in group):
+        return group[0]
+    like = group[0].W
+    return _joined(group, lambda parts: torch.stack([part.double() for part in parts]).mean(0).to(like))
+
+
+def stack(heads: list[Head]) -> Head:
+    """One head of all rounds' classes."""
+    return _joined(heads, torch.cat)
+
+
+def _joined(heads: list[Head], join: Callable[[list[Tensor]], Tensor]) -> Head:
+    """All tensors of one kind as one; a bias counts only where every round has one."""
+    joined: dict[str, Any] = {}
+    for name in ("W", "b", "grad_W", "grad_b"):
+        parts = [getattr(head, name) for head in heads]
+        joined[name] = None if any(part is None for part in parts) else join(parts)
+    return replace(heads[0], **joined)
+
+
+def observe_stacked(head: Head, heads: list[Head], batch_size: int | None) -> Observation:
+    """What all rounds say: rows in units of their own noise, so that a loud round does not turn the basis."""
+    every = [measure_noise(one) for one in heads]
+    noise = Noise(
+        torch.cat([one.level for one in every]), any(one.added for one in every), max(one.relative for one in every)
+    )
+    return observed(head, factorize(head, noise, batch_size), noise, StackedCrossEntropy(len(heads)))
+
+
+def rescaled(observation: Observation, factors: Tensor) -> Observation:
+    """Each round's gradient times its own factor (n,): that of rounds whose gradients were multiplied differently."""
+    rows = factors.repeat_interleave(observation.classes // len(factors))
+    noise = replace(observation.noise, level=observation.noise.level * rows)
+    grad_b = None if observation.grad_b is None else observation.grad_b * rows
+    return replace(
+        observation, U=observation.U * rows[:, None], grad_b=grad_b, noise=noise, weight=observation.weight / rows
+    )

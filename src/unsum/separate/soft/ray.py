@@ -19,10 +19,9 @@ from torch import Tensor
 from unsum.errors import UnsumError
 from unsum.head import Head
 
-_BLOCK = 1 << 22  # entries of ∇W looked at together
 _VISIBLE = 10.0  # remainders this many times above rounding are noise
 _STANDS_OUT = 1.5  # singular values this many times above the largest of white noise are no noise
-_POWER_STEPS = 8
+_POWER_STEPS = 8  # of the power method: the largest direction need only be told from noise
 
 
 @dataclass(frozen=True)
@@ -38,13 +37,9 @@ class Ray:
     noisy: bool  # whether they are more than rounding
     bias_length: float | None  # λ*, where the bias gradient tells it
 
-    def probabilities(self, lengths: Tensor) -> Tensor:
-        """(n, C) for n lengths λ."""
-        return torch.softmax(lengths[:, None] * self.k + self.b, dim=1)
-
     def labels(self, lengths: Tensor) -> Tensor:
         """(n, C) ŷ for n lengths λ."""
-        return self.probabilities(lengths) - self.u / lengths[:, None]
+        return torch.softmax(lengths[:, None] * self.k + self.b, dim=1) - self.u / lengths[:, None]
 
 
 def find_ray(head: Head, batch_size: int | None, coefficient: float) -> Ray:
@@ -57,7 +52,10 @@ def find_ray(head: Head, batch_size: int | None, coefficient: float) -> Ray:
     longest = head.row_norms(head.grad_W).argmax()
     factors = head.factorize_rows(longest[None], head.W.new_ones(head.classes, dtype=torch.float64))
     U, A = factors.U[:, 0], factors.A[0]
-    remainder = _remainder(head, U, A)
+    # Standard deviation of an entry of ∇W that rank one does not explain.
+    blocks = ((head.grad_W[rows].double(), U[rows]) for rows in head.row_blocks())
+    square = sum(float((block - torch.outer(part, A)).square().sum()) for block, part in blocks)
+    remainder = float((square / head.grad_W.numel()) ** 0.5)
     rounding = torch.finfo(head.grad_W.dtype).eps / 2 * float(U.norm()) / head.grad_W.numel() ** 0.5
     noisy = remainder > _VISIBLE * rounding
     if noisy:
@@ -74,14 +72,6 @@ def find_ray(head: Head, batch_size: int | None, coefficient: float) -> Ray:
         noisy=noisy,
         bias_length=_bias_length(head, U, unit),
     )
-
-
-def _remainder(head: Head, U: Tensor, A: Tensor) -> float:
-    """Standard deviation of an entry of ∇W that rank one does not explain."""
-    step = max(1, _BLOCK // A.numel())
-    blocks = zip(head.grad_W.split(step), U.split(step), strict=True)
-    square = sum(float((rows.double() - torch.outer(part, A)).square().sum()) for rows, part in blocks)
-    return float((square / head.grad_W.numel()) ** 0.5)
 
 
 def _check_one_sample(head: Head, U: Tensor, A: Tensor, remainder: float, batch_size: int | None) -> None:

@@ -8,9 +8,9 @@ gradient, it tells the length at once and for any label.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from unsum.errors import UnsumError, unknown_name
@@ -18,11 +18,9 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.separate.method import SEPARATORS
-from unsum.separate.misfit import relative_misfit
-from unsum.separate.soft.descent import bottom, descend
+from unsum.separate.misfit import relative_misfit, uncertified
 from unsum.separate.soft.ray import Ray, find_ray
-from unsum.separate.soft.spread import DISTINCT, SUCCESS, Spread
-from unsum.separate.soft.swarm import CLEAN, NOISY, swarm
+from unsum.separate.soft.search import CLEAN, DISTINCT, NOISY, SUCCESS, Spread, bottom, descend, swarm
 
 AUTO = "auto"
 COEFFICIENT = 1.0  # of the published 4, 2 and 1 the one with which the search reaches the most confident predictions
@@ -73,7 +71,9 @@ def soft(
     losses = _losses(kind, find_ray(head, knowledge.known_batch_size, coefficient))
     ray = losses[0].ray
     if bias_gradient and ray.bias_length is not None:
-        found = _from_bias(losses, ray.bias_length)
+        how, length = "read off the bias gradient", ray.bias_length
+        candidates = [Found(loss, length, loss.at(length), how, True) for loss in losses]
+        found = next((one for one in candidates if one.explained), candidates[-1])
     elif ray.noisy:
         found = _through_noise(losses, seed)
     else:
@@ -91,11 +91,6 @@ def _losses(kind: str, ray: Ray) -> list[Spread]:
         )
     kinds = list(DISTINCT) if kind == AUTO else [kind]
     return [Spread(ray, name) for name in kinds if classes - DISTINCT[name] >= 2]
-
-
-def _from_bias(losses: list[Spread], length: float) -> Found:
-    candidates = [Found(loss, length, loss.at(length), "read off the bias gradient", True) for loss in losses]
-    return next((found for found in candidates if found.explained), candidates[-1])
 
 
 def _by_descent(losses: list[Spread]) -> Found | None:
@@ -151,27 +146,13 @@ def _leak(head: Head, knowledge: Knowledge, found: Found, evaluations: int) -> L
     targets = ray.labels(lengths).to(head.W.device)
     logits = (lengths[:, None] * ray.k + ray.b).to(head.W.device)
     features = found.length * ray.v[None]
-    shaped = _shaped(targets, DISTINCT[loss.kind])
-    dtype = head.W.dtype if head.W.dtype in (torch.float32, torch.float64) else torch.float32
-    return Leak(
-        method="soft",
-        targets=targets,
-        logits=logits,
-        features=features.to(dtype),
-        # ŷ itself explains the gradient at every λ; only a label of the assumed shape can fail to.
-        residual=relative_misfit(head, logits, shaped, features),
-        predicted_error=float("nan") if found.explained or found.given else float("inf"),
-        exact=False,
-        notes=_notes(found, targets[0], evaluations, knowledge),
-    )
-
-
-def _shaped(targets: Tensor, distinct: int) -> Tensor:
-    """The label with its equal entries made equal."""
-    order = targets[0].argsort(descending=True)
-    shaped = targets.clone()
-    shaped[0, order[distinct:]] = targets[0, order[distinct:]].mean()
-    return shaped
+    # ŷ itself explains the gradient at every λ; only a label of the assumed shape, its equal entries made equal, can fail to.
+    equal = targets[0].argsort(descending=True)[DISTINCT[loss.kind] :]
+    shaped = targets.index_fill(1, equal, float(targets[0, equal].mean()))
+    residual = relative_misfit(head, logits, shaped, features)
+    error = math.nan if found.explained or found.given else math.inf
+    notes = _notes(found, targets[0], evaluations, knowledge)
+    return uncertified("soft", head, logits, targets, features, notes, residual=residual, predicted_error=error)
 
 
 def _notes(found: Found, label: Tensor, evaluations: int, knowledge: Knowledge) -> list[str]:

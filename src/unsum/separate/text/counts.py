@@ -24,12 +24,10 @@ _MOST = 64  # positions that may share every single prefix
 
 @dataclass(frozen=True)
 class Counts:
-    """For n prefixes: positions behind each, whether that is measured, next tokens with their counts, and the scale."""
+    """For n prefixes: positions behind each, next tokens with their counts, and what one position weighs."""
 
     positions: list[int]
-    measured: list[bool]
     labels: list[dict[int, int]]
-    scale: float  # of the gradient, where the loss is a mean
     alpha: float
     whole: bool  # every count was one
 
@@ -52,8 +50,7 @@ def count(head: Head, F: Tensor, tied_rows: Tensor) -> Counts | None:
     positions = (weights / alpha).round().clamp_min(0)
     positions[~measured] = 0
     labels = [_labels(row / alpha, int(number)) for row, number in zip(missing, positions, strict=True)]
-    scale = float(weights[measured].sum()) if head.reduction == "mean" else alpha
-    return Counts(positions.int().tolist(), measured.tolist(), labels, scale, alpha, whole)
+    return Counts(positions.int().tolist(), labels, alpha, whole)
 
 
 def _weigh(G: Tensor, P: Tensor, clean: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,18 +1,26 @@
 """What may be claimed about recovered text: the replay is weighed by what every sequence, position and token sends.
 
 The search used a few tensors of the gradient. The others confirm the text, those of them that show every sequence.
+
+Three things tell a token that is read: the label of the position before it; its own row of the embedding, which another token
+would leave alone; and what the head reads from there on, which another token would change.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unsum.certify.claim import Claim, Evidence, grant
 from unsum.certify.doubts.replay import doubt_exchanged, doubt_invisible, doubt_missing, doubt_rest
+from unsum.head import find_head
 from unsum.knowledge import Knowledge
+from unsum.models.language import next_tokens
+from unsum.separate.text.network import read_by
 from unsum.separate.text.replay import Played
 from unsum.update import Update
+
+_MOST = 2048  # other tokens that are tried in the place of one
 
 
 def judge(
@@ -61,3 +69,48 @@ def _doubt_copies(factor: float) -> list[str]:
     if times < 2 or abs(factor / times - 1) > 1e-4:
         return []
     return [f"A sum {times} times too large: each sequence may stand for that many of its like."]
+
+
+def tokens_told(model: nn.Module, played: Played, tokens: Tensor, labels: Tensor) -> Tensor:
+    """(n,) sequences of which every token that is read is told."""
+    told = _by_labels(tokens, labels)
+    if played.row_levels is not None:
+        told = told | (played.traces > played.row_levels[tokens])
+    for row, place in (~told).nonzero().tolist():
+        others = torch.arange(find_head(model)[1].out_features, device=tokens.device)
+        if played.row_levels is not None:  # any other one would show in its own row
+            others = others[played.row_levels >= played.traces[row, place]]
+        others = others[others != tokens[row, place]]
+        told[row, place] = len(others) <= _MOST and _others_show(model, played, tokens, labels, row, place, others)
+    return told.all(1)
+
+
+def _by_labels(tokens: Tensor, labels: Tensor) -> Tensor:
+    """(n, L) tokens that nobody reads, or that the position before names: its label is the token that it goes on with.
+
+    Where another sequence ends at the same place after the same beginning, its last label may be the one that goes on.
+    """
+    rows = tokens.tolist()
+    last = [max(place for place, label in enumerate(row) if label >= 0) for row in labels.tolist()]
+    ended = {tuple(row[:end]) for row, end in zip(rows, last, strict=True)}
+    told = [
+        [j >= end or (j > 0 and kept[j] >= 0 and tuple(row[:j]) not in ended) for j in range(len(row))]
+        for row, kept, end in zip(rows, labels.tolist(), last, strict=True)
+    ]
+    return torch.tensor(told, device=tokens.device)
+
+
+def _others_show(
+    model: nn.Module, played: Played, tokens: Tensor, labels: Tensor, row: int, place: int, others: Tensor
+) -> bool:
+    """Whether each other token in this place would change what the head reads by more than rounding hides."""
+    if len(others) == 0:
+        return True
+    kept = next_tokens(labels) >= 0
+    ours = torch.repeat_interleave(torch.arange(len(tokens), device=kept.device), kept.sum(1)) == row
+    changed = tokens[row].repeat(len(others), 1)
+    changed[:, place] = others
+    read = read_by(model, find_head(model)[1], changed, slice(None, -1))[:, kept[row]].double()
+    features = played.features[ours]
+    moved = (read - features).norm(dim=2) / features.norm(dim=1).clamp_min(1e-300)
+    return bool(((played.positions[ours] * moved).amax(1) > played.head_level).all())

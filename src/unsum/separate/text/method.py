@@ -6,6 +6,7 @@ one that the client sent decides about the claim (`judge`).
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import torch
@@ -13,22 +14,22 @@ from torch import Tensor, nn
 
 from unsum.certify.claim import nothing
 from unsum.errors import UnsumError
+from unsum.gradients import in_eval_mode
 from unsum.head import Head, find_head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.models.language import embedding_of, is_tied, next_tokens
+from unsum.separate.exact.solver import nothing_found
 from unsum.separate.method import SEPARATORS
-from unsum.separate.text.counts import Counts, count
-from unsum.separate.text.ends import find_ends
-from unsum.separate.text.judge import judge
-from unsum.separate.text.network import Layer, linear_layers, read_by, without_dropout
+from unsum.separate.text.counts import count
+from unsum.separate.text.judge import judge, tokens_told
+from unsum.separate.text.network import linear_layers, read_by
 from unsum.separate.text.replay import embedding, name_of, play
-from unsum.separate.text.sentences import Text, sentences
-from unsum.separate.text.tokens import tokens_told
+from unsum.separate.text.sentences import Text, sentences, with_ends
 from unsum.separate.text.walk import Walk, choose_guide, walk
 from unsum.update import Update
 
-_LONGEST = 4096
+_LONGEST = 4096  # positions of a sequence, where the model does not say
 
 
 @SEPARATORS.register(
@@ -47,7 +48,7 @@ def text(
     if knowledge.labels is not None:
         raise UnsumError("The attack 'text' finds the labels itself; leave labels= out.")
     del seed  # nothing here is left to chance
-    with without_dropout(model):
+    with in_eval_mode(model):  # without dropout
         return _read(head, knowledge, model, update)
 
 
@@ -59,7 +60,9 @@ def _read(head: Head, knowledge: Knowledge, model: nn.Module, update: Update) ->
         return _nothing(
             head, "Every layer's gradient is of full rank: there are as many positions as features, or noise."
         )
-    found = walk(model, guide, _candidates(model, update, tied), _longest(model))
+    # One less than the model reads at once, for the label of the longest prefix is a token as well.
+    longest = int(getattr(getattr(model, "config", None), "max_position_embeddings", None) or _LONGEST) - 1
+    found = walk(model, guide, _candidates(model, update, tied), longest)
     if not found.prefixes:
         reason = "No prefix fits the gradient: dropout, several local steps, noise, or more positions than features."
         return _nothing(head, *(found.notes or [reason]))
@@ -74,7 +77,7 @@ def _read(head: Head, knowledge: Knowledge, model: nn.Module, update: Update) ->
     recovered = sentences(found, counts)
     searched = [guide.first, guide.deep]
     if recovered.open_ends:
-        recovered = _with_ends(model, layers[-1], found, counts, recovered, used)
+        recovered = with_ends(model, layers[-1], found, counts, recovered, used)
         searched.append(layers[-1])
     notes = [f"Prefixes were admitted by {guide.deep.name!r}.", *found.notes]
     if not counts.whole:
@@ -84,43 +87,21 @@ def _read(head: Head, knowledge: Knowledge, model: nn.Module, update: Update) ->
     return _leak(head, knowledge, model, update, recovered, names, notes)
 
 
-def _with_ends(model: nn.Module, layer: Layer, found: Walk, counts: Counts, so_far: Text, used: Tensor) -> Text:
-    """The same with the labels that ended sequences and that tied embeddings hid."""
-    known = [dict(labels) for labels in counts.labels]
-    for index, labels in enumerate(known):
-        for child in found.children(index):
-            token = found.prefixes[child][-1]
-            labels[token] = max(labels.get(token, 0), counts.positions[child])
-    ends = find_ends(model, layer, found.prefixes, counts, known, so_far.open_ends, used)
-    return sentences(found, replace(counts, labels=known), ends)
-
-
 def _candidates(model: nn.Module, update: Update, tied: bool) -> Tensor:
     """The tokens that may stand in the text: those whose embedding has a gradient, where it shows."""
-    found = embedding_of(model)
-    assert found is not None
-    name, table = found
-    everything = torch.arange(table.num_embeddings, device=table.weight.device)
-    gradient = update.gradients.get(f"{name}.weight")
+    weight = embedding(model).weight
+    everything = torch.arange(len(weight), device=weight.device)
+    gradient = update.gradients.get(name_of(model, weight))
     if tied or gradient is None:
         return everything
     return everything[gradient.to(everything.device).abs().amax(1) > 0]
 
 
-def _longest(model: nn.Module) -> int:
-    """Tokens of the longest prefix: one less than the model reads at once, for its label is a token as well."""
-    config = getattr(model, "config", None)
-    return int(getattr(config, "max_position_embeddings", None) or _LONGEST) - 1
-
-
 def _features(model: nn.Module, found: Walk) -> Tensor:
     """(n, H) what the head reads at the end of every prefix."""
     _, linear = find_head(model)
-    features: list[Tensor] = []
-    for length in range(1, len(found.prefixes[-1]) + 1):
-        alike = [prefix for prefix in found.prefixes if len(prefix) == length]
-        features += read_by(model, [linear], torch.tensor(alike, device=linear.weight.device), -1)
-    return torch.cat(features)
+    alike = [list(group) for _, group in itertools.groupby(found.prefixes, len)]  # in the order of their length
+    return torch.cat([read_by(model, linear, torch.tensor(group, device=linear.weight.device), -1) for group in alike])
 
 
 def _leak(
@@ -136,12 +117,11 @@ def _leak(
         return _nothing(head, *notes, "The head's gradient assigns no label to any of them.")
     tokens, labels = (part.to(head.W.device) for part in recovered.batch())
     kept = next_tokens(labels) >= 0
-    _, linear = find_head(model)
-    features = read_by(model, [linear], tokens, slice(None, -1))[0][kept]
+    features = read_by(model, find_head(model)[1], tokens, slice(None, -1))[kept]
     Y = torch.nn.functional.one_hot(next_tokens(labels)[kept], head.classes).double()
     L = head.logits(features.double())
     L = L if head.b is None else L + head.b.double()
-    played = play(model, update, tokens, labels)
+    played = play(model, update, tokens, labels, features)
     if played is None:
         claim = nothing("The model cannot be computed in float64, so nothing tells rounding from what is missing.")
     else:
@@ -163,16 +143,5 @@ def _leak(
 
 
 def _nothing(head: Head, *reasons: str) -> Leak:
-    """The empty-handed answer: right shapes, no information, no claim."""
-    C, H = head.W.shape
-    return Leak(
-        method="text",
-        targets=head.W.new_full((1, C), 1 / C, dtype=torch.float64),
-        logits=head.W.new_zeros(1, C),
-        features=head.W.new_zeros(1, H),
-        residual=1.0,
-        predicted_error=float("inf"),
-        exact=False,
-        tokens=[],
-        notes=list(reasons),
-    )
+    """The empty-handed answer."""
+    return replace(nothing_found(head, Knowledge(), ""), method="text", tokens=[], notes=list(reasons))

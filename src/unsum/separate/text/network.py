@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from unsum.equation.span import Span, span_of
 
 _TOKENS_AT_ONCE = 1 << 14  # positions in one forward pass of candidates
 
@@ -25,6 +28,10 @@ class Layer:
     module: nn.Module
     gradient: Tensor
 
+    @cached_property
+    def span(self) -> Span:
+        return span_of(self.gradient)
+
 
 def linear_layers(model: nn.Module, gradients: Mapping[str, Tensor]) -> list[Layer]:
     """The layers whose gradient was sent, in the order of their calls; a head that shares its weight is left out."""
@@ -34,14 +41,10 @@ def linear_layers(model: nn.Module, gradients: Mapping[str, Tensor]) -> list[Lay
         if isinstance(module, nn.Linear) or _is_transposed(module)
     }
     called: list[nn.Module] = []
-    hooks = [module.register_forward_pre_hook(lambda m, _inputs: called.append(m)) for module in candidates]
-    device = next(model.parameters()).device
-    try:
-        with torch.no_grad():
-            model(torch.zeros(1, 2, dtype=torch.long, device=device))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, torch.no_grad():
+        for module in candidates:
+            hooks.enter_context(module.register_forward_pre_hook(lambda m, _inputs: called.append(m)))
+        model(torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device))
     layers = []
     for module in dict.fromkeys(called):
         gradient = gradients.get(f"{candidates[module]}.weight")
@@ -50,46 +53,22 @@ def linear_layers(model: nn.Module, gradients: Mapping[str, Tensor]) -> list[Lay
     return layers
 
 
-def read_by(model: nn.Module, modules: Sequence[nn.Module], tokens: Tensor, position: int | slice) -> list[Tensor]:
-    """What each module reads at `position` for tokens (N, L): (N, H), or (N, positions, H) for a slice, in many passes.
+def read_by(model: nn.Module, module: nn.Module, tokens: Tensor, position: int | slice) -> Tensor:
+    """What a module reads at `position` for tokens (N, L): (N, H), or (N, positions, H) for a slice, in many passes.
 
-    The pass ends at the last of the modules: the layers above it are not computed.
+    A pass ends at the module: the layers above it are not computed.
     """
-    rows = max(1, _TOKENS_AT_ONCE // tokens.shape[1])
-    parts = [_read(model, modules, part, position) for part in tokens.split(rows)]
-    return [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
+    seen: list[Tensor] = []
 
+    def remember(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        seen.append(inputs[0].detach()[:, position])
+        raise _Enough
 
-def _read(model: nn.Module, modules: Sequence[nn.Module], tokens: Tensor, position: int | slice) -> list[Tensor]:
-    seen: dict[nn.Module, Tensor] = {}
-
-    def remember(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        seen[module] = inputs[0].detach()[:, position]
-        if len(seen) == len(modules):
-            raise _Enough
-
-    hooks = [module.register_forward_pre_hook(remember) for module in modules]
-    try:
-        with torch.no_grad():
-            model(tokens)
-    except _Enough:
-        pass
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return [seen[module] for module in modules]
-
-
-@contextmanager
-def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside the block, every module's own mode again after it."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
+    with module.register_forward_pre_hook(remember), torch.no_grad():
+        for part in tokens.split(max(1, _TOKENS_AT_ONCE // tokens.shape[1])):
+            with suppress(_Enough):
+                model(part)
+    return torch.cat(seen)
 
 
 def _is_transposed(module: nn.Module) -> bool:

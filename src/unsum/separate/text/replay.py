@@ -45,15 +45,15 @@ class Played:
     row_levels: Tensor | None  # None where the embedding's gradient was not sent
 
 
-def play(model: nn.Module, update: Update, tokens: Tensor, labels: Tensor) -> Played | None:
-    """The replay of tokens and labels (n, L); None where the model cannot be computed in float64."""
+def play(model: nn.Module, update: Update, tokens: Tensor, labels: Tensor, ours: Tensor) -> Played | None:
+    """The replay of tokens and labels (n, L), for which the head reads `ours` (M, H); None where float64 does not work."""
     names = list(update.gradients)
     kept = next_tokens(labels) >= 0
     with _in_float64(model) as precise:
         head = find_head(precise)[1]
         try:
             own, parts, traces = _by_sequence(precise, tokens, labels, names)
-            features = read_by(precise, [head], tokens, slice(None, -1))[0][kept]
+            features = read_by(precise, head, tokens, slice(None, -1))[kept]
         except RuntimeError:  # a module that makes float32 tensors of its own cannot multiply them with these
             return None
         with torch.no_grad():
@@ -64,48 +64,37 @@ def play(model: nn.Module, update: Update, tokens: Tensor, labels: Tensor) -> Pl
     rests = {name: _rest(model, update, name, scale, own[name], client.get(name)) for name in names}
     replay = Replay(
         sent=torch.stack([g.double().norm().to(parts.device) for g in update.gradients.values()]),
-        left=torch.stack([rest.left.norm() for rest in rests.values()]),
-        rounding=torch.stack([rest.rounding.norm() for rest in rests.values()]),
+        left=torch.stack([left.norm() for left, _ in rests.values()]),
+        rounding=torch.stack([rounding.norm() for _, rounding in rests.values()]),
         parts=abs(scale) * parts,
     )
-    ours = read_by(model, [find_head(model)[1]], tokens, slice(None, -1))[0][kept]
     apart = (ours.double() - features).norm(dim=1) / features.norm(dim=1).clamp_min(1e-300)
     rows = rests.get(name_of(model, embedding(model).weight))
+    read = [tuple(tokens[row, : place + 1].tolist()) for row, place in kept.nonzero().tolist()]
+    numbers = {prefix: number for number, prefix in enumerate(dict.fromkeys(read))}
+    prefixes = torch.tensor([numbers[prefix] for prefix in read], device=tokens.device)
     return Played(
-        replay, names, scale, features, next_tokens(labels)[kept], _numbered(tokens, kept),
+        replay, names, scale, features, next_tokens(labels)[kept], prefixes,
         errors=_ACCURATE * apart.clamp_min(torch.finfo(ours.dtype).eps),
         positions=abs(scale) / len(features) * G.norm(dim=1) * features.norm(dim=1),
         head_level=float(replay.level[names.index(name_of(model, find_head(model)[1].weight))]),
         traces=abs(scale) * traces,
-        row_levels=None if rows is None else VISIBLE * torch.maximum(rows.left, rows.rounding),
+        row_levels=None if rows is None else VISIBLE * torch.maximum(*rows),
     )  # fmt: skip
 
 
-def _numbered(tokens: Tensor, kept: Tensor) -> Tensor:
-    """(M,) positions that count, numbered by what they have read."""
-    numbers: dict[tuple[int, ...], int] = {}
-    read = [tuple(tokens[row, : place + 1].tolist()) for row, place in kept.nonzero().tolist()]
-    return torch.tensor([numbers.setdefault(prefix, len(numbers)) for prefix in read], device=tokens.device)
-
-
-@dataclass(frozen=True)
-class _Rest:
+def _rest(
+    model: nn.Module, update: Update, name: str, scale: float, own: Tensor, client: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """What the replay left of one tensor, and what rounding explains of that at most, by rows where it is a matrix."""
-
-    left: Tensor
-    rounding: Tensor
-
-
-def _rest(model: nn.Module, update: Update, name: str, scale: float, own: Tensor, client: Tensor | None) -> _Rest:
     sent = update.gradients[name].to(own.device)
-    computed = own.new_zeros(own.shape) if client is None else client.double() - own
+    computed = torch.zeros_like(own) if client is None else client.double() - own
     rounding = _BADLY * abs(scale) * _by_rows(computed) + _by_rows(_carried(update, model, name).to(own.device))
-    return _Rest(_by_rows(sent.double() - scale * own), rounding)
+    return _by_rows(sent.double() - scale * own), rounding
 
 
 def _by_rows(tensor: Tensor) -> Tensor:
-    rows: Tensor = tensor.norm(dim=1) if tensor.ndim == 2 else tensor.norm()[None]
-    return rows
+    return tensor.norm(dim=1) if tensor.ndim == 2 else tensor.norm()[None]
 
 
 def name_of(model: nn.Module, parameter: Tensor) -> str:
@@ -145,8 +134,7 @@ def _by_sequence(
     own = {name: torch.zeros_like(parameters[name], requires_grad=False) for name in names}
     parts = tokens.new_zeros(len(tokens), len(names), dtype=torch.float64)
     traces = tokens.new_zeros(tokens.shape, dtype=torch.float64)
-    hook = embedding(model).register_forward_hook(watch)
-    try:
+    with embedding(model).register_forward_hook(watch):
         for row, share in enumerate((counted / counted.sum()).tolist()):
             arrived.clear()
             sent = gradients_of(model, tokens[row : row + 1], labels[row : row + 1], watched)
@@ -156,8 +144,6 @@ def _by_sequence(
                     parts[row, column] = share * sent[name].norm()
             for reached in arrived:
                 traces[row] += share * reached[0].norm(dim=-1)
-    finally:
-        hook.remove()
     return own, parts, traces
 
 

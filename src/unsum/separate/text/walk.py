@@ -8,17 +8,17 @@ token and position alone. That the two tests of one layer's span suffice is DAGE
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from unsum.equation.span import Span, span_of
+from unsum.deadline import out_of_time
 from unsum.separate.text.network import Layer, read_by
 
 _BLOCK = 16  # positions whose tokens are looked for at once
-_LENIENT = (
-    10.0  # times what noise explains: the first layer only saves work, and a faint direction of its may have drowned
-)
+# Times what noise explains: the first layer only saves work, and a faint direction of its may have drowned.
+_LENIENT = 10.0
 _ROOMY = 16  # dimensions outside a span in which hardly a stranger is near zero by chance
 _TRIALS = 1 << 17  # prefixes worth trying for one more token
 _CHANCE = "More prefixes fit the gradient than it can hold: they can no longer be told from chance."
@@ -59,14 +59,11 @@ class Walk:
         return Walk([self.prefixes[i] for i in kept], parents, [self.outside[i] for i in kept], notes)
 
 
-@dataclass(frozen=True)
-class Guide:
+class Guide(NamedTuple):
     """The two layers that admit prefixes: the first by token and position, the deep one by the whole prefix."""
 
     first: Layer
-    first_span: Span
     deep: Layer
-    deep_span: Span
 
 
 def choose_guide(layers: list[Layer]) -> Guide | None:
@@ -74,14 +71,13 @@ def choose_guide(layers: list[Layer]) -> Guide | None:
 
     Positions without a label still feed the attention of later ones, so inner layers may see more of them than the head.
     """
-    spans = [(layer, span_of(layer.gradient)) for layer in layers]
     # A square gradient does not tell its noise, and the first layer reads no context.
-    oblong = [pair for pair in spans[1:] if pair[0].gradient.shape[0] != pair[0].gradient.shape[1]]
-    usable = [(layer, span) for layer, span in oblong or spans if not span.full and span.rank > 0]
+    oblong = [layer for layer in layers[1:] if layer.gradient.shape[0] != layer.gradient.shape[1]]
+    usable = [layer for layer in oblong or layers if not layer.span.full and layer.span.rank > 0]
     if not usable:
         return None
-    deep, deep_span = max(usable, key=lambda pair: (pair[1].rank, pair[1].room >= _ROOMY, pair[1].clearness))
-    return Guide(*spans[0], deep, deep_span)
+    key = lambda layer: (layer.span.rank, layer.span.room >= _ROOMY, layer.span.clearness)  # noqa: E731
+    return Guide(layers[0], max(usable, key=key))
 
 
 def walk(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Walk:
@@ -93,6 +89,8 @@ def walk(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Wa
     block: list[Tensor] = []
     limit = _TOO_MANY * guide.deep.gradient.shape[1]
     for depth in range(longest):
+        if out_of_time("longer sequences"):
+            break
         if depth % _BLOCK == 0:
             block = _tokens_at(model, guide, candidates, depth, min(depth + _BLOCK, longest))
         here = block[depth % _BLOCK]
@@ -103,7 +101,8 @@ def walk(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Wa
             break
         if len(trials) > max(_TRIALS, 16 * len(candidates)):
             return Walk([], [], [], [_CHANCE])
-        distances = _distances(model, guide, torch.tensor(trials, device=candidates.device))
+        read = read_by(model, guide.deep.module, torch.tensor(trials, device=candidates.device), -1)
+        distances = guide.deep.span.outside(read)
         first = len(prefixes)
         for trial, origin, distance in zip(trials, origins, distances.tolist(), strict=True):
             if distance < 1:
@@ -115,17 +114,17 @@ def walk(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Wa
             return Walk([], [], [], [_CHANCE])
         if not frontier:
             break
-    return Walk(prefixes, parents, outside, []).at_most(guide.deep_span.rank)
+    return Walk(prefixes, parents, outside, []).at_most(guide.deep.span.rank)
 
 
 def _tokens_at(model: nn.Module, guide: Guide, candidates: Tensor, first: int, end: int) -> list[Tensor]:
     """The candidates that the first layer admits at each of some positions; all of them where it cannot tell."""
-    if guide.first_span.full or not _reads_no_context(model, guide.first):
+    if guide.first.span.full or not _reads_no_context(model, guide.first):
         return [candidates] * (end - first)
     inside = []
     for part in candidates[:, None].expand(-1, end).split(1024):
-        read = read_by(model, [guide.first.module], part, slice(first, end))[0]
-        inside.append(guide.first_span.outside(read.flatten(0, 1)).view(len(part), -1) < _LENIENT)
+        read = read_by(model, guide.first.module, part, slice(first, end))
+        inside.append(guide.first.span.outside(read.flatten(0, 1)).view(len(part), -1) < _LENIENT)
     admitted = torch.cat(inside)
     return [candidates[admitted[:, place]] for place in range(end - first)]
 
@@ -133,9 +132,5 @@ def _tokens_at(model: nn.Module, guide: Guide, candidates: Tensor, first: int, e
 def _reads_no_context(model: nn.Module, layer: Layer) -> bool:
     """Whether what the layer reads at a position is the same whatever stands before."""
     device = layer.gradient.device
-    other = read_by(model, [layer.module], torch.tensor([[0, 0, 1], [1, 2, 1]], device=device), -1)[0]
+    other = read_by(model, layer.module, torch.tensor([[0, 0, 1], [1, 2, 1]], device=device), -1)
     return bool(torch.equal(other[0], other[1]))
-
-
-def _distances(model: nn.Module, guide: Guide, trials: Tensor) -> Tensor:
-    return guide.deep_span.outside(read_by(model, [guide.deep.module], trials, -1)[0])

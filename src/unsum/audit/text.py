@@ -1,0 +1,138 @@
+"""The audit of a language model: a client's sentences, what one update gives away of them, and the verdict over it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from unsum.attack.chain import run_attack
+from unsum.attack.options import AttackOptions
+from unsum.audit.compare import Comparison
+from unsum.audit.inputs import Inputs, own_model
+from unsum.audit.leakage import DEFAULT_LEVEL
+from unsum.audit.report import Audit
+from unsum.audit.result import Setting
+from unsum.audit.sequences import Texts
+from unsum.audit.sweep.bench import shown
+from unsum.client.capture import in_mode
+from unsum.client.text import capture_text
+from unsum.data import Batch
+from unsum.data.texts import TextBatch, text_batch
+from unsum.defend import Defense
+from unsum.errors import UnsumError
+from unsum.head import find_head
+from unsum.leak import Leak
+from unsum.models import load_model
+from unsum.models.from_hugging_face import is_language_folder
+from unsum.models.language import is_language_model
+from unsum.models.load import LoadedModel
+from unsum.models.tokenizer import Tokenizer, tokenizer_of
+from unsum.progress import Progress
+from unsum.score import SampleScore
+from unsum.score.text import pair_text, score_text
+
+_NOT_FOR_TEXT = "Text is audited under the defense that it is given; other ones are tried on photos and tables."
+_NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class TextInputs:
+    """A language model under the name it has in reports, its tokenizer, and the client's text."""
+
+    loaded: LoadedModel
+    tokenizer: Tokenizer
+    batch: TextBatch
+
+
+def is_text(model: nn.Module | str) -> bool:
+    """Whether a model, or the folder that names it, predicts tokens: then its data are text."""
+    return is_language_folder(model) if isinstance(model, str) else is_language_model(model)
+
+
+def text_inputs(given: Inputs) -> TextInputs:
+    """The model and the client's sequences."""
+    if isinstance(given.model, str):
+        loaded = load_model(given.model, classes=1, seed=given.seed, weights=given.weights)
+    else:
+        loaded = own_model(given.model, given.weights)
+        if given.data is None:
+            raise UnsumError("Give data=tokens, (n, L) token numbers, along with your own language model.")
+    data: Any = given.data[0] if isinstance(given.data, tuple) else given.data
+    if isinstance(data, Batch):
+        raise UnsumError("A language model takes text: (n, L) token numbers, or a file with one text in each line.")
+    tokenizer = tokenizer_of(given.model)
+    positions = getattr(getattr(loaded.model, "config", None), "max_position_embeddings", None)
+    vocabulary = find_head(loaded.model)[1].out_features
+    batch = text_batch(data, tokenizer, count=given.batch, vocabulary=vocabulary, longest=positions, seed=given.seed)
+    return TextInputs(loaded, tokenizer, batch)
+
+
+def audit_text(
+    given: Inputs, chain: list[Defense], options: AttackOptions, *, train: bool, command: str, progress: Progress
+) -> Audit:
+    """One step of a client on its sentences, attacked and compared with them."""
+    start = time.perf_counter()
+    inputs = text_inputs(given)
+    network, batch = inputs.loaded.model.to(options.device), inputs.batch
+    progress.say("The client computes its update")
+    torch.manual_seed(options.seed)
+    tokens, labels = (part.to(options.device) for part in batch.padded())
+    update = capture_text(network, tokens, labels, train=train, defenses=chain)
+    with in_mode(network, train):
+        leak = run_attack(network, update, options.of_batch(sum(len(row) - 1 for row in batch.sequences)), progress)
+    pairs = pair_text(leak.tokens or [], batch.sequences)
+    # Where no text came back, that is no measurement: dropout or too many positions end the attack on text, not the leak.
+    decided = max(share for _, share, _ in pairs) >= DEFAULT_LEVEL
+    setting = Setting.of(
+        inputs.loaded.name,
+        leak,
+        options,
+        samples=len(batch.texts),
+        train=train,
+        defenses=shown(chain),
+        command=command,
+    )
+    return Audit(
+        setting,
+        Batch(tokens.cpu(), torch.zeros(len(tokens)), [f"text {i + 1}" for i in range(len(tokens))], []),
+        leak,
+        [_scored(found, whole) for found, _, whole in pairs],
+        {} if leak.tokens is None else score_text(leak.tokens, batch.sequences),
+        time.perf_counter() - start,
+        leakages=[share if decided else _NAN for _, share, _ in pairs],
+        comparison=Comparison(absent=_NOT_FOR_TEXT),
+        texts=Texts(batch.texts, texts_of(leak, given.model) or [], _tokens_alone(leak, batch.sequences)),
+    )
+
+
+def captured_texts(leak: Leak, model: nn.Module | str) -> Texts | None:
+    """What was found in an update that came without the truth; None where it is no language model's."""
+    found = texts_of(leak, model)
+    return None if found is None else Texts([], found)
+
+
+def texts_of(leak: Leak, model: nn.Module | str) -> list[str] | None:
+    """The sequences that were found, as text; None where the attack does not look for any."""
+    if leak.tokens is None:
+        return None
+    tokenizer = tokenizer_of(model)
+    return [tokenizer.decode(sequence) for sequence in leak.tokens]
+
+
+def _scored(found: int | None, whole: bool) -> SampleScore:
+    """A text has no features or pixels of its own to measure."""
+    return SampleScore(found, float(whole), _NAN, _NAN, _NAN, _NAN, _NAN, _NAN)
+
+
+def _tokens_alone(leak: Leak, sequences: Sequence[Sequence[int]]) -> float:
+    """The share of all tokens that were found, in no order: those that anything predicts."""
+    if leak.tokens is not None:
+        return 0.0
+    true = Counter(token for sequence in sequences for token in sequence[1:])
+    return (true & Counter(leak.labels.tolist())).total() / true.total()

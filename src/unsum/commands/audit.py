@@ -1,0 +1,183 @@
+"""`unsum audit`: one federated round, played or captured, and what its update gives away; or a sweep of many."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Option
+
+import unsum
+from unsum.commands import options
+from unsum.commands.stages import OUT, PROGRESS, loading, stages
+from unsum.errors import UnsumError, first_line
+from unsum.files.report_folder import check_folder
+from unsum.level import DEFAULT_LEVEL
+
+if TYPE_CHECKING:
+    from unsum.audit import Audit
+
+
+@options.spread
+def command(
+    named: options.NamedModel,
+    captured: options.Captured,
+    data: options.DataOption = None,
+    loss: options.LossOption = None,
+    inverse: options.InverseOption = None,
+    batch: Annotated[int | None, Option(help="How many photos the client trains on.", show_default="8")] = None,
+    same_label: options.SameLabelOption = 0,
+    defense: options.DefenseOption = None,
+    sweep: Annotated[
+        list[str] | None,
+        Option(
+            help="Try a defense at many strengths: NAME=LOW..HIGH, NAME=LOW..HIGH/STEPS, NAME=a,b,c or NAME; repeat for several."
+        ),
+    ] = None,
+    keep_under: Annotated[
+        float | None,
+        Option(
+            help="With --sweep: the leakage no sample may reach, from 0 (no better than a typical sample) to 1 (the sample "
+            "itself).",
+            show_default=f"{DEFAULT_LEVEL:g}",
+        ),
+    ] = None,
+    utility_data: Annotated[
+        Path | None, Option(help="With --sweep: an .npz with `images` and `labels` to measure accuracy on.")
+    ] = None,
+    no_utility: Annotated[
+        bool, Option("--no-utility", help="With --sweep: leave out the accuracy, which takes a few seconds a strength.")
+    ] = False,
+    server: Annotated[
+        str | None,
+        Option(help="A server that changes the model first, from `unsum list`: imprint, imprint:bins=64, traps."),
+    ] = None,
+    attack: options.AttackOption = "auto",
+    labels: options.LabelsOption = None,
+    refine: options.RefineOption = None,
+    batch_size_known: Annotated[
+        bool, Option("--batch-size-known", help="Grant the attacker the batch size (of a captured update: --batch).")
+    ] = False,
+    eval_mode: options.EvalOption = False,
+    compare: Annotated[
+        bool | None,
+        Option(
+            "--compare/--no-compare",
+            help="Play the round again under other defenses, until one is enough, for the report.",
+            show_default="where that takes seconds",
+        ),
+    ] = None,
+    fail_above: Annotated[
+        float | None, Option(help="Exit with 1 when any sample's leakage is above this level, from 0 to below 1.")
+    ] = None,
+    junit: Annotated[
+        Path | None,
+        Option(help=f"Write JUnit XML: one test case a sample, held against --fail-above (or {DEFAULT_LEVEL:g})."),
+    ] = None,
+    sarif: Annotated[
+        Path | None, Option(help="Write SARIF 2.1.0 for code scanning: one result a finding, by the same level.")
+    ] = None,
+    out: Annotated[
+        Path, Option(help="Folder for report.html, report.md and result.json (sweep.html and sweep.json).")
+    ] = Path("unsum-report"),
+    force: Annotated[bool, Option("--force", help="Overwrite an existing report folder.")] = False,
+    as_json: options.JsonOption = False,
+    device: options.DeviceOption = "cpu",
+    seed: options.SeedOption = 0,
+) -> None:
+    """Simulate one federated round, attack its update, and report what was recovered; or attack an update that was captured.
+
+    Exit codes: 0 when the audit ran (and no sample leaks more than --fail-above), 1 when a sample leaks more than --fail-above,
+    2 when the input was wrong, the gate could not be decided, or anything failed.
+    """
+    check_folder(out, force=force)
+    with loading():
+        from unsum.attack.options import AttackOptions
+        from unsum.audit.gate import check_gate, write_gate
+        from unsum.audit.sweep.table import show as show_sweep
+        from unsum.commands.audit_tables import show
+        from unsum.defend import parse_defense
+    check_gate(fail_above, junit, sarif, sweeping=bool(sweep))
+    received = captured.received()
+    if sweep and server is not None:
+        raise UnsumError("A sweep is of honest servers; leave out --server, or leave out --sweep.")
+    if sweep and received is not None:
+        raise UnsumError("A sweep simulates every round; leave out the captured update, or leave out --sweep.")
+    if not sweep and (keep_under is not None or utility_data is not None or no_utility):
+        raise UnsumError(
+            "--keep-under, --utility-data and --no-utility belong to a sweep; add, say, --sweep noise=1e-5..1e-1."
+        )
+    shared: dict[str, Any] = {  # what a sweep takes as one round does; refused there, with a sentence
+        **vars(named),
+        "data": data,
+        "batch": batch,
+        "same_label": same_label,
+        "defenses": [parse_defense(text) for text in defense or []],
+        "attack": attack,
+        "label_rule": labels,
+        "refine": refine,
+        "batch_size_known": batch_size_known,
+        "inverse": inverse,
+        "train": not eval_mode,
+        "loss": loss,
+        **(captured.simulated() if received is None else {}),
+        "device": options.usable_device(device),
+        "seed": seed,
+        "command": shlex.join(["unsum", *sys.argv[1:]]),
+    }
+    if sweep:
+        with stages() as shown:
+            swept = unsum.sweep(
+                **shared,
+                progress=shown,
+                over=sweep,
+                keep_under=DEFAULT_LEVEL if keep_under is None else keep_under,
+                utility=not no_utility,
+                utility_data=utility_data,
+                unfinished=out,
+            )
+            shown.say("Writing the page")
+            page = swept.write(out, force=force)
+        if as_json:
+            _print(swept.to_dict(), page)
+        else:
+            show_sweep(swept, page, OUT)
+        return
+    with stages(AttackOptions(attack).steps) as shown:
+        result = unsum.audit(**shared, progress=shown, update=received, server=server, compare=compare)
+        shown.say("Writing the report")
+        page = _written(result, out, force)
+    held = result.gate(DEFAULT_LEVEL if fail_above is None else fail_above)
+    write_gate(result, held, page, junit=junit, sarif=sarif)
+    gated = fail_above is not None
+    if as_json:
+        _print(result.to_dict() | ({"gate": held.to_dict()} if gated else {}), page)
+    else:
+        show(result, page)
+    if gated:
+        console = PROGRESS if as_json else OUT
+        console.print(held.reason, style="red" if held.exit_code else "green", soft_wrap=True)
+        raise typer.Exit(held.exit_code)
+
+
+def _written(result: Audit, out: Path, force: bool) -> Path:
+    """The report where it belongs; where that fails, after all that work, in a folder for temporary files."""
+    try:
+        return result.write(out, force=force)
+    except OSError as reason:
+        try:
+            page = result.write(tempfile.mkdtemp(prefix="unsum-report-"), force=True)
+        except OSError:
+            raise reason from None
+        raise UnsumError(
+            f"{str(out)!r} could not be written ({first_line(reason)}); the report is in {str(page.parent)!r}."
+        ) from reason
+
+
+def _print(content: dict[str, Any], page: Path) -> None:
+    typer.echo(json.dumps(content | {"report": str(page)}, indent=2))

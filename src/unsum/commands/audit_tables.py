@@ -1,0 +1,123 @@
+"""What `unsum audit` prints of a round: the setting, every sample beside the truth, other defenses, the verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from unsum.audit import Audit
+from unsum.audit.compare import Comparison
+from unsum.audit.result import SampleRow
+from unsum.audit.texts import COLORS
+from unsum.audit.tried import Tried
+from unsum.audit.wording import error, fixed, percent, plain
+from unsum.commands.stages import OUT
+from unsum.knowledge import CHANGES_MODEL
+
+
+def show(result: Audit, page: Path) -> None:
+    verdict = result.verdict
+    if result.truth is not None and result.truth.resized:
+        OUT.print(result.truth.resized, soft_wrap=True)
+    OUT.print(_setting_table(result))
+    OUT.print(_sample_table(result))
+    show_tried(result.tried)
+    if result.comparison.points:
+        OUT.print(_comparison_table(result.comparison))
+        OUT.print(result.comparison.answer)
+    OUT.print(verdict.headline, style=COLORS[verdict.level])
+    for sentence in filter(None, [*verdict.details, *result.leak.notes, result.trained_on]):
+        OUT.print(f"• {plain(sentence)}")
+    OUT.print(f"Report: {page}")
+
+
+def _setting_table(result: Audit) -> Table:
+    leak, setting = result.leak, result.setting
+    found = leak.batch_size if result.texts is None else len(result.texts.found)
+    what = "photos" if result.texts is None else "texts"
+    batch = f"{setting.batch_size} {what}" if result.truth else "of unknown size"
+    facts: dict[str, str | Text] = {
+        "model": setting.model,
+        "private batch": f"{batch}, {setting.classes} classes, {setting.mode} mode",
+        "defense": setting.defenses,
+        "granted to the attacker": _granted(result),
+        "attack": setting.attack,
+        f"{result.kind}s found": f"{found}" + (f" (there are {setting.batch_size})" if result.truth else ""),
+        "certificate": "exact" if leak.exact else "not exact",
+        "predicted feature error": error(leak.predicted_error),
+        "gradient scale found": f"{leak.scale:.6g}",
+        "time": f"attack {leak.seconds:.2f} s, everything {result.seconds:.1f} s on {setting.device}",
+    }
+    table = Table(show_header=False, title="One federated round, seen by the server", title_justify="left")
+    for name, value in facts.items():
+        table.add_row(name, value if isinstance(value, Text) else Text(plain(value)))
+    return table
+
+
+def _granted(result: Audit) -> Text:
+    """What no honest server may do stands out in red."""
+    lines = [Text(plain(line), "bold red" if line == CHANGES_MODEL else "") for line in result.granted]
+    return Text("\n").join(lines)
+
+
+def _sample_table(result: Audit) -> Table:
+    """The samples; titles and labels as `Text`, because names from outside must not be read as rich's markup."""
+    compared, pictures = result.truth is not None, result.leak.images is not None
+    if result.texts is not None:
+        return _text_table(result)
+    table = Table(title="Recovered, beside the truth" if compared else "Recovered", title_justify="left")
+    for heading in ("photo", "label", "recovered label") if compared else ("sample", "recovered label"):
+        table.add_column(heading, overflow="fold")  # a long name goes on in the next line, and is never cut
+    figures = ["leakage", "feature error", *(["PSNR (dB)", "SSIM"] if pictures else [])]
+    for heading in figures if compared else ("leakage, certified",):
+        table.add_column(heading, justify="right")
+    for row in result.rows:
+        table.add_row(*_cells(row, pictures))
+    return table
+
+
+def _text_table(result: Audit) -> Table:
+    table = Table("text", title="Recovered, beside the truth" if result.truth else "Recovered", title_justify="left")
+    for heading in ("as it was", "recovered") if result.truth else ("recovered",):
+        table.add_column(heading)
+    table.add_column("leakage", justify="right")
+    for row in result.rows:
+        found = Text(row.found_label or "not found", "green" if row.label_correct else "")
+        table.add_row(Text(row.title), *([Text(row.label or "")] if result.truth else []), found, percent(row.leakage))
+    return table
+
+
+def show_tried(tried: list[Tried]) -> None:
+    """A line for every attack: what it got, and why that is nothing where it refused or does not apply."""
+    before = ""
+    for one in tried:
+        why = f" ({'for the same reason' if one.remark == before else plain(one.remark)})" if one.empty else ""
+        before = one.remark if one.empty else before
+        OUT.print(f"Tried {one.attack}: {one.got}{why}", markup=False, highlight=False)
+
+
+def _comparison_table(comparison: Comparison) -> Table:
+    table = Table("defense", title="The same round under other defenses", title_justify="left")
+    for heading in ("largest leakage", "mean leakage", "labels", "accuracy"):
+        table.add_column(heading, justify="right")
+    for i, point in enumerate(comparison.points):
+        labels = "–" if point.refused else f"{point.labels_right}/{len(point.samples)}"
+        accuracy = percent(point.accuracy.mean) if point.accuracy else "–"
+        table.add_row(Text(comparison.label(i)), percent(point.worst), percent(point.mean), labels, accuracy)
+    return table
+
+
+def _cells(row: SampleRow, pictures: bool) -> list[str | Text]:
+    found = row.found_label or "not found"
+    if row.score is None:
+        return [Text(row.title), Text(found), percent(row.leakage)]
+    return [
+        Text(row.title),
+        Text(row.label or ""),
+        Text(found, style="green" if row.label_correct else "red"),
+        percent(row.leakage),
+        error(row.score.feature_error),
+        *([fixed(row.score.psnr, 1), fixed(row.score.ssim, 2)] if pictures else []),
+    ]

@@ -1,0 +1,34 @@
+"""Checks of a language model and a client's text, before an audit reads one out of the other."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from unsum.audit.text import TextInputs
+from unsum.doctor.finding import Said
+from unsum.head import find_head
+from unsum.models.tokenizer import Tokenizer
+
+
+def tokenizer(found: Tokenizer) -> Said:
+    if found.own is None:
+        return "warning", "There is none beside the model, so text is token numbers; save one into its folder."
+    return "ok", "There is one in the folder: the report shows text."
+
+
+def positions(inputs: TextInputs) -> Said:
+    """Fewer distinct prefixes than features: then each of them is a direction of its own."""
+    width = find_head(inputs.loaded.model)[1].in_features
+    sequences = inputs.batch.sequences
+    prefixes = len({tuple(sequence[:end]) for sequence in sequences for end in range(1, len(sequence))})
+    count = f"{len(sequences)} texts have {prefixes} distinct prefixes"
+    if prefixes >= width:
+        return "warning", f"{count}, and the attack on text reads fewer than the {width} features; it will not decide."
+    return "ok", f"{count}, fewer than the {width} features."
+
+
+def dropout(model: nn.Module, train: bool) -> Said:
+    rates = [module.p for module in model.modules() if isinstance(module, nn.Dropout) and module.p > 0]
+    if rates and train:
+        return "warning", f"It drops up to {max(rates):.0%} in train mode, which the attack on text cannot follow."
+    return "ok", "There is none to reckon with." if not rates else "Switched off in eval mode."

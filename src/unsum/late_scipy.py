@@ -1,0 +1,30 @@
+"""What we use of scipy, imported when it is first called: it would make `import unsum` a third slower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def linear_sum_assignment(cost: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows and columns of the cheapest pairing."""
+    from scipy.optimize import linear_sum_assignment as solve
+
+    rows, columns = solve(cost)
+    return np.asarray(rows), np.asarray(columns)
+
+
+def root(function: Callable[[float], float], low: float, high: float, *, tolerance: float) -> float:
+    """Where `function` changes its sign between `low` and `high`."""
+    from scipy.optimize import brentq
+
+    return float(brentq(function, low, high, xtol=tolerance, rtol=tolerance))
+
+
+def chi_square_quantile(probability: float, degrees: int) -> float:
+    from scipy.special import gammaincinv
+
+    return 2 * float(gammaincinv(degrees / 2, probability))

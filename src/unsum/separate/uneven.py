@@ -1,0 +1,239 @@
+"""Samples that count unequally: uneven micro-batches, clients averaged by their sizes, losses with weights of their own.
+
+∇W = Σ_i a_i (p_i − y_i) f_iᵀ, with a factor for every sample instead of one for all: B more unknowns than the one equation has.
+The regression over classes says what all samples of a label weigh together, so each label's samples share that at first, and
+Levenberg–Marquardt solves for T and every log a_i together. Nothing is claimed about the answer: a sample that counts twice may
+be two that are nearly alike, and only who knows the weights could tell.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from unsum.certify.candidate import EXPLAINED
+from unsum.deadline import out_of_time
+from unsum.equation.levenberg import Dense, minimize
+from unsum.equation.noise import without_decay
+from unsum.equation.observation import Observation, observe
+from unsum.equation.threads import few_threads
+from unsum.errors import UnsumError
+from unsum.head import Head
+from unsum.knowledge import Knowledge
+from unsum.labels.ilrg import whole_counts
+from unsum.leak import Leak
+from unsum.separate.exact.regression import ClassLine, fit_class_line
+from unsum.separate.exact.solver import nothing_found
+from unsum.separate.exact.starts import rotate_to_targets
+from unsum.separate.method import SEPARATORS
+from unsum.separate.misfit import uncertified
+
+_LARGEST_JACOBIAN = 1 << 22  # entries: a step takes a tenth of a second
+_SHARE = 5e-3  # of all labels' mass that a label has at least; less is the regression's own error
+_STARTS, _EACH = 24, 6  # in all, and of one choice of labels
+_STEPS, _MORE_STEPS = 15, 60  # of every start, and of one that comes near
+_NEAR = 1e-2  # of where it began: a start whose misfit fell so far is pursued to its end
+_ALIKE = 1.001  # times the smallest weight: no weights of their own
+_SPARE = 3  # equations left over without which a perfect fit proves nothing
+
+
+@SEPARATORS.register(
+    "uneven",
+    summary="samples that count unequally, each with its own weight (unsum)",
+    needs="the last layer's gradient; fewer samples than classes",
+)
+def uneven(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
+    """`leak.weights` says how much each sample counts, 1 on average; never certified."""
+    decayed = without_decay(head)
+    clean, noise = (head, None) if decayed is None else (decayed[0], decayed[2])
+    observation = observe(clean, knowledge.known_batch_size, noise)
+    refusal = _refusal(observation)
+    if refusal:
+        return replace(nothing_found(head, knowledge, refusal), method="uneven")
+    with few_threads(observation.U.numel()):
+        best = _best(observation, knowledge.targets(head.classes), seed)
+    if best is None:
+        return replace(nothing_found(head, knowledge, "No start led to samples of unequal weights."), method="uneven")
+    return best.leak(clean)
+
+
+def _refusal(observation: Observation) -> str:
+    """Why there is nothing to solve; empty where there is."""
+    R, C = observation.rank, observation.classes
+    if R == 0:
+        return "Nothing in the gradient stands out of its noise."
+    if (C - 1 - R) * (R + 1) < _SPARE:
+        return f"{R} directions are too many for {C} classes, where every sample has a weight of its own."
+    if C * (R + 1) * R * (R + 1) > _LARGEST_JACOBIAN:
+        raise UnsumError(f"Unequal weights are sought for fewer samples than {R} of {C} classes; use 'exact'.")
+    return ""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """T (B, R) and the factors a (B,) of samples whose targets are Y, and their equations there."""
+
+    observation: Observation
+    Y: Tensor
+    here: Dense
+    weight: Tensor  # (C,) of the rows
+
+    @property
+    def T(self) -> Tensor:
+        return self.here.at[: -len(self.Y)].view(len(self.Y), -1)
+
+    @property
+    def factors(self) -> Tensor:
+        return self.here.at[-len(self.Y) :].exp()
+
+    @property
+    def misfit(self) -> float:
+        """In standard deviations of the noise; columns sum to zero, so one row says nothing new."""
+        equations = len(self.here.residual) - len(self.here.residual) // len(self.weight) - len(self.here.at)
+        found = (self.here.cost / max(equations, 1)) ** 0.5
+        return found if found == found else float("inf")
+
+    def errors(self) -> Tensor:
+        """(B,) predicted relative errors of the features: T and the factors scatter together."""
+        B, size, spread = len(self.Y), self.T.norm(dim=1).clamp_min(1e-300), max(self.misfit, 1.0) ** 2
+        # The prior that features are not larger than they came out, nor factors other by more than their own size.
+        prior = torch.cat([size.pow(-2).repeat_interleave(self.T.shape[1]), size.new_ones(B)]) * spread
+        factor, failed = torch.linalg.cholesky_ex(self.here.normal_matrix + torch.diag(prior))
+        if bool(failed) or self.misfit > EXPLAINED:
+            return torch.full_like(size, torch.inf)
+        variance = torch.cholesky_inverse(factor).diagonal()[:-B].view(B, -1).sum(1) * spread
+        level = self.observation.noise.level[:, None]
+        outside: Tensor = torch.linalg.pinv(self.gradients().T / level).norm(dim=1) * self.observation.A.shape[1] ** 0.5
+        return (variance + outside.square()).sqrt() / size
+
+    def gradients(self) -> Tensor:
+        """(B, C) a_i (p_i − y_i)."""
+        P = torch.softmax(self.T @ self.observation.K + self.observation.b, dim=1)
+        return self.factors[:, None] * (P - self.Y)
+
+    def leak(self, head: Head) -> Leak:
+        observation, a, errors = (
+            self.observation,
+            self.factors,
+            self.errors().nan_to_num(nan=torch.inf, posinf=torch.inf),
+        )
+        total = float(a.sum()) if observation.reduction == "mean" else float(a.mean())
+        left = (self.gradients().T @ self.T - observation.U).norm() / observation.U.norm()
+        leak = uncertified(
+            "uneven",
+            head,
+            self.T @ observation.K + observation.b,
+            self.Y,
+            self.T @ observation.A,
+            _notes(a, self.misfit),
+            residual=float(left),
+            predicted_error=float(errors.max()),
+            scale=total,
+        )
+        return replace(leak, weights=a / a.mean())
+
+
+def _notes(factors: Tensor, misfit: float) -> list[str]:
+    if misfit > EXPLAINED:
+        return [f"Samples of unequal weights miss the gradient by {misfit:.1e} times its noise."]
+    least, most = (float(f / factors.mean()) for f in (factors.min(), factors.max()))
+    if most < _ALIKE * least:
+        return ["Samples count alike, although each might have had a weight of its own."]
+    return [
+        f"Samples count unequally: from {least:.3g} to {most:.3g} times their mean. Nothing is claimed, because one that counts "
+        "twice may be two that are nearly alike."
+    ]
+
+
+def _best(observation: Observation, targets: Tensor | None, seed: int) -> _Answer | None:
+    """The first answer that explains the gradient, or the one that comes closest."""
+    generator, best = torch.Generator().manual_seed(seed), None
+    line = fit_class_line(observation)
+    for tried, (Y, start) in enumerate(_starts(observation, line, targets, generator)):
+        if tried == _STARTS or (best is not None and (best.misfit < EXPLAINED or out_of_time("unequal weights"))):
+            break
+        found = _solved(observation, Y, start)
+        if found is not None and (best is None or found.misfit < best.misfit):
+            best = found
+    return best
+
+
+def _starts(
+    observation: Observation, line: ClassLine, targets: Tensor | None, generator: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Targets (B, C) with T and log a to start from: the label rows' own sums, and random ones inside a label."""
+    R = observation.rank
+    for Y in _hypotheses(line, R) if targets is None else [targets]:
+        if len(Y) != R:
+            return
+        counts = Y.sum(0)
+        each = torch.where(counts > 0, line.mass / counts.clamp_min(1), line.mass.new_ones(())).clamp_min(_SHARE / R)
+        shares = Y @ each
+        scaled = replace(line, sums=line.sums * (shares.mean() / each)[:, None])
+        for _ in range(_EACH if int(counts.max()) > 1 else 1):
+            T = rotate_to_targets(scaled, Y, generator)
+            yield Y, torch.cat([T.flatten(), (line.scale * shares / shares.sum()).log()])
+
+
+def _hypotheses(line: ClassLine, samples: int) -> Iterator[Tensor]:
+    """(B, C) one-hot targets: every label at least once, numbers near the labels' masses first."""
+    mass = torch.where(line.labeled, line.mass, torch.zeros_like(line.mass)).clamp_min(0)
+    order = mass.argsort(descending=True)[:samples]
+    labels = order[mass[order] > _SHARE * mass.sum()]
+    if not 0 < len(labels) <= samples:
+        return
+    shares = mass[labels] * (samples / mass[labels].sum())
+    # One for every label, and the others as the masses say; then whatever is one sample's change away.
+    first = 1 + whole_counts(shares - 1, samples - len(labels)) if samples > len(labels) else torch.ones_like(labels)
+    waiting, seen = [(0.0, tuple(first.tolist()))], {tuple(first.tolist())}
+    while waiting:
+        _, counts = heapq.heappop(waiting)
+        chosen = labels.repeat_interleave(torch.tensor(counts, device=labels.device))
+        yield torch.nn.functional.one_hot(chosen, len(mass)).double()
+        for giver in range(len(counts)):
+            for taker in range(len(counts)):
+                other = tuple(n - (i == giver) + (i == taker) for i, n in enumerate(counts))
+                if giver != taker and counts[giver] > 1 and other not in seen and len(seen) < 16 * _STARTS:
+                    seen.add(other)
+                    away = sum((n - float(share)) ** 2 for n, share in zip(other, shares, strict=True))
+                    heapq.heappush(waiting, (away, other))
+
+
+def _solved(observation: Observation, Y: Tensor, start: Tensor) -> _Answer | None:
+    """Solved from one start, and on with the noise model's weights there where it comes near."""
+    found = _minimized(observation, Y, start, observation.weight, _STEPS)
+    begun = float(_UnevenResidual(observation, Y, observation.weight)(start).norm())
+    if found.here.cost**0.5 < _NEAR * begun:
+        found = _minimized(observation, Y, found.here.at, observation.weight, _MORE_STEPS)
+    if not bool(torch.isfinite(found.here.at).all()):
+        return None
+    T, a = found.T, found.factors
+    sizes = T.norm(dim=1, keepdim=True)
+    rounding = observation.loss.rounding(T @ observation.K + observation.b, Y, sizes * observation.row_norms)
+    client = observation.client_precision * (a[:, None] * rounding * sizes).square().sum(0).sqrt()
+    weight = torch.rsqrt(observation.noise.level.square() + client.square())
+    return _minimized(observation, Y, found.here.at, weight, _STEPS)
+
+
+@dataclass(frozen=True)
+class _UnevenResidual:
+    """The misfit of the gradient in units of the noise, for T and log a in one vector."""
+
+    observation: Observation
+    Y: Tensor
+    weight: Tensor
+
+    def __call__(self, at: Tensor) -> Tensor:
+        B, equation = len(self.Y), self.observation.equation()
+        T, a = at[:-B].view(B, -1), at[-B:].exp()
+        G = a[:, None] * (torch.softmax(equation.logits(T), dim=1) - self.Y)
+        return (self.weight[:, None] * (G.T @ equation.extended(T) - equation.U)).flatten()
+
+
+def _minimized(observation: Observation, Y: Tensor, at: Tensor, weight: Tensor, steps: int) -> _Answer:
+    here = Dense(_UnevenResidual(observation, Y, weight), at)
+    return _Answer(observation, Y, minimize(here, steps, enough=here.residual.numel()), weight)

@@ -1,0 +1,85 @@
+"""A language model's folder through every command: what goes in is text, and so is what comes back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.command import Run, runner
+from support.text_folder import LINES, save_language_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "lm"
+    save_language_model(path)
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.txt").write_text("\n".join(LINES))
+    return runner(monkeypatch, capsys)
+
+
+def test_an_audit_shows_the_text_beside_what_came_back(run: Run, folder: Path) -> None:
+    result = run("audit", "--model", f"hf:{folder}", "--data", "mine.txt", "--fail-above", "0.2")
+    assert result.code == 1, result.err
+    assert "This update gives away every text of the client's." in result.out
+    content = json.loads(Path("unsum-report/result.json").read_text())
+    assert [(row["label"], row["found_label"]) for row in content["samples"]] == [(line, line) for line in LINES]
+    assert [row["leakage"] for row in content["samples"]] == [1, 1]
+    assert content["verdict"]["state"] == "leaks"
+    for name in ("report.html", "report.md"):
+        page = Path("unsum-report", name).read_text("utf-8").replace("\\", "")
+        assert page.count("We moved the patient to Friday .") >= 2  # as it was, and recovered
+
+
+def test_what_dropout_hides_is_not_decided(run: Run, folder: Path, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((tmp_path / "config.json").read_text()) | {"resid_pdrop": 0.2, "embd_pdrop": 0.2}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    chosen = ["--model", f"hf:{tmp_path}", "--data", "mine.txt"]
+    result = run("audit", *chosen, "--json", "--fail-above", "0.2")
+    assert result.code == 2
+    content = json.loads(result.out)
+    assert content["verdict"]["state"] == "not decidable"
+    assert [row["leakage"] for row in content["samples"]] == [None, None]  # never 0 %
+    warned = {row["check"]: row["mark"] for row in json.loads(run("doctor", *chosen, "--json").out)}
+    assert warned["dropout"] == "warning"
+    assert run("audit", *chosen, "--eval-mode", "--fail-above", "0.2", "--out", "still").code == 1
+
+
+def test_doctor_capture_and_attack_take_the_text_path(run: Run, folder: Path) -> None:
+    model = ["--model", f"hf:{folder}"]
+    said = {
+        row["check"]: row["sentence"] for row in json.loads(run("doctor", *model, "--data", "mine.txt", "--json").out)
+    }
+    assert said["positions"] == "2 texts have 12 distinct prefixes, fewer than the 48 features."
+    made = run("capture", *model, "--data", "mine.txt")
+    assert (made.code, "of 2 texts" in made.out) == (0, True), made.err
+    shown = run("attack", *model, "--update", "client.safetensors")
+    assert all(line in shown.out for line in LINES), shown.err
+    assert sorted(json.loads(Path("unsum-leak/leak.json").read_text())["texts"]) == sorted(LINES)
+    captured = json.loads(run("audit", *model, "--update", "client.safetensors", "--json").out)
+    assert sorted(row["found_label"] for row in captured["samples"]) == sorted(LINES)
+    assert captured["verdict"]["level"] == "severe"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--sweep", "sign"], "audit a language model under one --defense at a time"),
+        (["--local-steps", "2"], "played as one plain step"),
+        (["--data", "absent.txt"], "takes a UTF-8 file with one text in each line"),
+        (["--data", "mine.txt", "--batch", "3"], "The data hold 2 texts"),
+    ],
+)
+def test_what_text_cannot_do_is_said_in_a_sentence(run: Run, folder: Path, arguments: list[str], sentence: str) -> None:
+    result = run("audit", "--model", f"hf:{folder}", *arguments)
+    assert result.code == 2
+    assert sentence in " ".join(result.err.split())
