@@ -24,8 +24,7 @@ from torchvision.utils import make_grid, save_image
 import unsum
 from cases import soft_targets
 from unsum.data import embedded_batch, read_photos
-from unsum.score.assignment import assign
-from unsum.score.image import psnr
+from unsum.score.samples import assign, psnr
 
 HE = 2**0.5
 KINDS = ("distinct", "half", "same", "smooth", "mixup")

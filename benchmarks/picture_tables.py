@@ -43,7 +43,7 @@ from unsum.invert.losses import psnr
 from unsum.models import load_model
 from unsum.models.inner import tap
 from unsum.models.lpips import lpips_network, weights_file
-from unsum.score.assignment import assign
+from unsum.score.samples import assign
 
 RESNET = Path(__file__).parents[1] / "examples" / "resnet50_v1.py"
 # `exact-labels` is granted the labels, as the two published ones are; `peeled` goes on to the layer of the inverse in --inner
@@ -102,10 +102,14 @@ class Bench:
         self.device = options.device
         factory = f"{RESNET}:unpooled" if size == 224 else f"{RESNET}:unpooled_336"
         # One class only: the head of a cell is made for each of its batches.
-        self.model = load_model(factory, classes=1, weights=options.weights).model.to(self.device).train()
+        self.model = (
+            load_model(factory, classes=1, weights=options.weights, fresh_head=True).model.to(self.device).train()
+        )
         photos = read_photos(options.photos, size=size)
         self.images, self.labels = photos.images, photos.labels
-        own = load_model(f"{RESNET}:unpooled{_suffix(options.inverse)}", classes=1, weights=options.weights).model
+        own = load_model(
+            f"{RESNET}:unpooled{_suffix(options.inverse)}", classes=1, weights=options.weights, fresh_head=True
+        ).model
         # A decoder is convolutional: one trained at 224² reads the larger map of 336², too.
         self.inverse = load_inverse(own, options.inverse).at(size, feature_layout(self.model, size))
         self.inner = [load_inverse(own, path) for path in options.inner]

@@ -43,6 +43,7 @@ def on_post_build(config: Any) -> None:
 
 def table(family: str) -> str:
     """Every method of one family with what it does and needs, as `unsum list` shows it."""
+    import unsum.spans  # noqa: F401 (registers its separator)
     from unsum.active import SERVERS
     from unsum.defend import DEFENSES
     from unsum.invert import INVERTERS

@@ -1,6 +1,6 @@
 """ResNet-50 as it was first published, and without global pooling: a model of one's own for `unsum audit`.
 
-    unsum audit --model examples/resnet50_v1.py:unpooled --weights resnet50-v1.safetensors
+    unsum audit --model examples/resnet50_v1.py:unpooled --weights resnet50-v1.safetensors --fresh-head
 
 torchvision's ResNet-50 is version 1.5: where a stage halves the side of its maps, the 3×3 convolution of the first block takes
 the step. Version 1 takes it in the 1×1 convolution before. Both have the same parameters, so weights of one load into the

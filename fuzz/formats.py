@@ -21,7 +21,7 @@ from hostile.makers import entry, flower, npy, npz, picture, safetensors, tar, t
 from unsum import Update
 from unsum.app.order import read_order
 from unsum.app.shelf import Shelf
-from unsum.audit.sweep.pictures import pictures_from_file
+from unsum.audit.sweep.task import pictures_from_file
 from unsum.data.pictures import decode
 from unsum.data.sources import open_source
 from unsum.errors import UnsumError

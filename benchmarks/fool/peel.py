@@ -171,6 +171,11 @@ def _update(g: Genome, model: nn.Sequential, x: Tensor, Y: Tensor) -> unsum.Upda
     nn.functional.cross_entropy(model(x), Y, reduction=g["reduction"]).backward()
     update = unsum.Update({name: p.grad.clone() for name, p in model.named_parameters()}, reduction=g["reduction"])
     model.zero_grad()
+    return sent(g, update)
+
+
+def sent(g: Genome, update: unsum.Update) -> unsum.Update:
+    """What becomes of the gradient on its way: scaled, noised, rounded."""
     update = update.map(lambda _name, t: g["scale"] * t)
     if g["noisy"]:
         update = update.map(lambda _name, t: t + 10 ** g["noise"] * t.abs().max() * torch.randn_like(t))
@@ -234,19 +239,19 @@ def _judged(genome: Genome, case: Case, answer: Answer, seconds: float) -> Try:
     traced = _sent(case) > TRACE
     missing = float(apart[:, traced].amin(0).max()) if bool(traced.any()) else math.inf
     error = max(wrong, missing)
-    label_error = _label_error(case, answer, apart)
+    off = label_error(case, answer, apart)
     fooled = ""
     if bool(claimed.any()) and not wrong <= FALSE_CLAIM:
         fooled = "a claimed input is none"
     elif bool(claimed.all()) and not missing <= FALSE_CLAIM and genome["method"] != "phong-input":
         fooled = "an input is missing"
-    elif bool(claimed.any()) and label_error > 0.5:
+    elif bool(claimed.any()) and off > 0.5:
         fooled = "labels"
     ended = "claimed" if bool(claimed.any()) else "not claimed"
-    return Try(genome, ended, error, label_error, answer.predicted, fooled, seconds)
+    return Try(genome, ended, error, off, answer.predicted, fooled, seconds)
 
 
-def _label_error(case: Case, answer: Answer, apart: Tensor) -> float:
+def label_error(case: Case, answer: Answer, apart: Tensor) -> float:
     """The largest distance of a claimed input's target from those of the true samples that it is, or in their mean."""
     errors = [0.0]
     assert answer.exact is not None

@@ -41,7 +41,7 @@ from common import Genome, Try
 
 from unsum.separate.exact import proposals as exact_proposals
 
-PATHS = ("head", "losses", "rounds", "steps", "text", "peel")
+PATHS = ("head", "losses", "rounds", "steps", "text", "peel", "spans")
 DEADLINE, PATIENCE = 1.0, 0.3  # seconds of a try, and of the solver's further starts
 _FRESH, _TAME, _NEAR = 0.06, 0.06, 0.2  # shares of tries from anywhere, from easy cases and from what was not claimed
 _CLAIMS = 0.65  # share of a claim's children that are claims again, where steps are right

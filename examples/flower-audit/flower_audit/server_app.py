@@ -53,7 +53,7 @@ def table(strategy: AuditStrategy) -> list[str]:
             continue
         certain = "yes" if finding.exact else "no"
         found = " ".join(str(label) for label in finding.label_counts)
-        leakage = f"{finding.leakage:7.2f}"
+        leakage = f"{finding.leakage:7.2f}" if finding.leakage == finding.leakage else f"{'–':>7}"  # NaN: nobody knows
         lines.append(
             f"{finding.round:5}  {finding.client:>20}  {finding.batch_size:7}  {certain:>7}  {leakage}  {found}"
         )
