@@ -17,6 +17,11 @@ from unsum.deadline import out_of_time, time_limit
 from unsum.errors import UnsumError
 
 
+# Seconds of CPU. Without a limit each of these searches takes minutes; how close to its limit of one second a search ends is the
+# business of a benchmark, because a machine that imports slowly or does other work must not fail a test.
+FAR_FROM_MINUTES = 20
+
+
 def _model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(512, 100))
@@ -56,7 +61,7 @@ def test_a_limit_that_makes_no_sense(seconds: float) -> None:
 def test_a_forged_gradient_keeps_the_solver_no_longer_than_it_is_given() -> None:
     start = time.process_time()  # of this process alone: other work on the machine does not count
     leak = unsum.separate(_model(), _forged(), time_limit=1.0)
-    assert time.process_time() - start < 6  # without a limit it takes minutes
+    assert time.process_time() - start < FAR_FROM_MINUTES
     assert not leak.exact
     assert leak.notes[0].startswith("Time was over; left untried: ")
     assert leak.features.shape[1] == 512
@@ -95,7 +100,7 @@ def test_every_method_that_auto_may_choose_keeps_the_limit(path: str, size: str)
     torch.func.jacfwd(torch.sin)(torch.zeros(()))  # what is imported once is no part of the search
     start = time.process_time()  # of this process alone: other work on the machine does not count
     leak = unsum.attack(model, update, method, time_limit=1.0, **granted)
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < FAR_FROM_MINUTES
     assert not leak.exact
     assert leak.notes[0].startswith("Time was over; left untried: ")
     assert all(attempt.blind.startswith("time was over") for attempt in leak.tried)  # nobody calls that a low leak

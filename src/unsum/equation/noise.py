@@ -149,8 +149,8 @@ def spanning_rows(head: Head, noise: Noise) -> Tensor:
     width = min(_SKETCH, H)
     while True:
         sketch = _sketch(head, width) / noise.level[:, None]
-        picked, sizes = _pivots(sketch, min(width, C))
         limits = _LIMITS_COARSE if is_coarse(head) else _LIMITS
+        picked, sizes = _pivots(sketch, min(width, C), shortest=min(limits) * width**0.5)
         rank = _count_signals((sizes / width**0.5).tolist(), *limits)
         if rank < 0.75 * width or width >= min(C, H):
             return picked[:rank]
@@ -175,19 +175,24 @@ def _sketch(head: Head, width: int) -> Tensor:
     return head.projected(directions.normal_(generator=generator)) / H**0.5
 
 
-def _pivots(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Indices of the rows picked one after another, each the longest outside the span of those before; its lengths."""
+def _pivots(rows: Tensor, count: int, shortest: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Indices of the rows picked one after another, each the longest outside the span of those before; its lengths.
+
+    Lengths never grow, so the first that is under `shortest` is the last that is asked for.
+    """
+    rows = rows.clone()  # changed in place: a matrix of this size for every row picked costs more than the products
     picked, sizes = [], []
     for _ in range(count):
-        lengths = rows.square().sum(1)
-        index = lengths.argmax()
-        size = lengths[index].sqrt()
+        lengths = torch.linalg.vector_norm(rows, dim=1)
+        size, index = lengths.max(0)
+        picked.append(index)
+        sizes.append(size)
+        if float(size) < shortest:
+            break
         # Rows come in units of their noise. What is shorter than that must not be blown up to a direction: rounding, then
         # rounding of rounding, would return as ever new ones.
         direction = rows[index] / size.clamp_min(1.0)
-        rows = rows - (rows @ direction)[:, None] * direction
-        picked.append(index)
-        sizes.append(size)
+        rows.addr_(rows @ direction, direction, alpha=-1)
     return torch.stack(picked), torch.stack(sizes)
 
 
