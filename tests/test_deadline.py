@@ -16,7 +16,6 @@ from unsum.certify.claim import grant_each
 from unsum.deadline import out_of_time, time_limit
 from unsum.errors import UnsumError
 
-
 # Seconds of CPU. Without a limit each of these searches takes minutes; how close to its limit of one second a search ends is the
 # business of a benchmark, because a machine that imports slowly or does other work must not fail a test.
 FAR_FROM_MINUTES = 20
