@@ -3,6 +3,7 @@
 To read it in the order of the computation: `method` (the whole), `basis`, `roots`, `search`, `labels`, `targets`, `judge`.
 """
 
-from unsum.spans.method import choose_pair, spans
+from unsum.spans.method import spans
+from unsum.spans.pair import choose_pair
 
 __all__ = ["choose_pair", "spans"]

@@ -56,14 +56,20 @@ class LayerSpan:
         return product
 
     @classmethod
-    def of(cls, step: Step, rank: int | None = None) -> LayerSpan:
-        """The spaces of a layer's gradient, with the directions that stand out of its noise, or so many as `rank` says."""
+    def of(cls, step: Step, rank: int | None = None, rounded: float = 0.0) -> LayerSpan:
+        """The spaces of a layer's gradient, with the directions that stand out of its noise, or so many as `rank` says.
+
+        `rounded` is the deviation of an entry at most that the rounding of something else, weights say, has left in it.
+        """
         matrix, bias = step.grad_W, step.grad_b
         m, n = matrix.shape[0], matrix.shape[1] + (bias is not None)
         wide = m <= n
         values, vectors, rest = _spectrum(matrix, bias, wide=wide)
-        noise, found = _above_noise(values, m, n, rounding_of(matrix), rest)
-        noise = noise if rank is None else min(noise, rounding_of(matrix))
+        rounding = max(rounding_of(matrix), rounded)
+        noise, found = _above_noise(values, m, n, rounding, rest)
+        noise = noise if rank is None else min(noise, rounding)
+        if rounded and len(values) - found >= _TAIL:  # what it has left indeed
+            noise = min(noise, max(rounding_of(matrix), _noise_of(values, m, n, rest, found)))
         found = max(1, found if rank is None else min(rank, int((values > 0).sum())))
         side = vectors[:, :found].T  # (N, m) or (N, n)
         other = orthonormal_rows(_times(side, matrix, bias) if wide else _transposed_times(side, matrix, bias))
@@ -71,7 +77,7 @@ class LayerSpan:
         # Units that no sample drives leave rows of zeros, and those that none switches on columns of zeros.
         most = min(int(matrix.any(1).sum()), int(matrix.any(0).sum()) + (bias is not None))
         share = noise * (m * n) ** 0.5 / max(float(values.norm()), 1e-300)
-        noisy = rank is None and noise > rounding_of(matrix)
+        noisy = rank is None and noise > rounding
         return cls(
             rows,
             columns,
@@ -135,14 +141,17 @@ def _above_noise(values: Tensor, m: int, n: int, rounding: float, rest: float) -
     found = int((values > max(_EDGE * rounding * float(root[0]), resolved)).sum())
     if found <= _MOST * len(values):  # square matrices of noise have a few tiny values as well
         return rounding, found
-    tails = values.square().flip(0).cumsum(0).flip(0).cpu() + rest
-    cells = (m - torch.arange(len(values))) * (n - torch.arange(len(values)))
-    noises = (tails / cells).sqrt()
+    noises = values.new_tensor([_noise_of(values, m, n, rest, first) for first in range(len(values))]).cpu()
     like_noise = (values.cpu() < _EDGE * noises * root).nonzero()[:, 0]
     first = int(like_noise[0]) if len(like_noise) else len(values)
     if first > _MOST * len(values) or len(values) - first < _TAIL:  # the last few always do
         return rounding, found
     return float(noises[first]), first
+
+
+def _noise_of(values: Tensor, m: int, n: int, rest: float, first: int) -> float:
+    """The deviation of an entry of (m, n) numbers if all singular values from the `first` on are noise."""
+    return (float(values[first:].square().sum() + rest) / ((m - first) * (n - first))) ** 0.5
 
 
 def _gram(matrix: Tensor, bias: Tensor | None, *, wide: bool) -> Tensor:

@@ -7,6 +7,7 @@ of two outer products, so the normal equations are products of small Gram matric
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,9 +25,13 @@ _STALLED = 0.999  # of the cost: a step that keeps more is the last one
 
 @dataclass(frozen=True)
 class AllSamples:
-    """All samples as unknowns (s of everyone, log α), with targets Y (R, C) and relative weights w (R,)."""
+    """All samples as unknowns (s of everyone, log α), with targets Y (R, C) and relative weights w (R,).
 
-    sample: Sample
+    Those of several local steps met different weights: `samples` has one entry a step, and `counts` how many each saw.
+    """
+
+    samples: list[Sample]
+    counts: list[int]
     steps: list[Step]
     Y: Tensor
     weights: Tensor
@@ -36,7 +41,7 @@ class AllSamples:
     def of(cls, sample: Sample, steps: list[Step], Y: Tensor, weights: Tensor) -> AllSamples:
         known = [sample.condition.here.noise, sample.condition.next.noise]
         noises = [*known, *(rounding_of(step.grad_W) for step in steps[2:])]
-        return cls(sample, steps, Y, weights, noises)
+        return cls([sample], [len(Y)], steps, Y, weights, noises)
 
     def cost(self, u: Tensor) -> Tensor:
         """What all gradients leave, squared, in units of their noise."""
@@ -63,7 +68,9 @@ class AllSamples:
     def _layers(self, u: Tensor, *, by: bool) -> list[tuple[Tensor, Moved, Moved, float]]:
         """(what is left of ∇W, δ, what was read, noise) of every layer, biases as a last column."""
         s, alpha = u[:-1].view(len(self.Y), -1), u[-1].exp()
-        reads, deltas, _ = self.sample.passes(s, self.Y, by=by)
+        parts = zip(self.samples, s.split(self.counts), self.Y.split(self.counts), strict=True)
+        passes = [sample.passes(some, Y, by=by)[:2] for sample, some, Y in parts]
+        reads, deltas = ([_joined(layer) for layer in zip(*side, strict=True)] for side in zip(*passes, strict=True))
         layers = []
         for step, read, delta, noise in zip(self.steps, reads, deltas, self.noises, strict=True):
             factor = (alpha * self.weights)[:, None]
@@ -75,13 +82,17 @@ class AllSamples:
         return layers
 
 
+def _joined(parts: Sequence[Moved]) -> Moved:
+    return Moved(torch.cat([part.at for part in parts]), torch.cat([part.by for part in parts]))
+
+
 def _beside(rows: Tensor, value: float) -> Tensor:
     return torch.cat([rows, torch.full_like(rows[..., :1], value)], -1)
 
 
-def solve_together(samples: AllSamples, X: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """(X (R, n), predicted relative errors (R,)) from a start near the truth."""
-    condition = samples.sample.condition
+def solve_together(samples: AllSamples, X: Tensor, alpha: float) -> tuple[Tensor, Tensor, float]:
+    """(X (R, n), predicted relative errors (R,), α) from a start near the truth."""
+    condition = samples.samples[0].condition
     start = condition.unknowns_of(X)
     u = torch.cat([start.flatten(), start.new_tensor([alpha]).log()])
     damping = u.new_full((1,), 1e-6)
@@ -102,4 +113,4 @@ def solve_together(samples: AllSamples, X: Tensor, alpha: float) -> tuple[Tensor
     covariance = torch.linalg.pinv(N * scale * scale[:, None], hermitian=True).diagonal() * scale.square()
     inputs = condition.inputs(u[:-1].view_as(start))
     deviations = covariance[:-1].view_as(start).clamp_min(0).sum(1).sqrt() * left
-    return inputs, deviations / inputs.norm(dim=1).clamp_min(1e-300)
+    return inputs, deviations / inputs.norm(dim=1).clamp_min(1e-300), float(u[-1].exp())

@@ -6,7 +6,7 @@ the gradients at the logits, and the samples, sent through the layers again, mus
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,13 +14,20 @@ from torch import Tensor
 from unsum.certify.claim import Claim, Evidence, grant
 from unsum.certify.question import name_some
 from unsum.knowledge import Knowledge
+from unsum.local_training import LocalTraining
 from unsum.peel.dense import rounding
-from unsum.peel.method import MARGIN
-from unsum.peel.replay import Replayed
+from unsum.peel.method import MARGIN, Shape
+from unsum.peel.replay import PlayedBatch, Replayed, replay
 from unsum.peel.walk import FAR
 from unsum.spans.search import Roots
+from unsum.spans.steps import Unrolled, Visited
 from unsum.spans.targets import LossReading
 
+_ROUNDED = 2.0  # times what rounding the weights of all steps should leave; over thousands of entries it hardly varies
+_EVEN = 1e-2  # relative distance of a sum of weights from the learning rate that it should be
+_LENGTHS = (
+    "Without biases a temperature in the loss looks like longer samples; declare the loss to have lengths vouched for."
+)
 _LOSS_LEAVES = 1e-3  # of the gradients at the logits: what a loss that is the right one leaves at most
 
 
@@ -49,9 +56,7 @@ def judge(answer: Answer, knowledge: Knowledge, seed: int) -> Claim:
     explained = replayed.unexplained < limit  # NaN is not below
     doubts = [] if answer.missing else [*_doubt_reading(reading, knowledge), *_doubt_number(reading, knowledge)]
     if answer.lengths_open and knowledge.loss is None:
-        doubts.append(
-            "Without biases a temperature in the loss looks like longer samples; declare the loss to have lengths vouched for."
-        )
+        doubts.append(_LENGTHS)
     if not answer.missing and not explained:
         doubts.append(
             f"Sent through the layers again, the samples leave {replayed.unexplained:.0e} of a gradient unexplained."
@@ -106,4 +111,89 @@ def _doubt_samples(replayed: Replayed, copies: Tensor | None, knowledge: Knowled
             f"Sample {name_some(several)} may be several whose inputs differ by a few percent: these would look like one here"
             + ("." if knowledge.known_batch_size else "; say the batch size if it is known.")
         ]
+    return []
+
+
+@dataclass(frozen=True)
+class UnrolledAnswer:
+    """Samples of unrolled local steps; `groups` (visits,) says which visits are of one sample, `missing` how many have none."""
+
+    found: Unrolled
+    training: LocalTraining
+    groups: Tensor
+    missing: int
+    mean: bool
+
+    @property
+    def sizes_told(self) -> bool:
+        """Whether weights tell how many samples a step has: η / B each, once for every copy."""
+        known = self.training.learning_rate is not None and not self.training.momentum
+        return known and self.mean
+
+    def copies(self, seen: Visited) -> Tensor:
+        """(R,) how often each sample is in its step."""
+        return (seen.weights / seen.weights.min()).round().long()
+
+
+def judge_steps(answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> Claim:
+    """The claim about the samples of all steps: played step by step, they leave no more than rounded weights do."""
+    found = answer.found
+    explained = answer.missing <= 0 and found.unexplained < _ROUNDED
+    doubts = [] if answer.missing > 0 else [*_doubt_sizes(answer, knowledge), *_doubt_lengths(found, knowledge)]
+    if answer.missing <= 0 and not explained:
+        doubts.append(
+            f"Trained again with these samples, the weights differ by {found.unexplained:.1g} times what rounding makes."
+        )
+    if explained and not doubts:
+        doubts += _doubt_steps(answer, knowledge, seed)
+    hits = min(int(seen.roots.hits.min()) for seen in found.seen)
+    return grant(
+        Evidence(
+            MARGIN * torch.cat([seen.roots.errors for seen in found.seen]),
+            explained=explained,
+            confirmations=hits - 1,
+            missing=max(0, answer.missing),
+            doubts=doubts,
+            assumed=[
+                f"The claim stands on what is declared. {replace(answer.training, steps=len(found.seen)).described()}"
+            ],
+        )
+    )
+
+
+def _doubt_sizes(answer: UnrolledAnswer, knowledge: Knowledge) -> list[str]:
+    number = int(answer.groups.max()) + 1 + sum(int((answer.copies(seen) - 1).sum()) for seen in answer.found.seen)
+    said, rate = knowledge.known_batch_size, answer.training.learning_rate
+    if said not in (None, number):
+        return [f"The client was said to hold {said} samples, but {number} were found."]
+    if not answer.sizes_told or rate is None:
+        return []
+    odd = [float(seen.weights.sum()) / rate for seen in answer.found.seen]
+    if max(abs(share - 1) for share in odd) > _EVEN + answer.training.weight_decay * rate * len(odd):
+        return ["The samples of a step do not add up to the learning rate that was declared."]
+    return []
+
+
+def _doubt_lengths(found: Unrolled, knowledge: Knowledge) -> list[str]:
+    biased = any(step.b is not None for step in found.left)
+    return [] if biased or knowledge.loss is not None else [_LENGTHS]
+
+
+def _doubt_steps(answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> list[str]:
+    """The doubts about single samples, asked of every step with all that is left of the change."""
+    found = answer.found
+    known = answer.sizes_told or knowledge.known_batch_size is not None
+    for number, (seen, met) in enumerate(zip(found.seen, found.met, strict=True), start=1):
+        put = seen.contributions(met.steps)
+        steps = [
+            replace(step, grad_W=left.grad_W + by_W, grad_b=None if left.grad_b is None else left.grad_b + by_b)
+            for step, left, (by_W, by_b) in zip(met.steps, found.left, put, strict=True)
+        ]
+        Y = torch.nn.functional.one_hot(seen.labels, len(steps[-1].W)).to(seen.roots.X)
+        shapes: list[Shape] = [(step.W.shape[1],) for step in steps]
+        batch = PlayedBatch(steps, seen.roots.X, Y, seen.weights[:, None], shapes)
+        told = replace(knowledge, labels=None, batch_size=len(seen) if known else None)
+        doubts = _doubt_samples(replay(batch, seen.roots.errors), answer.copies(seen), told, seed)
+        if doubts:
+            return [f"Step {number}: {doubt}" for doubt in doubts]
     return []

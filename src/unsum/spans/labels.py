@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unsum.peel.chain import Step
 from unsum.spans.basis import LayerSpan
-from unsum.spans.passes import forward
+from unsum.spans.passes import backward, forward
 from unsum.spans.search import Roots, deflated, remaining
 
 _LABELS = 64  # the most likely classes that are tried of many
@@ -65,7 +65,7 @@ def read_labels(steps: list[Step], here: LayerSpan, following: LayerSpan, X: Ten
     labels = torch.zeros(len(X), dtype=torch.long, device=X.device)
     complete = len(here) == len(following)  # or the first layer's column space does not hold every sample's δ
     for label in tried:
-        deltas = _down(steps, z, P - torch.eye(C).to(P)[label])
+        deltas = backward(steps, z, P - torch.eye(C).to(P)[label])[:2]
         outside = _outside(deltas[1], following.columns) + complete * _outside(deltas[0], here.columns)
         own = _wedderburn(steps[1], following, read[1], deltas[1])
         # Two classes send in one direction: the label is the one whose weight is positive.
@@ -76,14 +76,6 @@ def read_labels(steps: list[Step], here: LayerSpan, following: LayerSpan, X: Ten
             torch.where(better[:, None], new, old) for new, old in zip(deltas, (first, second), strict=True)
         )
     return Labeled(labels, weights, first * weights[:, None], second * weights[:, None])
-
-
-def _down(steps: list[Step], z: list[Tensor], delta: Tensor) -> tuple[Tensor, Tensor]:
-    """(δ of the first layer, δ of the second) for δ at the logits."""
-    passed = [delta]
-    for i in range(len(steps) - 2, -1, -1):
-        passed.append(steps[i + 1].passed_down(passed[-1], ()) * steps[i].activation.slope(z[i]))
-    return passed[-1], passed[-2]
 
 
 def _outside(delta: Tensor, columns: Tensor) -> Tensor:

@@ -8,37 +8,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from unsum.certify.claim import grant_each, nothing
-from unsum.errors import UnsumError
+from unsum.certify.claim import Claim, grant_each, nothing
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.losses import PLAIN, BinaryCrossEntropy, CrossEntropy, Loss
 from unsum.peel.blocks import left_product
-from unsum.peel.chain import Chain, Step, find_chain
+from unsum.peel.chain import Chain, find_chain
 from unsum.peel.dense import rounding
 from unsum.peel.method import MARGIN, Shape
 from unsum.peel.replay import PlayedBatch, Replayed, replay
 from unsum.peel.shapes import picture_shape
 from unsum.progress import SILENT, Progress
 from unsum.separate.method import SEPARATORS
-from unsum.spans.basis import LayerSpan
 from unsum.spans.joint import MOST, AllSamples, solve_together
 from unsum.spans.judge import Answer, judge
 from unsum.spans.labels import deflate, read_labels
+from unsum.spans.pair import Pair, choose_pair
 from unsum.spans.passes import forward
 from unsum.spans.roots import Condition
 from unsum.spans.search import Roots, search
 from unsum.spans.settle import Sample, settle
+from unsum.spans.steps import rounded_entry
 from unsum.spans.targets import LossReading, read_targets
+from unsum.spans.unrolled import FoundSamples, read_steps
 from unsum.update import Update
 
-_SPARE = 0.1  # of a layer's units: equations that must be left over; a batch of half the width was never read
 _PASSES = 6  # of taking out what was found and looking for the rest
 _EXPLAINED, _NOISY = 1e-3, 10.0  # of a gradient, or times its noise: what all samples may leave, or they are none
 _NEAR = 0.1  # of a gradient left unexplained: from where a solve of all samples leads to the truth
@@ -67,71 +67,29 @@ def spans(
     assert model is not None
     assert update is not None
     chain = find_chain(model, update, head.W.device)
-    pair = choose_pair(chain, knowledge)
+    several = update.training is not None and update.training.several_steps
+    steps = None
+    if update.kind == "delta" and (several or loss is None):  # of one step, or of several that nobody told of
+        steps = read_steps(head, chain, update, knowledge, seed, progress)
+    if steps is not None and (several or steps.leak.exact):
+        return _with_inputs(chain, steps)
+    if several:
+        why = "No sample of the first local step was found in the spans. This is no sign that nothing leaks."
+        return _empty(head, nothing(why))
+    leak = _one_step(head, chain, update, knowledge, loss, seed, progress)
+    more = steps is not None and not leak.exact and steps.leak.batch_size > leak.batch_size
+    return _with_inputs(chain, steps) if steps is not None and more else leak
+
+
+def _one_step(
+    head: Head, chain: Chain, update: Update, knowledge: Knowledge, loss: Loss | None, seed: int, progress: Progress
+) -> Leak:
+    delta, divisor = update.kind == "delta", update.learning_rate or 1.0
+    pair = choose_pair(chain, knowledge, lambda step: rounded_entry(step, 1) / divisor if delta else 0.0)
     answer = _best(head, pair, loss, knowledge, seed, progress)
     if answer is not None:
         answer = replace(answer, lengths_open=Condition.of(pair.steps[0], pair.here, pair.next).lengths_open)
     return _nothing_found(head, pair) if answer is None else _leak(head, chain, pair, answer, knowledge, seed)
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A dense layer and the next one, with the steps from the first of them up to the head."""
-
-    at: int  # in the chain
-    steps: list[Step]
-    here: LayerSpan
-    next: LayerSpan
-
-    @property
-    def expected(self) -> int:
-        """Samples: as many as directions that stand in either gradient."""
-        return len(self.next) if self.here.full else max(len(self.here), len(self.next))
-
-    @property
-    def spare(self) -> int:
-        """Equations that are left over for each start."""
-        return self.next.rows.shape[1] - len(self.next) - len(self.here)
-
-
-def choose_pair(chain: Chain, knowledge: Knowledge) -> Pair:
-    """The deepest pair whose condition has twice as many equations as unknowns; else the one with most to spare."""
-    first = 1 + max((i for i, step in enumerate(chain.steps) if step.is_conv), default=-1)
-    dense = chain.steps[first:]
-    if len(dense) < 2:
-        why = f" ({chain.stop})" if chain.stop else ""
-        raise UnsumError(
-            f"'spans' needs two consecutive dense layers with an activation between them; this model has {len(dense)} above what "
-            f"can be traced{why}; use 'exact' for the head alone."
-        )
-    told = knowledge.known_batch_size
-    measured = _measured(dense)
-    pairs = [
-        Pair(first + i, dense[i:], measured[i], measured[i + 1])
-        for i in range(len(dense) - 1)
-        if not measured[i + 1].full
-    ]
-    able = [pair for pair in pairs if pair.spare > _SPARE * pair.next.rows.shape[1]]
-    if not able:
-        widest = max(min(step.W.shape) for step in dense)
-        batch = f"{told} samples" if told else "the batch"
-        raise UnsumError(
-            f"'spans' cannot tell samples apart: {batch} takes all directions of the dense layers (up to {widest} units); "
-            "smaller batches, or wider layers, are read. Gradient matching ('ig') remains."
-        )
-    return next((pair for pair in able if pair.spare >= len(pair.here)), max(able, key=lambda pair: pair.spare))
-
-
-def _measured(dense: list[Step]) -> list[LayerSpan]:
-    """The spans of every layer. Noise is on all of them or on none: where one ends in rounding, another whose directions fade
-    away has as many samples as directions, or more."""
-    measured = [LayerSpan.of(step) for step in dense]
-    if not any(span.quiet for span in measured):
-        return measured
-    return [
-        LayerSpan.of(step, sum(step.W.shape)) if span.noisy else span
-        for step, span in zip(dense, measured, strict=True)
-    ]
 
 
 def _best(
@@ -220,7 +178,7 @@ def _together(head: Head, pair: Pair, answer: Answer, loss: Loss | None, knowled
     times = torch.ones_like(reading.weights) if copies is None else copies.to(reading.weights)
     sample = Sample(Condition.of(pair.steps[0], pair.here, pair.next), pair.steps, reading.loss)
     alpha = float((reading.weights / times).median())
-    X, errors = solve_together(AllSamples.of(sample, pair.steps, reading.Y, times), answer.X, alpha)
+    X, errors, _ = solve_together(AllSamples.of(sample, pair.steps, reading.Y, times), answer.X, alpha)
     read, written = forward(pair.steps, X)
     reading = _read(head, read[-1], written[-1], loss, knowledge)
     return replace(answer, X=X, errors=errors, reading=reading, played=_played(pair, X, reading, errors))
@@ -248,7 +206,7 @@ def _leak(head: Head, chain: Chain, pair: Pair, answer: Answer, knowledge: Knowl
         loss=reading.loss.name,
         notes=[*claim.notes, *_remarks(pair, answer.roots, times)],
     )
-    return _with_inputs(leak, chain, pair, X, answer.errors.repeat_interleave(times, 0))
+    return _with_inputs(chain, FoundSamples(leak, pair, answer.errors.repeat_interleave(times, 0)))
 
 
 def _read(head: Head, features: Tensor, logits: Tensor, known: Loss | None, knowledge: Knowledge) -> LossReading:
@@ -290,12 +248,15 @@ def _played(pair: Pair, X: Tensor, reading: LossReading, errors: Tensor) -> Repl
     return replay(batch, errors)
 
 
-def _with_inputs(leak: Leak, chain: Chain, pair: Pair, X: Tensor, errors: Tensor) -> Leak:
-    if pair.at > 0 or not chain.complete:
+def _with_inputs(chain: Chain, found: FoundSamples) -> Leak:
+    """The answer with the model's own inputs, where the pair's first layer reads them."""
+    leak, step = found.leak, found.pair.steps[0]
+    if found.pair.at > 0 or not chain.complete:
         return leak
-    shape, notes = picture_shape(pair.steps[0], chain.flattens, None)
+    X = leak.inner[step.name].double()
+    shape, notes = picture_shape(step, chain.flattens, None)
     inputs, notes = X.view(len(X), *shape), [*leak.notes, *notes]
-    return replace(leak, inputs=inputs, inputs_exact=grant_each(MARGIN * errors, above=leak.exact), notes=notes)
+    return replace(leak, inputs=inputs, inputs_exact=grant_each(MARGIN * found.errors, above=leak.exact), notes=notes)
 
 
 def _remarks(pair: Pair, roots: Roots, times: Tensor) -> list[str]:
@@ -315,6 +276,10 @@ def _nothing_found(head: Head, pair: Pair) -> Leak:
         else f"{step.activation.name} is nearly linear here, or {pair.expected} samples are too many for its {len(step.W)} units"
     )
     claim = nothing(f"No sample was found in the spans of {step.name!r}: {why}. This is no sign that nothing leaks.")
+    return _empty(head, claim)
+
+
+def _empty(head: Head, claim: Claim) -> Leak:
     C, H = head.W.shape
     empty = head.W.new_zeros(0, C, dtype=torch.float64)
     return Leak(

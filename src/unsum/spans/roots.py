@@ -20,7 +20,7 @@ from unsum.spans.basis import LayerSpan
 _MEMORY = 1 << 25  # entries of all Jacobians together that are held at a time: 256 MB
 _FIRST_DAMPING, _LEAST, _MOST = 1e-1, 1e-12, 1e8  # of Levenberg, relative to the diagonal
 _HOPELESS = 12  # steps after which a start that has not come near is left
-_NEAR = 0.15  # relative distance from the next span that counts as near
+NEAR = 0.15  # relative distance from the next span that counts as near
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _descend(condition: Condition, s: Tensor, steps: int, enough: float) -> tupl
         s = torch.where(better[:, None], moved, s)
         cost = torch.where(better, there, cost)
         damping = torch.where(better, damping / 4, damping * 6).clamp(_LEAST, _MOST)
-        ended = (cost.sqrt() < enough) | (stalled > 4) | ((step >= _HOPELESS) & (cost.sqrt() > _NEAR))
+        ended = (cost.sqrt() < enough) | (stalled > 4) | ((step >= _HOPELESS) & (cost.sqrt() > NEAR))
         if bool(ended.any()):
             done.append((s[ended], cost[ended].sqrt()))
             s, damping, stalled = s[~ended], damping[~ended], stalled[~ended]

@@ -99,7 +99,7 @@ def search(condition: Condition, expected: int, seed: int, progress: Progress, *
         )
         ended = descend(condition, starts(condition, number, generator, rows=first), _STEPS, enough=least)
         before = len(found), int((found.hits > 1).sum())
-        new, near = _roots(condition, *ended)
+        new, near = roots_among(condition, *ended)
         found = found.joined(new)
         points.append(near)
         first = False
@@ -114,10 +114,10 @@ def search(condition: Condition, expected: int, seed: int, progress: Progress, *
     return found, torch.cat(points)
 
 
-def _roots(condition: Condition, s: Tensor, misfits: Tensor) -> tuple[Roots, Tensor]:
+def roots_among(condition: Condition, s: Tensor, misfits: Tensor, slack: float = SLACK) -> tuple[Roots, Tensor]:
     """(ends that are samples: nothing is left but noise, and nothing else nearby fits as well; points beside which others do)."""
     expected = levels(condition, s)
-    near = misfits < (SLACK * expected).clamp_max(_MOST_MISFIT)
+    near = misfits < (slack * expected).clamp_max(_MOST_MISFIT)
     s, misfits, expected = s[near], misfits[near], expected[near]
     if len(s) == 0:
         none = Roots.none(condition.step)

@@ -1,0 +1,76 @@
+"""Which two consecutive dense layers are asked: the deepest pair that has equations enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from unsum.errors import UnsumError
+from unsum.knowledge import Knowledge
+from unsum.peel.chain import Chain, Step
+from unsum.spans.basis import LayerSpan
+
+_SPARE = 0.1  # of a layer's units: equations that must be left over; a batch of half the width was never read
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A dense layer and the next one, with the steps from the first of them up to the head."""
+
+    at: int  # in the chain
+    steps: list[Step]
+    here: LayerSpan
+    next: LayerSpan
+
+    @property
+    def expected(self) -> int:
+        """Samples: as many as directions that stand in either gradient."""
+        return len(self.next) if self.here.full else max(len(self.here), len(self.next))
+
+    @property
+    def spare(self) -> int:
+        """Equations that are left over for each start."""
+        return self.next.rows.shape[1] - len(self.next) - len(self.here)
+
+
+def choose_pair(chain: Chain, knowledge: Knowledge, rounded: Callable[[Step], float] = lambda _step: 0.0) -> Pair:
+    """The deepest pair whose condition has twice as many equations as unknowns; else the one with most to spare.
+
+    `rounded` is what the rounding of weights may have left in an entry of a layer's gradient.
+    """
+    first = 1 + max((i for i, step in enumerate(chain.steps) if step.is_conv), default=-1)
+    dense = chain.steps[first:]
+    if len(dense) < 2:
+        why = f" ({chain.stop})" if chain.stop else ""
+        raise UnsumError(
+            f"'spans' needs two consecutive dense layers with an activation between them; this model has {len(dense)} above what "
+            f"can be traced{why}; use 'exact' for the head alone."
+        )
+    told = knowledge.known_batch_size
+    measured = _measured(dense, rounded)
+    pairs = [
+        Pair(first + i, dense[i:], measured[i], measured[i + 1])
+        for i in range(len(dense) - 1)
+        if not measured[i + 1].full
+    ]
+    able = [pair for pair in pairs if pair.spare > _SPARE * pair.next.rows.shape[1]]
+    if not able:
+        widest = max(min(step.W.shape) for step in dense)
+        batch = f"{told} samples" if told else "the batch"
+        raise UnsumError(
+            f"'spans' cannot tell samples apart: {batch} takes all directions of the dense layers (up to {widest} units); "
+            "smaller batches, or wider layers, are read. Gradient matching ('ig') remains."
+        )
+    return next((pair for pair in able if pair.spare >= len(pair.here)), max(able, key=lambda pair: pair.spare))
+
+
+def _measured(dense: list[Step], rounded: Callable[[Step], float]) -> list[LayerSpan]:
+    """The spans of every layer. Noise is on all of them or on none: where one ends in rounding, another whose directions fade
+    away has as many samples as directions, or more."""
+    measured = [LayerSpan.of(step, rounded=rounded(step)) for step in dense]
+    if not any(span.quiet for span in measured):
+        return measured
+    return [
+        LayerSpan.of(step, sum(step.W.shape)) if span.noisy else span
+        for step, span in zip(dense, measured, strict=True)
+    ]

@@ -1,0 +1,311 @@
+"""Local training unrolled: the samples of every local step, out of the spans of the whole change of weights.
+
+A client that takes T steps sends  −Δ_l = Σ_t Σ_i w_ti δ_l,ti a_l,tiᵀ  for every layer l (less what weight decay takes). The spans
+of Δ hold what all steps read, and a sample of the first step is a root at the weights that were sent: samples of later steps met
+other weights, and are none. The first step's samples and labels give its gradient, and this the weights of the second step, where
+the second step's samples are the roots; and so on, until nothing is left of Δ.
+
+Where a start ends beside a root, a sample of a later step is often near: such ends are the first starts of the steps that follow.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from unsum.deadline import out_of_time
+from unsum.errors import UnsumError
+from unsum.local_training import LocalTraining
+from unsum.peel.chain import Step
+from unsum.progress import Progress
+from unsum.separate.local_steps.movement import Schedule
+from unsum.spans.basis import LayerSpan
+from unsum.spans.labels import read_labels
+from unsum.spans.passes import backward, forward
+from unsum.spans.roots import NEAR, Condition, descend, starts
+from unsum.spans.search import PATIENCE, Roots, roots_among
+from unsum.update import Update
+
+_ROUND = (
+    256  # starts of a round: of an untrained network one in five to one in thirty ends in a sample of the step at hand
+)
+_BARREN = 3  # rounds without a new sample, after which a step has no more
+_POOL = 1024  # ends that later steps begin from
+_STEPS = 60  # of one start
+_SLACK = 4.0  # times the misfit that noise leaves: a sample of this step; one of the next step may have thirty
+_ALIKE = 1e-2  # relative distance of two weights of one step, or of a sum of weights from the learning rate
+_OFTEN = 8  # copies of a sample in one step at most
+_USUAL = 16  # local steps whose rounding is assumed where nobody says how many there are; it grows with their root
+_DEVIATION = 0.29  # of a rounded number, in units of the last place: 1/√12
+_MOST_STEPS = 4096  # whatever a client declares
+_SEEN = 1e-3  # relative distance within which two visits are of one sample
+
+
+@dataclass(frozen=True)
+class Visited:
+    """What one local step saw: inputs (R, n) of the first layer with their errors, labels, and how much each counts in −Δ."""
+
+    roots: Roots
+    labels: Tensor
+    weights: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, kept: Tensor) -> Visited:
+        return Visited(self.roots[kept], self.labels[kept], self.weights[kept])
+
+    def passes(self, steps: list[Step]) -> tuple[list[Tensor], list[Tensor]]:
+        """(what every layer reads, δ at what it writes, with the samples' weights) at the weights that the step met."""
+        read, z = forward(steps, self.roots.X)
+        Y = torch.nn.functional.one_hot(self.labels, z[-1].shape[1]).to(z[-1])
+        return read, backward(steps, z, (z[-1].softmax(1) - Y) * self.weights[:, None])
+
+    def contributions(self, steps: list[Step]) -> list[tuple[Tensor, Tensor]]:
+        """(of every layer's weight, of its bias) what the samples put into −Δ, in float64."""
+        return [(d.T @ a, d.sum(0)) for a, d in zip(*self.passes(steps), strict=True)]
+
+
+@dataclass(frozen=True)
+class MetWeights:
+    """The dense layers as one local step meets them, and what a momentum carries over for each layer's weight and bias."""
+
+    steps: list[Step]
+    velocity: list[tuple[Tensor, Tensor]] | None = None
+
+    def after(self, moved: list[tuple[Tensor, Tensor]], training: LocalTraining) -> MetWeights:
+        """One step further, by `moved` = η g of every layer: v ← μ v + η (g + λ w), w ← w − v."""
+        steps, velocity = [], []
+        pull = (training.learning_rate or 0.0) * training.weight_decay
+        for i, (step, (v_W, v_b)) in enumerate(zip(self.steps, moved, strict=True)):
+            v_W = v_W + pull * step.W
+            v_b = v_b if step.b is None else v_b + pull * step.b
+            if self.velocity is not None:
+                v_W = v_W + training.momentum * self.velocity[i][0]
+                v_b = v_b + training.momentum * self.velocity[i][1]
+            velocity.append((v_W, v_b))
+            b = None if step.b is None else (step.b - v_b).to(step.b.dtype)
+            steps.append(replace(step, W=(step.W - v_W).to(step.W.dtype), b=b))
+        return MetWeights(steps, velocity if training.momentum else None)
+
+
+@dataclass(frozen=True)
+class Unrolled:
+    """All steps that were found, the weights that each met, and the layers with what is left of −Δ."""
+
+    left: list[Step]
+    seen: list[Visited] = field(default_factory=list)
+    met: list[MetWeights] = field(default_factory=list)
+
+    @property
+    def visits(self) -> int:
+        return sum(map(len, self.seen))
+
+    @property
+    def unexplained(self) -> float:
+        """The largest share of any tensor of −Δ that is left, in units of what rounded weights leave."""
+        return max(_norm(step) / rounded_weights(step, len(self.seen)) for step in self.left)
+
+
+def _less(step: Step, by_W: Tensor, by_b: Tensor) -> Step:
+    return replace(step, grad_W=step.grad_W - by_W, grad_b=None if step.grad_b is None else step.grad_b - by_b)
+
+
+def raw_change(steps: list[Step], update: Update, training: LocalTraining) -> list[Step]:
+    """The layers with −Δ, less what weight decay took of the first weights, in the place of their gradients.
+
+    The update holds −Δ / divisor − λ w. Where the number of steps is not known, the head tells what the decay took: the columns
+    of every gradient at the logits sum to zero, so those of −Δ sum to that share of the columns of W.
+    """
+    divisor, decay = update.learning_rate or 1.0, training.weight_decay
+    if decay == 0:
+        return [_plus_decay(step, divisor, 0.0) for step in steps]
+    sent = [_plus_decay(step, divisor, divisor * decay) for step in steps]
+    if training.steps is not None:
+        taken = 1 - float(Schedule.of(training, (1,)).kept[-1])
+    else:
+        sums, of_weights = sent[-1].grad_W.double().sum(0), sent[-1].W.double().sum(0)
+        taken = float(sums @ of_weights / of_weights.square().sum().clamp_min(1e-300))
+    return [_plus_decay(step, 1.0, -taken) for step in sent]
+
+
+def _plus_decay(step: Step, factor: float, decay: float) -> Step:
+    """factor · gradient + decay · weight in the place of the gradient."""
+    grad_b = step.grad_b if step.grad_b is None or step.b is None else factor * step.grad_b + decay * step.b
+    return replace(step, grad_W=factor * step.grad_W + decay * step.W, grad_b=grad_b)
+
+
+@dataclass(frozen=True)
+class Unrolling:
+    """The search over steps: the change of weights, its two spans, and how the client trains."""
+
+    change: list[Step]
+    here: LayerSpan
+    next: LayerSpan
+    training: LocalTraining
+    mean: bool  # the loss is a mean over a step's samples
+    seed: int
+    progress: Progress
+
+    def run(self) -> Unrolled:
+        """Step after step, until every direction has its sample, or a step has none."""
+        training = self.training
+        if training.momentum and training.learning_rate is None and training.steps is None:
+            raise UnsumError(
+                "With momentum 'spans' follows local steps only if it knows their rate or their number; declare one of them."
+            )
+        found, weights = Unrolled(self.change), MetWeights(self.change)
+        pool = self.here.rows.new_zeros(0, self.change[0].W.shape[1])
+        most = min(training.steps or _MOST_STEPS, _MOST_STEPS)
+        while len(found.seen) < most and found.visits < len(self.next) and not out_of_time("further local steps"):
+            seen, pool = self._step(found, weights, pool)
+            if seen is None:
+                break
+            last = self._lacking(found, seen)  # of a step that lacks samples the gradient is not known
+            found, weights = self._taken(found, weights, seen)
+            self.progress.part(min(found.visits, len(self.next)), len(self.next))
+            if last:
+                break
+        return found
+
+    def followed(self, steps: list[Visited]) -> Unrolled:
+        """The same for samples that are known: what every step met, and what all of them leave."""
+        found, weights = Unrolled(self.change), MetWeights(self.change)
+        for seen in steps:
+            found, weights = self._taken(found, weights, seen)
+        return found
+
+    def evened(self, found: Unrolled) -> Unrolled:
+        """All steps with weights as their number makes them: η times how far the step's own movement reaches, over its samples.
+
+        Where the rate is not known, it is what most steps say.
+        """
+        if not self.mean or not found.seen:
+            return found
+        reach = Schedule.of(replace(self.training, steps=len(found.seen)), (1,)).reach[-1].tolist()
+        said = [float(seen.weights.sum()) / far for seen, far in zip(found.seen, reach, strict=True)]
+        rate = self.training.learning_rate or median(said)
+        if max(abs(one / rate - 1) for one in said) > _ALIKE:  # trained otherwise, or a step lacks samples
+            return found
+        steps = zip(found.seen, reach, strict=True)
+        return self.followed(
+            [replace(seen, weights=seen.weights * (rate * far / seen.weights.sum())) for seen, far in steps]
+        )
+
+    def _taken(self, found: Unrolled, weights: MetWeights, seen: Visited) -> tuple[Unrolled, MetWeights]:
+        """One step more: its samples taken out of what is left, and the weights after it."""
+        put, reach = seen.contributions(weights.steps), self._reach(seen, len(found.seen))
+        left = [_less(step, *part) for step, part in zip(found.left, put, strict=True)]
+        moved = [(by_W / reach, by_b / reach) for by_W, by_b in put]
+        return Unrolled(left, [*found.seen, seen], [*found.met, weights]), weights.after(moved, self.training)
+
+    def _reach(self, seen: Visited, step: int) -> float:
+        """How often a step's own movement is in −Δ: more than once where a momentum repeats it."""
+        training = self.training
+        if training.momentum == 0:
+            return 1.0
+        if training.learning_rate is not None:
+            sent = seen.weights.sum() if self.mean else seen.weights.median()
+            return float(sent) / training.learning_rate
+        return sum(training.momentum**i for i in range((training.steps or 0) - step))
+
+    def _step(self, found: Unrolled, weights: MetWeights, pool: Tensor) -> tuple[Visited | None, Tensor]:
+        """(what the next step saw, ends for later steps); None where no root is a sample."""
+        whole = Condition.of(weights.steps[0], self.here, self.next)
+        condition = self._rest(found, weights, whole)
+        generator = torch.Generator().manual_seed(self.seed + len(found.seen))
+        begin = condition.unknowns_of(pool) if len(pool) else starts(condition, _ROUND, generator, rows=True)
+        roots, seen, near, barren, last = Roots.none(whole.step), None, [pool[:0]], 0, time.monotonic()
+        while not self._whole(found, seen) and (barren < _BARREN or time.monotonic() < last + PATIENCE):
+            if out_of_time("further starts of a local step"):
+                break
+            s, misfits = descend(condition, begin, _STEPS, enough=_level(condition))
+            near.append(condition.inputs(s[misfits < NEAR]))
+            more = roots.joined(roots_among(condition, s, misfits)[0])
+            news = (len(more), int((more.hits > 1).sum())) > (len(roots), int((roots.hits > 1).sum()))
+            barren, last = (0, time.monotonic()) if news else (barren + 1, last)
+            roots, seen = more, self._labeled(whole, weights, more)
+            sure = None if seen is None else seen[seen.roots.hits > 1]
+            if news and sure:  # what was found twice is in the way of what was not
+                condition = self._rest(self._taken(found, weights, sure)[0], weights, whole)
+            begin = starts(condition, _ROUND, generator, rows=True)
+        return seen, _apart(torch.cat(near), roots)[:_POOL]
+
+    def _whole(self, found: Unrolled, seen: Visited | None) -> bool:
+        """Whether a step has all samples that it should have, each found twice."""
+        return seen is not None and int(seen.roots.hits.min()) > 1 and self._lacking(found, seen) is False
+
+    def _lacking(self, found: Unrolled, seen: Visited) -> bool | None:
+        """Whether a step lacks samples that it should have; None where nothing tells.
+
+        Each weighs η / B under a mean. Else a step has as many as declared, or as the step before it.
+        """
+        training = self.training
+        if self.mean and training.learning_rate and not training.momentum and not training.weight_decay:
+            return float(seen.weights.sum()) < (1 - _ALIKE) * training.learning_rate
+        number = training.batch_size or (len(found.seen[-1]) if found.seen else None)
+        return None if number is None else len(seen) < min(number, len(self.next) - found.visits)
+
+    def _rest(self, found: Unrolled, weights: MetWeights, whole: Condition) -> Condition:
+        """The condition without the samples that were found.
+
+        What a later epoch sees again stays in the first layer's span, which then has fewer directions than there are visits.
+        """
+        if not found.seen:
+            return whole
+        at = replace(weights.steps[0], grad_W=found.left[0].grad_W, grad_b=found.left[0].grad_b)
+        spans = [self.here, self.next]
+        for i in range(2) if len(self.here) == len(self.next) else (1,):
+            rank = max(1, len(spans[i]) - found.visits)
+            spans[i] = replace(LayerSpan.of(found.left[i], rank), noise=spans[i].noise)
+        return Condition.of(at, *spans)
+
+    def _labeled(self, whole: Condition, weights: MetWeights, roots: Roots) -> Visited | None:
+        """Roots read again in the whole spans, with labels and weights; what weighs differently is no sample of this step."""
+        if len(roots) == 0:
+            return None
+        read = descend(whole, whole.unknowns_of(roots.X), _STEPS, enough=_level(whole))
+        again = Roots.none(whole.step).joined(roots_among(whole, *read, _SLACK)[0]).confirmed_by(roots)
+        if len(again) == 0:
+            return None
+        labeled = read_labels(weights.steps, self.here, self.next, again.X)
+        ratios = labeled.weights / labeled.weights.median()
+        times = ratios.round().clamp(1, _OFTEN)
+        kept = (ratios / times - 1).abs() < _ALIKE
+        if not bool(kept.any()):
+            return None
+        base = float((labeled.weights / times)[kept].median())
+        return Visited(again, labeled.labels, base * times)[kept]
+
+
+def rounded_weights(step: Step, steps: int | None) -> float:
+    """The norm of what rounding leaves in a change of weights: every local step rounds each weight to its own last place."""
+    parts = [step.W] if step.b is None else [step.W, step.b]
+    places = [torch.finfo(part.dtype).eps * part.abs().log2().floor().exp2().double() for part in parts]
+    return _DEVIATION * ((steps or _USUAL) * sum(float(place.square().sum()) for place in places)) ** 0.5
+
+
+def rounded_entry(step: Step, steps: int | None) -> float:
+    """The same as the deviation of an entry."""
+    return rounded_weights(step, steps) / step.W.numel() ** 0.5
+
+
+def _norm(step: Step) -> float:
+    parts = [step.grad_W] if step.grad_b is None else [step.grad_W, step.grad_b]
+    return sum(float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts) ** 0.5
+
+
+def _level(condition: Condition) -> float:
+    """The misfit that noise leaves at least: nothing is gained by descending below it."""
+    return condition.next.noise * condition.next.rows.shape[1] ** 0.5 / float(condition.next.values[0])
+
+
+def _apart(X: Tensor, roots: Roots) -> Tensor:
+    """Ends that are none of the samples found."""
+    if len(roots) == 0 or len(X) == 0:
+        return X
+    return X[torch.cdist(X, roots.X).amin(1) > _SEEN * X.norm(dim=1)]
