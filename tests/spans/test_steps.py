@@ -13,7 +13,9 @@ from spans.test_spans import batch, network, partners
 from unsum import LocalTraining, UnsumError
 
 
-def sent(B: int, size: int, declared: LocalTraining | None = None, **training: object) -> tuple[unsum.Update, Tensor, Tensor]:
+def sent(
+    B: int, size: int, declared: LocalTraining | None = None, **training: object
+) -> tuple[unsum.Update, Tensor, Tensor]:
     """The change of weights of a client that goes through B samples in batches of `size`."""
     x, y = batch(B, 40, 5)
     update = unsum.capture_local(network(40, 96, 96, 5), x, y, batch_size=size, **training)

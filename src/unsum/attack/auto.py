@@ -165,7 +165,7 @@ def _best(choices: tuple[Choice, ...], case: Case) -> Leak:
     if case.best is None:
         raise NothingReadError(case.tried)
     unfollowed = [one.refused for one in case.tried if one.method == "local-steps" and one.refused]
-    if unfollowed:  # the others took several steps for one, and vouch for nothing
+    if unfollowed and case.by != "spans":  # the others took several steps for one, and vouch for nothing
         return replace(case.best, exact=False, tried=case.tried, notes=[*unfollowed, *case.best.notes])
     return replace(case.best, tried=case.tried)
 
@@ -267,7 +267,7 @@ def _by_ratio(case: Case) -> Leak | None:
 
 def _more_than_the_head(case: Case) -> bool:
     """Whether the head's gradient has its full rank, so that the head alone cannot tell the samples apart."""
-    if case.language or case.best is not None or case.options.labels is not None or case.defended:
+    if not _nothing_usable(case) or case.options.labels is not None or case.defended:
         return False
     loss = "cross-entropy" if case.options.loss is None else str(case.options.loss)
     classes, width = case.head.W.shape
@@ -283,7 +283,7 @@ def _whole_by_spans(case: Case) -> Leak | None:
 
 def _spans_not_tried(case: Case) -> bool:
     tried = any(attempt.method == "spans" for attempt in case.tried)
-    if tried or case.language or _several_steps(case) or (case.best and case.best.exact):
+    if tried or case.language or (case.best and case.best.exact):
         return False
     return recognize(case.head).kind in ("none", "noise")  # what is pruned or rounded to signs has other spans
 

@@ -24,7 +24,6 @@ from unsum.spans.steps import Unrolled, Visited
 from unsum.spans.targets import LossReading
 
 _ROUNDED = 2.0  # times what rounding the weights of all steps should leave; over thousands of entries it hardly varies
-_EVEN = 1e-2  # relative distance of a sum of weights from the learning rate that it should be
 _LENGTHS = (
     "Without biases a temperature in the loss looks like longer samples; declare the loss to have lengths vouched for."
 )
@@ -126,9 +125,8 @@ class UnrolledAnswer:
 
     @property
     def sizes_told(self) -> bool:
-        """Whether weights tell how many samples a step has: η / B each, once for every copy."""
-        known = self.training.learning_rate is not None and not self.training.momentum
-        return known and self.mean
+        """Whether weights tell how many samples a step has: they share what the rate and the momentum make of it."""
+        return self.found.even and self.training.learning_rate is not None
 
     def copies(self, seen: Visited) -> Tensor:
         """(R,) how often each sample is in its step."""
@@ -163,13 +161,10 @@ def judge_steps(answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> Clai
 
 def _doubt_sizes(answer: UnrolledAnswer, knowledge: Knowledge) -> list[str]:
     number = int(answer.groups.max()) + 1 + sum(int((answer.copies(seen) - 1).sum()) for seen in answer.found.seen)
-    said, rate = knowledge.known_batch_size, answer.training.learning_rate
+    said, known = knowledge.known_batch_size, answer.training.learning_rate is not None
     if said not in (None, number):
         return [f"The client was said to hold {said} samples, but {number} were found."]
-    if not answer.sizes_told or rate is None:
-        return []
-    odd = [float(seen.weights.sum()) / rate for seen in answer.found.seen]
-    if max(abs(share - 1) for share in odd) > _EVEN + answer.training.weight_decay * rate * len(odd):
+    if known and answer.mean and not answer.found.even:
         return ["The samples of a step do not add up to the learning rate that was declared."]
     return []
 

@@ -10,6 +10,7 @@ Where a start ends beside a root, a sample of a later step is often near: such e
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -39,6 +40,7 @@ _STEPS = 60  # of one start
 _SLACK = 4.0  # times the misfit that noise leaves: a sample of this step; one of the next step may have thirty
 _ALIKE = 1e-2  # relative distance of two weights of one step, or of a sum of weights from the learning rate
 _OFTEN = 8  # copies of a sample in one step at most
+_PLACES = 8  # last places that sums of some hundred terms are off by
 _USUAL = 16  # local steps whose rounding is assumed where nobody says how many there are; it grows with their root
 _DEVIATION = 0.29  # of a rounded number, in units of the last place: 1/√12
 _MOST_STEPS = 4096  # whatever a client declares
@@ -100,6 +102,7 @@ class Unrolled:
     left: list[Step]
     seen: list[Visited] = field(default_factory=list)
     met: list[MetWeights] = field(default_factory=list)
+    even: bool = False  # the weights of all steps are as their number and the rate make them
 
     @property
     def visits(self) -> int:
@@ -108,7 +111,9 @@ class Unrolled:
     @property
     def unexplained(self) -> float:
         """The largest share of any tensor of −Δ that is left, in units of what rounded weights leave."""
-        return max(_norm(step) / rounded_weights(step, len(self.seen)) for step in self.left)
+        sent = self.met[0].steps  # with all of −Δ
+        rests = zip(self.left, sent, strict=True)
+        return max(_norm(left) / rounded_weights(left, len(self.seen), change) for left, change in rests)
 
 
 def _less(step: Step, by_W: Tensor, by_b: Tensor) -> Step:
@@ -192,9 +197,8 @@ class Unrolling:
         if max(abs(one / rate - 1) for one in said) > _ALIKE:  # trained otherwise, or a step lacks samples
             return found
         steps = zip(found.seen, reach, strict=True)
-        return self.followed(
-            [replace(seen, weights=seen.weights * (rate * far / seen.weights.sum())) for seen, far in steps]
-        )
+        evened = [replace(seen, weights=seen.weights * (rate * far / seen.weights.sum())) for seen, far in steps]
+        return replace(self.followed(evened), even=True)
 
     def _taken(self, found: Unrolled, weights: MetWeights, seen: Visited) -> tuple[Unrolled, MetWeights]:
         """One step more: its samples taken out of what is left, and the weights after it."""
@@ -282,11 +286,15 @@ class Unrolling:
         return Visited(again, labeled.labels, base * times)[kept]
 
 
-def rounded_weights(step: Step, steps: int | None) -> float:
-    """The norm of what rounding leaves in a change of weights: every local step rounds each weight to its own last place."""
+def rounded_weights(step: Step, steps: int | None, change: Step | None = None) -> float:
+    """The norm of what rounding leaves in a change of weights: every local step rounds each weight to its own last place.
+
+    The client's gradients are rounded, too, which counts where the `change` is about as large as the weights.
+    """
     parts = [step.W] if step.b is None else [step.W, step.b]
     places = [torch.finfo(part.dtype).eps * part.abs().log2().floor().exp2().double() for part in parts]
-    return _DEVIATION * ((steps or _USUAL) * sum(float(place.square().sum()) for place in places)) ** 0.5
+    weights = _DEVIATION * ((steps or _USUAL) * sum(float(place.square().sum()) for place in places)) ** 0.5
+    return weights if change is None else math.hypot(weights, _PLACES * torch.finfo(step.W.dtype).eps * _norm(change))
 
 
 def rounded_entry(step: Step, steps: int | None) -> float:

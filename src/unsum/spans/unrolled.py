@@ -81,9 +81,8 @@ def _polished(search: Unrolling, found: Unrolled, groups: Tensor) -> Unrolled:
             *parts, alpha = solved
             sizes = [len(seen) for seen in found.seen]
             steps = zip(found.seen, *(part.split(sizes) for part in parts), strict=True)
-            again = search.followed(
-                [Visited(replace(s.roots, X=x, errors=e), s.labels, alpha * s.weights) for s, x, e in steps]
-            )
+            moved = [Visited(replace(s.roots, X=x, errors=e), s.labels, alpha * s.weights) for s, x, e in steps]
+            again = replace(search.followed(moved), even=found.even)
             if not again.unexplained < found.unexplained:
                 break
             found = again
