@@ -106,12 +106,10 @@ def choose_pair(chain: Chain, knowledge: Knowledge) -> Pair:
         )
     told = knowledge.known_batch_size
     measured = _measured(dense)
-    pairs = [
-        Pair(first + i, dense[i:], measured[i], measured[i + 1])
-        for i in range(len(dense) - 1)
-        if not measured[i + 1].full
-    ]
-    able = [pair for pair in pairs if pair.spare > _SPARE * pair.next.rows.shape[1]]
+    pairs = [Pair(first + i, dense[i:], measured[i], measured[i + 1]) for i in range(len(dense) - 1)]
+    # A softmax sends nothing along one direction: a head tells no more samples apart than it has classes, less one.
+    telling = [pair for pair in pairs if len(pair.steps) > 2 or len(pair.next) < len(dense[-1].W) - 1]
+    able = [pair for pair in telling if not pair.next.full and pair.spare > _SPARE * pair.next.rows.shape[1]]
     if not able:
         widest = max(min(step.W.shape) for step in dense)
         batch = f"{told} samples" if told else "the batch"
@@ -143,7 +141,7 @@ def _best(
     classes = knowledge.loss in (None, PLAIN)  # or samples cannot be taken out before their labels are known
     roots, points = search(condition, pair.expected, seed, progress, most=classes)
     if classes:
-        roots = _confirmed(pair, roots, seed + _PASSES, progress)
+        roots = _completed(pair, roots, seed + _PASSES, progress)
     forward = _answered(head, pair, roots, loss, knowledge)
     if forward is not None and forward.left < limit:
         return forward
@@ -153,6 +151,29 @@ def _best(
     more, _ = search(condition, pair.expected, seed + 2 * _PASSES, progress, most=False)  # labels may be soft
     forward = _answered(head, pair, roots.joined(more), loss, knowledge)
     return forward if forward is not None and forward.left < limit else settled
+
+
+def _completed(pair: Pair, found: Roots, seed: int, progress: Progress) -> Roots:
+    """All samples, from some: what was found is taken out, and the rest looked for, again and again. When none is missing, those
+    that one start alone led to are looked for by other starts, where the others are taken out."""
+    for attempt in range(_PASSES * pair.expected):
+        missing, once = _open(pair, found)
+        if not 0 <= missing < pair.expected or not (missing or once):
+            break
+        out = found if missing else found[found.hits > 1]
+        left = deflate(pair.steps, pair.here, pair.next, out) if len(out) else (pair.steps[0], pair.here, pair.next)
+        if left is None:
+            break
+        new, _ = search(Condition.of(*left), pair.expected - len(out), seed + attempt, progress, most=True)
+        found = found.joined(new) if missing else found.confirmed_by(new)
+        if _open(pair, found) == (missing, once):
+            break
+    return found
+
+
+def _open(pair: Pair, found: Roots) -> tuple[int, int]:
+    """(samples that are missing, samples that one start alone led to)."""
+    return pair.expected - len(found), int((found.hits < 2).sum())
 
 
 def _settled(
@@ -179,18 +200,7 @@ def _settled(
         if rest is None:
             break
         roots, points = search(Condition.of(*rest), pair.expected - len(found), seed + attempt, progress, most=True)
-    return _confirmed(pair, found, seed + _PASSES, progress)
-
-
-def _confirmed(pair: Pair, found: Roots, seed: int, progress: Progress) -> Roots:
-    """All samples, those that one start alone led to looked for again, by other starts, where the others are taken out."""
-    once = found.hits < 2
-    if len(found) != pair.expected or not bool(once.any()):
-        return found
-    rest = deflate(pair.steps, pair.here, pair.next, found[~once]) if bool((~once).any()) else None
-    condition = Condition.of(*(rest or (pair.steps[0], pair.here, pair.next)))
-    again, _ = search(condition, int(once.sum()), seed, progress, most=False)
-    return found.confirmed_by(again)
+    return _completed(pair, found, seed + _PASSES, progress)
 
 
 def _answered(head: Head, pair: Pair, roots: Roots, loss: Loss | None, knowledge: Knowledge) -> Answer | None:

@@ -2,8 +2,8 @@
 
 x = t Â is a sample where act(W x + b) ∈ span(A of the next layer). t has as many entries as there are directions. A mixture of
 samples fulfills the first condition and not the second, for the activation bends. No label, no loss and no other sample enters.
-Gauss–Newton with Levenberg's damping on ‖outside‖ / ‖all‖, from many starts at once. The solver of `equation.levenberg` works on
-one point; here thousands of small ones share each matrix product.
+Gauss–Newton with Levenberg's damping on ‖outside‖ / ‖all‖, from many starts at once. `reflect` brings them near
+where it can. The solver of `equation.levenberg` works on one point; here thousands of small ones share each matrix product.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from unsum.peel.chain import Step
 from unsum.spans.basis import LayerSpan
 
 _MEMORY = 1 << 25  # entries of all Jacobians together that are held at a time: 256 MB
-_FIRST_DAMPING, _LEAST, _MOST = 1e-1, 1e-12, 1e8  # of Levenberg, relative to the diagonal
+_FIRST, _LEAST, _MOST = 1e-1, 1e-12, 1e8  # of Levenberg, relative to the diagonal
 _HOPELESS = 12  # steps after which a start that has not come near is left
 _NEAR = 0.15  # relative distance from the next span that counts as near
 
@@ -144,18 +144,20 @@ def _row_means(condition: Condition) -> Tensor:
     return means
 
 
-def descend(condition: Condition, s: Tensor, steps: int, enough: float) -> tuple[Tensor, Tensor]:
+def descend(
+    condition: Condition, s: Tensor, steps: int, enough: float, damping: float = _FIRST
+) -> tuple[Tensor, Tensor]:
     """(s, misfit) of every start that came near, each followed to its end."""
-    if condition.unknowns == 0:  # one sample, and a bias that tells its length
+    if condition.unknowns == 0 or len(s) == 0:  # one sample, and a bias that tells its length; or no start
         return s[:2], condition.misfit(s[:2])
     chunk = max(1, _MEMORY // (condition.unknowns * condition.K.shape[1]))
-    found = [_descend(condition, part, steps, enough) for part in s.split(chunk)]
+    found = [_descend(condition, part, steps, enough, damping) for part in s.split(chunk)]
     return torch.cat([one[0] for one in found]), torch.cat([one[1] for one in found])
 
 
-def _descend(condition: Condition, s: Tensor, steps: int, enough: float) -> tuple[Tensor, Tensor]:
+def _descend(condition: Condition, s: Tensor, steps: int, enough: float, first: float) -> tuple[Tensor, Tensor]:
     done: list[tuple[Tensor, Tensor]] = []
-    damping = s.new_full((len(s),), _FIRST_DAMPING)
+    damping = s.new_full((len(s),), first)
     stalled = s.new_zeros(len(s))
     for step in range(steps):
         cost, gradient, N = condition.linearized(s)

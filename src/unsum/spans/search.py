@@ -12,16 +12,19 @@ from unsum.deadline import out_of_time
 from unsum.peel.chain import Step
 from unsum.progress import Progress
 from unsum.spans.basis import LayerSpan
+from unsum.spans.reflect import reflected, slopes
 from unsum.spans.roots import Condition, descend, starts
 
-_STEPS = 60  # of one start: roots are reached within twenty
+_WALKERS = 64  # starts of a round of reflections: a dozen samples or two are among their ends
+_WALK = 2000  # steps of theirs: at a third of the width 200 are enough, at 0.4 of it every second needs more
+_LAST, _HARDLY = 6, 1e-6  # steps and damping of Gauss–Newton from where reflections end: three or four lead to rounding
+_STEPS = 60  # of a start without reflections: roots are reached within twenty
 SLACK = 30.0  # times the misfit that noise leaves: a root; everything else ends a thousand times higher
 _MOST_MISFIT = 1e-2  # of a root, however noisy the gradient is
 _VAGUE = 1e-2  # predicted relative error from which a point is one of many that fit
 _SAME = 1e-4  # relative distance within which two roots are one
-_PER_SAMPLE = 8  # starts of a round for each sample that is looked for
-_FEWEST, _LARGEST = 64, 2048  # starts of a round
-_MOSTLY = 0.7  # of the samples: enough to take them out and look for the rest
+_PER_SAMPLE = 8  # starts of a round of descents for each sample that is looked for
+_FEWEST, _LARGEST = 64, 2048  # starts of such a round
 _MEMORY = 1 << 24  # entries of Jacobians that are held at a time: 128 MB
 _BARREN = 4  # rounds in a row without a new sample, after which the search ends
 PATIENCE = 8.0  # seconds without a new sample, after which it ends too: what the head's solver gives further starts
@@ -86,25 +89,21 @@ def search(condition: Condition, expected: int, seed: int, progress: Progress, *
     """(samples, points that fit and are no samples) from starts, round after round, until `expected` are found, each twice, or
     rounds bring nothing new. The points lie in families, which `settle` looks through.
 
-    Where `most` are enough, the search ends with these: the rest is found sooner once they are taken out.
+    Where `most` are enough, the search ends with what a round gives: the rest is found sooner once these are taken out.
     """
     generator = torch.Generator().manual_seed(seed)
     last = time.monotonic()
     found, barren = Roots.none(condition.step), 0
     points, first = [found.X], True
-    least = condition.next.noise * condition.next.rows.shape[1] ** 0.5 / float(condition.next.values[0])
     while barren < _BARREN and time.monotonic() < last + PATIENCE and not out_of_time("further starts of the spans"):
-        number = min(
-            _LARGEST, max(_FEWEST, _PER_SAMPLE * (expected - len(found)), len(condition.step.W) if first else 0)
-        )
-        ended = descend(condition, starts(condition, number, generator, rows=first), _STEPS, enough=least)
+        ended = _round(condition, expected - len(found), generator, first=first)
         before = len(found), int((found.hits > 1).sum())
         new, near = _roots(condition, *ended)
         found = found.joined(new)
         points.append(near)
         first = False
         twice = int((found.hits > 1).sum())
-        if len(found) >= (_MOSTLY * expected if most else expected) and (most or twice == len(found)):
+        if (most and len(found)) or (len(found) >= expected and twice == len(found)):
             break
         if (len(found), twice) > before:
             barren, last = 0, time.monotonic()
@@ -112,6 +111,16 @@ def search(condition: Condition, expected: int, seed: int, progress: Progress, *
             barren += 1
         progress.part(min(len(found), expected), expected)
     return found, torch.cat(points)
+
+
+def _round(condition: Condition, wanted: int, generator: torch.Generator, *, first: bool) -> tuple[Tensor, Tensor]:
+    """(ends, their misfits) of one round of starts: reflections where the activation allows them, else descents alone."""
+    least = condition.next.noise * condition.next.rows.shape[1] ** 0.5 / float(condition.next.values[0])
+    if slopes(condition.step.activation) is not None:
+        s = reflected(condition, starts(condition, _WALKERS, generator, rows=first), _WALK)
+        return descend(condition, s, _LAST, least, _HARDLY)
+    number = min(_LARGEST, max(_FEWEST, _PER_SAMPLE * wanted, len(condition.step.W) if first else 0))
+    return descend(condition, starts(condition, number, generator, rows=first), _STEPS, least)
 
 
 def _roots(condition: Condition, s: Tensor, misfits: Tensor) -> tuple[Roots, Tensor]:
