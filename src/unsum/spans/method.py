@@ -32,8 +32,8 @@ from unsum.spans.joint import MOST, AllSamples, solve_together
 from unsum.spans.judge import Answer, judge
 from unsum.spans.labels import deflate, read_labels
 from unsum.spans.passes import forward
-from unsum.spans.roots import Condition
-from unsum.spans.search import Roots, search
+from unsum.spans.roots import Condition, Further
+from unsum.spans.search import Roots, refined, search
 from unsum.spans.settle import Sample, settle
 from unsum.spans.targets import LossReading, read_targets
 from unsum.update import Update
@@ -70,7 +70,7 @@ def spans(
     pair = choose_pair(chain, knowledge)
     answer = _best(head, pair, loss, knowledge, seed, progress)
     if answer is not None:
-        answer = replace(answer, lengths_open=Condition.of(pair.steps[0], pair.here, pair.next).lengths_open)
+        answer = replace(answer, lengths_open=pair.condition.lengths_open)
     return _nothing_found(head, pair) if answer is None else _leak(head, chain, pair, answer, knowledge, seed)
 
 
@@ -82,6 +82,12 @@ class Pair:
     steps: list[Step]
     here: LayerSpan
     next: LayerSpan
+    beyond: LayerSpan | None = None  # the layer after these, where its span is needed too
+
+    @property
+    def condition(self) -> Condition:
+        further = None if self.beyond is None else Further(self.steps[1], self.beyond)
+        return Condition.of(self.steps[0], self.here, self.next, further)
 
     @property
     def expected(self) -> int:
@@ -91,7 +97,8 @@ class Pair:
     @property
     def spare(self) -> int:
         """Equations that are left over for each start."""
-        return self.next.rows.shape[1] - len(self.next) - len(self.here)
+        above = [self.next] if self.beyond is None else [self.next, self.beyond]
+        return sum(span.rows.shape[1] - len(span) for span in above) - len(self.here)
 
 
 def choose_pair(chain: Chain, knowledge: Knowledge) -> Pair:
@@ -106,10 +113,13 @@ def choose_pair(chain: Chain, knowledge: Knowledge) -> Pair:
         )
     told = knowledge.known_batch_size
     measured = _measured(dense)
-    pairs = [Pair(first + i, dense[i:], measured[i], measured[i + 1]) for i in range(len(dense) - 1)]
     # A softmax sends nothing along one direction: a head tells no more samples apart than it has classes, less one.
-    telling = [pair for pair in pairs if len(pair.steps) > 2 or len(pair.next) < len(dense[-1].W) - 1]
-    able = [pair for pair in telling if not pair.next.full and pair.spare > _SPARE * pair.next.rows.shape[1]]
+    telling = [not span.full and (span is not measured[-1] or len(span) < len(dense[-1].W) - 1) for span in measured]
+    pairs = [Pair(first + i, dense[i:], *measured[i : i + 2]) for i in range(len(dense) - 1) if telling[i + 1]]
+    pairs += [
+        replace(one, beyond=measured[i]) for one in pairs if (i := one.at - first + 2) < len(dense) and telling[i]
+    ]
+    able = [pair for pair in pairs if pair.spare > _SPARE * pair.next.rows.shape[1]]
     if not able:
         widest = max(min(step.W.shape) for step in dense)
         batch = f"{told} samples" if told else "the batch"
@@ -136,7 +146,7 @@ def _best(
     head: Head, pair: Pair, loss: Loss | None, knowledge: Knowledge, seed: int, progress: Progress
 ) -> Answer | None:
     """The forward spans' samples where they explain the gradients; else what the backward spans make of their points."""
-    condition = Condition.of(pair.steps[0], pair.here, pair.next)
+    condition = pair.condition
     limit = max(_EXPLAINED, _NOISY * max(pair.here.noise_share, pair.next.noise_share))
     classes = knowledge.loss in (None, PLAIN)  # or samples cannot be taken out before their labels are known
     roots, points = search(condition, pair.expected, seed, progress, most=classes)
@@ -161,11 +171,11 @@ def _completed(pair: Pair, found: Roots, seed: int, progress: Progress) -> Roots
         if not 0 <= missing < pair.expected or not (missing or once):
             break
         out = found if missing else found[found.hits > 1]
-        left = deflate(pair.steps, pair.here, pair.next, out) if len(out) else (pair.steps[0], pair.here, pair.next)
+        left = deflate(pair.condition, pair.steps, out) if len(out) else pair.condition
         if left is None:
             break
-        new, _ = search(Condition.of(*left), pair.expected - len(out), seed + attempt, progress, most=True)
-        found = found.joined(new) if missing else found.confirmed_by(new)
+        new, _ = search(left, pair.expected - len(out), seed + attempt, progress, most=True)
+        found = found.joined(refined(pair.condition, new)) if missing else found.confirmed_by(new)
         if _open(pair, found) == (missing, once):
             break
     return found
@@ -185,7 +195,7 @@ def _settled(
     usual = loss or (BinaryCrossEntropy() if one_logit else CrossEntropy())
     if usual.name not in ("cross-entropy", "bce") or usual.many_labels != one_logit:
         return found
-    condition = Condition.of(pair.steps[0], pair.here, pair.next)
+    condition = pair.condition
     alpha = 1 / usual.divisor(head.W.new_zeros(pair.expected, len(head.W))) if head.reduction == "mean" else 1.0
     for attempt in range(1, _PASSES):
         some = torch.cat([roots.X, points[:: -(-len(points) // (_POINTS * (pair.expected - len(found)))) or 1]])
@@ -196,10 +206,10 @@ def _settled(
         if len(found) >= pair.expected or len(found) == before:
             break
         alpha = known = float(weights.median())
-        rest = deflate(pair.steps, pair.here, pair.next, found)
+        rest = deflate(condition, pair.steps, found)
         if rest is None:
             break
-        roots, points = search(Condition.of(*rest), pair.expected - len(found), seed + attempt, progress, most=True)
+        roots, points = search(rest, pair.expected - len(found), seed + attempt, progress, most=True)
     return _completed(pair, found, seed + _PASSES, progress)
 
 
@@ -228,7 +238,7 @@ def _together(head: Head, pair: Pair, answer: Answer, loss: Loss | None, knowled
     """The answer after a last solve of all samples against all gradients."""
     reading, copies = answer.reading, answer.reading.copies
     times = torch.ones_like(reading.weights) if copies is None else copies.to(reading.weights)
-    sample = Sample(Condition.of(pair.steps[0], pair.here, pair.next), pair.steps, reading.loss)
+    sample = Sample(pair.condition, pair.steps, reading.loss)
     alpha = float((reading.weights / times).median())
     X, errors = solve_together(AllSamples.of(sample, pair.steps, reading.Y, times), answer.X, alpha)
     read, written = forward(pair.steps, X)

@@ -12,7 +12,7 @@ from unsum.deadline import out_of_time
 from unsum.peel.chain import Step
 from unsum.progress import Progress
 from unsum.spans.basis import LayerSpan
-from unsum.spans.reflect import reflected, slopes
+from unsum.spans.reflect import reflected, walkable
 from unsum.spans.roots import Condition, descend, starts
 
 _WALKERS = 64  # starts of a round of reflections: a dozen samples or two are among their ends
@@ -77,12 +77,13 @@ class Roots:
 
 
 def levels(condition: Condition, s: Tensor) -> Tensor:
-    """(S,) the misfit that noise leaves at samples: it turns every direction of the next span by noise over singular value."""
-    a, following = condition.outputs(s), condition.next
-    if following.has_bias:
-        a = torch.cat([a, torch.ones_like(a[:, :1])], 1)
-    along = (a @ following.rows.T) / following.values
-    return following.noise * a.shape[1] ** 0.5 * along.norm(dim=1) / a.norm(dim=1).clamp_min(1e-300)
+    """(S,) the misfit that noise leaves at samples: it turns every direction of a span by noise over singular value."""
+    each = []
+    for a, span in zip(condition.reads(s), condition.spans, strict=True):
+        a = torch.cat([a, torch.ones_like(a[:, :1])], 1) if span.has_bias else a
+        along = (a @ span.rows.T) / span.values
+        each.append(span.noise * a.shape[1] ** 0.5 * along.norm(dim=1) / a.norm(dim=1).clamp_min(1e-300))
+    return torch.stack(each).norm(dim=0)
 
 
 def search(condition: Condition, expected: int, seed: int, progress: Progress, *, most: bool) -> tuple[Roots, Tensor]:
@@ -113,10 +114,25 @@ def search(condition: Condition, expected: int, seed: int, progress: Progress, *
     return found, torch.cat(points)
 
 
+def refined(condition: Condition, roots: Roots) -> Roots:
+    """Roots of a deflated condition that are roots of the whole one, followed there where they are isolated there too: samples
+    that were taken out left their errors behind."""
+    s = condition.unknowns_of(roots.X)
+    again, _ = _roots(condition, *descend(condition, s, _LAST, _least(condition), _HARDLY))
+    misfits = condition.misfit(s)
+    fit = replace(roots, misfits=misfits)[misfits < (SLACK * levels(condition, s)).clamp_max(_MOST_MISFIT)]
+    return replace(again, hits=torch.zeros_like(again.hits)).joined(fit)
+
+
+def _least(condition: Condition) -> float:
+    """The misfit below which no sample gets, as far as noise goes."""
+    return condition.next.noise * condition.next.rows.shape[1] ** 0.5 / float(condition.next.values[0])
+
+
 def _round(condition: Condition, wanted: int, generator: torch.Generator, *, first: bool) -> tuple[Tensor, Tensor]:
     """(ends, their misfits) of one round of starts: reflections where the activation allows them, else descents alone."""
-    least = condition.next.noise * condition.next.rows.shape[1] ** 0.5 / float(condition.next.values[0])
-    if slopes(condition.step.activation) is not None:
+    least = _least(condition)
+    if walkable(condition):
         s = reflected(condition, starts(condition, _WALKERS, generator, rows=first), _WALK)
         return descend(condition, s, _LAST, least, _HARDLY)
     number = min(_LARGEST, max(_FEWEST, _PER_SAMPLE * wanted, len(condition.step.W) if first else 0))
