@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from unsum.deadline import out_of_time
+from unsum.equation.noise import unit_of
 from unsum.peel.chain import Step
 from unsum.progress import Progress
 from unsum.spans.basis import LayerSpan
@@ -120,7 +121,7 @@ def refined(condition: Condition, roots: Roots) -> Roots:
     s = condition.unknowns_of(roots.X)
     again, _ = _roots(condition, *descend(condition, s, _LAST, _least(condition), _HARDLY))
     misfits = condition.misfit(s)
-    fit = replace(roots, misfits=misfits)[misfits < (SLACK * levels(condition, s)).clamp_max(_MOST_MISFIT)]
+    fit = replace(roots, misfits=misfits)[misfits < _allowed(condition, levels(condition, s))]
     return replace(again, hits=torch.zeros_like(again.hits)).joined(fit)
 
 
@@ -142,7 +143,7 @@ def _round(condition: Condition, wanted: int, generator: torch.Generator, *, fir
 def _roots(condition: Condition, s: Tensor, misfits: Tensor) -> tuple[Roots, Tensor]:
     """(ends that are samples: nothing is left but noise, and nothing else nearby fits as well; points beside which others do)."""
     expected = levels(condition, s)
-    near = misfits < (SLACK * expected).clamp_max(_MOST_MISFIT)
+    near = misfits < _allowed(condition, expected)
     s, misfits, expected = s[near], misfits[near], expected[near]
     if len(s) == 0:
         none = Roots.none(condition.step)
@@ -151,6 +152,12 @@ def _roots(condition: Condition, s: Tensor, misfits: Tensor) -> tuple[Roots, Ten
     errors = predicted_errors(condition, s, torch.maximum(misfits, expected)) / X.norm(dim=1).clamp_min(1e-300)
     sure = errors < _VAGUE
     return Roots(X[sure], errors[sure], torch.ones_like(errors[sure]), misfits[sure]), X[~sure]
+
+
+def _allowed(condition: Condition, expected: Tensor) -> Tensor:
+    """(S,) the misfit up to which an end is a root: noise of the gradients, or the rounding of what the client's layers read,
+    which sums over many thousand inputs make larger than noise in layers of thousands of units."""
+    return (SLACK * expected.clamp_min(unit_of(condition.step.W))).clamp_max(_MOST_MISFIT)
 
 
 def predicted_errors(condition: Condition, s: Tensor, misfits: Tensor) -> Tensor:
