@@ -72,6 +72,24 @@ def test_a_table_whose_rows_are_shorter_than_the_batch_is_large() -> None:
     assert_all_found(leak, x, y)
 
 
+def test_two_fifths_of_the_width_are_read() -> None:
+    """More than descents reach; and no pair is chosen whose second layer is a head that all classes fill."""
+    model = network(80, 64, 64, 5)
+    x, y = batch(26, 80, 5)
+    leak = unsum.separate(model, unsum.capture(model, x, y), "spans", batch_size=26)
+    assert_all_found(leak, x, y)
+    assert leak.exact, leak.notes
+
+
+def test_a_third_layer_reads_half_the_width() -> None:
+    """Two layers have as many equations as unknowns there; the span of the layer after them decides."""
+    model = network(80, 64, 64, 64, 5)
+    x, y = batch(30, 80, 5)
+    leak = unsum.separate(model, unsum.capture(model, x, y), "spans", batch_size=30)
+    assert_all_found(leak, x, y)
+    assert leak.exact, leak.notes
+
+
 def test_a_scaled_gradient_tells_its_scale() -> None:
     model = network(40, 96, 96, 4)
     x, y = batch(8, 40, 4)

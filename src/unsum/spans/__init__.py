@@ -1,6 +1,6 @@
 """The layers below the head: what two consecutive dense layers' gradients say about every sample, whatever the labels are.
 
-To read it in the order of the computation: `method` (the whole), `basis`, `roots`, `search`, `labels`, `targets`, `judge`.
+In the order of the computation: `method` (the whole), `basis`, `roots`, `reflect`, `search`, `labels`, `targets`, `judge`.
 """
 
 from unsum.spans.method import spans

@@ -14,29 +14,32 @@ from torch import Tensor
 from unsum.peel.chain import Step
 from unsum.spans.basis import LayerSpan
 from unsum.spans.passes import backward, forward
+from unsum.spans.roots import Condition, Further
 from unsum.spans.search import Roots, deflated, remaining
 
 _LABELS = 64  # the most likely classes that are tried of many
 _EQUAL = 1e-6  # of δ outside the spans: labels that differ by less fit equally
 
 
-def deflate(
-    steps: list[Step], here: LayerSpan, following: LayerSpan, found: Roots
-) -> tuple[Step, LayerSpan, LayerSpan] | None:
-    """The first layer without the found samples, and both spans; None where nothing would be left."""
-    X = found.X
-    left = len(following) - len(X)
-    if left < 1 or (len(here) <= len(X) and not here.full):
+def deflate(condition: Condition, steps: list[Step], found: Roots) -> Condition | None:
+    """The condition without the found samples; None where nothing would be left."""
+    here, X = condition.here, found.X
+    if len(condition.next) <= len(X) or (len(here) <= len(X) and not here.full):
         return None
-    labeled = read_labels(steps, here, following, X)
-    a = steps[0].activation.function(steps[0].linear(X))
-    first, second = deflated(steps[0], labeled.first, X), deflated(steps[1], labeled.second, a)
+    labeled = read_labels(steps, here, condition.next, X)
+    read, written = forward(steps, X)
+    Y = torch.nn.functional.one_hot(labeled.labels, written[-1].shape[1]).to(X)
+    sent = backward(steps, written, (written[-1].softmax(1) - Y) * labeled.weights[:, None])
+    spans = [here, *condition.spans]
+    left = [deflated(step, d, a) for step, d, a, _ in zip(steps, sent, read, spans, strict=False)]
     # What a found sample errs by stays behind, and is noise for the others.
-    errs = [_entry(found.errors, labeled.first, X), _entry(found.errors, labeled.second, a)]
-    above = remaining(second, following, left, errs[1])
-    if here.full:  # rows shorter than the batch is large: those that are left still span everything
-        return first, here, above
-    return first, remaining(first, here, len(here) - len(X), errs[0]), above
+    rest = [
+        # Rows shorter than the batch is large: those that are left still span everything.
+        span if span.full else remaining(step, span, len(span) - len(X), _entry(found.errors, d, a))
+        for step, span, d, a in zip(left, spans, sent, read, strict=False)
+    ]
+    further = condition.further and Further(condition.further.step, rest[2])
+    return Condition.of(left[0], rest[0], rest[1], further)
 
 
 def _entry(errors: Tensor, delta: Tensor, read: Tensor) -> float:
@@ -59,7 +62,8 @@ def read_labels(steps: list[Step], here: LayerSpan, following: LayerSpan, X: Ten
     """For each sample by itself the label that fits best, under cross-entropy, and its weight in the gradient."""
     read, z = forward(steps, X)
     P, C = z[-1].softmax(1), z[-1].shape[1]
-    tried = range(C) if C <= _LABELS else z[-1].mean(0).topk(_LABELS).indices.tolist()
+    rows = steps[-1].grad_W.norm(dim=1)  # largest where samples have the class
+    tried = range(C) if C <= _LABELS else rows.topk(_LABELS).indices.tolist()
     best = torch.full_like(P[:, 0], torch.inf)
     first, second, weights = torch.zeros_like(z[0]), torch.zeros_like(z[1]), torch.zeros_like(best)
     labels = torch.zeros(len(X), dtype=torch.long, device=X.device)

@@ -31,8 +31,7 @@ from unsum.spans.judge import Answer, judge
 from unsum.spans.labels import deflate, read_labels
 from unsum.spans.pair import Pair, choose_pair
 from unsum.spans.passes import forward
-from unsum.spans.roots import Condition
-from unsum.spans.search import Roots, search
+from unsum.spans.search import Roots, refined, search
 from unsum.spans.settle import Sample, settle
 from unsum.spans.steps import rounded_entry
 from unsum.spans.targets import LossReading, read_targets
@@ -88,7 +87,7 @@ def _one_step(
     pair = choose_pair(chain, knowledge, lambda step: rounded_entry(step, 1) / divisor if delta else 0.0)
     answer = _best(head, pair, loss, knowledge, seed, progress)
     if answer is not None:
-        answer = replace(answer, lengths_open=Condition.of(pair.steps[0], pair.here, pair.next).lengths_open)
+        answer = replace(answer, lengths_open=pair.condition.lengths_open)
     return _nothing_found(head, pair) if answer is None else _leak(head, chain, pair, answer, knowledge, seed)
 
 
@@ -96,12 +95,12 @@ def _best(
     head: Head, pair: Pair, loss: Loss | None, knowledge: Knowledge, seed: int, progress: Progress
 ) -> Answer | None:
     """The forward spans' samples where they explain the gradients; else what the backward spans make of their points."""
-    condition = Condition.of(pair.steps[0], pair.here, pair.next)
+    condition = pair.condition
     limit = max(_EXPLAINED, _NOISY * max(pair.here.noise_share, pair.next.noise_share))
     classes = knowledge.loss in (None, PLAIN)  # or samples cannot be taken out before their labels are known
     roots, points = search(condition, pair.expected, seed, progress, most=classes)
     if classes:
-        roots = _confirmed(pair, roots, seed + _PASSES, progress)
+        roots = _completed(pair, roots, seed + _PASSES, progress)
     forward = _answered(head, pair, roots, loss, knowledge)
     if forward is not None and forward.left < limit:
         return forward
@@ -113,6 +112,29 @@ def _best(
     return forward if forward is not None and forward.left < limit else settled
 
 
+def _completed(pair: Pair, found: Roots, seed: int, progress: Progress) -> Roots:
+    """All samples, from some: what was found is taken out, and the rest looked for, again and again. When none is missing, those
+    that one start alone led to are looked for by other starts, where the others are taken out."""
+    for attempt in range(_PASSES * pair.expected):
+        missing, once = _open(pair, found)
+        if not 0 <= missing < pair.expected or not (missing or once):
+            break
+        out = found if missing else found[found.hits > 1]
+        left = deflate(pair.condition, pair.steps, out) if len(out) else pair.condition
+        if left is None:
+            break
+        new, _ = search(left, pair.expected - len(out), seed + attempt, progress, most=True)
+        found = found.joined(refined(pair.condition, new)) if missing else found.confirmed_by(new)
+        if _open(pair, found) == (missing, once):
+            break
+    return found
+
+
+def _open(pair: Pair, found: Roots) -> tuple[int, int]:
+    """(samples that are missing, samples that one start alone led to)."""
+    return pair.expected - len(found), int((found.hits < 2).sum())
+
+
 def _settled(
     head: Head, pair: Pair, roots: Roots, points: Tensor, loss: Loss | None, seed: int, progress: Progress
 ) -> Roots:
@@ -122,7 +144,7 @@ def _settled(
     usual = loss or (BinaryCrossEntropy() if one_logit else CrossEntropy())
     if usual.name not in ("cross-entropy", "bce") or usual.many_labels != one_logit:
         return found
-    condition = Condition.of(pair.steps[0], pair.here, pair.next)
+    condition = pair.condition
     alpha = 1 / usual.divisor(head.W.new_zeros(pair.expected, len(head.W))) if head.reduction == "mean" else 1.0
     for attempt in range(1, _PASSES):
         some = torch.cat([roots.X, points[:: -(-len(points) // (_POINTS * (pair.expected - len(found)))) or 1]])
@@ -133,22 +155,11 @@ def _settled(
         if len(found) >= pair.expected or len(found) == before:
             break
         alpha = known = float(weights.median())
-        rest = deflate(pair.steps, pair.here, pair.next, found)
+        rest = deflate(condition, pair.steps, found)
         if rest is None:
             break
-        roots, points = search(Condition.of(*rest), pair.expected - len(found), seed + attempt, progress, most=True)
-    return _confirmed(pair, found, seed + _PASSES, progress)
-
-
-def _confirmed(pair: Pair, found: Roots, seed: int, progress: Progress) -> Roots:
-    """All samples, those that one start alone led to looked for again, by other starts, where the others are taken out."""
-    once = found.hits < 2
-    if len(found) != pair.expected or not bool(once.any()):
-        return found
-    rest = deflate(pair.steps, pair.here, pair.next, found[~once]) if bool((~once).any()) else None
-    condition = Condition.of(*(rest or (pair.steps[0], pair.here, pair.next)))
-    again, _ = search(condition, int(once.sum()), seed, progress, most=False)
-    return found.confirmed_by(again)
+        roots, points = search(rest, pair.expected - len(found), seed + attempt, progress, most=True)
+    return _completed(pair, found, seed + _PASSES, progress)
 
 
 def _answered(head: Head, pair: Pair, roots: Roots, loss: Loss | None, knowledge: Knowledge) -> Answer | None:
@@ -176,7 +187,7 @@ def _together(head: Head, pair: Pair, answer: Answer, loss: Loss | None, knowled
     """The answer after a last solve of all samples against all gradients."""
     reading, copies = answer.reading, answer.reading.copies
     times = torch.ones_like(reading.weights) if copies is None else copies.to(reading.weights)
-    sample = Sample(Condition.of(pair.steps[0], pair.here, pair.next), pair.steps, reading.loss)
+    sample = Sample(pair.condition, pair.steps, reading.loss)
     alpha = float((reading.weights / times).median())
     X, errors, _ = solve_together(AllSamples.of(sample, pair.steps, reading.Y, times), answer.X, alpha)
     read, written = forward(pair.steps, X)

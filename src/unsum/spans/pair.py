@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unsum.errors import UnsumError
 from unsum.knowledge import Knowledge
 from unsum.peel.chain import Chain, Step
 from unsum.spans.basis import LayerSpan
+from unsum.spans.roots import Condition, Further
 
 _SPARE = 0.1  # of a layer's units: equations that must be left over; a batch of half the width was never read
 
@@ -21,6 +22,12 @@ class Pair:
     steps: list[Step]
     here: LayerSpan
     next: LayerSpan
+    beyond: LayerSpan | None = None  # the layer after these, where its span is needed too
+
+    @property
+    def condition(self) -> Condition:
+        further = None if self.beyond is None else Further(self.steps[1], self.beyond)
+        return Condition.of(self.steps[0], self.here, self.next, further)
 
     @property
     def expected(self) -> int:
@@ -30,7 +37,8 @@ class Pair:
     @property
     def spare(self) -> int:
         """Equations that are left over for each start."""
-        return self.next.rows.shape[1] - len(self.next) - len(self.here)
+        above = [self.next] if self.beyond is None else [self.next, self.beyond]
+        return sum(span.rows.shape[1] - len(span) for span in above) - len(self.here)
 
 
 def choose_pair(chain: Chain, knowledge: Knowledge, rounded: Callable[[Step], float] = lambda _step: 0.0) -> Pair:
@@ -48,10 +56,11 @@ def choose_pair(chain: Chain, knowledge: Knowledge, rounded: Callable[[Step], fl
         )
     told = knowledge.known_batch_size
     measured = _measured(dense, rounded)
-    pairs = [
-        Pair(first + i, dense[i:], measured[i], measured[i + 1])
-        for i in range(len(dense) - 1)
-        if not measured[i + 1].full
+    # A softmax sends nothing along one direction: a head tells no more samples apart than it has classes, less one.
+    telling = [not span.full and (span is not measured[-1] or len(span) < len(dense[-1].W) - 1) for span in measured]
+    pairs = [Pair(first + i, dense[i:], *measured[i : i + 2]) for i in range(len(dense) - 1) if telling[i + 1]]
+    pairs += [
+        replace(one, beyond=measured[i]) for one in pairs if (i := one.at - first + 2) < len(dense) and telling[i]
     ]
     able = [pair for pair in pairs if pair.spare > _SPARE * pair.next.rows.shape[1]]
     if not able:

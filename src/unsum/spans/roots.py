@@ -2,8 +2,8 @@
 
 x = t Â is a sample where act(W x + b) ∈ span(A of the next layer). t has as many entries as there are directions. A mixture of
 samples fulfills the first condition and not the second, for the activation bends. No label, no loss and no other sample enters.
-Gauss–Newton with Levenberg's damping on ‖outside‖ / ‖all‖, from many starts at once. The solver of `equation.levenberg` works on
-one point; here thousands of small ones share each matrix product.
+Gauss–Newton with Levenberg's damping on ‖outside‖ / ‖all‖, from many starts at once. `reflect` brings them near
+where it can. The solver of `equation.levenberg` works on one point; here thousands of small ones share each matrix product.
 """
 
 from __future__ import annotations
@@ -18,9 +18,17 @@ from unsum.peel.chain import Step
 from unsum.spans.basis import LayerSpan
 
 _MEMORY = 1 << 25  # entries of all Jacobians together that are held at a time: 256 MB
-_FIRST_DAMPING, _LEAST, _MOST = 1e-1, 1e-12, 1e8  # of Levenberg, relative to the diagonal
+_FIRST, _LEAST, _MOST = 1e-1, 1e-12, 1e8  # of Levenberg, relative to the diagonal
 _HOPELESS = 12  # steps after which a start that has not come near is left
 NEAR = 0.15  # relative distance from the next span that counts as near
+
+
+@dataclass(frozen=True)
+class Further:
+    """A second condition: what the next layer, `step`, writes must lie in the span of the layer after it."""
+
+    step: Step
+    span: LayerSpan
 
 
 @dataclass(frozen=True)
@@ -34,34 +42,45 @@ class Condition:
     c: Tensor  # (m,)
     origin: Tensor  # (N,)
     directions: Tensor  # (k, N)
+    further: Further | None = None
 
     @classmethod
-    def of(cls, step: Step, here: LayerSpan, following: LayerSpan) -> Condition:
+    def of(cls, step: Step, here: LayerSpan, following: LayerSpan, further: Further | None = None) -> Condition:
         n = step.W.shape[1]
         K = right_product(step.W, here.rows[:, :n].contiguous()).T  # (N, m)
         b = torch.zeros_like(K[0]) if step.b is None else step.b.double()
         if not here.has_bias:
             eye = torch.eye(len(here), dtype=torch.float64, device=K.device)
-            return cls(step, here, following, K, b, torch.zeros_like(eye[0]), eye)
+            return cls(step, here, following, K, b, torch.zeros_like(eye[0]), eye, further)
         ones = here.rows[:, n]  # t · ones = 1: the entry that the bias reads
         origin = ones / ones.square().sum()
         directions = torch.linalg.qr(ones[:, None], mode="complete")[0][:, 1:].T.contiguous()
-        return cls(step, here, following, directions @ K, b + origin @ K, origin, directions)
+        return cls(step, here, following, directions @ K, b + origin @ K, origin, directions, further)
 
     @property
     def unknowns(self) -> int:
         return len(self.K)
 
     @property
+    def steps(self) -> list[Step]:
+        """The layers whose activations must lie in spans."""
+        return [self.step] if self.further is None else [self.step, self.further.step]
+
+    @property
+    def spans(self) -> list[LayerSpan]:
+        """Of the layers that must hold what a sample becomes."""
+        return [self.next] if self.further is None else [self.next, self.further.span]
+
+    @property
     def equations(self) -> int:
-        return self.next.rows.shape[1] - len(self.next)
+        return sum(span.rows.shape[1] - len(span) for span in self.spans)
 
     @property
     def lengths_open(self) -> bool:
         """Whether every multiple of a root is one: no bias in either layer, and an activation that keeps proportions."""
         ends = self.c.new_tensor([-1.0, 1.0])
         f = self.step.activation.function
-        biased = self.here.has_bias or self.next.has_bias or bool(self.c.any())
+        biased = self.here.has_bias or any(span.has_bias for span in self.spans) or bool(self.c.any())
         return not biased and bool((f(2 * ends) == 2 * f(ends)).all())
 
     def inputs(self, s: Tensor) -> Tensor:
@@ -75,36 +94,50 @@ class Condition:
         s: Tensor = (rows @ self.here.rows.T - self.origin) @ self.directions.T
         return s
 
-    def outputs(self, s: Tensor) -> Tensor:
-        """(k, m) activated."""
-        return self.step.activation.function(s @ self.K + self.c)
+    def reads(self, s: Tensor) -> list[Tensor]:
+        """[(k, m), …] what the following layers read."""
+        a = [self.step.activation.function(s @ self.K + self.c)]
+        return (
+            a if self.further is None else [*a, self.further.step.activation.function(self.further.step.linear(a[0]))]
+        )
 
     def misfit(self, s: Tensor) -> Tensor:
-        """(k,) share of what the next layer reads that lies outside its span."""
-        a = self.outputs(s)
-        return self.next.outside(a).norm(dim=-1) / self._size(a)
-
-    def _size(self, a: Tensor) -> Tensor:
-        return (a.square().sum(-1) + self.next.has_bias).sqrt().clamp_min(1e-300)
+        """(k,) share of what the next layer reads that lies outside its span; of two layers, both shares as one length."""
+        reads = zip(self.reads(s), self.spans, strict=True)
+        return torch.stack([span.outside(a).norm(dim=-1) / _size(a, span) for a, span in reads]).norm(dim=0)
 
     def linearized(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(misfit² (S,), Jᵀr (S, k), JᵀJ (S, k, k)) of the relative residual."""
         z = s @ self.K + self.c
-        a, slope = self.step.activation.function(z), self.step.activation.slope(z)
-        size = self._size(a)
-        outside = self.next.outside(a) / size[:, None]
-        V = self.next.rows[:, : a.shape[1]]
-        J = self.K * slope[:, None, :]  # (S, k, m): of a
-        inside = J @ V.T
-        along = (J @ (a / size[:, None])[..., None])[..., 0]  # of the size, per size
-        # The size changes as well: d(e/|a|) = P⊥ da/|a| − r (a·da)/|a|².
-        cost = outside.square().sum(1)
-        to_outside = (J @ outside[:, : a.shape[1], None])[..., 0]
-        gradient = (to_outside - cost[:, None] * along) / size[:, None]
-        N = J @ J.mT - inside @ inside.mT
-        cross = along[:, :, None] * to_outside[:, None, :]
-        N = N - cross - cross.mT + cost[:, None, None] * along[:, :, None] * along[:, None, :]
-        return cost, gradient, N / size[:, None, None].square()
+        a, J = self.step.activation.function(z), self.K * self.step.activation.slope(z)[:, None, :]  # J (S, k, m)
+        cost, gradient, N = _relative(a, J, self.next)
+        if self.further is None:
+            return cost, gradient, N
+        step = self.further.step
+        z = step.linear(a)
+        a, J = step.activation.function(z), (J @ step.W.double().T) * step.activation.slope(z)[:, None, :]
+        more = _relative(a, J, self.further.span)
+        return cost + more[0], gradient + more[1], N + more[2]
+
+
+def _size(a: Tensor, span: LayerSpan) -> Tensor:
+    return (a.square().sum(-1) + span.has_bias).sqrt().clamp_min(1e-300)
+
+
+def _relative(a: Tensor, J: Tensor, span: LayerSpan) -> tuple[Tensor, Tensor, Tensor]:
+    """(r·r (S,), Jᵀr (S, k), JᵀJ (S, k, k)) of r, the part of a outside the span over a's size; J (S, k, m) is that of a."""
+    size = _size(a, span)
+    outside = span.outside(a) / size[:, None]
+    inside = J @ span.rows[:, : a.shape[1]].T
+    along = (J @ (a / size[:, None])[..., None])[..., 0]  # of the size, per size
+    # The size changes as well: d(e/|a|) = P⊥ da/|a| − r (a·da)/|a|².
+    cost = outside.square().sum(1)
+    to_outside = (J @ outside[:, : a.shape[1], None])[..., 0]
+    gradient = (to_outside - cost[:, None] * along) / size[:, None]
+    N = J @ J.mT - inside @ inside.mT
+    cross = along[:, :, None] * to_outside[:, None, :]
+    N = N - cross - cross.mT + cost[:, None, None] * along[:, :, None] * along[:, None, :]
+    return cost, gradient, N / size[:, None, None].square()
 
 
 def starts(condition: Condition, number: int, generator: torch.Generator, *, rows: bool) -> Tensor:
@@ -144,18 +177,20 @@ def _row_means(condition: Condition) -> Tensor:
     return means
 
 
-def descend(condition: Condition, s: Tensor, steps: int, enough: float) -> tuple[Tensor, Tensor]:
+def descend(
+    condition: Condition, s: Tensor, steps: int, enough: float, damping: float = _FIRST
+) -> tuple[Tensor, Tensor]:
     """(s, misfit) of every start that came near, each followed to its end."""
-    if condition.unknowns == 0:  # one sample, and a bias that tells its length
+    if condition.unknowns == 0 or len(s) == 0:  # one sample, and a bias that tells its length; or no start
         return s[:2], condition.misfit(s[:2])
     chunk = max(1, _MEMORY // (condition.unknowns * condition.K.shape[1]))
-    found = [_descend(condition, part, steps, enough) for part in s.split(chunk)]
+    found = [_descend(condition, part, steps, enough, damping) for part in s.split(chunk)]
     return torch.cat([one[0] for one in found]), torch.cat([one[1] for one in found])
 
 
-def _descend(condition: Condition, s: Tensor, steps: int, enough: float) -> tuple[Tensor, Tensor]:
+def _descend(condition: Condition, s: Tensor, steps: int, enough: float, first: float) -> tuple[Tensor, Tensor]:
     done: list[tuple[Tensor, Tensor]] = []
-    damping = s.new_full((len(s),), _FIRST_DAMPING)
+    damping = s.new_full((len(s),), first)
     stalled = s.new_zeros(len(s))
     for step in range(steps):
         cost, gradient, N = condition.linearized(s)

@@ -9,19 +9,23 @@ import torch
 from torch import Tensor
 
 from unsum.deadline import out_of_time
+from unsum.equation.noise import unit_of
 from unsum.peel.chain import Step
 from unsum.progress import Progress
 from unsum.spans.basis import LayerSpan
+from unsum.spans.reflect import reflected, walkable
 from unsum.spans.roots import Condition, descend, starts
 
-_STEPS = 60  # of one start: roots are reached within twenty
+_WALKERS = 64  # starts of a round of reflections: a dozen samples or two are among their ends
+_WALK = 2000  # steps of theirs: at a third of the width 200 are enough, at 0.4 of it every second needs more
+_LAST, _HARDLY = 6, 1e-6  # steps and damping of Gauss–Newton from where reflections end: three or four lead to rounding
+_STEPS = 60  # of a start without reflections: roots are reached within twenty
 SLACK = 30.0  # times the misfit that noise leaves: a root; everything else ends a thousand times higher
 _MOST_MISFIT = 1e-2  # of a root, however noisy the gradient is
 _VAGUE = 1e-2  # predicted relative error from which a point is one of many that fit
 _SAME = 1e-4  # relative distance within which two roots are one
-_PER_SAMPLE = 8  # starts of a round for each sample that is looked for
-_FEWEST, _LARGEST = 64, 2048  # starts of a round
-_MOSTLY = 0.7  # of the samples: enough to take them out and look for the rest
+_PER_SAMPLE = 8  # starts of a round of descents for each sample that is looked for
+_FEWEST, _LARGEST = 64, 2048  # starts of such a round
 _MEMORY = 1 << 24  # entries of Jacobians that are held at a time: 128 MB
 _BARREN = 4  # rounds in a row without a new sample, after which the search ends
 PATIENCE = 8.0  # seconds without a new sample, after which it ends too: what the head's solver gives further starts
@@ -74,37 +78,34 @@ class Roots:
 
 
 def levels(condition: Condition, s: Tensor) -> Tensor:
-    """(S,) the misfit that noise leaves at samples: it turns every direction of the next span by noise over singular value."""
-    a, following = condition.outputs(s), condition.next
-    if following.has_bias:
-        a = torch.cat([a, torch.ones_like(a[:, :1])], 1)
-    along = (a @ following.rows.T) / following.values
-    return following.noise * a.shape[1] ** 0.5 * along.norm(dim=1) / a.norm(dim=1).clamp_min(1e-300)
+    """(S,) the misfit that noise leaves at samples: it turns every direction of a span by noise over singular value."""
+    each = []
+    for a, span in zip(condition.reads(s), condition.spans, strict=True):
+        a = torch.cat([a, torch.ones_like(a[:, :1])], 1) if span.has_bias else a
+        along = (a @ span.rows.T) / span.values
+        each.append(span.noise * a.shape[1] ** 0.5 * along.norm(dim=1) / a.norm(dim=1).clamp_min(1e-300))
+    return torch.stack(each).norm(dim=0)
 
 
 def search(condition: Condition, expected: int, seed: int, progress: Progress, *, most: bool) -> tuple[Roots, Tensor]:
     """(samples, points that fit and are no samples) from starts, round after round, until `expected` are found, each twice, or
     rounds bring nothing new. The points lie in families, which `settle` looks through.
 
-    Where `most` are enough, the search ends with these: the rest is found sooner once they are taken out.
+    Where `most` are enough, the search ends with what a round gives: the rest is found sooner once these are taken out.
     """
     generator = torch.Generator().manual_seed(seed)
     last = time.monotonic()
     found, barren = Roots.none(condition.step), 0
     points, first = [found.X], True
-    least = condition.next.noise * condition.next.rows.shape[1] ** 0.5 / float(condition.next.values[0])
     while barren < _BARREN and time.monotonic() < last + PATIENCE and not out_of_time("further starts of the spans"):
-        number = min(
-            _LARGEST, max(_FEWEST, _PER_SAMPLE * (expected - len(found)), len(condition.step.W) if first else 0)
-        )
-        ended = descend(condition, starts(condition, number, generator, rows=first), _STEPS, enough=least)
+        ended = tried_starts(condition, expected - len(found), generator, first=first)
         before = len(found), int((found.hits > 1).sum())
         new, near = roots_among(condition, *ended)
         found = found.joined(new)
         points.append(near)
         first = False
         twice = int((found.hits > 1).sum())
-        if len(found) >= (_MOSTLY * expected if most else expected) and (most or twice == len(found)):
+        if (most and len(found)) or (len(found) >= expected and twice == len(found)):
             break
         if (len(found), twice) > before:
             barren, last = 0, time.monotonic()
@@ -114,10 +115,37 @@ def search(condition: Condition, expected: int, seed: int, progress: Progress, *
     return found, torch.cat(points)
 
 
+def refined(condition: Condition, roots: Roots) -> Roots:
+    """Roots of a deflated condition that are roots of the whole one, followed there where they are isolated there too: samples
+    that were taken out left their errors behind."""
+    s = condition.unknowns_of(roots.X)
+    again, _ = roots_among(condition, *descend(condition, s, _LAST, least_misfit(condition), _HARDLY))
+    misfits = condition.misfit(s)
+    fit = replace(roots, misfits=misfits)[misfits < _allowed(condition, levels(condition, s))]
+    return replace(again, hits=torch.zeros_like(again.hits)).joined(fit)
+
+
+def least_misfit(condition: Condition) -> float:
+    """The misfit below which no sample gets, as far as noise goes."""
+    return condition.next.noise * condition.next.rows.shape[1] ** 0.5 / float(condition.next.values[0])
+
+
+def tried_starts(
+    condition: Condition, wanted: int, generator: torch.Generator, *, first: bool
+) -> tuple[Tensor, Tensor]:
+    """(ends, their misfits) of one round of starts: reflections where the activation allows them, else descents alone."""
+    least = least_misfit(condition)
+    if walkable(condition):
+        s = reflected(condition, starts(condition, _WALKERS, generator, rows=first), _WALK)
+        return descend(condition, s, _LAST, least, _HARDLY)
+    number = min(_LARGEST, max(_FEWEST, _PER_SAMPLE * wanted, len(condition.step.W) if first else 0))
+    return descend(condition, starts(condition, number, generator, rows=first), _STEPS, least)
+
+
 def roots_among(condition: Condition, s: Tensor, misfits: Tensor, slack: float = SLACK) -> tuple[Roots, Tensor]:
     """(ends that are samples: nothing is left but noise, and nothing else nearby fits as well; points beside which others do)."""
     expected = levels(condition, s)
-    near = misfits < (slack * expected).clamp_max(_MOST_MISFIT)
+    near = misfits < _allowed(condition, expected, slack)
     s, misfits, expected = s[near], misfits[near], expected[near]
     if len(s) == 0:
         none = Roots.none(condition.step)
@@ -126,6 +154,12 @@ def roots_among(condition: Condition, s: Tensor, misfits: Tensor, slack: float =
     errors = predicted_errors(condition, s, torch.maximum(misfits, expected)) / X.norm(dim=1).clamp_min(1e-300)
     sure = errors < _VAGUE
     return Roots(X[sure], errors[sure], torch.ones_like(errors[sure]), misfits[sure]), X[~sure]
+
+
+def _allowed(condition: Condition, expected: Tensor, slack: float = SLACK) -> Tensor:
+    """(S,) the misfit up to which an end is a root: noise of the gradients, or the rounding of what the client's layers read,
+    which sums over many thousand inputs make larger than noise in layers of thousands of units."""
+    return (slack * expected.clamp_min(unit_of(condition.step.W))).clamp_max(_MOST_MISFIT)
 
 
 def predicted_errors(condition: Condition, s: Tensor, misfits: Tensor) -> Tensor:

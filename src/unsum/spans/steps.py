@@ -28,13 +28,12 @@ from unsum.spans.basis import LayerSpan
 from unsum.spans.labels import read_labels
 from unsum.spans.passes import backward, forward
 from unsum.spans.roots import NEAR, Condition, descend, starts
-from unsum.spans.search import PATIENCE, Roots, roots_among
+from unsum.spans.search import PATIENCE, Roots, least_misfit, roots_among, tried_starts
 from unsum.update import Update
 
-_ROUND = (
-    256  # starts of a round: of an untrained network one in five to one in thirty ends in a sample of the step at hand
-)
-_BARREN = 3  # rounds without a new sample, after which a step has no more
+_SAMPLES = 32  # that a round of starts is made for: one in five to one in thirty ends in a sample of the step at hand
+_STARTS = 256  # of a round of descents
+_BARREN = 6  # rounds without a new sample, three of each kind, after which a step has no more
 _POOL = 1024  # ends that later steps begin from
 _STEPS = 60  # of one start
 _SLACK = 4.0  # times the misfit that noise leaves: a sample of this step; one of the next step may have thirty
@@ -222,12 +221,11 @@ class Unrolling:
         whole = Condition.of(weights.steps[0], self.here, self.next)
         condition = self._rest(found, weights, whole)
         generator = torch.Generator().manual_seed(self.seed + len(found.seen))
-        begin = condition.unknowns_of(pool) if len(pool) else starts(condition, _ROUND, generator, rows=True)
         roots, seen, near, barren, last = Roots.none(whole.step), None, [pool[:0]], 0, time.monotonic()
         while not self._whole(found, seen) and (barren < _BARREN or time.monotonic() < last + PATIENCE):
             if out_of_time("further starts of a local step"):
                 break
-            s, misfits = descend(condition, begin, _STEPS, enough=_level(condition))
+            s, misfits = self._ends(condition, pool, len(near) - 1, generator)
             near.append(condition.inputs(s[misfits < NEAR]))
             more = roots.joined(roots_among(condition, s, misfits)[0])
             news = (len(more), int((more.hits > 1).sum())) > (len(roots), int((roots.hits > 1).sum()))
@@ -236,8 +234,20 @@ class Unrolling:
             sure = None if seen is None else seen[seen.roots.hits > 1]
             if news and sure:  # what was found twice is in the way of what was not
                 condition = self._rest(self._taken(found, weights, sure)[0], weights, whole)
-            begin = starts(condition, _ROUND, generator, rows=True)
         return seen, _apart(torch.cat(near), roots)[:_POOL]
+
+    def _ends(self, condition: Condition, pool: Tensor, turn: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """(ends, misfits): of the pool at first, then of starts by turns with reflections and without.
+
+        Reflections are faster, but where steps are short they arrive at samples of any step.
+        """
+        if turn == 0 and len(pool):
+            return descend(condition, condition.unknowns_of(pool), _STEPS, least_misfit(condition))
+        if turn % 2:
+            return descend(
+                condition, starts(condition, _STARTS, generator, rows=turn < 2), _STEPS, least_misfit(condition)
+            )
+        return tried_starts(condition, _SAMPLES, generator, first=turn < 2)
 
     def _whole(self, found: Unrolled, seen: Visited | None) -> bool:
         """Whether a step has all samples that it should have, each found twice."""
@@ -266,13 +276,13 @@ class Unrolling:
         for i in range(2) if len(self.here) == len(self.next) else (1,):
             rank = max(1, len(spans[i]) - found.visits)
             spans[i] = replace(LayerSpan.of(found.left[i], rank), noise=spans[i].noise)
-        return Condition.of(at, *spans)
+        return Condition.of(at, spans[0], spans[1])
 
     def _labeled(self, whole: Condition, weights: MetWeights, roots: Roots) -> Visited | None:
         """Roots read again in the whole spans, with labels and weights; what weighs differently is no sample of this step."""
         if len(roots) == 0:
             return None
-        read = descend(whole, whole.unknowns_of(roots.X), _STEPS, enough=_level(whole))
+        read = descend(whole, whole.unknowns_of(roots.X), _STEPS, least_misfit(whole))
         again = Roots.none(whole.step).joined(roots_among(whole, *read, _SLACK)[0]).confirmed_by(roots)
         if len(again) == 0:
             return None
@@ -305,11 +315,6 @@ def rounded_entry(step: Step, steps: int | None) -> float:
 def _norm(step: Step) -> float:
     parts = [step.grad_W] if step.grad_b is None else [step.grad_W, step.grad_b]
     return sum(float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts) ** 0.5
-
-
-def _level(condition: Condition) -> float:
-    """The misfit that noise leaves at least: nothing is gained by descending below it."""
-    return condition.next.noise * condition.next.rows.shape[1] ** 0.5 / float(condition.next.values[0])
 
 
 def _apart(X: Tensor, roots: Roots) -> Tensor:
