@@ -94,10 +94,15 @@ class Pair:
         return self.next.rows.shape[1] - len(self.next) - len(self.here)
 
 
+def dense_steps(chain: Chain) -> list[Step]:
+    """The dense layers above the last convolution; `spans` needs two of them."""
+    return chain.steps[1 + max((i for i, step in enumerate(chain.steps) if step.is_conv), default=-1) :]
+
+
 def choose_pair(chain: Chain, knowledge: Knowledge) -> Pair:
     """The deepest pair whose condition has twice as many equations as unknowns; else the one with most to spare."""
-    first = 1 + max((i for i, step in enumerate(chain.steps) if step.is_conv), default=-1)
-    dense = chain.steps[first:]
+    dense = dense_steps(chain)
+    first = len(chain.steps) - len(dense)
     if len(dense) < 2:
         why = f" ({chain.stop})" if chain.stop else ""
         raise UnsumError(
