@@ -216,6 +216,10 @@ def test_without_an_answer_no_figure_is_given() -> None:
         unsum.audit(model, data, defenses=unsum.DropHead()),
     ):
         assert audit.verdict.details[0] == "No attack gave an answer: no label and no sample was found."
+        page = render(audit)
+        assert "No attack gave an answer, so there is nothing to show" in page
+        assert "of the gradient left unexplained" not in page
+        assert ("Measure with samples of your own" in page) == (audit.truth is None)
         assert not any("error" in sentence or "0 of" in sentence for sentence in audit.verdict.details)
 
 
