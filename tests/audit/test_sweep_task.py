@@ -135,3 +135,22 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
         pictures_from_file(tmp_path / "text.npz")
     with pytest.raises(unsum.UnsumError, match="There is no file"):
         pictures_from_file(tmp_path / "absent.npz")
+
+
+def test_the_server_moves_as_adam_does() -> None:
+    torch.manual_seed(0)
+    ours, theirs = (torch.nn.Linear(5, 3) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    server = task._Adam()
+    adam = torch.optim.Adam(theirs.parameters(), lr=0.01, eps=1e-15)
+    for step in range(5):
+        gradients = {
+            name: torch.randn_like(value) for name, value in ours.named_parameters() if step % 2 or "b" in name
+        }
+        for name, parameter in theirs.named_parameters():
+            parameter.grad = gradients.get(name)
+        server.step(dict(ours.named_parameters()), {"bias": gradients["bias"]}, 0.01)
+        theirs.weight.grad = None
+        adam.step()
+    assert torch.equal(ours.weight, theirs.weight)
+    torch.testing.assert_close(ours.bias, theirs.bias, rtol=1e-6, atol=0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -63,3 +66,19 @@ def test_a_label_counts_only_where_all_of_them_are_right() -> None:
 def test_numbers_under_the_squared_error() -> None:
     report = unsum.audit(network(1), (ROWS, torch.tensor([0.25, -1.5, 7.0, 0.0])), loss="mse")
     assert [row.label for row in report.rows] == ["0.25", "-1.5", "7", "0"]
+
+
+def test_rows_of_a_table_are_shown_as_no_pictures(tmp_path) -> None:
+    report = unsum.audit(network(30), (ROWS, torch.tensor([3, 3, 11, 20])))
+    page = report.write(tmp_path / "report").read_text("utf-8")
+    assert "no picture</div>" not in page
+    assert "PSNR (dB)" not in page
+    assert "The samples are no pictures; what came back of each is in the table below." in page
+
+
+def test_what_is_not_known_is_said_in_print() -> None:
+    report = unsum.audit(network(30), (ROWS, torch.tensor([3, 3, 11, 20])))
+    assert "not known" not in str(report)
+    assert str(replace(report, leakages=[1.0, math.nan, 1.0, math.nan])).endswith(
+        "Leakage: sample 1: 100 %, sample 3: 100 %; of 2 not known."
+    )

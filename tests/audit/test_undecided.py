@@ -216,4 +216,49 @@ def test_without_an_answer_no_figure_is_given() -> None:
         unsum.audit(model, data, defenses=unsum.DropHead()),
     ):
         assert audit.verdict.details[0] == "No attack gave an answer: no label and no sample was found."
+        page = render(audit)
+        assert "No attack gave an answer, so there is nothing to show" in page
+        assert "of the gradient left unexplained" not in page
+        assert ("Measure with samples of your own" in page) == (audit.truth is None)
         assert not any("error" in sentence or "0 of" in sentence for sentence in audit.verdict.details)
+
+
+PRUNED_AWAY = "no attack that was tried reads the dense layers below the last one"
+
+
+def dense_batch() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """Two dense layers, fewer samples than classes, and units that see all of them, who are much alike."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(30, 40), nn.Tanh(), nn.Linear(40, 10))
+    return net, (1 + torch.randn(8, 30) / 10, torch.arange(8) % 5)
+
+
+@pytest.mark.parametrize("defense", ["prune:0.9", *long("sign")])
+def test_dense_layers_that_nobody_can_read_once_entries_are_gone_are_not_called_safe(defense: str) -> None:
+    """With holes filled by a typical sample, the rows that survive hold up to nine tenths of one."""
+    net, data = dense_batch()
+    audit = unsum.audit(net, data, defenses=parse_defense(defense))
+    assert audit.verdict.state == "not decidable"
+    assert PRUNED_AWAY in audit.verdict.reason
+    assert audit.gate(0.9).exit_code == 2
+
+
+def test_a_head_alone_is_decided_once_entries_are_gone() -> None:
+    """Nothing lies below it, and the adaptive attack reads what is left of it."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(288, 10))
+    audit = unsum.audit(net, (torch.rand(8, 3, 8, 8), torch.arange(8)), defenses=parse_defense("prune:0.99"))
+    assert audit.verdict.state != "not decidable"
+
+
+def test_steps_taken_for_one_decide_nothing() -> None:
+    """An adaptive answer to a client that took four steps leaves the samples that it lacks open: they are not 0 %."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 10))
+    data = torch.randn(8, 30), torch.arange(8) % 3
+    how = {"local_steps": 4, "epochs": 2, "momentum": 0.9, "weight_decay": 5e-4, "learning_rate": 0.05}
+    audit = unsum.audit(net, data, **how)
+    assert not any(value < 0.2 for value in audit.leakages)
+    for one in audit.tried:
+        assert one.refused or one.remark or one.exact or one.attack == "local-steps"
+    assert not any("was added," in note and "own steps" not in note for note in audit.leak.notes)

@@ -33,9 +33,17 @@ def test_an_audit_shows_the_text_beside_what_came_back(run: Run, folder: Path) -
     assert [(row["label"], row["found_label"]) for row in content["samples"]] == [(line, line) for line in LINES]
     assert [row["leakage"] for row in content["samples"]] == [1, 1]
     assert content["verdict"]["state"] == "leaks"
+    assert "Tried text: 2 of 2 samples, up to 100 %" in result.out
     for name in ("report.html", "report.md"):
         page = Path("unsum-report", name).read_text("utf-8").replace("\\", "")
         assert page.count("We moved the patient to Friday .") >= 2  # as it was, and recovered
+
+
+def test_text_leaks_without_the_last_layer_as_well(run: Run, folder: Path) -> None:
+    chosen = ["--model", f"hf:{folder}", "--data", "mine.txt", "--defense", "drop-head"]
+    result = run("audit", *chosen, "--fail-above", "0.2")
+    assert result.code == 1
+    assert "Tried text: 2 of 2 samples, up to 100 %" in result.out
 
 
 def test_what_dropout_hides_is_not_decided(run: Run, folder: Path, tmp_path: Path) -> None:

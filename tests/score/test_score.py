@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from unsum import Leak, UnsumError, score
 from unsum.models.lpips import lpips, weights_file
 from unsum.score import lpips_status, score_samples
-from unsum.score.samples import assign, psnr, ssim
+from unsum.score.pictures import psnr, ssim
+from unsum.score.samples import assign
 
 
 def perfect(features: torch.Tensor, labels: torch.Tensor, images: torch.Tensor) -> Leak:

@@ -26,14 +26,20 @@ from unsum.knowledge import Knowledge
 from unsum.labels import LABEL_RULES, gather
 from unsum.leak import Attempt, Leak
 from unsum.models.language import is_language_model, is_tied
+from unsum.peel.chain import find_chain
 from unsum.peel.ratio import read_rows
 from unsum.progress import Progress
 from unsum.separate import separate
 from unsum.separate.adaptive import recognize
 from unsum.separate.crowded import suits_crowded
 from unsum.separate.misfit import relative_misfit
+from unsum.spans.pair import dense_steps
 from unsum.update import Update
 
+UNREAD = (
+    "entries of the update were removed or rounded, and no attack that was tried reads the dense layers below the last one "
+    "from what is left"
+)
 _CROWD_RULE = "ilrg"
 _KNOWN = 1e-2  # relative distance, or error, within which a sample is one that another answer has
 _CLEARLY = 1.5  # times as much of the gradient left unexplained, which shrinking noisy features does not do
@@ -80,9 +86,24 @@ class Case:
         self.tried.append(Attempt(method + how, leak, blind="" if self.language else self._blind(leak)))
         return leak
 
+    @cached_property
+    def changed(self) -> bool:
+        """Whether entries were removed or rounded: their rows and columns span other directions than the samples do."""
+        return recognize(self.head).kind not in ("none", "noise")
+
+    @cached_property
+    def unread(self) -> str:
+        """Why more may be in the layers below the head: they would be read (`spans`), were they whole."""
+        try:
+            dense = dense_steps(find_chain(self.model, self.update, self.options.device)) if self.changed else []
+        except UnsumError:  # nothing can be traced below the head
+            return ""
+        return UNREAD if len(dense) > 1 else ""
+
     def _blind(self, leak: Leak) -> str:
-        over = out_of_time("a look at what the last layer cannot show")
-        return "time was over" if over else blind_at_the_head(self.head, self.update, leak)
+        if out_of_time("a look at what the last layer cannot show"):
+            return "time was over"
+        return blind_at_the_head(self.head, self.update, leak) or ("" if leak.exact else self.unread)
 
     def read_spans(self) -> Leak:
         """Two dense layers below the head, which may hold more samples than the head can tell apart."""
@@ -285,7 +306,7 @@ def _spans_not_tried(case: Case) -> bool:
     tried = any(attempt.method == "spans" for attempt in case.tried)
     if tried or case.language or (case.best and case.best.exact):
         return False
-    return recognize(case.head).kind in ("none", "noise")  # what is pruned or rounded to signs has other spans
+    return not case.changed
 
 
 def _better_spans(case: Case) -> Leak | None:

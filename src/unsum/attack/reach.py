@@ -37,7 +37,8 @@ def blind_at_the_head(head: Head, update: Update, leak: Leak) -> str:
     if leak.exact:
         return ""
     training = update.training
-    if training is not None and training.several_steps and is_hopeless(leak):
+    followed = leak.method == "local-steps" and not is_hopeless(leak)
+    if training is not None and training.several_steps and not followed:  # the others take all steps for one
         return f"the client took {training.steps} local steps, more than the attack undoes"
     if leak.method == "crowded" and not is_hopeless(leak):
         return ""

@@ -26,8 +26,8 @@ from unsum.progress import Progress
 
 # One of each common kind, at a usual strength. Not noise: it keeps the attack busy for longer than all of these together.
 STANDARD = ("clip:1", "prune:0.9", "sign")
-# Noise on every entry, times the last layer's gradient: 3 times still gave the embedded photos away, 10 times did not.
-LADDER = (10.0, 100.0, 1000.0)
+# Noise on every entry, times the last layer's gradient: 10 times still gave parts of the embedded photos away, 30 times did not.
+LADDER = (10.0, 30.0, 100.0, 1000.0)
 PATIENCE = 60.0  # seconds after which the ladder is climbed no further, and that one attack on it may take
 LITTLE = 10.0  # seconds; a round that took longer is tried under other defenses only when that is asked for
 CAPTURED = "The update was captured elsewhere; without the client's samples, no other defense can be tried on them."

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from unsum.audit.result import AuditResult, SampleRow
-from unsum.audit.texts import ADVICE, BADGES, BLURRED, PRICED, credits_of, glossary
+from unsum.audit.texts import BADGES, BLURRED, PRICED, advice, credits_of, glossary, unpictured
 from unsum.audit.wording import error, fixed, percent, plain, sample_count
 from unsum.audit.wording import markdown as text
 from unsum.knowledge import CHANGES_MODEL
@@ -43,7 +43,7 @@ def _verdict(audit: AuditResult) -> str:
 def _steps(audit: AuditResult) -> str:
     steps = [
         f"{number}. {text(step.text)}" + (f" `{step.command}`" if step.command else "")
-        for number, step in enumerate(ADVICE[audit.verdict.level], start=1)
+        for number, step in enumerate(advice(audit.verdict.level, truth_known=audit.truth is not None), start=1)
     ]
     return "\n".join(["## What to do now", "", *steps])
 
@@ -52,7 +52,7 @@ def _pictures(audit: AuditResult) -> str:
     if audit.texts is not None:
         return "## Pictures\n\nThere are none: the client trains on text, which is in the table below."
     if audit.leak.images is None:
-        return "## Pictures\n\nNo inverse fits this model, so the attack ends with features and makes no pictures."
+        return f"## Pictures\n\n{unpictured(audit)}"
     names = ", ".join(row.title for row in audit.rows)
     what = (
         "Each private sample above what was read back from the update" if audit.truth else "Read back from the update"

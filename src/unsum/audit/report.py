@@ -17,7 +17,7 @@ from unsum.audit.pictures import data_uri, picture_grid
 from unsum.audit.result import AuditResult, SampleRow
 from unsum.audit.sweep.bench import mean_of
 from unsum.audit.sweep.plot import Plot, plot_side_by_side
-from unsum.audit.texts import ADVICE, BADGES, BLURRED, PRICED, credits_of, glossary
+from unsum.audit.texts import BADGES, BLURRED, PRICED, advice, credits_of, glossary, unpictured
 from unsum.audit.verdict import UNVOUCHED
 from unsum.audit.wording import error, fixed, percent, plain
 from unsum.files.report_folder import check_folder
@@ -80,8 +80,9 @@ class Audit(AuditResult):
             for row in sorted(shown, key=lambda row: -round(row.leakage, 2))[:_SHOWN]
         ]
         more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+        unknown = f"; of {len(self.rows) - len(shown)} not known" if leaked and len(shown) < len(self.rows) else ""
         lines = [self.verdict.headline, f"Attack: {self.setting.attack} on {self.setting.model}."]
-        return "\n".join([*lines, *([f"Leakage: {', '.join(leaked)}{more}."] if leaked else [])])
+        return "\n".join([*lines, *([f"Leakage: {', '.join(leaked)}{more}{unknown}."] if leaked else [])])
 
 
 def render(audit: AuditResult) -> str:
@@ -89,6 +90,7 @@ def render(audit: AuditResult) -> str:
     rows = audit.rows
     verdict = audit.verdict
     template = environment().get_template("report.html.j2")
+    shown = [{"row": row, "original": data_uri(row.original), "recovered": data_uri(row.recovered)} for row in rows]
     return template.render(
         audit=audit,
         changes_model=CHANGES_MODEL,
@@ -96,17 +98,19 @@ def render(audit: AuditResult) -> str:
         leak=audit.leak,
         verdict=verdict,
         badge=BADGES[verdict.level],
-        shown=[{"row": row, "original": data_uri(row.original), "recovered": data_uri(row.recovered)} for row in rows],
+        shown=shown,
+        drawn=any(item["original"] or item["recovered"] for item in shown),  # rows of a table are not
         most=max((row for row in rows if not math.isnan(row.leakage)), key=lambda row: row.leakage, default=None),
         means={name: audit.scores.get(name, math.nan) for name in _MEANS}
         | {"leakage": mean_of([value for value in audit.leakages if not math.isnan(value)])},
         worst_error=audit.scores.get("worst_feature_error", math.nan),
         some_missing=any(row.found_label is None for row in rows),
-        steps=ADVICE[verdict.level],
+        steps=advice(verdict.level, truth_known=audit.truth is not None),
         comparison=audit.comparison,
         compared=_compared(audit.comparison),
         keep_under=DEFAULT_LEVEL,
         meaning=BLURRED,
+        unpictured=unpictured(audit),
         priced=PRICED,
         glossary=glossary(),
         credits=credits_of(audit.truth.titles) if audit.truth else [],

@@ -11,15 +11,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from unsum.attack.chain import run_attack
 from unsum.attack.options import AttackOptions
 from unsum.audit.compare import Comparison
 from unsum.audit.inputs import Inputs, own_model
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.report import Audit
 from unsum.audit.result import Setting
+from unsum.audit.round import attacked
 from unsum.audit.sequences import Texts
 from unsum.audit.sweep.bench import shown
+from unsum.audit.tried import Tried
 from unsum.client.capture import in_mode
 from unsum.client.text import capture_text
 from unsum.data import Batch
@@ -85,10 +86,11 @@ def audit_text(
     tokens, labels = (part.to(options.device) for part in batch.padded())
     update = capture_text(network, tokens, labels, train=train, defenses=chain)
     with in_mode(network, train):
-        leak = run_attack(network, update, options.of_batch(sum(len(row) - 1 for row in batch.sequences)), progress)
+        leak = attacked(network, update, options.of_batch(sum(len(row) - 1 for row in batch.sequences)), progress)
     pairs = pair_text(leak.tokens or [], batch.sequences)
+    shares = [share for _, share, _ in pairs]
     # Where no text came back, that is no measurement: dropout or too many positions end the attack on text, not the leak.
-    decided = max(share for _, share, _ in pairs) >= DEFAULT_LEVEL
+    decided = max(shares) >= DEFAULT_LEVEL
     setting = Setting.of(
         inputs.loaded.name,
         leak,
@@ -105,10 +107,17 @@ def audit_text(
         [_scored(found, whole) for found, _, whole in pairs],
         {} if leak.tokens is None else score_text(leak.tokens, batch.sequences),
         time.perf_counter() - start,
-        leakages=[share if decided else _NAN for _, share, _ in pairs],
+        leakages=[share if decided else _NAN for share in shares],
+        tried=[Tried.of(attempt, _shares(attempt.leak, batch.sequences)) for attempt in leak.tried],
+        undecided=leak.undecided,
         comparison=Comparison(absent=_NOT_FOR_TEXT),
         texts=Texts(batch.texts, texts_of(leak, given.model) or [], _tokens_alone(leak, batch.sequences)),
     )
+
+
+def _shares(leak: Leak | None, sequences: Sequence[Sequence[int]]) -> list[float]:
+    """How much of each text one attack found in its place; nothing is known of one that looks for no order."""
+    return [] if leak is None or leak.tokens is None else [share for _, share, _ in pair_text(leak.tokens, sequences)]
 
 
 def captured_texts(leak: Leak, model: nn.Module | str) -> Texts | None:

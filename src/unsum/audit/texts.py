@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from unsum.audit.leakage import DEFAULT_LEVEL
+from unsum.audit.pictures import is_picture
+from unsum.audit.result import AuditResult
 from unsum.audit.verdict import Level
 from unsum.audit.wording import percent
 from unsum.models.lpips import lpips_status
@@ -26,7 +28,7 @@ _KEEP = Advice(
 )
 _SUM = Advice(
     "Let the server see only sums over clients (secure aggregation) that hold several times as many samples together as the "
-    "model has classes: a sum over fewer is as readable as one client's update."
+    "model has classes and its widest dense layer has units: a sum over fewer is as readable as one client's update."
 )
 _SWEEP = Advice(
     "Find out how strong a defense must be here, and what it costs in accuracy.",
@@ -40,7 +42,7 @@ _MEASURE = Advice(
     "Measure with samples of your own whose truth you know: simulate the same round and compare.", "unsum audit"
 )
 _GRANT = Advice(
-    "Grant the attacker what a server may know (the batch size, the labels), or audit a smaller batch: then the attacks apply.",
+    "Where the batch is the reason, grant the attacker what a server may know (its size, the labels), or audit a smaller one.",
     "unsum audit … --batch-size-known",
 )
 _STRONGER = Advice("Try the other attacks, and more of the attacker's knowledge, before relying on it.", "unsum list")
@@ -62,7 +64,23 @@ PRICED = (
 )
 BADGES = {level: badge for level, (badge, _, _) in _LEVELS.items()}
 COLORS = {level: color for level, (_, color, _) in _LEVELS.items()}  # on a terminal
-ADVICE = {level: steps for level, (_, _, steps) in _LEVELS.items()}  # what to do now, the most urgent first
+
+
+def advice(level: Level, *, truth_known: bool) -> list[Advice]:
+    """What to do now, the most urgent first; who has the truth need not be told to bring it."""
+    return [step for step in _LEVELS[level][2] if step is not _MEASURE or not truth_known]
+
+
+def unpictured(audit: AuditResult) -> str:
+    """Why the report shows no recovered pictures."""
+    if not audit.leak.batch_size and not audit.leak.readings:
+        return "No attack gave an answer, so there is nothing to show beside the samples."
+    if audit.truth is not None and not any(is_picture(row.original) for row in audit.rows):
+        return "The samples are no pictures; what came back of each is in the table below."
+    return (
+        "No inverse fits this model, so the attack ends with features and makes no pictures. What it did recover is in the table "
+        "below."
+    )
 
 
 def glossary() -> list[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,6 +29,8 @@ def say(sentence: str, style: str | None = None) -> None:
 @contextmanager
 def loading() -> Iterator[None]:
     """A sign of life while PyTorch, which takes seconds, is imported."""
+    # PyTorch's own forward-mode derivatives call what PyTorch deprecates; no user can change that.
+    warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)
     if "torch" in sys.modules:
         yield
     elif PROGRESS.is_terminal:

@@ -56,7 +56,7 @@ def features(model: nn.Module, size: int) -> Said:
     if layout.kind == "vector":
         return (
             "warning",
-            f"The head reads a pooled vector of {shape}: labels and features leak, pictures come back poorly.",
+            f"The head reads a vector of {shape}: labels and features leak, pictures come back poorly.",
         )
     kind = "a map" if layout.kind == "map" else "tokens"
     return "ok", f"The head reads {kind} of {shape}: places are kept, and pictures can come back."
@@ -126,9 +126,9 @@ def size_against_classes(model: nn.Module, size: int) -> Said:
     classes = find_head(model)[1].out_features
     if size > classes - 1:
         return "warning", (
-            f"{size} samples are more than the {classes - 1} that {classes} classes allow the exact attack; it will "
-            "say that it is unsure. Where labels are granted, 'crowded' reads what it can off the features' zeros. "
-            "Label rules still work."
+            f"{size} samples are more than the {classes - 1} that {classes} classes allow the last layer alone to tell "
+            "apart. Two dense layers wider than the batch give it away all the same ('spans'); where labels are granted, "
+            "'crowded' reads what it can off the features' zeros. Label rules still work."
         )
     return "ok", f"{size} samples of {classes} classes: at most {classes - 1} can be taken apart exactly."
 

@@ -116,11 +116,22 @@ def _outside_largest(head: Head, vector: Tensor, rounding: Tensor) -> Tensor:
     """The part of a row vector (1, H) outside the largest directions of ∇W.
 
     Targets that do not quite sum to one, as a thousand rounded entries may, leave column sums in the span of the features;
-    noise leaves them anywhere.
+    noise leaves them anywhere. Noise loses a share there, which is made up for: taken for smaller than it is, it would pass for
+    samples. It keeps all of the C − k rows left, and of the k rows picked what samples, whose sums are 0, share with them.
     """
     picked, _ = _pivots(_sketch(head, _SKETCH) / rounding[:, None], 3 * _SKETCH // 4)
-    basis = orthonormal_rows(head.grad_W[picked].double())
-    return vector - (vector @ basis.T) @ basis
+    rows, (C, H), k = head.grad_W[picked].double(), head.grad_W.shape, len(picked)
+    basis = orthonormal_rows(rows)
+    outside = (vector - (vector @ basis.T) @ basis) / (1 - k / H) ** 0.5
+    most = float(outside.norm()) / ((C - k) * H) ** 0.5
+    left, values, _ = torch.linalg.svd(rows, full_matrices=False)
+    common = float(left[:, values > _largest_of_noise(k, H, most)].sum(0).square().sum())
+    return outside / ((C - k + common) / C) ** 0.5
+
+
+def _largest_of_noise(rows: int, columns: int, level: float) -> float:
+    """A singular value that pure noise does not reach (Marchenko–Pastur, and a little more)."""
+    return 1.1 * float(rows**0.5 + columns**0.5) * level
 
 
 def factorize(head: Head, noise: Noise, batch_size: int | None) -> Factors:
@@ -129,11 +140,8 @@ def factorize(head: Head, noise: Noise, batch_size: int | None) -> Factors:
     A granted batch size caps them. Where noise was added it also replaces the count, which noise may have drowned; in a
     clean gradient a missing direction is missing indeed (equal samples, or features that depend on each other).
     """
-    if (
-        noise.added
-    ):  # a direction is a sample's above the largest singular value of pure noise (Marchenko–Pastur) and more
-        C, H = head.grad_W.shape
-        largest = 1.1 * (C**0.5 + H**0.5) * float(noise.level.square().mean().sqrt())
+    if noise.added:
+        largest = _largest_of_noise(head.classes, head.grad_W.shape[1], float(noise.level.square().mean().sqrt()))
         return head.factorize(rank=batch_size, threshold=largest)
     rows = spanning_rows(head, noise)
     return head.factorize_rows(rows if batch_size is None else rows[:batch_size], 1 / noise.level)

@@ -11,13 +11,12 @@ from torch import Tensor
 
 from unsum.files.torch_file import no_code_from_files
 
+_ALEXNET = "alexnet-owt-7be5be79.pth"  # of torchvision's AlexNet_Weights.IMAGENET1K_V1, which takes seconds to import
+
 
 def weights_file() -> Path:
     """Where torchvision keeps the AlexNet that LPIPS compares with, once it was downloaded."""
-    from torchvision.models import AlexNet_Weights  # here, because it takes seconds to import
-
-    url: str = AlexNet_Weights.IMAGENET1K_V1.url
-    return Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[-1]
+    return Path(torch.hub.get_dir()) / "checkpoints" / _ALEXNET
 
 
 def lpips_status() -> str | None:

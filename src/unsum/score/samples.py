@@ -19,9 +19,8 @@ from unsum.errors import UnsumError
 from unsum.late_scipy import linear_sum_assignment
 from unsum.leak import Leak
 from unsum.models.lpips import lpips
+from unsum.score.pictures import psnr, ssim
 from unsum.score.text import Sequences, score_text
-
-_PERFECT = 100.0  # dB at which a difference is below what float32 pixels hold; keeps averages finite
 
 _ONE = 1e-3  # how far from 1 probabilities may sum
 
@@ -163,18 +162,3 @@ def assign(found: Tensor, true: Tensor) -> list[int | None]:
     for row, column in zip(rows, columns, strict=True):
         partner[int(row)] = int(column)
     return partner
-
-
-def psnr(found: Tensor, true: Tensor) -> float:
-    """10 log10(1 / MSE) of one (3, h, w) picture in [0, 1], at most 100 dB."""
-    from torchmetrics.functional.image import peak_signal_noise_ratio
-
-    return min(float(peak_signal_noise_ratio(found[None], true[None], data_range=1.0)), _PERFECT)
-
-
-def ssim(found: Tensor, true: Tensor) -> float:
-    """Structural similarity of one (3, h, w) picture in [0, 1], 11×11 Gaussian window."""
-    from torchmetrics.functional.image import structural_similarity_index_measure
-
-    value = structural_similarity_index_measure(found[None], true[None], data_range=1.0)
-    return float(value)  # type: ignore[arg-type]  # a tensor unless a full map is asked for

@@ -41,13 +41,18 @@ class Pair:
         return sum(span.rows.shape[1] - len(span) for span in above) - len(self.here)
 
 
+def dense_steps(chain: Chain) -> list[Step]:
+    """The dense layers above the last convolution; `spans` needs two of them."""
+    return chain.steps[1 + max((i for i, step in enumerate(chain.steps) if step.is_conv), default=-1) :]
+
+
 def choose_pair(chain: Chain, knowledge: Knowledge, rounded: Callable[[Step], float] = lambda _step: 0.0) -> Pair:
     """The deepest pair whose condition has twice as many equations as unknowns; else the one with most to spare.
 
     `rounded` is what the rounding of weights may have left in an entry of a layer's gradient.
     """
-    first = 1 + max((i for i, step in enumerate(chain.steps) if step.is_conv), default=-1)
-    dense = chain.steps[first:]
+    dense = dense_steps(chain)
+    first = len(chain.steps) - len(dense)
     if len(dense) < 2:
         why = f" ({chain.stop})" if chain.stop else ""
         raise UnsumError(

@@ -70,8 +70,10 @@ def recognize(head: Head) -> RecognizedDefense:
     sigma = float(noise.level.square().mean().sqrt())
     if is_rounding_of_weights(head, sigma):
         return _of_rounded_weights(head, sigma)
+    # A change of weights may come from several steps, whose decay does not sum to zero either.
+    whence = "was added" if head.divisor is None else "was added, or left by the client's own steps"
     sentence = (
-        f"The columns of the head's gradient do not sum to zero: noise of standard deviation {sigma:.2g} was added, "
+        f"The columns of the head's gradient do not sum to zero: noise of standard deviation {sigma:.2g} {whence}, "
         f"{100 * noise.relative:.2g} % of the gradient."
     )
     return RecognizedDefense("noise", sentence, sigma=sigma, sigma_b=sigma)
