@@ -26,7 +26,7 @@ _KEEP = Advice(
 )
 _SUM = Advice(
     "Let the server see only sums over clients (secure aggregation) that hold several times as many samples together as the "
-    "model has classes: a sum over fewer is as readable as one client's update."
+    "model has classes, and as its dense layers have units: a sum over fewer is as readable as one client's update."
 )
 _SWEEP = Advice(
     "Find out how strong a defense must be here, and what it costs in accuracy.",
