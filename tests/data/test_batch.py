@@ -119,6 +119,9 @@ def test_a_torchvision_data_set(tmp_path: Path) -> None:
         number = int(title.removeprefix("MNIST/"))
         assert int(target) == [7, 0, 7][number]
         assert np.array_equal((image[1] * 255).round().byte().numpy(), images[number])
+    photos = read_photos(f"torchvision:MNIST:{tmp_path}", size=28)  # all of them, to train an inverse on
+    assert photos.labels.tolist() == [7, 0, 7]
+    assert np.array_equal(photos.images[:, 2].numpy(), images)
 
 
 def test_a_torchvision_data_set_that_takes_no_download(tmp_path: Path) -> None:

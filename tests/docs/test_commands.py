@@ -41,6 +41,8 @@ INTERRUPTED = {
     "unsum audit --sweep prune=0.5..0.99/8 --sweep sign --keep-under 0.1": "Prune(0.5): attacking",
     "unsum bench --size smoke": "cells to measure, 0 in the store",
     "unsum train-inverse --data photos/ --data more.tar --hours 0.2 --out inverse": "4 more are only scored",
+    "unsum train-inverse --model examples/lenet.py:build --data torchvision:CIFAR10:datasets/ --layer fc1 --steps 6000 "
+    "--batch 32 --rate 3e-3 --out lenet-inverse": "5 more are only scored",
     "unsum train-inverse --model examples/resnet50_v1.py:unpooled --weights resnet50.safetensors --data photos.tar --hours 1 "
     "--out inverse": "2 more are only scored",
 }

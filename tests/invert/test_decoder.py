@@ -121,6 +121,13 @@ def test_sizes_of_the_published_and_of_our_network() -> None:
     assert count(ours) < 20e6
 
 
+def test_a_narrow_map_gets_a_small_decoder() -> None:
+    narrow, wide = (Decoder(Layout("map", (channels, 5, 5)), 32) for channels in (16, 64))
+    assert count(narrow) < 0.8e6 < count(wide)
+    assert (narrow.patch, wide.patch) == (4, 2)
+    assert Decoder(Layout("map", (12, 8, 8)), 16).patch == 2  # four pixels a place would be more than there are
+
+
 def test_features_of_any_magnitude_are_calibrated() -> None:
     torch.manual_seed(0)
     decoder, features = Decoder(Layout("map", (4, 2, 2)), 16), torch.rand(8, 16)

@@ -42,10 +42,12 @@ def test_photos_of_another_size_are_refused() -> None:
 
 def test_an_inverse_from_a_file_is_used(tmp_path: Path) -> None:
     source = files("unsum.invert") / "weights" / "default-inverse.safetensors"
-    copy = tmp_path / "mine.safetensors"
-    copy.write_bytes(source.read_bytes())
+    copy, trained = tmp_path / "mine.safetensors", tmp_path / "inverse.safetensors"
+    for path in (copy, trained):
+        path.write_bytes(source.read_bytes())
     model = load_model("default", classes=5).model
     assert load_inverse(model, copy).card == load_inverse(model).card
+    assert load_inverse(model, tmp_path).card == load_inverse(model).card  # the folder of a training
 
 
 @pytest.mark.parametrize("kind", ["missing", "garbage", "no card"])

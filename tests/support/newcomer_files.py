@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import unsum
-from support import pages
+from support import lenet, pages
 from support.text_folder import LINES, save_language_model
 from unsum.invert import Inverse
 from unsum.invert.decoder import Decoder
@@ -54,6 +54,7 @@ def prepare(folder: Path) -> None:
     save_language_model(folder / "folder")
     (folder / "texts.txt").write_text("\n".join(LINES))
     _resnets(folder)
+    _lenet(folder)
 
 
 def link(prepared: Path, folder: Path, command: str) -> None:
@@ -64,7 +65,8 @@ def link(prepared: Path, folder: Path, command: str) -> None:
         if name in command and (not only or only in command):
             (folder / name).symlink_to(entry)
     if " train-inverse " in command:
-        (folder / "inverse").unlink(missing_ok=True)  # what it writes, not what it reads
+        for written in ("inverse", "lenet-inverse"):  # what it writes, not what it reads
+            (folder / written).unlink(missing_ok=True)
 
 
 def _photos(folder: Path, pictures: np.ndarray, numbers: np.ndarray) -> None:
@@ -144,6 +146,19 @@ def _resnets(folder: Path) -> None:
     }  # fmt: skip
     (folder / "inverse").mkdir()
     Inverse(decoder, card).save(folder / "inverse" / "inverse.safetensors")
+
+
+def _lenet(folder: Path) -> None:
+    """Photos in ten classes, and an inverse of the first dense layer that has learned nothing."""
+    lenet.write_crops(folder / "cifar10-test")
+    model = load_model(f"{folder / 'examples' / 'lenet.py'}:build", classes=10).model
+    decoder = Decoder(Layout("map", (16, 5, 5)), 32)
+    card = {
+        "backbone": backbone_fingerprint(model), "architecture": "decoder", "size": 32, "photos": 40, "layer": "fc1",
+        "layout": decoder.layout.card, "settings": decoder.settings,
+    }  # fmt: skip
+    (folder / "lenet-inverse").mkdir()
+    Inverse(decoder, card).save(folder / "lenet-inverse" / "inverse.safetensors")
 
 
 def environment(prepared: Path) -> dict[str, str]:

@@ -14,7 +14,7 @@ from unsum.invert import Inverse, invert, load_inverse
 from unsum.invert.refine import Mode
 from unsum.invert.refine import refine as refine_pictures
 from unsum.leak import Leak
-from unsum.peel import peel
+from unsum.peel import Peeled, peel
 from unsum.progress import SILENT, Progress
 from unsum.update import Update
 
@@ -37,9 +37,9 @@ def with_pictures(
     except UnsumError as reason:
         if given:  # asked for by name: a refusal must not pass as a note
             raise
-        return replace(leak, notes=[*leak.notes, str(reason)])
+        return replace(leak, notes=[*leak.notes, str(reason), *([_other_layer(leak)] if leak.inner else [])])
     for inverse in sorted(loaded, key=lambda found: found.layer is None):
-        leak = _peeled_to(model, update, leak, inverse, progress)
+        leak = _read_by(model, update, leak, inverse, progress)
         if inverse.layer is None or inverse.layer in leak.inner:
             break
     else:
@@ -50,22 +50,49 @@ def with_pictures(
     return leak if mode is None else _refined(model, update, leak, mode, inverse, progress)
 
 
-def _peeled_to(model: nn.Module, update: Update, leak: Leak, inverse: Inverse, progress: Progress) -> Leak:
+def _read_by(model: nn.Module, update: Update, leak: Leak, inverse: Inverse, progress: Progress) -> Leak:
     """The leak with what the inverse's layer read, or with a note that says why not."""
-    if inverse.layer is None or inverse.layer in leak.inner:
+    layer = inverse.layer
+    if layer is None or layer in leak.inner:
         return leak
+    if leak.inner:
+        return replace(leak, notes=[*leak.notes, f"The inverse reads what {layer!r} reads. {_other_layer(leak)}"])
     if not leak.exact:
-        note = f"{inverse.layer!r} was not peeled, because the features are not certified."
-        return replace(leak, notes=[*leak.notes, note])
+        return _another_attempt(leak, layer)
     progress.say("Peeling down to an inner layer")
-    size = int(inverse.card["size"])
     try:
-        peeled = peel(model, update, leak, "residual", layer=inverse.layer, shape=(3, size, size))
+        peeled = _peeled_to(model, update, leak, layer, int(inverse.card["size"]))
     except UnsumError as error:
         return replace(leak, notes=[*leak.notes, str(error)])
     sure = f"predicted error {float(peeled.errors.max()):.1g}" if bool(peeled.exact.all()) else "not certified"
-    note = f"The layers above {inverse.layer!r} were peeled ({sure}), and the pictures are made of what it read."
-    return replace(leak, inner={**leak.inner, inverse.layer: peeled.inputs}, notes=[*leak.notes, *peeled.notes, note])
+    note = f"The layers above {layer!r} were peeled ({sure}), and the pictures are made of what it read."
+    return replace(leak, inner={**leak.inner, layer: peeled.inputs}, notes=[*leak.notes, *peeled.notes, note])
+
+
+def _other_layer(leak: Leak) -> str:
+    """Which inverse would draw what the spans found."""
+    name = next(iter(leak.inner))
+    return f"The attack found what {name!r} reads; `unsum train-inverse --layer {name}` makes an inverse for that."
+
+
+def _another_attempt(leak: Leak, layer: str) -> Leak:
+    """The spans' answer, where the head's was preferred: neither is certain, and of the head's there is nothing to draw."""
+    for found in (attempt.leak for attempt in leak.tried):
+        if found is not None and layer in found.inner and found.predicted_error < HOPELESS:
+            note = f"The pictures are made of what {layer!r} read, so the answer of {found.method!r} is given."
+            return replace(found, notes=[note, *found.notes], tried=leak.tried)
+    return replace(leak, notes=[*leak.notes, f"{layer!r} was not peeled, because the features are not certified."])
+
+
+def _peeled_to(model: nn.Module, update: Update, leak: Leak, layer: str, size: int) -> Peeled:
+    """What `layer` read: dense layers are undone as far down as they go, blocks of convolutions down to the layer."""
+    if not isinstance(model.get_submodule(layer), nn.Linear):
+        return peel(model, update, leak, "residual", layer=layer, shape=(3, size, size))
+    peeled = peel(model, update, leak, "layers")
+    end = "the input" if peeled.complete else repr(peeled.layers[-1].name) if peeled.layers else "the head"
+    if end != repr(layer):
+        raise UnsumError(f"The inverse reads what {layer!r} reads, and peeling ends at {end}.")
+    return peeled
 
 
 def _refined(model: nn.Module, update: Update, leak: Leak, mode: Mode, inverse: Inverse, progress: Progress) -> Leak:

@@ -82,7 +82,7 @@ LossOption = Annotated[
 ]
 InverseOption = Annotated[
     list[Path] | None,
-    Option(help="An inverse from `unsum train-inverse` for this backbone, for pictures; repeat for inner layers."),
+    Option(help="What `unsum train-inverse` wrote for this backbone (--out), for pictures; repeat for inner layers."),
 ]
 SameLabelOption = Annotated[int, Option(help="How many of them share one label; 0 takes them as they come.")]
 DefenseOption = Annotated[

@@ -28,7 +28,9 @@ _HELD_OUT = 0.05  # of the photos, when no others are given
 
 
 def command(
-    data: Annotated[list[Path], Option(help="Folder, tar or npz of photos to train on; repeat for more.")],
+    data: Annotated[
+        list[Path], Option(help="Photos to train on: a folder, tar, npz or torchvision:NAME:FOLDER; repeat for more.")
+    ],
     out: Annotated[Path, Option(help="Folder for the inverse and its checkpoint; an interrupted run goes on.")],
     model: Annotated[str, Option(help="As for `unsum audit`: torchvision:NAME, hf:FOLDER …")] = "default",
     weights: Annotated[Path | None, Option(help="The backbone's weights, .safetensors or .pt.")] = None,

@@ -5,12 +5,12 @@ from unsum.data.batch import (
     class_names_of,
     client_batch,
     embedded_batch,
-    open_data,
     own_sides,
     photo_count,
     share_label,
     tags,
 )
+from unsum.data.datasets import open_data
 from unsum.data.pictures import Photos, read_photos
 from unsum.data.sources import Source
 

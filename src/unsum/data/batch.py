@@ -6,16 +6,14 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from unsum.data.datasets import hugging_face_source, torchvision_source
 from unsum.data.pictures import decode, measured, numbered
-from unsum.data.sources import Source, open_source
+from unsum.data.sources import Source
 from unsum.errors import UnsumError
 
 _PHOTOS = files("unsum.data") / "photos"
@@ -85,17 +83,6 @@ def _photo(name: str, size: int) -> Tensor:
     with (_PHOTOS / name).open("rb") as file:
         image = Image.open(file).convert("RGB").resize((size, size), Image.Resampling.LANCZOS)
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
-
-
-def open_data(spec: str | Path) -> Source:
-    """A folder, tar or npz; `torchvision:NAME:ROOT`; or `hf:PATH`."""
-    kind, _, rest = str(spec).partition(":")
-    if kind == "torchvision":
-        name, _, root = rest.partition(":")
-        return torchvision_source(name, root)
-    if kind == "hf":
-        return hugging_face_source(Path(rest))
-    return open_source(Path(spec))
 
 
 def class_names_of(source: Source) -> list[str]:

@@ -1,4 +1,4 @@
-"""Data sets of other libraries as sources of pictures: torchvision's by name, Hugging Face's from a folder."""
+"""From a name to a source of pictures: files, torchvision's data sets by name, Hugging Face's from a folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unsum.data.sources import Source, unambiguous
+from unsum.data.sources import Source, open_source, unambiguous
 from unsum.errors import UnsumError, first_line, unknown_name
 
 _PICKLED = ("LSUN", "LSUNClass")
@@ -42,6 +42,17 @@ def plain_pickles() -> Iterator[None]:
         yield
     finally:
         cifar.pickle = before
+
+
+def open_data(spec: str | Path) -> Source:
+    """A folder, tar or npz; `torchvision:NAME:ROOT`; or `hf:PATH`."""
+    kind, _, rest = str(spec).partition(":")
+    if kind == "torchvision":
+        name, _, root = rest.partition(":")
+        return torchvision_source(name, root)
+    if kind == "hf":
+        return hugging_face_source(Path(rest))
+    return open_source(Path(spec))
 
 
 def torchvision_source(name: str, root: str) -> Source:

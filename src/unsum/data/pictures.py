@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from unsum.data.sources import Source, open_source
+from unsum.data.datasets import open_data
+from unsum.data.sources import Source
 from unsum.errors import UnsumError, first_line
 
 # Other formats stay closed even under a .jpg name: some of them start programs, none is usual for photos.
@@ -61,9 +62,9 @@ def read_photos(
     """The photos of one or several sources, one after the other, as squares of `size` pixels.
 
     A source is a folder, where a picture's folder is its class; a tar, plain or compressed, of CLASS/name.jpg,
-    CLASS_name.jpg, or webdataset's KEY.jpg beside KEY.cls; or an npz with `images` (N, h, w, 3) uint8 and, if there are,
-    `labels` and `classes`. The middle square of a picture is resized with Lanczos' filter; one that has the size already is
-    taken as it is.
+    CLASS_name.jpg, or webdataset's KEY.jpg beside KEY.cls; an npz with `images` (N, h, w, 3) uint8 and, if there are,
+    `labels` and `classes`; or a data set of another library, as `open_data` takes it. The middle square of a picture is
+    resized with Lanczos' filter; one that has the size already is taken as it is.
 
     Args:
         limit: only the first so many photos.
@@ -78,7 +79,7 @@ def read_photos(
     if limit is not None and limit < 1:
         raise UnsumError(f"A limit must leave at least one photo, not {limit}.")
     several = [paths] if isinstance(paths, str | Path) else list(paths)
-    sources = [open_source(Path(path)) for path in several]
+    sources = [open_data(path) for path in several]
     names = list(chain.from_iterable(source.names for source in sources))[:limit]
     if not names:
         raise UnsumError("Name at least one folder, tar or npz of photos.")

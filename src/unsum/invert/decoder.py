@@ -14,6 +14,8 @@ from unsum.registry import Registry
 
 # Width and residual blocks where the picture is 2, 4, 8, … times as large as the map: about 18 M parameters from a 7×7 map.
 _STAGES = {2: (64, 1), 4: (96, 2), 8: (192, 2), 16: (320, 2), 32: (512, 2), 64: (512, 2)}
+# Maps of few channels, as a LeNet's 16, hold little: so small a decoder learns them in minutes of one core.
+_NARROW, _NARROW_STAGES = 32, {4: (64, 1), 8: (128, 2)}
 _VECTOR_WIDTH, _VECTOR_CODE = 384, 256  # a pooled vector spends its parameters on finding places
 _COARSEST = 32  # a vector is first spread over a map that is so many times smaller than the picture
 
@@ -46,14 +48,17 @@ class Decoder(nn.Module):
         size: int,
         stages: tuple[tuple[int, int], ...] | None = None,
         *,
-        stem: int = 1,
+        stem: int | None = None,
         patch: int | None = None,
         compress: bool = True,
     ) -> None:
         super().__init__()
         self.layout, self.size = layout, size
         channels, side, _ = layout.grid
-        self.patch = patch or (4 if size >= 96 else 2)
+        narrow = side > 1 and channels <= _NARROW
+        self.patch = patch or (4 if size >= 96 or (narrow and 4 * side <= size) else 2)
+        # A wide map has the most channels of all: 3×3 there would be half of all weights.
+        stem = stem or (3 if narrow else 1)
         spread: list[nn.Module] = []
         if side == 1:
             side = max(2, round(size / _COARSEST))
@@ -63,7 +68,8 @@ class Decoder(nn.Module):
                 nn.ConvTranspose2d(_VECTOR_CODE, _VECTOR_WIDTH, side),
             ]
             channels = _VECTOR_WIDTH
-        self.stages = stages or _stages(side, size, self.patch, widest=_VECTOR_WIDTH if spread else 512)
+        table = _NARROW_STAGES if narrow else _STAGES
+        self.stages = stages or _stages(side, size, self.patch, table, widest=_VECTOR_WIDTH if spread else 512)
         self.settings = {
             "stages": [list(stage) for stage in self.stages],
             "stem": stem,
@@ -77,7 +83,6 @@ class Decoder(nn.Module):
         for number, (width, blocks) in enumerate(self.stages):
             if number:
                 layers.append(nn.Upsample(scale_factor=2, mode="nearest"))
-            # The first map has the most channels: 3×3 there would be half of all weights.
             kernel = 3 if number else stem
             layers += [nn.Conv2d(channels, width, kernel, 1, kernel // 2), nn.SiLU(inplace=True)]
             layers += [_Residual(width) for _ in range(blocks)]
@@ -97,11 +102,13 @@ class Decoder(nn.Module):
         return to_size(self.layers(maps), self.size)
 
 
-def _stages(side: int, size: int, patch: int, widest: int) -> tuple[tuple[int, int], ...]:
+def _stages(
+    side: int, size: int, patch: int, table: dict[int, tuple[int, int]], widest: int
+) -> tuple[tuple[int, int], ...]:
     """From a map of `side` to the side at which `patch` makes the picture."""
     doublings = max(0, round(math.log2(size / (side * patch))))
     reductions = [patch << k for k in range(doublings, -1, -1)]
-    chosen = [_STAGES[min(max(_STAGES), max(min(_STAGES), r))] for r in reductions]
+    chosen = [table[min(max(table), max(min(table), r))] for r in reductions]
     return tuple((min(width, widest), blocks) for width, blocks in chosen)
 
 

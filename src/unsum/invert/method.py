@@ -23,6 +23,7 @@ from unsum.leak import Leak
 from unsum.models.fingerprint import backbone_fingerprint
 from unsum.registry import Registry
 
+FILE = "inverse.safetensors"  # in the folder of a training
 _LARGEST = 1 << 32  # what a number on a card stays below
 _MOST_PARTS = 100  # stages of a decoder, and blocks of a stage
 _AT_ONCE = 32  # pictures decoded together, so that a large batch needs no more memory than a small one
@@ -37,7 +38,7 @@ class Inverse:
 
     @property
     def layer(self) -> str | None:
-        """The convolution whose input the decoder reads; None: what the head reads."""
+        """The convolution or dense layer whose input the decoder reads; None: what the head reads."""
         return self.card.get("layer")
 
     @property
@@ -66,6 +67,9 @@ class Inverse:
 
     @staticmethod
     def load(path: Path) -> Inverse:
+        """From its file, or from the folder that it was trained in."""
+        if Path(path).is_dir():
+            path = Path(path) / FILE
         try:
             shapes = check_safetensors(Path(path))
             with safe_open(path, framework="pt") as file:

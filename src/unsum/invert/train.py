@@ -19,7 +19,7 @@ from unsum.invert.augment import augment
 from unsum.invert.decoder import DECODERS, to_size
 from unsum.invert.layout import feature_layout
 from unsum.invert.losses import check_loss, psnr
-from unsum.invert.method import Inverse
+from unsum.invert.method import FILE, Inverse
 from unsum.models.client_batches import ClientFeatures, sharing
 from unsum.models.fingerprint import backbone_fingerprint
 
@@ -32,8 +32,8 @@ class Training:
     """How long and how. Exactly one of `hours` and `steps` ends the run; the cosine schedule follows it.
 
     `clients`: batch sizes of the simulated clients, whose BatchNorm statistics the features depend on; a step takes one
-    at random, repeat a size to make it likelier, 0 stands for running statistics. `layer`: a convolution inside the backbone
-    whose input is to be inverted, instead of what the head reads; `unsum.peel` reaches such layers.
+    at random, repeat a size to make it likelier, 0 stands for running statistics. `layer`: a convolution or a dense layer inside
+    the backbone whose input is to be inverted, instead of what the head reads; `unsum.peel` and `spans` reach such layers.
     """
 
     hours: float | None = None
@@ -227,7 +227,7 @@ class Run:
         }
         inverse = Inverse(decoder.eval(), card)
         if self.fabric.is_global_zero:
-            inverse.save(self.folder / "inverse.safetensors")
+            inverse.save(self.folder / FILE)
         self.fabric.barrier()
         return inverse
 
