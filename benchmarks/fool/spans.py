@@ -1,17 +1,19 @@
 """Can a claim of the spans be fooled? Small dense networks, batches of more samples than classes, each held against its truth.
 
 Bred from what the condition cannot see: activations that are nearly linear, samples with equal ReLU patterns, proportional ones,
-mixtures of others, twins, losses that nobody declared. A claim is false when a found sample is more than 1 % away from every true
+mixtures of others, twins, losses that nobody declared; and local steps whose number, rate or momentum nobody declared, or that
+are declared wrongly. A claim is false when a found sample is more than 1 % away from every true
 one at the layer that was read, when a sample that sends more than 1e-5 of that layer's gradient is missing, or when a label is
 wrong.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +24,10 @@ import peel
 import unsum
 from peel import Case
 from unsum.errors import UnsumError
+from unsum.spans import search, settle, steps
+
+for _module in (search, settle, steps):
+    _module.PATIENCE = 0.3  # seconds without a new sample: a claim comes at once, or hardly ever
 
 GENES = {
     "batch": (0.51, 20.49),
@@ -30,6 +36,7 @@ GENES = {
     "width": (7.51, 80.49),
     "mixed": (0, 1),
     "heat": (-0.5, 0.5),
+    "rate": (-3, 0),
 }
 CHOICES = {
     "activation": ("relu", "relu", "leaky", "elu", "gelu", "tanh", "sigmoid", "softplus"),
@@ -38,6 +45,10 @@ CHOICES = {
     "loss": ("cross-entropy", "cross-entropy", "bce", "mse", "temperature", "weighted"),
     "declared": (True, False, False),
     "told": ("nothing", "nothing", "batch size"),
+    "steps": (0, 0, 0, 1, 2, 3, 4),  # 0 sends a gradient, the others a change of weights
+    "momentum": (0.0, 0.0, 0.0, 0.9),
+    "epochs": (1, 1, 1, 2),
+    "training": ("nothing", "rate", "rate", "all", "another momentum"),
 }  # fmt: skip
 ORDINARY = {"batch": (1.51, 12.49), "classes": (1.51, 6.49), "depth": (1.51, 2.49), "width": (39.51, 80.49)}
 ORDINARY_CHOICES = {"mixtures": (0,), "patterns": ("any",), "loss": ("cross-entropy",), "declared": (False,)}
@@ -67,6 +78,8 @@ def kind(genome: Genome) -> str:
         "patterns",
         "mixtures",
         "told",
+        "steps",
+        "training",
     )
     return ", ".join(f"{name} {genome[name]}" for name in named)
 
@@ -89,6 +102,8 @@ def build(genome: Genome) -> Case:
     if one_logit:
         model = _with_one_logit(model)
         Y = Y[:, 1:]
+    if genome["steps"]:
+        return Case(model, peel.sent(genome, _change(genome, model, x, Y)), x, Y)
     return Case(model, _update(genome, model, x, Y), x, Y)
 
 
@@ -109,6 +124,44 @@ def _loss(genome: Genome, logits: Tensor, Y: Tensor) -> Tensor:
     each = -(Y * (logits / heat).log_softmax(1)).sum(1)
     weights = 1 + torch.arange(Y.shape[1]) % 3 if genome["loss"] == "weighted" else torch.ones(Y.shape[1])
     return (each * weights.to(Y)[Y.argmax(1)]).sum()
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What one local step saw, and the model as it met it."""
+
+    model: nn.Sequential
+    x: Tensor
+    Y: Tensor
+
+
+def _visits(genome: Genome, model: nn.Sequential, x: Tensor, Y: Tensor) -> tuple[list[Visit], nn.Sequential]:
+    """All local steps of SGD, and the model after them; a gradient is one step that moves nothing."""
+    trained, visits, velocity = copy.deepcopy(model), [], [torch.zeros_like(p) for p in model.parameters()]
+    size = -(-len(x) // max(genome["steps"], 1))
+    for _ in range(genome["epochs"] if genome["steps"] else 1):
+        for some, targets in zip(x.split(size), Y.split(size), strict=True):
+            visits.append(Visit(copy.deepcopy(trained), some, targets))
+            share = len(some) if genome["reduction"] == "mean" else 1
+            gradients = torch.autograd.grad(_loss(genome, trained(some), targets) / share, list(trained.parameters()))
+            with torch.no_grad():
+                for p, v, g in zip(trained.parameters(), velocity, gradients, strict=True):
+                    p -= 10 ** genome["rate"] * v.mul_(genome["momentum"]).add_(g)
+    return visits, trained
+
+
+def _change(genome: Genome, model: nn.Sequential, x: Tensor, Y: Tensor) -> unsum.Update:
+    """The change of weights, with what is told about the training."""
+    visits, trained = _visits(genome, model, x, Y)
+    rate = None if genome["training"] == "nothing" else 10 ** genome["rate"]
+    old, new = (dict(one.named_parameters()) for one in (model, trained))
+    delta = {name: (new[name] - old[name]).detach() for name in old}
+    update = unsum.Update.from_delta(delta, rate, reduction=genome["reduction"])
+    if genome["training"] not in ("all", "another momentum"):
+        return update
+    momentum = genome["momentum"] if genome["training"] == "all" else 0.9 - genome["momentum"]
+    training = unsum.LocalTraining(learning_rate=rate, steps=len(visits), momentum=momentum)
+    return update.of_training(training, {name: p.detach() for name, p in old.items()})
 
 
 def _update(genome: Genome, model: nn.Sequential, x: Tensor, Y: Tensor) -> unsum.Update:
@@ -156,7 +209,8 @@ def _judged(genome: Genome, case: Case, leak: unsum.Leak, seconds: float) -> Try
     missing = float(apart[:, traced].amin(0).max()) if bool(traced.any()) else math.inf
     error = max(wrong, missing)
     answer = peel.Answer(found, torch.ones(len(found), dtype=torch.bool), leak.targets, leak.predicted_error)
-    label_error = peel.label_error(replace(case, x=read), answer, apart)
+    Y = torch.cat([visit.Y for visit in _visits(genome, case.model, case.x, case.Y)[0]])
+    label_error = peel.label_error(replace(case, x=read, Y=Y), answer, apart)
     fooled = ""
     if leak.exact and not error <= FALSE_CLAIM:
         fooled = "a claimed sample is none" if not wrong <= FALSE_CLAIM else "a sample is missing"
@@ -167,13 +221,14 @@ def _judged(genome: Genome, case: Case, leak: unsum.Leak, seconds: float) -> Try
 
 
 def _truth(genome: Genome, case: Case, name: str) -> tuple[Tensor, Tensor]:
-    """(what the layer read (B, n), how much of its gradient each sample sends, relative to the largest)."""
-    layer, read = case.model.get_submodule(name), []
-    with layer.register_forward_hook(lambda _module, inputs, _output: read.append(inputs[0].detach())):
-        case.model(case.x)
-    sizes = []
-    for x, y in zip(case.x, case.Y, strict=True):
-        (gradient,) = torch.autograd.grad(_loss(genome, case.model(x[None]), y[None]), layer.weight)
-        sizes.append(gradient.double().norm())
+    """(what the layer read in every visit (V, n), how much of its gradient each sample sends, relative to the largest)."""
+    read, sizes = list[Tensor](), []
+    for visit in _visits(genome, case.model, case.x, case.Y)[0]:
+        layer = visit.model.get_submodule(name)
+        with layer.register_forward_hook(lambda _module, inputs, _output: read.append(inputs[0].detach())):
+            visit.model(visit.x)
+        for x, y in zip(visit.x, visit.Y, strict=True):
+            (gradient,) = torch.autograd.grad(_loss(genome, visit.model(x[None]), y[None]), layer.weight)
+            sizes.append(gradient.double().norm())
     sent = torch.stack(sizes)
-    return read[0].double(), sent / sent.max().clamp_min(1e-300)
+    return torch.cat(read).double(), sent / sent.max().clamp_min(1e-300)
