@@ -6,7 +6,7 @@ space of ∇W is the span of A and its column space the span of D. A bias reads 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,7 +26,8 @@ _MOST = 0.8  # of all directions that samples may take for the rest to be recogn
 
 @dataclass(frozen=True)
 class LayerSpan:
-    """Row space (N, n [+ 1]) and column space (N, m) of one layer's gradient, orthonormal; singular values (N,) descending.
+    """Row space (N, n [+ 1]) and column space (N, m) of one layer's gradient, orthonormal; singular values (N,) descending;
+    the gradient in these coordinates, core (N, N) = columns · ∇W · rowsᵀ, so that nobody needs the whole again.
 
     `noise` is the standard deviation of an entry, and `noise_share` all of it, relative to the gradient.
     """
@@ -34,6 +35,7 @@ class LayerSpan:
     rows: Tensor
     columns: Tensor
     values: Tensor
+    core: Tensor
     noise: float
     noise_share: float
     has_bias: bool
@@ -50,10 +52,20 @@ class LayerSpan:
             rows = torch.cat([rows, torch.ones_like(rows[..., :1])], dim=-1)
         return rows - (rows @ self.rows.T) @ self.rows
 
-    def core(self, step: Step) -> Tensor:
-        """(N, N) the layer's gradient in the coordinates of its two spaces; no float64 copy of the whole is made."""
-        product: Tensor = _times(self.columns, step.grad_W, step.grad_b) @ self.rows.T
-        return product
+    def without(self, delta: Tensor, read: Tensor, rank: int, left_behind: float = 0.0) -> LayerSpan:
+        """The spaces of the gradient less that of found samples, δ (R, m) and what they read (R, n): `rank` directions.
+
+        Samples lie in the two spaces, so all is done there. What they err by stays behind, as noise of an entry.
+        """
+        if self.has_bias:
+            read = torch.cat([read, torch.ones_like(read[:, :1])], 1)
+        core = self.core - (delta @ self.columns.T).T @ (read @ self.rows.T)
+        U, values, V = torch.linalg.svd(core)
+        U, values, V = U[:, :rank].T, values[:rank], V[:rank]
+        rows, columns = V @ self.rows, U @ self.columns
+        return replace(
+            self, rows=rows, columns=columns, values=values, core=values.diag(), noise=self.noise + left_behind
+        )
 
     @classmethod
     def of(cls, step: Step, rank: int | None = None, rounded: float = 0.0) -> LayerSpan:
@@ -82,6 +94,7 @@ class LayerSpan:
             rows,
             columns,
             values[:found],
+            _times(columns, matrix, bias) @ rows.T,
             noise,
             share,
             bias is not None,

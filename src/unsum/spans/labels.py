@@ -15,7 +15,7 @@ from unsum.peel.chain import Step
 from unsum.spans.basis import LayerSpan
 from unsum.spans.passes import backward, forward
 from unsum.spans.roots import Condition, Further
-from unsum.spans.search import Roots, deflated, remaining
+from unsum.spans.search import Roots
 
 _LABELS = 64  # the most likely classes that are tried of many
 _EQUAL = 1e-6  # of δ outside the spans: labels that differ by less fit equally
@@ -31,15 +31,13 @@ def deflate(condition: Condition, steps: list[Step], found: Roots) -> Condition 
     Y = torch.nn.functional.one_hot(labeled.labels, written[-1].shape[1]).to(X)
     sent = backward(steps, written, (written[-1].softmax(1) - Y) * labeled.weights[:, None])
     spans = [here, *condition.spans]
-    left = [deflated(step, d, a) for step, d, a, _ in zip(steps, sent, read, spans, strict=False)]
-    # What a found sample errs by stays behind, and is noise for the others.
     rest = [
         # Rows shorter than the batch is large: those that are left still span everything.
-        span if span.full else remaining(step, span, len(span) - len(X), _entry(found.errors, d, a))
-        for step, span, d, a in zip(left, spans, sent, read, strict=False)
+        span.without(d, a, len(span) if span.full else len(span) - len(X), _entry(found.errors, d, a))
+        for span, d, a in zip(spans, sent, read, strict=False)
     ]
     further = condition.further and Further(condition.further.step, rest[2])
-    return Condition.of(left[0], rest[0], rest[1], further)
+    return Condition.of(condition.step, rest[0], rest[1], further)
 
 
 def _entry(errors: Tensor, delta: Tensor, read: Tensor) -> float:
@@ -71,7 +69,7 @@ def read_labels(steps: list[Step], here: LayerSpan, following: LayerSpan, X: Ten
     for label in tried:
         deltas = backward(steps, z, P - torch.eye(C).to(P)[label])[:2]
         outside = _outside(deltas[1], following.columns) + complete * _outside(deltas[0], here.columns)
-        own = _wedderburn(steps[1], following, read[1], deltas[1])
+        own = _wedderburn(following, read[1], deltas[1])
         # Two classes send in one direction: the label is the one whose weight is positive.
         better = (outside < best - _EQUAL) | ((outside < best + _EQUAL) & (own > 0) & (weights <= 0))
         best, weights = torch.where(better, outside, best), torch.where(better, own, weights)
@@ -87,10 +85,10 @@ def _outside(delta: Tensor, columns: Tensor) -> Tensor:
     return rest.norm(dim=1) / delta.norm(dim=1).clamp_min(1e-300)
 
 
-def _wedderburn(step: Step, span: LayerSpan, a: Tensor, d: Tensor) -> Tensor:
+def _wedderburn(span: LayerSpan, a: Tensor, d: Tensor) -> Tensor:
     """(R,) 1 / (aᵀ ∇W⁺ d), in the coordinates of the two spaces."""
     if span.has_bias:
         a = torch.cat([a, torch.ones_like(a[:, :1])], 1)
-    turned = torch.linalg.solve(span.core(step), (d @ span.columns.T).T)  # (N, R)
+    turned = torch.linalg.solve(span.core, (d @ span.columns.T).T)  # (N, R)
     weights: Tensor = ((a @ span.rows.T) * turned.T).sum(1).reciprocal()
     return weights.nan_to_num(posinf=0.0, neginf=0.0)

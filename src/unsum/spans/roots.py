@@ -164,14 +164,13 @@ def starts(condition: Condition, number: int, generator: torch.Generator, *, row
 
 def _row_means(condition: Condition) -> Tensor:
     """(≤ m, k) rows of ∇W as unknowns: over their entry of ∇b, or, without one, so that z is of size 1."""
-    rows, step = condition.here.rows, condition.step
-    if step.grad_b is None:
-        mixed = right_product(step.grad_W, rows)
+    here = condition.here
+    mixed = here.columns.T @ here.core
+    if not here.has_bias:
         size = (mixed @ condition.K).square().mean(1).sqrt()
         heard = size > 1e-3 * size.max()
         return mixed[heard] / size[heard, None]
-    b = step.grad_b.double()
-    mixed = right_product(step.grad_W, rows[:, :-1].contiguous()) + b[:, None] * rows[:, -1]
+    b = mixed @ here.rows[:, -1]
     heard = b.abs() > 1e-3 * b.abs().max()
     means: Tensor = (mixed[heard] / b[heard, None] - condition.origin) @ condition.directions.T
     return means

@@ -12,7 +12,6 @@ from unsum.deadline import out_of_time
 from unsum.equation.noise import unit_of
 from unsum.peel.chain import Step
 from unsum.progress import Progress
-from unsum.spans.basis import LayerSpan
 from unsum.spans.reflect import reflected, walkable
 from unsum.spans.roots import Condition, descend, starts
 
@@ -172,16 +171,3 @@ def predicted_errors(condition: Condition, s: Tensor, misfits: Tensor) -> Tensor
         values = torch.linalg.eigvalsh(N).clamp_min(1e-300)
         errors.append(values.reciprocal().sum(1).sqrt() * misfit / spare**0.5)
     return torch.cat(errors)
-
-
-def deflated(step: Step, delta: Tensor, x: Tensor) -> Step:
-    """The layer with the gradients of found samples taken out: x (R, n) that it read, delta (R, m) at what it wrote."""
-    grad_W = step.grad_W.double() - delta.T @ x
-    grad_b = None if step.grad_b is None else step.grad_b.double() - delta.sum(0)
-    return replace(step, grad_W=grad_W, grad_b=grad_b)
-
-
-def remaining(step: Step, span: LayerSpan, rank: int, left_behind: float) -> LayerSpan:
-    """The span of a deflated gradient; its noise is the one that was sent, and what found samples left behind."""
-    left = LayerSpan.of(step, rank)
-    return replace(left, noise=max(left.noise, span.noise) + left_behind)

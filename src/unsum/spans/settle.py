@@ -65,7 +65,7 @@ class SpanLayer:
 
     @classmethod
     def of(cls, step: Step, span: LayerSpan) -> SpanLayer:
-        return cls(span, torch.linalg.pinv(span.core(step)), unit_of(step.grad_W))
+        return cls(span, torch.linalg.pinv(span.core), unit_of(step.grad_W))
 
     def forward(self, read: Moved) -> Part:
         """What was read lies in the row space."""

@@ -271,12 +271,12 @@ class Unrolling:
         """
         if not found.seen:
             return whole
-        at = replace(weights.steps[0], grad_W=found.left[0].grad_W, grad_b=found.left[0].grad_b)
+        passes = [seen.passes(met.steps) for seen, met in zip(found.seen, found.met, strict=True)]
         spans = [self.here, self.next]
         for i in range(2) if len(self.here) == len(self.next) else (1,):
-            rank = max(1, len(spans[i]) - found.visits)
-            spans[i] = replace(LayerSpan.of(found.left[i], rank), noise=spans[i].noise)
-        return Condition.of(at, spans[0], spans[1])
+            read, delta = (torch.cat([one[side][i] for one in passes]) for side in (0, 1))
+            spans[i] = spans[i].without(delta, read, max(1, len(spans[i]) - found.visits))
+        return Condition.of(weights.steps[0], spans[0], spans[1])
 
     def _labeled(self, whole: Condition, weights: MetWeights, roots: Roots) -> Visited | None:
         """Roots read again in the whole spans, with labels and weights; what weighs differently is no sample of this step."""
