@@ -5,6 +5,7 @@ uv run python benchmarks/spans.py map    --photos cifar.npz       # share of sam
 uv run python benchmarks/spans.py kinds  --photos cifar.npz       # activations, classes, labels, losses, precisions
 uv run python benchmarks/spans.py lenet  --photos cifar.npz       # the federated tutorials' network, untrained and trained
 uv run python benchmarks/spans.py tables                          # networks for tables, fewer columns than samples
+uv run python benchmarks/spans.py steps  --photos cifar.npz       # local training unrolled, the number of steps not told
 uv run python benchmarks/spans.py vgg                             # VGG-16's dense part: time and memory
 
 Photos are an npz with `images` (N, 32, 32, 3) and `labels`. A sample counts as found when what the first of the two layers read
@@ -14,6 +15,7 @@ came back to within 1 %; `made up` counts answers that are more than 1 % away fr
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import resource
 import time
@@ -62,13 +64,21 @@ HEADER = "found | labels | made up | largest error | exact | CPU seconds |\n"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    tables = {"sizes": sizes, "map": reach, "kinds": kinds, "lenet": lenets, "tables": rows_of_tables, "vgg": vgg}
+    tables = {
+        "sizes": sizes,
+        "map": reach,
+        "kinds": kinds,
+        "lenet": lenets,
+        "tables": rows_of_tables,
+        "steps": unrolled,
+        "vgg": vgg,
+    }
     parser.add_argument("table", choices=tables)
     parser.add_argument("--photos", type=Path, help="an npz of photos of 32²")
     parser.add_argument("--batches", type=int, nargs="+", help="instead of the table's own")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    if options.photos is None and options.table in ("sizes", "map", "kinds", "lenet"):
+    if options.photos is None and options.table in ("sizes", "map", "kinds", "lenet", "steps"):
         parser.error(f"{options.table} needs --photos FILE.npz")
     print(f"{torch.get_num_threads()} threads, {options.device}, torch {torch.__version__}\n")
     for line in tables[options.table](options):
@@ -111,7 +121,14 @@ def trained(model: nn.Sequential, x: Tensor, y: Tensor, steps: int) -> nn.Sequen
     return model
 
 
-def attacked(model: nn.Sequential, x: Tensor, y: Tensor, update: unsum.Update, **known: object) -> Row:
+def attacked(
+    model: nn.Sequential,
+    x: Tensor,
+    y: Tensor,
+    update: unsum.Update,
+    by_step: tuple[int, float, float] | None = None,
+    **known: object,
+) -> Row:
     start = time.process_time()
     try:
         leak = unsum.separate(model, update, "spans", **known)
@@ -121,7 +138,7 @@ def attacked(model: nn.Sequential, x: Tensor, y: Tensor, update: unsum.Update, *
     if leak.batch_size == 0:
         return Row(0, 0, 0, len(x), float("inf"), False, seconds)
     name, found = next(iter(leak.inner.items()))
-    true = read_by(model, name, x).double()
+    true = (read_by(model, name, x) if by_step is None else read_in_steps(model, name, x, y, *by_step)).double()
     apart = torch.cdist(true, found.double()) / true.norm(dim=1, keepdim=True)
     errors, partners = apart.min(1)
     close = errors < CLOSE
@@ -194,6 +211,44 @@ def lenets(options: argparse.Namespace) -> Iterator[str]:
             x, y = photos(options, B, 10)
             row = attacked(model, x, y, unsum.capture(model, x, y), batch_size=B)
             yield f"| {f'{steps} steps trained' if steps else 'untrained'} | {B} {row}"
+
+
+def unrolled(options: argparse.Namespace) -> Iterator[str]:
+    """Nothing is told but the rate and, where there is one, the momentum."""
+    yield "| network | steps × samples | rate | " + HEADER + "|---|---|---|---|---|---|---|---|---|"
+    pool = photos(options, 4000, 10, seed=1)
+    networks = {
+        "3072-256-256-10": lambda: mlp(3072, 256, 256, 10),
+        "LeNet, untrained": lenet,
+        "LeNet, 300 steps trained": lambda: trained(lenet(), *pool, 300),
+    }
+    for name, steps, B, rate, momentum, epochs in (
+        ("3072-256-256-10", 4, 8, 0.05, 0.0, 1), ("3072-256-256-10", 8, 8, 0.1, 0.0, 1), ("3072-256-256-10", 8, 8, 0.01, 0.0, 1),
+        ("3072-256-256-10", 16, 4, 0.05, 0.0, 1), ("3072-256-256-10", 16, 4, 0.01, 0.0, 1),
+        ("3072-256-256-10", 8, 4, 0.05, 0.9, 1), ("3072-256-256-10", 4, 8, 0.05, 0.0, 2),
+        ("LeNet, untrained", 4, 8, 0.1, 0.0, 1), ("LeNet, 300 steps trained", 4, 8, 0.1, 0.0, 1),
+        ("LeNet, 300 steps trained", 4, 8, 0.01, 0.0, 1), ("LeNet, 300 steps trained", 4, 8, 0.01, 0.9, 1),
+    ):  # fmt: skip
+        model = networks[name]()
+        x, y = photos(options, steps * B, 10)
+        known = unsum.capture_local(model, x, y, learning_rate=rate, batch_size=B, momentum=momentum, epochs=epochs)
+        training = unsum.LocalTraining(learning_rate=rate, momentum=momentum)
+        update = known.of_training(training, dict(model.named_parameters()))
+        row = attacked(model, x, y, update, by_step=(B, rate, momentum), time_limit=300)
+        told = f", momentum {momentum}" if momentum else f", {epochs} epochs" if epochs > 1 else ""
+        yield f"| {name} | {steps} × {B}{told} | {rate} {row}"
+
+
+def read_in_steps(model: nn.Module, name: str, x: Tensor, y: Tensor, B: int, rate: float, momentum: float) -> Tensor:
+    """(N, n) what a layer reads in the step that sees a sample first: the layers below it are trained, too."""
+    trained_so_far, read = copy.deepcopy(model), []
+    optimizer = torch.optim.SGD(trained_so_far.parameters(), rate, momentum=momentum)
+    for some, labels in zip(x.split(B), y.split(B), strict=True):
+        read.append(read_by(trained_so_far, name, some))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(trained_so_far(some), labels).backward()
+        optimizer.step()
+    return torch.cat(read)
 
 
 def rows_of_tables(options: argparse.Namespace) -> Iterator[str]:

@@ -112,7 +112,7 @@ class Unrolled:
         """The largest share of any tensor of −Δ that is left, in units of what rounded weights leave."""
         sent = self.met[0].steps  # with all of −Δ
         rests = zip(self.left, sent, strict=True)
-        return max(_norm(left) / rounded_weights(left, len(self.seen), change) for left, change in rests)
+        return max(_norm(left) / max(rounded_weights(left, len(self.seen), change), 1e-300) for left, change in rests)
 
 
 def _less(step: Step, by_W: Tensor, by_b: Tensor) -> Step:

@@ -146,7 +146,8 @@ def _answered(head: Head, pair: Pair, answer: UnrolledAnswer, knowledge: Knowled
 def _left(found: Unrolled, pair: Pair) -> float:
     """The largest share of a layer's change that no sample explains."""
     shares = (
-        float(left.grad_W.norm()) / float(sent.grad_W.norm()) for left, sent in zip(found.left, pair.steps, strict=True)
+        float(left.grad_W.norm()) / max(float(sent.grad_W.norm()), 1e-300)
+        for left, sent in zip(found.left, pair.steps, strict=True)
     )
     return max(shares)
 
