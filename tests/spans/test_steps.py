@@ -55,12 +55,14 @@ def test_a_last_batch_that_is_smaller_and_a_single_step(size: int) -> None:
     assert leak.exact, leak.notes
 
 
+@pytest.mark.long
 def test_an_unknown_rate() -> None:
     update, x, y = sent(12, 4, learning_rate=0.1, rate_known=False)
     leak = unsum.separate(network(40, 96, 96, 5), update, "spans")
     assert_all(leak, x, y)
 
 
+@pytest.mark.long
 def test_momentum_and_weight_decay_that_are_declared() -> None:
     model = network(40, 96, 96, 5)
     for steps in (3, None):
@@ -76,6 +78,7 @@ def test_momentum_and_weight_decay_that_are_declared() -> None:
         assert leak.exact, (steps, leak.notes)
 
 
+@pytest.mark.long
 def test_momentum_that_nobody_declared_is_not_certified() -> None:
     update, x, _ = sent(12, 4, learning_rate=0.1, momentum=0.9)
     leak = unsum.separate(network(40, 96, 96, 5), update, "spans", time_limit=20)

@@ -256,11 +256,17 @@ class Unrolling:
     def _lacking(self, found: Unrolled, seen: Visited) -> bool | None:
         """Whether a step lacks samples that it should have; None where nothing tells.
 
-        Each weighs η / B under a mean. Else a step has as many as declared, or as the step before it.
+        Under a mean all together weigh η, times how far the step reaches. Else a step has as many as declared, or as the step
+        before it.
         """
         training = self.training
-        if self.mean and training.learning_rate and not training.momentum and not training.weight_decay:
-            return float(seen.weights.sum()) < (1 - _ALIKE) * training.learning_rate
+        if (
+            self.mean
+            and training.learning_rate
+            and (training.steps or not (training.momentum or training.weight_decay))
+        ):
+            reach = 1.0 if training.steps is None else float(Schedule.of(training, (1,)).reach[-1, len(found.seen)])
+            return float(seen.weights.sum()) < (1 - _ALIKE) * training.learning_rate * reach
         number = training.batch_size or (len(found.seen[-1]) if found.seen else None)
         return None if number is None else len(seen) < min(number, len(self.next) - found.visits)
 
