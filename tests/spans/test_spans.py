@@ -253,3 +253,21 @@ def test_soft_labels_and_other_losses_are_found_without_being_declared(kind: str
     assert float(errors.max()) < 1e-4
     assert float((leak.targets[which] - Y).abs().max()) < 1e-3
     assert leak.loss == ("mse" if kind == "mse" else "cross-entropy")
+
+
+@pytest.mark.parametrize("C", [1, 2])
+def test_two_answers_without_biases_leave_signs_open(C: int) -> None:
+    """Bred: a tanh network of two classes without biases sends the same for −x with the other label."""
+    model = network(20, 64, 64, C, activation=nn.Tanh, bias=False)
+    x, y = batch(6, 20, 2)
+    out = model(x)
+    loss = (
+        nn.functional.cross_entropy(out, y)
+        if C == 2
+        else nn.functional.binary_cross_entropy_with_logits(out[:, 0], y.float())
+    )
+    sent = torch.autograd.grad(loss, list(model.parameters()))
+    update = unsum.Update(dict(zip(dict(model.named_parameters()), sent, strict=True)))
+    leak = unsum.separate(model, update, "spans", batch_size=6, loss="cross-entropy" if C == 2 else "bce")
+    assert not leak.exact
+    assert any("negatives" in note for note in leak.notes) or leak.batch_size == 0

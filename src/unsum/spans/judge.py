@@ -27,6 +27,7 @@ _ROUNDED = 2.0  # times what rounding the weights of all steps should leave; ove
 _LENGTHS = (
     "Without biases a temperature in the loss looks like longer samples; declare the loss to have lengths vouched for."
 )
+_MIRRORED = 8  # samples that are mirrored one by one
 _LOSS_LEAVES = 1e-3  # of the gradients at the logits: what a loss that is the right one leaves at most
 
 
@@ -61,6 +62,7 @@ def judge(answer: Answer, knowledge: Knowledge, seed: int) -> Claim:
             f"Sent through the layers again, the samples leave {replayed.unexplained:.0e} of a gradient unexplained."
         )
     if explained and not doubts:
+        doubts += _doubt_mirror(replayed, answer.errors, limit, knowledge)
         doubts += _doubt_samples(replayed, reading.copies, knowledge, seed)
     return grant(
         Evidence(
@@ -94,6 +96,23 @@ def _doubt_number(reading: LossReading, knowledge: Knowledge) -> list[str]:
     said, copies = knowledge.known_batch_size, reading.copies
     found = len(reading.Y) if copies is None else int(copies.sum())
     return [] if said in (None, found) else [f"The batch was said to hold {said} samples, but {found} were found."]
+
+
+def _doubt_mirror(replayed: Replayed, errors: Tensor, limit: float, knowledge: Knowledge) -> list[str]:
+    """Two answers, yes and no: where no bias tells them apart and activations are odd, a sample's negative with the other label
+    sends the same. Each is tried, and all at once."""
+    batch = replayed.batch
+    two = batch.loss.name == "cross-entropy" and batch.Y.shape[1] == 2
+    if knowledge.labels is not None or not (two or batch.loss.many_labels):
+        return []
+    everybody = torch.ones(len(batch.X), dtype=torch.bool, device=batch.X.device)
+    singles = torch.eye(len(batch.X), dtype=torch.bool, device=batch.X.device)[:_MIRRORED]
+    for turned in (everybody, *singles):
+        chosen = turned[:, None]
+        mirrored = replace(batch, X=torch.where(chosen, -batch.X, batch.X), Y=torch.where(chosen, 1 - batch.Y, batch.Y))
+        if replay(mirrored, errors).unexplained < limit:
+            return ["Without biases, negatives of samples with the other label send the same gradient."]
+    return []
 
 
 def _doubt_samples(replayed: Replayed, copies: Tensor | None, knowledge: Knowledge, seed: int) -> list[str]:
@@ -188,7 +207,10 @@ def _doubt_steps(answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> lis
         shapes: list[Shape] = [(step.W.shape[1],) for step in steps]
         batch = PlayedBatch(steps, seen.roots.X, Y, seen.weights[:, None], shapes)
         told = replace(knowledge, labels=None, batch_size=len(seen) if known else None)
-        doubts = _doubt_samples(replay(batch, seen.roots.errors), answer.copies(seen), told, seed)
+        replayed = replay(batch, seen.roots.errors)
+        limit = _ROUNDED * max(replayed.unexplained, rounding(torch.float32))
+        doubts = _doubt_mirror(replayed, seen.roots.errors, limit, knowledge)
+        doubts += _doubt_samples(replayed, answer.copies(seen), told, seed)
         if doubts:
             return [f"Step {number}: {doubt}" for doubt in doubts]
     return []
