@@ -20,8 +20,8 @@ from unsum.peel.method import MARGIN, Shape
 from unsum.peel.replay import PlayedBatch, Replayed, replay
 from unsum.peel.walk import FAR
 from unsum.spans.search import Roots
-from unsum.spans.steps import Unrolled, Visited
 from unsum.spans.targets import LossReading
+from unsum.spans.training import Unrolled, Visited
 
 _ROUNDED = 2.0  # times what rounding the weights of all steps should leave; over thousands of entries it hardly varies
 _LENGTHS = (

@@ -33,8 +33,8 @@ from unsum.spans.pair import Pair, choose_pair
 from unsum.spans.passes import forward
 from unsum.spans.search import Roots, refined, search
 from unsum.spans.settle import Sample, settle
-from unsum.spans.steps import rounded_entry
 from unsum.spans.targets import LossReading, read_targets
+from unsum.spans.training import rounded_entry
 from unsum.spans.unrolled import FoundSamples, read_steps
 from unsum.update import Update
 

@@ -22,7 +22,8 @@ from unsum.spans.pair import Pair, choose_pair
 from unsum.spans.passes import forward
 from unsum.spans.roots import Condition
 from unsum.spans.settle import Sample
-from unsum.spans.steps import Unrolled, Unrolling, Visited, raw_change, rounded_entry
+from unsum.spans.steps import Unrolling
+from unsum.spans.training import Unrolled, Visited, raw_change, rounded_entry
 from unsum.update import Update
 
 _POLISHES = 3  # rounds of least squares: the first one does nearly all
