@@ -126,7 +126,7 @@ def refined(condition: Condition, roots: Roots) -> Roots:
 
 def least_misfit(condition: Condition) -> float:
     """The misfit below which no sample gets, as far as noise goes."""
-    return condition.next.noise * condition.next.rows.shape[1] ** 0.5 / float(condition.next.values[0])
+    return condition.next.noise * condition.next.rows.shape[1] ** 0.5 / max(float(condition.next.values[0]), 1e-300)
 
 
 def tried_starts(
