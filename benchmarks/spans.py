@@ -158,13 +158,14 @@ def read_by(model: nn.Module, name: str, x: Tensor) -> Tensor:
 
 def sizes(options: argparse.Namespace) -> Iterator[str]:
     yield "| network | B | " + HEADER + "|---|---|---|---|---|---|---|---|"
-    for width, batches in ((256, (8, 16, 32, 64, 80, 96, 112)), (512, (64, 128))):
+    usual = {(256, 256): (8, 16, 32, 64, 80, 96, 112), (512, 512): (64, 128), (256, 256, 256): (120, 128)}
+    for hidden, batches in usual.items():
         for B in options.batches or batches:
             x, y = photos(options, B, 10)
-            model = mlp(3072, width, width, 10).to(options.device)
+            model = mlp(3072, *hidden, 10).to(options.device)
             x, y = x.to(options.device), y.to(options.device)
             row = attacked(model, x, y, unsum.capture(model, x, y), batch_size=B)
-            yield f"| 3072-{width}-{width}-10 | {B} {row}"
+            yield f"| {'-'.join(map(str, (3072, *hidden, 10)))} | {B} {row}"
 
 
 def reach(options: argparse.Namespace) -> Iterator[str]:
