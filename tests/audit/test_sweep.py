@@ -310,7 +310,7 @@ class TestPage:
 @pytest.fixture(scope="module")
 def default_sweep() -> Sweep:
     """Four photos under noise that is far below and far above what matters."""
-    return unsum.sweep(over=["noise=1e-7,1e-1", "drop-head"], batch=4, utility=False)
+    return unsum.sweep(over=["noise=1e-7,1", "drop-head"], batch=4, utility=False)
 
 
 class TestOnTheDefaultModel:

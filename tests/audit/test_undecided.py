@@ -164,6 +164,7 @@ def test_an_update_of_adapters_alone_is_not_decidable(tmp_path: Path) -> None:
     audit.write(tmp_path / "report")
 
 
+@pytest.mark.long
 def test_local_steps_beyond_reach_are_not_decidable() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 20))
@@ -251,6 +252,7 @@ def test_a_head_alone_is_decided_once_entries_are_gone() -> None:
     assert audit.verdict.state != "not decidable"
 
 
+@pytest.mark.long
 def test_steps_taken_for_one_decide_nothing() -> None:
     """An adaptive answer to a client that took four steps leaves the samples that it lacks open: they are not 0 %."""
     torch.manual_seed(0)
