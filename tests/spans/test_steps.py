@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import unsum
-from spans.test_spans import batch, network, partners
+from support.dense import batch, network, partners
 from unsum import LocalTraining, UnsumError
 
 
