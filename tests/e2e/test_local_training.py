@@ -55,6 +55,7 @@ def test_two_steps_between_before_and_after_are_followed(run: Run) -> None:
     assert (one.code, "--local-steps" in one.err) == (2, True)
 
 
+@pytest.mark.long
 def test_the_same_is_simulated_with_the_truth(run: Run) -> None:
     images = np.random.default_rng(0).integers(0, 256, (4, 4, 4, 3), dtype=np.uint8)
     np.savez("photos.npz", images=images, labels=np.arange(4))
