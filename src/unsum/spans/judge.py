@@ -62,7 +62,7 @@ def judge(answer: Answer, knowledge: Knowledge, seed: int) -> Claim:
             f"Sent through the layers again, the samples leave {replayed.unexplained:.0e} of a gradient unexplained."
         )
     if explained and not doubts:
-        doubts += _doubt_mirror(replayed, answer.errors, limit, knowledge)
+        doubts += doubt_mirror(replayed, answer.errors, limit, knowledge)
         doubts += _doubt_samples(replayed, reading.copies, knowledge, seed)
     return grant(
         Evidence(
@@ -98,7 +98,7 @@ def _doubt_number(reading: LossReading, knowledge: Knowledge) -> list[str]:
     return [] if said in (None, found) else [f"The batch was said to hold {said} samples, but {found} were found."]
 
 
-def _doubt_mirror(replayed: Replayed, errors: Tensor, limit: float, knowledge: Knowledge) -> list[str]:
+def doubt_mirror(replayed: Replayed, errors: Tensor, limit: float, knowledge: Knowledge) -> list[str]:
     """Two answers, yes and no: where no bias tells them apart and activations are odd, a sample's negative with the other label
     sends the same. Each is tried, and all at once."""
     batch = replayed.batch
@@ -209,7 +209,7 @@ def _doubt_steps(answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> lis
         told = replace(knowledge, labels=None, batch_size=len(seen) if known else None)
         replayed = replay(batch, seen.roots.errors)
         limit = _ROUNDED * max(replayed.unexplained, rounding(torch.float32))
-        doubts = _doubt_mirror(replayed, seen.roots.errors, limit, knowledge)
+        doubts = doubt_mirror(replayed, seen.roots.errors, limit, knowledge)
         doubts += _doubt_samples(replayed, answer.copies(seen), told, seed)
         if doubts:
             return [f"Step {number}: {doubt}" for doubt in doubts]
