@@ -46,6 +46,17 @@ def test_the_order_of_the_batch_does_not_matter() -> None:
         assert_all_found(unsum.separate(model, unsum.capture(model, x[order], y[order]), "spans"), x, y)
 
 
+def test_other_names_of_the_classes_change_nothing_but_the_labels() -> None:
+    model, renamed = network(40, 96, 96, 3), torch.tensor([2, 0, 1])
+    x, y = batch(10, 40, 3)
+    with torch.no_grad():
+        for tensor in model[-1].parameters():
+            tensor[renamed] = tensor.clone()
+    leak = unsum.separate(model, unsum.capture(model, x, renamed[y]), "spans", batch_size=10)
+    assert_all_found(leak, x, renamed[y])
+    assert leak.exact, leak.notes
+
+
 def test_a_table_whose_rows_are_shorter_than_the_batch_is_large() -> None:
     """With fewer columns than rows the first span is everything; the unknown is the row itself."""
     model = network(6, 96, 96, 2)
