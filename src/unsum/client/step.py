@@ -116,7 +116,7 @@ def mean_loss_gradient(step: ClientStep) -> Gradients:
 
 
 def sent_statistics(step: ClientStep) -> BatchStatistics:
-    """What the client's buffers say of this batch, if it sends them along: in a pass of its own, since gradients put buffers back.
+    """What the client's buffers say of this batch, if it sends them: in a pass of its own, since gradients put buffers back.
 
     Random numbers are put back as well, so that dropout draws the same ones for the gradient.
     """
