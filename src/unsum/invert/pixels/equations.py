@@ -10,15 +10,32 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from unsum.batch_statistics import BatchStatistics
 from unsum.gradients import TINY, inputs_of, quiet
 
 Product = Callable[[Tensor], Tensor]
+
+
+_RELUS = {nn.functional.relu, torch.relu, Tensor.relu}
+
+
+class _Relus(TorchFunctionMode):
+    """Remembers the last ReLU of a pass: what went in, and what came out."""
+
+    last: tuple[Tensor, Tensor] | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in _RELUS and out is not args[0]:
+            self.last = args[0], out
+        return out
 
 
 class _Reached(Exception):  # noqa: N818 (not an error: the rest of the pass is not needed)
@@ -66,7 +83,12 @@ class Equations:
         return self.maps.flatten(1).norm(dim=1).clamp_min(TINY).view(-1, 1, 1, 1)
 
     def residual(self, pictures: Tensor) -> Tensor:
-        return (read_by(self.model, self.layer, pictures) - self.maps) / self.sizes
+        """Where the map is positive, what went into the ReLU before it counts: behind it, a negative one has no derivative."""
+        with _Relus() as relus:
+            read = read_by(self.model, self.layer, pictures)
+        if relus.last is not None and relus.last[1] is read:
+            read = torch.where(self.maps > 0, relus.last[0], read)
+        return (read - self.maps) / self.sizes
 
     def of(self, rows: Tensor) -> Equations:
         """Those of some samples alone."""
@@ -127,8 +149,6 @@ def _hold_sent(model: nn.Module, sent: BatchStatistics, like: Tensor) -> None:
         assert norm.running_mean is not None  # it was sent
         assert norm.running_var is not None
         norm.running_mean.copy_(sent.means[name])
-        norm.running_var.copy_(
-            sent.variances[name] * (1 - 1 / count)
-        )  # BatchNorm divides by n, keeps by n − 1
+        norm.running_var.copy_(sent.variances[name] * (1 - 1 / count))  # BatchNorm divides by n, keeps by n − 1
     for norm in norms.values():
         norm.eval()

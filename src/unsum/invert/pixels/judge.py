@@ -70,7 +70,7 @@ class Solution:
             notes.append(
                 "BatchNorm hides the scale of the whole batch, but for its ε: contrast is less sure than shapes."
             )
-        return Solution(pictures, errors.flatten(), notes)
+        return Solution(pictures, errors.flatten().double(), notes)
 
 
 def judge(model: nn.Module, update: Update | None, leak: Leak, solution: Solution) -> tuple[Tensor, Tensor, list[str]]:
@@ -85,7 +85,7 @@ def judge(model: nn.Module, update: Update | None, leak: Leak, solution: Solutio
             nothing,
             [*notes, "The gradient was not replayed: the loss is not a plain mean of cross-entropies."],
         )
-    replay = play(model, update, leak, solution.pictures, errors)
+    replay = play(model, update, leak, solution.pictures.double(), errors)
     doubts = doubt_rest(replay)
     hidden = ~replay.shows().any(1)
     if bool(hidden.any()):

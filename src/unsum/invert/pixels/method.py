@@ -75,19 +75,23 @@ def solve_pixels(
     sent = BatchStatistics() if update is None else update.statistics
     device = next(model.parameters()).device
     with posed(model, reach.layer, reach.maps, reach.shape, sent, torch.float32) as equations:
-        coarse = _several_starts(equations, _given(leak, reach, device), reach, seed, progress)
-    with posed(model, reach.layer, reach.maps, reach.shape, sent, torch.float64) as equations:
-        fine = descend(equations, coarse.double(), reach.shape, progress, damping=_FINE)
-        solution = Solution.at(equations, reach, fine.z, fine.misfit)
+        found, misfit = _several_starts(equations, _given(leak, reach, device), reach, seed, progress)
+        solution = None if equations.together else Solution.at(equations, reach, found, misfit)
+    if solution is None:
+        # The scale of a batch that BatchNorm normalizes is seen through its ε alone, which float32 does not resolve.
+        with posed(model, reach.layer, reach.maps, reach.shape, sent, torch.float64) as equations:
+            fine = descend(equations, found.double(), reach.shape, progress, damping=_FINE)
+            found, misfit = fine.z, fine.misfit
+            solution = Solution.at(equations, reach, found, misfit)
     errors, exact, notes = judge(model, update, leak, solution)
-    count = int((fine.misfit < EXPLAINED).sum())
+    count = int((misfit < EXPLAINED).sum())
     notes = [
         f"Pixels were solved for: {reach.told}. {count} of {len(exact)} pictures explain it to {EXPLAINED:g} "
-        f"(worst misfit {float(fine.misfit.max()):.1g}), {int(exact.sum())} are certified.",
+        f"(worst misfit {float(misfit.max()):.1g}), {int(exact.sum())} are certified.",
         *([] if reach.determined else ["Not every pixel is determined: finer detail than the map tells is a guess."]),
         *notes,
     ]
-    return Pixels(fine.z, reach.layer, fine.misfit, errors, exact, notes, time.perf_counter() - begun)
+    return Pixels(found, reach.layer, misfit, errors, exact, notes, time.perf_counter() - begun)
 
 
 @INVERTERS.register(
@@ -107,8 +111,10 @@ def _given(leak: Leak, reach: Reach, device: torch.device) -> Tensor | None:
     return leak.images.detach().to(device, torch.float32)
 
 
-def _several_starts(equations: Equations, given: Tensor | None, reach: Reach, seed: int, progress: Progress) -> Tensor:
-    """(B, c, h, w) each sample's best; those that explain their map are done, the others begin anew with another color."""
+def _several_starts(
+    equations: Equations, given: Tensor | None, reach: Reach, seed: int, progress: Progress
+) -> tuple[Tensor, Tensor]:
+    """((B, c, h, w), (B,) misfits) of the best: samples that explain their map are done, others begin with another color."""
     generator = torch.Generator().manual_seed(seed)
     B, c = len(reach.maps), reach.shape[0]
     like = equations.maps
@@ -126,4 +132,4 @@ def _several_starts(equations: Equations, given: Tensor | None, reach: Reach, se
         found = descend(equations.of(rows), start[rows], reach.shape, progress)
         better = found.misfit < misfit[rows]
         best[rows[better]], misfit[rows[better]] = found.z[better], found.misfit[better]
-    return best
+    return best, misfit
