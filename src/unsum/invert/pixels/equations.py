@@ -1,15 +1,16 @@
 """What pictures make a layer read, less what it read: the residual of the least squares, and its derivative as two products.
 
 In eval mode every sample stands for itself. In train mode BatchNorm's statistics tie the batch together, and the whole batch is
-one problem, unless the client sent the statistics along: then they are constants.
+one problem, unless the statistics are held: those that the client sent along, or a guess.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from unsum.batch_statistics import BatchStatistics
-from unsum.gradients import TINY, inputs_of, quiet
+from unsum.gradients import TINY, quiet
 
 Product = Callable[[Tensor], Tensor]
 
@@ -60,6 +61,10 @@ def read_by(model: nn.Module, layer: str, pictures: Tensor) -> Tensor:
     return seen[0]
 
 
+def _note(seen: dict[str, Tensor], name: str, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    seen[name] = inputs[0]
+
+
 @dataclass(frozen=True)
 class Linear:
     """The residual (B, …) at a point, with v ↦ J v and u ↦ Jᵀ u."""
@@ -76,7 +81,12 @@ class Equations:
     model: nn.Module
     layer: str
     maps: Tensor
-    together: bool  # one problem for the batch
+    norms: Mapping[str, _BatchNorm]  # that normalize by the batch's own statistics, unless these are held
+
+    @property
+    def together(self) -> bool:
+        """Whether the whole batch is one problem."""
+        return any(norm.training for norm in self.norms.values())
 
     @property
     def sizes(self) -> Tensor:
@@ -92,7 +102,30 @@ class Equations:
 
     def of(self, rows: Tensor) -> Equations:
         """Those of some samples alone."""
-        return Equations(self.model, self.layer, self.maps[rows], self.together)
+        return replace(self, maps=self.maps[rows])
+
+    def hold(self, pictures: Tensor, sent: BatchStatistics | None = None) -> None:
+        """Take the statistics of these pictures, or those that were sent of as many, for constants: samples stand alone."""
+        self.release()
+        seen: dict[str, Tensor] = {}
+        hooks = [norm.register_forward_pre_hook(partial(_note, seen, name)) for name, norm in self.norms.items()]
+        with torch.no_grad():
+            read_by(self.model, self.layer, pictures)
+        for hook in hooks:
+            hook.remove()
+        for name, read in seen.items():
+            dims = [0, *range(2, read.ndim)]
+            mean, variance = read.mean(dims), read.var(dims, correction=0)
+            if sent is not None:  # BatchNorm divides by n, and keeps what was divided by n − 1
+                mean, variance = sent.means[name], sent.variances[name] * (1 - read.shape[1] / read.numel())
+            self.norms[name].running_mean, self.norms[name].running_var = mean.to(read), variance.to(read)
+        for norm in self.norms.values():
+            norm.eval()
+
+    def release(self) -> None:
+        """Statistics of the batch again."""
+        for norm in self.norms.values():
+            norm.train()
 
     def linear(self, pictures_of: Product, unknowns: Tensor) -> Linear:
         """The derivative by `unknowns`, of which `pictures_of` makes pictures.
@@ -122,33 +155,12 @@ class Equations:
 
 
 @contextmanager
-def posed(
-    model: nn.Module, layer: str, maps: Tensor, shape: tuple[int, ...], sent: BatchStatistics, dtype: torch.dtype
-) -> Iterator[Equations]:
+def posed(model: nn.Module, layer: str, maps: Tensor, dtype: torch.dtype) -> Iterator[Equations]:
     """The equations, computed by a copy of the model in `dtype`; TF32 would leave nothing below 1e-3."""
     own = copy.deepcopy(model).to(dtype)
-    maps = maps.to(next(own.parameters()))
-    _hold_sent(own, sent, torch.zeros(len(maps), *shape, dtype=dtype, device=maps.device))
-    together = any(isinstance(m, _BatchNorm) and (m.training or m.running_mean is None) for m in own.modules())
     for module in own.modules():
         if isinstance(module, nn.ReLU):
             module.inplace = False  # its input is needed for the derivative
+    norms = {name: m for name, m in own.named_modules() if isinstance(m, _BatchNorm) and m.training}
     with quiet(own, []), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        yield Equations(own, layer, maps, together)
-
-
-def _hold_sent(model: nn.Module, sent: BatchStatistics, like: Tensor) -> None:
-    """Put the batch's own statistics, where the client sent those of every layer, in the place of the running ones."""
-    norms = {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm) and m.training}
-    if not norms or not norms.keys() <= sent.means.keys():
-        return
-    for name, norm in norms.items():
-        with inputs_of(norm) as seen, torch.no_grad():
-            model(like)
-        count = seen[-1].numel() // seen[-1].shape[1]
-        assert norm.running_mean is not None  # it was sent
-        assert norm.running_var is not None
-        norm.running_mean.copy_(sent.means[name])
-        norm.running_var.copy_(sent.variances[name] * (1 - 1 / count))  # BatchNorm divides by n, keeps by n − 1
-    for norm in norms.values():
-        norm.eval()
+        yield Equations(own, layer, maps.to(next(own.parameters())), norms)

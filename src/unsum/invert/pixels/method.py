@@ -16,20 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from unsum.batch_statistics import BatchStatistics
-from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
 from unsum.invert.method import INVERTERS, Inverse
-from unsum.invert.pixels.descend import UNTRIED, descend
-from unsum.invert.pixels.equations import Equations, posed
+from unsum.invert.pixels.descend import descend
+from unsum.invert.pixels.equations import posed
 from unsum.invert.pixels.judge import Solution, judge
 from unsum.invert.pixels.reach import Reach, find_reach
+from unsum.invert.pixels.starts import EXPLAINED, several_starts, solve_together
 from unsum.leak import Leak
 from unsum.progress import SILENT, Progress
 from unsum.update import Update
 
-EXPLAINED = 1e-3  # relative misfit of a map above which a picture has ended elsewhere: right ones end at rounding
-_STARTS = 3  # colors to start from, one after another, for samples that end elsewhere
-_GRAY, _SPREAD = 0.1, 0.3  # zero would do nothing: without biases it is where all ReLUs change
 _FINE = 1e-9  # damping once the picture is found
 
 
@@ -73,13 +70,19 @@ def solve_pixels(
         )
     progress.say("Solving for the pixels")
     sent = BatchStatistics() if update is None else update.statistics
-    device = next(model.parameters()).device
-    with posed(model, reach.layer, reach.maps, reach.shape, sent, torch.float32) as equations:
-        found, misfit = _several_starts(equations, _given(leak, reach, device), reach, seed, progress)
-        solution = None if equations.together else Solution.at(equations, reach, found, misfit)
-    if solution is None:
+    with posed(model, reach.layer, reach.maps, torch.float32) as equations:
+        known = bool(equations.norms) and equations.norms.keys() <= sent.means.keys()
+        start = _given(leak, reach, equations.maps.device)
+        if known:
+            equations.hold(torch.zeros(len(reach.maps), *reach.shape).to(equations.maps), sent)
+        if equations.together:
+            found, misfit = solve_together(equations, start, reach, seed, progress)
+        else:
+            found, misfit = several_starts(equations, start, reach, seed, progress)
+            solution = Solution.at(equations, reach, found, misfit)
+    if equations.norms and not known:
         # The scale of a batch that BatchNorm normalizes is seen through its ε alone, which float32 does not resolve.
-        with posed(model, reach.layer, reach.maps, reach.shape, sent, torch.float64) as equations:
+        with posed(model, reach.layer, reach.maps, torch.float64) as equations:
             fine = descend(equations, found.double(), reach.shape, progress, damping=_FINE)
             found, misfit = fine.z, fine.misfit
             solution = Solution.at(equations, reach, found, misfit)
@@ -109,27 +112,3 @@ def _given(leak: Leak, reach: Reach, device: torch.device) -> Tensor | None:
     if leak.images is None or tuple(leak.images.shape[1:]) != reach.shape:
         return None
     return leak.images.detach().to(device, torch.float32)
-
-
-def _several_starts(
-    equations: Equations, given: Tensor | None, reach: Reach, seed: int, progress: Progress
-) -> tuple[Tensor, Tensor]:
-    """((B, c, h, w), (B,) misfits) of the best: samples that explain their map are done, others begin with another color."""
-    generator = torch.Generator().manual_seed(seed)
-    B, c = len(reach.maps), reach.shape[0]
-    like = equations.maps
-    best = torch.zeros(B, *reach.shape, device=like.device)
-    misfit = torch.full((B,), torch.inf, device=like.device)
-    starts = [] if given is None else [given]
-    starts += [
-        (_GRAY + _SPREAD * k + 0.05 * torch.randn(B, c, 1, 1, generator=generator)).to(like) for k in range(_STARTS)
-    ]
-    for start in starts:
-        open_ones = (~(misfit < EXPLAINED)).nonzero()[:, 0]
-        rows = torch.arange(B, device=like.device) if equations.together else open_ones
-        if not len(open_ones) or (bool(misfit.isfinite().all()) and out_of_time(UNTRIED)):
-            break
-        found = descend(equations.of(rows), start[rows], reach.shape, progress)
-        better = found.misfit < misfit[rows]
-        best[rows[better]], misfit[rows[better]] = found.z[better], found.misfit[better]
-    return best, misfit
