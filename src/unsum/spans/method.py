@@ -243,7 +243,8 @@ def _polished(pair: Pair, roots: Roots, reading: LossReading) -> tuple[Replayed,
     step = pair.steps[0]
     for _ in range(_POLISHES):
         delta = played.at.delta[0]
-        inverse = torch.linalg.pinv(delta.T)  # (R, m)
+        Q, R = torch.linalg.qr(delta.T)
+        inverse = torch.linalg.solve_triangular(R, Q.T, upper=True)  # (R, m); an SVD takes seconds on a GPU
         moved = left_product(inverse, step.grad_W)[0]
         own = inverse.norm(dim=1) * pair.here.noise * step.W.shape[1] ** 0.5 / moved.norm(dim=1).clamp_min(1e-300)
         again = _played(pair, moved, reading, own)

@@ -95,8 +95,7 @@ def reflected(condition: Condition, s: Tensor, steps: int) -> Tensor:
         point = point[~arrived]
         if len(point) == 0 or out_of_time("further reflections of the spans"):
             break
-    ends: Tensor = (torch.cat(near).double() / _SCALE - condition.c) @ torch.linalg.pinv(condition.K)
-    return ends
+    return condition.unknowns_at(torch.cat(near).double() / _SCALE)
 
 
 def _begin(condition: Condition, s: Tensor) -> Tensor:
@@ -110,9 +109,13 @@ def _begin(condition: Condition, s: Tensor) -> Tensor:
 
 
 def _onto_lines(z: Tensor, a: Tensor, lines: list[float]) -> tuple[Tensor, Tensor]:
-    """The closest (z, a) with a = act(z), entry by entry: the closer one of the closest points of its two half-lines."""
-    below, above = ((z + slope * a) / (1 + slope**2) for slope in lines)
-    ends = [(x, slope * x) for x, slope in zip((below.clamp_max(0), above.clamp_min(0)), lines, strict=True)]
-    far = [(x - z).square() + (y - a).square() for x, y in ends]
-    closer = far[1] < far[0]
-    return torch.where(closer, ends[1][0], ends[0][0]), torch.where(closer, ends[1][1], ends[0][1])
+    """The closest (z, a) with a = act(z), entry by entry: the closer one of the closest points of its two half-lines.
+
+    The closer one is the one farther out: (z, a) and its closest point on a line make a right angle at that point.
+    """
+    lengths = [(1 + slope**2) ** 0.5 for slope in lines]
+    below, above = (torch.add(z, a, alpha=slope).div_(length) for slope, length in zip(lines, lengths, strict=True))
+    below, above = below.clamp_max_(0), above.clamp_min_(0)
+    closer = above > -below
+    x = torch.where(closer, above.div_(lengths[1]), below.div_(lengths[0]))
+    return x, x * torch.where(closer, lines[1], lines[0])

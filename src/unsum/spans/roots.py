@@ -17,7 +17,7 @@ from unsum.peel.blocks import right_product
 from unsum.peel.chain import Step
 from unsum.spans.basis import LayerSpan
 
-_MEMORY = 1 << 25  # entries of all Jacobians together that are held at a time: 256 MB
+_MEMORY = {"cpu": 1 << 25, "cuda": 1 << 28}  # entries of all Jacobians together that are held at a time: 256 MB, 2 GB
 _FIRST, _LEAST, _MOST = 1e-1, 1e-12, 1e8  # of Levenberg, relative to the diagonal
 _HOPELESS = 12  # steps after which a start that has not come near is left
 NEAR = 0.15  # relative distance from the next span that counts as near
@@ -92,6 +92,13 @@ class Condition:
         """(…, k) of inputs X (…, n): what of them lies in the span."""
         rows = torch.cat([X, torch.ones_like(X[:, :1])], 1) if self.here.has_bias else X
         s: Tensor = (rows @ self.here.rows.T - self.origin) @ self.directions.T
+        return s
+
+    def unknowns_at(self, z: Tensor) -> Tensor:
+        """(S, k) whose outputs are closest to z (S, m). By normal equations: W spreads a span evenly, and an SVD takes seconds."""
+        square = self.K @ self.K.T
+        factor = torch.linalg.cholesky(square + 1e-13 * square.trace() * torch.eye(len(square)).to(square))
+        s: Tensor = torch.cholesky_solve(self.K @ (z - self.c).T, factor).T
         return s
 
     def reads(self, s: Tensor) -> list[Tensor]:
@@ -176,14 +183,19 @@ def _row_means(condition: Condition) -> Tensor:
     return means
 
 
+def at_once(condition: Condition) -> int:
+    """Starts whose Jacobians are held at a time."""
+    memory = _MEMORY.get(condition.K.device.type, _MEMORY["cpu"])
+    return max(1, memory // max(1, condition.unknowns * condition.K.shape[1]))
+
+
 def descend(
     condition: Condition, s: Tensor, steps: int, enough: float, damping: float = _FIRST
 ) -> tuple[Tensor, Tensor]:
     """(s, misfit) of every start that came near, each followed to its end."""
     if condition.unknowns == 0 or len(s) == 0:  # one sample, and a bias that tells its length; or no start
         return s[:2], condition.misfit(s[:2])
-    chunk = max(1, _MEMORY // (condition.unknowns * condition.K.shape[1]))
-    found = [_descend(condition, part, steps, enough, damping) for part in s.split(chunk)]
+    found = [_descend(condition, part, steps, enough, damping) for part in s.split(at_once(condition))]
     return torch.cat([one[0] for one in found]), torch.cat([one[1] for one in found])
 
 

@@ -13,9 +13,10 @@ from unsum.equation.noise import unit_of
 from unsum.peel.chain import Step
 from unsum.progress import Progress
 from unsum.spans.reflect import reflected, walkable
-from unsum.spans.roots import Condition, descend, starts
+from unsum.spans.roots import Condition, at_once, descend, starts
 
-_WALKERS = 64  # starts of a round of reflections: a dozen samples or two are among their ends
+_WALKERS = 64  # starts of a round of reflections at least, and one for each sample that is looked for: a fifth of them is found
+_ALIKE = 0.1  # of what the layer writes: ends of reflections within it lead to one sample
 _WALK = 2000  # steps of theirs: at a third of the width 200 are enough, at 0.4 of it every second needs more
 _LAST, _HARDLY = 6, 1e-6  # steps and damping of Gauss–Newton from where reflections end: three or four lead to rounding
 _STEPS = 60  # of a start without reflections: roots are reached within twenty
@@ -25,7 +26,6 @@ _VAGUE = 1e-2  # predicted relative error from which a point is one of many that
 _SAME = 1e-4  # relative distance within which two roots are one
 _PER_SAMPLE = 8  # starts of a round of descents for each sample that is looked for
 _FEWEST, _LARGEST = 64, 2048  # starts of such a round
-_MEMORY = 1 << 24  # entries of Jacobians that are held at a time: 128 MB
 _BARREN = 4  # rounds in a row without a new sample, after which the search ends
 PATIENCE = 8.0  # seconds without a new sample, after which it ends too: what the head's solver gives further starts
 
@@ -62,17 +62,17 @@ class Roots:
         """Both, each sample once: the better reading of it stays, and hits add up."""
         X, errors = torch.cat([self.X, other.X]), torch.cat([self.errors, other.errors])
         hits, misfits = torch.cat([self.hits, other.hits]), torch.cat([self.misfits, other.misfits])
+        within = (_SAME + 10 * (errors[:, None] + errors)) * X.norm(dim=1).clamp_min(1e-300)[:, None]
+        near = (torch.cdist(X, X) < within).cpu().numpy()
         kept: list[int] = []
         counts: list[float] = []
-        sizes = X.norm(dim=1).clamp_min(1e-300)
-        for i in misfits.argsort().tolist():
-            near = (X[kept] - X[i]).norm(dim=1) < (_SAME + 10 * (errors[kept] + errors[i])) * sizes[i]
-            first = near.nonzero()[:, 0].tolist()
-            if first:
-                counts[first[0]] += float(hits[i])
+        for i, hit in zip(misfits.argsort().tolist(), hits[misfits.argsort()].tolist(), strict=True):
+            first = near[i, kept].nonzero()[0]
+            if len(first):
+                counts[first[0]] += hit
             else:
                 kept.append(i)
-                counts.append(float(hits[i]))
+                counts.append(hit)
         return Roots(X[kept], errors[kept], hits.new_tensor(counts), misfits[kept])
 
 
@@ -135,10 +135,18 @@ def tried_starts(
     """(ends, their misfits) of one round of starts: reflections where the activation allows them, else descents alone."""
     least = least_misfit(condition)
     if walkable(condition):
-        s = reflected(condition, starts(condition, _WALKERS, generator, rows=first), _WALK)
-        return descend(condition, s, _LAST, least, _HARDLY)
+        s = reflected(condition, starts(condition, max(_WALKERS, wanted), generator, rows=first), _WALK)
+        return descend(condition, s[_few_alike(condition, s)], _LAST, least, _HARDLY)
     number = min(_LARGEST, max(_FEWEST, _PER_SAMPLE * wanted, len(condition.step.W) if first else 0))
     return descend(condition, starts(condition, number, generator, rows=first), _STEPS, least)
+
+
+def _few_alike(condition: Condition, s: Tensor) -> Tensor:
+    """(S,) which ends to follow: of those that are alike two, for one confirms the other, and each takes as long as its way here."""
+    z = s @ condition.K + condition.c
+    alike = torch.cdist(z, z) < _ALIKE * z.norm(dim=1, keepdim=True)
+    few: Tensor = alike.tril(-1).sum(1) < 2
+    return few
 
 
 def roots_among(condition: Condition, s: Tensor, misfits: Tensor, slack: float = SLACK) -> tuple[Roots, Tensor]:
@@ -165,9 +173,11 @@ def predicted_errors(condition: Condition, s: Tensor, misfits: Tensor) -> Tensor
     """(S,) deviations of s: the condition's least-squares covariance at the noise that is left, or must be."""
     spare = max(1, condition.equations - condition.unknowns)
     errors = []
-    few = max(1, _MEMORY // max(1, condition.unknowns * condition.K.shape[1]))
+    few = at_once(condition)
     for one, misfit in zip(s.split(few), misfits.split(few), strict=True):
         N = condition.linearized(one)[2]
-        values = torch.linalg.eigvalsh(N).clamp_min(1e-300)
-        errors.append(values.reciprocal().sum(1).sqrt() * misfit / spare**0.5)
+        factor, singular = torch.linalg.cholesky_ex(N)
+        eye = torch.eye(N.shape[1], dtype=N.dtype, device=N.device).expand_as(N)
+        spread = torch.linalg.solve_triangular(factor, eye, upper=False).flatten(1).norm(dim=1)  # √ of the inverse's trace
+        errors.append(spread.masked_fill(singular != 0, torch.inf).nan_to_num(nan=torch.inf) * misfit / spare**0.5)
     return torch.cat(errors)
