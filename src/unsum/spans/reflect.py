@@ -85,7 +85,7 @@ def reflected(condition: Condition, s: Tensor, steps: int) -> Tensor:
     for step in range(1, steps + 1):
         layers = zip(point.split(widths, 1)[::2], point.split(widths, 1)[1::2], lines, strict=True)
         bent = torch.cat([part for z, a, line in layers for part in _onto_lines(z, a, line)], 1)
-        parts = zip(sets, (2 * bent - point).split(sizes, 1), strict=True)
+        parts = zip(sets, torch.lerp(point, bent, 2.0).split(sizes, 1), strict=True)
         moved = torch.cat([flat.closest(part) for flat, part in parts], 1).sub_(bent)
         point = point.add_(moved)
         if step % _CHECKED:

@@ -95,7 +95,7 @@ class Condition:
         return s
 
     def unknowns_at(self, z: Tensor) -> Tensor:
-        """(S, k) whose outputs are closest to z (S, m). By normal equations: W spreads a span evenly, and an SVD takes seconds."""
+        """(S, k) whose outputs are closest to z (S, m), by normal equations: W spreads a span evenly."""
         square = self.K @ self.K.T
         factor = torch.linalg.cholesky(square + 1e-13 * square.trace() * torch.eye(len(square)).to(square))
         s: Tensor = torch.cholesky_solve(self.K @ (z - self.c).T, factor).T

@@ -15,7 +15,11 @@ from unsum.progress import Progress
 from unsum.spans.reflect import reflected, walkable
 from unsum.spans.roots import Condition, at_once, descend, starts
 
-_WALKERS = 64  # starts of a round of reflections at least, and one for each sample that is looked for: a fifth of them is found
+_WALKERS = 64  # starts of a round of reflections at least
+_CROWD = {
+    "cpu": 1,
+    "cuda": 4,
+}  # starts for each sample that is looked for: one finds a fifth of them, and a GPU has room for more
 _ALIKE = 0.1  # of what the layer writes: ends of reflections within it lead to one sample
 _WALK = 2000  # steps of theirs: at a third of the width 200 are enough, at 0.4 of it every second needs more
 _LAST, _HARDLY = 6, 1e-6  # steps and damping of Gauss–Newton from where reflections end: three or four lead to rounding
@@ -134,15 +138,16 @@ def tried_starts(
 ) -> tuple[Tensor, Tensor]:
     """(ends, their misfits) of one round of starts: reflections where the activation allows them, else descents alone."""
     least = least_misfit(condition)
-    if walkable(condition):
-        s = reflected(condition, starts(condition, max(_WALKERS, wanted), generator, rows=first), _WALK)
+    if condition.unknowns and walkable(condition):
+        number = max(_WALKERS, _CROWD.get(condition.K.device.type, 1) * wanted)
+        s = reflected(condition, starts(condition, number, generator, rows=first), _WALK)
         return descend(condition, s[_few_alike(condition, s)], _LAST, least, _HARDLY)
     number = min(_LARGEST, max(_FEWEST, _PER_SAMPLE * wanted, len(condition.step.W) if first else 0))
     return descend(condition, starts(condition, number, generator, rows=first), _STEPS, least)
 
 
 def _few_alike(condition: Condition, s: Tensor) -> Tensor:
-    """(S,) which ends to follow: of those that are alike two, for one confirms the other, and each takes as long as its way here."""
+    """(S,) which ends are followed: of those that are alike two, for one confirms the other."""
     z = s @ condition.K + condition.c
     alike = torch.cdist(z, z) < _ALIKE * z.norm(dim=1, keepdim=True)
     few: Tensor = alike.tril(-1).sum(1) < 2
@@ -178,6 +183,8 @@ def predicted_errors(condition: Condition, s: Tensor, misfits: Tensor) -> Tensor
         N = condition.linearized(one)[2]
         factor, singular = torch.linalg.cholesky_ex(N)
         eye = torch.eye(N.shape[1], dtype=N.dtype, device=N.device).expand_as(N)
-        spread = torch.linalg.solve_triangular(factor, eye, upper=False).flatten(1).norm(dim=1)  # √ of the inverse's trace
+        spread = (
+            torch.linalg.solve_triangular(factor, eye, upper=False).flatten(1).norm(dim=1)
+        )  # √ of the inverse's trace
         errors.append(spread.masked_fill(singular != 0, torch.inf).nan_to_num(nan=torch.inf) * misfit / spare**0.5)
     return torch.cat(errors)
