@@ -117,13 +117,13 @@ class Condition:
         """(misfit² (S,), Jᵀr (S, k), JᵀJ (S, k, k)) of the relative residual."""
         z = s @ self.K + self.c
         a, J = self.step.activation.function(z), self.K * self.step.activation.slope(z)[:, None, :]  # J (S, k, m)
-        cost, gradient, N = _relative(a, J, self.next)
+        cost, gradient, N = relative(a, J, self.next)
         if self.further is None:
             return cost, gradient, N
         step = self.further.step
         z = step.linear(a)
         a, J = step.activation.function(z), (J @ step.W.double().T) * step.activation.slope(z)[:, None, :]
-        more = _relative(a, J, self.further.span)
+        more = relative(a, J, self.further.span)
         return cost + more[0], gradient + more[1], N + more[2]
 
 
@@ -131,7 +131,7 @@ def _size(a: Tensor, span: LayerSpan) -> Tensor:
     return (a.square().sum(-1) + span.has_bias).sqrt().clamp_min(1e-300)
 
 
-def _relative(a: Tensor, J: Tensor, span: LayerSpan) -> tuple[Tensor, Tensor, Tensor]:
+def relative(a: Tensor, J: Tensor, span: LayerSpan) -> tuple[Tensor, Tensor, Tensor]:
     """(r·r (S,), Jᵀr (S, k), JᵀJ (S, k, k)) of r, the part of a outside the span over a's size; J (S, k, m) is that of a."""
     size = _size(a, span)
     outside = span.outside(a) / size[:, None]
