@@ -19,13 +19,14 @@ from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.losses import PLAIN, BinaryCrossEntropy, CrossEntropy, Loss
 from unsum.peel.blocks import left_product
-from unsum.peel.chain import Chain, find_chain
+from unsum.peel.chain import Chain
 from unsum.peel.dense import rounding
 from unsum.peel.method import MARGIN, Shape
 from unsum.peel.replay import PlayedBatch, Replayed, replay
 from unsum.peel.shapes import picture_shape
 from unsum.progress import SILENT, Progress
 from unsum.separate.method import SEPARATORS
+from unsum.spans.dropped import chain_through, check_dropped, masked_steps, search_dropped
 from unsum.spans.joint import MOST, AllSamples, solve_together
 from unsum.spans.judge import Answer, judge
 from unsum.spans.labels import deflate, read_labels
@@ -50,7 +51,7 @@ _POLISHES = 3  # rounds of least squares through the layers
 @SEPARATORS.register(
     "spans",
     summary="every sample out of two consecutive dense layers, whatever the number of classes (unsum)",
-    needs="two dense layers with an activation between them, both wider than the batch; no dropout",
+    needs="two dense layers with an activation between them, both wider than the batch",
 )
 def spans(
     head: Head,
@@ -65,8 +66,10 @@ def spans(
     """Samples as roots of the first span's condition on the second; labels, loss and scale afterwards."""
     assert model is not None
     assert update is not None
-    chain = find_chain(model, update, head.W.device)
     several = update.training is not None and update.training.several_steps
+    chain, shares = chain_through(model, update, head.W.device)
+    if shares:
+        return _with_dropout(head, chain, shares, knowledge, loss, seed, progress, several=several)
     steps = None
     if update.kind == "delta" and (several or loss is None):  # of one step, or of several that nobody told of
         steps = read_steps(head, chain, update, knowledge, seed, progress)
@@ -89,6 +92,37 @@ def _one_step(
     if answer is not None:
         answer = replace(answer, lengths_open=pair.condition.lengths_open)
     return _nothing_found(head, pair) if answer is None else _leak(head, chain, pair, answer, knowledge, seed)
+
+
+def _with_dropout(
+    head: Head,
+    chain: Chain,
+    shares: dict[str, float],
+    knowledge: Knowledge,
+    loss: Loss | None,
+    seed: int,
+    progress: Progress,
+    *,
+    several: bool,
+) -> Leak:
+    """Samples with their masks; what they read at the head is what dropout left of it."""
+    pair = choose_pair(chain, knowledge)
+    check_dropped(pair, several=several)
+    found = search_dropped(pair, shares.get(pair.steps[0].name, 1.0), seed, progress)
+    if len(found) != pair.expected:
+        why = (
+            f"{len(found)} of {pair.expected} samples were found through dropout, too few to read the masks above them"
+        )
+        return _empty(head, nothing(f"{why}. This is no sign that nothing leaks."))
+    pair = replace(pair, steps=masked_steps(pair.steps, found, shares), beyond=None)
+    read, written = forward(pair.steps, found.roots.X)
+    reading = _read(head, read[-1], written[-1], loss, knowledge)
+    if reading.copies is not None and int(reading.copies.max()) > 1:  # copies would have masks of their own
+        why = "Samples that dropout fell on alike cannot be told apart."
+        return _empty(head, nothing(f"{why} This is no sign that nothing leaks."))
+    played, errors, X = _polished(pair, found.roots, reading)
+    answer = Answer(found.roots, X, errors, reading, played, 0)
+    return _leak(head, chain, pair, answer, knowledge, seed)
 
 
 def _best(
@@ -243,7 +277,8 @@ def _polished(pair: Pair, roots: Roots, reading: LossReading) -> tuple[Replayed,
     step = pair.steps[0]
     for _ in range(_POLISHES):
         delta = played.at.delta[0]
-        inverse = torch.linalg.pinv(delta.T)  # (R, m)
+        Q, R = torch.linalg.qr(delta.T)
+        inverse = torch.linalg.solve_triangular(R, Q.T, upper=True)  # (R, m); an SVD takes seconds on a GPU
         moved = left_product(inverse, step.grad_W)[0]
         own = inverse.norm(dim=1) * pair.here.noise * step.W.shape[1] ** 0.5 / moved.norm(dim=1).clamp_min(1e-300)
         again = _played(pair, moved, reading, own)
