@@ -77,6 +77,11 @@ class LayerSpan:
             self, rows=rows, columns=columns, values=values, core=values.diag(), noise=self.noise + left_behind
         )
 
+    def first(self, rank: int) -> LayerSpan:
+        """Its strongest directions alone."""
+        rows, columns, values = (part[:rank] for part in (self.rows, self.columns, self.values))
+        return replace(self, rows=rows, columns=columns, values=values, core=self.core[:rank, :rank], full=False)
+
     @classmethod
     def of(cls, step: Sent, rank: int | None = None, rounded: float = 0.0) -> LayerSpan:
         """The spaces of a layer's gradient, with the directions that stand out of its noise, or so many as `rank` says.

@@ -33,7 +33,7 @@ _PRECISE = 1e-10  # of the eigenvalue's residual
 @dataclass(frozen=True)
 class MapSpace:
     """Mixtures of the batch's maps: (K, C, h, w), orthonormal. Where `origin` (C, h, w) is given, every sample is origin plus
-    a mixture; if patches are `centered`, it is a multiple of that, the same for all."""
+    a mixture; if patches are `centered`, it is a multiple of that, the same for all, and perhaps a negative one."""
 
     maps: Tensor
     origin: Tensor | None

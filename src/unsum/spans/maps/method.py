@@ -29,12 +29,13 @@ from unsum.spans.maps.pair import ConvPair, Layer, find_pairs, tail_above
 from unsum.spans.maps.polish import maps_given
 from unsum.spans.maps.scale import common_factor
 from unsum.spans.maps.search import Ends
-from unsum.spans.maps.solve import FoundMaps, settled, solve_known, solve_rounds
+from unsum.spans.maps.solve import FoundMaps, likelier_sign, settled, solve_known, solve_rounds
 from unsum.spans.maps.statistics import in_train_mode, running, sent
 from unsum.spans.maps.tail import Tail, in_client_mode
 from unsum.spans.targets import read_loss
 from unsum.update import Update
 
+_ALONE = 1e-2  # of the singular value before it: the last one is no sample's, whose places come together
 _POLISHES = 3  # last solves: each takes the error of δ down further
 
 
@@ -120,7 +121,10 @@ def read_batch(model: nn.Module, update: Update, device: torch.device) -> MapBat
 
 
 def _span(layer: Layer, device: torch.device) -> LayerSpan:
-    return LayerSpan.of(_Sent(layer.grad.detach().to(device).flatten(1), None))
+    """Of BatchNorm's batches without the mean patch: sums of ∂loss/∂z that should be zero leave their rounding along it."""
+    span = LayerSpan.of(_Sent(layer.grad.detach().to(device).flatten(1), None))
+    alone = len(span) > 2 and float(span.values[-1]) < _ALONE * float(span.values[-2])
+    return span.first(len(span) - 1) if alone and layer.batch_norm is not None else span
 
 
 def _space(layer: Layer, span: LayerSpan) -> MapSpace | None:
@@ -168,7 +172,9 @@ def _solved(
         return solve_known(condition, space.samples, seed, progress), 1.0
     assert condition.batch is not None
     hidden = replace(condition, batch=replace(condition.batch, eps=0.0))
-    found = solve_rounds(hidden, space.samples, seed, progress)
+    sign = likelier_sign(hidden, space.samples, seed)
+    condition, hidden = (replace(one, c=sign * one.c) for one in (condition, hidden))
+    found = replace(solve_rounds(hidden, space.samples, seed, progress), sign=sign)
     if len(found) < space.samples:
         return found, None
     return _scaled(batch, model, head, condition, found)
@@ -192,7 +198,7 @@ def _scaled(
         factor = common_factor(shortcut, head, maps, written, guess)
         guess = factor or guess
         told = replace(condition, batch=replace(norm, eps=norm.eps / guess**2))
-        found = replace(settled(told, Ends.of(found.s), found.s), hits=found.hits)
+        found = replace(settled(told, Ends.of(found.s), found.s), hits=found.hits, sign=found.sign)
     return found, factor
 
 
@@ -219,7 +225,7 @@ def _maps(batch: MapBatch, found: FoundMaps, factor: float = 1.0) -> Tensor:
     if found.condition.unknowns == space.samples:
         return torch.tensordot(found.s, space.every, 1)
     assert space.origin is not None
-    return factor * (space.origin + torch.tensordot(found.s, space.maps, 1))
+    return factor * (found.sign * space.origin + torch.tensordot(found.s, space.maps, 1))
 
 
 def _answered(

@@ -26,13 +26,14 @@ _ROOT, _BEST, _NEVER = 1e-3, 1e3, 3e-2  # misfits: always a root; times the lowe
 
 @dataclass(frozen=True)
 class FoundMaps:
-    """Samples as mixtures s (R, k) with predicted errors of s, misfits, and how many starts came to each."""
+    """Samples as mixtures s (R, k) with predicted errors of s, misfits, and how many starts came to each; `sign` of the origin."""
 
     s: Tensor
     errors: Tensor
     misfits: Tensor
     hits: Tensor
     condition: MapCondition
+    sign: int = 1
 
     def __len__(self) -> int:
         return len(self.s)
@@ -58,13 +59,29 @@ def solve_known(condition: MapCondition, samples: int, seed: int, progress: Prog
     return _finished(condition, ends[_roots(ends)], samples)
 
 
-def solve_rounds(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
-    """With the batch's own statistics unknown: solve, take the statistics of what was found, and again."""
+def likelier_sign(condition: MapCondition, samples: int, seed: int) -> int:
+    """Whether the origin or its negative leads to samples: linear algebra does not tell, the activation does."""
+    left = []
+    for sign in (1, -1):
+        ends, _ = _first_rounds(replace(condition, c=sign * condition.c), samples, seed)
+        left.append(float(ends.misfits.median()))
+    return 1 if left[0] < left[1] else -1
+
+
+def _first_rounds(condition: MapCondition, samples: int, seed: int) -> tuple[Ends, MapCondition]:
+    """Starts with the statistics of all of them, before any sample stands out, and the equations that they look at."""
     generator = torch.Generator().manual_seed(seed)
     few = narrowed(condition, samples, generator)
     ends = Ends.of(_spread(few, max(_FEWEST, _STARTS * samples), generator))
     for _ in range(_FIRST_ROUNDS):
         ends = descend(few.normed_by(ends.s), ends, _FIRST_STEPS)
+    return ends, few
+
+
+def solve_rounds(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
+    """With the batch's own statistics unknown: solve, take the statistics of what was found, and again."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    ends, few = _first_rounds(condition, samples, seed)
     chosen = ends.s
     for _ in range(_ROUNDS):
         few = few.normed_by(chosen)
@@ -76,6 +93,8 @@ def solve_rounds(condition: MapCondition, samples: int, seed: int, progress: Pro
             kept, hits = apart(ends)
         before, chosen = chosen, ends.s[_likeliest(ends, kept, samples)]
         progress.part(min(len(kept), samples), samples)
+        import os
+        if os.environ.get("DBG"): print(len(kept), sorted(hits.tolist()), ends.misfits[kept].max(), ends.misfits.median(), _moved(before,chosen))
         if len(kept) == samples == len(before) and _moved(before, chosen) < _SETTLED:
             break
         if out_of_time("further rounds of statistics"):
@@ -91,6 +110,8 @@ def settled(condition: MapCondition, ends: Ends, chosen: Tensor) -> FoundMaps:
         moved = descend(condition, last, 1)
         change = _moved(last.s, moved.s)
         last = moved
+        import os
+        if os.environ.get("DBG"): print('settle', change, last.misfits.max())
         if change < _FIXED:
             break
     found = _finished(condition.normed_by(last.s), last, len(last))
@@ -114,7 +135,7 @@ def _moved(before: Tensor, after: Tensor) -> float:
 def _finished(condition: MapCondition, ends: Ends, samples: int) -> FoundMaps:
     """Each sample once, after steps with all equations, with its predicted error."""
     kept, hits = apart(ends)
-    best = descend(condition, Ends.of(ends.s[kept], 1e-6), 4)
+    best = descend(condition, Ends.of(ends.s[kept], 1e-6), 4) if len(kept) else ends
     if len(kept) > samples:
         chosen = best.misfits.argsort()[:samples]
         best, hits = best[chosen], hits[chosen]
