@@ -56,6 +56,15 @@ class Among:
         """The part of (…, E) that is no mixture."""
         return a - (a @ self.rows.T) @ self.rows
 
+    def back(self, rest: Tensor) -> Tensor:
+        """What is outside, as entries again."""
+        return rest
+
+    def gram(self, J: Tensor) -> Tensor:
+        """(S, k, k) products of the parts of J (S, k, E) that are no mixtures."""
+        within = J @ self.rows.T
+        return J @ J.mT - within @ within.mT
+
 
 @dataclass(frozen=True)
 class Places:
@@ -74,6 +83,15 @@ class Places:
         maps = a.unflatten(-1, (self.beyond.shape[1], -1))
         rest = self.beyond @ (maps - maps.mean(-1, keepdim=True) if self.centered else maps)
         return rest.flatten(-2)
+
+    def back(self, rest: Tensor) -> Tensor:
+        """What is outside, (…, M · places), as entries (…, E) again."""
+        return (self.beyond.T @ rest.unflatten(-1, (len(self.beyond), -1))).flatten(-2)
+
+    def gram(self, J: Tensor) -> Tensor:
+        """(S, k, k) products of the parts of J (S, k, E) that lie beyond."""
+        rest = self.outside(J)
+        return rest @ rest.mT
 
 
 @dataclass(frozen=True)
@@ -137,10 +155,15 @@ class MapCondition:
         a = self.activation.function(z).flatten(1)
         J = self._moved(s).flatten(2) * slope[:, None, :]
         size = a.norm(dim=1).clamp_min(1e-300)
-        r = self.space.outside(a) / size[:, None]
-        along = (J @ (a / size[:, None])[..., None])[..., 0] / size[:, None]
-        J = self.space.outside(J) / size[:, None, None] - along[..., None] * r[:, None, :]
-        return r.square().sum(1), (J @ r[..., None])[..., 0], J @ J.mT
+        rest = self.space.outside(a) / size[:, None]
+        cost = rest.square().sum(1)
+        back = self.space.back(rest)
+        sides = J @ (torch.stack([a, back], 2) / size[:, None, None])  # (S, k, 2)
+        along, to = sides[..., 0] / size[:, None], sides[..., 1]
+        gradient = to - cost[:, None] * along
+        cross = along[:, :, None] * to[:, None, :]
+        N = self.space.gram(J) / size[:, None, None].square() - cross - cross.mT
+        return cost, gradient, N + cost[:, None, None] * along[:, :, None] * along[:, None, :]
 
     def _moved(self, s: Tensor) -> Tensor:
         """(S or 1, k, C, P) derivatives of what is activated."""

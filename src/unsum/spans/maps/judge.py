@@ -24,6 +24,7 @@ from unsum.spans.maps.tail import Played, Tail
 from unsum.spans.targets import LossReading
 
 _DRAWS = 4  # directions in which two samples are set apart, and in which errors are played
+_MOVED = 1e-3  # of a map: what is played, for errors in proportion
 _POWERS = 8  # steps to the largest singular value
 
 
@@ -68,22 +69,24 @@ def judge(answer: MapAnswer, knowledge: Knowledge, seed: int) -> Claim:
 
 
 def feature_errors(answer: MapAnswer, seed: int) -> Tensor:
-    """(B,) relative errors of the features, or of the maps where these are larger: errors of the maps are played."""
+    """(B,) relative errors of the features, or of the maps where these are larger: changes of the maps are played."""
     generator = torch.Generator().manual_seed(seed + 1)
     maps, errors = answer.maps, answer.errors
     if not bool(errors.isfinite().all()):
         return errors
-    features, worst = answer.played.features, errors
+    maps, tail, worst = maps.float(), answer.tail.coarse(), torch.ones_like(errors)
+    features = tail.forward(maps)[0]
+    share = torch.full_like(errors, _MOVED)
     for _ in range(_DRAWS):
-        moved = answer.tail.forward(maps + _drawn(maps, errors.clamp_max(0.1), generator))[0]
-        change = (moved - features).norm(dim=1) / features.norm(dim=1).clamp_min(1e-300)
-        worst = torch.maximum(worst, change)
-    return worst
+        moved = tail.forward(maps + _drawn(maps, share, generator))[0]
+        change = (moved - features).norm(dim=1) / features.norm(dim=1).clamp_min(1e-30)
+        worst = torch.maximum(worst, change.double() / _MOVED)
+    return worst * errors
 
 
 def _drawn(maps: Tensor, share: Tensor, generator: torch.Generator) -> Tensor:
-    u = torch.randn(maps.shape, generator=generator, dtype=torch.float64).to(maps).flatten(1)
-    sized = u / u.norm(dim=1, keepdim=True) * (share * maps.flatten(1).norm(dim=1))[:, None]
+    u = torch.randn(maps.shape, generator=generator).to(maps).flatten(1)
+    sized = u / u.norm(dim=1, keepdim=True) * (share.to(maps) * maps.flatten(1).norm(dim=1))[:, None]
     return sized.view_as(maps)
 
 
@@ -116,19 +119,19 @@ def _twins(answer: MapAnswer, left: dict[str, float], seed: int) -> Tensor:
     all known δ, no other answer of as many samples can take up.
     """
     generator = torch.Generator().manual_seed(seed + 4)
-    reading, shown = answer.reading, []
-    share = answer.errors.new_full((len(answer.maps),), FALSE_ERROR)
+    reading, shown, tail, maps = answer.reading, [], answer.tail.coarse(), answer.maps.float()
+    share = maps.new_full((len(maps),), FALSE_ERROR)
     known = {
         name: (
-            orthonormal_rows(_patches(answer, name, answer.played).flatten(0, 1)),
-            orthonormal_rows(answer.played.sent[name].flatten(2).mT.flatten(0, 1)),
+            orthonormal_rows(_patches(answer, name, answer.played).flatten(0, 1)).float(),
+            orthonormal_rows(answer.played.sent[name].flatten(2).mT.flatten(0, 1)).float(),
         )
         for name in left
     }
     for _ in range(_DRAWS):
-        d = _drawn(answer.maps, share, generator)
+        d = _drawn(maps, share, generator)
         plus, minus = (
-            answer.tail.play(answer.maps + sign * d, reading.Y, reading.weights, reading.loss) for sign in (1, -1)
+            tail.play(maps + sign * d, reading.Y.float(), reading.weights.float(), reading.loss) for sign in (1, -1)
         )
         each = []
         for name in left:

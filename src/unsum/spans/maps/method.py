@@ -29,7 +29,7 @@ from unsum.spans.maps.pair import ConvPair, Layer, find_pairs, tail_above
 from unsum.spans.maps.polish import maps_given
 from unsum.spans.maps.scale import common_factor
 from unsum.spans.maps.search import Ends
-from unsum.spans.maps.solve import FoundMaps, likelier_sign, settled, solve_known, solve_rounds
+from unsum.spans.maps.solve import FoundMaps, settled, solve_known, solve_rounds
 from unsum.spans.maps.statistics import in_train_mode, running, sent
 from unsum.spans.maps.tail import Tail, in_client_mode
 from unsum.spans.targets import read_loss
@@ -172,12 +172,10 @@ def _solved(
         return solve_known(condition, space.samples, seed, progress), 1.0
     assert condition.batch is not None
     hidden = replace(condition, batch=replace(condition.batch, eps=0.0))
-    sign = likelier_sign(hidden, space.samples, seed)
-    condition, hidden = (replace(one, c=sign * one.c) for one in (condition, hidden))
-    found = replace(solve_rounds(hidden, space.samples, seed, progress), sign=sign)
+    found = solve_rounds(hidden, space.samples, seed, progress)
     if len(found) < space.samples:
         return found, None
-    return _scaled(batch, model, head, condition, found)
+    return _scaled(batch, model, head, replace(condition, c=found.sign * c), found)
 
 
 def _scaled(

@@ -20,6 +20,7 @@ _ROUNDS = 12  # of further starts, or of statistics
 _FIRST_ROUNDS, _FIRST_STEPS = 5, 3  # with the statistics of all starts, before any sample stands out
 _SETTLED = 1e-3  # relative change of all samples from which rounds look at everything
 _LAST = 60  # rounds at most in the end
+_NEAR = 5e-2  # relative distance of a start's end from a sample, before statistics had settled
 _FIXED = 1e-9  # relative change in a round below which nothing moves any more
 _ROOT, _BEST, _NEVER = 1e-3, 1e3, 3e-2  # misfits: always a root; times the lowest one; never
 
@@ -59,13 +60,31 @@ def solve_known(condition: MapCondition, samples: int, seed: int, progress: Prog
     return _finished(condition, ends[_roots(ends)], samples)
 
 
-def likelier_sign(condition: MapCondition, samples: int, seed: int) -> int:
-    """Whether the origin or its negative leads to samples: linear algebra does not tell, the activation does."""
-    left = []
-    for sign in (1, -1):
-        ends, _ = _first_rounds(replace(condition, c=sign * condition.c), samples, seed)
-        left.append(float(ends.misfits.median()))
-    return 1 if left[0] < left[1] else -1
+def solve_rounds(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
+    """With the batch's own statistics unknown: solve, take the statistics of what was found, and again.
+
+    Linear algebra does not tell the origin from its negative; the activation does.
+    """
+    both = [_first_rounds(replace(condition, c=sign * condition.c), samples, seed) for sign in (1, -1)]
+    sign = 1 if float(both[0][0].misfits.median()) < float(both[1][0].misfits.median()) else -1
+    (ends, few), condition = both[0] if sign > 0 else both[1], replace(condition, c=sign * condition.c)
+    generator = torch.Generator().manual_seed(seed + 1)
+    chosen, before = ends.s, ends.s
+    for _ in range(_ROUNDS):
+        few = few.normed_by(chosen)
+        ends = descend(few, ends, 2 * _FIRST_STEPS)
+        kept, hits = apart(ends)
+        if condition.unknowns and (len(kept) < samples or bool((hits < 2).any())):
+            often = kept[hits > 1] if len(kept) >= samples and bool((hits > 1).any()) else kept
+            fresh = Ends.of(beside(ends.s[often], max(_FEWEST, samples), generator))
+            ends = ends.joined(descend(few, fresh, _STEPS))
+            kept, hits = apart(ends)
+        before, chosen = chosen, ends.s[_likeliest(ends, kept, samples)]
+        progress.part(min(len(kept), samples), samples)
+        settling = len(kept) == samples == len(before) and _moved(before, chosen) < _SETTLED
+        if settling or out_of_time("further rounds of statistics"):
+            break
+    return replace(settled(condition, ends, chosen), sign=sign)
 
 
 def _first_rounds(condition: MapCondition, samples: int, seed: int) -> tuple[Ends, MapCondition]:
@@ -78,30 +97,6 @@ def _first_rounds(condition: MapCondition, samples: int, seed: int) -> tuple[End
     return ends, few
 
 
-def solve_rounds(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
-    """With the batch's own statistics unknown: solve, take the statistics of what was found, and again."""
-    generator = torch.Generator().manual_seed(seed + 1)
-    ends, few = _first_rounds(condition, samples, seed)
-    chosen = ends.s
-    for _ in range(_ROUNDS):
-        few = few.normed_by(chosen)
-        ends = descend(few, ends, 2 * _FIRST_STEPS)
-        kept, hits = apart(ends)
-        if len(kept) < samples and condition.unknowns:
-            fresh = Ends.of(beside(ends.s[kept], max(_FEWEST, 2 * samples) // 2, generator))
-            ends = ends.joined(descend(few, fresh, _STEPS))
-            kept, hits = apart(ends)
-        before, chosen = chosen, ends.s[_likeliest(ends, kept, samples)]
-        progress.part(min(len(kept), samples), samples)
-        import os
-        if os.environ.get("DBG"): print(len(kept), sorted(hits.tolist()), ends.misfits[kept].max(), ends.misfits.median(), _moved(before,chosen))
-        if len(kept) == samples == len(before) and _moved(before, chosen) < _SETTLED:
-            break
-        if out_of_time("further rounds of statistics"):
-            break
-    return settled(condition, ends, chosen)
-
-
 def settled(condition: MapCondition, ends: Ends, chosen: Tensor) -> FoundMaps:
     """The last rounds, with all equations, from the samples that were chosen."""
     last = Ends.of(chosen, 1e-6)
@@ -110,14 +105,11 @@ def settled(condition: MapCondition, ends: Ends, chosen: Tensor) -> FoundMaps:
         moved = descend(condition, last, 1)
         change = _moved(last.s, moved.s)
         last = moved
-        import os
-        if os.environ.get("DBG"): print('settle', change, last.misfits.max())
         if change < _FIXED:
             break
     found = _finished(condition.normed_by(last.s), last, len(last))
-    counted = ends.joined(last)
-    near = torch.cdist(found.s, counted.s) < 0.1 * counted.s.norm(dim=1).clamp_min(1e-12)
-    return replace(found, hits=near.sum(1).clamp_min(1))
+    near = torch.cdist(found.s, ends.s) < _NEAR * ends.s.norm(dim=1).clamp_min(1e-12)
+    return replace(found, hits=near.sum(1))
 
 
 def _likeliest(ends: Ends, kept: Tensor, samples: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -57,6 +58,11 @@ class Tail:
         largest = max(float(gradient.norm()) for gradient in gradients.values())
         heard = {name: gradient for name, gradient in gradients.items() if float(gradient.norm()) > _SILENT * largest}
         return cls(module, head.name, tuple(layer.name for layer in layers), heard)
+
+    def coarse(self) -> Tail:
+        """The same in float32: enough for differences of a hundredth."""
+        gradients = {name: gradient.float() for name, gradient in self.gradients.items()}
+        return Tail(copy.deepcopy(self.module).float(), self.head, self.convs, gradients)
 
     def forward(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """(features (B, H), logits (B, C)) of maps (B, C, h, w)."""
