@@ -119,7 +119,7 @@ def _with_dropout(
         return _empty(head, nothing(f"{why}. This is no sign that nothing leaks."))
     pair = replace(pair, steps=masked_steps(pair.steps, found, shares), beyond=None)
     read, written = forward(pair.steps, found.roots.X)
-    reading = _read(head, read[-1], written[-1], loss, knowledge)
+    reading = read_loss(head, read[-1], written[-1], loss, knowledge)
     if reading.copies is not None and int(reading.copies.max()) > 1:  # copies would have masks of their own
         why = "Samples that dropout fell on alike cannot be told apart."
         return _empty(head, nothing(f"{why} This is no sign that nothing leaks."))
