@@ -14,8 +14,7 @@ import unsum
 from support.audits import captured, synthetic
 from support.material import pictures, small_net
 from unsum.audit.compare import CAPTURED, NOT_ASKED, SLOW
-from unsum.audit.markdown import render_markdown
-from unsum.audit.report import render
+from unsum.audit.report import render, render_markdown
 from unsum.audit.sweep import task
 from unsum.audit.sweep.bench import Point, SampleLeak
 from unsum.audit.sweep.result import Curve
