@@ -18,9 +18,9 @@ from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.report import Audit
 from unsum.audit.result import Setting
 from unsum.audit.round import attacked
-from unsum.audit.sequences import Texts
 from unsum.audit.sweep.bench import shown
 from unsum.audit.tried import Tried
+from unsum.audit.verdict import Texts
 from unsum.client.capture import in_mode
 from unsum.client.text import capture_text
 from unsum.data import Batch
@@ -31,9 +31,8 @@ from unsum.head import find_head
 from unsum.leak import Leak
 from unsum.models import load_model
 from unsum.models.from_hugging_face import is_language_folder
-from unsum.models.language import is_language_model
+from unsum.models.language import Tokenizer, is_language_model, tokenizer_of
 from unsum.models.load import LoadedModel
-from unsum.models.tokenizer import Tokenizer, tokenizer_of
 from unsum.progress import Progress
 from unsum.score import SampleScore
 from unsum.score.text import pair_text, score_text

@@ -16,8 +16,7 @@ from itertools import islice
 from typing import Any
 
 from unsum.bench.declare import Cell
-from unsum.bench.key import code_version
-from unsum.bench.material import Material
+from unsum.bench.material import Material, code_version
 from unsum.bench.measure import Outcome, measure
 from unsum.bench.run import Shown
 from unsum.errors import UnsumError

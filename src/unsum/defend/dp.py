@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.client.step import ClientStep, Gradients, Stage, in_mode, loss_rows, mean_loss
-from unsum.defend.axis import Axis
-from unsum.defend.defense import DEFENSES, ClientDefense, require
+from unsum.defend.defense import DEFENSES, Axis, ClientDefense, require
 from unsum.errors import UnsumError, unknown_name
 from unsum.gradients import main_output
 
