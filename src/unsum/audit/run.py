@@ -199,24 +199,10 @@ def _audit_captured(inputs: Inputs, options: AttackOptions, *, train: bool, comm
     with in_mode(network, train):
         leak = attacked(network, sent, options, progress)
     leak = replace(leak, notes=[*update.notes, *leak.notes])
-    setting = Setting.of(
-        loaded.name,
-        leak,
-        options,
-        samples=leak.batch_size,
-        train=train,
-        defenses=_UNKNOWN,
-        command=command,
-        training=update.training,
-    )
-    seconds = time.perf_counter() - start
+    how: dict[str, Any] = {"train": train, "defenses": _UNKNOWN, "command": command, "training": update.training}
     return Audit(
-        setting,
-        None,
-        leak,
-        [],
-        {},
-        seconds,
+        Setting.of(loaded.name, leak, options, samples=leak.batch_size, **how),
+        *(None, leak, [], {}, time.perf_counter() - start),
         comparison=Comparison(absent=CAPTURED),
         tried=[Tried.of(attempt, []) for attempt in leak.tried],
         undecided=leak.undecided,

@@ -90,17 +90,9 @@ def audit_text(
     shares = [share for _, share, _ in pairs]
     # Where no text came back, that is no measurement: dropout or too many positions end the attack on text, not the leak.
     decided = max(shares) >= DEFAULT_LEVEL
-    setting = Setting.of(
-        inputs.loaded.name,
-        leak,
-        options,
-        samples=len(batch.texts),
-        train=train,
-        defenses=shown(chain),
-        command=command,
-    )
+    how: dict[str, Any] = {"train": train, "defenses": shown(chain), "command": command}
     return Audit(
-        setting,
+        Setting.of(inputs.loaded.name, leak, options, samples=len(batch.texts), **how),
         Batch(tokens.cpu(), torch.zeros(len(tokens)), [f"text {i + 1}" for i in range(len(tokens))], []),
         leak,
         [_scored(found, whole) for found, _, whole in pairs],

@@ -6,11 +6,11 @@
 - `table`: tables; `figures`: drawings; `pages`: both as pages of the documentation.
 """
 
-from unsum.bench.declare import SIZES, Attack, Cell, Experiment, Grid, Network, Size
+from unsum.bench.declare import SIZES, Attack, Cell, Grid, Network, Size
 from unsum.bench.experiments import EXPERIMENTS
 from unsum.bench.material import Material
 from unsum.bench.plan import cells_of, cells_of_all, chosen
-from unsum.bench.run import Summary, run
+from unsum.bench.run import run
 from unsum.bench.store import Store
 
 __all__ = [
@@ -18,13 +18,11 @@ __all__ = [
     "SIZES",
     "Attack",
     "Cell",
-    "Experiment",
     "Grid",
     "Material",
     "Network",
     "Size",
     "Store",
-    "Summary",
     "cells_of",
     "cells_of_all",
     "chosen",
