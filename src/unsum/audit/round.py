@@ -16,8 +16,7 @@ from unsum.attack.auto import NothingReadError
 from unsum.attack.chain import run_attack
 from unsum.attack.options import AttackOptions
 from unsum.attack.reach import too_many
-from unsum.audit.leakage import DEFAULT_LEVEL, leakages, leakages_of_rows
-from unsum.audit.tried import Tried, strongest
+from unsum.audit.leakage import DEFAULT_LEVEL, Tried, leakages, leakages_of_rows, strongest
 from unsum.client.capture import capture_trained, in_mode
 from unsum.client.local import train_locally
 from unsum.client.step import ClientStep, Stage, ordered

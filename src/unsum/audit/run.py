@@ -17,12 +17,12 @@ from unsum.attack.pictures import Inverses
 from unsum.audit.compare import CAPTURED, Comparison
 from unsum.audit.compare import compare as under_others
 from unsum.audit.inputs import Data, Inputs, simulated_training
+from unsum.audit.leakage import Tried
 from unsum.audit.report import Audit
 from unsum.audit.result import Setting
 from unsum.audit.round import attacked, play
 from unsum.audit.sweep.bench import shown
 from unsum.audit.text import audit_text, captured_texts, is_text
-from unsum.audit.tried import Tried
 from unsum.client.capture import in_mode
 from unsum.data.texts import TextData
 from unsum.defend import Defense

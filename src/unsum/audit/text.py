@@ -14,12 +14,11 @@ from torch import nn
 from unsum.attack.options import AttackOptions
 from unsum.audit.compare import Comparison
 from unsum.audit.inputs import Inputs, own_model
-from unsum.audit.leakage import DEFAULT_LEVEL
+from unsum.audit.leakage import DEFAULT_LEVEL, Tried
 from unsum.audit.report import Audit
 from unsum.audit.result import Setting
 from unsum.audit.round import attacked
 from unsum.audit.sweep.bench import shown
-from unsum.audit.tried import Tried
 from unsum.audit.verdict import Texts
 from unsum.client.capture import in_mode
 from unsum.client.text import capture_text
