@@ -123,12 +123,14 @@ def attacked(model: nn.Module, update: Update, options: AttackOptions, progress:
     try:
         return run_attack(model, update, options, progress)
     except NothingReadError as reason:
-        _, head = find_head(model)
-        none = torch.zeros(0, head.out_features, dtype=torch.float64)
-        features, unknown = torch.zeros(0, head.in_features), float("nan")
-        return Leak(
-            options.method, none, none, features, unknown, unknown, False, tried=reason.tried, notes=[str(reason)]
-        )
+        return unanswered(model, options.method, reason.tried, str(reason))
+
+
+def unanswered(model: nn.Module, method: str, tried: list[Attempt], reason: str) -> Leak:
+    _, head = find_head(model)
+    none = torch.zeros(0, head.out_features, dtype=torch.float64)
+    features, unknown = torch.zeros(0, head.in_features), float("nan")
+    return Leak(method, none, none, features, unknown, unknown, False, tried=tried, notes=[reason])
 
 
 def send(

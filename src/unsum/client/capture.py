@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from torch import Tensor, nn
 
-from unsum.client.step import AnyDefense, after, before, first_step, in_mode, ordered
+from unsum.client.step import Defenses, after, before, first_step, in_mode, ordered
 from unsum.losses import Loss
 from unsum.update import Update
 
@@ -19,7 +17,7 @@ def capture(
     targets: Tensor,
     *,
     train: bool = True,
-    defenses: Iterable[AnyDefense] | AnyDefense = (),
+    defenses: Defenses = (),
     loss: str | Loss | None = None,
 ) -> Update:
     """The update a client would send after one step on this batch.
@@ -54,13 +52,7 @@ def capture(
 
 
 def capture_trained(
-    model: nn.Module,
-    images: Tensor,
-    targets: Tensor,
-    *,
-    train: bool = True,
-    defenses: Iterable[AnyDefense] | AnyDefense = (),
-    loss: str | Loss | None = None,
+    model: nn.Module, images: Tensor, targets: Tensor, *, train: bool, defenses: Defenses, loss: str | Loss | None
 ) -> tuple[Update, Tensor, Tensor]:
     """`capture`, with the images and targets that the client trained on: other ones where a defense changes the batch."""
     parts = ordered(defenses)

@@ -1,4 +1,4 @@
-"""What `unsum audit` prints: of a round the setting, samples beside the truth, other defenses, the verdict; of a sweep, tables."""
+"""What `unsum audit` prints of a round (the setting, samples beside the truth, other defenses, the verdict) and of a sweep."""
 
 from __future__ import annotations
 
