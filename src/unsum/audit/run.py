@@ -170,17 +170,10 @@ def audit(
     leak, defended = played.leak, shown(chain)
     return Audit(
         Setting.of(name, leak, options, samples=len(own.images), defenses=defended, command=command, **how),
-        played.truth,
-        leak,
-        played.samples,
-        summarize(leak, played.samples),
-        leakages=played.leakages,
-        by=played.by,
-        tried=played.tried,
-        undecided=played.undecided,
+        scores=summarize(leak, played.samples),
         comparison=under_others(played, network, own, chain, options, progress, wanted=compare, reader=reader, **how),
-        trained_on=played.trained_on,
         seconds=time.perf_counter() - start,
+        **vars(played),
     )
 
 

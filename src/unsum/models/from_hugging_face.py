@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.errors import UnsumError, first_line, shown
+from unsum.errors import UnsumError, first_line, optional, shown
 from unsum.files.safetensors_header import check_safetensors
 from unsum.head import find_head
-from unsum.models.built import FRESH, USUAL_SIZE, Built, Normalize, fresh_head, optional
+from unsum.models.built import FRESH, USUAL_SIZE, Built, Normalize, fresh_head
 
 _CAUSAL = ("LMHeadModel", "ForCausalLM")
 _OWN = "its own weights"
@@ -30,7 +30,7 @@ def build_hugging_face(path: Path, classes: int, seed: int, *, fresh: bool = Fal
 
     A language model, called as `model(tokens)`, comes as it is; so does a classifier's head, unless a fresh one is asked for.
     """
-    transformers = optional("transformers", "hf", "Models called hf:PATH")
+    transformers = optional("transformers", "hf", "Models called hf:PATH need transformers")
     if not (path / "config.json").is_file():
         raise UnsumError(f"{str(path)!r} is no folder written by save_pretrained: it holds no config.json.")
     check_config(path)

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.errors import UnsumError, first_line
+from unsum.errors import UnsumError, first_line, optional
 from unsum.head import find_head
-from unsum.models.built import optional
 
 IGNORED = -100  # the label of a position that takes no part, as PyTorch and Hugging Face have it
 
@@ -110,7 +109,7 @@ def tokenizer_of(model: Any) -> Tokenizer:
     folder = Path(str(model).partition(":")[2])
     if not str(model).startswith("hf:") or not any((folder / name).is_file() for name in _FILES):
         return Tokenizer()
-    transformers = optional("transformers", "hf", "Models called hf:PATH")
+    transformers = optional("transformers", "hf", "Models called hf:PATH need transformers")
     try:
         # Without code of the folder's own: a tokenizer from elsewhere must not run anything here.
         own = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
