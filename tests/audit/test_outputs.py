@@ -21,8 +21,7 @@ import unsum
 from support.audits import CLASSES, TITLES, captured, synthetic, with_names
 from support.material import pictures, small_net
 from unsum.audit.gate import message_text, render_junit, render_sarif
-from unsum.audit.markdown import render_markdown
-from unsum.audit.report import Audit, render
+from unsum.audit.report import Audit, render, render_markdown
 from unsum.audit.wording import markdown, one_line, plain
 from unsum.commands.audit_tables import _sample_table, _setting_table
 

@@ -13,10 +13,8 @@ from torch import Tensor
 
 from unsum.attack.options import AttackOptions
 from unsum.audit.compare import Comparison
-from unsum.audit.leakage import vouched
-from unsum.audit.sequences import Texts
-from unsum.audit.tried import Tried
-from unsum.audit.verdict import Verdict, judge, judge_captured
+from unsum.audit.leakage import Tried, vouched
+from unsum.audit.verdict import Texts, Verdict, judge, judge_captured
 from unsum.audit.wording import one_line, plain
 from unsum.client.augment import target_rows
 from unsum.data import Batch

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from torch import Tensor, nn
 
 from unsum.batch_statistics import BatchStatistics
-from unsum.client.step import AnyDefense, after, before, first_step, in_mode, ordered, sent_statistics
+from unsum.client.step import Defenses, after, before, first_step, in_mode, ordered, sent_statistics
 from unsum.losses import Loss
 from unsum.update import Update
 
@@ -20,7 +18,7 @@ def capture(
     targets: Tensor,
     *,
     train: bool = True,
-    defenses: Iterable[AnyDefense] | AnyDefense = (),
+    defenses: Defenses = (),
     loss: str | Loss | None = None,
     buffers: bool = False,
 ) -> Update:
@@ -62,9 +60,9 @@ def capture_trained(
     images: Tensor,
     targets: Tensor,
     *,
-    train: bool = True,
-    defenses: Iterable[AnyDefense] | AnyDefense = (),
-    loss: str | Loss | None = None,
+    train: bool,
+    defenses: Defenses,
+    loss: str | Loss | None,
     buffers: bool = False,
 ) -> tuple[Update, Tensor, Tensor]:
     """`capture`, with the images and targets that the client trained on: other ones where a defense changes the batch."""
