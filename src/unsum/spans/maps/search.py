@@ -42,7 +42,9 @@ def descend(condition: MapCondition, ends: Ends, steps: int) -> Ends:
     if condition.unknowns == 0:
         return Ends(ends.s, condition.misfit(ends.s), ends.damping)
     chunk = max(1, _MEMORY // (condition.unknowns * condition.entries))
-    parts = [_descend(condition, ends[part], steps) for part in torch.arange(len(ends), device=ends.s.device).split(chunk)]
+    parts = [
+        _descend(condition, ends[part], steps) for part in torch.arange(len(ends), device=ends.s.device).split(chunk)
+    ]
     first = parts[0]
     for part in parts[1:]:
         first = first.joined(part)

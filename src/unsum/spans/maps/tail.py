@@ -93,6 +93,4 @@ class Tail:
         shares = {name: float(rest.norm() / self.gradients[name].norm()) for name, rest in left.items()}
         worst = max(shares, key=lambda name: shares[name] if shares[name] == shares[name] else torch.inf)
         sent = dict(zip(names, found[len(parameters) :], strict=True))
-        return Played(
-            read[self.head].flatten(1), logits.detach(), read, sent, left, shares[worst], worst
-        )
+        return Played(read[self.head].flatten(1), logits.detach(), read, sent, left, shares[worst], worst)
