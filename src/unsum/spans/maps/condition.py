@@ -17,6 +17,8 @@ from torch.nn import functional as F
 from unsum.head import orthonormal_rows
 from unsum.peel.activations import Activation
 
+_DEAD = 1e-12  # size of a map of which nothing passes the activation: no sample
+
 
 @dataclass(frozen=True)
 class Affine:
@@ -146,7 +148,8 @@ class MapCondition:
     def misfit(self, s: Tensor) -> Tensor:
         """(S,) share of what the next convolution reads that lies outside its space."""
         a = self.read(s).flatten(1)
-        return self.space.outside(a).norm(dim=1) / a.norm(dim=1).clamp_min(1e-300)
+        size = a.norm(dim=1)
+        return torch.where(size > _DEAD, self.space.outside(a).norm(dim=1) / size.clamp_min(_DEAD), 1.0)
 
     def linearized(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(misfit² (S,), Jᵀr (S, k), JᵀJ (S, k, k)) of the relative residual; d(e/|a|) = de/|a| − r (a·da)/|a|²."""
@@ -154,7 +157,7 @@ class MapCondition:
         slope = self.activation.slope(z).flatten(1)
         a = self.activation.function(z).flatten(1)
         J = self._moved(s).flatten(2) * slope[:, None, :]
-        size = a.norm(dim=1).clamp_min(1e-300)
+        size = a.norm(dim=1).clamp_min(_DEAD)
         rest = self.space.outside(a) / size[:, None]
         cost = rest.square().sum(1)
         back = self.space.back(rest)

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from unsum.head import orthonormal_rows
 from unsum.spans.basis import LayerSpan
 
-_SURE, _MOST = 1e-9, 2e-2  # of a corner's patch where padding is, squared: always zero; never zero
+_SURE, _MOST = 1e-9, 2e-2  # of a patch where padding is, or outside V, squared: always zero; never zero
 _NOISY = 100.0  # times what noise should leave there
 _CLOSED = 0.1  # of a patch beyond its middle: no more than that is left of the column after the last
 _STEPS = 120  # of Lanczos: forty are enough where the next eigenvalue is 0.93
@@ -71,7 +71,10 @@ def map_space(span: LayerSpan, channels: int, kernel: tuple[int, int], *, center
     if centered is not None and whole != less:
         centered = less
     maps = orthonormal_rows(grown.flatten(1)).view_as(grown) if len(grown) else grown
-    return MapSpace(maps, _origin(V, maps), centered=True) if centered else MapSpace(maps, None)
+    if not centered:
+        return MapSpace(maps, None)
+    origin = _origin(V, maps)
+    return None if origin is None else MapSpace(maps, origin, centered=True)
 
 
 def with_lengths(space: MapSpace, span: LayerSpan, kernel: tuple[int, int], grad_b: Tensor) -> MapSpace:
@@ -157,8 +160,8 @@ def inside(V: Tensor, maps: Tensor) -> Tensor:
     return F.fold(within.mT, sides, kernel, padding=padding) / count.sqrt()
 
 
-def _origin(V: Tensor, maps: Tensor) -> Tensor:
-    """(C, h, w) the map beside differences: Lanczos for the largest eigenvalue, 1, beside theirs."""
+def _origin(V: Tensor, maps: Tensor) -> Tensor | None:
+    """(C, h, w) the map beside differences: Lanczos for the largest eigenvalue beside theirs; None where that is not 1."""
     sides = maps.shape[2:]
     kernel, padding = (V.shape[2], V.shape[3]), (V.shape[2] // 2, V.shape[3] // 2)
     ones = maps.new_ones(1, 1, *sides)
@@ -179,6 +182,8 @@ def _origin(V: Tensor, maps: Tensor) -> Tensor:
             image = image - (image @ known.T) @ known
             image = image - (image @ basis.T) @ basis
         basis = torch.cat([basis, F.normalize(image)])
+    if not float(values[-1]) > 1 - _MOST:
+        return None
     origin = found.view(maps.shape[1:]) / weight
     flat = maps.flatten(1)
     origin = origin - (origin.flatten() @ flat.T @ flat).view_as(origin)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from unsum.batch_statistics import BatchStatistics
 from unsum.certify.claim import nothing
 from unsum.errors import UnsumError
 from unsum.head import Head
@@ -27,7 +28,7 @@ from unsum.spans.maps.corner import MapSpace, map_space, with_lengths
 from unsum.spans.maps.judge import MapAnswer, judge
 from unsum.spans.maps.pair import ConvPair, Layer, find_pairs, tail_above
 from unsum.spans.maps.polish import maps_given
-from unsum.spans.maps.scale import common_factor
+from unsum.spans.maps.scale import common_factor, least
 from unsum.spans.maps.search import Ends
 from unsum.spans.maps.solve import FoundMaps, settled, solve_known, solve_rounds
 from unsum.spans.maps.statistics import in_train_mode, running, sent
@@ -42,6 +43,13 @@ _POLISHES = 3  # last solves: each takes the error of δ down further
 class _Sent(NamedTuple):
     grad_W: Tensor
     grad_b: Tensor | None
+
+
+class Factor(NamedTuple):
+    """What all maps are multiplied by, and whether something told it; else it is a guess."""
+
+    value: float
+    told: bool = True
 
 
 @dataclass(frozen=True)
@@ -76,18 +84,18 @@ def separate_maps(
 ) -> Leak:
     """The samples of the last convolutions whose gradients have room for the batch."""
     batch = read_batch(model, update, head.W.device)
-    pair = batch.pair
-    module = tail_above(model, pair.source)
-    if module is None:
-        raise UnsumError(
-            f"More than what {pair.first.name!r} reads leads to the logits, so its samples cannot be checked; use 'exact'."
-        )
     found, factor = _solved(batch, model, head, update, seed, progress)
     if len(found) < batch.space.samples:
         return _too_few(head, batch, found)
-    tail = Tail.of(module, head, (pair.first, pair.second), update, train=batch.train)
-    answer = _answered(head, batch, tail, found, factor or 1.0, loss, knowledge)
+    answer = _answered(head, batch, model, update, found, factor.value, loss, knowledge)
     return _leak(head, batch, answer, knowledge, seed, factor)
+
+
+def answer_of(head: Head, knowledge: Knowledge, model: nn.Module, update: Update) -> MapAnswer:
+    """What is judged: all samples, of an update in which all are found."""
+    batch = read_batch(model, update, head.W.device)
+    found, factor = _solved(batch, model, head, update, 0, SILENT)
+    return _answered(head, batch, model, update, found, factor.value, None, knowledge)
 
 
 def read_batch(model: nn.Module, update: Update, device: torch.device) -> MapBatch:
@@ -100,14 +108,15 @@ def read_batch(model: nn.Module, update: Update, device: torch.device) -> MapBat
         )
     full = []
     for pair in pairs:
-        here, above = (_span(layer, device) for layer in (pair.first, pair.second))
-        if here.full or above.full:
+        if tail_above(model, pair.source) is None:
+            continue
+        here, above = (_spans(layer, device) for layer in (pair.first, pair.second))
+        if here[0].full or above[0].full:
             full.append(pair.first)
             continue
-        space = _space(pair.first, here)
-        next_space = None if space is None else _next(pair.second, above, space)
-        if space is not None and next_space is not None:
-            return MapBatch(pair, space, next_space, len(here))
+        batch = next((batch for one in here for batch in [_batch(pair, one, above)] if batch is not None), None)
+        if batch is not None:
+            return batch
     if full:
         widest = max(layer.conv.out_channels for layer in full)
         raise UnsumError(
@@ -120,11 +129,20 @@ def read_batch(model: nn.Module, update: Update, device: torch.device) -> MapBat
     )
 
 
-def _span(layer: Layer, device: torch.device) -> LayerSpan:
-    """Of BatchNorm's batches without the mean patch: sums of ∂loss/∂z that should be zero leave their rounding along it."""
+def _spans(layer: Layer, device: torch.device) -> list[LayerSpan]:
+    """The row space that was sent; before it, where BatchNorm may have summed ∂loss/∂z to zero, the one without the mean patch,
+    along which such sums leave their rounding."""
     span = LayerSpan.of(_Sent(layer.grad.detach().to(device).flatten(1), None))
     alone = len(span) > 2 and float(span.values[-1]) < _ALONE * float(span.values[-2])
-    return span.first(len(span) - 1) if alone and layer.batch_norm is not None else span
+    return [span.first(len(span) - 1), span] if alone and layer.batch_norm is not None else [span]
+
+
+def _batch(pair: ConvPair, here: LayerSpan, above: list[LayerSpan]) -> MapBatch | None:
+    space = _space(pair.first, here)
+    if space is None:
+        return None
+    lying = next((one for span in above for one in [_next(pair.second, span, space)] if one is not None), None)
+    return None if lying is None else MapBatch(pair, space, lying, len(here))
 
 
 def _space(layer: Layer, span: LayerSpan) -> MapSpace | None:
@@ -144,13 +162,15 @@ def _next(layer: Layer, span: LayerSpan, below: MapSpace) -> Among | Places | No
     space = _space(layer, span)
     if space is None or space.sides != below.sides or space.samples != below.samples:
         return None
+    if layer.batch_norm is not None and space.centered != below.centered:
+        return None
     return Among.of(space.every)
 
 
 def _solved(
     batch: MapBatch, model: nn.Module, head: Head, update: Update, seed: int, progress: Progress
-) -> tuple[FoundMaps, float | None]:
-    """(samples, the factor of all of them: 1 where statistics tell it, None where nothing does)."""
+) -> tuple[FoundMaps, Factor]:
+    """(samples, the factor of all of them)."""
     pair, space = batch.pair, batch.space
     first, like = pair.first, space.maps
     values = space.samples * space.sides[0] * space.sides[1]
@@ -169,37 +189,47 @@ def _solved(
     norm = None if first.batch_norm is not None or first.norm is None else _double(first.norm, space.sides, like)
     condition = MapCondition(K, c, pair.activation, batch.next, affine, in_train_mode(first, like), norm)
     if not rounds:
-        return solve_known(condition, space.samples, seed, progress), 1.0
+        found = solve_known(condition, space.samples, seed, progress)
+        if len(found) == space.samples or not update.statistics.means:
+            return found, Factor(1.0)
+        return _solved(batch, model, head, replace(update, statistics=BatchStatistics()), seed, progress)
     assert condition.batch is not None
     hidden = replace(condition, batch=replace(condition.batch, eps=0.0))
     found = solve_rounds(hidden, space.samples, seed, progress)
     if len(found) < space.samples:
-        return found, None
+        return found, Factor(1.0)
     return _scaled(batch, model, head, replace(condition, c=found.sign * c), found)
 
 
 def _scaled(
     batch: MapBatch, model: nn.Module, head: Head, condition: MapCondition, found: FoundMaps
-) -> tuple[FoundMaps, float | None]:
+) -> tuple[FoundMaps, Factor]:
     """The batch's common factor, and the samples once more with the eps that it makes of BatchNorm's."""
     pair = batch.pair
     module = tail_above(model, pair.source, pair.above)
     assert module is not None
     shortcut = in_client_mode(module.to(head.W.device), train=True)
-    norm, factor = condition.batch, None
-    assert norm is not None
-    guess = _running_factor(batch, condition, found)
+    factor = Factor(_running_factor(batch, condition, found), told=False)
     for _ in range(2):
         maps = _maps(batch, found)
         read = found.condition.read(found.s).unflatten(2, batch.space.sides)
         written = nn.functional.conv2d(
             read, pair.second.conv.weight.detach().to(read), padding=pair.second.conv.padding
         )
-        factor = common_factor(shortcut, head, maps, written, guess)
-        guess = factor or guess
-        told = replace(condition, batch=replace(norm, eps=norm.eps / guess**2))
-        found = replace(settled(told, Ends.of(found.s), found.s), hits=found.hits, sign=found.sign)
+        seen = common_factor(shortcut, head, maps, written, factor.value)
+        if seen is None:
+            value = least(lambda guess: float(_with_factor(condition, found, guess).misfits.norm()), factor.value)
+            return _with_factor(condition, found, value), Factor(value, told=False)
+        factor, found = Factor(seen), _with_factor(condition, found, seen)
     return found, factor
+
+
+def _with_factor(condition: MapCondition, found: FoundMaps, factor: float) -> FoundMaps:
+    """The samples once more: maps that are so many times larger have that much less of BatchNorm's eps."""
+    assert condition.batch is not None
+    norm = replace(condition.batch, eps=condition.batch.eps / factor**2)
+    again = settled(replace(condition, batch=norm), Ends.of(found.s), found.s)
+    return replace(again, hits=found.hits, sign=found.sign)
 
 
 def _running_factor(batch: MapBatch, condition: MapCondition, found: FoundMaps) -> float:
@@ -229,9 +259,19 @@ def _maps(batch: MapBatch, found: FoundMaps, factor: float = 1.0) -> Tensor:
 
 
 def _answered(
-    head: Head, batch: MapBatch, tail: Tail, found: FoundMaps, factor: float, loss: Loss | None, knowledge: Knowledge
+    head: Head,
+    batch: MapBatch,
+    model: nn.Module,
+    update: Update,
+    found: FoundMaps,
+    factor: float,
+    loss: Loss | None,
+    knowledge: Knowledge,
 ) -> MapAnswer:
     """The samples with what the head says about them, after last solves given what the layers above send."""
+    module = tail_above(model, batch.pair.source)
+    assert module is not None
+    tail = Tail.of(module, head, (batch.pair.first, batch.pair.second), update, train=batch.train)
     maps = _maps(batch, found, factor)
     features, logits = tail.forward(maps)
     reading = read_loss(head, features, logits, loss, knowledge)
@@ -253,9 +293,7 @@ def _answered(
     return MapAnswer(maps, errors, found.hits, reading, played, tail, batch.missing, plain)
 
 
-def _leak(
-    head: Head, batch: MapBatch, answer: MapAnswer, knowledge: Knowledge, seed: int, factor: float | None
-) -> Leak:
+def _leak(head: Head, batch: MapBatch, answer: MapAnswer, knowledge: Knowledge, seed: int, factor: Factor) -> Leak:
     claim = judge(answer, knowledge, seed)
     reading, played = answer.reading, answer.played
     copies = reading.copies
@@ -279,7 +317,7 @@ def _leak(
     )
 
 
-def _remarks(batch: MapBatch, factor: float | None) -> list[str]:
+def _remarks(batch: MapBatch, factor: Factor) -> list[str]:
     names = f"{batch.pair.first.name!r} and {batch.pair.second.name!r}"
     sides = "×".join(map(str, batch.space.sides))
     notes = [f"{batch.space.samples} samples were read out of the maps ({sides}) of the convolutions {names}."]
@@ -287,7 +325,7 @@ def _remarks(batch: MapBatch, factor: float | None) -> list[str]:
     if norm is not None and batch.train != norm.training:
         client, model = ("train", "eval") if batch.train else ("eval", "train")
         notes.append(f"The client's BatchNorm was in {client} mode, though the model is in {model} mode.")
-    if factor is None:
+    if not factor.told:
         notes.append(
             "BatchNorm hides one factor that all maps have in common; features and logits do not depend on it."
         )

@@ -65,19 +65,19 @@ def _pair(model: nn.Module, node: fx.Node, update: Update) -> ConvPair | None:
     second = _layer(model, node, update)
     if second is None:
         return None
-    below = _read_by(node)
+    below = _read_by(model, node)
     activation = None if below is None else activation_at(below, _module(model, below))
     if below is None or activation is None or len(below.users) > 1:
         return None
-    below = _read_by(below)
+    below = _read_by(model, below)
     if below is not None and isinstance(_module(model, below), NORMS) and len(below.users) == 1:
-        below = _read_by(below)
+        below = _read_by(model, below)
     first = None if below is None else _layer(model, below, update)
     if below is None or first is None or len(below.users) > 1 or first.placewise or not _overlaps(first.conv):
         return None
     if not second.placewise and not _overlaps(second.conv):
         return None
-    source = _read_by(below)
+    source = _read_by(model, below)
     return None if source is None else ConvPair(first, second, activation, source, node)
 
 
@@ -110,8 +110,12 @@ def _module(model: nn.Module, node: fx.Node) -> nn.Module | None:
     return model.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
-def _read_by(node: fx.Node) -> fx.Node | None:
-    return node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+def _read_by(model: nn.Module, node: fx.Node) -> fx.Node | None:
+    """What a node reads, past what changes nothing."""
+    below = node.args[0] if node.args else None
+    while isinstance(below, fx.Node) and isinstance(_module(model, below), nn.Identity) and len(below.users) == 1:
+        below = below.args[0]
+    return below if isinstance(below, fx.Node) else None
 
 
 def tail_above(model: nn.Module, source: fx.Node, *given: fx.Node) -> fx.GraphModule | None:

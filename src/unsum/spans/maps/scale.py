@@ -5,14 +5,16 @@ The shortcut does not go through BatchNorm, so the features know it: the rows of
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, fx
 
 from unsum.gradients import inputs_of
 from unsum.head import Head, orthonormal_rows
 
-_GRID, _RANGE = 61, 1000.0  # factors that are tried, from a thousandth of the guess to a thousand times
-_GOLDEN, _SECTIONS = 0.6180339887, 48  # of golden sections: 1e-10 of the interval
+_GRID, _COARSE, _RANGE = 61, 13, 1000.0  # factors that are tried, from a thousandth of the guess to a thousand times
+_GOLDEN, _SECTIONS, _PRECISE = 0.6180339887, 48, 1e-9  # golden sections, and the exponent's interval that ends them
 _OPEN = 1e-3  # relative change of the features below which the factor is not seen
 
 
@@ -27,8 +29,8 @@ def common_factor(shortcut: fx.GraphModule, head: Head, maps: Tensor, written: T
     whole = head.grad_W.double()
     sent = whole if head.grad_b is None else torch.cat([whole, head.grad_b.double()[:, None]], 1)
 
-    def outside(exponent: float) -> float:
-        F = features(guess * _RANGE**exponent)
+    def outside(factor: float) -> float:
+        F = features(factor)
         rows = orthonormal_rows(F if head.grad_b is None else torch.cat([F, torch.ones_like(F[:, :1])], 1))
         return float((sent - (sent @ rows.T) @ rows).norm() / sent.norm())
 
@@ -36,10 +38,20 @@ def common_factor(shortcut: fx.GraphModule, head: Head, maps: Tensor, written: T
     scaled = second * ((first * second).sum() / second.square().sum())
     if float((first - scaled).norm()) < _OPEN * float(first.norm()):
         return None
-    grid = torch.linspace(-1, 1, _GRID, dtype=torch.float64).tolist()
-    best = min(grid, key=outside)
-    low, high = best - 2 / (_GRID - 1), best + 2 / (_GRID - 1)
+    return least(outside, guess, _GRID)
+
+
+def least(function: Callable[[float], float], guess: float, grid: int = _COARSE) -> float:
+    """The factor for which `function` is least: a grid around the guess, then golden sections."""
+    width = 2 / (grid - 1)
+    best = min((-1 + i * width for i in range(grid)), key=lambda exponent: function(guess * _RANGE**exponent))
+    low, high = best - width, best + width
     for _ in range(_SECTIONS):
         left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-        low, high = (low, right) if outside(left) < outside(right) else (left, high)
+        if function(guess * _RANGE**left) < function(guess * _RANGE**right):
+            high = right
+        else:
+            low = left
+        if high - low < _PRECISE:
+            break
     return guess * _RANGE ** ((low + high) / 2)

@@ -136,13 +136,13 @@ def _finished(condition: MapCondition, ends: Ends, samples: int) -> FoundMaps:
 
 def predicted(condition: MapCondition, ends: Ends) -> Tensor:
     """(R,) deviations of s: the condition's least-squares covariance at what is left."""
-    if condition.unknowns == 0:
+    if condition.unknowns == 0 or len(ends) == 0:
         return ends.misfits
     errors = []
     for one, misfit in zip(ends.s.split(1), ends.misfits, strict=True):
         values = torch.linalg.eigvalsh(condition.linearized(one)[2]).clamp_min(1e-300)
         errors.append(values.reciprocal().sum().sqrt() * misfit / condition.entries**0.5)
-    return torch.stack(errors) if errors else ends.misfits
+    return torch.stack(errors)
 
 
 def narrowed(condition: MapCondition, samples: int, generator: torch.Generator) -> MapCondition:
