@@ -285,7 +285,8 @@ class _Order:
 def search(options: argparse.Namespace) -> Record:
     """Every path as often as it is named, or as often as all of them fit into the processes; each with a seed of its own."""
     named = options.paths * max(1, options.processes // len(options.paths))
-    tries = -(-options.tries // len(named))
+    tries = options.tries or (5000 if math.isinf(options.minutes) else sys.maxsize)
+    tries = -(-tries // len(named))
     with tempfile.TemporaryDirectory() as folder:
         records = options.json.parent if options.json else Path(folder)
         orders = [
@@ -328,7 +329,7 @@ def main() -> None:
     parser.add_argument(
         "--paths", nargs="+", choices=PATHS, default=list(PATHS), help="one named twice has two processes"
     )
-    parser.add_argument("--tries", type=int, default=5000, help="of all processes together")
+    parser.add_argument("--tries", type=int, help="of all processes together; 5,000, or as many as --minutes allow")
     parser.add_argument("--seed", type=int, default=0, help="of the first process; the others have the next ones")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument(

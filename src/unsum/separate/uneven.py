@@ -17,6 +17,7 @@ from torch import Tensor
 
 from unsum.certify.candidate import EXPLAINED
 from unsum.deadline import out_of_time
+from unsum.equation.equation import NoFactorError
 from unsum.equation.levenberg import Dense, minimize
 from unsum.equation.noise import without_decay
 from unsum.equation.observation import Observation, observe
@@ -174,7 +175,10 @@ def _starts(
         shares = Y @ each
         scaled = replace(line, sums=line.sums * (shares.mean() / each)[:, None])
         for _ in range(_EACH if int(counts.max()) > 1 else 1):
-            T = rotate_to_targets(scaled, Y, generator)
+            try:
+                T = rotate_to_targets(scaled, Y, generator)
+            except (torch.linalg.LinAlgError, NoFactorError):  # type: ignore[attr-defined]
+                return  # the line itself is no number: it proposes nothing
             yield Y, torch.cat([T.flatten(), (line.scale * shares / shares.sum()).log()])
 
 
