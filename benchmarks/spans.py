@@ -7,8 +7,10 @@ uv run python benchmarks/spans.py lenet  --photos cifar.npz       # the federate
 uv run python benchmarks/spans.py tables                          # networks for tables, fewer columns than samples
 uv run python benchmarks/spans.py steps  --photos cifar.npz       # local training unrolled, the number of steps not told
 uv run python benchmarks/spans.py vgg                             # VGG-16's dense part: time and memory
+uv run python benchmarks/spans.py gpu    --device cuda            # widths up to 2048 on a GPU, and where the time goes
 
-Photos are an npz with `images` (N, 32, 32, 3) and `labels`. A sample counts as found when what the first of the two layers read
+Photos are an npz with `images` (N, 32, 32, 3) and `labels`; `gpu` takes crops of the embedded photos where none are given. A
+sample counts as found when what the first of the two layers read
 came back to within 1 %; `made up` counts answers that are more than 1 % away from every true one.
 """
 
@@ -19,8 +21,9 @@ import copy
 import itertools
 import resource
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +31,9 @@ import torch
 from torch import Tensor, nn
 
 import unsum
+from unsum.data import embedded_batch, photo_count
 from unsum.errors import UnsumError
+from unsum.spans import method, search
 
 CLOSE = 1e-2
 ACTIVATIONS = {
@@ -72,11 +77,13 @@ def main() -> None:
         "tables": rows_of_tables,
         "steps": unrolled,
         "vgg": vgg,
+        "gpu": gpu,
     }
     parser.add_argument("table", choices=tables)
     parser.add_argument("--photos", type=Path, help="an npz of photos of 32²")
     parser.add_argument("--batches", type=int, nargs="+", help="instead of the table's own")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--time-limit", type=float, default=150.0, help="seconds for all rows of `gpu` together")
     options = parser.parse_args()
     if options.photos is None and options.table in ("sizes", "map", "kinds", "lenet", "steps"):
         parser.error(f"{options.table} needs --photos FILE.npz")
@@ -87,10 +94,25 @@ def main() -> None:
 
 def photos(options: argparse.Namespace, B: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """(B, 3, 32, 32) in [−1, 1] as the tutorials scale them, and labels (B,) below `classes`."""
+    if options.photos is None:
+        return crops(B, classes, seed)
     content = np.load(options.photos)
     chosen = np.random.default_rng(seed).permutation(len(content["images"]))[:B]
     images = torch.from_numpy(content["images"][chosen]).permute(0, 3, 1, 2).float() / 127.5 - 1
     return images, torch.from_numpy(content["labels"][chosen]).long() % classes
+
+
+def crops(B: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Squares of any size out of the embedded photos, as (B, 3, 32, 32) in [−1, 1], with random labels."""
+    generator = torch.Generator().manual_seed(seed)
+    whole = embedded_batch(photo_count(), image_size=256).images * 2 - 1
+    squares = []
+    for number in torch.randint(len(whole), (B,), generator=generator).tolist():
+        side = int(torch.randint(32, 160, (1,), generator=generator))
+        top, left = torch.randint(256 - side, (2,), generator=generator).tolist()
+        square = whole[number : number + 1, :, top : top + side, left : left + side]
+        squares.append(nn.functional.interpolate(square, (32, 32), mode="area"))
+    return torch.cat(squares), torch.randint(classes, (B,), generator=generator)
 
 
 def mlp(*widths: int, activation: type[nn.Module] = nn.ReLU, seed: int = 0) -> nn.Sequential:
@@ -262,6 +284,63 @@ def rows_of_tables(options: argparse.Namespace) -> Iterator[str]:
         model = mlp(n, width, width, C)
         row = attacked(model, x, y, unsum.capture(model, x, y), batch_size=B)
         yield f"| {n}-{width}-{width}-{C} | {B} {row}"
+
+
+def gpu(options: argparse.Namespace) -> Iterator[str]:
+    """Wall seconds, after a small network that wakes the device up; a line below each row says where they went."""
+    end = time.perf_counter() + options.time_limit
+    model = mlp(3072, 64, 64, 10).to(options.device)
+    x, y = (part.to(options.device) for part in photos(options, 16, 10))
+    unsum.separate(model, unsum.capture(model, x, y), "spans", batch_size=16)
+    yield f"awake after {options.time_limit - end + time.perf_counter():.1f} s\n"
+    yield "| network | B | " + HEADER.replace("CPU ", "") + "|---|---|---|---|---|---|---|---|"
+    for width, B in ((256, 64), (512, 128), (2048, 512), (512, 192), (2048, 700)):
+        left = end - time.perf_counter()
+        if left < 1 or (options.batches and B not in options.batches):
+            continue
+        model = mlp(3072, width, width, 10).to(options.device)
+        x, y = (part.to(options.device) for part in photos(options, B, 10))
+        update = unsum.capture(model, x, y)
+        with phases(options.device) as spent:
+            start = time.perf_counter()
+            row = attacked(model, x, y, update, batch_size=B, time_limit=left)
+            row = replace(row, seconds=time.perf_counter() - start)
+        yield f"| 3072-{width}-{width}-10 | {B} {row}"
+        yield "<!-- " + ", ".join(f"{name} {seconds:.2f} s in {n}" for name, (n, seconds) in spent.items()) + " -->"
+
+
+@contextmanager
+def phases(device: str) -> Iterator[dict[str, tuple[int, float]]]:
+    """(calls, wall seconds) of the parts of the search; those inside each other count in both."""
+    spent: dict[str, tuple[int, float]] = {}
+    plain = {
+        (module, name): getattr(module, name)
+        for module, names in (
+            (method, ("choose_pair", "search", "deflate", "refined", "_polished", "_settled", "judge")),
+            (search, ("reflected", "descend", "predicted_errors")),
+        )
+        for name in names
+    }
+
+    def timed(name: str, function: Callable[..., object]) -> Callable[..., object]:
+        def run(*args: object, **options: object) -> object:
+            start = time.perf_counter()
+            result = function(*args, **options)
+            if device != "cpu":
+                torch.cuda.synchronize()
+            calls, seconds = spent.get(name, (0, 0.0))
+            spent[name] = calls + 1, seconds + time.perf_counter() - start
+            return result
+
+        return run
+
+    for (module, name), function in plain.items():
+        setattr(module, name, timed(name.strip("_"), function))
+    try:
+        yield spent
+    finally:
+        for (module, name), function in plain.items():
+            setattr(module, name, function)
 
 
 def vgg(options: argparse.Namespace) -> Iterator[str]:
