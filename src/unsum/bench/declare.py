@@ -3,8 +3,6 @@
 Cell        one thing to measure; its content decides its key, so tables that ask for the same cell share the result
 Grid        the product of some axes: many cells
 Experiment  one table (and perhaps a figure): grids for every size, columns, what was published, where ours differs
-
-What the tables of several papers share: columns, and how many batches there are of each size.
 """
 
 from __future__ import annotations
@@ -148,14 +146,3 @@ class Experiment:
     see: tuple[str, ...] = ()  # pages on the same question, as seen from docs/results/tables
     figure: Figure | None = None
     across: str = ""  # the axis whose values become columns on pages, where rows would be too many
-
-
-SEEDS: Mapping[Size, int] = {"smoke": 1, "small": 3, "paper": 100}
-PSNR = Column("psnr", "PSNR")
-SSIM = Column("ssim", "SSIM", ".3f")
-LPIPS = Column("lpips", "LPIPS", ".3f")
-LEAKAGE = Column("leakage", "leakage", ".2f")
-LABELS = Column("labels", "labels right", ".0%")
-COSINE = Column("cosine", "cosine", ".4f")
-SECONDS = Column("attack_seconds", "seconds", ".2f", "median")
-PROCESSOR = Column("attack_cpu", "of CPU", ".2f", "median")  # what a busy machine leaves alone

@@ -60,9 +60,9 @@ def capture_trained(
     images: Tensor,
     targets: Tensor,
     *,
-    train: bool,
-    defenses: Defenses,
-    loss: str | Loss | None,
+    train: bool = True,
+    defenses: Defenses = (),
+    loss: str | Loss | None = None,
     buffers: bool = False,
 ) -> tuple[Update, Tensor, Tensor]:
     """`capture`, with the images and targets that the client trained on: other ones where a defense changes the batch."""

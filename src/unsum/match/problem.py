@@ -166,8 +166,6 @@ class Plan:
     soft_labels: bool = False  # the labels are unknown, too, and optimized along
     amend: Amend | None = None  # called with one restart's leaves, to change them in place (a denoiser, say)
     amend_every: int = 0  # steps
-    patience: int = 0  # stop after so many looks that do not lower any restart's loss by 0.1 %; 0: never
-    enough: float = 0.0  # stop when a loss is no larger than this
     look_every: int = 0  # steps between looks: losses read, the best pictures kept, progress told, checkpoints written
     half: bool = False  # bfloat16 passes on a GPU; cheaper, and coarser than gradients of trained models may bear
     stage: str = ""  # tells checkpoints apart where a method solves several plans

@@ -11,23 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from unsum.active import SERVERS
-from unsum.bench.declare import (
-    COSINE,
-    LABELS,
-    LEAKAGE,
-    NONE,
-    PROCESSOR,
-    PSNR,
-    SECONDS,
-    Attack,
-    Experiment,
-    Family,
-    Granted,
-    Grid,
-    Network,
-    Size,
-    Value,
-)
+from unsum.bench.declare import NONE, Attack, Experiment, Family, Granted, Grid, Network, Size, Value
+from unsum.bench.experiments import common
 from unsum.defend import DEFENSES, Defense
 from unsum.defend.defense import has_strength
 from unsum.labels import LABEL_RULES
@@ -124,7 +109,7 @@ EXPERIMENT = Experiment(
     title="The field: every attack against every defense",
     paper="field",
     grids=grids,
-    columns=(LEAKAGE, PSNR, LABELS, COSINE, SECONDS, PROCESSOR),
+    columns=(common.LEAKAGE, common.PSNR, common.LABELS, common.COSINE, common.SECONDS, common.PROCESSOR),
     deviations={
         "smoke": (
             "Iterative attacks take a handful of their steps; their rows show that they run, not what they can do.",

@@ -11,28 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from unsum.bench import published as paper
-from unsum.bench.declare import (
-    COSINE,
-    LABELS,
-    LEAKAGE,
-    LPIPS,
-    NONE,
-    PROCESSOR,
-    PSNR,
-    SECONDS,
-    SEEDS,
-    SSIM,
-    Attack,
-    Column,
-    Experiment,
-    Figure,
-    Granted,
-    Grid,
-    Network,
-    Published,
-    Size,
-    Value,
-)
+from unsum.bench.declare import NONE, Attack, Column, Experiment, Figure, Granted, Grid, Network, Published, Size, Value
+from unsum.bench.experiments import common
 
 MATCHING_NETWORK: Mapping[Size, Network] = {
     "smoke": Network("conv", 16, 20),
@@ -53,17 +33,17 @@ STARTS = ("randn", "rand", "zeros", "ones", "photos", "fgla")
 NOISES = (NONE, "noise:1e-05", "noise:0.0001", "noise:0.001", "noise:0.01", "noise:0.1")
 
 MEDIAN = Column("median_feature_error", "feature error, median", ".1e", "median")
-TIMES = (SECONDS, PROCESSOR)
+TIMES = (common.SECONDS, common.PROCESSOR)
 PICTURES = (
-    *(PSNR, SSIM, LPIPS, Column("feature_error", "feature error", ".1e"), LABELS),
-    *(LEAKAGE, *TIMES),
+    *(common.PSNR, common.SSIM, common.LPIPS, Column("feature_error", "feature error", ".1e"), common.LABELS),
+    *(common.LEAKAGE, *TIMES),
 )
 FEATURES = (
     Column("logit_error", "‖Ŷ′−Ŷ‖²", ".1e", "median"),
     MEDIAN,
     Column("worst_feature_error", "worst", ".1e", "max"),
     Column("recovered", "within 1 %", ".0%"),
-    *(COSINE, PSNR, *TIMES),
+    *(common.COSINE, common.PSNR, *TIMES),
 )
 DEVIATIONS: Mapping[Size, str] = {
     "smoke": "Size smoke: a network of two convolutions, 16² photos, 20 classes and few steps; it shows that everything runs.",
@@ -167,7 +147,7 @@ def by_start(size: Size) -> tuple[Grid, ...]:
 def by_duplicates(size: Size) -> tuple[Grid, ...]:
     same = (0, 4) if size == "smoke" else (0, 2, 4, 6, 8)
     attacks = (EXACT, newton(size), rgla(size), released(size), FGLA)
-    return separating(size, *attacks, same=same, seeds=SEEDS[size]), matching(size, same=(same[0], same[-1]))
+    return separating(size, *attacks, same=same, seeds=common.SEEDS[size]), matching(size, same=(same[0], same[-1]))
 
 
 def logits_by_batch(size: Size) -> tuple[Grid, ...]:
@@ -216,7 +196,7 @@ def _table(
 
 def _figure(name: str, title: str, grids: Callable[[Size], tuple[Grid, ...]], *see: str, **more: Any) -> Experiment:
     also = "The numbers of figures are ours: our notes of the paper have its figures' subjects alone."
-    columns = more.pop("columns", (LEAKAGE, PSNR))
+    columns = more.pop("columns", (common.LEAKAGE, common.PSNR))
     return _table(f"figure {name}", title, grids, columns, *see, also=also, **more)
 
 
@@ -343,17 +323,17 @@ TABLES = (
     _figure("6", "leakage against batch size", pictures_by_batch, figure=_leakage("batch", "batch size", log_x=True)),
     _figure(
         *("7", "time against batch size", pictures_by_batch),
-        columns=(PROCESSOR, SECONDS),
+        columns=(common.PROCESSOR, common.SECONDS),
         figure=Figure("curve", "batch", "attack_cpu", "batch size", "seconds of CPU", log_x=True, log_y=True),
     ),
     _figure(
         *("8", "leakage against noise, B = 8", by_noise, "../defenses.md", "../../guides/sweep.md"),
-        columns=(LEAKAGE, COSINE, PSNR, LABELS, SECONDS),
+        columns=(common.LEAKAGE, common.COSINE, common.PSNR, common.LABELS, common.SECONDS),
         figure=_leakage("strength", "standard deviation of the noise", log_x=True),
     ),
     _figure(
         *("9", "leakage against pruning, B = 8", by_pruning),
-        columns=(LEAKAGE, COSINE, PSNR),
+        columns=(common.LEAKAGE, common.COSINE, common.PSNR),
         figure=_leakage("strength", "share of entries removed"),
     ),
 )

@@ -5,23 +5,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from unsum.bench.declare import (
-    LABELS,
-    LPIPS,
-    PROCESSOR,
-    PSNR,
-    SECONDS,
-    SEEDS,
-    SSIM,
-    Attack,
-    Column,
-    Experiment,
-    Grid,
-    Labels,
-    Network,
-    Published,
-    Size,
-)
+from unsum.bench.declare import Attack, Column, Experiment, Grid, Labels, Network, Published, Size
+from unsum.bench.experiments import common
 from unsum.bench.published import SOFT_FCN, SOFT_FCN_DLG
 
 KINDS: tuple[Labels, ...] = ("smooth", "mixup")
@@ -82,7 +67,7 @@ def peeled(size: Size) -> tuple[Grid, ...]:
     dlg = Attack("dlg", (("steps", {"smoke": 3, "small": 2, "paper": 300}[size]),), "batch size", title="DLG")
     layers = Attack("auto", title="exact, then layer by layer")
     return (
-        Grid((network,), (layers,), (1,), labels=KINDS, seeds=SEEDS[size]),
+        Grid((network,), (layers,), (1,), labels=KINDS, seeds=common.SEEDS[size]),
         Grid((network,), (dlg,), (1,), labels=KINDS[:1], seeds=1),
     )
 
@@ -90,7 +75,7 @@ def peeled(size: Size) -> tuple[Grid, ...]:
 def matched(size: Size) -> tuple[Grid, ...]:
     steps = {"smoke": 3, "small": 100, "paper": 300}[size]
     attacks = tuple(Attack(name, (("steps", steps),), title=name) for name in ("soft-g", "soft-f", "soft-gf"))
-    return (Grid((lenet(size),), attacks, (1,), labels=KINDS, seeds=SEEDS[size]),)
+    return (Grid((lenet(size),), attacks, (1,), labels=KINDS, seeds=common.SEEDS[size]),)
 
 
 _TABLE = partial(Experiment, paper="soft-labels")
@@ -117,7 +102,7 @@ TABLES = (
         name="soft-fcn",
         title="Soft-label recovery: pictures of a fully connected network, B = 1",
         grids=peeled,
-        columns=(PSNR, SSIM, LPIPS, LABELS, SECONDS, PROCESSOR),
+        columns=(common.PSNR, common.SSIM, common.LPIPS, common.LABELS, common.SECONDS, common.PROCESSOR),
         published=(
             Published(SOFT_FCN, {"attack": "exact, then layer by layer"}),
             Published(SOFT_FCN_DLG, {"attack": "DLG"}),
@@ -134,7 +119,7 @@ TABLES = (
         name="soft-cnn",
         title="Soft-label recovery: pictures of LeNet by matching, B = 1",
         grids=matched,
-        columns=(PSNR, SSIM, LPIPS, SECONDS, PROCESSOR),
+        columns=(common.PSNR, common.SSIM, common.LPIPS, common.SECONDS, common.PROCESSOR),
         deviations={
             "smoke": ("Size smoke: 16² photos and 3 steps.",),
             "small": ("Size small: 100 of 300 steps; LeNet alone.", _NOT_NOTED),
