@@ -7,7 +7,7 @@ span all but one direction w of what it read. No sample lies in that span, but a
     a(s) = mask ⊙ (s K + c)        a(s) outside the span = κ w, with one w for all samples
 
 Descents end beside the samples, some with every ReLU right. What they send back shows which: then δ lies in the column spaces.
-Off the directions in which s moves it, what such an end leaves is κ w; three of them give w, by linear algebra.
+Off the directions in which s moves it, what such an end leaves is κ w; a few of them give w, by linear algebra.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from torch import Tensor
 from unsum.deadline import out_of_time
 from unsum.losses import BinaryCrossEntropy, CrossEntropy
 from unsum.spans.basis import LayerSpan
+from unsum.spans.labels import deflate
 from unsum.spans.pair import Pair
 from unsum.spans.roots import NEAR, Condition, descend, starts
-from unsum.spans.search import SLACK, levels, tried_starts
+from unsum.spans.search import SLACK, Roots, levels, roots_among, tried_starts
 from unsum.spans.settle import Sample, outside_columns
 
 _STARTS, _ROUNDS = 1024, 4  # descents at a time, and how often: one in a hundred ends with every ReLU right
-_FEWEST = 3  # ends that tell w: two leave it open
+_FEWEST = 4  # ends that tell w: two leave it open, and one more may be wrong
 _RIGHT = 0.01  # of δ outside the column spaces: every ReLU is right, and the rest is the error of p
 _APART = 0.02  # relative distance from which two ends are two
 _AGREE = 10.0  # times the usual distance beside the line of w: an end that lies farther off has a wrong ReLU
-_ALONE = 1e-2  # of the next: the eigenvalue of w, where there is one
+_ALONE = 0.03  # error of w from which it is no direction, but one of many
 _STEPS = 60  # of a descent
 _AGAIN = 4  # rounds with w known: more samples tell it better
 
@@ -42,26 +43,24 @@ def with_missing(pair: Pair, seed: int) -> Pair:
     if not lacks_one or not rectified or not pair.next.has_bias:
         return pair
     condition, generator = pair.condition, torch.Generator().manual_seed(seed)
-    ends = condition.K.new_zeros(0, condition.unknowns)
-    for turn in range(_ROUNDS):
-        s = starts(condition, _STARTS, generator, rows=turn == 0)
-        ends = torch.cat([ends, _right(pair, condition, descend(condition, s, _STEPS, 0.0)[0])])
-        ends = ends[_distinct(condition, ends)]
-        w = _direction(condition, ends)
-        if w is not None or out_of_time("the direction that a layer lacks"):
+    ends, found, left, told = condition.K.new_zeros(0, condition.unknowns), Roots.none(condition.step), condition, None
+    for _ in range(_ROUNDS):
+        s, misfits = descend(left, starts(left, _STARTS, generator, rows=True), _STEPS, 0.0)
+        X = left.inputs(s)[misfits < NEAR]
+        ends = _distinct(condition, torch.cat([ends, _right(pair, condition, condition.unknowns_of(X))]))
+        told = _direction(condition, ends)
+        if told is not None or out_of_time("the direction that a layer lacks"):
             break
-    if w is None:
+        found = found.joined(_roots(pair, left, s, misfits))  # taken out, they leave fewer unknowns to the others
+        left = deflate(condition, pair.steps, found) or condition if len(found) else condition
+    if told is None:
         return pair
     for _ in range(_AGAIN):
-        longer = replace(pair, next=_with(pair.next, w)).condition
+        longer = replace(pair, next=_with(pair.next, told)).condition
         more = _right(pair, condition, tried_starts(longer, pair.expected, generator, first=True)[0])
-        ends = torch.cat([more, ends])
-        ends = ends[_distinct(condition, ends)]
-        again = _direction(condition, ends)
-        if again is None:
-            break
-        w = again
-    return replace(pair, next=_with(pair.next, w))
+        ends = _distinct(condition, torch.cat([more, ends]))
+        told = _direction(condition, ends) or told
+    return replace(pair, next=_with(pair.next, told))
 
 
 def told_again(pair: Pair, X: Tensor) -> Pair:
@@ -74,17 +73,29 @@ def told_again(pair: Pair, X: Tensor) -> Pair:
 
 
 def _right(pair: Pair, condition: Condition, s: Tensor) -> Tensor:
-    """Ends beside the span whose ReLUs are those of a sample: what they send lies in the column spaces."""
+    """Points beside the span whose ReLUs are those of a sample: what they send lies in the column spaces."""
     misfits = condition.misfit(s)
     s = s[(misfits < NEAR) & (misfits > SLACK * levels(condition, s))]
+    return s[_sends_rightly(pair, condition, s)]
+
+
+def _roots(pair: Pair, condition: Condition, s: Tensor, misfits: Tensor) -> Roots:
+    """The samples that lie in the span, where w is hardly any of them."""
+    roots, _ = roots_among(condition, s, misfits)
+    return roots[_sends_rightly(pair, condition, condition.unknowns_of(roots.X))]
+
+
+def _sends_rightly(pair: Pair, condition: Condition, s: Tensor) -> Tensor:
     loss = BinaryCrossEntropy() if len(pair.steps[-1].W) == 1 else CrossEntropy()
-    return s[outside_columns(Sample(condition, pair.steps, loss), s) < _RIGHT] if len(s) else s
+    right: Tensor = outside_columns(Sample(condition, pair.steps, loss), s) < _RIGHT
+    return right
 
 
 def _distinct(condition: Condition, s: Tensor) -> Tensor:
+    """Those of s that are not alike."""
     X = condition.inputs(s)
     alike = torch.cdist(X, X) < _APART * X.norm(dim=1, keepdim=True)
-    first: Tensor = alike.tril(-1).sum(1) == 0
+    first: Tensor = s[alike.tril(-1).sum(1) == 0]
     return first
 
 
@@ -95,7 +106,6 @@ def _direction(condition: Condition, s: Tensor) -> tuple[Tensor, float] | None:
     """
     V, size = condition.next.rows, condition.next.rows.shape[1]
     ends = [_off_its_ways(condition, z) for z in s @ condition.K + condition.c]
-    w = error = None
     while len(ends) >= _FEWEST:
         normal = V.new_zeros(size + len(ends), size + len(ends))
         normal[:size, :size] = NEAR**2 * V.T @ V  # w lies outside of the span
@@ -105,15 +115,12 @@ def _direction(condition: Condition, s: Tensor) -> tuple[Tensor, float] | None:
             normal[:size, size + i] = normal[size + i, :size] = -left
             normal[size + i, size + i] = 1.0
         values, vectors = torch.linalg.eigh(normal)
-        if not bool(values[0] < _ALONE * values[1]):
-            return None
         w, error = vectors[:size, 0] / vectors[:size, 0].norm(), float((values[0].clamp_min(0) / values[1]).sqrt())
         beside = torch.stack([_beside(left, w - Q @ (Q.T @ w)) for left, Q in ends])
-        agree = beside <= _AGREE * beside.median()
-        if bool(agree.all()):
-            break
-        ends = [end for end, kept in zip(ends, agree.tolist(), strict=True) if kept]
-    return None if w is None or error is None else (w, error)
+        if error < _ALONE and bool(beside.max() <= _AGREE * beside.median()):
+            return w, error
+        del ends[int(beside.argmax())]
+    return None
 
 
 def _off_its_ways(condition: Condition, z: Tensor) -> tuple[Tensor, Tensor]:
