@@ -7,6 +7,8 @@ uv run python benchmarks/spans.py lenet  --photos cifar.npz       # the federate
 uv run python benchmarks/spans.py tables                          # networks for tables, fewer columns than samples
 uv run python benchmarks/spans.py steps  --photos cifar.npz       # local training unrolled, the number of steps not told
 uv run python benchmarks/spans.py vgg                             # VGG-16's dense part: time and memory
+uv run python benchmarks/spans.py dropout --photos cifar.npz      # dropout that is on, and AlexNet's dense part with it
+uv run python benchmarks/spans.py spear  --photos cifar.npz       # networks as wide and deep as SPEAR's
 uv run python benchmarks/spans.py gpu    --device cuda            # widths up to 2048 on a GPU, and where the time goes
 
 Photos are an npz with `images` (N, 32, 32, 3) and `labels`; `gpu` takes crops of the embedded photos where none are given. A
@@ -28,6 +30,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torchvision
 from torch import Tensor, nn
 
 import unsum
@@ -77,6 +80,8 @@ def main() -> None:
         "tables": rows_of_tables,
         "steps": unrolled,
         "vgg": vgg,
+        "dropout": dropout,
+        "spear": spear,
         "gpu": gpu,
     }
     parser.add_argument("table", choices=tables)
@@ -85,7 +90,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--time-limit", type=float, default=150.0, help="seconds for all rows of `gpu` together")
     options = parser.parse_args()
-    if options.photos is None and options.table in ("sizes", "map", "kinds", "lenet", "steps"):
+    if options.photos is None and options.table not in ("tables", "vgg", "gpu"):
         parser.error(f"{options.table} needs --photos FILE.npz")
     print(f"{torch.get_num_threads()} threads, {options.device}, torch {torch.__version__}\n")
     for line in tables[options.table](options):
@@ -149,6 +154,7 @@ def attacked(
     y: Tensor,
     update: unsum.Update,
     by_step: tuple[int, float, float] | None = None,
+    dropped: bool = False,  # x is what the first layer read: dropout would fall anew
     **known: object,
 ) -> Row:
     start = time.process_time()
@@ -161,6 +167,7 @@ def attacked(
         return Row(0, 0, 0, len(x), float("inf"), False, seconds)
     name, found = next(iter(leak.inner.items()))
     true = (read_by(model, name, x) if by_step is None else read_in_steps(model, name, x, y, *by_step)).double()
+    true = x.flatten(1).double() if dropped else true
     apart = torch.cdist(true, found.double()) / true.norm(dim=1, keepdim=True)
     errors, partners = apart.min(1)
     close = errors < CLOSE
@@ -284,6 +291,46 @@ def rows_of_tables(options: argparse.Namespace) -> Iterator[str]:
         model = mlp(n, width, width, C)
         row = attacked(model, x, y, unsum.capture(model, x, y), batch_size=B)
         yield f"| {n}-{width}-{width}-{C} | {B} {row}"
+
+
+def dropout(options: argparse.Namespace) -> Iterator[str]:
+    """Masks are the client's; a sample counts as found when what the first layer read, dropped or not, came back."""
+    yield "| network, dropout after every hidden layer | p | B | " + HEADER + "|---|---|---|---|---|---|---|---|---|"
+    for width, p, batches in ((256, 0.1, (16, 32, 64)), (256, 0.5, (16, 32, 40, 48)), (512, 0.5, (64,))):
+        for B in options.batches or batches:
+            x, y = photos(options, B, 10)
+            torch.manual_seed(0)
+            hidden = [
+                nn.Linear(3072, width),
+                nn.ReLU(),
+                nn.Dropout(p),
+                nn.Linear(width, width),
+                nn.ReLU(),
+                nn.Dropout(p),
+            ]
+            model = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(width, 10))
+            row = attacked(model, x, y, unsum.capture(model, x, y), dropped=True, batch_size=B, time_limit=60)
+            yield f"| 3072-{width}-{width}-10 | {p} | {B} {row}"
+    for B in options.batches or (16,):
+        model = torchvision.models.alexnet().classifier
+        x = torch.relu(torch.randn(B, 9216, generator=torch.Generator().manual_seed(B)))
+        y = torch.randint(1000, (B,), generator=torch.Generator().manual_seed(1))
+        torch.manual_seed(1)
+        update = unsum.capture(model, x, y)
+        torch.manual_seed(1)
+        row = attacked(model, nn.functional.dropout(x, 0.5), y, update, dropped=True, batch_size=B)
+        yield f"| AlexNet's dense part, 9216-4096-4096-1000, dropout before each hidden layer | 0.5 | {B} {row}"
+
+
+def spear(options: argparse.Namespace) -> Iterator[str]:
+    """Six layers; widths and batches that SPEAR is reported with, and beyond."""
+    yield "| network | B | " + HEADER + "|---|---|---|---|---|---|---|---|"
+    for width, batches in ((200, (20, 25, 64, 80)), (400, (50, 150)), (2000, (100,))):
+        for B in options.batches or batches:
+            x, y = photos(options, B, 10)
+            model = mlp(3072, *[width] * 5, 10)
+            row = attacked(model, x, y, unsum.capture(model, x, y), batch_size=B, time_limit=300)
+            yield f"| 3072-{width}-{width}-{width}-{width}-{width}-10 | {B} {row}"
 
 
 def gpu(options: argparse.Namespace) -> Iterator[str]:

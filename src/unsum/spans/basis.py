@@ -56,6 +56,11 @@ class LayerSpan:
     def __len__(self) -> int:
         return len(self.values)
 
+    @property
+    def lacking(self) -> bool:
+        """Whether a direction of the rows belongs to no column: it was found otherwise (`missing`)."""
+        return len(self.columns) < len(self.rows)
+
     def outside(self, rows: Tensor) -> Tensor:
         """The part of each row (…, n) that the row space does not hold; a 1 is put beside it where there is a bias."""
         if self.has_bias:

@@ -31,6 +31,7 @@ from unsum.spans.joint import MOST, AllSamples, solve_together
 from unsum.spans.judge import Answer, judge
 from unsum.spans.labels import deflate, read_labels
 from unsum.spans.maps import separate_maps
+from unsum.spans.missing import told_again, with_missing
 from unsum.spans.pair import Pair, choose_pair, dense_steps
 from unsum.spans.passes import forward
 from unsum.spans.search import Roots, refined, search
@@ -40,6 +41,7 @@ from unsum.spans.training import rounded_entry
 from unsum.spans.unrolled import FoundSamples, read_steps
 from unsum.update import Update
 
+_RETOLD = 3  # times that samples tell the direction which a layer lacks
 _PASSES = 6  # of taking out what was found and looking for the rest
 _EXPLAINED, _NOISY = 1e-3, 10.0  # of a gradient, or times its noise: what all samples may leave, or they are none
 _NEAR = 0.1  # of a gradient left unexplained: from where a solve of all samples leads to the truth
@@ -91,6 +93,7 @@ def _one_step(
 ) -> Leak:
     delta, divisor = update.kind == "delta", update.learning_rate or 1.0
     pair = choose_pair(chain, knowledge, lambda step: rounded_entry(step, 1) / divisor if delta else 0.0)
+    pair = with_missing(pair, seed)
     answer = _best(head, pair, loss, knowledge, seed, progress)
     if answer is not None:
         answer = replace(answer, lengths_open=pair.condition.lengths_open)
@@ -138,8 +141,13 @@ def _best(
     roots, points = search(condition, pair.expected, seed, progress, most=classes)
     if classes:
         roots = _completed(pair, roots, seed + _PASSES, progress)
+    for attempt in range(_RETOLD):  # the more samples, the better they tell what is lacking
+        if not pair.next.lacking or not 0 < len(roots) < pair.expected:
+            break
+        pair = told_again(pair, roots.X)
+        roots = _completed(pair, refined(pair.condition, roots), seed + attempt, progress)
     forward = _answered(head, pair, roots, loss, knowledge)
-    if forward is not None and forward.left < limit:
+    if pair.next.lacking or (forward is not None and forward.left < limit):
         return forward
     settled = _answered(head, pair, _settled(head, pair, roots, points, loss, seed, progress), loss, knowledge)
     if not classes or (settled is not None and settled.left < limit):
