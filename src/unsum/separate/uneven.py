@@ -30,8 +30,7 @@ from unsum.leak import Leak
 from unsum.separate.exact.regression import ClassLine, fit_class_line
 from unsum.separate.exact.solver import nothing_found
 from unsum.separate.exact.starts import rotate_to_targets
-from unsum.separate.method import SEPARATORS
-from unsum.separate.misfit import uncertified
+from unsum.separate.method import SEPARATORS, uncertified
 
 _LARGEST_JACOBIAN = 1 << 22  # entries: a step takes a tenth of a second
 _SHARE = 5e-3  # of all labels' mass that a label has at least; less is the regression's own error
