@@ -7,12 +7,14 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 Genome = dict[str, Any]
 FALSE_CLAIM, WRONG_TARGET, UNEXPLAINED = 1e-2, 1e-2, 1e-2
 TRACE = 1e-5  # of the largest sample's own gradient: who sends less may be missing
 _LIMIT = 1e-3  # predicted error from which nothing is claimed
+_MOMENT = 0.05  # seconds after which an import is looked at again
 
 
 class TooLongError(BaseException):
@@ -45,12 +47,24 @@ class Try:
         return true + 0.5 * (true - predicted) if self.claimed else true - max(0.0, predicted - math.log10(_LIMIT))
 
 
+def _imports(frame: FrameType | None) -> bool:
+    """Whether a module is being imported: cut in the midst, half of it would be left, and every later try would crash on it."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
     """`TooLongError` after so many seconds of this process's own work: another machine's load changes nothing."""
 
-    def stop(*_: Any) -> None:
-        raise TooLongError
+    def stop(_signal: int, frame: FrameType | None) -> None:
+        if _imports(frame):
+            signal.setitimer(signal.ITIMER_VIRTUAL, _MOMENT)
+        else:
+            raise TooLongError
 
     before = signal.signal(signal.SIGVTALRM, stop)
     signal.setitimer(signal.ITIMER_VIRTUAL, 0 if math.isinf(seconds) else seconds)

@@ -62,6 +62,7 @@ _FRESH, _TAME, _NEAR = 0.06, 0.06, 0.2  # shares of tries from anywhere, from ea
 _CLAIMS = 0.65  # share of a claim's children that are claims again, where steps are right
 _SHORTEST, _LONGEST = 0.01, 0.4  # step, in parts of a gene's range
 _CHILDREN = 30  # of one case, until another of its kind has its turn
+_CRASHES = 20  # of one process that are kept
 _SAY = 5.0  # seconds between two records
 
 
@@ -78,7 +79,8 @@ class Record:
     paths: dict[str, int] = field(default_factory=dict)  # tries on each
     claims: dict[str, int] = field(default_factory=dict)  # by kind of case
     seeds: list[int] = field(default_factory=list)
-    crashed: list[str] = field(default_factory=list)
+    crashes: int = 0
+    crashed: list[str] = field(default_factory=list)  # the first of them
     fooled_features: list[Genome] = field(default_factory=list)
     fooled_labels: list[Genome] = field(default_factory=list)
 
@@ -108,13 +110,15 @@ class Record:
         self._count(path)
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(where.filename).name}:{where.lineno}"
-        self.crashed.append(f"{type(error).__name__} at {place}: {str(error)[:120]} in {json.dumps(genome)}")
+        self.crashes += 1
+        if len(self.crashed) < _CRASHES:
+            self.crashed.append(f"{type(error).__name__} at {place}: {str(error)[:120]} in {json.dumps(genome)}")
 
     def sentence(self) -> str:
         return (
             f"{self.tries:,} tries in {self.seconds:.0f} s, {self.claimed:,} claimed to be exact ({len(self.claims)} kinds "
             f"of cases, largest true error {self.worst_claim:.1e}): {len(self.fooled_features)} with wrong features, "
-            f"{len(self.fooled_labels)} with wrong labels; {self.stopped:,} stopped, {len(self.crashed)} crashed."
+            f"{len(self.fooled_labels)} with wrong labels; {self.stopped:,} stopped, {self.crashes} crashed."
         )
 
     def claims_of(self, path: str) -> int:
@@ -148,6 +152,7 @@ def merge(records: Sequence[Record]) -> Record:
         paths=dict(sum((Counter(one.paths) for one in records), Counter())),
         claims=dict(sum((Counter(one.claims) for one in records), Counter())),
         seeds=[seed for one in records for seed in one.seeds],
+        crashes=sum(one.crashes for one in records),
         crashed=[crash for one in records for crash in one.crashed],
         fooled_features=[genome for one in records for genome in one.fooled_features],
         fooled_labels=[genome for one in records for genome in one.fooled_labels],

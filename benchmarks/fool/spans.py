@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from common import FALSE_CLAIM, TRACE, Genome, TooLongError, Try, deadline
+from common import FALSE_CLAIM, TRACE, WRONG_TARGET, Genome, TooLongError, Try, deadline
 from torch import Tensor, nn
 
 import peel
@@ -210,7 +210,7 @@ def _judged(genome: Genome, case: Case, leak: unsum.Leak, seconds: float) -> Try
     fooled = ""
     if leak.exact and not error <= FALSE_CLAIM:
         fooled = "a claimed sample is none" if not wrong <= FALSE_CLAIM else "a sample is missing"
-    elif leak.exact and label_error > 0.5:
+    elif leak.exact and label_error > WRONG_TARGET:
         fooled = "labels"
     ended = "claimed" if leak.exact else "not claimed"
     return Try(genome, ended, error, label_error, leak.predicted_error, fooled, seconds)

@@ -196,7 +196,8 @@ def test_bred_cases_are_not_claimed(attempt: ModuleType, monkeypatch: pytest.Mon
 
 
 # Bred on other paths: a hard label at a scale of 0.47 that a flat head takes for a smoothed one, and one of eight copies
-# that is 3 % shorter, behind a network without bias; class weights and smoothing, declared as plain cross-entropy.
+# that is 3 % shorter, behind a network without bias; class weights and smoothing, declared as plain cross-entropy; and smoothed
+# labels of two classes, of which a model that is surer than they are makes the other class.
 BRED_ELSEWHERE = {
     "losses, weighted": {
         "classes": 11, "batch": 1, "inputs": 24, "spread": -0.039582, "weights": 0.427616, "bias": True, "biased_gradient":
@@ -209,6 +210,16 @@ BRED_ELSEWHERE = {
         "relu": False, "siblings": 1, "apart": -0.9837, "labels": "same", "positives": 0.8704, "scale": -0.3268, "targets":
         3.0, "dtype": "float32", "noise": -5.9376, "reduction": "mean", "loss": "cross-entropy", "declared": "right", "wrong":
         "mse", "gamma": 2.0, "told": "batch size", "seed": 155561296,
+    },
+    "spans": {
+        "seed": 666013203, "classes": 1.8346435835090722, "batch": 2.6652063008317857, "inputs": 17.48226168370986, "width":
+        74.17991968657788, "depth": 2.0766490901643597, "gain": 0.045054132383471716, "spread": 0.17336722212531752, "twin":
+        -4.087689443318794, "noise": -4.5564685658594515, "size": -0.34256983534050844, "blend": 0.1563977524021425,
+        "activation": "sigmoid", "bias": True, "convolution": False, "trained": True, "init": "normal", "labels": "same",
+        "soft": "smooth", "twins": "first", "siblings": 1, "direction": "proportional", "twin_label": "same", "dtype":
+        "float32", "noisy": False, "reduction": "mean", "scale": 1.0, "told": "batch size", "loss": "cross-entropy", "method":
+        "spans", "mixed": 0.8706215612451531, "heat": 0.0016440007736522322, "rate": -2.919654406225021, "mixtures": 0,
+        "patterns": "any", "declared": False, "steps": 0, "momentum": 0.9, "epochs": 2, "training": "another momentum",
     },
     "peel": {
         "seed": 627978571, "classes": 8.5283, "batch": 0.9565, "inputs": 23.6374, "width": 25.04, "depth": 2.4499, "gain":
@@ -277,6 +288,33 @@ def test_hard_labels_of_unlike_samples_are_not_doubted(attempt: ModuleType) -> N
 def test_a_try_ends_with_its_time(attempt: ModuleType) -> None:
     tried = attempt.attempt(USUAL | ALIKE | {"spread": 0.0, "classes": 10, "batch": 7}, 1e-3)
     assert (tried.ended, tried.claimed) == ("stopped", False)
+
+
+def test_a_try_that_imports_a_module_is_not_cut_in_the_midst(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a module would be left in memory, and every later try would crash on it."""
+    common = importlib.import_module("common")
+    slow = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\nwhole = True\n"
+    (tmp_path / "slow_to_import.py").write_text(slow)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(common.TooLongError), common.deadline(0.05):
+        _import_and_compute("slow_to_import")
+    assert sys.modules["slow_to_import"].whole
+
+
+def _import_and_compute(name: str) -> None:
+    importlib.import_module(name)
+    while True:
+        pass
+
+
+def test_crashes_are_counted_and_the_first_are_kept(fool: ModuleType) -> None:
+    record = fool.Record()
+    for n in range(30):
+        try:
+            raise ValueError(n)
+        except ValueError as error:
+            record.add_crash("head", {}, error)
+    assert (record.tries, record.crashes, len(record.crashed)) == (30, 30, 20)
 
 
 def test_records_add_up(fool: ModuleType) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unsum.certify.claim import Claim, Evidence, grant
+from unsum.certify.claim import FALSE_ERROR, Claim, Evidence, grant
 from unsum.certify.question import name_some
 from unsum.knowledge import Knowledge
 from unsum.local_training import LocalTraining
@@ -89,6 +89,10 @@ def doubt_reading(reading: LossReading, knowledge: Knowledge) -> list[str]:
     Y = reading.Y
     if knowledge.labels is None and float((Y - Y.round()).abs().max()) > 1e-6:
         return ["Labels came out soft; at another scale other ones would send the same."]
+    if knowledge.labels is None and reading.smoothing_open:
+        return ["Smoothed labels at another scale would send the same gradient, and nothing tells."]
+    if knowledge.labels is None and not reading.off < FALSE_ERROR:
+        return [f"A label would have to be off by {min(reading.off, 1.0):.2g}: it is none that was assumed."]
     return []
 
 
@@ -185,6 +189,8 @@ def _doubt_sizes(answer: UnrolledAnswer, knowledge: Knowledge) -> list[str]:
         return [f"The client was said to hold {said} samples, but {number} were found."]
     if known and answer.mean and not answer.found.even:
         return ["The samples of a step do not add up to the learning rate that was declared."]
+    if knowledge.labels is None and not answer.sizes_told and len(answer.found.left[-1].W) == 2:
+        return ["Two classes and an unknown rate: smoothed labels at another rate would send the same."]
     return []
 
 

@@ -6,7 +6,7 @@ the loss is. The logits are known too, so each loss can be held against G; where
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +18,10 @@ from unsum.losses import PLAIN, BinaryCrossEntropy, CrossEntropy, Loss, SquaredE
 _CERTAIN = 0.05  # distance of an entry from 0 or 1 within which it is one of them
 _HEARD = 1e-3  # of the largest sample's gradient: whose weight is read off
 _OFTEN = 16  # copies of one sample at most
+_WRONG = 1e-2  # of an entry, from which a target is wrong
+_SURE = 3.0  # times what is left of G that smoothing must change it by, to be seen
+_FINEST = 1e-6  # of G: what float32 leaves at least
+_PLAIN = 1e-3  # of a scale from 1 within which nothing has multiplied the gradient
 _WHOLE = 1e-2  # distance from a whole number within which a ratio of weights counts copies
 
 
@@ -29,6 +33,10 @@ class LossReading:
     Y: Tensor  # (R, C)
     weights: Tensor  # (R,) one α for every sample, times its copies
     misfit: float
+    off: float = 0.0  # the largest entry of a target that G, at one scale for all samples, would have otherwise
+    smoothing_open: bool = (
+        False  # smoothed targets at another scale would send the same, and the scale is not the plain one
+    )
 
     @property
     def copies(self) -> Tensor | None:
@@ -65,7 +73,30 @@ def read_targets(G: Tensor, logits: Tensor, declared: Loss | None, plain: bool, 
         # Any labels at all explain nearly everything: they come last.
         readings = [*(one[0] for one in each), *(reading for one in each for reading in one[1:])]
     least = min(reading.misfit for reading in readings)
-    return next(reading for reading in readings if reading.misfit <= max(3 * least, 1e-5))
+    return _questioned(
+        next(reading for reading in readings if reading.misfit <= max(3 * least, 1e-5)), G, logits, reduction
+    )
+
+
+def _questioned(reading: LossReading, G: Tensor, logits: Tensor, reduction: str) -> LossReading:
+    """The reading with what G says against its targets.
+
+    A small part of G holds samples that the model is sure of; they must fit by themselves. And with two classes, or flat logits,
+    smoothing is nearly a change of scale: α (p − y) has the direction of α' (p − y') for every y.
+    """
+    copies, loss = reading.copies, reading.loss
+    if copies is None or not isinstance(loss, CrossEntropy | BinaryCrossEntropy):
+        return reading
+    alpha = float(reading.weights.sum() / copies.sum())
+    g = loss.gradient(logits, reading.Y)
+    off = float((G / (alpha * copies[:, None]) - g).abs().max())
+    plain = float(reading.weights.sum()) * loss.divisor(logits) / len(G) if reduction == "mean" else alpha
+    smoothed = 1 / max(logits.shape[1], 2) - reading.Y
+    g, smoothed = g.flatten(), smoothed.flatten()
+    shown = smoothed - (smoothed @ g) / (g @ g).clamp_min(1e-300) * g
+    left = max(reading.misfit, _FINEST) * float(g.norm())
+    hidden = not _SURE * left < _WRONG * float(shown.norm())
+    return replace(reading, off=off, smoothing_open=hidden and abs(plain - 1) > _PLAIN)
 
 
 def _with(loss: Loss, G: Tensor, logits: Tensor, reduction: str, *, declared: bool) -> list[LossReading]:
