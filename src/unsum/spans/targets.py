@@ -91,7 +91,7 @@ def _questioned(reading: LossReading, G: Tensor, logits: Tensor, reduction: str)
     g = loss.gradient(logits, reading.Y)
     off = float((G / (alpha * copies[:, None]) - g).abs().max())
     plain = float(reading.weights.sum()) * loss.divisor(logits) / len(G) if reduction == "mean" else alpha
-    smoothed = 1 / max(logits.shape[1], 2) - reading.Y
+    smoothed = 1 / max(logits.shape[1], 2) - reading.Y.to(g)
     g, smoothed = g.flatten(), smoothed.flatten()
     shown = smoothed - (smoothed @ g) / (g @ g).clamp_min(1e-300) * g
     left = max(reading.misfit, _FINEST) * float(g.norm())
