@@ -30,12 +30,13 @@ from unsum.spans.dropped import chain_through, check_dropped, masked_steps, sear
 from unsum.spans.joint import MOST, AllSamples, solve_together
 from unsum.spans.judge import Answer, judge
 from unsum.spans.labels import deflate, read_labels
+from unsum.spans.maps import separate_maps
 from unsum.spans.missing import told_again, with_missing
-from unsum.spans.pair import Pair, choose_pair
+from unsum.spans.pair import Pair, choose_pair, dense_steps
 from unsum.spans.passes import forward
 from unsum.spans.search import Roots, refined, search
 from unsum.spans.settle import Sample, settle
-from unsum.spans.targets import LossReading, read_targets
+from unsum.spans.targets import LossReading, read_loss
 from unsum.spans.training import rounded_entry
 from unsum.spans.unrolled import FoundSamples, read_steps
 from unsum.update import Update
@@ -70,6 +71,8 @@ def spans(
     assert update is not None
     several = update.training is not None and update.training.several_steps
     chain, shares = chain_through(model, update, head.W.device)
+    if len(dense_steps(chain)) < 2:
+        return separate_maps(head, knowledge, model, update, loss=loss, seed=seed, progress=progress)
     if shares:
         return _with_dropout(head, chain, shares, knowledge, loss, seed, progress, several=several)
     steps = None
@@ -119,7 +122,7 @@ def _with_dropout(
         return _empty(head, nothing(f"{why}. This is no sign that nothing leaks."))
     pair = replace(pair, steps=masked_steps(pair.steps, found, shares), beyond=None)
     read, written = forward(pair.steps, found.roots.X)
-    reading = _read(head, read[-1], written[-1], loss, knowledge)
+    reading = read_loss(head, read[-1], written[-1], loss, knowledge)
     if reading.copies is not None and int(reading.copies.max()) > 1:  # copies would have masks of their own
         why = "Samples that dropout fell on alike cannot be told apart."
         return _empty(head, nothing(f"{why} This is no sign that nothing leaks."))
@@ -213,7 +216,7 @@ def _answered(head: Head, pair: Pair, roots: Roots, loss: Loss | None, knowledge
         reading = _each_by_itself(pair, roots)
         return Answer(roots, roots.X, roots.errors, reading, _played(pair, roots.X, reading, roots.errors), missing)
     read, written = forward(pair.steps, roots.X)
-    reading = _read(head, read[-1], written[-1], loss, knowledge)
+    reading = read_loss(head, read[-1], written[-1], loss, knowledge)
     played, errors, X = _polished(pair, roots, reading)
     answer = Answer(roots, X, errors, reading, played, missing)
     large = len(X) * len(pair.here) > MOST or pair.steps[0].grad_W.numel() > _LARGE
@@ -233,7 +236,7 @@ def _together(head: Head, pair: Pair, answer: Answer, loss: Loss | None, knowled
     alpha = float((reading.weights / times).median())
     X, errors, _ = solve_together(AllSamples.of(sample, pair.steps, reading.Y, times), answer.X, alpha)
     read, written = forward(pair.steps, X)
-    reading = _read(head, read[-1], written[-1], loss, knowledge)
+    reading = read_loss(head, read[-1], written[-1], loss, knowledge)
     return replace(answer, X=X, errors=errors, reading=reading, played=_played(pair, X, reading, errors))
 
 
@@ -260,15 +263,6 @@ def _leak(head: Head, chain: Chain, pair: Pair, answer: Answer, knowledge: Knowl
         notes=[*claim.notes, *_remarks(pair, answer.roots, times)],
     )
     return _with_inputs(chain, FoundSamples(leak, pair, answer.errors.repeat_interleave(times, 0)))
-
-
-def _read(head: Head, features: Tensor, logits: Tensor, known: Loss | None, knowledge: Knowledge) -> LossReading:
-    """G from the head's gradient, by least squares over the samples' features; then what loss it is of."""
-    columns = features if head.grad_b is None else torch.cat([features, torch.ones_like(features[:, :1])], 1)
-    grad = head.grad_W.double()
-    sent = grad if head.grad_b is None else torch.cat([grad, head.grad_b.double()[:, None]], 1)
-    G = torch.linalg.lstsq(columns.T, sent.T).solution
-    return read_targets(G, logits, known, knowledge.loss == PLAIN, head.reduction)
 
 
 def _each_by_itself(pair: Pair, roots: Roots) -> LossReading:
