@@ -29,9 +29,9 @@ from unsum.peel.method import MARGIN, PEELERS, PRECISE, Peeled, PeeledLayer, Sha
 from unsum.peel.residual.blocks import Block, Blocks, find_blocks
 from unsum.peel.residual.joint import Joint, Output
 from unsum.peel.residual.masks import Mask, confirmed, scale_by
-from unsum.peel.residual.shared import Taker, Shared
+from unsum.peel.residual.shared import Shared, Taker
 from unsum.peel.residual.solve import Pin, Reading, undo
-from unsum.peel.residual.start import Start, at_features, at_maps, known_block
+from unsum.peel.residual.start import Origin, at_features, at_maps, known_block
 from unsum.update import Update
 
 _LOST = 1e-2  # relative residual above which the walk has lost its way
@@ -75,11 +75,11 @@ class _Reached(Exception):  # noqa: N818 (not an error: the walk is over)
 class _Walk:
     leak: Leak
     blocks: Blocks
-    start: Start
+    start: Origin
     layer: str | None
 
     def run(self) -> Peeled:
-        self.steps: list[_Step] = []
+        self.steps: list[_Walked] = []
         self.notes: list[str] = []
         self.errors = self.start.errors  # (B,) of the layer before
         self.open = torch.zeros_like(self.errors)  # (B,) share of the gradient behind signs that nothing tells
@@ -197,7 +197,7 @@ class _Walk:
                     "BatchNorm hides their mean; their smallest entry was taken for zero."
                 )
         layer = PeeledLayer(unit.name, float(self.errors.max()), reading.residual, maps.numel(), equations)
-        self.steps.append(_Step(layer, [reader.unit.name for reader in readers], maps, self.errors, doubts))
+        self.steps.append(_Walked(layer, [reader.unit.name for reader in readers], maps, self.errors, doubts))
         if self.layer in self.steps[-1].names:
             raise _Reached
         return maps
@@ -236,7 +236,7 @@ class _Known:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _Walked:
     """A layer that was walked through: what all convolutions `names` read, with (B,) errors, and what speaks against it."""
 
     layer: PeeledLayer
