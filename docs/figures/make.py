@@ -46,7 +46,7 @@ def main() -> None:
         "axes.titlesize": 11,
         "legend.frameon": False,
     }
-    for draw in (the_sum, the_ratio, the_simplex, the_certificate, batch_norm, defended, the_round):
+    for draw in (the_sum, the_ratio, the_simplex, the_certificate, batch_norm, defended, the_round, the_spans):
         save(draw(), draw.__name__.replace("_", "-"))
 
 
@@ -266,6 +266,43 @@ def the_round() -> Figure:
     axes.text(57.4, 37, "client and wire", ha="right", fontsize=10)
     axes.text(59, 37, "attacker: a curious server", ha="left", fontsize=10)
     return figure
+
+
+def the_spans() -> Figure:
+    """Which mixtures of two samples fit the next layer's span, and which maps have all of their patches in a convolution's."""
+    figure, (plane, spectrum) = plt.subplots(1, 2, figsize=(8.6, 3.7), gridspec_kw={"wspace": 0.35})
+    generator = torch.Generator().manual_seed(4)
+    X = torch.randn(2, 12, generator=generator, dtype=torch.float64)
+    W, b = (torch.randn(40, n, generator=generator, dtype=torch.float64) for n in (12, 1))
+    span = torch.linalg.svd((X @ W.T + b.T).relu(), full_matrices=False).Vh
+    shares = torch.linspace(-0.6, 1.6, 221, dtype=torch.float64)
+    written = (torch.cartesian_prod(shares, shares) @ X @ W.T + b.T).relu()
+    misfit = (written - written @ span.T @ span).norm(dim=1) / written.norm(dim=1)
+    lines = plane.contour(
+        shares, shares, misfit.view(221, 221).T, levels=[0.05, 0.1, 0.15, 0.2, 0.3, 0.4], colors=FAINT, linewidths=0.9
+    )
+    plane.clabel(lines, [0.1, 0.2, 0.4], fontsize=8)
+    plane.plot([1, 0], [0, 1], "o", color=ACCENT, markersize=8)
+    plane.annotate("one sample", (1.06, -0.16))
+    plane.annotate("the other", (0.06, 1.06))
+    plane.set(title="how badly a mixture fits the next span", xlabel="share of one sample", ylabel="share of the other")
+    values = _patch_misfits(batch=3, channels=8, size=4, generator=generator)
+    spectrum.semilogy(range(1, 4), values[:3].clamp_min(1e-16), "o", color=ACCENT)
+    spectrum.semilogy(range(4, 31), values[3:30], "o", color=INK, markerfacecolor="none", markersize=5)
+    spectrum.annotate("three samples:\nthree maps, and mixtures of them", (4, 1e-15))
+    spectrum.set(title="how badly all patches of a map fit", xlabel="directions in the space of maps", ylim=(1e-17, 10))
+    return figure
+
+
+def _patch_misfits(batch: int, channels: int, size: int, generator: torch.Generator) -> Tensor:
+    """Eigenvalues of Σ ‖what sticks out of the span of all patches‖² on maps, smallest first."""
+    maps = torch.randn(batch, channels, size, size, generator=generator, dtype=torch.float64)
+    patches = nn.functional.unfold(maps, 3, padding=1).transpose(1, 2).flatten(0, 1)
+    span = torch.linalg.svd(patches, full_matrices=False).Vh
+    every = torch.eye(channels * size**2, dtype=torch.float64).view(-1, channels, size, size)
+    found = nn.functional.unfold(every, 3, padding=1).transpose(1, 2)
+    outside = (found - found @ span.T @ span).flatten(1)
+    return torch.linalg.eigvalsh(outside @ outside.T)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from unsum.batch_statistics import BatchStatistics, read_statistics
 from unsum.declared import check_positive, check_whole
 from unsum.errors import UnsumError, nearest, shown, unknown_name
 from unsum.files.naming import named_as
@@ -22,6 +23,7 @@ from unsum.local_training import LocalTraining
 Kind = Literal["gradient", "delta"]
 Reduction = Literal["mean", "sum"]
 _FORMAT = "unsum-update"
+_MEAN, _VARIANCE = "batch-mean/", "batch-variance/"  # before a layer's name: no parameter's name holds a slash
 _LARGEST = torch.finfo(torch.float32).max  # sums of squares of larger values do not fit into float64 either
 _RECORDED = ("kind", "learning_rate", "reduction", "batch_size", "num_examples", "training")
 
@@ -48,8 +50,9 @@ class Update:
     negated when the rate is unknown, which leaves the gradient's scale open (`scale_known` says so).
 
     `batch_size`, `num_examples` and `training`, how the client trains, are set only where the protocol discloses them to the
-    server; with several local steps `learning_rate` is what the delta was divided by. `notes` says in sentences what had to be
-    assumed to read the update; neither it nor `carried`, what a momentum had added, is saved.
+    server; with several local steps `learning_rate` is what the delta was divided by. `statistics` are the batch's own, where the
+    client sent BatchNorm's buffers along. `notes` says in sentences what had to be assumed to read the update; neither it nor
+    `carried`, what a momentum had added, is saved.
 
     Examples:
         >>> import torch, unsum
@@ -67,6 +70,7 @@ class Update:
     notes: tuple[str, ...] = ()
     training: LocalTraining | None = None
     carried: Carried | None = None
+    statistics: BatchStatistics = field(default_factory=BatchStatistics)
 
     def __post_init__(self) -> None:
         if not self.gradients:
@@ -77,9 +81,9 @@ class Update:
             raise unknown_name("loss reduction", str(self.reduction), ["mean", "sum"])
         if self.learning_rate is not None:
             check_positive("The learning rate", self.learning_rate)
-        for field in ("batch_size", "num_examples"):
-            if getattr(self, field) is not None:
-                check_whole(f"The update's {field}", getattr(self, field))
+        for name in ("batch_size", "num_examples"):
+            if getattr(self, name) is not None:
+                check_whole(f"The update's {name}", getattr(self, name))
 
     def __repr__(self) -> str:
         size = sum(g.numel() for g in self.gradients.values())
@@ -151,6 +155,19 @@ class Update:
                     "a server would drop it, and so does unsum."
                 )
 
+        self._validate_statistics(model)
+
+    def _validate_statistics(self, model: nn.Module) -> None:
+        modules, sent = dict(model.named_modules()), self.statistics
+        for layer in sent.means.keys() | sent.variances.keys():
+            own = getattr(modules.get(layer), "running_mean", None)
+            values = [sent.means.get(layer), sent.variances.get(layer)]
+            fits = isinstance(own, Tensor) and all(v is not None and v.shape == own.shape for v in values)
+            if not fits or not all(v is not None and bool(v.isfinite().all()) for v in values):
+                raise UnsumError(
+                    f"The batch statistics of {shown(layer)} do not fit the model; pass the model that the client trained."
+                )
+
     def save(self, path: str | Path) -> None:
         """Write safetensors with the metadata as JSON in its header."""
         path = Path(path)
@@ -159,7 +176,10 @@ class Update:
         metadata = {name: getattr(self, name) for name in _RECORDED if name != "training"}
         if self.training is not None:
             metadata["training"] = vars(self.training)
+        sent = self.statistics
         tensors = {name: g.detach().cpu().contiguous() for name, g in self.gradients.items()}
+        for prefix, values in ((_MEAN, sent.means), (_VARIANCE, sent.variances)):
+            tensors |= {prefix + layer: value.detach().cpu().contiguous() for layer, value in values.items()}
         write_whole(path, lambda part: save_tensors(tensors, part, {_FORMAT: json.dumps(metadata)}))
 
     @classmethod
@@ -184,9 +204,10 @@ class Update:
         header = file.metadata.get(_FORMAT)
         if header is not None and (kind is not None or learning_rate is not None):
             raise UnsumError(f"{path.name!r} records its own kind and learning rate; leave both out.")
-        tensors, notes = (file.tensors, []) if model is None else named_as(model, file.tensors, ordered=file.ordered)
+        statistics, tensors = (BatchStatistics(), file.tensors) if header is None else _parted(file.tensors)
+        tensors, notes = (tensors, []) if model is None else named_as(model, tensors, ordered=file.ordered)
         if header is not None:
-            return _recorded(path, header, tensors, notes)
+            return replace(_recorded(path, header, tensors, notes), statistics=statistics)
         if kind == "delta":
             return cls.from_delta(tensors, learning_rate, notes=tuple(notes))
         return cls(tensors, kind=kind or "gradient", learning_rate=learning_rate, notes=tuple(notes))
@@ -218,7 +239,8 @@ class Update:
             ordered = files[0].ordered and files[1].ordered
             (delta, notes), (start, _) = (named_as(model, part, ordered=ordered) for part in (whole, first))
         rate = learning_rate if training is None else training.learning_rate
-        update = cls.from_delta(delta, rate, notes=tuple(notes))
+        sent = BatchStatistics() if model is None else read_statistics(model, files[0].tensors, files[1].tensors)
+        update = cls.from_delta(delta, rate, notes=tuple(notes), statistics=sent)
         return update if training is None else update.of_training(training, start)
 
 
@@ -228,6 +250,17 @@ def _largest(tensor: Tensor) -> float:
         return 0.0
     low, high = (float(extreme) for extreme in torch.aminmax(tensor))
     return max(-low, high)
+
+
+def _parted(tensors: dict[str, Tensor]) -> tuple[BatchStatistics, dict[str, Tensor]]:
+    """What `save` wrote, as the batch's statistics and everything else."""
+    means, variances = (
+        {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+        for prefix in (_MEAN, _VARIANCE)
+    )
+    rest = {name: t for name, t in tensors.items() if not name.startswith((_MEAN, _VARIANCE))}
+    layers = tuple(means.keys() & variances.keys())
+    return BatchStatistics(layers, 1 if layers else None, means, variances), rest
 
 
 def _recorded(path: Path, header: str, tensors: dict[str, Tensor], notes: list[str]) -> Update:

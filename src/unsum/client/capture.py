@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from torch import Tensor, nn
 
-from unsum.client.step import AnyDefense, after, before, first_step, in_mode, ordered
+from unsum.batch_statistics import BatchStatistics
+from unsum.client.step import Defenses, after, before, first_step, in_mode, ordered, sent_statistics
 from unsum.losses import Loss
 from unsum.update import Update
 
@@ -19,8 +18,9 @@ def capture(
     targets: Tensor,
     *,
     train: bool = True,
-    defenses: Iterable[AnyDefense] | AnyDefense = (),
+    defenses: Defenses = (),
     loss: str | Loss | None = None,
+    buffers: bool = False,
 ) -> Update:
     """The update a client would send after one step on this batch.
 
@@ -36,9 +36,11 @@ def capture(
             Those that change the batch (`SmoothLabels`, `Mixup`) come first, then at most one that computes the gradient in
             its own way (`DPSGD`), then those that change the update; any function from Update to Update is of the last kind.
         loss: what the client minimizes, if not cross-entropy: `bce`, `mse`, `focal:GAMMA`, or an object of `unsum.losses`.
+        buffers: the client sends BatchNorm's running statistics along, as a whole state dict has them; `update.statistics` is
+            what the server reads off them.
 
     Returns:
-        The `Update`: gradients of every trainable parameter and no word about the batch.
+        The `Update`: gradients of every trainable parameter and no other word about the batch.
 
     Examples:
         >>> import torch, unsum
@@ -50,7 +52,7 @@ def capture(
         >>> torch.allclose(update.gradients["weight"], ((P - Y) / 3).T @ inputs, atol=1e-6)  # ∇W = Gᵀ F
         True
     """
-    return capture_trained(model, images, targets, train=train, defenses=defenses, loss=loss)[0]
+    return capture_trained(model, images, targets, train=train, defenses=defenses, loss=loss, buffers=buffers)[0]
 
 
 def capture_trained(
@@ -59,10 +61,12 @@ def capture_trained(
     targets: Tensor,
     *,
     train: bool = True,
-    defenses: Iterable[AnyDefense] | AnyDefense = (),
+    defenses: Defenses = (),
     loss: str | Loss | None = None,
+    buffers: bool = False,
 ) -> tuple[Update, Tensor, Tensor]:
     """`capture`, with the images and targets that the client trained on: other ones where a defense changes the batch."""
     parts = ordered(defenses)
     step = before(parts, first_step(model, images, targets, train, loss))
-    return after(parts, Update(step.gradient(step)), step), step.images, step.targets
+    sent = sent_statistics(step) if buffers else BatchStatistics()
+    return after(parts, Update(step.gradient(step), statistics=sent), step), step.images, step.targets

@@ -19,6 +19,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from unsum.batch_statistics import BatchStatistics, read_statistics
 from unsum.client.augment import as_probabilities, target_rows
 from unsum.errors import UnsumError
 from unsum.gradients import main_output, same_buffers, same_modes
@@ -71,9 +72,10 @@ class InsideClient(Protocol):
 
 
 AnyDefense = InsideClient | Callable[[Update], Update]
+Defenses = Iterable[AnyDefense] | AnyDefense
 
 
-def ordered(defenses: Iterable[AnyDefense] | AnyDefense) -> list[AnyDefense]:
+def ordered(defenses: Defenses) -> list[AnyDefense]:
     """The single defenses in order of application; refuses an order that the client could not keep."""
     given = [defenses] if callable(defenses) or isinstance(defenses, InsideClient) else defenses
     parts = [part for defense in given for part in _parts(defense)]
@@ -112,6 +114,17 @@ def mean_loss_gradient(step: ClientStep) -> Gradients:
         loss = mean_loss(step.loss, logits, loss_rows(step.loss, step.targets, logits.shape[1]))
         gradients = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)
     return {name: g.detach() for name, g in zip(trainable, gradients, strict=True) if g is not None}
+
+
+def sent_statistics(step: ClientStep) -> BatchStatistics:
+    """What the client's buffers say of this batch, if it sends them: in a pass of its own, since gradients put buffers back.
+
+    Random numbers are put back as well, so that dropout draws the same ones for the gradient.
+    """
+    before = {name: buffer.detach().clone() for name, buffer in step.model.named_buffers()}
+    with torch.random.fork_rng(), in_mode(step.model, step.train), torch.no_grad():
+        step.model(step.images)
+        return read_statistics(step.model, before, dict(step.model.named_buffers()))
 
 
 def loss_rows(loss: Loss | None, targets: Tensor, classes: int) -> Tensor:

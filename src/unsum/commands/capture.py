@@ -31,6 +31,9 @@ def command(
     same_label: options.SameLabelOption = 0,
     defense: options.DefenseOption = None,
     eval_mode: options.EvalOption = False,
+    buffers: Annotated[
+        bool, Option("--buffers", help="Send BatchNorm's statistics along, as a whole state dict does.")
+    ] = False,
     out: Annotated[Path, Option(help="The file for the update, .safetensors.")] = Path("client.safetensors"),
     force: Annotated[bool, Option("--force", help="Overwrite an existing file.")] = False,
     as_json: options.JsonOption = False,
@@ -60,8 +63,13 @@ def command(
         name, network = loaded.name, loaded.model
         shown.say("The client computes its update")
         torch.manual_seed(seed)
-        play = capture_text if text else capture
-        update = play(network.to(chosen), images.to(chosen), targets.to(chosen), train=not eval_mode, defenses=chain)
+        sent = network.to(chosen), images.to(chosen), targets.to(chosen)
+        train = not eval_mode
+        update = (
+            capture_text(*sent, train=train, defenses=chain)
+            if text
+            else capture(*sent, train=train, defenses=chain, buffers=buffers)
+        )
     out.parent.mkdir(parents=True, exist_ok=True)
     update.save(out)
     values = sum(gradient.numel() for gradient in update.gradients.values())

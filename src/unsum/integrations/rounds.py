@@ -4,25 +4,19 @@ One step of SGD with weight decay λ moves the weights by Δ = −η (g + λ w),
 with T η gives the mean of the T gradients, each taken at weights a little further on. A momentum does not show in the
 first step; afterwards it weighs the steps unevenly, which the formula knows nothing of.
 
-BatchNorm's running statistics travel with the weights, and they speak of the batch, too. In train mode a layer of momentum m
-moves its statistics towards those of the batch:
-
-    running ← (1 − m) running + m (the batch's)       counter ← counter + 1
-
-so the counter gives the number of local steps away and, if there was one step, the server reads the batch's mean and variance
-of every channel off the difference. Noise on gradients does not change that; only keeping the statistics back does.
+BatchNorm's running statistics travel with the weights, and they speak of the batch, too (`batch_statistics`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from unsum.batch_statistics import BatchStatistics, read_statistics
 from unsum.errors import UnsumError, shown
 from unsum.files.naming import named_as
 from unsum.local_training import LocalTraining
@@ -30,75 +24,14 @@ from unsum.update import Update
 
 
 @dataclass(frozen=True)
-class Statistics:
-    """`layers` whose statistics were sent and had moved; the batch's `means` and `variances` of each where they can be read."""
-
-    layers: tuple[str, ...] = ()
-    steps: int | None = None
-    means: dict[str, Tensor] = field(default_factory=dict)
-    variances: dict[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def note(self) -> str | None:
-        """What they give away, in one sentence."""
-        if not self.layers:
-            return None
-        told = f"BatchNorm's statistics of {len(self.layers)} layers were sent along"
-        if self.means:
-            channels = sum(len(mean) for mean in self.means.values())
-            return f"{told}: the batch's mean and variance of {channels} channels can be read off them."
-        if self.steps is not None:
-            return f"{told}: their counters say that the client took {self.steps} local steps."
-        return f"{told}: they average those of the client's batches."
-
-
-def read_statistics(model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Statistics:
-    """From two state dicts under the model's own names; under other names nothing is read."""
-    moved: list[str] = []
-    counted: set[int] = set()
-    means: dict[str, Tensor] = {}
-    variances: dict[str, Tensor] = {}
-    for layer, module in model.named_modules():
-        mean, variance, counter = (f"{layer}.{part}" for part in ("running_mean", "running_var", "num_batches_tracked"))
-        if not isinstance(module, _BatchNorm) or mean not in before or bool((before[mean] == after[mean]).all()):
-            continue
-        moved.append(layer)
-        if counter not in before:
-            continue
-        count = _whole(after[counter])
-        counted.add(count - _whole(before[counter]))
-        share = _share(module, count)
-        if variance in before and share is not None:
-            means[layer] = _batch_value(before[mean], after[mean], share)
-            variances[layer] = _batch_value(before[variance], after[variance], share)
-    steps = counted.pop() if len(counted) == 1 else None
-    if steps is None or steps < 1:  # layers that disagree, or counters that were reset, say nothing
-        return Statistics(tuple(moved))
-    return Statistics(tuple(moved), steps, means, variances) if steps == 1 else Statistics(tuple(moved), steps)
-
-
-def _whole(counter: Tensor) -> int:
-    """What a counter says; −1, which no step follows, where a client sent what is no number."""
-    return int(counter) if counter.numel() == 1 and bool(torch.isfinite(counter)) else -1
-
-
-def _share(layer: _BatchNorm, count: int) -> float | None:
-    """How much of the new statistics is the last batch; without a momentum, BatchNorm keeps a plain average."""
-    if layer.momentum is not None:
-        return layer.momentum or None
-    return 1 / count if count > 0 else None
-
-
-def _batch_value(before: Tensor, after: Tensor, share: float) -> Tensor:
-    return before.double() + (after.double() - before.double()) / share
-
-
-@dataclass(frozen=True)
 class Seen:
     """What one round shows the server of one client."""
 
     update: Update
-    statistics: Statistics
+
+    @property
+    def statistics(self) -> BatchStatistics:
+        return self.update.statistics
 
 
 def seen(
@@ -134,12 +67,13 @@ def seen(
         num_examples=num_examples or None,
         batch_size=known.samples if steps == known.epochs else None,
         training=replace(known, steps=steps) if steps % known.epochs == 0 else None,
+        statistics=statistics,
     )
     if known.weight_decay:
         starts, _ = named_as(model, first, ordered=True)
         gradients = {name: g - known.weight_decay * starts[name] for name, g in update.gradients.items()}
         update = replace(update, gradients=gradients)
-    return Seen(update, statistics)
+    return Seen(update)
 
 
 def fill(model: nn.Module, weights: Mapping[str, Any]) -> None:

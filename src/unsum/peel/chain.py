@@ -138,7 +138,7 @@ def _walk(model: nn.Module, graph: fx.Graph, update: Update, device: torch.devic
             stop = f"the output of {_title(node, model)} is used more than once"
             break
         layer = model.get_submodule(str(node.target)) if node.op == "call_module" else None
-        found = _activation(node, layer)
+        found = activation_at(node, layer)
         if _passes(node, layer):
             flattened |= _reshapes(node, layer)
         elif isinstance(layer, (nn.Linear, nn.Conv2d)) and (activation is not None or not steps):
@@ -199,7 +199,7 @@ def _reshapes(node: fx.Node, layer: nn.Module | None) -> bool:
     return isinstance(layer, nn.Flatten) or (layer is None and node.target in _RESHAPES - {"contiguous", "float"})
 
 
-def _activation(node: fx.Node, layer: nn.Module | None) -> Activation | None:
+def activation_at(node: fx.Node, layer: nn.Module | None) -> Activation | None:
     if layer is not None:
         return activation_of(layer)
     if node.op not in ("call_function", "call_method"):

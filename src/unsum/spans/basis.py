@@ -7,6 +7,7 @@ space of ∇W is the span of A and its column space the span of D. A bias reads 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +15,6 @@ from torch import Tensor
 from unsum.equation.noise import unit_of
 from unsum.head import orthonormal_rows
 from unsum.peel.blocks import left_product, right_product
-from unsum.peel.chain import Step
 
 _EDGE = 1.3  # times the largest singular value that noise of the measured size should have (Marchenko–Pastur)
 _ROUNDED = 2.0  # times what rounding of every entry makes: sums round more than once
@@ -22,6 +22,16 @@ _GRAM = 6e-8  # of the largest singular value: what squares in float64 resolve
 _TAIL = 16  # values at least that can look like noise
 _SKETCH = 256  # directions of a random sketch: batches up to this are read of it
 _MOST = 0.8  # of all directions that samples may take for the rest to be recognized as noise
+
+
+class Sent(Protocol):
+    """What an update holds of one layer: ∇W (m, n), and ∇b (m,) where there is one."""
+
+    @property
+    def grad_W(self) -> Tensor: ...
+
+    @property
+    def grad_b(self) -> Tensor | None: ...
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,11 @@ class LayerSpan:
     def __len__(self) -> int:
         return len(self.values)
 
+    @property
+    def lacking(self) -> bool:
+        """Whether a direction of the rows belongs to no column: it was found otherwise (`missing`)."""
+        return len(self.columns) < len(self.rows)
+
     def outside(self, rows: Tensor) -> Tensor:
         """The part of each row (…, n) that the row space does not hold; a 1 is put beside it where there is a bias."""
         if self.has_bias:
@@ -60,15 +75,20 @@ class LayerSpan:
         if self.has_bias:
             read = torch.cat([read, torch.ones_like(read[:, :1])], 1)
         core = self.core - (delta @ self.columns.T).T @ (read @ self.rows.T)
-        U, values, V = torch.linalg.svd(core)
+        U, values, V = (part.to(core) for part in torch.linalg.svd(core.cpu()))  # a GPU takes ten times as long for it
         U, values, V = U[:, :rank].T, values[:rank], V[:rank]
         rows, columns = V @ self.rows, U @ self.columns
         return replace(
             self, rows=rows, columns=columns, values=values, core=values.diag(), noise=self.noise + left_behind
         )
 
+    def first(self, rank: int) -> LayerSpan:
+        """Its strongest directions alone."""
+        rows, columns, values = (part[:rank] for part in (self.rows, self.columns, self.values))
+        return replace(self, rows=rows, columns=columns, values=values, core=self.core[:rank, :rank], full=False)
+
     @classmethod
-    def of(cls, step: Step, rank: int | None = None, rounded: float = 0.0) -> LayerSpan:
+    def of(cls, step: Sent, rank: int | None = None, rounded: float = 0.0) -> LayerSpan:
         """The spaces of a layer's gradient, with the directions that stand out of its noise, or so many as `rank` says.
 
         `rounded` is the deviation of an entry at most that the rounding of something else, weights say, has left in it.

@@ -54,7 +54,7 @@ def judge(answer: Answer, knowledge: Knowledge, seed: int) -> Claim:
     replayed, reading = answer.played, answer.reading
     limit = max(rounding(torch.float32), *(rounding(step.grad_W.dtype) for step in replayed.batch.steps))
     explained = replayed.unexplained < limit  # NaN is not below
-    doubts = [] if answer.missing else [*_doubt_reading(reading, knowledge), *_doubt_number(reading, knowledge)]
+    doubts = [] if answer.missing else [*doubt_reading(reading, knowledge), *doubt_number(reading, knowledge)]
     if answer.lengths_open and knowledge.loss is None:
         doubts.append(_LENGTHS)
     if not answer.missing and not explained:
@@ -76,7 +76,7 @@ def judge(answer: Answer, knowledge: Knowledge, seed: int) -> Claim:
     )
 
 
-def _doubt_reading(reading: LossReading, knowledge: Knowledge) -> list[str]:
+def doubt_reading(reading: LossReading, knowledge: Knowledge) -> list[str]:
     if not reading.misfit < _LOSS_LEAVES:
         return [
             f"No loss that is known here explains the gradients at the logits ({reading.loss.name} leaves "
@@ -92,7 +92,7 @@ def _doubt_reading(reading: LossReading, knowledge: Knowledge) -> list[str]:
     return []
 
 
-def _doubt_number(reading: LossReading, knowledge: Knowledge) -> list[str]:
+def doubt_number(reading: LossReading, knowledge: Knowledge) -> list[str]:
     said, copies = knowledge.known_batch_size, reading.copies
     found = len(reading.Y) if copies is None else int(copies.sum())
     return [] if said in (None, found) else [f"The batch was said to hold {said} samples, but {found} were found."]

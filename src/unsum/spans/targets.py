@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.losses import BinaryCrossEntropy, CrossEntropy, Loss, SquaredError
+from unsum.head import Head
+from unsum.knowledge import Knowledge
+from unsum.losses import PLAIN, BinaryCrossEntropy, CrossEntropy, Loss, SquaredError
 
 _CERTAIN = 0.05  # distance of an entry from 0 or 1 within which it is one of them
 _HEARD = 1e-3  # of the largest sample's gradient: whose weight is read off
@@ -36,6 +38,15 @@ class LossReading:
         whole = ratios.round()
         fits = bool(((ratios - whole).abs() < _WHOLE * whole).all()) and float(whole.max()) <= _OFTEN
         return whole.long() if fits else None
+
+
+def read_loss(head: Head, features: Tensor, logits: Tensor, known: Loss | None, knowledge: Knowledge) -> LossReading:
+    """G from the head's gradient, by least squares over the samples' features; then what loss it is of."""
+    columns = features if head.grad_b is None else torch.cat([features, torch.ones_like(features[:, :1])], 1)
+    grad = head.grad_W.double()
+    sent = grad if head.grad_b is None else torch.cat([grad, head.grad_b.double()[:, None]], 1)
+    G = torch.linalg.lstsq(columns.T, sent.T).solution
+    return read_targets(G, logits, known, knowledge.loss == PLAIN, head.reduction)
 
 
 def read_targets(G: Tensor, logits: Tensor, declared: Loss | None, plain: bool, reduction: str) -> LossReading:

@@ -1,0 +1,190 @@
+"""All samples of a batch in the space of maps: with statistics that are known, or in rounds that find them too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from unsum.deadline import out_of_time
+from unsum.progress import Progress
+from unsum.spans.maps.condition import Affine, Among, MapCondition
+from unsum.spans.maps.search import Ends, apart, beside, descend
+
+_STARTS, _FEWEST = 4, 32  # starts for each sample, and at least
+_EQUATIONS = 64  # for each unknown that a search looks at; all are looked at in the end
+_FEWEST_EQUATIONS = 2048
+_STEPS = 25  # of a start with known statistics; roots are reached within twenty
+_ROUNDS = 12  # of further starts, or of statistics
+_FIRST_ROUNDS, _FIRST_STEPS = 5, 3  # with the statistics of all starts, before any sample stands out
+_SETTLED = 1e-3  # relative change of all samples from which rounds look at everything
+_LAST = 60  # rounds at most in the end
+_NEAR = 5e-2  # relative distance of a start's end from a sample, before statistics had settled
+_FIXED = 1e-9  # relative change in a round below which nothing moves any more
+_ROOT, _BEST, _NEVER = 1e-3, 1e3, 3e-2  # misfits: always a root; times the lowest one; never
+
+
+@dataclass(frozen=True)
+class FoundMaps:
+    """Samples as mixtures s (R, k) with predicted errors of s, misfits, and how many starts came to each; `sign` of the origin."""
+
+    s: Tensor
+    errors: Tensor
+    misfits: Tensor
+    hits: Tensor
+    condition: MapCondition
+    sign: int = 1
+
+    def __len__(self) -> int:
+        return len(self.s)
+
+
+def solve_known(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
+    """With the norm known: starts until every sample is found twice, then a few steps with all equations."""
+    generator = torch.Generator().manual_seed(seed)
+    few = narrowed(condition, samples, generator)
+    ends = descend(few, Ends.of(_starts(few, max(_FEWEST, _STARTS * samples), generator)), _STEPS)
+    for _ in range(_ROUNDS):
+        ends = ends[_roots(ends)]
+        kept, hits = apart(ends)
+        progress.part(min(len(kept), samples), samples)
+        if (len(kept) >= samples and bool((hits > 1).all())) or out_of_time("further starts of the maps"):
+            break
+        if len(kept):
+            lonely = ends.s[kept] if len(kept) < samples else ends.s[kept][hits > 1]
+            fresh = beside(lonely if len(lonely) else ends.s[kept], max(_FEWEST, 2 * samples) // 2, generator)
+        else:
+            fresh = _starts(few, max(_FEWEST, _STARTS * samples), generator)
+        ends = ends.joined(descend(few, Ends.of(fresh), _STEPS))
+    return _finished(condition, ends[_roots(ends)], samples)
+
+
+def solve_rounds(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
+    """With the batch's own statistics unknown: solve, take the statistics of what was found, and again.
+
+    Linear algebra does not tell the origin from its negative; the activation does.
+    """
+    both = [_first_rounds(replace(condition, c=sign * condition.c), samples, seed) for sign in (1, -1)]
+    sign = 1 if float(both[0][0].misfits.median()) < float(both[1][0].misfits.median()) else -1
+    (ends, few), condition = both[0] if sign > 0 else both[1], replace(condition, c=sign * condition.c)
+    generator = torch.Generator().manual_seed(seed + 1)
+    chosen, before = ends.s, ends.s
+    for _ in range(_ROUNDS):
+        few = few.normed_by(chosen)
+        ends = descend(few, ends, 2 * _FIRST_STEPS)
+        kept, hits = apart(ends)
+        if condition.unknowns and (len(kept) < samples or bool((hits < 2).any())):
+            often = kept[hits > 1] if len(kept) >= samples and bool((hits > 1).any()) else kept
+            fresh = Ends.of(beside(ends.s[often], max(_FEWEST, samples), generator))
+            ends = ends.joined(descend(few, fresh, _STEPS))
+            kept, hits = apart(ends)
+        before, chosen = chosen, ends.s[_likeliest(ends, kept, samples)]
+        progress.part(min(len(kept), samples), samples)
+        settling = len(kept) == samples == len(before) and _moved(before, chosen) < _SETTLED
+        if settling or out_of_time("further rounds of statistics"):
+            break
+    return replace(settled(condition, ends, chosen), sign=sign)
+
+
+def _first_rounds(condition: MapCondition, samples: int, seed: int) -> tuple[Ends, MapCondition]:
+    """Starts with the statistics of all of them, before any sample stands out, and the equations that they look at."""
+    generator = torch.Generator().manual_seed(seed)
+    few = narrowed(condition, samples, generator)
+    ends = Ends.of(_spread(few, max(_FEWEST, _STARTS * samples), generator))
+    for _ in range(_FIRST_ROUNDS):
+        ends = descend(few.normed_by(ends.s), ends, _FIRST_STEPS)
+    return ends, few
+
+
+def settled(condition: MapCondition, ends: Ends, chosen: Tensor) -> FoundMaps:
+    """The last rounds, with all equations, from the samples that were chosen."""
+    last = Ends.of(chosen, 1e-6)
+    for _ in range(_LAST):
+        condition = condition.normed_by(last.s)
+        moved = descend(condition, last, 1)
+        change = _moved(last.s, moved.s)
+        last = moved
+        if change < _FIXED:
+            break
+    found = _finished(condition.normed_by(last.s), last, len(last))
+    near = torch.cdist(found.s, ends.s) < _NEAR * ends.s.norm(dim=1).clamp_min(1e-12)
+    return replace(found, hits=near.sum(1))
+
+
+def _likeliest(ends: Ends, kept: Tensor, samples: int) -> Tensor:
+    """Of too many ends those that fit best."""
+    return kept[ends.misfits[kept].argsort()[:samples]] if len(kept) > samples else kept
+
+
+def _moved(before: Tensor, after: Tensor) -> float:
+    """The largest change; the order may differ."""
+    if before.shape[1] == 0 or len(before) != len(after):
+        return 0.0 if before.shape[1] == 0 else 1.0
+    return float((torch.cdist(after, before).amin(1) / after.norm(dim=1).clamp_min(1e-12)).max())
+
+
+def _finished(condition: MapCondition, ends: Ends, samples: int) -> FoundMaps:
+    """Each sample once, after steps with all equations, with its predicted error."""
+    kept, hits = apart(ends)
+    best = descend(condition, Ends.of(ends.s[kept], 1e-6), 4) if len(kept) else ends
+    if len(kept) > samples:
+        chosen = best.misfits.argsort()[:samples]
+        best, hits = best[chosen], hits[chosen]
+    return FoundMaps(best.s, predicted(condition, best), best.misfits, hits, condition)
+
+
+def predicted(condition: MapCondition, ends: Ends) -> Tensor:
+    """(R,) deviations of s: the condition's least-squares covariance at what is left."""
+    if condition.unknowns == 0 or len(ends) == 0:
+        return ends.misfits
+    errors = []
+    for one, misfit in zip(ends.s.split(1), ends.misfits, strict=True):
+        values = torch.linalg.eigvalsh(condition.linearized(one)[2]).clamp_min(1e-300)
+        errors.append(values.reciprocal().sum().sqrt() * misfit / condition.entries**0.5)
+    return torch.stack(errors)
+
+
+def narrowed(condition: MapCondition, samples: int, generator: torch.Generator) -> MapCondition:
+    """With as many equations as a search needs: some channels, or, where channels belong together, some places."""
+    C, P = condition.c.shape
+    wanted = max(_FEWEST_EQUATIONS, _EQUATIONS * samples)
+    if condition.norm is not None or wanted >= C * P:
+        return condition
+    if isinstance(condition.space, Among):
+        some = torch.randperm(C, generator=generator)[: -(-wanted // P)].to(condition.c.device)
+        rows = condition.space.rows.unflatten(1, (C, P))[:, some]
+        affine, batch = condition.affine, condition.batch
+        return replace(
+            condition,
+            K=condition.K[:, some],
+            c=condition.c[some],
+            space=Among.of(rows),
+            affine=affine and Affine(affine.scale[some], affine.shift[some]),
+            batch=batch and replace(batch, gamma=batch.gamma[some], beta=batch.beta[some]),
+        )
+    places = min(P, max(4, -(-wanted // len(condition.space.beyond))))
+    some = torch.randperm(P, generator=generator)[:places].to(condition.c.device)
+    return replace(condition, K=condition.K[:, :, some], c=condition.c[:, some])
+
+
+def _roots(ends: Ends) -> Tensor:
+    limit = min(_NEVER, max(_ROOT, _BEST * float(ends.misfits.min()))) if len(ends) else 0.0
+    return (ends.misfits < limit).nonzero()[:, 0]
+
+
+def _starts(condition: MapCondition, number: int, generator: torch.Generator) -> Tensor:
+    """Random mixtures: as large as the origin's output, or of the size that the norm expects, or of size 1."""
+    s = _spread(condition, number, generator)
+    size = (condition.written(s) - condition.c).square().mean((1, 2)).sqrt()
+    wanted = float(condition.c.square().mean().sqrt())
+    if wanted == 0:
+        wanted = 1.0 if condition.affine is None else float(condition.affine.scale.abs().reciprocal().median())
+    stretch = torch.exp(0.5 * torch.randn(number, generator=generator, dtype=torch.float64)).to(s)
+    return s * (wanted * stretch / size.clamp_min(1e-300))[:, None]
+
+
+def _spread(condition: MapCondition, number: int, generator: torch.Generator) -> Tensor:
+    """Mixtures of length 1."""
+    k = condition.unknowns
+    return torch.randn(number, k, generator=generator, dtype=torch.float64).to(condition.c) / max(k, 1) ** 0.5

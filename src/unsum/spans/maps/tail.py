@@ -1,0 +1,96 @@
+"""Everything above the maps, played again: features, logits, and the gradient of every tensor there."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, fx, nn
+
+from unsum.gradients import inputs_of
+from unsum.head import Head
+from unsum.losses import Loss
+from unsum.spans.maps.pair import Layer
+from unsum.update import Update
+
+_SILENT = 1e-5  # of the largest gradient: tensors that BatchNorm makes useless (biases below it) hold rounding alone
+
+
+def in_client_mode(module: fx.GraphModule, *, train: bool) -> fx.GraphModule:
+    """BatchNorm as the client had it; everything else, dropout say, as in eval mode. Running statistics stay."""
+    module.eval()
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            part.train(train)
+            part.track_running_stats = not train
+    return module
+
+
+@dataclass(frozen=True)
+class Played:
+    """One pass of all samples: what the two convolutions and the head read, δ at what they wrote, and what each tensor leaves."""
+
+    features: Tensor
+    logits: Tensor
+    read: dict[str, Tensor]
+    sent: dict[str, Tensor]
+    left: dict[str, Tensor]  # parameter → gradient sent less gradient played
+    unexplained: float  # the largest share of any tensor
+    worst: str  # the tensor it is of
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The logits as a function of the maps, in float64, with BatchNorm in the client's mode."""
+
+    module: fx.GraphModule
+    head: str
+    convs: tuple[str, ...]
+    gradients: dict[str, Tensor] = field(repr=False)
+
+    @classmethod
+    def of(cls, module: fx.GraphModule, head: Head, layers: tuple[Layer, ...], update: Update, *, train: bool) -> Tail:
+        module = in_client_mode(module.to(head.W.device), train=train)
+        held = {name: update.gradients[name] for name, _ in module.named_parameters() if name in update.gradients}
+        gradients = {name: gradient.to(head.W.device).double() for name, gradient in held.items()}
+        largest = max(float(gradient.norm()) for gradient in gradients.values())
+        heard = {name: gradient for name, gradient in gradients.items() if float(gradient.norm()) > _SILENT * largest}
+        return cls(module, head.name, tuple(layer.name for layer in layers), heard)
+
+    def coarse(self) -> Tail:
+        """The same in float32: enough for differences of a hundredth."""
+        gradients = {name: gradient.float() for name, gradient in self.gradients.items()}
+        return Tail(copy.deepcopy(self.module).float(), self.head, self.convs, gradients)
+
+    def forward(self, maps: Tensor) -> tuple[Tensor, Tensor]:
+        """(features (B, H), logits (B, C)) of maps (B, C, h, w)."""
+        with torch.no_grad(), inputs_of(self.module.get_submodule(self.head)) as seen:
+            logits: Tensor = self.module(maps)
+        return seen[-1].flatten(1), logits
+
+    def play(self, maps: Tensor, Y: Tensor, weights: Tensor, loss: Loss) -> Played:
+        """The gradients that samples with targets Y and weights (B,) send."""
+        names = (*self.convs, self.head)
+        layers = {name: self.module.get_submodule(name) for name in names}
+        read: dict[str, Tensor] = {}
+        written: dict[str, Tensor] = {}
+        parameters = {name: p for name, p in self.module.named_parameters() if name in self.gradients}
+        with ExitStack() as hooks, torch.enable_grad():
+            for name, layer in layers.items():
+
+                def keep(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, name: str = name) -> Tensor:
+                    read[name], written[name] = inputs[0].detach(), output
+                    return output.clone()  # or an activation in place would change what was kept
+
+                hooks.enter_context(layer.register_forward_hook(keep))
+            logits = self.module(maps)
+            G = loss.gradient(logits.detach(), Y) * weights[:, None]
+            wanted = [*parameters.values(), *(written[name] for name in names)]
+            found = torch.autograd.grad(logits, wanted, G)
+        left = {name: self.gradients[name] - g for name, g in zip(parameters, found, strict=False)}
+        shares = {name: float(rest.norm() / self.gradients[name].norm()) for name, rest in left.items()}
+        worst = max(shares, key=lambda name: shares[name] if shares[name] == shares[name] else torch.inf)
+        sent = dict(zip(names, found[len(parameters) :], strict=True))
+        return Played(read[self.head].flatten(1), logits.detach(), read, sent, left, shares[worst], worst)

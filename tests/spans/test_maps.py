@@ -1,0 +1,140 @@
+"""Every sample's map out of two convolutions, held against the truth; and what is said where there are none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import unsum
+from support.maps import client, network
+from unsum import UnsumError
+from unsum.head import Head
+from unsum.knowledge import Knowledge
+from unsum.spans.maps import corner, method
+from unsum.spans.maps.judge import judge
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("labels", [[0, 1, 2], [1, 1, 1]])
+def test_every_sample_is_certified(train: bool, labels: list[int]) -> None:
+    """In train mode nobody sent statistics; labels may be equal."""
+    sent = client(network(), labels, train=train)
+    leak = unsum.separate(sent.model, sent.update, "spans")
+    assert float(sent.errors(leak).max()) < 5e-6
+    assert leak.exact, leak.notes
+    assert leak.predicted_error < 1e-4
+    assert leak.scale == pytest.approx(1, rel=1e-4)
+    assert unsum.score(leak, features=sent.features)["worst_feature_error"] < 1e-5
+
+
+def test_more_samples_than_classes() -> None:
+    sent = client(network(classes=2), [0, 1, 1, 0])
+    leak = unsum.attack(sent.model, sent.update)
+    assert leak.method == "spans"
+    assert float(sent.errors(leak).max()) < 5e-6
+    assert leak.exact, leak.notes
+
+
+def test_statistics_that_were_sent_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No round is needed to find them; where they are wrong, rounds find better ones."""
+    sent = client(network(), [0, 1, 2], buffers=True)
+    told = sent.update.statistics
+    wrong = replace(told, means={name: 1 + mean for name, mean in told.means.items()})
+    leak = unsum.separate(sent.model, replace(sent.update, statistics=wrong), "spans")
+    assert float(sent.errors(leak).max()) < 5e-6
+    monkeypatch.delattr(method, "solve_rounds")
+    leak = unsum.separate(sent.model, sent.update, "spans")
+    assert float(sent.errors(leak).max()) < 5e-6
+    assert leak.exact, leak.notes
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_one_sample(train: bool) -> None:
+    sent = client(network(64), [3], train=train)
+    leak = unsum.separate(sent.model, sent.update, "spans")
+    assert float(sent.errors(leak).max()) < 5e-6
+    assert leak.exact, leak.notes
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_the_client_s_mode_is_told_by_its_gradient(train: bool) -> None:
+    sent = client(network(), [0, 1, 2], train=train)
+    leak = unsum.separate(sent.model.train(not train), sent.update, "spans")
+    assert float(sent.errors(leak).max()) < 5e-6
+    assert any(f"was in {'train' if train else 'eval'} mode" in note for note in leak.notes)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_without_a_shortcut(train: bool) -> None:
+    """In train mode the maps' common factor shows in BatchNorm's eps alone; features do not depend on it."""
+    sent = client(network(plain=True), [0, 1, 2], train=train)
+    leak = unsum.separate(sent.model, sent.update, "spans")
+    assert float(sent.errors(leak).max()) < (1e-2 if train else 5e-6)
+    assert unsum.score(leak, features=sent.features)["worst_feature_error"] < 1e-5
+    assert leak.exact, leak.notes
+
+
+@pytest.mark.parametrize("activation", [nn.GELU, nn.Tanh])
+def test_other_activations(activation: type[nn.Module]) -> None:
+    sent = client(network(activation=activation), [0, 1, 2])
+    leak = unsum.separate(sent.model, sent.update, "spans")
+    assert float(sent.errors(leak).max()) < 5e-6
+    assert leak.exact, leak.notes
+
+
+def test_biases_instead_of_norms() -> None:
+    sent = client(network(norm=lambda _: nn.Identity(), bias=True), [0, 1, 2])
+    leak = unsum.separate(sent.model, sent.update, "spans")
+    assert float(sent.errors(leak).max()) < 5e-6
+    assert leak.exact, leak.notes
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_mixture_is_never_certified(train: bool) -> None:
+    """Maps of the same space, as good as any other for the first convolution, with one replaced by a mixture."""
+    sent = client(network(), [0, 1, 2], train=train)
+    head = Head.of(sent.model, sent.update)
+    given = method.answer_of(head, Knowledge(), sent.model, sent.update)
+    assert judge(given, Knowledge(), 0).exact
+    for share in (0.5, 0.05, 0.01):
+        maps = given.maps.clone()
+        maps[0] = (1 - share) * maps[0] + share * maps[1]
+        played = given.tail.play(maps, given.reading.Y, given.reading.weights, given.reading.loss)
+        assert not judge(replace(given, maps=maps, played=played), Knowledge(), 0).exact
+
+
+def test_maps_grow_from_the_corner() -> None:
+    """The space holds the batch's maps and nothing else, and knows their size."""
+    sent = client(network(), [0, 1, 2], train=False)
+    batch = method.read_batch(sent.model, sent.update, torch.device("cpu"))
+    assert (batch.space.samples, batch.space.sides, batch.train) == (3, (4, 4), False)
+    rows = corner.orthonormal_rows(batch.space.every.flatten(1))
+    maps = sent.maps.double().flatten(1)
+    assert float((maps - (maps @ rows.T) @ rows).norm() / maps.norm()) < 1e-5
+
+
+def test_a_batch_beyond_the_channels_is_refused() -> None:
+    sent = client(network(), [0, 1, 2, 3, 4, 0, 1], train=False)
+    with pytest.raises(UnsumError, match="take all 96 channels"):
+        unsum.separate(sent.model, sent.update, "spans")
+
+
+def test_missing_tensors_are_named() -> None:
+    sent = client(network(), [0, 1, 2])
+    some = {name: g for name, g in sent.update.gradients.items() if "conv2" not in name}
+    with pytest.raises(UnsumError, match="whose gradients were sent"):
+        unsum.separate(sent.model, replace(sent.update, gradients=some), "spans")
+
+
+@pytest.mark.parametrize("noise", [1e-4, 1e-3])
+def test_noise_leaves_no_false_claim(noise: float) -> None:
+    sent = client(network(), [0, 1, 2])
+    torch.manual_seed(0)
+    noisy = sent.update.map(lambda _, g: g + noise * g.norm() / g.numel() ** 0.5 * torch.randn_like(g))
+    leak = unsum.separate(sent.model, noisy, "spans")
+    assert not leak.exact
+    if leak.batch_size == 3:
+        assert float(sent.errors(leak).max()) < max(100 * noise, leak.predicted_error)
