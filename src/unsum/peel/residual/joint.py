@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from unsum.equation.conjugate import conjugate_gradients
-from unsum.peel.residual.shared import DEAD, Places, Shared, taps
+from unsum.peel.residual.shared import DEAD, PlaceClass, Shared, taps
 from unsum.peel.residual.unit import Unit, wide
 
 _ITERATIONS = 400  # of conjugate gradients: systems that are determined take some 60
@@ -143,7 +143,7 @@ class Joint:
             part.put(product, Q @ (inverse * (Q.T @ part.take(maps) @ P)) @ P.T)
         return self.free * product
 
-    def _factor(self, part: Places) -> tuple[Tensor, Tensor, Tensor]:
+    def _factor(self, part: PlaceClass) -> tuple[Tensor, Tensor, Tensor]:
         M = part.gram.new_zeros(self.shared.size[1], self.shared.size[1])
         for output in self.outputs:
             unit, squares = output.unit, output.weight.square().mean(_PLACES)

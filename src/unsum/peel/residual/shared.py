@@ -50,7 +50,7 @@ class Shared:
         self.step = strides.pop() if len(strides) == 1 else 1
         spread = [_spread(reader, size) for reader in readers]
         corners = [(i, j) for i in range(self.step) for j in range(self.step)]
-        self.parts = [Places(readers, spread, self.step, corner) for corner in corners]
+        self.parts = [PlaceClass(readers, spread, self.step, corner) for corner in corners]
 
     @property
     def condition(self) -> float:
@@ -75,7 +75,7 @@ class Shared:
         return noise * squares.sqrt() / maps.flatten(1).norm(dim=1).clamp_min(1e-300)
 
 
-class Places:
+class PlaceClass:
     """The equations of one class of places: those at corner, corner + step, …"""
 
     def __init__(self, readers: list[Taker], spread: list[Tensor], step: int, corner: tuple[int, int]) -> None:
