@@ -54,6 +54,10 @@ class Among:
     def of(cls, maps: Tensor) -> Among:
         return cls(orthonormal_rows(maps.flatten(1)))
 
+    def core(self, a: Tensor) -> Tensor:
+        """What of (…, E) is asked about: all."""
+        return a
+
     def outside(self, a: Tensor) -> Tensor:
         """The part of (…, E) that is no mixture."""
         return a - (a @ self.rows.T) @ self.rows
@@ -80,11 +84,14 @@ class Places:
         whole = torch.linalg.qr(rows.T, mode="complete")[0]
         return cls(whole[:, len(rows) :].T.contiguous(), centered)
 
+    def core(self, a: Tensor) -> Tensor:
+        """What of (…, E) is asked about: how places differ, where nothing else is known."""
+        maps = a.unflatten(-1, (self.beyond.shape[1], -1))
+        return (maps - maps.mean(-1, keepdim=True)).flatten(-2) if self.centered else a
+
     def outside(self, a: Tensor) -> Tensor:
         """(…, E) → (…, M · places)."""
-        maps = a.unflatten(-1, (self.beyond.shape[1], -1))
-        rest = self.beyond @ (maps - maps.mean(-1, keepdim=True) if self.centered else maps)
-        return rest.flatten(-2)
+        return (self.beyond @ a.unflatten(-1, (self.beyond.shape[1], -1))).flatten(-2)
 
     def back(self, rest: Tensor) -> Tensor:
         """What is outside, (…, M · places), as entries (…, E) again."""
@@ -147,7 +154,7 @@ class MapCondition:
 
     def misfit(self, s: Tensor) -> Tensor:
         """(S,) share of what the next convolution reads that lies outside its space."""
-        a = self.read(s).flatten(1)
+        a = self.space.core(self.read(s).flatten(1))
         size = a.norm(dim=1)
         return torch.where(size > _DEAD, self.space.outside(a).norm(dim=1) / size.clamp_min(_DEAD), 1.0)
 
@@ -155,8 +162,8 @@ class MapCondition:
         """(misfit² (S,), Jᵀr (S, k), JᵀJ (S, k, k)) of the relative residual; d(e/|a|) = de/|a| − r (a·da)/|a|²."""
         z = self._normed(s)
         slope = self.activation.slope(z).flatten(1)
-        a = self.activation.function(z).flatten(1)
-        J = self._moved(s).flatten(2) * slope[:, None, :]
+        a = self.space.core(self.activation.function(z).flatten(1))
+        J = self.space.core(self._moved(s).flatten(2) * slope[:, None, :])
         size = a.norm(dim=1).clamp_min(_DEAD)
         rest = self.space.outside(a) / size[:, None]
         cost = rest.square().sum(1)

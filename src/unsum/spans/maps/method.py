@@ -17,17 +17,19 @@ from torch import Tensor, nn
 from unsum.batch_statistics import BatchStatistics
 from unsum.certify.claim import nothing
 from unsum.errors import UnsumError
-from unsum.head import Head
+from unsum.head import Head, find_head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.losses import Loss
 from unsum.progress import SILENT, Progress
 from unsum.spans.basis import LayerSpan
+from unsum.spans.maps.bottleneck import answer_bottleneck, judge_bottleneck
 from unsum.spans.maps.condition import Among, MapCondition, Places, convolved
 from unsum.spans.maps.corner import MapSpace, map_space, with_lengths
 from unsum.spans.maps.judge import MapAnswer, judge
 from unsum.spans.maps.pair import ConvPair, Layer, find_pairs, tail_above
 from unsum.spans.maps.polish import maps_given
+from unsum.spans.maps.pooled import is_pooled_sum
 from unsum.spans.maps.scale import common_factor, least
 from unsum.spans.maps.search import Ends
 from unsum.spans.maps.solve import FoundMaps, settled, solve_known, solve_rounds
@@ -37,6 +39,7 @@ from unsum.spans.targets import read_loss
 from unsum.update import Update
 
 _ALONE = 1e-2  # of the singular value before it: the last one is no sample's, whose places come together
+_FAR, _TELLING = 30.0, 2.0  # a factor so many times smaller must leave so much more, or eps does not tell it
 _POLISHES = 3  # last solves: each takes the error of δ down further
 
 
@@ -87,8 +90,52 @@ def separate_maps(
     found, factor = _solved(batch, model, head, update, seed, progress)
     if len(found) < batch.space.samples:
         return _too_few(head, batch, found)
+    if tail_above(model, batch.pair.source) is None:
+        return _bottleneck(head, batch, model, update, found, factor, loss, knowledge)
     answer = _answered(head, batch, model, update, found, factor.value, loss, knowledge)
     return _leak(head, batch, answer, knowledge, seed, factor)
+
+
+def _bottleneck(
+    head: Head,
+    batch: MapBatch,
+    model: nn.Module,
+    update: Update,
+    found: FoundMaps,
+    factor: Factor,
+    loss: Loss | None,
+    knowledge: Knowledge,
+) -> Leak:
+    read, maps = found.condition.read(found.s), _maps(batch, found, factor.value)
+    answer = answer_bottleneck(
+        head,
+        batch.pair,
+        update,
+        maps,
+        read,
+        found.hits,
+        train=batch.train,
+        missing=batch.missing,
+        loss=loss,
+        knowledge=knowledge,
+    )
+    claim = judge_bottleneck(answer, knowledge, head.grad_W.dtype)
+    reading = answer.reading
+    plain = 1 / reading.loss.divisor(reading.Y) if head.reduction == "mean" else 1.0
+    dtype = head.W.dtype if head.W.dtype in (torch.float32, torch.float64) else torch.float32
+    return Leak(
+        method="spans",
+        targets=reading.Y,
+        logits=answer.logits,
+        features=answer.features.to(dtype),
+        residual=min(answer.unexplained, 1.0),
+        predicted_error=claim.predicted_error,
+        exact=claim.exact,
+        scale=float(reading.weights.mean()) / plain,
+        inner={batch.pair.first.name: maps.to(dtype)},
+        loss=reading.loss.name,
+        notes=[*claim.notes, *_remarks(batch, factor)],
+    )
 
 
 def answer_of(head: Head, knowledge: Knowledge, model: nn.Module, update: Update) -> MapAnswer:
@@ -108,7 +155,7 @@ def read_batch(model: nn.Module, update: Update, device: torch.device) -> MapBat
         )
     full = []
     for pair in pairs:
-        if tail_above(model, pair.source) is None:
+        if tail_above(model, pair.source) is None and not is_pooled_sum(model, pair, find_head(model)[0]):
             continue
         here, above = (_spans(layer, device) for layer in (pair.first, pair.second))
         if here[0].full or above[0].full:
@@ -206,10 +253,11 @@ def _scaled(
 ) -> tuple[FoundMaps, Factor]:
     """The batch's common factor, and the samples once more with the eps that it makes of BatchNorm's."""
     pair = batch.pair
-    module = tail_above(model, pair.source, pair.above)
-    assert module is not None
-    shortcut = in_client_mode(module.to(head.W.device), train=True)
     factor = Factor(_running_factor(batch, condition, found), told=False)
+    module = tail_above(model, pair.source, pair.above)
+    if module is None:
+        return _by_eps(condition, found, factor.value)
+    shortcut = in_client_mode(module.to(head.W.device), train=True)
     for _ in range(2):
         maps = _maps(batch, found)
         read = found.condition.read(found.s).unflatten(2, batch.space.sides)
@@ -218,10 +266,21 @@ def _scaled(
         )
         seen = common_factor(shortcut, head, maps, written, factor.value)
         if seen is None:
-            value = least(lambda guess: float(_with_factor(condition, found, guess).misfits.norm()), factor.value)
-            return _with_factor(condition, found, value), Factor(value, told=False)
+            return _by_eps(condition, found, factor.value)
         factor, found = Factor(seen), _with_factor(condition, found, seen)
     return found, factor
+
+
+def _by_eps(condition: MapCondition, found: FoundMaps, guess: float) -> tuple[FoundMaps, Factor]:
+    """The factor that BatchNorm's eps alone shows: hardly at all where variances are large, and then nothing depends on it."""
+
+    def left(factor: float) -> float:
+        return float(_with_factor(condition, found, factor).misfits.norm())
+
+    if left(guess / _FAR) < _TELLING * left(guess):  # variances are large against eps
+        return _with_factor(condition, found, guess), Factor(guess, told=False)
+    value = least(left, guess)
+    return _with_factor(condition, found, value), Factor(value, told=False)
 
 
 def _with_factor(condition: MapCondition, found: FoundMaps, factor: float) -> FoundMaps:

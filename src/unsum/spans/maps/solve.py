@@ -81,7 +81,8 @@ def solve_rounds(condition: MapCondition, samples: int, seed: int, progress: Pro
             kept, hits = apart(ends)
         before, chosen = chosen, ends.s[_likeliest(ends, kept, samples)]
         progress.part(min(len(kept), samples), samples)
-        settling = len(kept) == samples == len(before) and _moved(before, chosen) < _SETTLED
+        confirmed = len(kept) == samples == len(before) and bool((hits > 1).all())
+        settling = confirmed and _moved(before, chosen) < _SETTLED
         if settling or out_of_time("further rounds of statistics"):
             break
     return replace(settled(condition, ends, chosen), sign=sign)
