@@ -7,8 +7,12 @@ uv run python benchmarks/spans.py lenet  --photos cifar.npz       # the federate
 uv run python benchmarks/spans.py tables                          # networks for tables, fewer columns than samples
 uv run python benchmarks/spans.py steps  --photos cifar.npz       # local training unrolled, the number of steps not told
 uv run python benchmarks/spans.py vgg                             # VGG-16's dense part: time and memory
+uv run python benchmarks/spans.py dropout --photos cifar.npz      # dropout that is on, and AlexNet's dense part with it
+uv run python benchmarks/spans.py spear  --photos cifar.npz       # networks as wide and deep as SPEAR's
+uv run python benchmarks/spans.py gpu    --device cuda            # widths up to 2048 on a GPU, and where the time goes
 
-Photos are an npz with `images` (N, 32, 32, 3) and `labels`. A sample counts as found when what the first of the two layers read
+Photos are an npz with `images` (N, 32, 32, 3) and `labels`; `gpu` takes crops of the embedded photos where none are given. A
+sample counts as found when what the first of the two layers read
 came back to within 1 %; `made up` counts answers that are more than 1 % away from every true one.
 """
 
@@ -19,16 +23,20 @@ import copy
 import itertools
 import resource
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+import torchvision
 from torch import Tensor, nn
 
 import unsum
+from unsum.data import embedded_batch, photo_count
 from unsum.errors import UnsumError
+from unsum.spans import method, search
 
 CLOSE = 1e-2
 ACTIVATIONS = {
@@ -72,13 +80,17 @@ def main() -> None:
         "tables": rows_of_tables,
         "steps": unrolled,
         "vgg": vgg,
+        "dropout": dropout,
+        "spear": spear,
+        "gpu": gpu,
     }
     parser.add_argument("table", choices=tables)
     parser.add_argument("--photos", type=Path, help="an npz of photos of 32²")
     parser.add_argument("--batches", type=int, nargs="+", help="instead of the table's own")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--time-limit", type=float, default=150.0, help="seconds for all rows of `gpu` together")
     options = parser.parse_args()
-    if options.photos is None and options.table in ("sizes", "map", "kinds", "lenet", "steps"):
+    if options.photos is None and options.table not in ("tables", "vgg", "gpu"):
         parser.error(f"{options.table} needs --photos FILE.npz")
     print(f"{torch.get_num_threads()} threads, {options.device}, torch {torch.__version__}\n")
     for line in tables[options.table](options):
@@ -87,10 +99,25 @@ def main() -> None:
 
 def photos(options: argparse.Namespace, B: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """(B, 3, 32, 32) in [−1, 1] as the tutorials scale them, and labels (B,) below `classes`."""
+    if options.photos is None:
+        return crops(B, classes, seed)
     content = np.load(options.photos)
     chosen = np.random.default_rng(seed).permutation(len(content["images"]))[:B]
     images = torch.from_numpy(content["images"][chosen]).permute(0, 3, 1, 2).float() / 127.5 - 1
     return images, torch.from_numpy(content["labels"][chosen]).long() % classes
+
+
+def crops(B: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Squares of any size out of the embedded photos, as (B, 3, 32, 32) in [−1, 1], with random labels."""
+    generator = torch.Generator().manual_seed(seed)
+    whole = embedded_batch(photo_count(), image_size=256).images * 2 - 1
+    squares = []
+    for number in torch.randint(len(whole), (B,), generator=generator).tolist():
+        side = int(torch.randint(32, 160, (1,), generator=generator))
+        top, left = torch.randint(256 - side, (2,), generator=generator).tolist()
+        square = whole[number : number + 1, :, top : top + side, left : left + side]
+        squares.append(nn.functional.interpolate(square, (32, 32), mode="area"))
+    return torch.cat(squares), torch.randint(classes, (B,), generator=generator)
 
 
 def mlp(*widths: int, activation: type[nn.Module] = nn.ReLU, seed: int = 0) -> nn.Sequential:
@@ -127,6 +154,7 @@ def attacked(
     y: Tensor,
     update: unsum.Update,
     by_step: tuple[int, float, float] | None = None,
+    dropped: bool = False,  # x is what the first layer read: dropout would fall anew
     **known: object,
 ) -> Row:
     start = time.process_time()
@@ -139,6 +167,7 @@ def attacked(
         return Row(0, 0, 0, len(x), float("inf"), False, seconds)
     name, found = next(iter(leak.inner.items()))
     true = (read_by(model, name, x) if by_step is None else read_in_steps(model, name, x, y, *by_step)).double()
+    true = x.flatten(1).double() if dropped else true
     apart = torch.cdist(true, found.double()) / true.norm(dim=1, keepdim=True)
     errors, partners = apart.min(1)
     close = errors < CLOSE
@@ -262,6 +291,103 @@ def rows_of_tables(options: argparse.Namespace) -> Iterator[str]:
         model = mlp(n, width, width, C)
         row = attacked(model, x, y, unsum.capture(model, x, y), batch_size=B)
         yield f"| {n}-{width}-{width}-{C} | {B} {row}"
+
+
+def dropout(options: argparse.Namespace) -> Iterator[str]:
+    """Masks are the client's; a sample counts as found when what the first layer read, dropped or not, came back."""
+    yield "| network, dropout after every hidden layer | p | B | " + HEADER + "|---|---|---|---|---|---|---|---|---|"
+    for width, p, batches in ((256, 0.1, (16, 32, 64)), (256, 0.5, (16, 32, 40, 48)), (512, 0.5, (64,))):
+        for B in options.batches or batches:
+            x, y = photos(options, B, 10)
+            torch.manual_seed(0)
+            hidden = [
+                nn.Linear(3072, width),
+                nn.ReLU(),
+                nn.Dropout(p),
+                nn.Linear(width, width),
+                nn.ReLU(),
+                nn.Dropout(p),
+            ]
+            model = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(width, 10))
+            row = attacked(model, x, y, unsum.capture(model, x, y), dropped=True, batch_size=B, time_limit=60)
+            yield f"| 3072-{width}-{width}-10 | {p} | {B} {row}"
+    for B in options.batches or (16,):
+        model = torchvision.models.alexnet().classifier
+        x = torch.relu(torch.randn(B, 9216, generator=torch.Generator().manual_seed(B)))
+        y = torch.randint(1000, (B,), generator=torch.Generator().manual_seed(1))
+        torch.manual_seed(1)
+        update = unsum.capture(model, x, y)
+        torch.manual_seed(1)
+        row = attacked(model, nn.functional.dropout(x, 0.5), y, update, dropped=True, batch_size=B)
+        yield f"| AlexNet's dense part, 9216-4096-4096-1000, dropout before each hidden layer | 0.5 | {B} {row}"
+
+
+def spear(options: argparse.Namespace) -> Iterator[str]:
+    """Six layers; widths and batches that SPEAR is reported with, and beyond."""
+    yield "| network | B | " + HEADER + "|---|---|---|---|---|---|---|---|"
+    for width, batches in ((200, (20, 25, 64, 80)), (400, (50, 150)), (2000, (100,))):
+        for B in options.batches or batches:
+            x, y = photos(options, B, 10)
+            model = mlp(3072, *[width] * 5, 10)
+            row = attacked(model, x, y, unsum.capture(model, x, y), batch_size=B, time_limit=300)
+            yield f"| 3072-{width}-{width}-{width}-{width}-{width}-10 | {B} {row}"
+
+
+def gpu(options: argparse.Namespace) -> Iterator[str]:
+    """Wall seconds, after a small network that wakes the device up; a line below each row says where they went."""
+    end = time.perf_counter() + options.time_limit
+    model = mlp(3072, 64, 64, 10).to(options.device)
+    x, y = (part.to(options.device) for part in photos(options, 16, 10))
+    unsum.separate(model, unsum.capture(model, x, y), "spans", batch_size=16)
+    yield f"awake after {options.time_limit - end + time.perf_counter():.1f} s\n"
+    yield "| network | B | " + HEADER.replace("CPU ", "") + "|---|---|---|---|---|---|---|---|"
+    for width, B in ((256, 64), (512, 128), (2048, 512), (512, 192), (2048, 700)):
+        left = end - time.perf_counter()
+        if left < 1 or (options.batches and B not in options.batches):
+            continue
+        model = mlp(3072, width, width, 10).to(options.device)
+        x, y = (part.to(options.device) for part in photos(options, B, 10))
+        update = unsum.capture(model, x, y)
+        with phases(options.device) as spent:
+            start = time.perf_counter()
+            row = attacked(model, x, y, update, batch_size=B, time_limit=left)
+            row = replace(row, seconds=time.perf_counter() - start)
+        yield f"| 3072-{width}-{width}-10 | {B} {row}"
+        yield "<!-- " + ", ".join(f"{name} {seconds:.2f} s in {n}" for name, (n, seconds) in spent.items()) + " -->"
+
+
+@contextmanager
+def phases(device: str) -> Iterator[dict[str, tuple[int, float]]]:
+    """(calls, wall seconds) of the parts of the search; those inside each other count in both."""
+    spent: dict[str, tuple[int, float]] = {}
+    plain = {
+        (module, name): getattr(module, name)
+        for module, names in (
+            (method, ("choose_pair", "search", "deflate", "refined", "_polished", "_settled", "judge")),
+            (search, ("reflected", "descend", "predicted_errors")),
+        )
+        for name in names
+    }
+
+    def timed(name: str, function: Callable[..., object]) -> Callable[..., object]:
+        def run(*args: object, **options: object) -> object:
+            start = time.perf_counter()
+            result = function(*args, **options)
+            if device != "cpu":
+                torch.cuda.synchronize()
+            calls, seconds = spent.get(name, (0, 0.0))
+            spent[name] = calls + 1, seconds + time.perf_counter() - start
+            return result
+
+        return run
+
+    for (module, name), function in plain.items():
+        setattr(module, name, timed(name.strip("_"), function))
+    try:
+        yield spent
+    finally:
+        for (module, name), function in plain.items():
+            setattr(module, name, function)
 
 
 def vgg(options: argparse.Namespace) -> Iterator[str]:

@@ -21,7 +21,6 @@ import unsum
 from unsum.errors import UnsumError
 
 FALSE_CLAIM, TRACE = 1e-2, 1e-5
-_PATIENCE = 0.3  # seconds of the separator's further starts, not the 8 that it takes by default
 
 # Gene → its range; whole numbers are rounded, and logarithms are of base ten.
 GENES = {
@@ -189,15 +188,15 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
     case = build(genome)
     if not all(bool(torch.isfinite(t).all()) for t in case.update.gradients.values()):
         return Try(genome, "refused")
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         with deadline(seconds):
             answer = _attacked(genome, case)
     except TooLongError:
-        return Try(genome, "stopped", seconds=time.perf_counter() - start)
+        return Try(genome, "stopped", seconds=time.process_time() - start)
     except UnsumError:
-        return Try(genome, "refused", seconds=time.perf_counter() - start)
-    return _judged(genome, case, answer, time.perf_counter() - start)
+        return Try(genome, "refused", seconds=time.process_time() - start)
+    return _judged(genome, case, answer, time.process_time() - start)
 
 
 @dataclass(frozen=True)

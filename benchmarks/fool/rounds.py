@@ -53,11 +53,11 @@ ORDINARY_CHOICES = {
 }  # fmt: skip
 
 
-def random_genome(chance: random.Random, *, ordinary: bool = False) -> Genome:
+def random_genome(chance: random.Random, *, tame: bool = False) -> Genome:
     """Ordinary, or with each gene from anywhere now and then: a case that is odd in every way is hardly ever claimed."""
 
     def drawn(name: str, usual: dict[str, Any], every: dict[str, Any]) -> Any:
-        return usual.get(name, every[name]) if ordinary or chance.random() < _USUAL else every[name]
+        return usual.get(name, every[name]) if tame or chance.random() < _USUAL else every[name]
 
     genome = {name: chance.uniform(*drawn(name, ORDINARY, GENES)) for name in GENES}
     genome |= {name: chance.choice(drawn(name, ORDINARY_CHOICES, CHOICES)) for name in CHOICES}
@@ -134,15 +134,15 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
     sent, features, targets = build(genome)
     if not all(bool(torch.isfinite(t).all()) for _, update in sent for t in update.gradients.values()):
         return Try(genome, "refused")
-    start = time.perf_counter()
+    start = time.process_time()
     known = {"batch_size": len(features[0])} if genome["told"] == "batch size" else {}
     try:
         with deadline(seconds):
             leak = unsum.separate_rounds(sent, seed=0, **known)
     except TooLongError:
-        return Try(genome, "stopped", seconds=time.perf_counter() - start)
+        return Try(genome, "stopped", seconds=time.process_time() - start)
     except UnsumError:
-        return Try(genome, "refused", seconds=time.perf_counter() - start)
+        return Try(genome, "refused", seconds=time.process_time() - start)
     # Whichever round the answer is of: features that moved, or other batches, make several answers right.
     judged = [judge(leak, head, F, Y) for (head, _), F, Y in zip(sent, features, targets, strict=True)]
     error, label_error = min(judged, key=max)
@@ -150,7 +150,7 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
     predicted = leak.predicted_error if leak.predicted_error == leak.predicted_error else math.inf
     ended = "claimed" if leak.exact else "not claimed"
     return Try(
-        genome, ended, error, label_error, predicted, fooled if leak.exact else "", time.perf_counter() - start
+        genome, ended, error, label_error, predicted, fooled if leak.exact else "", time.process_time() - start
     )  # fmt: skip
 
 

@@ -1,14 +1,16 @@
 """Can the certificate be fooled? Evolution over cases of every path that can claim, rewarded for every claim that is not so.
 
 uv run python benchmarks/fool/run.py --tries 20000 --seed 1 --processes 6 --json fooled.json
-uv run python benchmarks/fool/run.py --paths head losses --minutes 10 --json fooled.json
+uv run python benchmarks/fool/run.py --paths head losses losses --processes 3 --minutes 10 --json fooled.json
 uv run python benchmarks/fool/run.py --merge one.json another.json --json both.json
 
 A path is a module beside this one with `random_genome(chance)`, `attempt(genome, seconds)` and, if it knows better than to draw a
 few genes anew, `child` and `kind`. A case is a list of numbers: sizes, siblings, scale of the head, noise, precision, loss. Only
 claims can be false, so the search keeps to the border between what is claimed and what is not: of each kind of case it keeps
 the claim with the largest true error, and the answer that errs and was nearly claimed; their children differ by steps that
-shrink when claims become rare and grow when they become common. A try counts as fooled when the answer claims to be exact and
+shrink when claims become rare and grow when they become common. Claims come soon or hardly ever: most tries end after three
+times the seconds that claims take in the middle, and every tenth has the whole deadline, so that late claims are tried as well.
+A try counts as fooled when the answer claims to be exact and
 
 - a feature of a sample is off by more than 1 %, or a sample is missing or made up; or
 - a label (or an entry of a soft one) is wrong; or
@@ -24,12 +26,13 @@ import json
 import math
 import multiprocessing
 import random
+import statistics
 import sys
+import tempfile
 import time
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -41,14 +44,25 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 from common import Genome, Try
 
 from unsum.separate.exact import proposals as exact_proposals
+from unsum.spans import search as spans_search
+from unsum.spans import settle as spans_settle
+from unsum.spans import steps as spans_steps
 
 PATHS = ("head", "losses", "rounds", "steps", "text", "peel", "spans")
-DEADLINE, PATIENCE = 1.0, 0.3  # seconds of a try, and of the solver's further starts
+DEADLINE = 1.5  # seconds of computing for the longest tries
+_PATIENCE = 0.2  # of a try's time for the solvers' further starts, not the 8 seconds that they take by default
+_WHOLE, _KNOWN, _TIMES, _LEAST = (
+    10,
+    20,
+    3.0,
+    0.1,
+)  # every tenth try; claims that tell their time, times it, seconds at least
+_LATE = 20.0  # seconds after its time at which a process is ended; its record of a moment before counts
 _FRESH, _TAME, _NEAR = 0.06, 0.06, 0.2  # shares of tries from anywhere, from easy cases and from what was not claimed
 _CLAIMS = 0.65  # share of a claim's children that are claims again, where steps are right
 _SHORTEST, _LONGEST = 0.01, 0.4  # step, in parts of a gene's range
 _CHILDREN = 30  # of one case, until another of its kind has its turn
-_SAY = 50  # tries between two reports
+_SAY = 5.0  # seconds between two records
 
 
 @dataclass
@@ -199,6 +213,26 @@ class Population:
             pool[name] = tried
 
 
+class Patience:
+    """How long a try may take: three times the median of the latest claims, and every tenth the whole deadline."""
+
+    def __init__(self, longest: float) -> None:
+        self.longest, self.tries = longest, 0
+        self.claims: deque[float] = deque(maxlen=200)
+
+    def next(self) -> float:
+        self.tries += 1
+        usual = statistics.median(self.claims) if self.claims else self.longest / 10
+        seconds = min(self.longest, max(_LEAST, _TIMES * usual)) if self.tries % _WHOLE else self.longest
+        for module in (exact_proposals, spans_search, spans_settle, spans_steps):
+            module.PATIENCE = _PATIENCE * min(seconds, DEADLINE)
+        return seconds
+
+    def add(self, tried: Try) -> None:
+        if tried.claimed:
+            self.claims.append(tried.seconds)
+
+
 def evolve(
     tries: int,
     seed: int,
@@ -208,89 +242,101 @@ def evolve(
     deadline: float = DEADLINE,
 ) -> Record:
     chance, record, found = random.Random(seed), Record(seeds=[seed]), Route(path)
-    population, start = Population(chance, found), time.perf_counter()
+    population, patience, start = Population(chance, found), Patience(deadline), time.perf_counter()
+    said = start
     while record.tries < tries and time.perf_counter() - start < 60 * minutes:
         genome, of_claim = population.next()
         try:
-            tried = found.attempt(genome, deadline)
+            tried = found.attempt(genome, patience.next())
         except Exception as error:  # a crash is a finding of another kind
             record.add_crash(path, genome, error)
         else:
             record.add(tried, found.kind(tried.genome))
             population.add(tried, of_claim)
-        record.seconds = time.perf_counter() - start
-        if say is not None and record.tries % _SAY == 0:
+            patience.add(tried)
+        now = time.perf_counter()
+        record.seconds = now - start
+        if say is not None and now - said > _SAY:
+            said = now
             say(record)
     return record
 
 
 @dataclass(frozen=True)
 class _Order:
-    """What one process is to do."""
+    """What one process is to do, and where it leaves its record."""
 
-    path_name: str
+    route: str
     seed: int
     tries: int
     minutes: float
     deadline: float
-    patience: float
-    path: Path | None
+    path: Path
 
+    def run(self) -> None:
+        torch.set_num_threads(1)
+        evolve(self.tries, self.seed, self.route, self._say, self.minutes, self.deadline).write(self.path)
 
-def _searched(order: _Order) -> Record:
-    torch.set_num_threads(1)
-    exact_proposals.PATIENCE = order.patience
-
-    def say(record: Record) -> None:
-        if order.path:
-            record.write(order.path)
-        if record.tries % (4 * _SAY) == 0:
-            print(f"{order.path_name}, seed {order.seed}: {record.sentence()}", file=sys.stderr, flush=True)
-
-    record = evolve(order.tries, order.seed, order.path_name, say, order.minutes, order.deadline)
-    if order.path:
-        record.write(order.path)
-    return record
+    def _say(self, record: Record) -> None:
+        record.write(self.path)
+        print(f"{self.route}, seed {self.seed}: {record.sentence()}", file=sys.stderr, flush=True)
 
 
 def search(options: argparse.Namespace) -> Record:
-    """In one process or several, each with a seed and a record of its own until all have ended."""
-    n, json_path = options.processes, options.json
-    each = max(1, n // len(options.paths))
-    orders = [
-        _Order(
-            path, options.seed + i, -(-options.tries // (each * len(options.paths))), options.minutes, options.deadline,
-            options.patience, json_path and json_path.with_suffix(f".{path}-{options.seed + i}.json"),
-        )
-        for i in range(each) for path in options.paths
-    ]  # fmt: skip
-    if n == 1:
-        return _finished(orders, [_searched(order) for order in orders])
-    with ProcessPoolExecutor(n, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return _finished(orders, list(pool.map(_searched, orders)))
+    """Every path as often as it is named, or as often as all of them fit into the processes; each with a seed of its own."""
+    named = options.paths * max(1, options.processes // len(options.paths))
+    tries = options.tries or (5000 if math.isinf(options.minutes) else sys.maxsize)
+    tries = -(-tries // len(named))
+    with tempfile.TemporaryDirectory() as folder:
+        records = options.json.parent if options.json else Path(folder)
+        orders = [
+            _Order(path, seed, tries, options.minutes, options.deadline, records / f"fool-{path}-{seed}.part.json")
+            for seed, path in enumerate(named, options.seed)
+        ]
+        if options.processes == 1:
+            for order in orders:
+                order.run()
+        else:
+            for first in range(0, len(orders), options.processes):
+                _together(orders[first : first + options.processes], options.minutes)
+        return merge([_taken(order.path) for order in orders if order.path.exists()])
 
 
-def _finished(orders: Sequence[_Order], records: Sequence[Record]) -> Record:
-    for order in orders:
-        if order.path:
-            order.path.unlink(missing_ok=True)
-    return merge(records)
+def _together(orders: Sequence[_Order], minutes: float) -> None:
+    """One process each, all from this one's memory, so that nothing is imported again; who is late is ended."""
+    for path in {order.route for order in orders}:
+        Route(path)
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=order.run) for order in orders]
+    end = time.monotonic() + 60 * minutes + _LATE
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(None if math.isinf(end) else max(0.0, end - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _taken(path: Path) -> Record:
+    record = Record(**json.loads(path.read_text()))
+    path.unlink()
+    return record
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--paths", nargs="+", choices=PATHS, default=PATHS)
-    parser.add_argument("--tries", type=int, default=5000, help="of all processes together")
+    parser.add_argument(
+        "--paths", nargs="+", choices=PATHS, default=list(PATHS), help="one named twice has two processes"
+    )
+    parser.add_argument("--tries", type=int, help="of all processes together; 5,000, or as many as --minutes allow")
     parser.add_argument("--seed", type=int, default=0, help="of the first process; the others have the next ones")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="stop after these, however many tries were made"
     )
     parser.add_argument("--json", type=Path, help="the record, written again and again on the way")
-    parser.add_argument("--deadline", type=float, default=DEADLINE, help="seconds of computing for one try")
-    parser.add_argument(
-        "--patience", type=float, default=PATIENCE, help="seconds for further starts, not the solver's 8"
-    )
+    parser.add_argument("--deadline", type=float, default=DEADLINE, help="seconds of computing for the longest tries")
     parser.add_argument("--merge", type=Path, nargs="+", metavar="RECORD", help="add records up instead of searching")
     options = parser.parse_args()
     if options.merge:

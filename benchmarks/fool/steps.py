@@ -51,11 +51,11 @@ ORDINARY_CHOICES = {
 }  # fmt: skip
 
 
-def random_genome(chance: random.Random, *, ordinary: bool = False) -> Genome:
+def random_genome(chance: random.Random, *, tame: bool = False) -> Genome:
     """Ordinary, or with each gene from anywhere now and then: a case that is odd in every way is hardly ever claimed."""
 
     def drawn(name: str, usual: dict[str, Any], every: dict[str, Any]) -> Any:
-        return usual.get(name, every[name]) if ordinary or chance.random() < _USUAL else every[name]
+        return usual.get(name, every[name]) if tame or chance.random() < _USUAL else every[name]
 
     genome = {name: chance.uniform(*drawn(name, ORDINARY, GENES)) for name in GENES}
     genome |= {name: chance.choice(drawn(name, ORDINARY_CHOICES, CHOICES)) for name in CHOICES}
@@ -145,7 +145,7 @@ def _update(g: Genome, delta: dict[str, Tensor]) -> unsum.Update:
 
 def attempt(genome: Genome, seconds: float = math.inf) -> Try:
     model, update, features, labels = build(genome)
-    start = time.perf_counter()
+    start = time.process_time()
     if not all(bool(torch.isfinite(t).all()) for t in update.gradients.values()):
         return Try(genome, "refused")
     known = {"batch_size": len(features)} if genome["told"] == "batch size" else {}
@@ -153,14 +153,14 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
         with deadline(seconds):
             leak = unsum.separate(model, update, "local-steps", seed=0, **known)
     except TooLongError:
-        return Try(genome, "stopped", seconds=time.perf_counter() - start)
+        return Try(genome, "stopped", seconds=time.process_time() - start)
     except UnsumError:
-        return Try(genome, "refused", seconds=time.perf_counter() - start)
+        return Try(genome, "refused", seconds=time.process_time() - start)
     Y = nn.functional.one_hot(labels, leak.targets.shape[1]).double()
     error, label_error = judge(leak, copy.deepcopy(model[2]), features, Y)
     fooled = "features" if error > FALSE_CLAIM else "labels" if label_error > 1e-2 else ""
     predicted = leak.predicted_error if leak.predicted_error == leak.predicted_error else math.inf
     ended = "claimed" if leak.exact else "not claimed"
     return Try(
-        genome, ended, error, label_error, predicted, fooled if leak.exact else "", time.perf_counter() - start
+        genome, ended, error, label_error, predicted, fooled if leak.exact else "", time.process_time() - start
     )  # fmt: skip

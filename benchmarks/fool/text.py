@@ -47,12 +47,23 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "reduction": ("mean", "mean", "mean", "sum"),
     "told": ("nothing", "nothing", "batch size"),
 }
+NETWORK = {"model", "tied", "bias", "width", "layers", "rate"}
 
 
 def random_genome(chance: random.Random) -> Genome:
     return {name: chance.uniform(*ends) for name, ends in GENES.items()} | {
         name: chance.choice(values) for name, values in CHOICES.items()
     } | {"seed": chance.randrange(1 << 30)}  # fmt: skip
+
+
+def child(first: Genome, second: Genome, chance: random.Random, step: float) -> Genome:
+    """Genes of both parents and fresh ones; the network changes as a whole and rarely, for every other one must be trained."""
+    genome, fresh = dict(first), random_genome(chance)
+    other = fresh if chance.random() < 0.7 else second
+    for name in genome.keys() - NETWORK:
+        if chance.random() < max(0.15, step):
+            genome[name] = other[name]
+    return genome | ({name: fresh[name] for name in NETWORK} if chance.random() < 0.05 else {})
 
 
 def attempt(genome: Genome, seconds: float = math.inf) -> Try:
@@ -62,15 +73,15 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
     if not all(bool(torch.isfinite(g).all()) for g in update.gradients.values()):
         return Try(genome, "refused")
     known = {"batch_size": int((next_tokens(labels) >= 0).sum())} if genome["told"] == "batch size" else {}
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         with deadline(seconds):
             leak = unsum.separate(model, update, "text", **known)
     except TooLongError:
-        return Try(genome, "stopped", seconds=time.perf_counter() - start)
+        return Try(genome, "stopped", seconds=time.process_time() - start)
     except UnsumError:
-        return Try(genome, "refused", seconds=time.perf_counter() - start)
-    return _judged(genome, model, tokens, labels, leak, time.perf_counter() - start)
+        return Try(genome, "refused", seconds=time.process_time() - start)
+    return _judged(genome, model, tokens, labels, leak, time.process_time() - start)
 
 
 def build(g: Genome) -> tuple[nn.Module, Tensor, Tensor]:
@@ -117,7 +128,7 @@ def _trained(key: tuple[Any, ...], stage: int) -> nn.Module:
     if stage == 0:
         return _fresh_model(seed, tied, bias, width, layers)
     model = copy.deepcopy(_trained(key, stage - 1))
-    optimizer = torch.optim.Adam(model.parameters(), rate)
+    optimizer = torch.optim.Adam(model.parameters(), rate, fused=True)
     canaries = _canaries(seed)
     for _ in range(STAGES[stage] - STAGES[stage - 1]):
         optimizer.zero_grad()

@@ -15,94 +15,52 @@ from typing import TYPE_CHECKING, Any
 from unsum.version import __version__
 
 if TYPE_CHECKING:
-    from unsum.attack import attack, separate
-    from unsum.audit import Audit, Sweep, audit, sweep
-    from unsum.client import capture, capture_local, capture_text, mixup, smooth_labels
-    from unsum.defend import (
-        DPSGD,
-        QSGD,
-        BFloat16,
-        Clip,
-        ClipLayers,
-        DropBias,
-        DropHead,
-        Float16,
-        Laplace,
-        Mixup,
-        Noise,
-        Prune,
-        PruneGlobal,
-        Quantize,
-        SecAgg,
-        Sign,
-        SmoothLabels,
-        Soteria,
-        aggregate,
-        privacy_spent,
-    )
-    from unsum.doctor import Finding, doctor
-    from unsum.errors import UnsumError
-    from unsum.invert import invert
-    from unsum.knowledge import Knowledge
-    from unsum.labels import labels
-    from unsum.leak import Leak
-    from unsum.local_training import LocalTraining
-    from unsum.models.received import Received
-    from unsum.momentum import without_momentum
-    from unsum.peel import Peeled, peel
-    from unsum.score import score
-    from unsum.separate.several_rounds import separate_rounds
-    from unsum.update import Update
-
-__all__ = [
-    "DPSGD",
-    "QSGD",
-    "Audit",
-    "BFloat16",
-    "Clip",
-    "ClipLayers",
-    "DropBias",
-    "DropHead",
-    "Finding",
-    "Float16",
-    "Knowledge",
-    "Laplace",
-    "Leak",
-    "LocalTraining",
-    "Mixup",
-    "Noise",
-    "Peeled",
-    "Prune",
-    "PruneGlobal",
-    "Quantize",
-    "Received",
-    "SecAgg",
-    "Sign",
-    "SmoothLabels",
-    "Soteria",
-    "Sweep",
-    "UnsumError",
-    "Update",
-    "__version__",
-    "aggregate",
-    "attack",
-    "audit",
-    "capture",
-    "capture_local",
-    "capture_text",
-    "doctor",
-    "invert",
-    "labels",
-    "mixup",
-    "peel",
-    "privacy_spent",
-    "score",
-    "separate",
-    "separate_rounds",
-    "smooth_labels",
-    "sweep",
-    "without_momentum",
-]
+    from unsum.attack import attack as attack
+    from unsum.attack import separate as separate
+    from unsum.audit import Audit as Audit
+    from unsum.audit import Sweep as Sweep
+    from unsum.audit import audit as audit
+    from unsum.audit import sweep as sweep
+    from unsum.client import capture as capture
+    from unsum.client import capture_local as capture_local
+    from unsum.client import capture_text as capture_text
+    from unsum.client import mixup as mixup
+    from unsum.client import smooth_labels as smooth_labels
+    from unsum.defend import DPSGD as DPSGD
+    from unsum.defend import QSGD as QSGD
+    from unsum.defend import BFloat16 as BFloat16
+    from unsum.defend import Clip as Clip
+    from unsum.defend import ClipLayers as ClipLayers
+    from unsum.defend import DropBias as DropBias
+    from unsum.defend import DropHead as DropHead
+    from unsum.defend import Float16 as Float16
+    from unsum.defend import Laplace as Laplace
+    from unsum.defend import Mixup as Mixup
+    from unsum.defend import Noise as Noise
+    from unsum.defend import Prune as Prune
+    from unsum.defend import PruneGlobal as PruneGlobal
+    from unsum.defend import Quantize as Quantize
+    from unsum.defend import SecAgg as SecAgg
+    from unsum.defend import Sign as Sign
+    from unsum.defend import SmoothLabels as SmoothLabels
+    from unsum.defend import Soteria as Soteria
+    from unsum.defend import aggregate as aggregate
+    from unsum.defend import privacy_spent as privacy_spent
+    from unsum.doctor import Finding as Finding
+    from unsum.doctor import doctor as doctor
+    from unsum.errors import UnsumError as UnsumError
+    from unsum.invert import invert as invert
+    from unsum.knowledge import Knowledge as Knowledge
+    from unsum.labels import labels as labels
+    from unsum.leak import Leak as Leak
+    from unsum.local_training import LocalTraining as LocalTraining
+    from unsum.models.received import Received as Received
+    from unsum.momentum import without_momentum as without_momentum
+    from unsum.peel import Peeled as Peeled
+    from unsum.peel import peel as peel
+    from unsum.score import score as score
+    from unsum.separate.several_rounds import separate_rounds as separate_rounds
+    from unsum.update import Update as Update
 
 _HOMES = {
     name: module
@@ -128,6 +86,7 @@ _HOMES = {
     }.items()
     for name in names.split()
 }
+__all__ = [*_HOMES, "__version__"]
 
 
 class _Package(ModuleType):

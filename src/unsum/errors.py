@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterable
+from typing import Any
 
 _LONGEST_REASON = 200  # characters of another library's message inside a sentence
 _LONGEST_SHOWN = 80  # characters of a name or number from elsewhere
@@ -53,6 +55,14 @@ def shown(value: object) -> str:
         return f"{value:,}" if abs(value) < 10**_LONGEST_SHOWN else f"a number of more than {_LONGEST_SHOWN} digits"
     text = repr(value)
     return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "…"
+
+
+def optional(module: str, extra: str, who: str) -> Any:
+    """A library that only some users need, or a sentence that says who needs it and how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UnsumError(f"{who}; install it with: pip install 'unsum[{extra}]'.") from error
 
 
 def first_line(error: BaseException) -> str:

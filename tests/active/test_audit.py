@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 import unsum
 from support.active_photos import SIZE, cut, distances
 from unsum import UnsumError, active
-from unsum.audit.markdown import render_markdown
-from unsum.audit.report import render
+from unsum.audit.report import render, render_markdown
 from unsum.commands.audit_tables import _setting_table
 from unsum.commands.main import app
 from unsum.knowledge import CHANGES_MODEL

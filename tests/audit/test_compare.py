@@ -14,8 +14,7 @@ import unsum
 from support.audits import captured, synthetic
 from support.material import pictures, small_net
 from unsum.audit.compare import CAPTURED, NOT_ASKED, SLOW
-from unsum.audit.markdown import render_markdown
-from unsum.audit.report import render
+from unsum.audit.report import render, render_markdown
 from unsum.audit.sweep import task
 from unsum.audit.sweep.bench import Point, SampleLeak
 from unsum.audit.sweep.result import Curve
@@ -143,7 +142,7 @@ def test_where_it_is_absent_the_reason_stands_in_its_place(audit: object, reason
 def test_mixed_samples_are_what_is_compared_with() -> None:
     net, (images, targets) = small_net(), DATA
     torch.manual_seed(7)
-    _, mixed, rows = capture_trained(net, images, targets, defenses=unsum.Mixup(1.0))
+    _, mixed, rows = capture_trained(net, images, targets, train=True, defenses=unsum.Mixup(1.0), loss=None)
     result = unsum.audit(net, DATA, defenses=unsum.Mixup(1.0), seed=7)
     assert result.truth is not None
     torch.testing.assert_close(result.truth.images, mixed)

@@ -21,8 +21,7 @@ import unsum
 from support.audits import CLASSES, TITLES, captured, synthetic, with_names
 from support.material import pictures, small_net
 from unsum.audit.gate import message_text, render_junit, render_sarif
-from unsum.audit.markdown import render_markdown
-from unsum.audit.report import Audit, render
+from unsum.audit.report import Audit, render, render_markdown
 from unsum.audit.wording import markdown, one_line, plain
 from unsum.commands.audit_tables import _sample_table, _setting_table
 
@@ -79,7 +78,7 @@ class TestSchema:
         audit.write(tmp_path / "report")
         content = json.loads((tmp_path / "report" / "result.json").read_text("utf-8"))
         assert complaints(content) == []
-        assert content["schema"] == "1.2"
+        assert content["schema"] == "1.3"
         printed = content | {"report": "x", "gate": audit.gate(0.2).to_dict()}
         assert complaints(printed) == []
 

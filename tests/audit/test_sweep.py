@@ -24,8 +24,7 @@ from unsum.audit.sweep.report import Sweep, render
 from unsum.audit.sweep.result import Curve, closer, headline, level, sentences
 from unsum.audit.sweep.task import Accuracy, Task
 from unsum.defend import DEFENSES
-from unsum.defend.axis import FRACTION, NORM, SCALE
-from unsum.defend.defense import has_strength
+from unsum.defend.defense import FRACTION, NORM, SCALE, has_strength
 from unsum.score import SampleScore
 
 HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>']

@@ -16,8 +16,8 @@ import unsum
 from support.long import long
 from unsum.audit import Audit
 from unsum.audit.gate import render_junit, render_sarif
+from unsum.audit.leakage import Tried
 from unsum.audit.report import render
-from unsum.audit.tried import Tried
 from unsum.defend import Defense, parse_defense
 from unsum.gradients import inputs_of
 

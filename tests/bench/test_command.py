@@ -15,7 +15,7 @@ from PIL import Image
 
 from support.bench_process import Result
 from unsum.bench import EXPERIMENTS, Material, Store, cells_of, cells_of_all
-from unsum.bench.key import key_of
+from unsum.bench.material import key_of
 from unsum.bench.run import Summary
 from unsum.bench.table import read_table
 

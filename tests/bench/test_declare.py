@@ -12,9 +12,9 @@ from PIL import Image
 from support.bench_cells import CONV, EXACT, FGLA, cell
 from unsum.active import SERVERS
 from unsum.bench import EXPERIMENTS, Attack, Grid, Material, Network, cells_of, cells_of_all
-from unsum.bench import key as keys
+from unsum.bench import material as keys
 from unsum.bench.experiments import field
-from unsum.bench.key import declaration_of, key_of
+from unsum.bench.material import declaration_of, key_of
 from unsum.labels import LABEL_RULES
 from unsum.match import MATCHERS
 from unsum.peel import PEELERS
@@ -112,7 +112,7 @@ def test_the_code_version_covers_what_measures_and_not_what_shows() -> None:
         "commands/main.py",
         "app/server.py",
         "commands/bench.py",
-        "bench/show.py",
+        "bench/table.py",
         "bench/pages.py",
         "audit/report.py",
     ):

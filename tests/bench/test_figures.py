@@ -12,12 +12,10 @@ from unsum import UnsumError
 from unsum.bench import EXPERIMENTS, Store, cells_of
 from unsum.bench import figures as drawing
 from unsum.bench.figures import coordinate, curves, draw
-from unsum.bench.key import declaration_of
-from unsum.bench.material import Material
+from unsum.bench.material import Material, declaration_of
 from unsum.bench.measure import Outcome
 from unsum.bench.on_ray import _measured
-from unsum.bench.show import matrix
-from unsum.bench.table import read_table
+from unsum.bench.table import matrix, read_table
 
 PRUNING = EXPERIMENTS["rgla-figure-9"]
 

@@ -95,7 +95,7 @@ def test_soft_labels_come_back(labels: str) -> None:
 
 
 def test_an_option_reaches_its_attack_and_its_key() -> None:
-    from unsum.bench.key import key_of
+    from unsum.bench.material import key_of
 
     given = Material(options=(("rgla", "steps", "7"),))
     rgla = cell(Attack("rgla", (("steps", 1),), "labels"))

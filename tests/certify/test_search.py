@@ -250,6 +250,18 @@ def test_a_forged_gradient_without_any_label_is_no_claim(attempt: ModuleType) ->
     assert attempt.attempt(nobody).ended == "not claimed"
 
 
+def test_a_line_through_the_classes_that_is_no_number_is_no_crash(attempt: ModuleType) -> None:
+    """Granted labels of fewer directions than samples: unequal weights were started from an infinite covariance."""
+    infinite = USUAL | MIXED | {
+        "classes": 4.708719514336767, "batch": 2.875536575731895, "inputs": 19.679322017809312, "wide": 16,
+        "spread": 0.01448857379093682, "margin": 0.12133034457429259, "weights": 0.382328908837355, "condition":
+        1.5533754602030647, "size": 0.11066798563226177, "scale": 0.1962969179582652, "noise": -11.154042661098396, "twin": 0,
+        "labels": "half", "twins": "none", "scaled": False, "bias": True, "biased_gradient": False, "relu": False,
+        "dtype": "bfloat16", "soft": "hard", "told": "labels", "method": "auto", "seed": 866955292,
+    }  # fmt: skip
+    assert attempt.attempt(infinite).ended == "not claimed"
+
+
 def test_hard_labels_of_unlike_samples_are_not_doubted(attempt: ModuleType) -> None:
     make_case = importlib.import_module("cases").make_case
     for B, C in ((2, 10), (4, 10), (7, 10), (12, 100)):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import math
+import sys
 from typing import Any
 
 import pytest
@@ -160,13 +160,6 @@ def test_bad_strengths_are_refused() -> None:
 
 
 def test_a_missing_opacus_is_one_sentence(net: nn.Sequential, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def missing(name: str, *arguments: Any, **options: Any) -> Any:
-        if name.partition(".")[0] == "opacus":
-            raise ImportError(name)
-        return real(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setitem(sys.modules, "opacus", None)  # what `import` then raises is an ImportError
     with pytest.raises(UnsumError, match=r"needs Opacus; install it with: pip install 'unsum\[dp\]'"):
         capture(net, pictures(4), LABELS, defenses=DPSGD(1))

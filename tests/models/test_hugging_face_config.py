@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from unsum.errors import UnsumError
 from unsum.models import load_model
-from unsum.models.hugging_face_config import check_config
+from unsum.models.from_hugging_face import check_config
 
 HONEST: dict[str, Any] = {
     "model_type": "vit", "architectures": ["ViTForImageClassification"], "num_hidden_layers": 2, "hidden_size": 8,

@@ -10,8 +10,7 @@ from support.material import pictures
 from support.progress import Heard
 from unsum import Knowledge, Leak, UnsumError, capture, separate
 from unsum.head import Head
-from unsum.separate.method import SEPARATORS
-from unsum.separate.misfit import relative_misfit
+from unsum.separate.method import SEPARATORS, relative_misfit
 from unsum.separate.options import options_of
 
 

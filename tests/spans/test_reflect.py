@@ -69,7 +69,7 @@ def test_every_start_ends_near_a_sample(bias: bool) -> None:
 @pytest.mark.parametrize("further", [True, False])
 def test_samples_are_points_of_the_flat_sets(further: bool) -> None:
     given, x = condition(20, further=further)
-    point = reflect._begin(given, given.unknowns_of(x))
+    point = reflect.begin(given, given.unknowns_of(x))
     flats = reflect.flats(given)
     for flat, part in zip(flats, point.split([len(flat.origin) for flat in flats], 1), strict=True):
         assert float((flat.closest(part) - part).abs().max()) < 1e-4

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from unsum.active import imprint, traps  # noqa: F401 (registers the methods)
 from unsum.active.compose import alone, place
 from unsum.active.imprint import chance_of_hits
-from unsum.active.method import SERVERS, Inserted, Reader, Recovered, check_server, parse_server
+from unsum.active.method import SERVERS, Inserted, Reader, check_server, parse_server
 from unsum.errors import UnsumError
 from unsum.leak import Leak
 from unsum.models.built import USUAL_SIZE
@@ -18,14 +18,10 @@ from unsum.update import Update
 
 __all__ = [
     "SERVERS",
-    "Inserted",
     "Reader",
-    "Recovered",
     "attack",
     "chance_of_hits",
-    "check_server",
     "modify",
-    "parse_server",
     "place",
 ]
 

@@ -11,8 +11,7 @@ import torch
 from unsum.app.shelf import Photo, Shelf
 from unsum.data import Batch, share_label, tags
 from unsum.defend import DEFENSES, Defense
-from unsum.defend.axis import Axis
-from unsum.defend.defense import Switch, has_strength
+from unsum.defend.defense import Axis, Switch, has_strength
 from unsum.defend.dp import DPSGD, privacy_spent
 from unsum.errors import UnsumError, unknown_name
 

@@ -18,12 +18,12 @@ from unsum.app.shelf import shown
 from unsum.attack.chain import run_attack
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.audit.result import finite
-from unsum.audit.round import Compared, Sent, as_trained, attacked, compare_with_truth, send
+from unsum.audit.round import Compared, Sent, as_trained, attacked, compare_with_truth, send, unanswered
 from unsum.audit.sweep.bench import mean_of
-from unsum.audit.verdict import Verdict, judge
+from unsum.audit.verdict import judge
 from unsum.client.capture import in_mode
 from unsum.errors import UnsumError
-from unsum.leak import Leak
+from unsum.leak import Attempt, Leak
 from unsum.models.load import LoadedModel
 from unsum.score import SampleScore
 from unsum.separate import separate
@@ -57,9 +57,8 @@ def play(loaded: LoadedModel, order: Order, device: torch.device) -> Generator[A
         yield _stage("The server runs the whole attack")
         try:
             leak = attacked(model, sent.update, whole)
-        except UnsumError as reason:
-            yield _refused(order, str(reason)) | {"seconds": time.perf_counter() - start}
-            return
+        except UnsumError as reason:  # it cannot even begin: an answer, too, and nobody knows what leaks then
+            leak = unanswered(model, AUTO, [Attempt(AUTO, refused=str(reason))], str(reason))
     yield scored(leak, final=True)
 
 
@@ -116,24 +115,3 @@ def _named(order: Order, i: int) -> Answer:
     truth, target = order.truth, order.truth.targets[i]
     label = truth.class_names[int(target if target.ndim == 0 else target.argmax())]
     return {"id": order.keys[i], "title": truth.titles[i], "label": label}
-
-
-def _refused(order: Order, reason: str) -> Answer:
-    """The attack cannot even begin: an answer, too, and no error of the user's; nobody knows what leaks then."""
-    nothing = dict.fromkeys(("found_label", "feature_error", "psnr", "ssim", "picture", "leakage"))
-    return finite(
-        {
-            "kind": "result",
-            "final": True,
-            "verdict": Verdict.undecided(reason[:1].lower() + reason[1:]).to_dict(),
-            "certificate": False,
-            "predicted_error": None,
-            "batch_size_found": 0,
-            "method": AUTO,
-            "notes": [],
-            "granted": [],
-            "samples": [_named(order, i) | nothing | {"label_correct": False} for i in range(len(order.keys))],
-            "mean_leakage": None,
-            "worst_leakage": None,
-        }
-    )

@@ -32,7 +32,7 @@ from unsum.progress import Progress
 from unsum.separate import separate
 from unsum.separate.adaptive import recognize
 from unsum.separate.crowded import suits_crowded
-from unsum.separate.misfit import relative_misfit
+from unsum.separate.method import relative_misfit
 from unsum.spans.pair import dense_steps
 from unsum.update import Update
 

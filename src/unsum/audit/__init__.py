@@ -1,10 +1,9 @@
 """The main job: one federated round, its attack, its score and its report."""
 
 from unsum.audit.report import Audit
-from unsum.audit.result import Setting
 from unsum.audit.run import audit
 from unsum.audit.sweep.report import Sweep
 from unsum.audit.sweep.run import sweep
-from unsum.audit.verdict import Verdict, judge
+from unsum.audit.verdict import judge
 
-__all__ = ["Audit", "Setting", "Sweep", "Verdict", "audit", "judge", "sweep"]
+__all__ = ["Audit", "Sweep", "audit", "judge", "sweep"]

@@ -6,20 +6,23 @@ import base64
 import hashlib
 import json
 import math
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
 
 from unsum.audit.compare import Comparison
 from unsum.audit.gate import Gate, check_level
 from unsum.audit.leakage import DEFAULT_LEVEL
-from unsum.audit.markdown import render_markdown
 from unsum.audit.pictures import data_uri, picture_grid
 from unsum.audit.result import AuditResult, SampleRow
 from unsum.audit.sweep.bench import mean_of
 from unsum.audit.sweep.plot import Plot, plot_side_by_side
 from unsum.audit.texts import BADGES, BLURRED, PRICED, advice, credits_of, glossary, unpictured
 from unsum.audit.verdict import UNVOUCHED
-from unsum.audit.wording import error, fixed, percent, plain
+from unsum.audit.wording import error, fixed, markdown, percent, plain, sample_count
 from unsum.files.report_folder import check_folder
 from unsum.files.writing import write_text, write_whole
 from unsum.knowledge import CHANGES_MODEL
@@ -87,34 +90,54 @@ class Audit(AuditResult):
 
 def render(audit: AuditResult) -> str:
     """The complete page. Titles, class names and the command are escaped: they may come from anywhere."""
-    rows = audit.rows
-    verdict = audit.verdict
-    template = environment().get_template("report.html.j2")
-    shown = [{"row": row, "original": data_uri(row.original), "recovered": data_uri(row.recovered)} for row in rows]
-    return template.render(
-        audit=audit,
-        changes_model=CHANGES_MODEL,
-        setting=audit.setting,
-        leak=audit.leak,
-        verdict=verdict,
-        badge=BADGES[verdict.level],
-        shown=shown,
-        drawn=any(item["original"] or item["recovered"] for item in shown),  # rows of a table are not
-        most=max((row for row in rows if not math.isnan(row.leakage)), key=lambda row: row.leakage, default=None),
-        means={name: audit.scores.get(name, math.nan) for name in _MEANS}
+    pictures = [(row, data_uri(row.original), data_uri(row.recovered)) for row in audit.rows]
+    shown = [{"row": row, "original": original, "recovered": recovered} for row, original, recovered in pictures]
+    drawn = any(original or recovered for _, original, recovered in pictures)  # rows of a table are not
+    page = environment().get_template("report.html.j2")
+    return page.render(**_told(audit), shown=shown, drawn=drawn, compared=_compared(audit.comparison))
+
+
+def render_markdown(audit: AuditResult) -> str:
+    """The same for a pull request, a wiki or a ticket; the pictures lie beside it in `pictures.png`."""
+    pages = environment(lambda value: Markup(markdown(value)) if type(value) is str else value)
+    pages.filters |= {"percent": percent, "sample_count": sample_count}
+    command = audit.setting.command
+    again = _block(command) if command else "Started from Python: call `unsum.audit` with this setting."
+    return pages.get_template("report.md.j2").render(**_told(audit), again=Markup(again))
+
+
+def _told(audit: AuditResult) -> dict[str, Any]:
+    """What both templates show."""
+    rows, verdict = audit.rows, audit.verdict
+    return {
+        "audit": audit,
+        "rows": rows,
+        "changes_model": CHANGES_MODEL,
+        "setting": audit.setting,
+        "leak": audit.leak,
+        "verdict": verdict,
+        "badge": BADGES[verdict.level],
+        "most": max((row for row in rows if not math.isnan(row.leakage)), key=lambda row: row.leakage, default=None),
+        "means": {name: audit.scores.get(name, math.nan) for name in _MEANS}
         | {"leakage": mean_of([value for value in audit.leakages if not math.isnan(value)])},
-        worst_error=audit.scores.get("worst_feature_error", math.nan),
-        some_missing=any(row.found_label is None for row in rows),
-        steps=advice(verdict.level, truth_known=audit.truth is not None),
-        comparison=audit.comparison,
-        compared=_compared(audit.comparison),
-        keep_under=DEFAULT_LEVEL,
-        meaning=BLURRED,
-        unpictured=unpictured(audit),
-        priced=PRICED,
-        glossary=glossary(),
-        credits=credits_of(audit.truth.titles) if audit.truth else [],
-    )
+        "worst_error": audit.scores.get("worst_feature_error", math.nan),
+        "some_missing": any(row.found_label is None for row in rows),
+        "steps": advice(verdict.level, truth_known=audit.truth is not None),
+        "comparison": audit.comparison,
+        "keep_under": DEFAULT_LEVEL,
+        "meaning": BLURRED,
+        "unpictured": unpictured(audit),
+        "priced": PRICED,
+        "glossary": glossary(),
+        "credits": credits_of(audit.truth.titles) if audit.truth else [],
+    }
+
+
+def _block(command: str) -> str:
+    """A fence longer than any run of backticks inside, so that the command cannot end it."""
+    command = "\n".join(plain(command).splitlines())
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", command)), default=0))
+    return f"{fence}console\n{command}\n{fence}"
 
 
 def _compared(comparison: Comparison) -> Plot | None:
@@ -125,7 +148,12 @@ def _compared(comparison: Comparison) -> Plot | None:
     return plot_side_by_side(comparison.points, labels, DEFAULT_LEVEL) if labels else None
 
 
-def environment() -> Environment:
+def _fit(value: Any) -> Any:
+    """Whatever a template prints; text without the characters that no page may carry, markup as it is."""
+    return plain(value) if type(value) is str else value
+
+
+def environment(finalize: Callable[[Any], Any] = _fit) -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined  # here, so that importing unsum does not import it
 
     environment = Environment(
@@ -134,7 +162,7 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_fit,
+        finalize=finalize,
     )
     environment.filters |= {
         "error": error,
@@ -145,11 +173,6 @@ def environment() -> Environment:
         "csp_hash": _csp_hash,
     }
     return environment
-
-
-def _fit(value: Any) -> Any:
-    """Whatever a template prints; text without the characters that no page may carry, markup as it is."""
-    return plain(value) if type(value) is str else value
 
 
 def together(text: str) -> str:

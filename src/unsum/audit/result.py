@@ -13,10 +13,9 @@ from torch import Tensor
 
 from unsum.attack.options import AttackOptions
 from unsum.audit.compare import Comparison
-from unsum.audit.leakage import vouched
-from unsum.audit.sequences import Texts
-from unsum.audit.tried import Tried
-from unsum.audit.verdict import Verdict, judge, judge_captured
+from unsum.audit.depth import Depth
+from unsum.audit.leakage import Tried, vouched
+from unsum.audit.verdict import Texts, Verdict, judge, judge_captured
 from unsum.audit.wording import one_line, plain
 from unsum.client.augment import target_rows
 from unsum.data import Batch
@@ -29,7 +28,7 @@ from unsum.score.samples import is_distribution
 from unsum.version import __version__
 
 _ATTACK = ("method", "batch_size", "exact", "predicted_error", "residual", "scale", "seconds", "notes")  # of a leak
-SCHEMA_VERSION = "1.2"  # of result.json and sweep.json; described in schema/result.schema.json
+SCHEMA_VERSION = "1.3"  # of result.json and sweep.json; described in schema/result.schema.json
 
 
 @dataclass(frozen=True)
@@ -133,6 +132,7 @@ class AuditResult:
     class_names: list[str] = field(default_factory=list)  # where there is no truth to take them from
     comparison: Comparison = field(default_factory=Comparison)
     texts: Texts | None = None  # of a language model's update, in the place of labels
+    depth: Depth = field(default_factory=Depth)
     trained_on: str = ""  # a sentence where `truth` is not the client's own samples but what a defense made of them
 
     @property
@@ -168,6 +168,7 @@ class AuditResult:
             "setting": asdict(self.setting),
             "attack": {name: getattr(self.leak, name) for name in _ATTACK},
             "tried": [one.to_dict() for one in self.tried],
+            "depth": self.depth.to_dict(),
             "truth_known": self.truth is not None,
             "scores": self.scores,
             "samples": [row.to_dict() for row in self.rows],

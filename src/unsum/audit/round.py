@@ -16,8 +16,7 @@ from unsum.attack.auto import NothingReadError
 from unsum.attack.chain import run_attack
 from unsum.attack.options import AttackOptions
 from unsum.attack.reach import too_many
-from unsum.audit.leakage import DEFAULT_LEVEL, leakages, leakages_of_rows
-from unsum.audit.tried import Tried, strongest
+from unsum.audit.leakage import DEFAULT_LEVEL, Tried, leakages, leakages_of_rows, strongest
 from unsum.client.capture import capture_trained, in_mode
 from unsum.client.local import train_locally
 from unsum.client.step import ClientStep, Stage, ordered
@@ -124,12 +123,14 @@ def attacked(model: nn.Module, update: Update, options: AttackOptions, progress:
     try:
         return run_attack(model, update, options, progress)
     except NothingReadError as reason:
-        _, head = find_head(model)
-        none = torch.zeros(0, head.out_features, dtype=torch.float64)
-        features, unknown = torch.zeros(0, head.in_features), float("nan")
-        return Leak(
-            options.method, none, none, features, unknown, unknown, False, tried=reason.tried, notes=[str(reason)]
-        )
+        return unanswered(model, options.method, reason.tried, str(reason))
+
+
+def unanswered(model: nn.Module, method: str, tried: list[Attempt], reason: str) -> Leak:
+    _, head = find_head(model)
+    none = torch.zeros(0, head.out_features, dtype=torch.float64)
+    features, unknown = torch.zeros(0, head.in_features), float("nan")
+    return Leak(method, none, none, features, unknown, unknown, False, tried=tried, notes=[reason])
 
 
 def send(
@@ -143,26 +144,15 @@ def send(
     training: LocalTraining | None = None,
     loss: str | Loss | None = None,
 ) -> Sent:
-    """What the client does and sends; `seed` fixes what its defenses and its dropout draw."""
+    """What the client does and sends; `seed` fixes what its defenses and its dropout draw.
+
+    Of several local steps, samples and features are noted as each step of the first epoch saw them.
+    """
     torch.manual_seed(seed)
-    if training is not None:
-        return _send_trained(model, images, targets, defenses, training, train=train, seed=seed, loss=loss)
-    update, images, targets = capture_trained(model, images, targets, train=train, defenses=defenses, loss=loss)
-    return Sent(model, images, targets, update, train, seed)
-
-
-def _send_trained(
-    model: nn.Module,
-    images: Tensor,
-    targets: Tensor,
-    defenses: Sequence[Defense],
-    training: LocalTraining,
-    *,
-    train: bool,
-    seed: int,
-    loss: str | Loss | None,
-) -> Sent:
-    """Several local steps, with what each step of the first epoch trained on and what reached the last layer then."""
+    how: dict[str, Any] = {"train": train, "defenses": defenses, "loss": loss}
+    if training is None:
+        update, images, targets = capture_trained(model, images, targets, **how)
+        return Sent(model, images, targets, update, train, seed)
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
     first_epoch = (training.steps or 1) // training.epochs
 
@@ -171,8 +161,7 @@ def _send_trained(
             with torch.random.fork_rng(), in_mode(step.model, train):  # dropout falls alike in the step itself
                 seen.append((step.images, step.targets, collect_features(step.model, step.images)))
 
-    how: dict[str, Any] = {"train": train, "defenses": defenses, "loss": loss, "watch": watch}
-    update = train_locally(model, images, targets, training, **how)
+    update = train_locally(model, images, targets, training, **how, watch=watch)
     own, rows, features = (torch.cat(parts) for parts in zip(*seen, strict=True))
     return Sent(model, own, rows, update, train, seed, watched=features)
 
@@ -185,14 +174,8 @@ def compare_with_truth(sent: Sent, leak: Leak) -> Compared:
     best = strongest([*tried, Tried.of(final, _leakages(sent, leak, samples))], len(samples))
     undecided = why_undecided(sent, leak)
     values = [math.nan if undecided and value < DEFAULT_LEVEL else value for value, _ in best]
-    return Compared(
-        leak,
-        samples,
-        values,
-        by=["" if math.isnan(value) else name for value, (_, name) in zip(values, best, strict=True)],
-        tried=tried,
-        undecided=undecided,
-    )
+    by = ["" if math.isnan(value) else name for value, (_, name) in zip(values, best, strict=True)]
+    return Compared(leak, samples, values, by=by, tried=tried, undecided=undecided)
 
 
 def why_undecided(sent: Sent, leak: Leak) -> str:

@@ -16,13 +16,14 @@ from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses
 from unsum.audit.compare import CAPTURED, Comparison
 from unsum.audit.compare import compare as under_others
+from unsum.audit.depth import Depth
 from unsum.audit.inputs import Data, Inputs, simulated_training
+from unsum.audit.leakage import Tried
 from unsum.audit.report import Audit
 from unsum.audit.result import Setting
 from unsum.audit.round import attacked, play
 from unsum.audit.sweep.bench import shown
 from unsum.audit.text import audit_text, captured_texts, is_text
-from unsum.audit.tried import Tried
 from unsum.client.capture import in_mode
 from unsum.data.texts import TextData
 from unsum.defend import Defense
@@ -170,17 +171,11 @@ def audit(
     leak, defended = played.leak, shown(chain)
     return Audit(
         Setting.of(name, leak, options, samples=len(own.images), defenses=defended, command=command, **how),
-        played.truth,
-        leak,
-        played.samples,
-        summarize(leak, played.samples),
-        leakages=played.leakages,
-        by=played.by,
-        tried=played.tried,
-        undecided=played.undecided,
+        scores=summarize(leak, played.samples),
         comparison=under_others(played, network, own, chain, options, progress, wanted=compare, reader=reader, **how),
-        trained_on=played.trained_on,
         seconds=time.perf_counter() - start,
+        depth=Depth.of(network, leak),
+        **vars(played),
     )
 
 
@@ -199,27 +194,14 @@ def _audit_captured(inputs: Inputs, options: AttackOptions, *, train: bool, comm
     with in_mode(network, train):
         leak = attacked(network, sent, options, progress)
     leak = replace(leak, notes=[*update.notes, *leak.notes])
-    setting = Setting.of(
-        loaded.name,
-        leak,
-        options,
-        samples=leak.batch_size,
-        train=train,
-        defenses=_UNKNOWN,
-        command=command,
-        training=update.training,
-    )
-    seconds = time.perf_counter() - start
+    how: dict[str, Any] = {"train": train, "defenses": _UNKNOWN, "command": command, "training": update.training}
     return Audit(
-        setting,
-        None,
-        leak,
-        [],
-        {},
-        seconds,
+        Setting.of(loaded.name, leak, options, samples=leak.batch_size, **how),
+        *(None, leak, [], {}, time.perf_counter() - start),
         comparison=Comparison(absent=CAPTURED),
         tried=[Tried.of(attempt, []) for attempt in leak.tried],
         undecided=leak.undecided,
+        depth=Depth.of(network, leak),
         class_names=names,
         texts=captured_texts(leak, inputs.model),
     )

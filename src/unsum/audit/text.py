@@ -14,13 +14,12 @@ from torch import nn
 from unsum.attack.options import AttackOptions
 from unsum.audit.compare import Comparison
 from unsum.audit.inputs import Inputs, own_model
-from unsum.audit.leakage import DEFAULT_LEVEL
+from unsum.audit.leakage import DEFAULT_LEVEL, Tried
 from unsum.audit.report import Audit
 from unsum.audit.result import Setting
 from unsum.audit.round import attacked
-from unsum.audit.sequences import Texts
 from unsum.audit.sweep.bench import shown
-from unsum.audit.tried import Tried
+from unsum.audit.verdict import Texts
 from unsum.client.capture import in_mode
 from unsum.client.text import capture_text
 from unsum.data import Batch
@@ -31,9 +30,8 @@ from unsum.head import find_head
 from unsum.leak import Leak
 from unsum.models import load_model
 from unsum.models.from_hugging_face import is_language_folder
-from unsum.models.language import is_language_model
+from unsum.models.language import Tokenizer, is_language_model, tokenizer_of
 from unsum.models.load import LoadedModel
-from unsum.models.tokenizer import Tokenizer, tokenizer_of
 from unsum.progress import Progress
 from unsum.score import SampleScore
 from unsum.score.text import pair_text, score_text
@@ -91,17 +89,9 @@ def audit_text(
     shares = [share for _, share, _ in pairs]
     # Where no text came back, that is no measurement: dropout or too many positions end the attack on text, not the leak.
     decided = max(shares) >= DEFAULT_LEVEL
-    setting = Setting.of(
-        inputs.loaded.name,
-        leak,
-        options,
-        samples=len(batch.texts),
-        train=train,
-        defenses=shown(chain),
-        command=command,
-    )
+    how: dict[str, Any] = {"train": train, "defenses": shown(chain), "command": command}
     return Audit(
-        setting,
+        Setting.of(inputs.loaded.name, leak, options, samples=len(batch.texts), **how),
         Batch(tokens.cpu(), torch.zeros(len(tokens)), [f"text {i + 1}" for i in range(len(tokens))], []),
         leak,
         [_scored(found, whole) for found, _, whole in pairs],

@@ -1,16 +1,16 @@
 """The papers' tables as declarations, and a runner that can be stopped anywhere and goes on, local or on a Ray cluster.
 
 - `declare`: what an experiment is; `experiments`: the tables of each paper; `plan`: tables → cells, shares;
-- `key`: what makes two cells the same; `store`: the file of results; `material`: photos, weights, device;
+- `material`: photos, weights, device, and what makes two cells the same; `store`: the file of results;
 - `measure`: one cell → its figures; `run`, `on_ray`: all cells, and what a person sees meanwhile;
-- `show`: tables; `figures`: drawings; `pages`: both as pages of the documentation.
+- `table`: tables; `figures`: drawings; `pages`: both as pages of the documentation.
 """
 
-from unsum.bench.declare import SIZES, Attack, Cell, Experiment, Grid, Network, Size
+from unsum.bench.declare import SIZES, Attack, Cell, Grid, Network, Size
 from unsum.bench.experiments import EXPERIMENTS
 from unsum.bench.material import Material
 from unsum.bench.plan import cells_of, cells_of_all, chosen
-from unsum.bench.run import Summary, run
+from unsum.bench.run import run
 from unsum.bench.store import Store
 
 __all__ = [
@@ -18,13 +18,11 @@ __all__ = [
     "SIZES",
     "Attack",
     "Cell",
-    "Experiment",
     "Grid",
     "Material",
     "Network",
     "Size",
     "Store",
-    "Summary",
     "cells_of",
     "cells_of_all",
     "chosen",

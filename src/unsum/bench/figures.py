@@ -13,7 +13,7 @@ from PIL import Image
 
 from unsum.bench.declare import NONE, Cell, Column, Figure
 from unsum.bench.table import Row, Table
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, optional
 
 # Luminances of these differ by themselves; the marks and dashes say the same once more.
 _LINES = (
@@ -125,12 +125,10 @@ def _strip(row: Row) -> Image.Image | None:
 
 @contextmanager
 def _plot(size: tuple[float, float] | None = None, rows: int = 1) -> Iterator[tuple[Any, Any]]:
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure as Drawing  # no global state, no window
-    except ImportError as error:
-        raise UnsumError("Figures need matplotlib; install it with: pip install 'unsum[bench]'.") from error
-    with rc_context(_STYLE):
-        drawn = Drawing(figsize=size or _SIZE)
+    matplotlib, figures = (
+        optional(name, "bench", "Figures need matplotlib") for name in ("matplotlib", "matplotlib.figure")
+    )
+    with matplotlib.rc_context(_STYLE):
+        drawn = figures.Figure(figsize=size or _SIZE)  # no global state, no window
         axes = drawn.subplots(rows, 1, squeeze=rows == 1)
         yield drawn, axes if rows == 1 else [row[0] for row in axes]

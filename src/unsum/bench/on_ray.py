@@ -6,7 +6,6 @@ machine gone): such a cell is given to another worker, a few times. Every node n
 
 from __future__ import annotations
 
-import importlib
 import os
 import socket
 from collections.abc import Iterable, Iterator
@@ -16,11 +15,10 @@ from itertools import islice
 from typing import Any
 
 from unsum.bench.declare import Cell
-from unsum.bench.key import code_version
-from unsum.bench.material import Material
+from unsum.bench.material import Material, code_version
 from unsum.bench.measure import Outcome, measure
 from unsum.bench.run import Shown
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, optional
 
 AUTO, LOCAL = "auto", "local"
 _RETRIES = 3  # of a cell whose worker was lost
@@ -86,10 +84,7 @@ def _measured(cell: Cell, material: Material, version: str) -> Outcome:
 def cluster(address: str, material: Material, *, gpus: float = 1.0) -> Iterator[Cluster]:
     """`auto`: the cluster that this machine belongs to, or one of its own; `local`: its own; else an address, HOST:PORT."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
-    try:
-        ray: Any = importlib.import_module("ray")
-    except ImportError as error:
-        raise UnsumError("--ray needs Ray; install it with: pip install 'unsum[bench]'.") from error
+    ray = optional("ray", "bench", "--ray needs Ray")
     _connect(ray, address)
     needed = gpus if material.device.startswith("cuda") else 0.0
     try:

@@ -13,9 +13,8 @@ from unsum.bench.declare import Size
 from unsum.bench.experiments import EXPERIMENTS
 from unsum.bench.figures import draw
 from unsum.bench.run import duration
-from unsum.bench.show import markdown, matrix
 from unsum.bench.store import Store
-from unsum.bench.table import Table, read_table
+from unsum.bench.table import Table, markdown, matrix, read_table
 from unsum.errors import UnsumError
 
 _COMMANDS = 8  # of a store that several runs made, the usual ones

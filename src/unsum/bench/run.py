@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from unsum.bench.declare import Cell
-from unsum.bench.key import code_version, declaration_of, key_of
-from unsum.bench.material import Material
+from unsum.bench.material import Material, code_version, declaration_of, key_of
 from unsum.bench.measure import Outcome, measure
 from unsum.bench.store import Store
 from unsum.version import __version__

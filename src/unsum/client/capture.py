@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from torch import Tensor, nn
 
 from unsum.batch_statistics import BatchStatistics
-from unsum.client.step import AnyDefense, after, before, first_step, in_mode, ordered, sent_statistics
+from unsum.client.step import Defenses, after, before, first_step, in_mode, ordered, sent_statistics
 from unsum.losses import Loss
 from unsum.update import Update
 
@@ -20,7 +18,7 @@ def capture(
     targets: Tensor,
     *,
     train: bool = True,
-    defenses: Iterable[AnyDefense] | AnyDefense = (),
+    defenses: Defenses = (),
     loss: str | Loss | None = None,
     buffers: bool = False,
 ) -> Update:
@@ -63,7 +61,7 @@ def capture_trained(
     targets: Tensor,
     *,
     train: bool = True,
-    defenses: Iterable[AnyDefense] | AnyDefense = (),
+    defenses: Defenses = (),
     loss: str | Loss | None = None,
     buffers: bool = False,
 ) -> tuple[Update, Tensor, Tensor]:

@@ -6,13 +6,13 @@ v_t = μ v_{t−1} + g(w_t, batch t) + λ w_t,   w_{t+1} = w_t − η v_t,   del
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from unsum.client.step import AnyDefense, ClientStep, after, before, first_step, ordered
+from unsum.client.step import ClientStep, Defenses, after, before, first_step, ordered
 from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining, mini_batches
 from unsum.losses import Loss
@@ -35,7 +35,7 @@ def capture_local(
     rate_known: bool = True,
     training_known: bool = False,
     train: bool = True,
-    defenses: Iterable[AnyDefense] | AnyDefense = (),
+    defenses: Defenses = (),
     loss: str | Loss | None = None,
 ) -> Update:
     """The update of a client that trains by SGD on its own data, then sends the change of its weights.
@@ -102,7 +102,7 @@ def train_locally(
     rate_known: bool = True,
     training_known: bool = True,
     train: bool = True,
-    defenses: Iterable[AnyDefense] | AnyDefense = (),
+    defenses: Defenses = (),
     loss: str | Loss | None = None,
     watch: Watch = lambda _number, _step: None,
 ) -> Update:

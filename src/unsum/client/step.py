@@ -72,9 +72,10 @@ class InsideClient(Protocol):
 
 
 AnyDefense = InsideClient | Callable[[Update], Update]
+Defenses = Iterable[AnyDefense] | AnyDefense
 
 
-def ordered(defenses: Iterable[AnyDefense] | AnyDefense) -> list[AnyDefense]:
+def ordered(defenses: Defenses) -> list[AnyDefense]:
     """The single defenses in order of application; refuses an order that the client could not keep."""
     given = [defenses] if callable(defenses) or isinstance(defenses, InsideClient) else defenses
     parts = [part for defense in given for part in _parts(defense)]

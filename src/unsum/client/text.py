@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor, nn
 
-from unsum.client.step import AnyDefense, ClientStep, Gradients, InsideClient, Stage, after, in_mode, ordered
+from unsum.client.step import ClientStep, Defenses, Gradients, InsideClient, Stage, after, in_mode, ordered
 from unsum.errors import UnsumError
 from unsum.head import find_head
 from unsum.models.language import IGNORED, gradients_of, is_language_model, next_tokens
@@ -20,7 +18,7 @@ def capture_text(
     labels: Tensor | None = None,
     *,
     train: bool = True,
-    defenses: Iterable[AnyDefense] | AnyDefense = (),
+    defenses: Defenses = (),
 ) -> Update:
     """The update a client would send after one step on these sequences.
 

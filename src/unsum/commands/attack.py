@@ -86,7 +86,7 @@ def command(
 
 
 def _show(leak: Leak, model: str, texts: list[str] | None, names: list[str]) -> None:
-    from unsum.audit.tried import Tried
+    from unsum.audit.leakage import Tried
     from unsum.audit.wording import error
     from unsum.commands.audit_tables import show_tried
 

@@ -99,8 +99,7 @@ def command(
     with loading():
         from unsum.attack.options import AttackOptions
         from unsum.audit.gate import check_gate, write_gate
-        from unsum.audit.sweep.table import show as show_sweep
-        from unsum.commands.audit_tables import show
+        from unsum.commands.audit_tables import show, show_sweep
         from unsum.defend import parse_defense
     check_gate(fail_above, junit, sarif, sweeping=bool(sweep))
     received = captured.received()
@@ -146,7 +145,7 @@ def command(
         if as_json:
             _print(swept.to_dict(), page)
         else:
-            show_sweep(swept, page, OUT)
+            show_sweep(swept, page)
         return
     with stages(AttackOptions(attack).steps) as shown:
         result = unsum.audit(**shared, progress=shown, update=received, server=server, compare=compare)

@@ -1,17 +1,21 @@
-"""What `unsum audit` prints of a round: the setting, every sample beside the truth, other defenses, the verdict."""
+"""What `unsum audit` prints of a round (the setting, samples beside the truth, other defenses, the verdict) and of a sweep."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from unsum.audit import Audit
 from unsum.audit.compare import Comparison
+from unsum.audit.leakage import Tried
 from unsum.audit.result import SampleRow
+from unsum.audit.sweep.bench import Point
+from unsum.audit.sweep.result import Curve, SweepResult, closer, headline, level, sentences, short
 from unsum.audit.texts import COLORS
-from unsum.audit.tried import Tried
 from unsum.audit.wording import error, fixed, percent, plain
 from unsum.commands.stages import OUT
 from unsum.knowledge import CHANGES_MODEL
@@ -120,4 +124,52 @@ def _cells(row: SampleRow, pictures: bool) -> list[str | Text]:
         percent(row.leakage),
         error(row.score.feature_error),
         *([fixed(row.score.psnr, 1), fixed(row.score.ssim, 2)] if pictures else []),
+    ]
+
+
+def show_sweep(sweep: SweepResult, page: Path) -> None:
+    """A table for each defense, and the answer below."""
+    for curve in sweep.curves:
+        OUT.print(_sweep_table(sweep, curve))
+    OUT.print(headline(sweep), style=COLORS[level(sweep)])
+    notes = [closer(sweep, curve) for curve in sweep.curves]
+    for sentence in [*sentences(sweep), *filter(None, notes)]:
+        OUT.print(f"• {sentence}")
+    OUT.print("A stronger attack may get more: leave a margin.")
+    OUT.print(f"Report: {page}")
+
+
+def _sweep_table(sweep: SweepResult, curve: Curve) -> Table:
+    before = "" if sweep.setting.defenses == "none" else f", after {sweep.setting.defenses}"
+    table = Table(
+        title=f"{curve.name}{before}: worst and mean leakage of the samples", title_justify="left", box=box.SIMPLE_HEAD
+    )
+    table.add_column("strength", no_wrap=True)
+    for heading in ("worst", "mean", f"≥{percent(sweep.keep_under)}", "labels", "PSNR", "exact", "acc.", "s"):
+        table.add_column(heading, justify="right")
+    enough = curve.enough(sweep.keep_under)
+    for point, name in zip(sweep.references, ("no defense", "before alone"), strict=False):
+        table.add_row(*_sweep_cells(sweep, point, name))
+    for point in curve.points:
+        mark = "" if point is not enough else " ← ruins" if sweep.ruins(point) else " ← enough"
+        color = None if point is not enough else "yellow" if sweep.ruins(point) else "green"
+        table.add_row(*_sweep_cells(sweep, point, short(point.strength) + mark), style=color)
+    return table
+
+
+def _sweep_cells(sweep: SweepResult, point: Point, name: str) -> list[str]:
+    accuracy = percent(point.accuracy.mean) if point.accuracy else "–"
+    if point.refused:
+        return [name, "–", "–", "–", "–", "–", "–", accuracy, f"{point.seconds:.1f}"]
+    total = len(sweep.titles)
+    return [
+        name,
+        percent(point.worst),
+        percent(point.mean),
+        f"{point.over(sweep.keep_under)}/{total}",
+        f"{point.labels_right}/{total}",
+        "–" if math.isnan(point.psnr) else f"{point.psnr:.1f}",
+        "yes" if point.exact else "no",
+        accuracy,
+        f"{point.seconds:.1f}",
     ]

@@ -28,7 +28,7 @@ from unsum.errors import UnsumError, unknown_name
 
 if TYPE_CHECKING:
     from unsum.bench import Size
-    from unsum.bench.show import Form
+    from unsum.bench.table import Form
 
 _WIDE = 200  # columns of a table that goes to a file or another program
 
@@ -109,8 +109,8 @@ def run_command(
         from unsum.bench.on_ray import cluster
         from unsum.bench.plan import of_attacks, parse_shard, share
         from unsum.bench.run import one_by_one, run
-        from unsum.bench.show import show as show_table
         from unsum.bench.table import read_table
+        from unsum.bench.table import show as show_table
     experiments = chosen(tables or [])
     wanted = _size(size)
     if threads < 1:
@@ -189,9 +189,8 @@ def show_command(
     with loading():
         from unsum.bench import Store, cells_of_all, chosen
         from unsum.bench.plan import of_attacks
-        from unsum.bench.show import show as show_table
-        from unsum.bench.show import written
-        from unsum.bench.table import read_table
+        from unsum.bench.table import read_table, written
+        from unsum.bench.table import show as show_table
     forms = [name for name, on in (("markdown", markdown), ("latex", latex), ("csv", csv)) if on]
     if len(forms) > 1:
         raise UnsumError("Choose one of --markdown, --latex and --csv.")

@@ -17,34 +17,6 @@ from unsum.errors import UnsumError, unknown_name
 if TYPE_CHECKING:
     from unsum.models.received import Received
 
-ModelOption = Annotated[
-    str,
-    Option(
-        help="default, mlp, torchvision:NAME (or NAME:WEIGHTS), timm:NAME, hf:FOLDER, FILE.py:FACTORY or FILE.pt2 (torch.export)."
-    ),
-]
-WeightsOption = Annotated[Path | None, Option(help="A .safetensors, .pt or .npz state dict for the model.")]
-ClassesOption = Annotated[
-    int | None, Option(help="Classes of the model; by default as many as the data, the update or a trained head have.")
-]
-ClassesFromOption = Annotated[
-    Path | None,
-    Option(
-        help="The names of a trained head's classes: a file with one a line in its order, or the folder it was trained on, "
-        "whose folders count by number or by name."
-    ),
-]
-FreshHeadOption = Annotated[bool, Option("--fresh-head", help="Put a new head on trained weights, for another task.")]
-ImageSizeOption = Annotated[
-    int | None,
-    Option(
-        help="Side of the photos.",
-        show_default="what the model says or, by trying, takes; the photos' own first",
-    ),
-]
-DownloadOption = Annotated[
-    bool, Option("--download", help="Fetch published torchvision weights that are not on this disk.")
-]
 DataOption = Annotated[
     str | None,
     Option(
@@ -53,10 +25,6 @@ DataOption = Annotated[
         show_default="the embedded ones",
     ),
 ]
-UpdateOption = Annotated[
-    Path | None,
-    Option(help="A captured update: .safetensors, .npz, .pt, a Flower record (.pb), or a folder of .npy files."),
-]
 PreviousOption = Annotated[
     Path | None,
     Option(
@@ -64,19 +32,6 @@ PreviousOption = Annotated[
         "taken off."
     ),
 ]
-BeforeOption = Annotated[Path | None, Option(help="Instead of an update: the weights that the server sent out.")]
-AfterOption = Annotated[Path | None, Option(help="Instead of an update: the weights that the client sent back.")]
-DeltaOption = Annotated[bool, Option("--delta", help="The update is a change of weights, not a gradient.")]
-RateOption = Annotated[
-    float | None, Option("--lr", help="The client's learning rate, for weights, their change, and local steps.")
-]
-StepsOption = Annotated[
-    int | None,
-    Option("--local-steps", "--steps", help="How many steps of SGD the client takes, in all epochs together."),
-]
-EpochsOption = Annotated[int, Option(help="How often the client goes through its samples.")]
-MomentumOption = Annotated[float, Option(help="The momentum of the client's SGD.")]
-DecayOption = Annotated[float, Option(help="The weight decay of the client's SGD.")]
 LossOption = Annotated[
     str | None, Option(help="The client's loss, if not cross-entropy: bce, mse or focal:GAMMA; the attacker is told.")
 ]
@@ -103,28 +58,61 @@ JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON ins
 class NamedModel:
     """A model by name, as `unsum.audit` takes it."""
 
-    model: ModelOption = "default"
-    weights: WeightsOption = None
-    classes: ClassesOption = None
-    classes_from: ClassesFromOption = None
-    fresh_head: FreshHeadOption = False
-    image_size: ImageSizeOption = None
-    download: DownloadOption = False
+    model: Annotated[
+        str,
+        Option(
+            help="default, mlp, torchvision:NAME (or NAME:WEIGHTS), timm:NAME, hf:FOLDER, FILE.py:FACTORY or FILE.pt2 "
+            "(torch.export)."
+        ),
+    ] = "default"
+    weights: Annotated[Path | None, Option(help="A .safetensors, .pt or .npz state dict for the model.")] = None
+    classes: Annotated[
+        int | None,
+        Option(help="Classes of the model; by default as many as the data, the update or a trained head have."),
+    ] = None
+    classes_from: Annotated[
+        Path | None,
+        Option(
+            help="The names of a trained head's classes: a file with one a line in its order, or the folder it was trained on, "
+            "whose folders count by number or by name."
+        ),
+    ] = None
+    fresh_head: Annotated[bool, Option("--fresh-head", help="Put a new head on trained weights, for another task.")] = (
+        False
+    )
+    image_size: Annotated[
+        int | None,
+        Option(
+            help="Side of the photos.",
+            show_default="what the model says or, by trying, takes; the photos' own first",
+        ),
+    ] = None
+    download: Annotated[
+        bool, Option("--download", help="Fetch published torchvision weights that are not on this disk.")
+    ] = False
 
 
 @dataclass(frozen=True)
 class Captured:
     """An update that was captured, as `Received` has it; how a client trains may also be that of a simulated one."""
 
-    update: UpdateOption = None
-    before: BeforeOption = None
-    after: AfterOption = None
-    delta: DeltaOption = False
-    learning_rate: RateOption = None
-    steps: StepsOption = None
-    epochs: EpochsOption = 1
-    momentum: MomentumOption = 0.0
-    weight_decay: DecayOption = 0.0
+    update: Annotated[
+        Path | None,
+        Option(help="A captured update: .safetensors, .npz, .pt, a Flower record (.pb), or a folder of .npy files."),
+    ] = None
+    before: Annotated[Path | None, Option(help="Instead of an update: the weights that the server sent out.")] = None
+    after: Annotated[Path | None, Option(help="Instead of an update: the weights that the client sent back.")] = None
+    delta: Annotated[bool, Option("--delta", help="The update is a change of weights, not a gradient.")] = False
+    learning_rate: Annotated[
+        float | None, Option("--lr", help="The client's learning rate, for weights, their change, and local steps.")
+    ] = None
+    steps: Annotated[
+        int | None,
+        Option("--local-steps", "--steps", help="How many steps of SGD the client takes, in all epochs together."),
+    ] = None
+    epochs: Annotated[int, Option(help="How often the client goes through its samples.")] = 1
+    momentum: Annotated[float, Option(help="The momentum of the client's SGD.")] = 0.0
+    weight_decay: Annotated[float, Option(help="The weight decay of the client's SGD.")] = 0.0
 
     def received(self) -> Received | None:
         """The files of the update, if any option speaks of one."""

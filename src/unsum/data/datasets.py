@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import pickle
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsum.data.sources import Source, open_source, unambiguous
-from unsum.errors import UnsumError, first_line, unknown_name
+from unsum.errors import UnsumError, first_line, optional, unknown_name
 
 _PICKLED = ("LSUN", "LSUNClass")
 # numpy's own way to pickle an array, under the names of its old and new releases.
@@ -81,10 +80,7 @@ def torchvision_source(name: str, root: str) -> Source:
 
 def hugging_face_source(path: Path) -> Source:
     """`hf:PATH`, a folder that `Dataset.save_to_disk` wrote; of several splits the one called train."""
-    try:
-        datasets: Any = importlib.import_module("datasets")
-    except ImportError as error:
-        raise UnsumError("Data called hf:PATH need datasets; install it with `pip install unsum[datasets]`.") from error
+    datasets = optional("datasets", "datasets", "Data called hf:PATH need datasets")
     try:
         held = datasets.load_from_disk(str(path))
     except Exception as error:  # it raises nearly anything on a folder of another kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -52,13 +52,7 @@ class Photos:
         return {"photos": len(self), "sources": self.sources, "sha256": self.fingerprint}
 
 
-def read_photos(
-    paths: str | Path | Sequence[str | Path],
-    *,
-    size: int,
-    limit: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Photos:
+def read_photos(paths: str | Path | Sequence[str | Path], *, size: int, limit: int | None = None) -> Photos:
     """The photos of one or several sources, one after the other, as squares of `size` pixels.
 
     A source is a folder, where a picture's folder is its class; a tar, plain or compressed, of CLASS/name.jpg,
@@ -68,7 +62,6 @@ def read_photos(
 
     Args:
         limit: only the first so many photos.
-        progress: called as `progress(done, total)`.
 
     Returns:
         `Photos`. Labels go by the names of the classes, over all sources: in the order of an npz's own `classes`, else the
@@ -86,7 +79,7 @@ def read_photos(
     classes = list(chain.from_iterable(source.classes for source in sources))[: len(names)]
     images = _room(len(names), size)
     pictures = islice(chain.from_iterable(source.pictures() for source in sources), len(names))
-    fingerprint = _decode_all(names, pictures, images, progress)
+    fingerprint = _decode_all(names, pictures, images)
     class_names, labels = numbered(sources, classes)
     return Photos(images, labels, class_names, names, [Path(path).resolve().name for path in several], fingerprint)
 
@@ -113,12 +106,7 @@ def numbered(sources: Sequence[Source], classes: Sequence[str]) -> tuple[list[st
     return class_names, torch.tensor([numbers[name] for name in classes])
 
 
-def _decode_all(
-    names: Sequence[str],
-    pictures: Iterator[bytes | NDArray[np.uint8]],
-    images: Tensor,
-    progress: Callable[[int, int], None] | None,
-) -> str:
+def _decode_all(names: Sequence[str], pictures: Iterator[bytes | NDArray[np.uint8]], images: Tensor) -> str:
     """Fill `images`; the source is read in order, since a compressed one cannot jump, and decoded by several threads."""
     room = images.numpy()  # the same memory
     digests: list[bytes] = []
@@ -126,8 +114,6 @@ def _decode_all(
         while chunk := list(islice(pictures, _CHUNK)):
             places = range(len(digests), len(digests) + len(chunk))
             digests += pool.map(_place, (room[i] for i in places), (names[i] for i in places), chunk)
-            if progress is not None:
-                progress(len(digests), len(names))
     return hashlib.sha256(b"".join(sorted(digests))).hexdigest()[:16]
 
 

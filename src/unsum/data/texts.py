@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from unsum.errors import UnsumError
-from unsum.models.language import IGNORED
-from unsum.models.tokenizer import Tokenizer
+from unsum.models.language import IGNORED, Tokenizer
 
 TextData = Tensor | list[str] | list[list[int]] | str | Path
 _MOST_BYTES = 1 << 24  # of a text file

@@ -2,7 +2,7 @@
 
 from unsum.defend.aggregate import SecAgg, aggregate
 from unsum.defend.clip import Clip, ClipLayers
-from unsum.defend.defense import DEFENSES, ClientDefense, Defense, DefenseChain, parse_defense
+from unsum.defend.defense import DEFENSES, ClientDefense, Defense, parse_defense
 from unsum.defend.dp import DPSGD, privacy_spent, replace_batch_norm
 from unsum.defend.drop import DropBias, DropHead
 from unsum.defend.half import BFloat16, Float16
@@ -24,7 +24,6 @@ __all__ = [
     "Clip",
     "ClipLayers",
     "Defense",
-    "DefenseChain",
     "DropBias",
     "DropHead",
     "Float16",

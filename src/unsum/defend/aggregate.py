@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from unsum.defend.axis import Axis
-from unsum.defend.defense import DEFENSES, Defense, whole_number
+from unsum.defend.defense import DEFENSES, Axis, Defense, whole_number
 from unsum.errors import UnsumError
 from unsum.update import Update
 

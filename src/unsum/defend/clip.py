@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from unsum.defend.axis import NORM
-from unsum.defend.defense import DEFENSES, Defense, TensorDefense, require
+from unsum.defend.defense import DEFENSES, NORM, Defense, TensorDefense, require
 from unsum.update import Update
 
 

@@ -2,6 +2,8 @@
 
 Some defenses need more than the update: they change the batch, the way the gradient is computed, or need the model to know what
 they change. These are `ClientDefense`s and work only inside the client, through `unsum.capture(..., defenses=…)`.
+
+What the one number of a defense means: how to space several of them, and which way the defense gets stronger.
 """
 
 from __future__ import annotations
@@ -9,15 +11,31 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from typing import cast
+from dataclasses import dataclass
+from typing import Literal, cast
 
 from torch import Tensor
 
 from unsum.client.step import ClientStep, Stage
-from unsum.defend.axis import SCALE, Axis
 from unsum.errors import UnsumError
 from unsum.registry import Registry
 from unsum.update import Update
+
+
+@dataclass(frozen=True)
+class Axis:
+    """`meaning` completes "strength: …". `rising` says that larger numbers change the update more; a norm to clip to does the
+    opposite. `whole` numbers are counts, of bits or levels."""
+
+    meaning: str
+    spacing: Literal["geometric", "linear"] = "geometric"
+    rising: bool = True
+    whole: bool = False
+
+
+SCALE = Axis("scale")
+NORM = Axis("largest norm that is let through", rising=False)
+FRACTION = Axis("fraction", spacing="linear")
 
 
 class Defense(ABC):

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from unsum.client.step import ClientStep, Gradients, Stage, in_mode, loss_rows, mean_loss
-from unsum.defend.axis import Axis
-from unsum.defend.defense import DEFENSES, ClientDefense, require
-from unsum.errors import UnsumError, unknown_name
+from unsum.defend.defense import DEFENSES, Axis, ClientDefense, require
+from unsum.errors import UnsumError, optional, unknown_name
 from unsum.gradients import main_output
 
 _ACCOUNTANTS = ("prv", "rdp", "gdp")
@@ -146,12 +145,5 @@ def _refuse_batch_norm(model: nn.Module) -> None:
 
 
 def _opacus() -> Any:
-    """Opacus, imported when it is first needed: it is an extra, and slow to import."""
-    try:
-        import opacus
-        import opacus.accountants
-        import opacus.optimizers
-        import opacus.validators
-    except ImportError:
-        raise UnsumError("DP-SGD needs Opacus; install it with: pip install 'unsum[dp]'.") from None
-    return opacus
+    """Imported when it is first needed: it is an extra, and slow to import."""
+    return optional("opacus", "dp", "DP-SGD needs Opacus")

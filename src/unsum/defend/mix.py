@@ -12,8 +12,7 @@ import torch
 
 from unsum.client.augment import mixup
 from unsum.client.step import ClientStep, Stage
-from unsum.defend.axis import Axis
-from unsum.defend.defense import DEFENSES, ClientDefense, require
+from unsum.defend.defense import DEFENSES, Axis, ClientDefense, require
 
 
 @DEFENSES.register("mixup", summary="blend each sample with another of the batch, with a weight from Beta(α, α)")

@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from unsum.defend.axis import Axis
-from unsum.defend.defense import DEFENSES, TensorDefense, require
+from unsum.defend.defense import DEFENSES, Axis, TensorDefense, require
 
 
 @DEFENSES.register("noise", summary="Gaussian noise of this standard deviation on every entry")

@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unsum.defend.axis import FRACTION
-from unsum.defend.defense import DEFENSES, Defense, TensorDefense, require
+from unsum.defend.defense import DEFENSES, FRACTION, Defense, TensorDefense, require
 from unsum.update import Update
 
 

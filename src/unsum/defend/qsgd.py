@@ -12,8 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsum.defend.axis import Axis
-from unsum.defend.defense import DEFENSES, TensorDefense, whole_number
+from unsum.defend.defense import DEFENSES, Axis, TensorDefense, whole_number
 
 
 @DEFENSES.register("qsgd", summary="round each tensor at random to this many levels of its norm, unbiased")

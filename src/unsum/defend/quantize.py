@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from unsum.defend.axis import Axis
-from unsum.defend.defense import DEFENSES, TensorDefense, whole_number
+from unsum.defend.defense import DEFENSES, Axis, TensorDefense, whole_number
 from unsum.errors import UnsumError
 
 

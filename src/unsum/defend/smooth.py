@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from unsum.client.augment import smooth_labels
 from unsum.client.step import ClientStep, Stage
-from unsum.defend.axis import FRACTION
-from unsum.defend.defense import DEFENSES, ClientDefense, require
+from unsum.defend.defense import DEFENSES, FRACTION, ClientDefense, require
 
 
 @DEFENSES.register("smooth", summary="label smoothing: the targets keep 1 − ε and share ε among all classes")

@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from unsum.client.step import ClientStep, in_mode
-from unsum.defend.axis import FRACTION
-from unsum.defend.defense import DEFENSES, ClientDefense, require, whole_number
+from unsum.defend.defense import DEFENSES, FRACTION, ClientDefense, require, whole_number
 from unsum.errors import UnsumError
 from unsum.gradients import with_features
 from unsum.head import find_head

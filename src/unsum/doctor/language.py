@@ -7,7 +7,7 @@ from torch import nn
 from unsum.audit.text import TextInputs
 from unsum.doctor.finding import Said
 from unsum.head import find_head
-from unsum.models.tokenizer import Tokenizer
+from unsum.models.language import Tokenizer
 
 
 def tokenizer(found: Tokenizer) -> Said:

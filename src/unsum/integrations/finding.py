@@ -20,6 +20,7 @@ from unsum.attack.auto import only, quick
 from unsum.attack.chain import run_attack
 from unsum.attack.options import AttackOptions
 from unsum.audit.leakage import DEFAULT_LEVEL
+from unsum.audit.result import finite
 from unsum.audit.verdict import DOES_NOT_LEAK, LEAKS, NOT_DECIDABLE, State
 from unsum.client.step import in_mode
 from unsum.errors import UnsumError
@@ -72,10 +73,9 @@ class ClientFinding:
 
     def to_dict(self) -> dict[str, Any]:
         """In plain types that JSON holds: no NaN or infinity, and class numbers as text."""
-        content = {name: _plain(value) for name, value in vars(self).items()}
-        content["state"] = self.state
-        content["label_counts"] = {str(label): count for label, count in self.label_counts.items()}
-        return content
+        counts = {str(label): count for label, count in self.label_counts.items()}
+        lists = {name: list(value) for name, value in vars(self).items() if isinstance(value, tuple)}
+        return finite(vars(self) | lists | {"state": self.state, "label_counts": counts})
 
 
 def check_attack(name: str | None) -> None:
@@ -161,12 +161,6 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, UnsumError):
         return str(error)
     return f"The audit failed with {type(error).__name__}: {error}"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return list(value) if isinstance(value, tuple) else value
 
 
 class Journal:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from unsum.invert import pixels  # noqa: F401 (registers its inverter)
 from unsum.invert.method import INVERTERS, Inverse, load_inverse
 from unsum.leak import Leak
 

@@ -19,7 +19,6 @@ from unsum.labels.method import Clues, RuleNeeds, label_rule
     "bias-sign", summary="classes whose bias gradient is negative", needs=RuleNeeds(bias=True, distinct_labels=True)
 )
 def rule(evidence: Clues) -> Tensor:
-    """See `bias_sign`."""
     return bias_sign(evidence.head, evidence.knowledge.known_batch_size)
 
 

@@ -19,7 +19,6 @@ from unsum.match.problem import Plan, Problem
 
 LOOKS, _RAREST_LOOK = 40, 50  # looks of one run at its losses, and the most steps between two
 _PREVIEW_SECONDS = 2.0  # between two writings of the pictures so far
-_BETTER = 0.999  # a loss counts as lower from here on
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class _Run:
         self.best_losses = torch.full((R,), torch.inf, dtype=torch.float64)
         self.best_matches = self.best_losses.clone()
         self.rows: list[list[float]] = []
-        self.step, self.stale = 0, 0
+        self.step = 0
         self.renewed = [0] * R
         rarest = 1 if isinstance(plan.optimizer, LBFGS) else min(_RAREST_LOOK, max(1, plan.steps // LOOKS))
         self.look_every = plan.look_every or rarest
@@ -80,7 +79,7 @@ class _Run:
 
     def go(self) -> None:
         self._resume()
-        while self.step < self.plan.steps and not self._finished():
+        while self.step < self.plan.steps and float(self.best_losses.min()) > 0:
             looking = self.step % self.look_every == 0
             before = [leaf.detach().clone() for leaf in self.evaluator.leaves] if looking else []
             losses = self.driver.step(self.step / self.plan.steps)
@@ -120,7 +119,6 @@ class _Run:
     def _look(self, step: int, leaves: list[Tensor], totals: Tensor, matches: Tensor) -> None:
         totals, matches = totals.double().cpu().nan_to_num(torch.inf), matches.double().cpu()
         lower = totals < self.best_losses
-        self.stale = 0 if bool((totals < _BETTER * self.best_losses).any()) else self.stale + 1
         for r in lower.nonzero().flatten().tolist():
             self.best_losses[r], self.best_matches[r] = totals[r], matches[r]
             for kept, leaf in zip(self.best, leaves, strict=True):
@@ -132,9 +130,6 @@ class _Run:
         if self.problem.preview is not None and (now - self.shown >= _PREVIEW_SECONDS or step == self.plan.steps):
             write_pictures(self.problem.preview, self._found()[0])
             self.shown = now
-
-    def _finished(self) -> bool:
-        return float(self.best_losses.min()) <= self.plan.enough or 0 < self.plan.patience <= self.stale
 
     @torch.no_grad()
     def _found(self) -> tuple[Tensor, Tensor]:
@@ -153,7 +148,6 @@ class _Run:
             "best_matches": self.best_matches,
             "rows": torch.tensor(self.rows, dtype=torch.float64),
             "step": self.step,
-            "stale": self.stale,
             "renewed": self.renewed,
             "optimizer": self.driver.state(),
         }
@@ -168,7 +162,7 @@ class _Run:
             leaf.detach().copy_(value)
         self.best_losses, self.best_matches = state["best_losses"].cpu(), state["best_matches"].cpu()
         self.rows = state["rows"].tolist()
-        self.step, self.stale, self.renewed = state["step"], state["stale"], state["renewed"]
+        self.step, self.renewed = state["step"], state["renewed"]
         self.driver.restore(state["optimizer"])
 
     def result(self) -> Matched:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, optional
 from unsum.files.writing import write_pictures
 from unsum.match.engine import LOOKS, Matched
 from unsum.match.many import Many
@@ -112,10 +112,7 @@ class _LatentSearch:
 
 
 def _cma(shape: tuple[int, ...], steps: int, population: int, seed: int) -> Any:
-    try:
-        import nevergrad
-    except ImportError as error:
-        raise UnsumError("'ggl' needs nevergrad's CMA-ES; install it with: pip install 'unsum[matching]'.") from error
+    nevergrad = optional("nevergrad", "matching", "'ggl' needs nevergrad's CMA-ES")
     latents = nevergrad.p.Array(shape=shape)
     latents.random_state.seed(seed)
     family = nevergrad.families.ParametrizedCMA(popsize=population)

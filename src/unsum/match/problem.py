@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -11,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
-from unsum.gradients import in_eval_mode, main_output, quiet
+from unsum.gradients import main_output, quiet
 from unsum.head import find_head
 from unsum.leak import Leak
 from unsum.match.objective import Objective
 from unsum.match.optimizers import Optimizer
 from unsum.match.regularizers import Regularizer
 from unsum.match.unknown import Pixels, Unknown
+from unsum.models.accepted_size import refusal
 from unsum.progress import SILENT, Progress
 from unsum.update import Reduction, Update
 
@@ -141,18 +143,7 @@ def picture_shape(model: nn.Module, image_size: int | tuple[int, int, int] | Non
 
 def _taken(model: nn.Module, channels: int) -> list[int]:
     """The usual sides that the model takes, no more than two of them: one is an answer, two are none."""
-    first = next(model.parameters())
-    taken: list[int] = []
-    with in_eval_mode(model), torch.no_grad():
-        for side in _USUAL:
-            try:
-                main_output(model(torch.zeros(1, channels, side, side).to(first)))
-            except (RuntimeError, ValueError, AssertionError):
-                continue
-            taken.append(side)
-            if len(taken) == 2:
-                break
-    return taken
+    return list(islice((side for side in _USUAL if refusal(model, side, channels) is None), 2))
 
 
 Amend = Callable[[list[Tensor]], None]
@@ -175,8 +166,6 @@ class Plan:
     soft_labels: bool = False  # the labels are unknown, too, and optimized along
     amend: Amend | None = None  # called with one restart's leaves, to change them in place (a denoiser, say)
     amend_every: int = 0  # steps
-    patience: int = 0  # stop after so many looks that do not lower any restart's loss by 0.1 %; 0: never
-    enough: float = 0.0  # stop when a loss is no larger than this
     look_every: int = 0  # steps between looks: losses read, the best pictures kept, progress told, checkpoints written
     half: bool = False  # bfloat16 passes on a GPU; cheaper, and coarser than gradients of trained models may bear
     stage: str = ""  # tells checkpoints apart where a method solves several plans

@@ -43,7 +43,8 @@ class Pixels(Unknown):
     box: bool = True
 
     def start(self, count: int, shape: Shape, generator: torch.Generator) -> list[Tensor]:
-        return [_drawn(self.begin, (count, *shape), generator)]
+        draw = torch.randn if self.begin == "normal" else torch.rand
+        return [draw((count, *shape), generator=generator)]
 
     def project(self, leaves: Sequence[Tensor]) -> None:
         if self.box:
@@ -56,11 +57,10 @@ class LowResolution(Unknown):
 
     size: tuple[int, int]
     factor: int = 4
-    begin: Start = "uniform"
 
     def start(self, count: int, shape: Shape, generator: torch.Generator) -> list[Tensor]:
         height, width = (-(-side // self.factor) for side in self.size)
-        return [_drawn(self.begin, (count, shape[0], height, width), generator)]
+        return [torch.rand((count, shape[0], height, width), generator=generator)]
 
     def pictures(self, leaves: Sequence[Tensor]) -> Tensor:
         return interpolate(leaves[0], size=self.size, mode="bicubic", align_corners=False)
@@ -72,17 +72,12 @@ class Latent(Unknown):
 
     generator: Callable[[Tensor], Tensor]
     shape: tuple[int, ...]
-    begin: Start = "normal"
 
     def start(self, count: int, shape: Shape, generator: torch.Generator) -> list[Tensor]:  # noqa: ARG002
-        return [_drawn(self.begin, (count, *self.shape), generator)]
+        return [torch.randn((count, *self.shape), generator=generator)]
 
     def pictures(self, leaves: Sequence[Tensor]) -> Tensor:
         return self.generator(leaves[0])
 
     def project(self, leaves: Sequence[Tensor]) -> None:
         """A generator takes any latent."""
-
-
-def _drawn(begin: Start, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return torch.randn(size, generator=generator) if begin == "normal" else torch.rand(size, generator=generator)

@@ -37,10 +37,10 @@ def accepted_size(model: nn.Module, likely: Sequence[int], what: str) -> int:
     )
 
 
-def refusal(model: nn.Module, side: int) -> str | None:
-    """Why the model does not take a photo of this side, or None if it does."""
+def refusal(model: nn.Module, side: int, channels: int = _CHANNELS) -> str | None:
+    """Why the model does not take a picture of this side, or None if it does."""
     parameter = next(model.parameters(), torch.empty(0))
-    photo = torch.zeros(1, _CHANNELS, side, side, device=parameter.device, dtype=parameter.dtype)
+    photo = torch.zeros(1, channels, side, side, device=parameter.device, dtype=parameter.dtype)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), in_eval_mode(model):
             model(photo)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
-from unsum.errors import UnsumError
 from unsum.head import find_head
 
 USUAL_SIZE = 224  # side of pictures of ImageNet models, where a model says nothing
@@ -28,14 +25,6 @@ class Built:
     any_size: bool = False
     guessed: bool = False  # the size is only the usual one: what the model takes is tried out
     trained_head: bool = False
-
-
-def optional(module: str, extra: str, what: str) -> ModuleType:
-    """A library that only some users need, or a sentence that says how to get it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise UnsumError(f"{what} need {module}; install it with `pip install unsum[{extra}]`.") from error
 
 
 def fresh_head(model: nn.Module, classes: int, seed: int) -> None:

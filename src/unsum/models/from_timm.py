@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from unsum.errors import UnsumError, unknown_name
-from unsum.models.built import USUAL_SIZE, Built, optional
+from unsum.errors import UnsumError, optional, unknown_name
+from unsum.models.built import USUAL_SIZE, Built
 
 
 def build_timm(name: str, classes: int) -> Built:
-    timm = optional("timm", "timm", "Models called timm:NAME")
+    timm = optional("timm", "timm", "Models called timm:NAME need timm")
     architecture = name.partition(".")[0]  # resnet18.a1_in1k: the tag names weights
     if architecture not in timm.list_models():
         raise unknown_name("timm model", name, timm.list_models())

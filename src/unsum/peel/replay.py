@@ -231,7 +231,8 @@ def _missing(step: Step, x: Tensor, delta: Tensor) -> tuple[float, float]:
     rest = (replayed - step.grad_W.double()).flatten(1)
     if not bool(rest.isfinite().all()):
         return torch.inf, torch.inf
-    return float(rest.norm()), float(torch.linalg.matrix_norm(rest, 2))
+    square = rest @ rest.T if len(rest) < rest.shape[1] else rest.T @ rest
+    return float(rest.norm()), float(torch.linalg.eigvalsh(square)[-1].clamp_min(0).sqrt())
 
 
 def _gradients(step: Step, x: Tensor, delta: Tensor) -> Tensor:

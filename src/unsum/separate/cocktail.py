@@ -21,8 +21,7 @@ from unsum.errors import UnsumError
 from unsum.head import Factors, Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.separate.method import SEPARATORS
-from unsum.separate.misfit import uncertified
+from unsum.separate.method import SEPARATORS, uncertified
 
 _ROUNDING = 1e-6  # of the largest singular value: what lies below is no sample
 DOMAINS = ("differences", "values")

@@ -23,8 +23,7 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.separate.exact.zeros import disagreement, fit_lengths
-from unsum.separate.method import SEPARATORS
-from unsum.separate.misfit import uncertified
+from unsum.separate.method import SEPARATORS, uncertified
 
 _CODING_STEPS = 300  # of the first coding; later ones start from it
 _LEAST_PART = 1e-3  # of a column's largest coefficient

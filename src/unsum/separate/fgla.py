@@ -23,8 +23,7 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.labels.bias_sign import are_soft, hard_labels
 from unsum.leak import Leak
-from unsum.separate.method import SEPARATORS
-from unsum.separate.misfit import uncertified
+from unsum.separate.method import SEPARATORS, uncertified
 
 
 @SEPARATORS.register(

@@ -15,8 +15,7 @@ from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.separate.method import SEPARATORS
-from unsum.separate.misfit import relative_misfit, uncertified
+from unsum.separate.method import SEPARATORS, relative_misfit, uncertified
 from unsum.separate.options import choice
 
 _ROUNDING = 1e-4  # a part of ∇W beyond rank one that float32 sums alone do not leave

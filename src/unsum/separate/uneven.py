@@ -17,6 +17,7 @@ from torch import Tensor
 
 from unsum.certify.candidate import EXPLAINED
 from unsum.deadline import out_of_time
+from unsum.equation.equation import NoFactorError
 from unsum.equation.levenberg import Dense, minimize
 from unsum.equation.noise import without_decay
 from unsum.equation.observation import Observation, observe
@@ -29,8 +30,7 @@ from unsum.leak import Leak
 from unsum.separate.exact.regression import ClassLine, fit_class_line
 from unsum.separate.exact.solver import nothing_found
 from unsum.separate.exact.starts import rotate_to_targets
-from unsum.separate.method import SEPARATORS
-from unsum.separate.misfit import uncertified
+from unsum.separate.method import SEPARATORS, uncertified
 
 _LARGEST_JACOBIAN = 1 << 22  # entries: a step takes a tenth of a second
 _SHARE = 5e-3  # of all labels' mass that a label has at least; less is the regression's own error
@@ -175,7 +175,10 @@ def _starts(
         shares = Y @ each
         scaled = replace(line, sums=line.sums * (shares.mean() / each)[:, None])
         for _ in range(_EACH if int(counts.max()) > 1 else 1):
-            T = rotate_to_targets(scaled, Y, generator)
+            try:
+                T = rotate_to_targets(scaled, Y, generator)
+            except (torch.linalg.LinAlgError, NoFactorError):  # type: ignore[attr-defined]
+                return  # the line itself is no number: it proposes nothing
             yield Y, torch.cat([T.flatten(), (line.scale * shares / shares.sum()).log()])
 
 

@@ -56,6 +56,11 @@ class LayerSpan:
     def __len__(self) -> int:
         return len(self.values)
 
+    @property
+    def lacking(self) -> bool:
+        """Whether a direction of the rows belongs to no column: it was found otherwise (`missing`)."""
+        return len(self.columns) < len(self.rows)
+
     def outside(self, rows: Tensor) -> Tensor:
         """The part of each row (…, n) that the row space does not hold; a 1 is put beside it where there is a bias."""
         if self.has_bias:
@@ -70,7 +75,7 @@ class LayerSpan:
         if self.has_bias:
             read = torch.cat([read, torch.ones_like(read[:, :1])], 1)
         core = self.core - (delta @ self.columns.T).T @ (read @ self.rows.T)
-        U, values, V = torch.linalg.svd(core)
+        U, values, V = (part.to(core) for part in torch.linalg.svd(core.cpu()))  # a GPU takes ten times as long for it
         U, values, V = U[:, :rank].T, values[:rank], V[:rank]
         rows, columns = V @ self.rows, U @ self.columns
         return replace(

@@ -33,14 +33,16 @@ def deflate(condition: Condition, steps: list[Step], found: Roots) -> Condition 
     spans = [here, *condition.spans]
     rest = [
         # Rows shorter than the batch is large: those that are left still span everything.
-        span.without(d, a, len(span) if span.full else len(span) - len(X), _entry(found.errors, d, a))
+        span
+        if span.lacking
+        else span.without(d, a, len(span) if span.full else len(span) - len(X), left_behind(found.errors, d, a))
         for span, d, a in zip(spans, sent, read, strict=False)
     ]
     further = condition.further and Further(condition.further.step, rest[2])
     return Condition.of(condition.step, rest[0], rest[1], further)
 
 
-def _entry(errors: Tensor, delta: Tensor, read: Tensor) -> float:
+def left_behind(errors: Tensor, delta: Tensor, read: Tensor) -> float:
     """The size of an entry of what samples leave behind that are known to relative `errors`."""
     behind = float((errors * delta.norm(dim=1) * read.norm(dim=1)).norm())
     return behind / (delta.shape[1] * read.shape[1]) ** 0.5
@@ -65,11 +67,11 @@ def read_labels(steps: list[Step], here: LayerSpan, following: LayerSpan, X: Ten
     best = torch.full_like(P[:, 0], torch.inf)
     first, second, weights = torch.zeros_like(z[0]), torch.zeros_like(z[1]), torch.zeros_like(best)
     labels = torch.zeros(len(X), dtype=torch.long, device=X.device)
-    complete = len(here) == len(following)  # or the first layer's column space does not hold every sample's δ
+    complete = following.lacking or len(here) == len(following)  # or the first layer's column space lacks samples' δ
     for label in tried:
         deltas = backward(steps, z, P - torch.eye(C).to(P)[label])[:2]
         outside = _outside(deltas[1], following.columns) + complete * _outside(deltas[0], here.columns)
-        own = _wedderburn(following, read[1], deltas[1])
+        own = wedderburn(here, X, deltas[0]) if following.lacking else wedderburn(following, read[1], deltas[1])
         # Two classes send in one direction: the label is the one whose weight is positive.
         better = (outside < best - _EQUAL) | ((outside < best + _EQUAL) & (own > 0) & (weights <= 0))
         best, weights = torch.where(better, outside, best), torch.where(better, own, weights)
@@ -85,7 +87,7 @@ def _outside(delta: Tensor, columns: Tensor) -> Tensor:
     return rest.norm(dim=1) / delta.norm(dim=1).clamp_min(1e-300)
 
 
-def _wedderburn(span: LayerSpan, a: Tensor, d: Tensor) -> Tensor:
+def wedderburn(span: LayerSpan, a: Tensor, d: Tensor) -> Tensor:
     """(R,) 1 / (aᵀ ∇W⁺ d), in the coordinates of the two spaces."""
     if span.has_bias:
         a = torch.cat([a, torch.ones_like(a[:, :1])], 1)

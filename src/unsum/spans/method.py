@@ -19,17 +19,19 @@ from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.losses import PLAIN, BinaryCrossEntropy, CrossEntropy, Loss
 from unsum.peel.blocks import left_product
-from unsum.peel.chain import Chain, find_chain
+from unsum.peel.chain import Chain
 from unsum.peel.dense import rounding
 from unsum.peel.method import MARGIN, Shape
 from unsum.peel.replay import PlayedBatch, Replayed, replay
 from unsum.peel.shapes import picture_shape
 from unsum.progress import SILENT, Progress
 from unsum.separate.method import SEPARATORS
+from unsum.spans.dropped import chain_through, check_dropped, masked_steps, search_dropped
 from unsum.spans.joint import MOST, AllSamples, solve_together
 from unsum.spans.judge import Answer, judge
 from unsum.spans.labels import deflate, read_labels
 from unsum.spans.maps import separate_maps
+from unsum.spans.missing import told_again, with_missing
 from unsum.spans.pair import Pair, choose_pair, dense_steps
 from unsum.spans.passes import forward
 from unsum.spans.search import Roots, refined, search
@@ -39,6 +41,7 @@ from unsum.spans.training import rounded_entry
 from unsum.spans.unrolled import FoundSamples, read_steps
 from unsum.update import Update
 
+_RETOLD = 3  # times that samples tell the direction which a layer lacks
 _PASSES = 6  # of taking out what was found and looking for the rest
 _EXPLAINED, _NOISY = 1e-3, 10.0  # of a gradient, or times its noise: what all samples may leave, or they are none
 _NEAR = 0.1  # of a gradient left unexplained: from where a solve of all samples leads to the truth
@@ -51,7 +54,7 @@ _POLISHES = 3  # rounds of least squares through the layers
 @SEPARATORS.register(
     "spans",
     summary="every sample out of two consecutive dense layers, whatever the number of classes (unsum)",
-    needs="two dense layers with an activation between them, both wider than the batch; no dropout",
+    needs="two dense layers with an activation between them, both wider than the batch",
 )
 def spans(
     head: Head,
@@ -66,10 +69,12 @@ def spans(
     """Samples as roots of the first span's condition on the second; labels, loss and scale afterwards."""
     assert model is not None
     assert update is not None
-    chain = find_chain(model, update, head.W.device)
+    several = update.training is not None and update.training.several_steps
+    chain, shares = chain_through(model, update, head.W.device)
     if len(dense_steps(chain)) < 2:
         return separate_maps(head, knowledge, model, update, loss=loss, seed=seed, progress=progress)
-    several = update.training is not None and update.training.several_steps
+    if shares:
+        return _with_dropout(head, chain, shares, knowledge, loss, seed, progress, several=several)
     steps = None
     if update.kind == "delta" and (several or loss is None):  # of one step, or of several that nobody told of
         steps = read_steps(head, chain, update, knowledge, seed, progress)
@@ -88,10 +93,42 @@ def _one_step(
 ) -> Leak:
     delta, divisor = update.kind == "delta", update.learning_rate or 1.0
     pair = choose_pair(chain, knowledge, lambda step: rounded_entry(step, 1) / divisor if delta else 0.0)
+    pair = with_missing(pair, seed)
     answer = _best(head, pair, loss, knowledge, seed, progress)
     if answer is not None:
         answer = replace(answer, lengths_open=pair.condition.lengths_open)
     return _nothing_found(head, pair) if answer is None else _leak(head, chain, pair, answer, knowledge, seed)
+
+
+def _with_dropout(
+    head: Head,
+    chain: Chain,
+    shares: dict[str, float],
+    knowledge: Knowledge,
+    loss: Loss | None,
+    seed: int,
+    progress: Progress,
+    *,
+    several: bool,
+) -> Leak:
+    """Samples with their masks; what they read at the head is what dropout left of it."""
+    pair = choose_pair(chain, knowledge)
+    check_dropped(pair, several=several)
+    found = search_dropped(pair, shares.get(pair.steps[0].name, 1.0), seed, progress)
+    if len(found) != pair.expected:
+        why = (
+            f"{len(found)} of {pair.expected} samples were found through dropout, too few to read the masks above them"
+        )
+        return _empty(head, nothing(f"{why}. This is no sign that nothing leaks."))
+    pair = replace(pair, steps=masked_steps(pair.steps, found, shares), beyond=None)
+    read, written = forward(pair.steps, found.roots.X)
+    reading = read_loss(head, read[-1], written[-1], loss, knowledge)
+    if reading.copies is not None and int(reading.copies.max()) > 1:  # copies would have masks of their own
+        why = "Samples that dropout fell on alike cannot be told apart."
+        return _empty(head, nothing(f"{why} This is no sign that nothing leaks."))
+    played, errors, X = _polished(pair, found.roots, reading)
+    answer = Answer(found.roots, X, errors, reading, played, 0)
+    return _leak(head, chain, pair, answer, knowledge, seed)
 
 
 def _best(
@@ -104,8 +141,13 @@ def _best(
     roots, points = search(condition, pair.expected, seed, progress, most=classes)
     if classes:
         roots = _completed(pair, roots, seed + _PASSES, progress)
+    for attempt in range(_RETOLD):  # the more samples, the better they tell what is lacking
+        if not pair.next.lacking or not 0 < len(roots) < pair.expected:
+            break
+        pair = told_again(pair, roots.X)
+        roots = _completed(pair, refined(pair.condition, roots), seed + attempt, progress)
     forward = _answered(head, pair, roots, loss, knowledge)
-    if forward is not None and forward.left < limit:
+    if pair.next.lacking or (forward is not None and forward.left < limit):
         return forward
     settled = _answered(head, pair, _settled(head, pair, roots, points, loss, seed, progress), loss, knowledge)
     if not classes or (settled is not None and settled.left < limit):
@@ -237,7 +279,8 @@ def _polished(pair: Pair, roots: Roots, reading: LossReading) -> tuple[Replayed,
     step = pair.steps[0]
     for _ in range(_POLISHES):
         delta = played.at.delta[0]
-        inverse = torch.linalg.pinv(delta.T)  # (R, m)
+        Q, R = torch.linalg.qr(delta.T)
+        inverse = torch.linalg.solve_triangular(R, Q.T, upper=True)  # (R, m); an SVD takes seconds on a GPU
         moved = left_product(inverse, step.grad_W)[0]
         own = inverse.norm(dim=1) * pair.here.noise * step.W.shape[1] ** 0.5 / moved.norm(dim=1).clamp_min(1e-300)
         again = _played(pair, moved, reading, own)

@@ -17,7 +17,7 @@ from unsum.peel.blocks import right_product
 from unsum.peel.chain import Step
 from unsum.spans.basis import LayerSpan
 
-_MEMORY = 1 << 25  # entries of all Jacobians together that are held at a time: 256 MB
+_MEMORY = {"cpu": 1 << 25, "cuda": 1 << 28}  # entries of all Jacobians together that are held at a time: 256 MB, 2 GB
 _FIRST, _LEAST, _MOST = 1e-1, 1e-12, 1e8  # of Levenberg, relative to the diagonal
 _HOPELESS = 12  # steps after which a start that has not come near is left
 NEAR = 0.15  # relative distance from the next span that counts as near
@@ -94,6 +94,13 @@ class Condition:
         s: Tensor = (rows @ self.here.rows.T - self.origin) @ self.directions.T
         return s
 
+    def unknowns_at(self, z: Tensor) -> Tensor:
+        """(S, k) whose outputs are closest to z (S, m), by normal equations: W spreads a span evenly."""
+        square = self.K @ self.K.T
+        factor = torch.linalg.cholesky(square + 1e-13 * square.trace() * torch.eye(len(square)).to(square))
+        s: Tensor = torch.cholesky_solve(self.K @ (z - self.c).T, factor).T
+        return s
+
     def reads(self, s: Tensor) -> list[Tensor]:
         """[(k, m), …] what the following layers read."""
         a = [self.step.activation.function(s @ self.K + self.c)]
@@ -110,13 +117,13 @@ class Condition:
         """(misfit² (S,), Jᵀr (S, k), JᵀJ (S, k, k)) of the relative residual."""
         z = s @ self.K + self.c
         a, J = self.step.activation.function(z), self.K * self.step.activation.slope(z)[:, None, :]  # J (S, k, m)
-        cost, gradient, N = _relative(a, J, self.next)
+        cost, gradient, N = relative(a, J, self.next)
         if self.further is None:
             return cost, gradient, N
         step = self.further.step
         z = step.linear(a)
         a, J = step.activation.function(z), (J @ step.W.double().T) * step.activation.slope(z)[:, None, :]
-        more = _relative(a, J, self.further.span)
+        more = relative(a, J, self.further.span)
         return cost + more[0], gradient + more[1], N + more[2]
 
 
@@ -124,7 +131,7 @@ def _size(a: Tensor, span: LayerSpan) -> Tensor:
     return (a.square().sum(-1) + span.has_bias).sqrt().clamp_min(1e-300)
 
 
-def _relative(a: Tensor, J: Tensor, span: LayerSpan) -> tuple[Tensor, Tensor, Tensor]:
+def relative(a: Tensor, J: Tensor, span: LayerSpan) -> tuple[Tensor, Tensor, Tensor]:
     """(r·r (S,), Jᵀr (S, k), JᵀJ (S, k, k)) of r, the part of a outside the span over a's size; J (S, k, m) is that of a."""
     size = _size(a, span)
     outside = span.outside(a) / size[:, None]
@@ -176,14 +183,19 @@ def _row_means(condition: Condition) -> Tensor:
     return means
 
 
+def at_once(condition: Condition) -> int:
+    """Starts whose Jacobians are held at a time."""
+    memory = _MEMORY.get(condition.K.device.type, _MEMORY["cpu"])
+    return max(1, memory // max(1, condition.unknowns * condition.K.shape[1]))
+
+
 def descend(
     condition: Condition, s: Tensor, steps: int, enough: float, damping: float = _FIRST
 ) -> tuple[Tensor, Tensor]:
     """(s, misfit) of every start that came near, each followed to its end."""
     if condition.unknowns == 0 or len(s) == 0:  # one sample, and a bias that tells its length; or no start
         return s[:2], condition.misfit(s[:2])
-    chunk = max(1, _MEMORY // (condition.unknowns * condition.K.shape[1]))
-    found = [_descend(condition, part, steps, enough, damping) for part in s.split(chunk)]
+    found = [_descend(condition, part, steps, enough, damping) for part in s.split(at_once(condition))]
     return torch.cat([one[0] for one in found]), torch.cat([one[1] for one in found])
 
 

@@ -12,20 +12,25 @@ from unsum.deadline import out_of_time
 from unsum.equation.noise import unit_of
 from unsum.peel.chain import Step
 from unsum.progress import Progress
+from unsum.spans.basis import LayerSpan
 from unsum.spans.reflect import reflected, walkable
-from unsum.spans.roots import Condition, descend, starts
+from unsum.spans.roots import Condition, at_once, descend, starts
 
-_WALKERS = 64  # starts of a round of reflections: a dozen samples or two are among their ends
-_WALK = 2000  # steps of theirs: at a third of the width 200 are enough, at 0.4 of it every second needs more
+WALKERS = 64  # starts of a round of reflections at least
+_CROWD = {
+    "cpu": 1,
+    "cuda": 4,
+}  # starts for each sample that is looked for: one finds a fifth of them, and a GPU has room for more
+_ALIKE = 0.1  # of what the layer writes: ends of reflections within it lead to one sample
+WALK = 2000  # steps of theirs: at a third of the width 200 are enough, at 0.4 of it every second needs more
 _LAST, _HARDLY = 6, 1e-6  # steps and damping of Gauss–Newton from where reflections end: three or four lead to rounding
 _STEPS = 60  # of a start without reflections: roots are reached within twenty
 SLACK = 30.0  # times the misfit that noise leaves: a root; everything else ends a thousand times higher
 _MOST_MISFIT = 1e-2  # of a root, however noisy the gradient is
-_VAGUE = 1e-2  # predicted relative error from which a point is one of many that fit
+VAGUE = 1e-2  # predicted relative error from which a point is one of many that fit
 _SAME = 1e-4  # relative distance within which two roots are one
 _PER_SAMPLE = 8  # starts of a round of descents for each sample that is looked for
 _FEWEST, _LARGEST = 64, 2048  # starts of such a round
-_MEMORY = 1 << 24  # entries of Jacobians that are held at a time: 128 MB
 _BARREN = 4  # rounds in a row without a new sample, after which the search ends
 PATIENCE = 8.0  # seconds without a new sample, after which it ends too: what the head's solver gives further starts
 
@@ -54,7 +59,7 @@ class Roots:
         """These samples, with the starts of others that ended in the same ones."""
         if len(self) == 0 or len(other) == 0:
             return self
-        within = (_SAME + 10 * (self.errors[:, None] + other.errors)).clamp_max(_VAGUE)
+        within = (_SAME + 10 * (self.errors[:, None] + other.errors)).clamp_max(VAGUE)
         near = torch.cdist(self.X, other.X) < within * self.X.norm(dim=1, keepdim=True)
         return replace(self, hits=self.hits + near.to(self.hits) @ other.hits)
 
@@ -62,28 +67,32 @@ class Roots:
         """Both, each sample once: the better reading of it stays, and hits add up."""
         X, errors = torch.cat([self.X, other.X]), torch.cat([self.errors, other.errors])
         hits, misfits = torch.cat([self.hits, other.hits]), torch.cat([self.misfits, other.misfits])
+        within = (_SAME + 10 * (errors[:, None] + errors)) * X.norm(dim=1).clamp_min(1e-300)[:, None]
+        near = (torch.cdist(X, X) < within).cpu().numpy()
         kept: list[int] = []
         counts: list[float] = []
-        sizes = X.norm(dim=1).clamp_min(1e-300)
-        for i in misfits.argsort().tolist():
-            near = (X[kept] - X[i]).norm(dim=1) < (_SAME + 10 * (errors[kept] + errors[i])) * sizes[i]
-            first = near.nonzero()[:, 0].tolist()
-            if first:
-                counts[first[0]] += float(hits[i])
+        for i, hit in zip(misfits.argsort().tolist(), hits[misfits.argsort()].tolist(), strict=True):
+            first = near[i, kept].nonzero()[0]
+            if len(first):
+                counts[first[0]] += hit
             else:
                 kept.append(i)
-                counts.append(float(hits[i]))
+                counts.append(hit)
         return Roots(X[kept], errors[kept], hits.new_tensor(counts), misfits[kept])
 
 
 def levels(condition: Condition, s: Tensor) -> Tensor:
     """(S,) the misfit that noise leaves at samples: it turns every direction of a span by noise over singular value."""
-    each = []
-    for a, span in zip(condition.reads(s), condition.spans, strict=True):
-        a = torch.cat([a, torch.ones_like(a[:, :1])], 1) if span.has_bias else a
-        along = (a @ span.rows.T) / span.values
-        each.append(span.noise * a.shape[1] ** 0.5 * along.norm(dim=1) / a.norm(dim=1).clamp_min(1e-300))
-    return torch.stack(each).norm(dim=0)
+    reads = zip(condition.reads(s), condition.spans, strict=True)
+    return torch.stack([level(a, span) for a, span in reads]).norm(dim=0)
+
+
+def level(a: Tensor, span: LayerSpan) -> Tensor:
+    """(S,) the misfit that noise leaves where a (S, m) is what a sample becomes."""
+    a = torch.cat([a, torch.ones_like(a[:, :1])], 1) if span.has_bias else a
+    along = (a @ span.rows.T) / span.values
+    share: Tensor = span.noise * a.shape[1] ** 0.5 * along.norm(dim=1) / a.norm(dim=1).clamp_min(1e-300)
+    return share
 
 
 def search(condition: Condition, expected: int, seed: int, progress: Progress, *, most: bool) -> tuple[Roots, Tensor]:
@@ -120,7 +129,7 @@ def refined(condition: Condition, roots: Roots) -> Roots:
     s = condition.unknowns_of(roots.X)
     again, _ = roots_among(condition, *descend(condition, s, _LAST, least_misfit(condition), _HARDLY))
     misfits = condition.misfit(s)
-    fit = replace(roots, misfits=misfits)[misfits < _allowed(condition, levels(condition, s))]
+    fit = replace(roots, misfits=misfits)[misfits < allowed(condition, levels(condition, s))]
     return replace(again, hits=torch.zeros_like(again.hits)).joined(fit)
 
 
@@ -134,28 +143,37 @@ def tried_starts(
 ) -> tuple[Tensor, Tensor]:
     """(ends, their misfits) of one round of starts: reflections where the activation allows them, else descents alone."""
     least = least_misfit(condition)
-    if walkable(condition):
-        s = reflected(condition, starts(condition, _WALKERS, generator, rows=first), _WALK)
-        return descend(condition, s, _LAST, least, _HARDLY)
+    if condition.unknowns and walkable(condition):
+        number = max(WALKERS, _CROWD.get(condition.K.device.type, 1) * wanted)
+        s = reflected(condition, starts(condition, number, generator, rows=first), WALK)
+        return descend(condition, s[_few_alike(condition, s)], _LAST, least, _HARDLY)
     number = min(_LARGEST, max(_FEWEST, _PER_SAMPLE * wanted, len(condition.step.W) if first else 0))
     return descend(condition, starts(condition, number, generator, rows=first), _STEPS, least)
+
+
+def _few_alike(condition: Condition, s: Tensor) -> Tensor:
+    """(S,) which ends are followed: of those that are alike two, for one confirms the other."""
+    z = s @ condition.K + condition.c
+    alike = torch.cdist(z, z) < _ALIKE * z.norm(dim=1, keepdim=True)
+    few: Tensor = alike.tril(-1).sum(1) < 2
+    return few
 
 
 def roots_among(condition: Condition, s: Tensor, misfits: Tensor, slack: float = SLACK) -> tuple[Roots, Tensor]:
     """(ends that are samples: nothing is left but noise, and nothing else nearby fits as well; points beside which others do)."""
     expected = levels(condition, s)
-    near = misfits < _allowed(condition, expected, slack)
+    near = misfits < allowed(condition, expected, slack)
     s, misfits, expected = s[near], misfits[near], expected[near]
     if len(s) == 0:
         none = Roots.none(condition.step)
         return none, none.X
     X = condition.inputs(s)
     errors = predicted_errors(condition, s, torch.maximum(misfits, expected)) / X.norm(dim=1).clamp_min(1e-300)
-    sure = errors < _VAGUE
+    sure = errors < VAGUE
     return Roots(X[sure], errors[sure], torch.ones_like(errors[sure]), misfits[sure]), X[~sure]
 
 
-def _allowed(condition: Condition, expected: Tensor, slack: float = SLACK) -> Tensor:
+def allowed(condition: Condition, expected: Tensor, slack: float = SLACK) -> Tensor:
     """(S,) the misfit up to which an end is a root: noise of the gradients, or the rounding of what the client's layers read,
     which sums over many thousand inputs make larger than noise in layers of thousands of units."""
     return (slack * expected.clamp_min(unit_of(condition.step.W))).clamp_max(_MOST_MISFIT)
@@ -165,9 +183,15 @@ def predicted_errors(condition: Condition, s: Tensor, misfits: Tensor) -> Tensor
     """(S,) deviations of s: the condition's least-squares covariance at the noise that is left, or must be."""
     spare = max(1, condition.equations - condition.unknowns)
     errors = []
-    few = max(1, _MEMORY // max(1, condition.unknowns * condition.K.shape[1]))
+    few = at_once(condition)
     for one, misfit in zip(s.split(few), misfits.split(few), strict=True):
-        N = condition.linearized(one)[2]
-        values = torch.linalg.eigvalsh(N).clamp_min(1e-300)
-        errors.append(values.reciprocal().sum(1).sqrt() * misfit / spare**0.5)
+        errors.append(spread(condition.linearized(one)[2]) * misfit / spare**0.5)
     return torch.cat(errors)
+
+
+def spread(N: Tensor) -> Tensor:
+    """(S,) √ of the trace of the inverse of N (S, k, k); infinite where it has none."""
+    factor, singular = torch.linalg.cholesky_ex(N)
+    eye = torch.eye(N.shape[1], dtype=N.dtype, device=N.device).expand_as(N)
+    inverse = torch.linalg.solve_triangular(factor, eye, upper=False).flatten(1)
+    return inverse.norm(dim=1).masked_fill(singular != 0, torch.inf).nan_to_num(nan=torch.inf)

@@ -110,7 +110,7 @@ class Sample:
         self.second = SpanLayer.of(steps[1], condition.next)
         self.head_rows = steps[-1].grad_W.norm(dim=1)
         # A layer whose gradient has fewer directions than samples says nothing about a single one.
-        complete = len(condition.here) == len(condition.next)
+        complete = len(condition.here) >= len(condition.next)
         self.first = SpanLayer.of(steps[0], condition.here) if complete else None
 
     def passes(self, s: Tensor, Y: Tensor, *, by: bool = True) -> tuple[list[Moved], list[Moved], Tensor]:
@@ -245,6 +245,11 @@ def _fits(sample: Sample, s: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         below = sample.first.backward(delta, size).value.norm(dim=1)
         outside = outside + below / delta.at.norm(dim=1).clamp_min(1e-300)
     return outside, sample.second.weight(read, above, size).value[:, 0]
+
+
+def outside_columns(sample: Sample, s: Tensor) -> Tensor:
+    """(S,) how far δ lies outside the column spaces, with the likeliest label."""
+    return torch.stack([_fits(sample, s, y)[0] for y in _labels(sample).to(s)]).amin(0)
 
 
 def _labels(sample: Sample) -> Tensor:

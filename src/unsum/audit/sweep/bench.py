@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -150,10 +150,9 @@ class Bench:
     def point(self, played: Round, chain: list[Defense], strength: float | None = None) -> Point:
         """A round that was played already."""
         leak, rows = played.leak, played.samples
+        point = Point(shown(chain), strength, [], seconds=leak.seconds, **self.trained(chain))
         if all(map(math.isnan, played.leakages)):  # not decidable: no measurement speaks for this strength
-            return Point(
-                shown(chain), strength, [], seconds=leak.seconds, refused=played.undecided, **self.trained(chain)
-            )
+            return replace(point, refused=played.undecided)
         samples = [
             SampleLeak(title, leakage, row.label_correct == 1.0, row.feature_error, row.feature_cosine, row.psnr)
             for title, leakage, row in zip(self._batch.titles, played.leakages, rows, strict=True)
@@ -163,16 +162,7 @@ class Bench:
         pictures = None
         if original.ndim == 3 and leak.images is not None:
             pictures = original, None if found is None else leak.images[found]
-        return Point(
-            shown(chain),
-            strength,
-            samples,
-            exact=leak.exact,
-            method=leak.method,
-            seconds=leak.seconds,
-            pictures=pictures,
-            **self.trained(chain),
-        )
+        return replace(point, samples=samples, exact=leak.exact, method=leak.method, pictures=pictures)
 
     def trained(self, chain: list[Defense]) -> dict[str, Any]:
         """The accuracy, or the reason why there is none, as a point has them."""
@@ -180,10 +170,8 @@ class Bench:
             return {"untrained": "It was not asked for."}
         self._say(chain, "training")
         try:
-            return {
-                "accuracy": train(self._pictures, chain, scale=self.scale, seed=self._options.seed),
-                "untrained": "",
-            }
+            accuracy = train(self._pictures, chain, scale=self.scale, seed=self._options.seed)
+            return {"accuracy": accuracy, "untrained": ""}
         except UnsumError as reason:
             return {"untrained": str(reason)}
 

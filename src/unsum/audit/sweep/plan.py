@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from unsum.defend import DEFENSES, Defense
-from unsum.defend.axis import Axis
-from unsum.defend.defense import Switch, has_strength
+from unsum.defend.defense import Axis, Switch, has_strength
 from unsum.errors import UnsumError
 
 DEFAULT_STEPS = 6  # strengths from one end to the other, where nobody says otherwise

@@ -11,7 +11,7 @@ from unsum.audit.sweep.bench import Point
 from unsum.audit.sweep.task import Task, ruins
 from unsum.audit.verdict import Level
 from unsum.audit.wording import percent
-from unsum.defend.axis import Axis
+from unsum.defend.defense import Axis
 
 
 @dataclass(frozen=True)

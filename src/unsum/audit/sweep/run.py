@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -157,17 +158,10 @@ def sweep(
     curves = [
         Curve(p.name, p.axis, [point([*before, d], d.strength if p.axis else None) for d in p.defenses]) for p in plans
     ]
+    how: dict[str, Any] = {"train": train, "defenses": shown(before), "command": command, "training": training}
+    setting = Setting.of(loaded.name, leak, options, samples=len(truth.images), **how)
     return Sweep(
-        Setting.of(
-            loaded.name,
-            leak,
-            options,
-            samples=len(truth.images),
-            train=train,
-            defenses=shown(before),
-            command=command,
-            training=training,
-        ),
+        setting,
         keep_under,
         references,
         curves,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from unsum.bench.declare import Cell, Network
 from unsum.bench.material import Material
-from unsum.bench.measure.photos import load
+from unsum.bench.measure.round import load
 from unsum.bench.networks import build
 from unsum.client.step import in_mode
 from unsum.errors import UnsumError

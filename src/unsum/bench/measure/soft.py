@@ -16,8 +16,7 @@ from torch import nn
 
 from unsum.bench.declare import Cell
 from unsum.bench.material import Material
-from unsum.bench.measure.photos import draw
-from unsum.bench.measure.round import defenses, network
+from unsum.bench.measure.round import defenses, draw, network
 from unsum.head import collect_features, find_head
 from unsum.leak import Leak
 from unsum.separate import separate

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
 from unsum.certify.claim import TRUSTED_ERROR
 from unsum.certify.question import Question
+from unsum.equation.noise import is_coarse, rounding_of_an_entry
 
 MEASURED = 3.0  # standard deviations of noise that was measured, which solutions leave at most
 
@@ -45,6 +48,23 @@ def doubt_misfit(question: Question, predicted: float) -> list[str]:
     misfit = question.candidate.certificate.misfit
     if not question.candidate.explains or predicted >= TRUSTED_ERROR:
         return []
-    if predicted * misfit**2 < TRUSTED_ERROR and not (question.observation.noise.added and misfit > MEASURED):
+    unexplained = misfit / _left_by_rounding(question)
+    if predicted * unexplained**2 < TRUSTED_ERROR and not (question.observation.noise.added and misfit > MEASURED):
         return []
     return [f"The answer misses the gradient by {misfit:.0f} times its noise: it may be farther off than predicted."]
+
+
+def _left_by_rounding(question: Question) -> float:
+    """The misfit that one rounding to fewer digits leaves of the truth; 1 where that is not all that happened.
+
+    The noise of a row is a mean over its entries. But an entry's rounding is a share of that entry, and entries are large where
+    features are, which is where A looks: the few large ones count most.
+    """
+    head, observation = question.head, question.observation
+    if observation.noise.added or not is_coarse(head) or head.sent_W is not None:
+        return 1.0
+    looked_at = observation.A.square().mean(0)  # (H,), in the mean over directions
+    squares = torch.cat([head.grad_W[rows].double().square() @ looked_at for rows in head.row_blocks()])
+    weight = question.candidate.equation.weight
+    left = rounding_of_an_entry(head) * (squares * weight.square()).mean().sqrt()
+    return max(1.0, float(left.nan_to_num(nan=1.0)))

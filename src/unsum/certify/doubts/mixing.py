@@ -22,7 +22,9 @@ from unsum.equation.levenberg import can_be_dense
 from unsum.equation.observation import Observation
 from unsum.losses import Softmax
 
-TRUSTED_MIXING = 1e-3  # standard deviations of ε, or of an entry that was read off, that are sure enough
+TRUSTED_MIXING = 1e-3  # standard deviations of an entry that was read off that are sure enough
+_WRONG_LABEL = 1e-2  # of an entry, from which a label is wrong
+_SURE = 4.0  # deviations that a mixture may lie beyond what the gradient says it is: 3e-5 of a Gaussian
 _NEIGHBORS = 4  # samples of other labels, the closest ones, that a sample is tried with
 
 
@@ -34,12 +36,10 @@ def doubt_mixing(question: Question) -> list[str]:
     if candidate.equation.Y is None or candidate.read_off or not candidate.explains:
         return []
     hidden = hidden_mixing(question)
-    if hidden is None or hidden[0] < TRUSTED_MIXING:
+    if hidden is None or hidden[0] < _WRONG_LABEL:
         return []
-    deviation, i, k = hidden
-    return [
-        f"Labels {i} and {k} may be mixed with each other by {100 * min(deviation, 1.0):.2g} % and more: it would hardly show."
-    ]
+    most, i, k = hidden
+    return [f"Labels {i} and {k} may be mixed with each other by {100 * min(most, 1.0):.2g} %: it would hardly show."]
 
 
 def doubt_read_off(question: Question) -> list[str]:
@@ -72,7 +72,10 @@ def _read_off_deviations(observation: Observation, candidate: Candidate) -> Tens
 
 
 def hidden_mixing(question: Question) -> tuple[float, int, int] | None:
-    """The largest standard deviation of an exchange between two labels, and their samples; None where all labels are one."""
+    """The largest exchange between two labels that the gradient leaves open, and their samples; None where all labels are one.
+
+    The gradient itself says how large it is: what is left of it, along the change that T does not follow. Deviations come on top.
+    """
     here, candidate = question.here, question.candidate
     dense = can_be_dense(here.at.T, here.G.shape[1])
     pairs = _closest_pairs(here.at.T, candidate.Y.argmax(1), _NEIGHBORS if dense else 1)
@@ -92,8 +95,11 @@ def hidden_mixing(question: Question) -> tuple[float, int, int] | None:
     )
     blocks = torch.stack([information[2 * n : 2 * n + 2, 2 * n : 2 * n + 2] for n in range(len(pairs))])
     deviations = misfit * torch.linalg.eigvalsh(blocks)[:, 0].clamp_min(1e-30).rsqrt()
-    worst = int(deviations.nan_to_num(nan=torch.inf).argmax())
-    return float(deviations[worst].nan_to_num(nan=torch.inf)), *pairs[worst]
+    along = (flat @ here.residual.flatten() - solved[1] @ here.gradient).view(-1, 2)
+    said = torch.linalg.lstsq(blocks, along[..., None]).solution[..., 0].abs().amax(1)
+    most = (said + _SURE * deviations).nan_to_num(nan=torch.inf)
+    worst = int(most.argmax())
+    return float(most[worst]), *pairs[worst]
 
 
 def _closest_pairs(T: Tensor, labels: Tensor, neighbors: int) -> list[tuple[int, int]]:

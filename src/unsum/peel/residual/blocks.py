@@ -1,7 +1,9 @@
-"""The residual blocks whose last maps a head reads: found by their parts, believed after a look at what they compute."""
+"""Residual blocks, found by their parts, believed after a look at what they compute; and what stands above the last of them."""
 
 from __future__ import annotations
 
+import copy
+import itertools
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -9,10 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
-from unsum.gradients import in_eval_mode
+from unsum.gradients import in_eval_mode, main_output
 from unsum.head import collect_features
 from unsum.peel.residual.unit import Unit
 from unsum.update import Update
+
+_PARTS = ("conv1", "bn1", "conv2", "bn2")
+_SHORTCUTS = ("downsample", "shortcut")
 
 
 @dataclass(frozen=True)
@@ -24,52 +29,129 @@ class Block:
     shortcut: Unit | None
     size: torch.Size  # (1, C, h, w) of one sample's input
 
-    def forward(self, maps: Tensor) -> Tensor:
-        last = self.units[-1]
-        x = maps
-        for unit in self.units:
-            x = _output(unit, x) if unit is last else _output(unit, x).relu()
-        return (x + (maps if self.shortcut is None else _output(self.shortcut, maps))).relu()
+    def passed(self, maps: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """What every unit reads, and all values before a ReLU, the block's last."""
+        read, before = [maps], []
+        for unit in self.units[:-1]:
+            before.append(unit.output(read[-1]))
+            read.append(before[-1].relu())
+        side = maps if self.shortcut is None else self.shortcut.output(maps)
+        return read, [*before, self.units[-1].output(read[-1]) + side]
+
+    def sizes(self, B: int) -> list[torch.Size]:
+        """(B, I, h, w) of every unit's input."""
+        sizes = [torch.Size((B, *self.size[1:]))]
+        for unit in self.units[:-1]:
+            sizes.append(unit.output_size(sizes[-1]))
+        return sizes
 
 
-def find_blocks(model: nn.Module, update: Update, scale: float, size: int) -> list[Block]:
-    """The last blocks of `model` in the order of the data, each feeding the next, the last one the head; photos of `size`²."""
-    parts = ("conv1", "bn1", "conv2", "bn2", "downsample")
-    names = [name for name, module in model.named_modules() if all(hasattr(module, part) for part in parts)]
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks `below` and `above` what is known, in the order of the data, each feeding the next, and the last of all the head."""
+
+    below: list[Block]
+    above: list[Block]
+    stop: str  # why not further down than the first of `below`
+
+
+def find_blocks(model: nn.Module, update: Update, scale: float, size: int, known: str | None) -> Blocks:
+    """Blocks around `known`, the block whose input is known; None where the head reads the last block's output as it is."""
+    names = block_names(model)
     if not names:
         raise UnsumError("The model has no residual blocks of convolutions with BatchNorm, so none can be undone.")
+    if known is not None and known not in names:
+        raise UnsumError(
+            f"{known!r} is no residual block; what is known must be the input of one of {', '.join(names)}."
+        )
     seen, features = _watched(model, names, size)
-    blocks: list[Block] = []
-    after = features
-    for name in reversed(names):
+    first = names.index(known) if known is not None else len(names)
+    above = [_believed(model, update, scale, name, seen) for name in names[first:]]
+    if any(block is None for block in above) or not _linked(names[first:], seen):
+        raise UnsumError(
+            f"Between {known!r} and the head stands more than residual blocks, so its gradient is not known."
+        )
+    below: list[Block] = []
+    stop = "the first residual block is reached"
+    after = features if known is None else seen[known][0]
+    for name in reversed(names[:first]):
         if name not in seen or not torch.equal(seen[name][1].flatten(1), after.flatten(1)):
+            stop = f"{name!r} does not feed the next block directly"
             break
-        block = _block(model, update, scale, name, seen[name][0])
-        entering, leaving = seen[name]
-        found = block.forward(
-            entering.double()
-        )  # whether its parts give what was seen; with attention, say, they do not
-        if found.shape != leaving.shape or not float((found - leaving).norm()) <= 1e-3 * float(leaving.norm()):
+        try:
+            block = _believed(model, update, scale, name, seen)
+        except UnsumError as reason:
+            if not below and known is None:
+                raise
+            stop = str(reason).rstrip(".")
             break
-        blocks.insert(0, block)
-        after = entering
-    if not blocks:
+        if block is None:
+            stop = f"{name!r} computes more than its convolutions and its shortcut"
+            break
+        below.insert(0, block)
+        after = seen[name][0]
+    if not below and known is None:
         raise UnsumError(
             "The head does not read the maps of a residual block as they are (global pooling, say), so none can be undone."
         )
-    return blocks
+    return Blocks(below, [block for block in above if block is not None], stop)
+
+
+def block_names(model: nn.Module) -> list[str]:
+    return [
+        name
+        for name, module in model.named_modules()
+        if all(hasattr(module, part) for part in _PARTS) and any(hasattr(module, part) for part in _SHORTCUTS)
+    ]
+
+
+def gradient_above(model: nn.Module, last: str, out: Tensor, targets: Tensor, size: int, *, mean: bool) -> Tensor:
+    """∂loss/∂out for cross-entropy, in float64, `out` (B, C, h, w) being the output of the block `last`: pooling, head.
+
+    What is below `last` runs on empty pictures, and its output is replaced.
+    """
+    double = copy.deepcopy(model).double()
+    leaf = out.detach().clone().requires_grad_()
+    hook = double.get_submodule(last).register_forward_hook(lambda *_: leaf)
+    try:
+        with torch.enable_grad():
+            logits = main_output(double(out.new_zeros(len(out), 3, size, size)))
+            loss = nn.functional.cross_entropy(logits, targets.to(logits), reduction="mean" if mean else "sum")
+            (gradient,) = torch.autograd.grad(loss, leaf)
+    finally:
+        hook.remove()
+    return gradient
+
+
+def _linked(names: list[str], seen: dict[str, tuple[Tensor, Tensor]]) -> bool:
+    return all(torch.equal(seen[a][1], seen[b][0]) for a, b in itertools.pairwise(names))
+
+
+def _believed(
+    model: nn.Module, update: Update, scale: float, name: str, seen: dict[str, tuple[Tensor, Tensor]]
+) -> Block | None:
+    """The block, unless its parts do not give what was seen: with attention, say, they do not."""
+    if name not in seen:
+        return None
+    entering, leaving = seen[name]
+    block = _block(model, update, scale, name, entering)
+    with in_eval_mode(model):  # as it was watched
+        found = _block(model, update, scale, name, entering).passed(entering.double())[1][-1].relu()
+    same = found.shape == leaving.shape and float((found - leaving).norm()) <= 1e-3 * float(leaving.norm())
+    return block if same else None
 
 
 def _block(model: nn.Module, update: Update, scale: float, name: str, entering: Tensor) -> Block:
     module = model.get_submodule(name)
     numbers = [n for n in (1, 2, 3) if hasattr(module, f"conv{n}")]
     units = [Unit.of(model, update, scale, f"{name}.conv{n}", f"{name}.bn{n}") for n in numbers]
-    shortcut = None
-    if isinstance(module.downsample, nn.Module):
-        parts = [part for part, child in module.downsample.named_children() if not isinstance(child, nn.Identity)]
+    side = next(part for part in _SHORTCUTS if hasattr(module, part))
+    shortcut, projection = None, getattr(module, side)
+    if isinstance(projection, nn.Module) and not isinstance(projection, nn.Identity) and list(projection.children()):
+        parts = [part for part, child in projection.named_children() if not isinstance(child, nn.Identity)]
         if len(parts) != 2:
             raise UnsumError(f"The shortcut of {name!r} is more than a convolution with a BatchNorm.")
-        shortcut = Unit.of(model, update, scale, *(f"{name}.downsample.{part}" for part in parts))
+        shortcut = Unit.of(model, update, scale, *(f"{name}.{side}.{part}" for part in parts))
     return Block(name, units, shortcut, entering.shape)
 
 
@@ -87,10 +169,3 @@ def _watched(model: nn.Module, names: list[str], size: int) -> tuple[dict[str, t
             hooks.enter_context(block.register_forward_hook(keep))
         features = collect_features(model, picture.to(next(model.parameters())))
     return {name: seen[block] for name, block in blocks.items() if block in seen}, features
-
-
-def _output(unit: Unit, maps: Tensor) -> Tensor:
-    """In eval mode, as the blocks were watched."""
-    z = nn.functional.conv2d(maps, unit.W, stride=unit.stride, padding=unit.padding)
-    scale = unit.gamma / (unit.variance + unit.eps).sqrt()
-    return z * scale.view(1, -1, 1, 1) + (unit.beta - unit.mean * scale).view(1, -1, 1, 1)

@@ -25,42 +25,58 @@ _PAIRS = 60  # entries in doubt up to which two of them are tried together
 
 @dataclass(frozen=True)
 class Mask:
-    """`positive` (B, C, h, w); `doubtful` channels disagree with their bias gradient, whatever is tried."""
+    """`positive` (B, C, h, w); `doubtful` channels disagree with their bias gradient, whatever is tried.
+
+    `open_share` (B,) is the share of each sample's gradient that stands behind entries of which nothing tells the sign.
+    """
 
     positive: Tensor
     repaired: int
     doubtful: int
+    open_share: Tensor
 
-    @property
-    def without_zero(self) -> int:
-        """Channels that are positive everywhere: nothing shows their mean."""
-        return int(self.positive.all(3).all(2).all(0).sum())
+    def without_zero(self, places: tuple[slice, slice]) -> int:
+        """Channels that are positive everywhere among `places`: nothing shows their mean."""
+        return int(self.positive[..., places[0], places[1]].all(3).all(2).all(0).sum())
 
 
-def confirmed(maps: Tensor, gradient: Tensor, grad_beta: Tensor, level: float) -> Mask:
-    """Positive entries of `maps`: those above about `level`, and where the bias gradient disagrees, those that make it agree."""
-    h, d = as_rows(maps), as_rows(gradient)
+def confirmed(maps: Tensor, gradient: Tensor, grad_beta: Tensor, level: Tensor, *, signed: bool = False) -> Mask:
+    """Positive entries of `maps`, and where the bias gradient disagrees, those that make it agree.
+
+    Zeros of ReLU that were read back scatter by about `level` (B, 1, 1, 1): entries above it are positive. Where `signed`, `maps`
+    are values before the ReLU, wrong by at most `level`.
+    """
+    h, d, levels = as_rows(maps), as_rows(gradient), as_rows(level.expand(-1, 1, *maps.shape[2:]))
     size = d.square().sum(0).sqrt()
+    factors = (0.0,) if signed else _LEVELS
     # Most channels are right from the start: how little they disagree tells the noise.
-    off = (grad_beta - (d * (h > level)).sum(0)).abs() / size.clamp_min(1e-300)
+    off = (grad_beta - (d * (h > factors[0] * levels)).sum(0)).abs() / size.clamp_min(1e-300)
     tolerance = size * max(_DISAGREES, _OUTLIER * float(off.median()))
 
-    def disagreeing(cut: float) -> Tensor:
-        return (grad_beta - (d * (h > cut)).sum(0)).abs() > tolerance
+    def disagreeing(factor: float) -> Tensor:
+        return (grad_beta - (d * (h > factor * levels)).sum(0)).abs() > tolerance
 
-    level = min((level * factor for factor in _LEVELS), key=lambda cut: int(disagreeing(cut).sum()))
-    positive = h > level
+    factor = min(factors, key=lambda one: int(disagreeing(one).sum()))
+    positive = h > factor * levels
     missing = grad_beta - (d * positive).sum(0)
-    bad = disagreeing(level).nonzero().flatten().tolist()
-    repaired = 0
+    doubt = h.abs() < _NEAR * max(factor, 1.0) * levels
+    bad = disagreeing(factor).nonzero().flatten().tolist()
+    unexplained = torch.zeros_like(size, dtype=torch.bool)
     for channel in bad:
-        near = (h[:, channel].abs() < _NEAR * level).nonzero().flatten()
+        near = doubt[:, channel].nonzero().flatten()
         value, slope, now = h[near, channel], d[near, channel], positive[near, channel]
         chosen = _explaining(value, slope, now, float(missing[channel]), float(tolerance[channel]))
+        unexplained[channel] = chosen is None
         if chosen is not None:
             positive[near, channel] = chosen
-            repaired += 1
-    return Mask(as_maps(positive, maps.shape), repaired, len(bad) - repaired)
+    # A sign is open where turning it would change the sum by less than can be seen. Few of the zeros that were read back can be
+    # positive entries smaller than the noise; of a channel that is not explained, what is missing stands for the wrong ones.
+    odds = 1.0 if signed else (_NEAR * level / maps.square().mean((1, 2, 3), keepdim=True).sqrt().clamp_min(1e-300))
+    unseen = as_maps(d.square() * (doubt & (d.abs() <= tolerance)), maps.shape) * odds
+    open_squares = unseen.flatten(1).sum(1) + (missing * unexplained).square().sum()
+    share = open_squares.sqrt() / gradient.flatten(1).norm(dim=1).clamp_min(1e-300)
+    failed = int(unexplained.sum())
+    return Mask(as_maps(positive, maps.shape), len(bad) - failed, failed, share)
 
 
 def _explaining(h: Tensor, d: Tensor, now: Tensor, missing: float, tolerance: float) -> Tensor | None:
@@ -92,11 +108,16 @@ def scale_by(grad_beta: Tensor | None, gradient: Callable[[Tensor], Tensor]) -> 
     if grad_beta is None:
         return None
 
-    def pin(maps: Tensor, level: float) -> float:
+    def pin(maps: Tensor, level: Tensor) -> tuple[float, float]:
         sums = as_rows(gradient(maps) * (maps > level)).sum(0)
-        ratios, order = (sums / grad_beta).sort()
-        weights = grad_beta.square()[order].cumsum(0)
-        factor = float(ratios[torch.searchsorted(weights, weights[-1] / 2)])
-        return min(max(factor, 0.1), 10.0)  # far from the answer sums mean little; one step must not lead further away
+        factor = _weighted_median(sums / grad_beta, grad_beta.square())
+        spread = _weighted_median((sums / grad_beta - factor).abs(), grad_beta.square())
+        return factor, spread / max(abs(factor), 1e-300)
 
     return pin
+
+
+def _weighted_median(values: Tensor, weights: Tensor) -> float:
+    values, order = values.nan_to_num().sort()
+    sums = weights[order].cumsum(0)
+    return float(values[torch.searchsorted(sums, sums[-1] / 2).clamp_max(len(values) - 1)])

@@ -1,9 +1,9 @@
 """A convolution and the BatchNorm behind it: what their gradients say of each other.
 
-z = A Wᵀ, y = γ x̂ + β with x̂ = (z − μ)/σ over the batch; A are the convolution's columns, one row for each of the N places
-that it writes. Backwards, with d = ∂loss/∂y:
+z = W ∗ x, y = γ x̂ + β with x̂ = (z − μ)/σ; μ and σ over the N places of the batch, or the running ones in eval mode.
+Backwards, with d = ∂loss/∂y and, in train mode,
 
-    ∂loss/∂z = (γ/σ) (d − ∇β/N − x̂ ∇γ/N),     ∇W = (∂loss/∂z)ᵀ A,     ∇β = Σ d,     ∇γ = Σ d ∘ x̂ .
+    ∂loss/∂z = (γ/σ) (d − ∇β/N − x̂ ∇γ/N),     ∇W = Σ_places (∂loss/∂z) × patch of x,     ∇β = Σ d,     ∇γ = Σ d ∘ x̂ .
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.grad import conv2d_input, conv2d_weight
 
 from unsum.errors import UnsumError
 from unsum.update import Update
+
+_TINY = 1e-30  # keeps a channel without γ from dividing by zero; `shared` gives it no weight
 
 
 @dataclass(frozen=True)
@@ -63,54 +66,81 @@ class Unit:
         return Unit(convolution, W, gamma, beta, mean, variance, *gradients, bn.eps, stride, padding, trains)
 
     @property
+    def divisor(self) -> Tensor:
+        """γ, never zero."""
+        return self.gamma.where(self.gamma.abs() > _TINY, _TINY)
+
+    @property
     def kernel(self) -> int:
         return self.W.shape[-1]
 
-    def read(self, maps: Tensor) -> Tensor:
-        """What of `maps` (B, I, h, w) the convolution looks at: a 1×1 convolution with a stride passes places over."""
-        return maps[:, :, :: self.stride, :: self.stride] if self.kernel == 1 else maps
+    @property
+    def passes_over(self) -> bool:
+        """A 1×1 convolution with a stride looks at some places only."""
+        return self.kernel == 1 and self.stride > 1
 
-    def columns(self, read: Tensor) -> Tensor:
-        """(N, I k k) the patches of what was read, one row for each place that is written."""
-        if self.kernel == 1:
-            return as_rows(read)
-        patches = F.unfold(read, self.kernel, padding=self.padding, stride=self.stride)
-        return patches.transpose(1, 2).flatten(0, 1)
+    def output_size(self, size: torch.Size) -> torch.Size:
+        h, w = ((side + 2 * self.padding - self.kernel) // self.stride + 1 for side in size[2:])
+        return torch.Size((size[0], len(self.W), h, w))
 
-    def folded(self, columns: Tensor, size: torch.Size) -> Tensor:
-        """The mean of the copies of every entry of (B, I, h, w) maps that `columns` holds."""
-        if self.kernel == 1:
-            return as_maps(columns, size)
-        return self.summed(columns, size) / self.summed(torch.ones_like(columns), size)
-
-    def summed(self, columns: Tensor, size: torch.Size) -> Tensor:
-        """The copies of every entry added up, as (B, I, h, w) maps."""
-        patches = columns.unflatten(0, (size[0], -1)).transpose(1, 2)
-        side = (size[2], size[3])
-        return F.fold(patches, side, self.kernel, padding=self.padding, stride=self.stride)
-
-    def forward(self, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """(σ, x̂): the deviations (O,) and the normalized output (N, O)."""
-        z = columns @ self.W.flatten(1).T
+    def forward(self, maps: Tensor) -> tuple[Tensor, Tensor]:
+        """(σ, x̂): the deviations (O,) and the normalized output (B, O, h', w') of `maps` (B, I, h, w)."""
+        z = F.conv2d(maps, self.W, stride=self.stride, padding=self.padding)
         if not self.batch_statistics:
             sigma = (self.variance + self.eps).sqrt()
-            return sigma, (z - self.mean) / sigma
-        z = z - z.mean(0)
-        sigma = (z.square().mean(0) + self.eps).sqrt()
-        return sigma, z / sigma
+            return sigma, (z - _wide(self.mean)) / _wide(sigma)
+        z = z - z.mean((0, 2, 3), keepdim=True)
+        sigma = (z.square().mean((0, 2, 3)) + self.eps).sqrt()
+        return sigma, z / _wide(sigma)
 
-    def behind(self, d: Tensor, sigma: Tensor, normal: Tensor) -> Tensor:
-        """(N, O) ∂loss/∂z of d = ∂loss/∂y."""
+    def output(self, maps: Tensor) -> Tensor:
+        """y, before any activation."""
+        return self.forward(maps)[1] * _wide(self.gamma) + _wide(self.beta)
+
+    def centered(self, d: Tensor) -> Tensor:
+        """What the gradient of the weights multiplies, but for the factor γ/σ and the part along x̂."""
+        return d - d.mean((0, 2, 3), keepdim=True) if self.batch_statistics else d
+
+    def told(self, maps: Tensor) -> tuple[Tensor, Tensor]:
+        """What `centered(d)` times the patches of `maps` is, by the gradients: (σ/γ) ∇W + (∇γ/N) x̂ × patches, and σ."""
+        sigma, normal = self.forward(maps)
+        told = _tall(sigma / self.divisor) * self.grad_W
         if self.batch_statistics:
-            d = d - d.mean(0) - normal * (self.grad_gamma / len(d))
-        return d * (self.gamma / sigma)
+            places = normal.numel() // len(self.W)
+            told = told + _tall(self.grad_gamma / places) * self.times(normal, maps)
+        return told, sigma
 
-    def back(self, dz: Tensor, size: torch.Size) -> Tensor:
-        """(B, I, h, w) the gradient of what was read."""
-        if self.kernel == 1:
-            return as_maps(dz @ self.W.flatten(1), size)
-        patches = (dz @ self.W.flatten(1)).contiguous()
-        return self.summed(patches, size)
+    def times(self, d: Tensor, maps: Tensor) -> Tensor:
+        """(O, I, k, k) Σ over places of d times the patch read there."""
+        product: Tensor = conv2d_weight(maps, self.W.shape, d, stride=self.stride, padding=self.padding)
+        return product
+
+    def behind(self, d: Tensor, maps: Tensor) -> Tensor:
+        """∂loss/∂z, of d = ∂loss/∂y."""
+        sigma, normal = self.forward(maps)
+        if self.batch_statistics:
+            places = normal.numel() // len(self.W)
+            d = self.centered(d) - normal * _wide((d * normal).sum((0, 2, 3)) / places)
+        return d * _wide(self.gamma / sigma)
+
+    def back(self, d: Tensor, maps: Tensor) -> Tensor:
+        """∂loss/∂maps."""
+        dz = self.behind(d, maps)
+        gradient: Tensor = conv2d_input(maps.shape, self.W, dz, stride=self.stride, padding=self.padding)
+        return gradient
+
+    def misfit(self, d: Tensor, maps: Tensor) -> float:
+        """How far the gradient of the weights is from what `d` and `maps` make of it, relative."""
+        off = self.times(self.behind(d, maps), maps) - self.grad_W
+        return float(off.norm() / self.grad_W.norm().clamp_min(1e-300))
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.view(1, -1, 1, 1)
+
+
+def _tall(values: Tensor) -> Tensor:
+    return values.view(-1, 1, 1, 1)
 
 
 def as_rows(maps: Tensor) -> Tensor:

@@ -2,9 +2,8 @@
 
 - `method`: the whole of it, from head to `Leak`;
 - `recognize`: which defense the update went through; `batch`: labels, counts and scale of what is left;
-- `rounds`, `columns`: features from the gradient and the softmax from the features, in turn; `prior`: noise removed by empirical
-  Bayes;
-- `apart`: from groups to samples; `split`: samples of one label told apart by the few features each has.
+- `rounds`: features from the gradient and the softmax from the features, in turn; `prior`: noise removed by empirical Bayes;
+- `apart`: from groups to samples: those of one label told apart by the few features each has.
 """
 
 from unsum.separate.adaptive.method import adaptive

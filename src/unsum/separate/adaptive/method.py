@@ -19,8 +19,7 @@ from unsum.separate.adaptive.batch import Groups, find_batch
 from unsum.separate.adaptive.recognize import RecognizedDefense, recognize
 from unsum.separate.adaptive.rounds import fit_hits, fit_noisy, fit_pruned, fit_signs
 from unsum.separate.exact import exact
-from unsum.separate.method import SEPARATORS
-from unsum.separate.misfit import relative_misfit, uncertified
+from unsum.separate.method import SEPARATORS, relative_misfit, uncertified
 from unsum.separate.rgla.newton import rgla_newton
 
 _GOOD = 0.3  # predicted error up to which the exact solver need not be asked as well

@@ -20,8 +20,7 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.separate.exact.search import Search
-from unsum.separate.method import SEPARATORS
-from unsum.separate.misfit import working_type
+from unsum.separate.method import SEPARATORS, working_type
 
 
 @SEPARATORS.register(

@@ -20,8 +20,8 @@ from unsum.separate.exact.extraction import FITS, SAME_SAMPLE
 from unsum.separate.exact.search import Search
 from unsum.separate.exact.single import SingleSamples
 from unsum.separate.local_steps.counting import USUAL, ratios, usual_ratio
+from unsum.separate.local_steps.movement import Trajectory
 from unsum.separate.local_steps.polish import Polished, Samples, polish
-from unsum.separate.local_steps.trajectory import Trajectory
 
 # Misfits of a sample: in units of the noise, and after errors of the samples before have added; and whether it may be faint.
 _LIMITS = ((FITS, False), (FITS, True), (100.0, True))

@@ -25,9 +25,8 @@ from unsum.certify.doubts.nuisance import TRUSTED, left_open
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.local_training import LocalTraining
-from unsum.separate.local_steps.movement import Schedule, whole_movement
+from unsum.separate.local_steps.movement import Departure, Schedule, Trajectory, whole_movement
 from unsum.separate.local_steps.polish import Here, Polished, Polisher
-from unsum.separate.local_steps.trajectory import Departure, Trajectory
 
 _MOMENTUM = 1e-3  # step of the difference that a derivative is taken from
 

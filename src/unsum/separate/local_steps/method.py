@@ -22,10 +22,9 @@ from unsum.separate.exact.solver import exact
 from unsum.separate.local_steps.chain import follow
 from unsum.separate.local_steps.counting import first_alpha, size_of_step
 from unsum.separate.local_steps.judge import StepsAnswer, judge
-from unsum.separate.local_steps.movement import Schedule, observe_movement, of_one_step
+from unsum.separate.local_steps.movement import Schedule, Trajectory, observe_movement, of_one_step
 from unsum.separate.local_steps.polish import Polished, Samples
 from unsum.separate.local_steps.repeated import settle
-from unsum.separate.local_steps.trajectory import Trajectory
 from unsum.separate.method import SEPARATORS
 
 _AT_RANDOM = 2  # the first kind of starts that is not the same for every seed

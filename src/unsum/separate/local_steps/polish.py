@@ -14,8 +14,7 @@ from torch import Tensor
 
 from unsum.certify.scatter import SPARE
 from unsum.equation.levenberg import Dense, minimize
-from unsum.separate.local_steps.movement import Schedule
-from unsum.separate.local_steps.trajectory import Trajectory, Walk
+from unsum.separate.local_steps.movement import Schedule, Trajectory, Walk
 
 EXPLAINED = 4.0  # misfit of a solution, in units of the noise
 

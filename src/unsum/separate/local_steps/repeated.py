@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unsum.separate.local_steps.movement import Trajectory, Walk
 from unsum.separate.local_steps.polish import EXPLAINED, Here, Polished, Polisher, Samples, minimized
-from unsum.separate.local_steps.trajectory import Trajectory, Walk
 
 _ROUNDS = 2  # in which the spread of the moves is estimated anew
 _FIRST, _LEAST = 0.3, 1e-4  # of the features: the spread that is assumed at first, and at least

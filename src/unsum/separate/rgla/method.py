@@ -32,8 +32,7 @@ from unsum.labels.bias_sign import are_soft, hard_labels
 from unsum.leak import Leak
 from unsum.progress import SILENT, Progress
 from unsum.separate.fgla import fgla
-from unsum.separate.method import SEPARATORS
-from unsum.separate.misfit import uncertified, working_type
+from unsum.separate.method import SEPARATORS, uncertified, working_type
 from unsum.separate.options import choice, positive, whole, yes_or_no
 from unsum.separate.rgla.objective import WEIGHTS, LogitObjective
 

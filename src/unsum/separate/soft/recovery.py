@@ -17,8 +17,7 @@ from unsum.errors import UnsumError, unknown_name
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.separate.method import SEPARATORS
-from unsum.separate.misfit import relative_misfit, uncertified
+from unsum.separate.method import SEPARATORS, relative_misfit, uncertified
 from unsum.separate.soft.ray import Ray, find_ray
 from unsum.separate.soft.search import CLEAN, DISTINCT, NOISY, SUCCESS, Spread, bottom, descend, swarm
 

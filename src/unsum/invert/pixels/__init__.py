@@ -1,0 +1,12 @@
+"""Exact maps → pictures, by least squares without a prior. To read it in the order of the computation:
+
+- `method`: the whole of it; `reach`: which map, and whether it has enough numbers;
+- `equations`: what a picture makes a layer read, beside what it read, and its derivative;
+- `descend`: from coarse to fine, Gauss–Newton steps by conjugate gradients;
+- `judge`: the gradient of the pictures, computed anew, and what may be claimed of them.
+"""
+
+from unsum.invert.pixels.method import Pixels, solve_pixels
+from unsum.invert.pixels.reach import Reach, find_reach
+
+__all__ = ["Pixels", "Reach", "find_reach", "solve_pixels"]

@@ -1,0 +1,145 @@
+"""From a gray picture to the one that explains the maps: coarse to fine, Gauss–Newton steps solved by conjugate gradients.
+
+A picture of a few colored patches is fitted first, then one of four times as many, down to the pixels. This matters more than
+the solver: fitting all pixels at once from a gray picture ends in the fine grain of a wrong one on untrained networks (misfit
+0.4), while coarse pictures have no grain to end in, and lead to where steps converge quadratically.
+
+The steps minimize ‖J d + r‖² + λ t ‖d‖² (Levenberg), t the mean of JᵀJ's diagonal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from unsum.deadline import out_of_time
+from unsum.invert.pixels.equations import Equations, Linear
+from unsum.progress import Progress
+
+UNTRIED = "further steps towards the pictures"
+_STEPS = 60  # at one size; most take ten
+_PRODUCTS = 400  # of J and Jᵀ in one step: about the condition number of trained networks' maps
+_SLOW = {True: 1e-3, False: 2e-2}  # relative gain of a step below which a size, the last one or another, is done
+_PATIENCE = 3  # steps that gain so little
+_SHRINK, _GROW = 0.25, 5.0  # of the damping, after good steps and bad ones
+_FIRST, _LEAST = 1e-2, 1e-12  # damping
+_HALVINGS = 4  # of a step that makes it worse
+
+
+@dataclass
+class State:
+    """Unknowns (B, c, rows, columns) of one size, each sample's damping, and its cost, the squared misfit."""
+
+    z: Tensor
+    damping: Tensor
+    cost: Tensor
+
+    @property
+    def misfit(self) -> Tensor:
+        return self.cost.sqrt().flatten()
+
+
+def sizes(shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(rows, columns) from a patch or two to the whole picture, each about twice the one before."""
+    found = [(shape[1], shape[2])]
+    while min(found[0]) > 1:
+        found.insert(0, (-(-found[0][0] // 2), -(-found[0][1] // 2)))
+    return found
+
+
+def enlarge(z: Tensor, size: tuple[int, int]) -> Tensor:
+    """Linear between the centers; as it is at its own size."""
+    return z if z.shape[2:] == size else nn.functional.interpolate(z, size=size, mode="bilinear", align_corners=False)
+
+
+def descend(
+    equations: Equations, start: Tensor, shape: tuple[int, ...], progress: Progress, damping: float = _FIRST
+) -> State:
+    """The pictures that explain the maps best, from `start` (B, c, rows, columns) of any size on."""
+    full = (shape[1], shape[2])
+    state = None
+    ladder = [size for size in sizes(shape) if size[0] >= start.shape[2]]
+    for size in ladder:
+        z = enlarge(start if state is None else state.z, size)
+        state = _at_size(equations, z, full, progress, damping)
+        if out_of_time(UNTRIED):
+            break
+    assert state is not None
+    state.z = enlarge(state.z, full)
+    return state
+
+
+def _at_size(equations: Equations, z: Tensor, full: tuple[int, int], progress: Progress, damping: float) -> State:
+    last = z.shape[2:] == full
+    pictures_of = partial(enlarge, size=full)
+    r = equations.residual(pictures_of(z))
+    cost = equations.dots(r, r)
+    state = State(z, torch.full_like(cost, damping), cost)
+    patience = torch.zeros_like(cost)
+    floor = (4 * torch.finfo(z.dtype).eps) ** 2  # rounding of the maps' own entries
+    for number in range(_STEPS):
+        linear = equations.linear(pictures_of, state.z)
+        d = _step(equations, linear, _damping(equations, linear, state))
+        before = state.cost
+        _take(equations, state, d, pictures_of)
+        slow = state.cost.sqrt() > (1 - _SLOW[last]) * before.sqrt()
+        patience = torch.where(slow, patience + 1, 0)
+        progress.step(number, float(state.misfit.max()))
+        if bool(((patience >= _PATIENCE) | (state.cost < floor)).all()) or out_of_time(UNTRIED):
+            break
+    return state
+
+
+def _damping(equations: Equations, linear: Linear, state: State) -> Tensor:
+    """λ t, with t from one random direction."""
+    generator = torch.Generator().manual_seed(0)
+    v = torch.randn(state.z.shape, generator=generator).to(state.z)
+    Jv = linear.forward(v)
+    return state.damping * equations.dots(Jv, Jv) / equations.dots(v, v)
+
+
+def _step(equations: Equations, linear: Linear, damping: Tensor) -> Tensor:
+    """d that minimizes ‖J d + r‖² + damping ‖d‖², the more exactly the smaller the misfit is."""
+    misfit = equations.dots(linear.residual, linear.residual).sqrt()
+    return least_squares(equations, linear, -linear.residual, damping, misfit.clamp(1e-4, 0.1))
+
+
+def least_squares(equations: Equations, linear: Linear, target: Tensor, damping: Tensor, tolerance: Tensor) -> Tensor:
+    """Conjugate gradients on (JᵀJ + damping) d = Jᵀ target, all samples at once."""
+    rest = linear.back(target)
+    d, p = torch.zeros_like(rest), rest
+    size = first = equations.dots(rest, rest)
+    unknowns = rest[0].numel() * (len(rest) if equations.together else 1)
+    for _ in range(min(_PRODUCTS, 2 * unknowns)):
+        Jp = linear.forward(p)
+        curvature = equations.dots(Jp, Jp) + damping * equations.dots(p, p)
+        length = torch.where(curvature > 0, size / curvature, 0)
+        d = d + length * p
+        rest = rest - length * (linear.back(Jp) + damping * p)
+        before, size = size, equations.dots(rest, rest)
+        if bool((size <= tolerance.square() * first).all()) or out_of_time(UNTRIED):
+            break
+        p = rest + torch.where(before > 0, size / before, 0) * p
+    return d
+
+
+def _take(equations: Equations, state: State, d: Tensor, pictures_of: partial[Tensor]) -> None:
+    """Each sample goes the whole step, or half of it, and so on; one that finds nothing better stays and is damped more."""
+    taken = torch.zeros_like(state.cost, dtype=torch.bool)
+    whole, start = taken, state.z
+    for halvings in range(_HALVINGS):
+        z = torch.where(taken, state.z, start + d / 2**halvings)
+        r = equations.residual(pictures_of(z))
+        cost = equations.dots(r, r)
+        better = ~taken & (cost < state.cost)
+        state.z = torch.where(better, z, state.z)
+        state.cost = torch.where(better, cost, state.cost)
+        whole = better if halvings == 0 else whole
+        taken = taken | better
+        if bool(taken.all()):
+            break
+    factor = torch.where(whole, _SHRINK, torch.where(taken, 1.0, _GROW))
+    state.damping = (state.damping * factor).clamp(_LEAST, 1e6)

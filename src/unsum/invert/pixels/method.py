@@ -1,0 +1,114 @@
+"""Pictures out of exact maps, with a claim for each: the whole method.
+
+    minimize ‖read(x) − map‖² over the pixels x           read: what the layer reads of a picture
+
+There is no prior and nothing is learned: where the map has more numbers than the picture, the picture is the only one that
+explains it, but for what the equations do not see. What that is, the derivative at the solution tells (`judge`).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from unsum.batch_statistics import BatchStatistics
+from unsum.errors import UnsumError
+from unsum.invert.method import INVERTERS, Inverse
+from unsum.invert.pixels.descend import descend
+from unsum.invert.pixels.equations import posed
+from unsum.invert.pixels.judge import Solution, judge
+from unsum.invert.pixels.reach import Reach, find_reach
+from unsum.invert.pixels.starts import EXPLAINED, several_starts, solve_together
+from unsum.leak import Leak
+from unsum.progress import SILENT, Progress
+from unsum.update import Update
+
+_FINE = 1e-9  # damping once the picture is found
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Pictures (B, c, h, w) as the model takes them, in the leak's order.
+
+    `misfit` (B,) is what they leave of the map, relative; `errors` (B,) are predicted, relative, infinite where nothing
+    determines a picture; `exact` (B,) is the certificate.
+    """
+
+    images: Tensor
+    layer: str
+    misfit: Tensor
+    errors: Tensor
+    exact: Tensor
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def solve_pixels(
+    model: nn.Module,
+    update: Update | None,
+    leak: Leak,
+    *,
+    shape: tuple[int, ...] | None = None,
+    seed: int = 0,
+    progress: Progress = SILENT,
+) -> Pixels:
+    """The pictures behind the largest map in `leak.inner`, of a model in the client's own mode, train or eval.
+
+    `update` has the statistics that the client may have sent, and the gradient that a claim stands on; without it there is none.
+    `shape` is one picture's, (channels, height, width), where the map alone does not tell it.
+    """
+    begun = time.perf_counter()
+    reach = find_reach(model, leak, shape)
+    if not reach.useful:
+        raise UnsumError(
+            f"The pixels are not determined: {reach.told}; train an inverse for it with "
+            f"`unsum train-inverse --layer {reach.layer}`."
+        )
+    progress.say("Solving for the pixels")
+    sent = BatchStatistics() if update is None else update.statistics
+    with posed(model, reach.layer, reach.maps, torch.float32) as equations:
+        known = bool(equations.norms) and equations.norms.keys() <= sent.means.keys()
+        start = _given(leak, reach, equations.maps.device)
+        if known:
+            equations.hold(torch.zeros(len(reach.maps), *reach.shape).to(equations.maps), sent)
+        if equations.together:
+            found, misfit = solve_together(equations, start, reach, seed, progress)
+        else:
+            found, misfit = several_starts(equations, start, reach, seed, progress)
+            solution = Solution.at(equations, reach, found, misfit)
+    if equations.norms and not known:
+        # The scale of a batch that BatchNorm normalizes is seen through its ε alone, which float32 does not resolve.
+        with posed(model, reach.layer, reach.maps, torch.float64) as equations:
+            fine = descend(equations, found.double(), reach.shape, progress, damping=_FINE)
+            found, misfit = fine.z, fine.misfit
+            solution = Solution.at(equations, reach, found, misfit)
+    errors, exact, notes = judge(model, update, leak, solution)
+    count = int((misfit < EXPLAINED).sum())
+    notes = [
+        f"Pixels were solved for: {reach.told}. {count} of {len(exact)} pictures explain it to {EXPLAINED:g} "
+        f"(worst misfit {float(misfit.max()):.1g}), {int(exact.sum())} are certified.",
+        *([] if reach.determined else ["Not every pixel is determined: finer detail than the map tells is a guess."]),
+        *notes,
+    ]
+    return Pixels(found, reach.layer, misfit, errors, exact, notes, time.perf_counter() - begun)
+
+
+@INVERTERS.register(
+    "pixels", summary="least squares on pixels, nothing trained", needs="an exact map with enough numbers"
+)
+def pixels(model: nn.Module, leak: Leak, *, inverse: str | Path | Inverse | None) -> Tensor:
+    """(B, c, h, w) as the model takes them: the pictures that explain the largest map of `leak.inner`."""
+    if inverse is not None:
+        raise UnsumError("The inverter 'pixels' uses no trained inverse; leave inverse= out.")
+    return solve_pixels(model, None, leak).images.float()
+
+
+def _given(leak: Leak, reach: Reach, device: torch.device) -> Tensor | None:
+    """A learned inverse's pictures to start from, where the leak has them in the right shape."""
+    if leak.images is None or tuple(leak.images.shape[1:]) != reach.shape:
+        return None
+    return leak.images.detach().to(device, torch.float32)

@@ -1,0 +1,89 @@
+"""Which map tells the picture, and how much of it: by counting numbers against pixels.
+
+Maps above follow from the largest one, so they add nothing to it. A zero behind a ReLU says only that something was negative,
+so it counts as no equation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from unsum.errors import UnsumError
+from unsum.gradients import in_eval_mode
+from unsum.invert.pixels.equations import read_by
+from unsum.leak import Leak
+
+_LARGEST_REDUCTION = 64  # of a side, down to a map: five halvings in a ResNet, and one to spare
+_HALF = 4  # times fewer pixels: a picture of half the side
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The layer whose map (B, C, h, w) is used, the shape of one picture, and equations against unknowns."""
+
+    layer: str
+    maps: Tensor
+    shape: tuple[int, ...]
+
+    @property
+    def unknowns(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def equations(self) -> int:
+        """Of the sample that has the fewest: entries that are not zero."""
+        return int((self.maps != 0).flatten(1).sum(1).min())
+
+    @property
+    def determined(self) -> bool:
+        """Whether every pixel may follow from the map."""
+        return self.equations > self.unknowns
+
+    @property
+    def useful(self) -> bool:
+        """Whether the picture may follow at half its size or better."""
+        return _HALF * self.equations > self.unknowns
+
+    @property
+    def told(self) -> str:
+        """In words, for notes and refusals."""
+        return (
+            f"what {self.layer!r} read has {self.equations:,} numbers that are not zero, "
+            f"for {self.unknowns:,} numbers of a picture"
+        )
+
+
+def find_reach(model: nn.Module, leak: Leak, shape: tuple[int, ...] | None = None) -> Reach:
+    """The largest map of the leak, with the shape of the pictures behind it."""
+    maps = {name: found for name, found in leak.inner.items() if found.ndim == 4}
+    if not maps:
+        raise UnsumError("Pixels follow from what a convolution read, and this leak holds no such map.")
+    layer = max(maps, key=lambda name: maps[name][0].numel())
+    return Reach(layer, maps[layer], shape or _shape_behind(model, layer, maps[layer]))
+
+
+def _shape_behind(model: nn.Module, layer: str, maps: Tensor) -> tuple[int, ...]:
+    """The picture's shape: its channels from the first convolution, its sides by trying multiples of the map's."""
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    channels = 3 if first is None else first.in_channels
+    told = getattr(model, "image_size", None)
+    rows, columns = maps.shape[2:]
+    tried = [(factor * rows, factor * columns) for factor in range(1, _LARGEST_REDUCTION + 1)]
+    for sides in [(told, told), *tried] if told is not None else tried:
+        if _map_shape(model, layer, (channels, *sides)) == maps.shape[1:]:
+            return (channels, *sides)
+    raise UnsumError(f"No size of pictures leads to the map that {layer!r} read; give shape=(channels, height, width).")
+
+
+def _map_shape(model: nn.Module, layer: str, shape: tuple[int, ...]) -> torch.Size | None:
+    """Of what the layer reads of one such picture; None where the model does not take it."""
+    like = next(model.parameters())
+    try:
+        with torch.no_grad(), in_eval_mode(model):
+            return read_by(model, layer, torch.zeros(1, *shape, device=like.device, dtype=like.dtype)).shape[1:]
+    except (RuntimeError, ValueError):  # too small, or of another kind
+        return None

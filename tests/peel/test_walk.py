@@ -1,0 +1,83 @@
+"""The walk below pooling: from the known input of a block to what every convolution below it read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision.models.resnet import BasicBlock, Bottleneck
+
+import unsum
+from support.residual_nets import Narrow, client, known_at, read_by
+
+KNOWN = "layers.2.1.conv1"
+
+
+def walked(B: int, *, train: bool, block: type = BasicBlock) -> tuple[Narrow, Tensor, unsum.Update, unsum.Leak]:
+    model = Narrow(block, [16, 32, 64])
+    images, update = client(model, B, train=train)
+    return model, images, update, known_at(model, images, torch.arange(B) % 3, KNOWN)
+
+
+def error(found: Tensor, true: Tensor) -> float:
+    return float(((found - true).flatten(1).norm(dim=1) / true.flatten(1).norm(dim=1)).max())
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_every_convolution_down_to_where_equations_end(train: bool) -> None:
+    """Three samples; the last stage's input has 64 places in each class of places, and 128 equations for them."""
+    model, images, update, leak = walked(3, train=train)
+    peeled = unsum.peel(model, update, leak, "residual")
+    names = [layer.name for layer in peeled.layers]
+    assert names[:4] == ["layers.2.0.conv2", "layers.2.0.conv1", "layers.1.1.conv2", "layers.1.1.conv1"]
+    for layer in peeled.layers[:4]:
+        assert error(peeled.inner[layer.name], read_by(model, images, layer.name)) < layer.predicted_error < 2e-4
+    assert bool(peeled.exact.all())
+    assert torch.equal(peeled.inner["layers.2.0.downsample.0"], peeled.inner["layers.2.0.conv1"])
+
+
+def test_maps_that_are_mixed_are_not_certified() -> None:
+    model, _, update, leak = walked(3, train=False)
+    maps = leak.inner[KNOWN]
+    mixed = torch.stack([0.9 * maps[0] + 0.1 * maps[1], *maps[1:]])
+    with pytest.raises(unsum.UnsumError, match="explain the gradients above only to"):
+        unsum.peel(model, update, replace(leak, inner={KNOWN: mixed}), "residual")
+
+
+def test_a_gate_that_was_turned_is_not_certified() -> None:
+    """An entry of the known maps taken for a zero: the bias gradient below it disagrees."""
+    model, images, update, leak = walked(3, train=False)
+    maps = leak.inner[KNOWN].clone()
+    largest = maps[0].flatten().argmax()
+    maps[0].view(-1)[largest] = 0
+    try:
+        peeled = unsum.peel(model, update, replace(leak, inner={KNOWN: maps}), "residual")
+    except unsum.UnsumError:
+        return
+    true = read_by(model, images, peeled.layers[-1].name)
+    assert error(peeled.inputs, true) < float(peeled.errors.max())
+    assert not bool(peeled.exact.any())
+
+
+def test_what_is_not_certified_above_is_not_below() -> None:
+    model, _, update, leak = walked(2, train=False)
+    peeled = unsum.peel(model, update, replace(leak, exact=False), "residual")
+    assert not bool(peeled.exact.any())
+
+
+def test_missing_layers_end_it_with_their_name() -> None:
+    model, _, update, leak = walked(2, train=False)
+    sent = {name: g for name, g in update.gradients.items() if not name.startswith("layers.1.1.conv2")}
+    peeled = unsum.peel(model, replace(update, gradients=sent), leak, "residual")
+    assert peeled.layers[-1].name == "layers.2.0.conv1"
+    assert any("holds no gradient of 'layers.1.1.conv2.weight'" in note for note in peeled.notes)
+
+
+def test_bottlenecks_go_as_far_as_their_1x1_convolutions_have_channels() -> None:
+    model, images, update, leak = walked(2, train=False, block=Bottleneck)
+    peeled = unsum.peel(model, update, leak, "residual")
+    for layer in peeled.layers:
+        assert error(peeled.inner[layer.name], read_by(model, images, layer.name)) < 1e-4
+    print([layer.name for layer in peeled.layers], peeled.notes)
