@@ -17,10 +17,13 @@ from unsum.peel.activations import Activation
 from unsum.peel.dense import SPARE, rounding
 from unsum.peel.method import MARGIN
 from unsum.spans.judge import doubt_number, doubt_reading
-from unsum.spans.maps.pair import ConvPair, Layer
+from unsum.spans.maps.pair import ConvPair, ConvLayer
 from unsum.spans.maps.pooled import Above, Normed, read_above
+from unsum.spans.maps.tail import shared_sizes
 from unsum.spans.targets import LossReading, read_targets
 from unsum.update import Update
+
+_INDEPENDENT = 1e-9  # of G's largest singular value: rows whose smallest is below depend on each other
 
 
 @dataclass(frozen=True)
@@ -79,20 +82,19 @@ def _features(head: Head, G: Tensor) -> tuple[Tensor, Tensor]:
     """
     grad = head.grad_W.double()
     B, H = len(G), grad.shape[1]
-    unit = (unit_of(head.grad_W) * grad.norm(dim=1) / H**0.5).clamp_min(1e-300)
-    heard = grad.norm(dim=1) > 0
-    A, right = (G / unit)[:, heard].T, (grad / unit[:, None])[heard]
-    Q, R = torch.linalg.qr(A)
-    values = torch.linalg.svdvals(R)
-    if len(A) < B or not float(values[-1]) > 1e-9 * float(values[0]):
-        features = torch.linalg.pinv(G.T) @ grad
+    features = torch.linalg.pinv(G.T) @ grad
+    values = torch.linalg.svdvals(G)
+    if len(grad) < B + SPARE or not float(values[-1]) > _INDEPENDENT * float(values[0]):
         return features, torch.full_like(G[:, 0], torch.inf)
-    features = torch.linalg.solve_triangular(R, Q.T @ right, upper=True)
-    spare = len(A) - B
-    left = ((right - A @ features).square().sum() / max(spare * H, 1)).sqrt()
+    for _ in range(2):  # rows err by their rounding, or by what G errs
+        rows = (grad - G.T @ features).norm(dim=1) / H**0.5
+        unit = torch.maximum(unit_of(head.grad_W) * grad.norm(dim=1) / H**0.5, rows.median()).clamp_min(1e-300)
+        Q, R = torch.linalg.qr((G / unit).T)
+        right = grad / unit[:, None]
+        features = torch.linalg.solve_triangular(R, Q.T @ right, upper=True)
+    left = ((right - (G / unit).T @ features).square().sum() / ((len(grad) - B) * H)).sqrt()
     inverse = torch.linalg.solve_triangular(R, torch.eye(B).to(R), upper=True)
-    errors = inverse.norm(dim=1) * left.clamp_min(1.0) * H**0.5 / features.norm(dim=1).clamp_min(1e-300)
-    return features, errors if spare >= SPARE else torch.full_like(errors, torch.inf)
+    return features, inverse.norm(dim=1) * left.clamp_min(1.0) * H**0.5 / features.norm(dim=1).clamp_min(1e-300)
 
 
 def _grad(update: Update, name: str, like: Tensor, size: int) -> Tensor:
@@ -124,11 +126,12 @@ def _left(
     played = dict(zip(names, gradients, strict=True))
     played[f"{head.name}.weight"], played[f"{head.name}.bias"] = G.T @ features, G.sum(0)
     sent = {name: update.gradients[name].to(maps) for name in played if name in update.gradients}
-    return {name: float((g - played[name]).norm() / g.norm().clamp_min(1e-300)) for name, g in sent.items()}
+    sizes = shared_sizes(sent)
+    return {name: float((g - played[name]).norm()) / sizes[name] for name, g in sent.items()}
 
 
 def _layer(
-    layer: Layer, activation: Activation | None, x: Tensor, names: list[str], parameters: list[Tensor], *, train: bool
+    layer: ConvLayer, activation: Activation | None, x: Tensor, names: list[str], parameters: list[Tensor], *, train: bool
 ) -> Tensor:
     """Convolution, BatchNorm and activation in float64, with their parameters noted."""
     norm = layer.batch_norm

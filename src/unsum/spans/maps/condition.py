@@ -1,7 +1,7 @@
 """Samples as roots: a mixture of maps is a sample where what the next convolution reads lies among its maps.
 
 x = s X̂ (or origin + s X̂), y = activation(norm(conv x)), and y must lie in the space that the next convolution's gradient gives:
-of maps, or, for a 1×1 convolution, of single places. Thousands of equations for a few unknowns, so a search looks at some of them.
+of maps, or, for a 1×1 convolution, of single places. Thousands of equations for a few unknowns: a search looks at some of them.
 """
 
 from __future__ import annotations
@@ -90,12 +90,14 @@ class Places:
         return (maps - maps.mean(-1, keepdim=True)).flatten(-2) if self.centered else a
 
     def outside(self, a: Tensor) -> Tensor:
-        """(…, E) → (…, M · places)."""
-        return (self.beyond @ a.unflatten(-1, (self.beyond.shape[1], -1))).flatten(-2)
+        """(…, E) → (…, places · M), by one large product."""
+        places = a.unflatten(-1, (self.beyond.shape[1], -1)).mT.contiguous()
+        return (places.flatten(0, -2) @ self.beyond.T).view(*a.shape[:-1], -1)
 
     def back(self, rest: Tensor) -> Tensor:
-        """What is outside, (…, M · places), as entries (…, E) again."""
-        return (self.beyond.T @ rest.unflatten(-1, (len(self.beyond), -1))).flatten(-2)
+        """What is outside, (…, places · M), as entries (…, E) again."""
+        places = rest.unflatten(-1, (-1, len(self.beyond)))
+        return (places.flatten(0, -2) @ self.beyond).view(*places.shape[:-1], -1).mT.flatten(-2)
 
     def gram(self, J: Tensor) -> Tensor:
         """(S, k, k) products of the parts of J (S, k, E) that lie beyond."""

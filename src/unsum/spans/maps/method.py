@@ -27,7 +27,7 @@ from unsum.spans.maps.bottleneck import answer_bottleneck, judge_bottleneck
 from unsum.spans.maps.condition import Among, MapCondition, Places, convolved
 from unsum.spans.maps.corner import MapSpace, map_space, with_lengths
 from unsum.spans.maps.judge import MapAnswer, judge
-from unsum.spans.maps.pair import ConvPair, Layer, find_pairs, tail_above
+from unsum.spans.maps.pair import ConvPair, ConvLayer, find_pairs, tail_above
 from unsum.spans.maps.polish import maps_given
 from unsum.spans.maps.pooled import is_pooled_sum
 from unsum.spans.maps.scale import common_factor, least
@@ -38,8 +38,9 @@ from unsum.spans.maps.tail import Tail, in_client_mode
 from unsum.spans.targets import read_loss
 from unsum.update import Update
 
-_ALONE = 1e-2  # of the singular value before it: the last one is no sample's, whose places come together
+_GAP = 1e-2  # of the singular value before it: those below may be no samples'
 _FAR, _TELLING = 30.0, 2.0  # a factor so many times smaller must leave so much more, or eps does not tell it
+_SETTLING, _FEW = 30, 4  # rounds of statistics at a new factor: in the end, and to compare factors
 _POLISHES = 3  # last solves: each takes the error of δ down further
 
 
@@ -72,7 +73,7 @@ class MapBatch:
     def missing(self) -> int:
         """Samples that directions are left for beside those of the space."""
         places = self.space.sides[0] * self.space.sides[1]
-        return max(0, -(-(self.directions + self.train) // places) - self.space.samples)
+        return max(0, -(-self.directions // places) - self.space.samples)
 
 
 def separate_maps(
@@ -160,7 +161,7 @@ def read_batch(model: nn.Module, update: Update, device: torch.device) -> MapBat
         here, above = (_spans(layer, device) for layer in (pair.first, pair.second))
         if here[0].full or above[0].full:
             full.append(pair.first)
-            continue
+            break  # layers below have more places
         batch = next((batch for one in here for batch in [_batch(pair, one, above)] if batch is not None), None)
         if batch is not None:
             return batch
@@ -176,12 +177,18 @@ def read_batch(model: nn.Module, update: Update, device: torch.device) -> MapBat
     )
 
 
-def _spans(layer: Layer, device: torch.device) -> list[LayerSpan]:
-    """The row space that was sent; before it, where BatchNorm may have summed ∂loss/∂z to zero, the one without the mean patch,
-    along which such sums leave their rounding."""
+def _spans(layer: ConvLayer, device: torch.device) -> list[LayerSpan]:
+    """The row spaces that may be meant: with the directions above noise, and, first, with those above the widest gap, where one
+    stands out. Rounding is more than it should be on some devices, and BatchNorm's sums of ∂loss/∂z, which should be
+    zero, leave theirs along the mean patch."""
     span = LayerSpan.of(_Sent(layer.grad.detach().to(device).flatten(1), None))
-    alone = len(span) > 2 and float(span.values[-1]) < _ALONE * float(span.values[-2])
-    return [span.first(len(span) - 1), span] if alone and layer.batch_norm is not None else [span]
+    ratios = span.values[1:] / span.values[:-1].clamp_min(1e-300)
+    at = int(ratios.argmin()) + 1 if len(ratios) else 0
+    if at < 2 or float(ratios[at - 1]) > _GAP:
+        return [span]
+    m, n = layer.grad.shape[0], layer.grad[0].numel()
+    noise = max(span.noise, float(span.values[at]) / (m**0.5 + n**0.5)) if len(span) - at > 1 else span.noise
+    return [replace(span.first(at), noise=noise), span]
 
 
 def _batch(pair: ConvPair, here: LayerSpan, above: list[LayerSpan]) -> MapBatch | None:
@@ -192,7 +199,7 @@ def _batch(pair: ConvPair, here: LayerSpan, above: list[LayerSpan]) -> MapBatch 
     return None if lying is None else MapBatch(pair, space, lying, len(here))
 
 
-def _space(layer: Layer, span: LayerSpan) -> MapSpace | None:
+def _space(layer: ConvLayer, span: LayerSpan) -> MapSpace | None:
     """Where BatchNorm follows, its mode is first taken for the client's."""
     conv, norm = layer.conv, layer.batch_norm
     centered = None if norm is None else norm.training or norm.running_mean is None
@@ -203,7 +210,7 @@ def _space(layer: Layer, span: LayerSpan) -> MapSpace | None:
     return with_lengths(space, span, kernel, layer.grad_shift.to(span.rows.device))
 
 
-def _next(layer: Layer, span: LayerSpan, below: MapSpace) -> Among | Places | None:
+def _next(layer: ConvLayer, span: LayerSpan, below: MapSpace) -> Among | Places | None:
     if layer.placewise:
         return Places.of(span.rows, centered=below.centered and layer.batch_norm is not None)
     space = _space(layer, span)
@@ -275,7 +282,7 @@ def _by_eps(condition: MapCondition, found: FoundMaps, guess: float) -> tuple[Fo
     """The factor that BatchNorm's eps alone shows: hardly at all where variances are large, and then nothing depends on it."""
 
     def left(factor: float) -> float:
-        return float(_with_factor(condition, found, factor).misfits.norm())
+        return float(_with_factor(condition, found, factor, _FEW).misfits.norm())
 
     if left(guess / _FAR) < _TELLING * left(guess):  # variances are large against eps
         return _with_factor(condition, found, guess), Factor(guess, told=False)
@@ -283,11 +290,11 @@ def _by_eps(condition: MapCondition, found: FoundMaps, guess: float) -> tuple[Fo
     return _with_factor(condition, found, value), Factor(value, told=False)
 
 
-def _with_factor(condition: MapCondition, found: FoundMaps, factor: float) -> FoundMaps:
+def _with_factor(condition: MapCondition, found: FoundMaps, factor: float, rounds: int = _SETTLING) -> FoundMaps:
     """The samples once more: maps that are so many times larger have that much less of BatchNorm's eps."""
     assert condition.batch is not None
     norm = replace(condition.batch, eps=condition.batch.eps / factor**2)
-    again = settled(replace(condition, batch=norm), Ends.of(found.s), found.s)
+    again = settled(replace(condition, batch=norm), Ends.of(found.s), found.s, rounds)
     return replace(again, hits=found.hits, sign=found.sign)
 
 

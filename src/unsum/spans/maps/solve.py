@@ -14,7 +14,7 @@ from unsum.spans.maps.search import Ends, apart, beside, descend
 
 _STARTS, _FEWEST = 4, 32  # starts for each sample, and at least
 _EQUATIONS = 64  # for each unknown that a search looks at; all are looked at in the end
-_FEWEST_EQUATIONS = 2048
+_FEWEST_EQUATIONS = 2048  # of a search: more cost time alone
 _STEPS = 25  # of a start with known statistics; roots are reached within twenty
 _ROUNDS = 12  # of further starts, or of statistics
 _FIRST_ROUNDS, _FIRST_STEPS = 5, 3  # with the statistics of all starts, before any sample stands out
@@ -27,7 +27,7 @@ _ROOT, _BEST, _NEVER = 1e-3, 1e3, 3e-2  # misfits: always a root; times the lowe
 
 @dataclass(frozen=True)
 class FoundMaps:
-    """Samples as mixtures s (R, k) with predicted errors of s, misfits, and how many starts came to each; `sign` of the origin."""
+    """Samples as mixtures s (R, k), their predicted errors, misfits, and how many starts came to each; `sign` of the origin."""
 
     s: Tensor
     errors: Tensor
@@ -98,10 +98,10 @@ def _first_rounds(condition: MapCondition, samples: int, seed: int) -> tuple[End
     return ends, few
 
 
-def settled(condition: MapCondition, ends: Ends, chosen: Tensor) -> FoundMaps:
+def settled(condition: MapCondition, ends: Ends, chosen: Tensor, rounds: int = _LAST) -> FoundMaps:
     """The last rounds, with all equations, from the samples that were chosen."""
     last = Ends.of(chosen, 1e-6)
-    for _ in range(_LAST):
+    for _ in range(rounds):
         condition = condition.normed_by(last.s)
         moved = descend(condition, last, 1)
         change = _moved(last.s, moved.s)
