@@ -81,8 +81,8 @@ def solve_rounds(condition: MapCondition, samples: int, seed: int, progress: Pro
             kept, hits = apart(ends)
         before, chosen = chosen, ends.s[_likeliest(ends, kept, samples)]
         progress.part(min(len(kept), samples), samples)
-        confirmed = len(kept) == samples == len(before) and bool((hits > 1).all())
-        settling = confirmed and _moved(before, chosen) < _SETTLED
+        settling = len(chosen) == samples == len(before) and _moved(before, chosen) < _SETTLED
+        settling = settling and (len(kept) > samples or bool((hits > 1).all()))
         if settling or out_of_time("further rounds of statistics"):
             break
     return replace(settled(condition, ends, chosen), sign=sign)
@@ -114,8 +114,20 @@ def settled(condition: MapCondition, ends: Ends, chosen: Tensor, rounds: int = _
 
 
 def _likeliest(ends: Ends, kept: Tensor, samples: int) -> Tensor:
-    """Of too many ends those that fit best."""
-    return kept[ends.misfits[kept].argsort()[:samples]] if len(kept) > samples else kept
+    """Of too many ends those that are samples: of the two nearest to each other the worse one goes, again and again.
+
+    Before statistics have settled, starts end here and there around one sample; two samples are far apart.
+    """
+    chosen = kept
+    while len(chosen) > samples:
+        s = ends.s[chosen]
+        sizes = s.norm(dim=1).clamp_min(1e-12)
+        apart_by = torch.cdist(s, s) / torch.minimum(sizes[:, None], sizes)
+        apart_by.fill_diagonal_(torch.inf)
+        pair = divmod(int(apart_by.argmin()), len(chosen))
+        worse = max(pair, key=lambda i: float(ends.misfits[chosen[i]]))
+        chosen = torch.cat([chosen[:worse], chosen[worse + 1 :]])
+    return chosen
 
 
 def _moved(before: Tensor, after: Tensor) -> float:
