@@ -7,6 +7,8 @@ one problem, unless the statistics are held: those that the client sent along, o
 from __future__ import annotations
 
 import copy
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from unsum.batch_statistics import BatchStatistics
+from unsum.deadline import out_of_time
 from unsum.gradients import TINY, quiet
 
 Product = Callable[[Tensor], Tensor]
@@ -82,6 +85,7 @@ class Equations:
     layer: str
     maps: Tensor
     norms: Mapping[str, _BatchNorm]  # that normalize by the batch's own statistics, unless these are held
+    end: float = math.inf  # when a search that has not ended by itself does
 
     @property
     def together(self) -> bool:
@@ -99,6 +103,10 @@ class Equations:
         if relus.last is not None and relus.last[1] is read:
             read = torch.where(self.maps > 0, relus.last[0], read)
         return (read - self.maps) / self.sizes
+
+    def over(self) -> bool:
+        """Whether the search must give what it has."""
+        return out_of_time("further steps towards the pictures") or time.monotonic() > self.end
 
     def of(self, rows: Tensor) -> Equations:
         """Those of some samples alone."""
@@ -155,7 +163,7 @@ class Equations:
 
 
 @contextmanager
-def posed(model: nn.Module, layer: str, maps: Tensor, dtype: torch.dtype) -> Iterator[Equations]:
+def posed(model: nn.Module, layer: str, maps: Tensor, dtype: torch.dtype, end: float = math.inf) -> Iterator[Equations]:
     """The equations, computed by a copy of the model in `dtype`; TF32 would leave nothing below 1e-3."""
     own = copy.deepcopy(model).to(dtype)
     for module in own.modules():
@@ -163,4 +171,4 @@ def posed(model: nn.Module, layer: str, maps: Tensor, dtype: torch.dtype) -> Ite
             module.inplace = False  # its input is needed for the derivative
     norms = {name: m for name, m in own.named_modules() if isinstance(m, _BatchNorm) and m.training}
     with quiet(own, []), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        yield Equations(own, layer, maps.to(next(own.parameters())), norms)
+        yield Equations(own, layer, maps.to(next(own.parameters())), norms, end)
