@@ -12,7 +12,7 @@ from support.residual_nets import Narrow, known_at
 from unsum.data import embedded_batch
 from unsum.deadline import time_limit
 from unsum.errors import UnsumError
-from unsum.invert.pixels import Pixels, find_reach, solve_pixels
+from unsum.invert.pixels import SolvedPixels, find_reach, solve_pixels
 from unsum.invert.pixels.descend import sizes
 from unsum.invert.pixels.equations import posed
 from unsum.leak import Leak
@@ -42,7 +42,7 @@ def attacked(model: Narrow, layer: str = LAYER, *, train: bool = False, buffers:
     )
 
 
-def decibels(found: Pixels, images: Tensor) -> Tensor:
+def decibels(found: SolvedPixels, images: Tensor) -> Tensor:
     """Of the worst picture, whose values span 4."""
     return -10 * ((found.images - images) / 4).square().flatten(1).mean(1).max().log10()
 

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from unsum.invert.pixels.equations import Equations, Linear, Product
+from unsum.invert.pixels.equations import Derivative, Equations, Product
 from unsum.progress import Progress
 
 _STEPS = 60  # at one size; most take ten
@@ -50,7 +50,7 @@ def sizes(shape: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def enlarge(z: Tensor, size: tuple[int, int]) -> Tensor:
-    """Linear between the centers; as it is at its own size."""
+    """Derivative between the centers; as it is at its own size."""
     return z if z.shape[2:] == size else nn.functional.interpolate(z, size=size, mode="bilinear", align_corners=False)
 
 
@@ -111,7 +111,7 @@ def _at_size(
     return state
 
 
-def _damping(equations: Equations, linear: Linear, state: State) -> Tensor:
+def _damping(equations: Equations, linear: Derivative, state: State) -> Tensor:
     """λ t, with t from one random direction."""
     generator = torch.Generator().manual_seed(0)
     v = torch.randn(state.z.shape, generator=generator).to(state.z)
@@ -119,13 +119,15 @@ def _damping(equations: Equations, linear: Linear, state: State) -> Tensor:
     return state.damping * equations.dots(Jv, Jv) / equations.dots(v, v)
 
 
-def _step(equations: Equations, linear: Linear, damping: Tensor) -> Tensor:
+def _step(equations: Equations, linear: Derivative, damping: Tensor) -> Tensor:
     """d that minimizes ‖J d + r‖² + damping ‖d‖², the more exactly the smaller the misfit is."""
     misfit = equations.dots(linear.residual, linear.residual).sqrt()
     return least_squares(equations, linear, -linear.residual, damping, misfit.clamp(1e-4, 0.1))
 
 
-def least_squares(equations: Equations, linear: Linear, target: Tensor, damping: Tensor, tolerance: Tensor) -> Tensor:
+def least_squares(
+    equations: Equations, linear: Derivative, target: Tensor, damping: Tensor, tolerance: Tensor
+) -> Tensor:
     """Conjugate gradients on (JᵀJ + damping) d = Jᵀ target, all samples at once."""
     rest = linear.back(target)
     d, p = torch.zeros_like(rest), rest

@@ -42,7 +42,7 @@ class _Relus(TorchFunctionMode):
         return out
 
 
-class _Reached(Exception):  # noqa: N818 (not an error: the rest of the pass is not needed)
+class _ReadIt(Exception):  # noqa: N818 (not an error: the rest of the pass is not needed)
     """The layer has been read."""
 
 
@@ -52,12 +52,12 @@ def read_by(model: nn.Module, layer: str, pictures: Tensor) -> Tensor:
 
     def reached(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         seen.append(inputs[0])
-        raise _Reached
+        raise _ReadIt
 
     hook = model.get_submodule(layer).register_forward_pre_hook(reached)
     try:
         model(pictures)
-    except _Reached:
+    except _ReadIt:
         pass
     finally:
         hook.remove()
@@ -69,7 +69,7 @@ def _note(seen: dict[str, Tensor], name: str, _module: nn.Module, inputs: tuple[
 
 
 @dataclass(frozen=True)
-class Linear:
+class Derivative:
     """The residual (B, …) at a point, with v ↦ J v and u ↦ Jᵀ u."""
 
     residual: Tensor
@@ -135,7 +135,7 @@ class Equations:
         for norm in self.norms.values():
             norm.train()
 
-    def linear(self, pictures_of: Product, unknowns: Tensor) -> Linear:
+    def linear(self, pictures_of: Product, unknowns: Tensor) -> Derivative:
         """The derivative by `unknowns`, of which `pictures_of` makes pictures.
 
         J v is the derivative of u ↦ Jᵀ u, which costs one more pass back and takes no memory for tangents.
@@ -152,7 +152,7 @@ class Equations:
         def back(v: Tensor) -> Tensor:
             return torch.autograd.grad(residual, x, v, retain_graph=True)[0]
 
-        return Linear(residual.detach(), forward, back)
+        return Derivative(residual.detach(), forward, back)
 
     def dots(self, a: Tensor, b: Tensor) -> Tensor:
         """(B, 1, 1, 1) inner products, of each sample or of all."""

@@ -30,7 +30,7 @@ from unsum.update import Update
 
 
 @dataclass(frozen=True)
-class Pixels:
+class SolvedPixels:
     """Pictures (B, c, h, w) as the model takes them, in the leak's order.
 
     `misfit` (B,) is what they leave of the map, relative; `errors` (B,) are predicted, relative, infinite where nothing
@@ -55,7 +55,7 @@ def solve_pixels(
     seed: int = 0,
     seconds: float = math.inf,
     progress: Progress = SILENT,
-) -> Pixels:
+) -> SolvedPixels:
     """The pictures behind the largest map in `leak.inner`, of a model in the client's own mode, train or eval.
 
     `update` has the statistics that the client may have sent, and the gradient that a claim stands on; without it there is none.
@@ -95,7 +95,7 @@ def solve_pixels(
         *([] if reach.determined else ["Not every pixel is determined: finer detail than the map tells is a guess."]),
         *notes,
     ]
-    return Pixels(found, reach.layer, misfit, errors, exact, notes, time.perf_counter() - begun)
+    return SolvedPixels(found, reach.layer, misfit, errors, exact, notes, time.perf_counter() - begun)
 
 
 @INVERTERS.register(
