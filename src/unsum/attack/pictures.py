@@ -12,7 +12,7 @@ from unsum.attack.reach import HOPELESS
 from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
 from unsum.invert import Inverse, invert, load_inverse
-from unsum.invert.pixels import solve_pixels
+from unsum.invert.pixels import find_reach, solve_pixels
 from unsum.invert.refine import Mode
 from unsum.invert.refine import refine as refine_pictures
 from unsum.leak import Leak
@@ -22,7 +22,7 @@ from unsum.update import Update
 
 Inverses = str | Path | Sequence[str | Path] | None
 _RESEMBLES = 0.1  # misfit to a map up to which a picture shows what is on the true one
-_PATIENCE = 300.0  # seconds for pixels: a GPU needs a few, and two cores minutes for each picture of 32²
+_PATIENCE = 60.0  # seconds for pixels: a GPU needs them for pictures of 32²; nobody waits longer for what may not come
 
 
 def with_pictures(
@@ -52,6 +52,18 @@ def with_pictures(
     images = invert(model, leak, inverse=inverse)
     leak = replace(leak, images=images, knowledge=replace(leak.knowledge, auxiliary_photos=inverse.photos))
     return leak if mode is None else _refined(model, update, leak, mode, inverse, progress)
+
+
+def walked_down(model: nn.Module, update: Update, leak: Leak, seed: int, progress: Progress = SILENT) -> Leak:
+    """The leak with what the convolutions below its maps read, as far down as blocks can be undone; a note says how far."""
+    if not any(found.ndim == 4 for found in leak.inner.values()) or out_of_time("blocks below the maps"):
+        return leak
+    progress.say("Undoing block after block")
+    try:
+        peeled = peel(model, update, leak, "residual", shape=find_reach(model, leak).shape, seed=seed)
+    except UnsumError as error:
+        return replace(leak, notes=[*leak.notes, str(error)])
+    return replace(leak, inner=leak.inner | peeled.inner, notes=[*leak.notes, *peeled.notes])
 
 
 def with_pixels(model: nn.Module, update: Update, leak: Leak, seed: int, progress: Progress = SILENT) -> Leak:
