@@ -1,4 +1,4 @@
-"""Small networks that end in convolutions and a pooled head, a client of theirs, and what their first layers made of its pictures."""
+"""Small networks that end in convolutions and a pooled head, a client of theirs, and the maps of its pictures."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from unsum.gradients import inputs_of
 from unsum.head import Head, orthonormal_rows
 
 _GRID, _COARSE, _RANGE = 61, 13, 1000.0  # factors that are tried, from a thousandth of the guess to a thousand times
-_GOLDEN, _SECTIONS, _PRECISE = 0.6180339887, 48, 1e-9  # golden sections, and the exponent's interval that ends them
+_GOLDEN, _SECTIONS, _PRECISE = 0.6180339887, 48, 1e-8  # golden sections, and the exponent's interval that ends them
 _OPEN = 1e-3  # relative change of the features below which the factor is not seen
 
 

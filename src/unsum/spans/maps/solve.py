@@ -14,7 +14,7 @@ from unsum.spans.maps.search import Ends, apart, beside, descend
 
 _STARTS, _FEWEST = 4, 32  # starts for each sample, and at least
 _EQUATIONS = 64  # for each unknown that a search looks at; all are looked at in the end
-_FEWEST_EQUATIONS = 2048
+_FEWEST_EQUATIONS = 2048  # of a search: more cost time alone
 _STEPS = 25  # of a start with known statistics; roots are reached within twenty
 _ROUNDS = 12  # of further starts, or of statistics
 _FIRST_ROUNDS, _FIRST_STEPS = 5, 3  # with the statistics of all starts, before any sample stands out
@@ -27,7 +27,7 @@ _ROOT, _BEST, _NEVER = 1e-3, 1e3, 3e-2  # misfits: always a root; times the lowe
 
 @dataclass(frozen=True)
 class FoundMaps:
-    """Samples as mixtures s (R, k) with predicted errors of s, misfits, and how many starts came to each; `sign` of the origin."""
+    """Samples as mixtures s (R, k), their predicted errors, misfits, and how many starts came to each; `sign` of the origin."""
 
     s: Tensor
     errors: Tensor
@@ -81,7 +81,8 @@ def solve_rounds(condition: MapCondition, samples: int, seed: int, progress: Pro
             kept, hits = apart(ends)
         before, chosen = chosen, ends.s[_likeliest(ends, kept, samples)]
         progress.part(min(len(kept), samples), samples)
-        settling = len(kept) == samples == len(before) and _moved(before, chosen) < _SETTLED
+        settling = len(chosen) == samples == len(before) and _moved(before, chosen) < _SETTLED
+        settling = settling and (len(kept) > samples or bool((hits > 1).all()))
         if settling or out_of_time("further rounds of statistics"):
             break
     return replace(settled(condition, ends, chosen), sign=sign)
@@ -97,10 +98,10 @@ def _first_rounds(condition: MapCondition, samples: int, seed: int) -> tuple[End
     return ends, few
 
 
-def settled(condition: MapCondition, ends: Ends, chosen: Tensor) -> FoundMaps:
+def settled(condition: MapCondition, ends: Ends, chosen: Tensor, rounds: int = _LAST) -> FoundMaps:
     """The last rounds, with all equations, from the samples that were chosen."""
     last = Ends.of(chosen, 1e-6)
-    for _ in range(_LAST):
+    for _ in range(rounds):
         condition = condition.normed_by(last.s)
         moved = descend(condition, last, 1)
         change = _moved(last.s, moved.s)
@@ -113,8 +114,20 @@ def settled(condition: MapCondition, ends: Ends, chosen: Tensor) -> FoundMaps:
 
 
 def _likeliest(ends: Ends, kept: Tensor, samples: int) -> Tensor:
-    """Of too many ends those that fit best."""
-    return kept[ends.misfits[kept].argsort()[:samples]] if len(kept) > samples else kept
+    """Of too many ends those that are samples: of the two nearest to each other the worse one goes, again and again.
+
+    Before statistics have settled, starts end here and there around one sample; two samples are far apart.
+    """
+    chosen = kept
+    while len(chosen) > samples:
+        s = ends.s[chosen]
+        sizes = s.norm(dim=1).clamp_min(1e-12)
+        apart_by = torch.cdist(s, s) / torch.minimum(sizes[:, None], sizes)
+        apart_by.fill_diagonal_(torch.inf)
+        pair = divmod(int(apart_by.argmin()), len(chosen))
+        worse = max(pair, key=lambda i: float(ends.misfits[chosen[i]]))
+        chosen = torch.cat([chosen[:worse], chosen[worse + 1 :]])
+    return chosen
 
 
 def _moved(before: Tensor, after: Tensor) -> float:
