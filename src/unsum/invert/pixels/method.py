@@ -23,7 +23,7 @@ from unsum.invert.pixels.descend import polish
 from unsum.invert.pixels.equations import posed
 from unsum.invert.pixels.judge import Solution, judge
 from unsum.invert.pixels.reach import Reach, find_reach
-from unsum.invert.pixels.starts import EXPLAINED, several_starts, solve_together
+from unsum.invert.pixels.starts import EXPLAINED, best_scale, several_starts, solve_together
 from unsum.leak import Leak
 from unsum.progress import SILENT, Progress
 from unsum.update import Update
@@ -84,7 +84,7 @@ def solve_pixels(
     if equations.norms and not known:
         # The scale of a batch that BatchNorm normalizes is seen through its ε alone, which float32 does not resolve.
         with posed(model, reach.layer, reach.maps, torch.float64, end) as equations:
-            fine = polish(equations, found.double(), progress)
+            fine = polish(equations, best_scale(equations, found.double()), progress)
             found, misfit = fine.z, fine.misfit
             solution = Solution.at(equations, reach, found, misfit)
     errors, exact, notes = judge(model, update, leak, solution)

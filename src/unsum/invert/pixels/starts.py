@@ -1,9 +1,9 @@
 """Where pictures begin, and where they begin anew.
 
 A sample that stands for itself begins with one color. Where BatchNorm ties the batch together, a coarse picture has other
-statistics than a fine one, and everything above reads it with the wrong contrast. So statistics are held there: first those of
-noise whose spectrum falls as that of photos does, then those of the pictures that were found with them, and so on. Once they
-agree, the batch is solved as one.
+statistics than a fine one, and everything above reads it with the wrong contrast. So statistics are held there: first the
+running ones of a trained model, or those of noise whose spectrum falls as that of photos does; then those of the pictures that
+were found with them, and so on. Once they agree, the batch is solved as one.
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ def solve_together(equations: Equations, given: Tensor | None, reach: Reach, see
     like = equations.maps
     guess = given if given is not None else photo_noise(len(reach.maps), reach.shape, seed).to(like)
     pictures = torch.full((len(reach.maps), reach.shape[0], 1, 1), _GRAY).to(like)
-    for _ in range(_ROUNDS):
-        equations.hold(guess)
-        guess = pictures = descend(equations, pictures, reach.shape, progress).z
+    for number in range(_ROUNDS):
+        if number > 0 or given is not None or not equations.hold_running():
+            equations.hold(guess)
+        pictures = descend(equations, pictures, reach.shape, progress).z
+        guess = pictures = pictures / pictures.std()  # BatchNorm divides the scale out, so that it would drift
         equations.release()
         r = equations.residual(pictures)
         misfit = equations.dots(r, r).sqrt().flatten()
@@ -56,6 +58,14 @@ def solve_together(equations: Equations, given: Tensor | None, reach: Reach, see
             break
     found = descend(equations, pictures, reach.shape, progress)
     return found.z, found.misfit
+
+
+def best_scale(equations: Equations, pictures: Tensor) -> Tensor:
+    """The pictures times what explains the maps best: BatchNorm's ε tells it, though hardly."""
+    factors = [10 ** (k / 20) for k in range(-20, 21)]  # a tenth to ten times
+    with torch.no_grad():
+        left = [float(equations.residual(factor / pictures.std() * pictures).norm()) for factor in factors]
+    return factors[left.index(min(left))] / pictures.std() * pictures
 
 
 def photo_noise(B: int, shape: tuple[int, ...], seed: int) -> Tensor:
