@@ -6,7 +6,7 @@ wrong side changes its channel's sum by its own gradient: the sum shows that the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,9 +35,12 @@ class Mask:
     doubtful: int
     open_share: Tensor
 
-    def without_zero(self, places: tuple[slice, slice]) -> int:
-        """Channels that are positive everywhere among `places`: nothing shows their mean."""
-        return int(self.positive[..., places[0], places[1]].all(3).all(2).all(0).sum())
+    def without_zero(self, classes: Sequence[tuple[slice, slice]]) -> Tensor:
+        """(1, C, h, w) entries of channels that are positive at all places of one of the `classes`: nothing shows their mean."""
+        hidden = torch.zeros_like(self.positive[:1])
+        for down, across in classes:
+            hidden[..., down, across] = self.positive[..., down, across].all(3).all(2).all(0)[None, :, None, None]
+        return hidden
 
 
 def confirmed(maps: Tensor, gradient: Tensor, grad_beta: Tensor, level: Tensor, *, signed: bool = False) -> Mask:
