@@ -21,6 +21,7 @@ from unsum.peel.residual.shared import Shared
 _STEPS = 120  # budget of the fixed point
 _MEMORY = 8  # steps that Anderson's mixing looks back on
 _SETTLED = 1e-9  # relative change at which nothing more is to be had
+_ALIKE = 1e-4  # of a channel's range: zeros agree to that, and hardly ever anything else
 _PINNINGS = 4  # times that the scale is looked at again
 ROUNDING = (
     1e-6  # of an equation, at least: gradients summed in float32 err by that, and few spare equations may hide it
@@ -162,10 +163,11 @@ class _FixedPoint:
 
 
 def _lowest(values: Tensor) -> Tensor:
-    """(1, C, 1, 1) the level of the zeros: noise scatters them, so the middle one of the lowest tenth."""
+    """(1, C, 1, 1) the level of the zeros, which noise scatters: the mean of the entries that are as low as the lowest."""
     rows = values.permute(1, 0, 2, 3).flatten(1)
-    lowest = rows.topk(max(1, rows.shape[1] // 10), largest=False).values
-    return lowest.median(1).values.view(1, -1, 1, 1)
+    least, most = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
+    near = rows <= least + _ALIKE * (most - least)
+    return ((rows * near).sum(1) / near.sum(1)).view(1, -1, 1, 1)
 
 
 class _Anderson:

@@ -82,6 +82,7 @@ class _Walk:
         self.steps: list[_Walked] = []
         self.notes: list[str] = []
         self.errors = self.start.errors  # (B,) of the layer before
+        self.told = torch.ones((), dtype=torch.bool)  # entries of a block's output of which the mean is known, too
         self.open = torch.zeros_like(self.errors)  # (B,) share of the gradient behind signs that nothing tells
         with contextlib.suppress(_Reached):
             self._down()
@@ -102,7 +103,7 @@ class _Walk:
     def _block(self, block: Block, feeding: Block | None, out: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
         """The block's input and its gradient where it is positive, from its output and the gradient before the last ReLU."""
         sizes = block.sizes(len(out))
-        known = _Known(out, d, out, out, d)
+        known = _Known(out, d, out, out, d, self.told, len(self.steps) - 1)
         for number in range(len(block.units) - 1, 0, -1):
             unit, before = block.units[number], block.units[number - 1]
             through = partial(unit.back, known.inner)
@@ -119,14 +120,16 @@ class _Walk:
     def _entering(self, block: Block, size: torch.Size, beta: Tensor | None, known: _Known) -> tuple[Tensor, Tensor]:
         first, shortcut, bounds = block.units[0], block.shortcut, None
         out, y, d = known.out, known.y, known.d
+        shown = (out > 0) & known.told
         readers = [Taker(first, known.inner)]
-        outputs = [Output(first, known.after, known.after > 0)]
+        outputs = [Output(first, known.after, (known.after > 0) & self.told)]
         if shortcut is None:
-            low = torch.where(out > 0, (out - y).clamp_min(0), 0.0)
-            bounds = low, torch.where(out > 0, low, (-y).clamp_min(0))
+            low = torch.where(shown, (out - y).clamp_min(0), 0.0)
+            high = torch.where(out > 0, math.inf, (-y).clamp_min(0))
+            bounds = low, torch.where(shown, low, high)
         else:
             readers.append(Taker(shortcut, d))
-            outputs.append(Output(shortcut, out - y, out > 0))
+            outputs.append(Output(shortcut, out - y, shown))
         seen = _places_read(readers)
 
         def through(x: Tensor) -> Tensor:
@@ -148,11 +151,18 @@ class _Walk:
             mask = confirmed(reading.maps, gradient, beta, reading.level)
         guessed = shortcut is not None and beta is None and first.batch_statistics
         maps = self._record(seen.readers, reading, mask, guessed=guessed)
+        self._correct(known, y + (maps if shortcut is None else shortcut.output(maps)) if seen.step == 1 else out)
         if mask is None:
             self._end(f"here: {self.blocks.stop}")
         if seen.step > 1:
             self._end(f"at {first.name!r}: the block passes over places, which carry no gradient")
         return maps, gradient * mask.positive
+
+    def _correct(self, known: _Known, out: Tensor) -> None:
+        """Where BatchNorm hid means of the block's output, the block itself tells them once its input is read."""
+        if known.step >= 0 and not bool(known.told.all()) and bool(self.told.all()):
+            maps = torch.where(known.told, known.out, out.relu())
+            self.steps[known.step] = replace(self.steps[known.step], maps=maps, doubts=[])
 
     def _aside(self, reader: Taker, shared: Shared, size: torch.Size) -> None:
         """What the shortcut's convolution alone tells, where that of both does not do; then the walk is over."""
@@ -190,10 +200,12 @@ class _Walk:
         if mask is not None:
             maps = maps * mask.positive
             self.open = self.open + mask.open_share
-            hidden = sum(mask.without_zero(places) for places in reading.hidden)
-            if hidden:
+            hidden = mask.without_zero(reading.hidden)
+            self.told = ~hidden
+            count = int(hidden.flatten(2).any(2).sum())
+            if count:
                 doubts.append(
-                    f"{hidden} of {maps.shape[1]} channels that {unit.name!r} read are positive throughout the batch, so that "
+                    f"{count} of {maps.shape[1]} channels that {unit.name!r} read are positive throughout the batch, so that "
                     "BatchNorm hides their mean; their smallest entry was taken for zero."
                 )
         layer = PeeledLayer(unit.name, float(self.errors.max()), reading.residual, maps.numel(), equations)
@@ -220,7 +232,9 @@ class _Walk:
             notes.append("The separation that this continues is not certified, so neither is what was read.")
         exact = grant_each(MARGIN * errors, above=self.leak.exact, doubts=found.doubts)
         layers = [step.layer for step in steps[: last + 1]]
-        inner = self.start.inner | {name: step.maps for step in steps[: last + 1] for name in step.names}
+        # Others read these maps for exact ones: what is in doubt stays out, unless it is the answer.
+        kept = [step for step in steps[:last] if not step.doubts] + [found]
+        inner = self.start.inner | {name: step.maps for step in kept for name in step.names}
         return Peeled("residual", found.maps, errors, exact, False, layers, [*found.doubts, *notes], inner=inner)
 
 
@@ -233,6 +247,8 @@ class _Known:
     y: Tensor  # what the last unit wrote
     after: Tensor  # what the unit below reads into: the input of the last unit that was undone
     inner: Tensor  # its gradient, before the ReLU
+    told: Tensor  # (1, C, h, w) entries of `out` of which the mean is known, too
+    step: int  # of the walk that read `out`
 
 
 @dataclass(frozen=True)
