@@ -147,7 +147,8 @@ def test_bottlenecks(train: bool, labels: list[int]) -> None:
     leak = unsum.separate(sent.model, sent.update, "spans")
     assert leak.batch_size == 3
     assert leak.exact, leak.notes
-    assert unsum.score(leak, features=sent.features, targets=sent.labels)["worst_feature_error"] < 2e-5
+    error = unsum.score(leak, features=sent.features, targets=sent.labels)["worst_feature_error"]
+    assert error < min(2e-4, leak.predicted_error)
     assert sorted(leak.labels.tolist()) == sorted(labels)
 
 

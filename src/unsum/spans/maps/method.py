@@ -293,6 +293,7 @@ def _by_eps(condition: MapCondition, found: FoundMaps, guess: float) -> tuple[Fo
         return float(last_rounds(_at_factor(few, factor), found.s, _FEW)[0].misfits.norm())
 
     value = least(left, guess)
+    value = value if left(value) < left(guess) else guess
     return _with_factor(condition, found, value), Factor(value, told=False)
 
 

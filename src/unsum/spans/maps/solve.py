@@ -184,7 +184,7 @@ def narrowed(condition: MapCondition, samples: int, generator: torch.Generator) 
         )
     places = min(P, max(4, -(-wanted // len(condition.space.beyond))))
     some = torch.randperm(P, generator=generator)[:places].to(condition.c.device)
-    return replace(condition, K=condition.K[:, :, some], c=condition.c[:, some])
+    return replace(condition, K=condition.K[:, :, some], c=condition.c[:, some], everywhere=condition)
 
 
 def _roots(ends: Ends) -> Tensor:
