@@ -39,7 +39,7 @@ from unsum.spans.targets import read_loss
 from unsum.update import Update
 
 _GAP = 1e-2  # of the singular value before it: those below may be no samples'
-_FEW = 4  # rounds of statistics, to compare factors
+_FEW = 6  # rounds of statistics, to compare factors
 _POLISHES = 3  # last solves: each takes the error of δ down further
 
 
@@ -289,9 +289,12 @@ def _by_eps(condition: MapCondition, found: FoundMaps, guess: float) -> tuple[Fo
     """The factor that BatchNorm's eps alone shows: hardly at all where variances are large, and then nothing depends on it."""
     few = narrowed(condition, len(found), torch.Generator().manual_seed(0))
 
-    def left(factor: float) -> float:
-        return float(last_rounds(_at_factor(few, factor), found.s, _FEW)[0].misfits.norm())
+    near = _with_factor(condition, found, guess).s  # eps moves samples more than a few rounds can follow
 
+    def left(factor: float) -> float:
+        return float(last_rounds(_at_factor(few, factor), near, _FEW)[0].misfits.norm())
+
+    near = _with_factor(condition, found, least(left, guess)).s
     value = least(left, guess)
     value = value if left(value) < left(guess) else guess
     return _with_factor(condition, found, value), Factor(value, told=False)
