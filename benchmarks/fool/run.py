@@ -120,6 +120,15 @@ class Record:
     def claims_of(self, path: str) -> int:
         return sum(count for kind, count in self.claims.items() if kind.startswith(f"{path}:"))
 
+    def table(self) -> str:
+        """Rows of a page: path, cases, claims, wrong features, wrong labels."""
+        lines = ["| path | cases | claims | wrong features | wrong labels |", "|---|---:|---:|---:|---:|"]
+        for path in (path for path in PATHS if path in self.paths):
+            wrong = [sum(one["path"] == path for one in some) for some in (self.fooled_features, self.fooled_labels)]
+            lines.append(f"| {path} | {self.paths[path]:,} | {self.claims_of(path):,} | {wrong[0]} | {wrong[1]} |")
+        features, labels = len(self.fooled_features), len(self.fooled_labels)
+        return "\n".join([*lines, f"| **all** | {self.tries:,} | {self.claimed:,} | {features} | {labels} |"])
+
     def write(self, path: Path) -> None:
         """In one step: who stops the search keeps a whole record."""
         part = path.with_name(path.name + ".part")
@@ -346,7 +355,7 @@ def main() -> None:
     if options.json:
         record.write(options.json)
     print(record.sentence())
-    print("claims by path:", ", ".join(f"{path} {record.claims_of(path):,}" for path in PATHS))
+    print(record.table())
 
 
 if __name__ == "__main__":

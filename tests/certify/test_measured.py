@@ -51,11 +51,12 @@ def test_hard_labels_are_measured_as_hard() -> None:
     assert doubt_mixing(asked(0.0)) == []
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1, 4))
 def test_rounding_is_largest_where_features_are_and_no_reason_to_doubt(seed: int) -> None:
     """A few large entries carry most of a row's rounding, so that a mean over the row is less than what the answer must leave."""
-    model, features, targets = batch(1, seed)
-    update = unsum.capture(model, features, targets, defenses=unsum.Float16())
+    torch.manual_seed(seed)
+    model, features = nn.Linear(H, 10), torch.randn(1, H).relu().square()
+    update = unsum.capture(model, features, torch.tensor([0]), defenses=unsum.BFloat16())
     leak = unsum.separate(model, update, batch_size=1)
     assert leak.exact
     assert float((leak.features - features).norm() / features.norm()) < 1e-3

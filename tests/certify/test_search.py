@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
+from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 
@@ -33,6 +34,13 @@ def fool() -> ModuleType:
     return importlib.import_module("run")
 
 
+@pytest.fixture(autouse=True)
+def _patience(fool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search makes the solvers impatient; the tests after it have their usual patience again."""
+    for module in (fool.exact_proposals, fool.spans_search, fool.spans_settle, fool.spans_steps):
+        monkeypatch.setattr(module, "PATIENCE", module.PATIENCE)
+
+
 @pytest.fixture(scope="module")
 def attempt(fool: ModuleType) -> ModuleType:
     """One try at the head's certificate."""
@@ -46,10 +54,7 @@ def attempt(fool: ModuleType) -> ModuleType:
         *long(("losses", 30), *((path, 15) for path in ("head", "rounds", "steps", "text", "peel", "spans"))),
     ],
 )
-def test_no_claim_is_false_and_nothing_crashes(
-    fool: ModuleType, monkeypatch: pytest.MonkeyPatch, path: str, tries: int
-) -> None:
-    monkeypatch.setattr(fool.exact_proposals, "PATIENCE", 0.2)
+def test_no_claim_is_false_and_nothing_crashes(fool: ModuleType, path: str, tries: int) -> None:
     record = fool.evolve(tries, 12, path)
     assert record.tries == tries
     assert record.claimed >= 1  # a search without claims would show nothing
@@ -277,9 +282,34 @@ def test_a_try_ends_with_its_time(attempt: ModuleType) -> None:
 def test_records_add_up(fool: ModuleType) -> None:
     one = fool.Record(tries=3, claimed=2, worst_claim=1e-4, claims={"a": 2}, seeds=[1])
     other = fool.Record(
-        tries=5, claimed=1, worst_claim=1e-5, claims={"a": 1, "b": 1}, seeds=[2], fooled_labels=[{"seed": 7}]
+        tries=5,
+        claimed=1,
+        worst_claim=1e-5,
+        claims={"a": 1, "b": 1},
+        seeds=[2],
+        fooled_labels=[{"seed": 7, "path": "head"}],
     )
     both = fool.merge([one, other])
     assert (both.tries, both.claimed, both.worst_claim, both.seeds) == (8, 3, 1e-4, [1, 2])
     assert both.claims == {"a": 3, "b": 1}
-    assert both.fooled_labels == [{"seed": 7}]
+    assert both.fooled_labels == [{"seed": 7, "path": "head"}]
+
+
+def test_two_processes_stop_by_themselves_and_their_records_are_one(fool: ModuleType, tmp_path: Path) -> None:
+    options = Namespace(
+        paths=["rounds", "losses"], processes=2, tries=6, minutes=1.0, deadline=0.3, seed=5, json=tmp_path / "both.json"
+    )
+    record = fool.search(options)
+    assert (record.tries, record.paths, record.seeds) == (6, {"rounds": 3, "losses": 3}, [5, 6])
+    assert list(tmp_path.iterdir()) == []  # parts are added up and gone
+    assert "| **all** | 6 |" in record.table()
+
+
+def test_most_tries_end_soon_after_the_time_that_claims_take(fool: ModuleType) -> None:
+    patience = fool.Patience(2.0)
+    for _ in range(5):
+        patience.add(fool.Try({}, "claimed", seconds=0.1))
+        patience.add(fool.Try({}, "not claimed", seconds=9.0))
+    limits = [patience.next() for _ in range(20)]
+    assert sorted(set(limits)) == pytest.approx([0.3, 2.0])
+    assert limits.count(2.0) == 2

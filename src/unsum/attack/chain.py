@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from unsum.attack.auto import auto, only
 from unsum.attack.options import AUTO, AttackOptions
-from unsum.attack.pictures import Inverses, with_pictures
+from unsum.attack.pictures import Inverses, with_pictures, with_pixels
 from unsum.attack.reach import HOPELESS
 from unsum.certify.claim import grant_each
 from unsum.deadline import out_of_time
@@ -176,6 +176,10 @@ def _with_inputs(model: nn.Module, update: Update, leak: Leak, options: AttackOp
     if options.method == AUTO and options.inverse is None:
         leak = _peeled(model, update, leak, options.seed, progress)
         if leak.inputs is not None and (leak.images is not None or leak.inputs.ndim == 2):
+            return leak
+    if options.inverse is None:
+        leak = with_pixels(model, update, leak, options.seed, progress)
+        if leak.images is not None:
             return leak
     return with_pictures(model, update, leak, options.inverse, options.refine, progress)
 

@@ -33,7 +33,7 @@ _BADLY = 10.0  # times our own rounding: another order of summation, another mac
 _SPARE = 1.2  # equations for each unknown below which a misfit says little of the noise
 _LEAST_NOISE = float(torch.finfo(torch.float32).eps)  # of a map: gradients in float32 tell no better
 _HIDES_SCALE = 1e-2  # sensitivity to the batch's scale, beside the mean one, below which it is named
-_PROBES = 2
+_PROBES = 2  # noises, of which the one that moves pictures most counts
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsum.deadline import out_of_time
-from unsum.invert.pixels.descend import UNTRIED, descend
+from unsum.invert.pixels.descend import descend
 from unsum.invert.pixels.equations import Equations
 from unsum.invert.pixels.reach import Reach
 from unsum.progress import Progress
@@ -34,7 +33,7 @@ def several_starts(equations: Equations, given: Tensor | None, reach: Reach, see
     colors = [_GRAY + _SPREAD * k + 0.05 * torch.randn(B, c, 1, 1, generator=generator) for k in range(_COLORS)]
     for start in [*([] if given is None else [given]), *colors]:
         rows = (~(misfit < EXPLAINED)).nonzero()[:, 0]
-        if not len(rows) or (bool(misfit.isfinite().all()) and out_of_time(UNTRIED)):
+        if not len(rows) or (bool(misfit.isfinite().all()) and equations.over()):
             break
         found = descend(equations.of(rows), start.to(like)[rows], reach.shape, progress)
         better = found.misfit < misfit[rows]
@@ -53,7 +52,7 @@ def solve_together(equations: Equations, given: Tensor | None, reach: Reach, see
         equations.release()
         r = equations.residual(pictures)
         misfit = equations.dots(r, r).sqrt().flatten()
-        if bool((misfit < _NEAR * len(misfit) ** 0.5).all()) or out_of_time(UNTRIED):
+        if bool((misfit < _NEAR * len(misfit) ** 0.5).all()) or equations.over():
             break
     found = descend(equations, pictures, reach.shape, progress)
     return found.z, found.misfit
