@@ -17,7 +17,7 @@ from unsum.peel.activations import Activation
 from unsum.peel.dense import SPARE, rounding
 from unsum.peel.method import MARGIN
 from unsum.spans.judge import doubt_number, doubt_reading
-from unsum.spans.maps.pair import ConvPair, ConvLayer
+from unsum.spans.maps.pair import ConvLayer, ConvPair
 from unsum.spans.maps.pooled import Above, Normed, read_above
 from unsum.spans.maps.tail import shared_sizes
 from unsum.spans.targets import LossReading, read_targets
@@ -65,7 +65,9 @@ def answer_bottleneck(
     assert norm is not None
     written = rows @ second.conv.weight.detach().to(rows).flatten(1).T
     normed = Normed.of(written, norm, train=train)
-    E = normed.sent(delta, *(_grad(update, f"{second.norm_name}.{part}", rows, len(delta.T)) for part in ("weight", "bias")))
+    E = normed.sent(
+        delta, *(_grad(update, f"{second.norm_name}.{part}", rows, len(delta.T)) for part in ("weight", "bias"))
+    )
     above = read_above(normed, E, head, len(maps))
     features, errors = _features(head, above.G)
     logits = features @ head.W.double().T if head.b is None else features @ head.W.double().T + head.b.double()
@@ -117,7 +119,8 @@ def _left(
     """Parameter → share of its gradient that the samples leave, played from the head down to the pair's first convolution."""
     G = reading.loss.gradient(logits, reading.Y) * reading.weights[:, None]
     E = above.gates * (G @ head.W.double() / above.gates.shape[1])[:, None]  # (B, P, channels)
-    names, parameters = [], []
+    names: list[str] = []
+    parameters: list[Tensor] = []
     with torch.enable_grad():
         out = maps
         for layer, activation in ((pair.first, pair.activation), (pair.second, None)):
@@ -131,12 +134,22 @@ def _left(
 
 
 def _layer(
-    layer: ConvLayer, activation: Activation | None, x: Tensor, names: list[str], parameters: list[Tensor], *, train: bool
+    layer: ConvLayer,
+    activation: Activation | None,
+    x: Tensor,
+    names: list[str],
+    parameters: list[Tensor],
+    *,
+    train: bool,
 ) -> Tensor:
     """Convolution, BatchNorm and activation in float64, with their parameters noted."""
     norm = layer.batch_norm
     assert norm is not None
-    held = {f"{layer.name}.weight": layer.conv.weight, f"{layer.norm_name}.weight": norm.weight, f"{layer.norm_name}.bias": norm.bias}
+    held = {
+        f"{layer.name}.weight": layer.conv.weight,
+        f"{layer.norm_name}.weight": norm.weight,
+        f"{layer.norm_name}.bias": norm.bias,
+    }
     W, gamma, beta = (None if p is None else p.detach().to(x).requires_grad_() for p in held.values())
     names += [name for name, p in held.items() if p is not None]
     parameters += [p for p in (W, gamma, beta) if p is not None]

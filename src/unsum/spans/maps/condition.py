@@ -120,6 +120,7 @@ class MapCondition:
     affine: Affine | None = None
     batch: BatchNormed | None = None
     norm: Callable[[Tensor], Tensor] | None = None
+    everywhere: MapCondition | None = None  # where not all places are looked at: statistics are of all
 
     @property
     def unknowns(self) -> int:
@@ -140,7 +141,7 @@ class MapCondition:
     def normed_by(self, s: Tensor) -> MapCondition:
         """With the statistics of these samples."""
         assert self.batch is not None
-        return replace(self, affine=self.batch.of(self.written(s)))
+        return replace(self, affine=self.batch.of((self.everywhere or self).written(s)))
 
     def written(self, s: Tensor) -> Tensor:
         """(S, C, P) what the first convolution writes."""

@@ -27,20 +27,19 @@ from unsum.spans.maps.bottleneck import answer_bottleneck, judge_bottleneck
 from unsum.spans.maps.condition import Among, MapCondition, Places, convolved
 from unsum.spans.maps.corner import MapSpace, map_space, with_lengths
 from unsum.spans.maps.judge import MapAnswer, judge
-from unsum.spans.maps.pair import ConvPair, ConvLayer, find_pairs, tail_above
+from unsum.spans.maps.pair import ConvLayer, ConvPair, find_pairs, tail_above
 from unsum.spans.maps.polish import maps_given
 from unsum.spans.maps.pooled import is_pooled_sum
 from unsum.spans.maps.scale import common_factor, least
 from unsum.spans.maps.search import Ends
-from unsum.spans.maps.solve import FoundMaps, settled, solve_known, solve_rounds
+from unsum.spans.maps.solve import FoundMaps, last_rounds, narrowed, settled, solve_known, solve_rounds
 from unsum.spans.maps.statistics import in_train_mode, running, sent
 from unsum.spans.maps.tail import Tail, in_client_mode
 from unsum.spans.targets import read_loss
 from unsum.update import Update
 
 _GAP = 1e-2  # of the singular value before it: those below may be no samples'
-_FAR, _TELLING = 30.0, 2.0  # a factor so many times smaller must leave so much more, or eps does not tell it
-_SETTLING, _FEW = 30, 4  # rounds of statistics at a new factor: in the end, and to compare factors
+_FEW = 6  # rounds of statistics, to compare factors
 _POLISHES = 3  # last solves: each takes the error of δ down further
 
 
@@ -92,7 +91,7 @@ def separate_maps(
     if len(found) < batch.space.samples:
         return _too_few(head, batch, found)
     if tail_above(model, batch.pair.source) is None:
-        return _bottleneck(head, batch, model, update, found, factor, loss, knowledge)
+        return _bottleneck(head, batch, update, found, factor, loss, knowledge)
     answer = _answered(head, batch, model, update, found, factor.value, loss, knowledge)
     return _leak(head, batch, answer, knowledge, seed, factor)
 
@@ -100,7 +99,6 @@ def separate_maps(
 def _bottleneck(
     head: Head,
     batch: MapBatch,
-    model: nn.Module,
     update: Update,
     found: FoundMaps,
     factor: Factor,
@@ -154,7 +152,7 @@ def read_batch(model: nn.Module, update: Update, device: torch.device) -> MapBat
             "'spans' needs two consecutive dense layers, or two convolutions of stride 1 with an activation between them whose "
             "gradients were sent; this model has neither; use 'exact' for the head alone."
         )
-    full = []
+    full, counted = [], ""
     for pair in pairs:
         if tail_above(model, pair.source) is None and not is_pooled_sum(model, pair, find_head(model)[0]):
             continue
@@ -162,9 +160,18 @@ def read_batch(model: nn.Module, update: Update, device: torch.device) -> MapBat
         if here[0].full or above[0].full:
             full.append(pair.first)
             break  # layers below have more places
+        counted = counted or " and ".join(
+            f"{layer.name!r} ({len(span[-1])} directions, {layer.conv.out_channels} channels)"
+            for layer, span in ((pair.first, here), (pair.second, above))
+        )
         batch = next((batch for one in here for batch in [_batch(pair, one, above)] if batch is not None), None)
         if batch is not None:
             return batch
+    if not counted and not full:
+        raise UnsumError(
+            "More than one path leads from the convolutions whose gradients were sent to the logits, so no sample can be "
+            "checked; use 'exact' for the head alone."
+        )
     if full:
         widest = max(layer.conv.out_channels for layer in full)
         raise UnsumError(
@@ -172,8 +179,8 @@ def read_batch(model: nn.Module, update: Update, device: torch.device) -> MapBat
             "smaller batches, or smaller pictures, are read. Gradient matching ('ig') remains."
         )
     raise UnsumError(
-        "No maps were found in the gradients of the convolutions: noise hides them, or the batch is larger than their channels "
-        "allow; this is no sign that nothing leaks."
+        f"No maps were found in the gradients of {counted}: samples need a direction for each of their places, and noise, or "
+        "relus that are alike at several places, take some away; this is no sign that nothing leaks."
     )
 
 
@@ -280,21 +287,28 @@ def _scaled(
 
 def _by_eps(condition: MapCondition, found: FoundMaps, guess: float) -> tuple[FoundMaps, Factor]:
     """The factor that BatchNorm's eps alone shows: hardly at all where variances are large, and then nothing depends on it."""
+    few = narrowed(condition, len(found), torch.Generator().manual_seed(0))
+
+    near = _with_factor(condition, found, guess).s  # eps moves samples more than a few rounds can follow
 
     def left(factor: float) -> float:
-        return float(_with_factor(condition, found, factor, _FEW).misfits.norm())
+        return float(last_rounds(_at_factor(few, factor), near, _FEW)[0].misfits.norm())
 
-    if left(guess / _FAR) < _TELLING * left(guess):  # variances are large against eps
-        return _with_factor(condition, found, guess), Factor(guess, told=False)
+    near = _with_factor(condition, found, least(left, guess)).s
     value = least(left, guess)
+    value = value if left(value) < left(guess) else guess
     return _with_factor(condition, found, value), Factor(value, told=False)
 
 
-def _with_factor(condition: MapCondition, found: FoundMaps, factor: float, rounds: int = _SETTLING) -> FoundMaps:
-    """The samples once more: maps that are so many times larger have that much less of BatchNorm's eps."""
+def _at_factor(condition: MapCondition, factor: float) -> MapCondition:
+    """Maps that are so many times larger have that much less of BatchNorm's eps."""
     assert condition.batch is not None
-    norm = replace(condition.batch, eps=condition.batch.eps / factor**2)
-    again = settled(replace(condition, batch=norm), Ends.of(found.s), found.s, rounds)
+    return replace(condition, batch=replace(condition.batch, eps=condition.batch.eps / factor**2))
+
+
+def _with_factor(condition: MapCondition, found: FoundMaps, factor: float) -> FoundMaps:
+    """The samples once more."""
+    again = settled(_at_factor(condition, factor), Ends.of(found.s), found.s)
     return replace(again, hits=found.hits, sign=found.sign)
 
 

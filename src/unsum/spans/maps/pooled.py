@@ -1,9 +1,9 @@
 """Bottlenecks: the pair's input does not lead to the logits alone, but what lies above is told by gradients that are known.
 
-out = relu(r + x), features = mean over places of out, logits = head(features). The samples' maps y before the last convolution are
-known, so ∇W = δᵀ Y gives δ there, and BatchNorm's own gradients ∇β = Σ E and ∇γ = Σ E ẑ turn δ into E = ∂loss/∂r. Pooling says
-what E is: at every place g_c / places or, where relu is off, zero, with g = Wᵀ G. So gates and G are read off, for every sample
-by itself, and x is not needed. The features follow from the head's gradient, ∇W = Gᵀ F.
+out = relu(r + x), features = mean over places of out, logits = head(features). The samples' maps y before the last convolution
+are known, so ∇W = δᵀ Y gives δ there, and BatchNorm's own gradients ∇β = Σ E and ∇γ = Σ E ẑ turn δ into E = ∂loss/∂r. Pooling
+says what E is: at every place g_c / places or, where relu is off, zero, with g = Wᵀ G. So gates and G are read off, for every
+sample by itself, and x is not needed. The features follow from the head's gradient, ∇W = Gᵀ F.
 """
 
 from __future__ import annotations
@@ -71,9 +71,7 @@ class Normed:
     def of(cls, rows: Tensor, norm: nn.BatchNorm2d, *, train: bool) -> Normed:
         assert train or (norm.running_mean is not None and norm.running_var is not None)
         mean = rows.mean(0) if train or norm.running_mean is None else norm.running_mean.to(rows)
-        variance = (
-            (rows - mean).square().mean(0) if train or norm.running_var is None else norm.running_var.to(rows)
-        )
+        variance = (rows - mean).square().mean(0) if train or norm.running_var is None else norm.running_var.to(rows)
         inverse = (variance + norm.eps).rsqrt()
         gamma = torch.ones_like(inverse) if norm.weight is None else norm.weight.detach().to(rows)
         return cls((rows - mean) * inverse, gamma * inverse, train)
@@ -124,7 +122,7 @@ def _least(W: Tensor, g: Tensor, weight: Tensor) -> Tensor:
     thousand classes make every factorization expensive.
     """
     mean = (W * weight.mean(0)) @ W.T
-    mean.diagonal().add_(1e-12 * float(mean.diagonal().mean()))
+    mean.diagonal().add_(1e-12 * float(mean.diagonal().mean()) + 1e-300)
     factor = torch.linalg.cholesky_ex(mean)[0]
     G = g.new_zeros(len(g), len(W))
     rest = (g * weight) @ W.T
@@ -140,4 +138,4 @@ def _least(W: Tensor, g: Tensor, weight: Tensor) -> Tensor:
         if bool((size < _SOLVED * first).all()):
             break
         along = turned + size / before.clamp_min(1e-300) * along
-    return G
+    return G.nan_to_num()

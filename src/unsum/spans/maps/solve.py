@@ -98,9 +98,17 @@ def _first_rounds(condition: MapCondition, samples: int, seed: int) -> tuple[End
     return ends, few
 
 
-def settled(condition: MapCondition, ends: Ends, chosen: Tensor, rounds: int = _LAST) -> FoundMaps:
+def settled(condition: MapCondition, ends: Ends, chosen: Tensor) -> FoundMaps:
     """The last rounds, with all equations, from the samples that were chosen."""
-    last = Ends.of(chosen, 1e-6)
+    last, condition = last_rounds(condition, chosen, _LAST)
+    found = _finished(condition, last, len(last))
+    near = torch.cdist(found.s, ends.s) < _NEAR * ends.s.norm(dim=1).clamp_min(1e-12)
+    return replace(found, hits=near.sum(1))
+
+
+def last_rounds(condition: MapCondition, s: Tensor, rounds: int) -> tuple[Ends, MapCondition]:
+    """(samples near the end, the condition with their statistics)."""
+    last = Ends.of(s, 1e-6)
     for _ in range(rounds):
         condition = condition.normed_by(last.s)
         moved = descend(condition, last, 1)
@@ -108,9 +116,7 @@ def settled(condition: MapCondition, ends: Ends, chosen: Tensor, rounds: int = _
         last = moved
         if change < _FIXED:
             break
-    found = _finished(condition.normed_by(last.s), last, len(last))
-    near = torch.cdist(found.s, ends.s) < _NEAR * ends.s.norm(dim=1).clamp_min(1e-12)
-    return replace(found, hits=near.sum(1))
+    return last, condition.normed_by(last.s)
 
 
 def _likeliest(ends: Ends, kept: Tensor, samples: int) -> Tensor:
@@ -178,7 +184,7 @@ def narrowed(condition: MapCondition, samples: int, generator: torch.Generator) 
         )
     places = min(P, max(4, -(-wanted // len(condition.space.beyond))))
     some = torch.randperm(P, generator=generator)[:places].to(condition.c.device)
-    return replace(condition, K=condition.K[:, :, some], c=condition.c[:, some])
+    return replace(condition, K=condition.K[:, :, some], c=condition.c[:, some], everywhere=condition)
 
 
 def _roots(ends: Ends) -> Tensor:

@@ -67,7 +67,9 @@ class Tail:
     gradients: dict[str, Tensor] = field(repr=False)
 
     @classmethod
-    def of(cls, module: fx.GraphModule, head: Head, layers: tuple[ConvLayer, ...], update: Update, *, train: bool) -> Tail:
+    def of(
+        cls, module: fx.GraphModule, head: Head, layers: tuple[ConvLayer, ...], update: Update, *, train: bool
+    ) -> Tail:
         module = in_client_mode(module.to(head.W.device), train=train)
         held = {name: update.gradients[name] for name, _ in module.named_parameters() if name in update.gradients}
         gradients = {name: gradient.to(head.W.device).double() for name, gradient in held.items()}
