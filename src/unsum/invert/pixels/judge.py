@@ -23,7 +23,7 @@ from unsum.certify.question import name_some
 from unsum.gradients import main_output, quiet
 from unsum.invert.pixels.descend import least_squares
 from unsum.invert.pixels.equations import Equations
-from unsum.invert.pixels.reach import Reach
+from unsum.invert.pixels.reach import PixelReach
 from unsum.leak import Leak
 from unsum.update import Update
 
@@ -45,7 +45,7 @@ class Solution:
     notes: list[str]
 
     @staticmethod
-    def at(equations: Equations, reach: Reach, pictures: Tensor, misfit: Tensor) -> Solution:
+    def at(equations: Equations, reach: PixelReach, pictures: Tensor, misfit: Tensor) -> Solution:
         B = len(pictures)
         if reach.equations < _SPARE * reach.unknowns or not bool((misfit < FALSE_ERROR).any()):
             return Solution(pictures, torch.full((B,), torch.inf, dtype=torch.float64, device=pictures.device), [])

@@ -22,7 +22,7 @@ from unsum.invert.method import INVERTERS, Inverse
 from unsum.invert.pixels.descend import polish
 from unsum.invert.pixels.equations import posed
 from unsum.invert.pixels.judge import Solution, judge
-from unsum.invert.pixels.reach import Reach, find_reach
+from unsum.invert.pixels.reach import PixelReach, find_reach
 from unsum.invert.pixels.starts import EXPLAINED, best_scale, several_starts, solve_together
 from unsum.leak import Leak
 from unsum.progress import SILENT, Progress
@@ -108,7 +108,7 @@ def pixels(model: nn.Module, leak: Leak, *, inverse: str | Path | Inverse | None
     return solve_pixels(model, None, leak).images.float()
 
 
-def _given(leak: Leak, reach: Reach, device: torch.device) -> Tensor | None:
+def _given(leak: Leak, reach: PixelReach, device: torch.device) -> Tensor | None:
     """A learned inverse's pictures to start from, where the leak has them in the right shape."""
     if leak.images is None or tuple(leak.images.shape[1:]) != reach.shape:
         return None

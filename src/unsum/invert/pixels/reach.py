@@ -23,7 +23,7 @@ _HALF = 4  # times fewer pixels: a picture of half the side
 
 
 @dataclass(frozen=True)
-class Reach:
+class PixelReach:
     """The layer whose map (B, C, h, w) is used, the shape of one picture, and equations against unknowns."""
 
     layer: str
@@ -58,14 +58,14 @@ class Reach:
         )
 
 
-def find_reach(model: nn.Module, leak: Leak, shape: tuple[int, ...] | None = None) -> Reach:
+def find_reach(model: nn.Module, leak: Leak, shape: tuple[int, ...] | None = None) -> PixelReach:
     """The largest map of the leak, of several the one nearest to the picture, with the shape of the pictures behind it."""
     maps = {name: found for name, found in leak.inner.items() if found.ndim == 4}
     if not maps:
         raise UnsumError("Pixels follow from what a convolution read, and this leak holds no such map.")
     order = [name for name, _ in model.named_modules() if name in maps]
     layer = max(order, key=lambda name: maps[name][0].numel())  # the first of several
-    return Reach(layer, maps[layer], shape or _shape_behind(model, layer, maps[layer]))
+    return PixelReach(layer, maps[layer], shape or _shape_behind(model, layer, maps[layer]))
 
 
 def _shape_behind(model: nn.Module, layer: str, maps: Tensor) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unsum.invert.pixels.descend import descend
 from unsum.invert.pixels.equations import Equations
-from unsum.invert.pixels.reach import Reach
+from unsum.invert.pixels.reach import PixelReach
 from unsum.progress import Progress
 
 EXPLAINED = 1e-3  # relative misfit of a map above which a picture has ended elsewhere: right ones end at rounding
@@ -24,7 +24,9 @@ _NEAR = 0.05  # misfit from which the batch is solved as one
 Found = tuple[Tensor, Tensor]  # pictures (B, c, h, w), misfits (B,)
 
 
-def several_starts(equations: Equations, given: Tensor | None, reach: Reach, seed: int, progress: Progress) -> Found:
+def several_starts(
+    equations: Equations, given: Tensor | None, reach: PixelReach, seed: int, progress: Progress
+) -> Found:
     """The best for each sample: those that explain their map are done, the others begin with another color."""
     generator = torch.Generator().manual_seed(seed)
     B, c, like = len(reach.maps), reach.shape[0], equations.maps
@@ -41,7 +43,9 @@ def several_starts(equations: Equations, given: Tensor | None, reach: Reach, see
     return best, misfit
 
 
-def solve_together(equations: Equations, given: Tensor | None, reach: Reach, seed: int, progress: Progress) -> Found:
+def solve_together(
+    equations: Equations, given: Tensor | None, reach: PixelReach, seed: int, progress: Progress
+) -> Found:
     """The whole batch, whose statistics nobody knows."""
     like = equations.maps
     guess = given if given is not None else photo_noise(len(reach.maps), reach.shape, seed).to(like)

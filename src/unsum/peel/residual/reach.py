@@ -35,6 +35,7 @@ class Reach:
     """`depths` in the order of the walk, down to the first layer that is not reached; `deepest` the last one that is."""
 
     start: str
+    start_shape: tuple[int, ...]  # (C, h, w) of what it reads
     depths: list[Depth]
     stop: str
 
@@ -54,18 +55,18 @@ def reach(model: nn.Module, batch_size: int, image_size: int) -> Reach:
         raise UnsumError(
             "The model has no residual blocks of convolutions with BatchNorm, so no walk leads down from them."
         )
-    shapes = _shapes(model, image_size)
+    start, shapes = f"{names[-1]}.conv1", _shapes(model, image_size)
     depths: list[Depth] = []
     for name in reversed(names[:-1]):
         (first, *others), shortcut = convolutions(model, name)
         for layer in reversed(others):
             depths.append(_inside(model, layer, shapes[layer], batch_size))
             if not depths[-1].reached:
-                return Reach(f"{names[-1]}.conv1", depths, _stop(depths[-1]))
+                return Reach(start, shapes[start], depths, _stop(depths[-1]))
         depths.append(_entering(model, first, shortcut, shapes, batch_size))
         if not depths[-1].reached:
-            return Reach(f"{names[-1]}.conv1", depths, _stop(depths[-1]))
-    return Reach(f"{names[-1]}.conv1", depths, "the first residual block is reached")
+            return Reach(start, shapes[start], depths, _stop(depths[-1]))
+    return Reach(start, shapes[start], depths, "the first residual block is reached")
 
 
 def _inside(model: nn.Module, layer: str, shape: tuple[int, ...], B: int) -> Depth:
