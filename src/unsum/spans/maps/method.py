@@ -369,7 +369,7 @@ def _answered(
         sizes = moved.flatten(1).norm(dim=1).clamp_min(1e-300)
         errors = (deviations + (moved - maps).flatten(1).norm(dim=1)) / sizes
         maps, reading, played = moved, again, replayed
-    plain = first.norm is None and first.grad_shift is None
+    plain = first.batch_norm is None and first.grad_shift is None
     return MapAnswer(maps, errors, found.hits, reading, played, tail, batch.missing, plain)
 
 
