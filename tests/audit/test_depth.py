@@ -7,7 +7,7 @@ from torch import nn
 
 import unsum
 from support.maps import network
-from unsum.audit.depth import Depth
+from unsum.audit.depth import DepthRead
 from unsum.audit.report import render, render_markdown
 
 
@@ -34,7 +34,7 @@ def test_peeled_inputs_are_the_deepest() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 64), nn.Tanh(), nn.Linear(64, 20))
     update = unsum.capture(model, torch.randn(3, 12), torch.tensor([4, 4, 1]))
-    depth = Depth.of(model, unsum.attack(model, update))
+    depth = DepthRead.of(model, unsum.attack(model, update))
     assert all(layer.read for layer in depth.layers)
     assert depth.numbers == 12
     assert "the model's own input" in depth.sentence
@@ -45,4 +45,4 @@ def test_the_head_alone_draws_nothing() -> None:
     model = nn.Linear(64, 20)
     update = unsum.capture(model, torch.randn(3, 64), torch.tensor([4, 4, 1]))
     leak = unsum.separate(model, update)
-    assert Depth.of(model, leak).layers == ()
+    assert DepthRead.of(model, leak).layers == ()

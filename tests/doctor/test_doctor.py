@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torchvision.models import resnet18
 
 import unsum
 from support.material import pictures, small_net
@@ -182,3 +183,16 @@ def test_an_exported_model_keeps_the_mode_it_was_exported_in(tmp_path: Path, mod
     findings = unsum.doctor(str(tmp_path / "net.pt2"), classes=40)
     assert marks(findings)["BatchNorm"] == ("ok" if mode else "warning")
     assert f"{'train' if mode else 'eval'} mode, whatever is asked for" in sentence(findings, "BatchNorm")
+
+
+def test_depth_counts_places_against_channels() -> None:
+    model = resnet18(num_classes=10)
+    mark, told = network.depth(model, 2, 64)
+    assert mark == "warning"
+    assert "down to what 'layer1.0.conv1' reads" in told
+    assert "a batch of at most" in network.depth(model, 40, 64)[1]
+    mark, told = network.depth(model, 200, 64)
+    assert mark == "ok"
+    assert "800 places" in told
+    assert "up to 127 samples" in told
+    assert network.depth(nn.Linear(3, 2), 2, 64)[0] == "ok"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 import unsum
 from support.residual_nets import Narrow, client, known_at, read_by
+from unsum.peel.residual import reach
 
 KNOWN = "layers.2.1.conv1"
 
@@ -26,13 +28,13 @@ def error(found: Tensor, true: Tensor) -> float:
 
 
 @pytest.mark.parametrize("train", [False, True])
-def test_every_convolution_down_to_where_equations_end(train: bool) -> None:
+def test_every_convolution_on_the_way_down(train: bool) -> None:
     """Three samples; the last stage's input has 64 places in each class of places, and 128 equations for them."""
     model, images, update, leak = walked(3, train=train)
-    peeled = unsum.peel(model, update, leak, "residual")
+    peeled = unsum.peel(model, update, leak, "residual", layer="layers.1.1.conv1")
     names = [layer.name for layer in peeled.layers]
-    assert names[:4] == ["layers.2.0.conv2", "layers.2.0.conv1", "layers.1.1.conv2", "layers.1.1.conv1"]
-    for layer in peeled.layers[:4]:
+    assert names == ["layers.2.0.conv2", "layers.2.0.conv1", "layers.1.1.conv2", "layers.1.1.conv1"]
+    for layer in peeled.layers:
         assert error(peeled.inner[layer.name], read_by(model, images, layer.name)) < layer.predicted_error < 2e-4
     assert bool(peeled.exact.all())
     assert torch.equal(peeled.inner["layers.2.0.downsample.0"], peeled.inner["layers.2.0.conv1"])
@@ -80,4 +82,35 @@ def test_bottlenecks_go_as_far_as_their_1x1_convolutions_have_channels() -> None
     peeled = unsum.peel(model, update, leak, "residual")
     for layer in peeled.layers:
         assert error(peeled.inner[layer.name], read_by(model, images, layer.name)) < 1e-4
-    print([layer.name for layer in peeled.layers], peeled.notes)
+    assert "layers.2.0.conv2" in peeled.inner
+
+
+@pytest.mark.parametrize(
+    ("B", "deepest", "stop"),
+    [
+        (1, "layers.1.0.conv1", r"'layers\.0\.1\.conv2'.*no batch is small enough"),
+        (4, "layers.1.0.conv2", r"'layers\.1\.0\.conv1'.*at most 1 would"),
+        (6, "layers.2.0.conv1", r"'layers\.1\.1\.conv2'.*at most 4 would"),
+    ],
+)
+def test_reach_is_counted_beforehand(B: int, deepest: str, stop: str) -> None:
+    """Widths 16, 32, 64 on 16², 8², 4²: nine times 32 equations for 64 places of each sample in the middle stage."""
+    counted = reach(Narrow(BasicBlock, [16, 32, 64]), B, 16)
+    assert counted.start == KNOWN
+    assert counted.deepest == deepest
+    assert re.search(stop, counted.stop)
+
+
+def test_reach_of_a_network_without_blocks_is_refused() -> None:
+    with pytest.raises(unsum.UnsumError, match="no residual blocks"):
+        reach(nn.Linear(3, 3), 1, 16)
+
+
+def test_outputs_tell_what_gradients_leave_open() -> None:
+    """Eight samples: 128 places of a class, and as many equations; the known outputs of both convolutions do the rest."""
+    model, images, update, leak = walked(8, train=True)
+    peeled = unsum.peel(model, update, leak, "residual")
+    assert peeled.layers[-1].name == "layers.2.0.conv1"
+    true = read_by(model, images, "layers.2.0.conv1")
+    assert error(peeled.inputs, true) < float(peeled.errors.max()) < 2e-4
+    assert bool(peeled.exact.all())

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import unsum
-from support.maps import client, network
+from support.maps import bottleneck, client, network
 from unsum import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
@@ -138,3 +138,24 @@ def test_noise_leaves_no_false_claim(noise: float) -> None:
     assert not leak.exact
     if leak.batch_size == 3:
         assert float(sent.errors(leak).max()) < max(100 * noise, leak.predicted_error)
+
+
+@pytest.mark.parametrize(("train", "labels"), [(False, [4, 1, 4]), (True, [4, 1, 4]), (True, [2, 2, 2])])
+def test_bottlenecks(train: bool, labels: list[int]) -> None:
+    """What stands beside the last convolutions is not known; labels and features follow from what pooling sends back."""
+    sent = client(bottleneck(), labels, train=train)
+    leak = unsum.separate(sent.model, sent.update, "spans")
+    assert leak.batch_size == 3
+    assert leak.exact, leak.notes
+    error = unsum.score(leak, features=sent.features, targets=sent.labels)["worst_feature_error"]
+    assert error < min(2e-4, leak.predicted_error)
+    assert sorted(leak.labels.tolist()) == sorted(labels)
+
+
+def test_a_bottleneck_of_two_classes_gives_labels_and_maps() -> None:
+    """Its features are not determined, and nothing is claimed about them."""
+    sent = client(bottleneck(classes=2), [0, 1, 1])
+    leak = unsum.separate(sent.model, sent.update, "spans")
+    assert sorted(leak.labels.tolist()) == [0, 1, 1]
+    assert not leak.exact
+    assert leak.predicted_error == float("inf")

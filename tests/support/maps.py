@@ -1,4 +1,4 @@
-"""Small networks that end in convolutions and a pooled head, a client of theirs, and what their first layers made of its pictures."""
+"""Small networks that end in convolutions and a pooled head, a client of theirs, and the maps of its pictures."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torchvision.models.resnet import Bottleneck
 
 import unsum
 
@@ -92,3 +93,20 @@ def client(
         maps = copied[0](pictures)
         features = copied[1:-1](maps)
     return Client(model, update, maps, features, y)
+
+
+def bottleneck(channels: int = 64, classes: int = 10) -> nn.Sequential:
+    """The same with torchvision's bottleneck in the block's place: 1×1, 3×3 and 1×1 convolutions."""
+    torch.manual_seed(0)
+    stem = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 4 * channels, 3, 2, 1), nn.ReLU())
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * channels, classes)]
+    model = nn.Sequential(stem, Bottleneck(4 * channels, channels), *head)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, 0, 0.2)
+    model.train()
+    with torch.no_grad():
+        for _ in range(20):
+            model(torch.randn(8, 3, 16, 16))
+    return model

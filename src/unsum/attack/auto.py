@@ -346,10 +346,10 @@ CHOICES = (
     ),
     Choice(
         "spans",
-        "the head's gradient has its full rank: two dense layers below it may hold more samples than it can tell apart",
+        "the head's gradient has its full rank: two layers below it may hold more samples than it can tell apart",
         _more_than_the_head,
         _whole_by_spans,
-        "The last layer alone cannot tell so many samples apart; two dense layers below it can (spans).",
+        "The last layer alone cannot tell so many samples apart; two layers below it can (spans).",
     ),
     Choice(
         "crowded",
@@ -405,7 +405,7 @@ CHOICES = (
         "no answer is certain, and the spans were not tried yet",
         _spans_not_tried,
         _better_spans,
-        "The last layer gave no certain answer; two dense layers below it gave this one (spans).",
+        "The last layer gave no certain answer; two layers below it gave this one (spans).",
     ),
     RATIO,
 )

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.attack.auto import auto, only
+from unsum.attack.auto import auto, only, separate_by
 from unsum.attack.options import AUTO, AttackOptions
-from unsum.attack.pictures import Inverses, with_pictures
+from unsum.attack.pictures import Inverses, walked_down, with_pictures, with_pixels
 from unsum.attack.reach import HOPELESS
 from unsum.certify.claim import grant_each
 from unsum.deadline import out_of_time
@@ -23,7 +23,7 @@ from unsum.errors import UnsumError
 from unsum.invert import load_inverse
 from unsum.invert.refine import Mode
 from unsum.labels import LABEL_RULES, gather
-from unsum.leak import Leak
+from unsum.leak import Attempt, Leak
 from unsum.losses import Loss
 from unsum.match import match
 from unsum.models.language import is_language_model
@@ -177,7 +177,32 @@ def _with_inputs(model: nn.Module, update: Update, leak: Leak, options: AttackOp
         leak = _peeled(model, update, leak, options.seed, progress)
         if leak.inputs is not None and (leak.images is not None or leak.inputs.ndim == 2):
             return leak
+    if options.method == AUTO and leak.predicted_error < HOPELESS:
+        leak = _with_maps(model, update, leak, options, progress)
+        leak = walked_down(model, update, leak, options.seed, progress)
+    if options.inverse is None:
+        leak = with_pixels(model, update, leak, options.seed, progress)
+        if leak.images is not None:
+            return leak
     return with_pictures(model, update, leak, options.inverse, options.refine, progress)
+
+
+def _with_maps(model: nn.Module, update: Update, leak: Leak, options: AttackOptions, progress: Progress) -> Leak:
+    """The spans' answer to what the head told: of a network that pools, it holds every sample's map besides."""
+    pooled = leak.exact and not leak.inner and leak.inputs is None and leak.loss == "cross-entropy"
+    if not pooled or not any(isinstance(module, nn.Conv2d) for module in model.modules()) or out_of_time("maps"):
+        return leak
+    progress.say("Reading the maps below the pooling")
+    try:
+        found = separate_by("spans", model, update, options, progress)
+    except UnsumError:  # no two convolutions whose gradients hold the batch
+        return leak
+    attempt = Attempt("spans", found, at_head=False, blind="" if found.exact else "maps that it did not tell apart")
+    tried = [*leak.tried, attempt]
+    if not found.exact or found.batch_size != leak.batch_size:
+        return replace(leak, tried=tried)
+    note = "The last layer told every sample; two convolutions below it told their maps as well (spans)."
+    return replace(found, tried=tried, notes=[note, *found.notes])
 
 
 def _peeled(model: nn.Module, update: Update, leak: Leak, seed: int, progress: Progress) -> Leak:

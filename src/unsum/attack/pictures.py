@@ -9,8 +9,10 @@ from pathlib import Path
 from torch import nn
 
 from unsum.attack.reach import HOPELESS
+from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
 from unsum.invert import Inverse, invert, load_inverse
+from unsum.invert.pixels import find_reach, solve_pixels
 from unsum.invert.refine import Mode
 from unsum.invert.refine import refine as refine_pictures
 from unsum.leak import Leak
@@ -19,6 +21,8 @@ from unsum.progress import SILENT, Progress
 from unsum.update import Update
 
 Inverses = str | Path | Sequence[str | Path] | None
+_RESEMBLES = 0.1  # misfit to a map up to which a picture shows what is on the true one
+_PATIENCE = 60.0  # seconds for pixels: a GPU needs them for pictures of 32²; nobody waits longer for what may not come
 
 
 def with_pictures(
@@ -48,6 +52,37 @@ def with_pictures(
     images = invert(model, leak, inverse=inverse)
     leak = replace(leak, images=images, knowledge=replace(leak.knowledge, auxiliary_photos=inverse.photos))
     return leak if mode is None else _refined(model, update, leak, mode, inverse, progress)
+
+
+def walked_down(model: nn.Module, update: Update, leak: Leak, seed: int, progress: Progress = SILENT) -> Leak:
+    """The leak with what the convolutions below its maps read, as far down as blocks can be undone; a note says how far."""
+    if not any(found.ndim == 4 for found in leak.inner.values()) or out_of_time("blocks below the maps"):
+        return leak
+    progress.say("Undoing block after block")
+    try:
+        peeled = peel(model, update, leak, "residual", shape=find_reach(model, leak).shape, seed=seed)
+    except UnsumError as error:
+        return replace(leak, notes=[*leak.notes, str(error)])
+    return replace(leak, inner=leak.inner | peeled.inner, notes=[*leak.notes, *peeled.notes])
+
+
+def with_pixels(model: nn.Module, update: Update, leak: Leak, seed: int, progress: Progress = SILENT) -> Leak:
+    """The leak with its pictures solved for, where it holds a map that tells them, else with a note that says why not."""
+    if not any(found.ndim == 4 for found in leak.inner.values()) or not leak.predicted_error < HOPELESS:
+        return leak
+    if out_of_time("pixels out of the maps"):
+        return leak
+    try:
+        found = solve_pixels(model, update, leak, seed=seed, seconds=_PATIENCE, progress=progress)
+    except UnsumError as error:
+        return replace(leak, notes=[*leak.notes, str(error)])
+    notes = [*leak.notes, *found.notes]
+    if not bool((found.misfit < _RESEMBLES).any()):
+        return replace(leak, notes=[*notes, "No picture was found that explains its map, so the pixels stay unknown."])
+    images = found.images.float()
+    if not bool(found.errors.isfinite().any()):  # something alike, which is no input
+        return replace(leak, images=images, notes=notes)
+    return replace(leak, images=images, inputs=found.images, inputs_exact=found.exact, notes=notes)
 
 
 def _read_by(model: nn.Module, update: Update, leak: Leak, inverse: Inverse, progress: Progress) -> Leak:

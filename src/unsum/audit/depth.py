@@ -21,7 +21,7 @@ class LayerDepth:
 
 
 @dataclass(frozen=True)
-class Depth:
+class DepthRead:
     """All of them in the order of the model; empty where the attack read nothing below the head."""
 
     layers: Sequence[LayerDepth] = ()
@@ -29,7 +29,7 @@ class Depth:
     exact: bool = False  # the attack vouches for them
 
     @classmethod
-    def of(cls, model: nn.Module, leak: Leak) -> Depth:
+    def of(cls, model: nn.Module, leak: Leak) -> DepthRead:
         counts = {name: maps[0].numel() for name, maps in leak.inner.items() if len(maps)}
         names = [name for name, module in model.named_modules() if isinstance(module, _KINDS)]
         if leak.inputs is not None and len(leak.inputs) and names:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unsum.attack.options import AttackOptions
 from unsum.audit.compare import Comparison
-from unsum.audit.depth import Depth
+from unsum.audit.depth import DepthRead
 from unsum.audit.leakage import Tried, vouched
 from unsum.audit.verdict import Texts, Verdict, judge, judge_captured
 from unsum.audit.wording import one_line, plain
@@ -132,7 +132,7 @@ class AuditResult:
     class_names: list[str] = field(default_factory=list)  # where there is no truth to take them from
     comparison: Comparison = field(default_factory=Comparison)
     texts: Texts | None = None  # of a language model's update, in the place of labels
-    depth: Depth = field(default_factory=Depth)
+    depth: DepthRead = field(default_factory=DepthRead)
     trained_on: str = ""  # a sentence where `truth` is not the client's own samples but what a defense made of them
 
     @property

@@ -16,7 +16,7 @@ from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses
 from unsum.audit.compare import CAPTURED, Comparison
 from unsum.audit.compare import compare as under_others
-from unsum.audit.depth import Depth
+from unsum.audit.depth import DepthRead
 from unsum.audit.inputs import Data, Inputs, simulated_training
 from unsum.audit.leakage import Tried
 from unsum.audit.report import Audit
@@ -174,7 +174,7 @@ def audit(
         scores=summarize(leak, played.samples),
         comparison=under_others(played, network, own, chain, options, progress, wanted=compare, reader=reader, **how),
         seconds=time.perf_counter() - start,
-        depth=Depth.of(network, leak),
+        depth=DepthRead.of(network, leak),
         **vars(played),
     )
 
@@ -201,7 +201,7 @@ def _audit_captured(inputs: Inputs, options: AttackOptions, *, train: bool, comm
         comparison=Comparison(absent=CAPTURED),
         tried=[Tried.of(attempt, []) for attempt in leak.tried],
         undecided=leak.undecided,
-        depth=Depth.of(network, leak),
+        depth=DepthRead.of(network, leak),
         class_names=names,
         texts=captured_texts(leak, inputs.model),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from math import prod
 
 import torch
 from torch import fx, nn
@@ -11,10 +12,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from unsum.data import Batch
 from unsum.doctor.finding import Said
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, first_line
 from unsum.head import BLOCK, find_head
 from unsum.invert import load_inverse
 from unsum.invert.layout import feature_layout
+from unsum.peel.residual.reach import reach
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _DOUBLE = 8  # bytes
@@ -138,6 +140,28 @@ def size_against_features(model: nn.Module, size: int) -> Said:
     if size > width:
         return "warning", f"{size} samples in {width} features cannot be independent; expect no exact answer."
     return "ok", f"{width:,} features for {size} samples."
+
+
+def depth(model: nn.Module, samples: int, size: int) -> Said:
+    """How far below the pooling the batch can be read, by counting places against channels."""
+    try:
+        told = reach(model, samples, size)
+    except UnsumError as error:
+        return (
+            "ok",
+            f"{str(error).removesuffix('.')}; the head, dense layers and the last convolutions may tell all the same.",
+        )
+    start, places = model.get_submodule(told.start), prod(told.start_shape[1:])
+    channels = start.out_channels if isinstance(start, nn.Conv2d) else 0
+    if samples * places >= channels:
+        return "ok", (
+            f"{samples} samples have {samples * places:,} places in the last block's maps, and its convolutions {channels} "
+            f"channels: their gradients do not tell the maps apart; up to {(channels - 1) // places} samples they would."
+        )
+    return "warning", (
+        f"The last convolutions tell every sample's map, whatever pooling stands above, and blocks can be undone down to what "
+        f"{told.deepest!r} reads; {told.stop}."
+    )
 
 
 def labels(model: nn.Module, batch: Batch) -> Said:

@@ -92,6 +92,7 @@ def doctor(
             {
                 "batch size": network.size_against_classes(module, samples),
                 "feature width": network.size_against_features(module, samples),
+                "depth": network.depth(module, samples, size),
             }
         )
     if held is not None:

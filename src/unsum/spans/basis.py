@@ -24,7 +24,7 @@ _SKETCH = 256  # directions of a random sketch: batches up to this are read of i
 _MOST = 0.8  # of all directions that samples may take for the rest to be recognized as noise
 
 
-class Sent(Protocol):
+class SentLayer(Protocol):
     """What an update holds of one layer: ∇W (m, n), and ∇b (m,) where there is one."""
 
     @property
@@ -88,7 +88,7 @@ class LayerSpan:
         return replace(self, rows=rows, columns=columns, values=values, core=self.core[:rank, :rank], full=False)
 
     @classmethod
-    def of(cls, step: Sent, rank: int | None = None, rounded: float = 0.0) -> LayerSpan:
+    def of(cls, step: SentLayer, rank: int | None = None, rounded: float = 0.0) -> LayerSpan:
         """The spaces of a layer's gradient, with the directions that stand out of its noise, or so many as `rank` says.
 
         `rounded` is the deviation of an entry at most that the rounding of something else, weights say, has left in it.

@@ -53,7 +53,7 @@ _POLISHES = 3  # rounds of least squares through the layers
 
 @SEPARATORS.register(
     "spans",
-    summary="every sample out of two consecutive dense layers, whatever the number of classes (unsum)",
+    summary="every sample out of two consecutive dense layers, or convolutions, whatever the number of classes (unsum)",
     needs="two dense layers with an activation between them, both wider than the batch",
 )
 def spans(

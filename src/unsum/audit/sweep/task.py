@@ -133,14 +133,14 @@ class Task:
     classes: int
     train_pictures: int
     test_pictures: int
+    clients: int
+    batch: int
+    rounds: int
+    runs: int
     chance: float
     gradient_scale: float  # by which clients multiply, so that their updates are as large as the audited one
     weights: int  # of the small network
     audited_weights: int
-    clients: int = CLIENTS
-    batch: int = BATCH
-    rounds: int = ROUNDS
-    runs: int = RUNS
 
 
 def train(pictures: Pictures, defenses: Iterable[Defense], *, scale: float = 1.0, seed: int = 0) -> Accuracy:
@@ -156,6 +156,10 @@ def describe(pictures: Pictures, scale: float, audited: nn.Module) -> Task:
         classes=pictures.classes,
         train_pictures=len(pictures.train[0]),
         test_pictures=len(pictures.test[0]),
+        clients=CLIENTS,
+        batch=BATCH,
+        rounds=ROUNDS,
+        runs=RUNS,
         chance=pictures.chance,
         gradient_scale=scale,
         weights=_weights(_network(pictures.classes, 0)),

@@ -6,7 +6,7 @@
 - `judge`: the gradient of the pictures, computed anew, and what may be claimed of them.
 """
 
-from unsum.invert.pixels.method import Pixels, solve_pixels
-from unsum.invert.pixels.reach import Reach, find_reach
+from unsum.invert.pixels.method import SolvedPixels, solve_pixels
+from unsum.invert.pixels.reach import PixelReach, find_reach
 
-__all__ = ["Pixels", "Reach", "find_reach", "solve_pixels"]
+__all__ = ["PixelReach", "SolvedPixels", "find_reach", "solve_pixels"]

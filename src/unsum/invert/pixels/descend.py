@@ -15,17 +15,16 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from unsum.deadline import out_of_time
-from unsum.invert.pixels.equations import Equations, Linear
+from unsum.invert.pixels.equations import Derivative, Equations, Product
 from unsum.progress import Progress
 
-UNTRIED = "further steps towards the pictures"
 _STEPS = 60  # at one size; most take ten
 _PRODUCTS = 400  # of J and Jᵀ in one step: about the condition number of trained networks' maps
 _SLOW = {True: 1e-3, False: 2e-2}  # relative gain of a step below which a size, the last one or another, is done
 _PATIENCE = 3  # steps that gain so little
+_NEAR = {torch.float32: 1e-4, torch.float64: 0.0}  # misfit from which steps converge quadratically, up to rounding
 _SHRINK, _GROW = 0.25, 5.0  # of the damping, after good steps and bad ones
-_FIRST, _LEAST = 1e-2, 1e-12  # damping
+_FIRST, _FINE, _LEAST = 1e-2, 1e-9, 1e-12  # damping at first, once pictures are found, and at last
 _HALVINGS = 4  # of a step that makes it worse
 
 
@@ -51,49 +50,68 @@ def sizes(shape: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def enlarge(z: Tensor, size: tuple[int, int]) -> Tensor:
-    """Linear between the centers; as it is at its own size."""
+    """Derivative between the centers; as it is at its own size."""
     return z if z.shape[2:] == size else nn.functional.interpolate(z, size=size, mode="bilinear", align_corners=False)
 
 
-def descend(
-    equations: Equations, start: Tensor, shape: tuple[int, ...], progress: Progress, damping: float = _FIRST
-) -> State:
+def descend(equations: Equations, start: Tensor, shape: tuple[int, ...], progress: Progress) -> State:
     """The pictures that explain the maps best, from `start` (B, c, rows, columns) of any size on."""
     full = (shape[1], shape[2])
     state = None
     ladder = [size for size in sizes(shape) if size[0] >= start.shape[2]]
     for size in ladder:
         z = enlarge(start if state is None else state.z, size)
-        state = _at_size(equations, z, full, progress, damping)
-        if out_of_time(UNTRIED):
+        state = _at_size(equations, z, partial(enlarge, size=full), progress, _FIRST, last=size == full)
+        if equations.over():
             break
     assert state is not None
     state.z = enlarge(state.z, full)
     return state
 
 
-def _at_size(equations: Equations, z: Tensor, full: tuple[int, int], progress: Progress, damping: float) -> State:
-    last = z.shape[2:] == full
-    pictures_of = partial(enlarge, size=full)
+def polish(equations: Equations, pictures: Tensor, progress: Progress) -> State:
+    """A batch that is one problem, from pictures that nearly explain it, with its scale as sensitive as all else.
+
+    BatchNorm divides the scale x of the batch out of everything above, but for its ε: J x is 1e-5 of other products. So
+    pictures are y + (κ − 1) x̂ ⟨x̂, y⟩, which stretches this one direction of the unknowns y, and conjugate gradients see it.
+    """
+    towards = pictures / pictures.norm()
+    linear = equations.linear(lambda x: x, pictures)
+    v = torch.randn(pictures.shape, generator=torch.Generator().manual_seed(0)).to(pictures)
+    stretch = float(linear.forward(v).norm() / v.norm() / linear.forward(towards).norm().clamp_min(1e-300))
+
+    def pictures_of(y: Tensor, by: float = max(stretch, 1.0)) -> Tensor:
+        return y + (by - 1) * (towards * y).sum() * towards
+
+    along = (towards * pictures).sum() * towards
+    state = _at_size(equations, pictures + (1 / max(stretch, 1.0) - 1) * along, pictures_of, progress, _FINE, last=True)
+    state.z = pictures_of(state.z)
+    return state
+
+
+def _at_size(
+    equations: Equations, z: Tensor, pictures_of: Product, progress: Progress, damping: float, *, last: bool
+) -> State:
     r = equations.residual(pictures_of(z))
     cost = equations.dots(r, r)
     state = State(z, torch.full_like(cost, damping), cost)
     patience = torch.zeros_like(cost)
-    floor = (4 * torch.finfo(z.dtype).eps) ** 2  # rounding of the maps' own entries
     for number in range(_STEPS):
         linear = equations.linear(pictures_of, state.z)
         d = _step(equations, linear, _damping(equations, linear, state))
         before = state.cost
         _take(equations, state, d, pictures_of)
-        slow = state.cost.sqrt() > (1 - _SLOW[last]) * before.sqrt()
+        near = before < _NEAR[z.dtype] ** 2  # a step that does not halve the misfit from here on has met rounding
+        wanted = torch.where(near, 0.5, 1 - _SLOW[last])
+        slow = state.cost.sqrt() > wanted * before.sqrt()
         patience = torch.where(slow, patience + 1, 0)
         progress.step(number, float(state.misfit.max()))
-        if bool(((patience >= _PATIENCE) | (state.cost < floor)).all()) or out_of_time(UNTRIED):
+        if bool((patience >= torch.where(near, 1, _PATIENCE)).all()) or equations.over():
             break
     return state
 
 
-def _damping(equations: Equations, linear: Linear, state: State) -> Tensor:
+def _damping(equations: Equations, linear: Derivative, state: State) -> Tensor:
     """λ t, with t from one random direction."""
     generator = torch.Generator().manual_seed(0)
     v = torch.randn(state.z.shape, generator=generator).to(state.z)
@@ -101,13 +119,15 @@ def _damping(equations: Equations, linear: Linear, state: State) -> Tensor:
     return state.damping * equations.dots(Jv, Jv) / equations.dots(v, v)
 
 
-def _step(equations: Equations, linear: Linear, damping: Tensor) -> Tensor:
+def _step(equations: Equations, linear: Derivative, damping: Tensor) -> Tensor:
     """d that minimizes ‖J d + r‖² + damping ‖d‖², the more exactly the smaller the misfit is."""
     misfit = equations.dots(linear.residual, linear.residual).sqrt()
     return least_squares(equations, linear, -linear.residual, damping, misfit.clamp(1e-4, 0.1))
 
 
-def least_squares(equations: Equations, linear: Linear, target: Tensor, damping: Tensor, tolerance: Tensor) -> Tensor:
+def least_squares(
+    equations: Equations, linear: Derivative, target: Tensor, damping: Tensor, tolerance: Tensor
+) -> Tensor:
     """Conjugate gradients on (JᵀJ + damping) d = Jᵀ target, all samples at once."""
     rest = linear.back(target)
     d, p = torch.zeros_like(rest), rest
@@ -120,13 +140,13 @@ def least_squares(equations: Equations, linear: Linear, target: Tensor, damping:
         d = d + length * p
         rest = rest - length * (linear.back(Jp) + damping * p)
         before, size = size, equations.dots(rest, rest)
-        if bool((size <= tolerance.square() * first).all()) or out_of_time(UNTRIED):
+        if bool((size <= tolerance.square() * first).all()) or equations.over():
             break
         p = rest + torch.where(before > 0, size / before, 0) * p
     return d
 
 
-def _take(equations: Equations, state: State, d: Tensor, pictures_of: partial[Tensor]) -> None:
+def _take(equations: Equations, state: State, d: Tensor, pictures_of: Product) -> None:
     """Each sample goes the whole step, or half of it, and so on; one that finds nothing better stays and is damped more."""
     taken = torch.zeros_like(state.cost, dtype=torch.bool)
     whole, start = taken, state.z

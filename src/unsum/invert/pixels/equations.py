@@ -7,6 +7,8 @@ one problem, unless the statistics are held: those that the client sent along, o
 from __future__ import annotations
 
 import copy
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from unsum.batch_statistics import BatchStatistics
+from unsum.deadline import out_of_time
 from unsum.gradients import TINY, quiet
 
 Product = Callable[[Tensor], Tensor]
@@ -39,7 +42,7 @@ class _Relus(TorchFunctionMode):
         return out
 
 
-class _Reached(Exception):  # noqa: N818 (not an error: the rest of the pass is not needed)
+class _ReadIt(Exception):  # noqa: N818 (not an error: the rest of the pass is not needed)
     """The layer has been read."""
 
 
@@ -49,12 +52,12 @@ def read_by(model: nn.Module, layer: str, pictures: Tensor) -> Tensor:
 
     def reached(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         seen.append(inputs[0])
-        raise _Reached
+        raise _ReadIt
 
     hook = model.get_submodule(layer).register_forward_pre_hook(reached)
     try:
         model(pictures)
-    except _Reached:
+    except _ReadIt:
         pass
     finally:
         hook.remove()
@@ -66,7 +69,7 @@ def _note(seen: dict[str, Tensor], name: str, _module: nn.Module, inputs: tuple[
 
 
 @dataclass(frozen=True)
-class Linear:
+class Derivative:
     """The residual (B, …) at a point, with v ↦ J v and u ↦ Jᵀ u."""
 
     residual: Tensor
@@ -82,6 +85,7 @@ class Equations:
     layer: str
     maps: Tensor
     norms: Mapping[str, _BatchNorm]  # that normalize by the batch's own statistics, unless these are held
+    end: float = math.inf  # when a search that has not ended by itself does
 
     @property
     def together(self) -> bool:
@@ -99,6 +103,10 @@ class Equations:
         if relus.last is not None and relus.last[1] is read:
             read = torch.where(self.maps > 0, relus.last[0], read)
         return (read - self.maps) / self.sizes
+
+    def over(self) -> bool:
+        """Whether the search must give what it has."""
+        return out_of_time("further steps towards the pictures") or time.monotonic() > self.end
 
     def of(self, rows: Tensor) -> Equations:
         """Those of some samples alone."""
@@ -122,12 +130,21 @@ class Equations:
         for norm in self.norms.values():
             norm.eval()
 
+    def hold_running(self) -> bool:
+        """Take the model's running statistics, where a training has moved them; batches of its kind have nearly those."""
+        moved = all(
+            norm.num_batches_tracked is not None and norm.num_batches_tracked > 0 for norm in self.norms.values()
+        )
+        for norm in self.norms.values():
+            norm.train(not moved)
+        return moved
+
     def release(self) -> None:
         """Statistics of the batch again."""
         for norm in self.norms.values():
             norm.train()
 
-    def linear(self, pictures_of: Product, unknowns: Tensor) -> Linear:
+    def linear(self, pictures_of: Product, unknowns: Tensor) -> Derivative:
         """The derivative by `unknowns`, of which `pictures_of` makes pictures.
 
         J v is the derivative of u ↦ Jᵀ u, which costs one more pass back and takes no memory for tangents.
@@ -144,7 +161,7 @@ class Equations:
         def back(v: Tensor) -> Tensor:
             return torch.autograd.grad(residual, x, v, retain_graph=True)[0]
 
-        return Linear(residual.detach(), forward, back)
+        return Derivative(residual.detach(), forward, back)
 
     def dots(self, a: Tensor, b: Tensor) -> Tensor:
         """(B, 1, 1, 1) inner products, of each sample or of all."""
@@ -155,7 +172,7 @@ class Equations:
 
 
 @contextmanager
-def posed(model: nn.Module, layer: str, maps: Tensor, dtype: torch.dtype) -> Iterator[Equations]:
+def posed(model: nn.Module, layer: str, maps: Tensor, dtype: torch.dtype, end: float = math.inf) -> Iterator[Equations]:
     """The equations, computed by a copy of the model in `dtype`; TF32 would leave nothing below 1e-3."""
     own = copy.deepcopy(model).to(dtype)
     for module in own.modules():
@@ -163,4 +180,4 @@ def posed(model: nn.Module, layer: str, maps: Tensor, dtype: torch.dtype) -> Ite
             module.inplace = False  # its input is needed for the derivative
     norms = {name: m for name, m in own.named_modules() if isinstance(m, _BatchNorm) and m.training}
     with quiet(own, []), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        yield Equations(own, layer, maps.to(next(own.parameters())), norms)
+        yield Equations(own, layer, maps.to(next(own.parameters())), norms, end)

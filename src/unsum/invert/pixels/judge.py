@@ -23,7 +23,7 @@ from unsum.certify.question import name_some
 from unsum.gradients import main_output, quiet
 from unsum.invert.pixels.descend import least_squares
 from unsum.invert.pixels.equations import Equations
-from unsum.invert.pixels.reach import Reach
+from unsum.invert.pixels.reach import PixelReach
 from unsum.leak import Leak
 from unsum.update import Update
 
@@ -33,7 +33,7 @@ _BADLY = 10.0  # times our own rounding: another order of summation, another mac
 _SPARE = 1.2  # equations for each unknown below which a misfit says little of the noise
 _LEAST_NOISE = float(torch.finfo(torch.float32).eps)  # of a map: gradients in float32 tell no better
 _HIDES_SCALE = 1e-2  # sensitivity to the batch's scale, beside the mean one, below which it is named
-_PROBES = 2
+_PROBES = 2  # noises, of which the one that moves pictures most counts
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Solution:
     notes: list[str]
 
     @staticmethod
-    def at(equations: Equations, reach: Reach, pictures: Tensor, misfit: Tensor) -> Solution:
+    def at(equations: Equations, reach: PixelReach, pictures: Tensor, misfit: Tensor) -> Solution:
         B = len(pictures)
         if reach.equations < _SPARE * reach.unknowns or not bool((misfit < FALSE_ERROR).any()):
             return Solution(pictures, torch.full((B,), torch.inf, dtype=torch.float64, device=pictures.device), [])

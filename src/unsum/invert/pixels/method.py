@@ -8,6 +8,7 @@ explains it, but for what the equations do not see. What that is, the derivative
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,20 +19,18 @@ from torch import Tensor, nn
 from unsum.batch_statistics import BatchStatistics
 from unsum.errors import UnsumError
 from unsum.invert.method import INVERTERS, Inverse
-from unsum.invert.pixels.descend import descend
+from unsum.invert.pixels.descend import polish
 from unsum.invert.pixels.equations import posed
 from unsum.invert.pixels.judge import Solution, judge
-from unsum.invert.pixels.reach import Reach, find_reach
-from unsum.invert.pixels.starts import EXPLAINED, several_starts, solve_together
+from unsum.invert.pixels.reach import PixelReach, find_reach
+from unsum.invert.pixels.starts import EXPLAINED, best_scale, several_starts, solve_together
 from unsum.leak import Leak
 from unsum.progress import SILENT, Progress
 from unsum.update import Update
 
-_FINE = 1e-9  # damping once the picture is found
-
 
 @dataclass(frozen=True)
-class Pixels:
+class SolvedPixels:
     """Pictures (B, c, h, w) as the model takes them, in the leak's order.
 
     `misfit` (B,) is what they leave of the map, relative; `errors` (B,) are predicted, relative, infinite where nothing
@@ -54,14 +53,16 @@ def solve_pixels(
     *,
     shape: tuple[int, ...] | None = None,
     seed: int = 0,
+    seconds: float = math.inf,
     progress: Progress = SILENT,
-) -> Pixels:
+) -> SolvedPixels:
     """The pictures behind the largest map in `leak.inner`, of a model in the client's own mode, train or eval.
 
     `update` has the statistics that the client may have sent, and the gradient that a claim stands on; without it there is none.
-    `shape` is one picture's, (channels, height, width), where the map alone does not tell it.
+    `shape` is one picture's, (channels, height, width), where the map alone does not tell it. After `seconds` the search ends.
     """
     begun = time.perf_counter()
+    end = time.monotonic() + seconds
     reach = find_reach(model, leak, shape)
     if not reach.useful:
         raise UnsumError(
@@ -70,7 +71,7 @@ def solve_pixels(
         )
     progress.say("Solving for the pixels")
     sent = BatchStatistics() if update is None else update.statistics
-    with posed(model, reach.layer, reach.maps, torch.float32) as equations:
+    with posed(model, reach.layer, reach.maps, torch.float32, end) as equations:
         known = bool(equations.norms) and equations.norms.keys() <= sent.means.keys()
         start = _given(leak, reach, equations.maps.device)
         if known:
@@ -82,8 +83,8 @@ def solve_pixels(
             solution = Solution.at(equations, reach, found, misfit)
     if equations.norms and not known:
         # The scale of a batch that BatchNorm normalizes is seen through its ε alone, which float32 does not resolve.
-        with posed(model, reach.layer, reach.maps, torch.float64) as equations:
-            fine = descend(equations, found.double(), reach.shape, progress, damping=_FINE)
+        with posed(model, reach.layer, reach.maps, torch.float64, end) as equations:
+            fine = polish(equations, best_scale(equations, found.double()), progress)
             found, misfit = fine.z, fine.misfit
             solution = Solution.at(equations, reach, found, misfit)
     errors, exact, notes = judge(model, update, leak, solution)
@@ -94,7 +95,7 @@ def solve_pixels(
         *([] if reach.determined else ["Not every pixel is determined: finer detail than the map tells is a guess."]),
         *notes,
     ]
-    return Pixels(found, reach.layer, misfit, errors, exact, notes, time.perf_counter() - begun)
+    return SolvedPixels(found, reach.layer, misfit, errors, exact, notes, time.perf_counter() - begun)
 
 
 @INVERTERS.register(
@@ -107,7 +108,7 @@ def pixels(model: nn.Module, leak: Leak, *, inverse: str | Path | Inverse | None
     return solve_pixels(model, None, leak).images.float()
 
 
-def _given(leak: Leak, reach: Reach, device: torch.device) -> Tensor | None:
+def _given(leak: Leak, reach: PixelReach, device: torch.device) -> Tensor | None:
     """A learned inverse's pictures to start from, where the leak has them in the right shape."""
     if leak.images is None or tuple(leak.images.shape[1:]) != reach.shape:
         return None

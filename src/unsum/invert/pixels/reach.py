@@ -17,12 +17,13 @@ from unsum.gradients import in_eval_mode
 from unsum.invert.pixels.equations import read_by
 from unsum.leak import Leak
 
-_LARGEST_REDUCTION = 64  # of a side, down to a map: five halvings in a ResNet, and one to spare
+# Of a side, down to a map: halvings first, from six of them on (a ResNet has five); 28² and 32² may end in maps of one size.
+_REDUCTIONS = (*(2**halvings for halvings in range(6, -1, -1)), *(n for n in range(63, 2, -1) if n & (n - 1)))
 _HALF = 4  # times fewer pixels: a picture of half the side
 
 
 @dataclass(frozen=True)
-class Reach:
+class PixelReach:
     """The layer whose map (B, C, h, w) is used, the shape of one picture, and equations against unknowns."""
 
     layer: str
@@ -57,13 +58,14 @@ class Reach:
         )
 
 
-def find_reach(model: nn.Module, leak: Leak, shape: tuple[int, ...] | None = None) -> Reach:
-    """The largest map of the leak, with the shape of the pictures behind it."""
+def find_reach(model: nn.Module, leak: Leak, shape: tuple[int, ...] | None = None) -> PixelReach:
+    """The largest map of the leak, of several the one nearest to the picture, with the shape of the pictures behind it."""
     maps = {name: found for name, found in leak.inner.items() if found.ndim == 4}
     if not maps:
         raise UnsumError("Pixels follow from what a convolution read, and this leak holds no such map.")
-    layer = max(maps, key=lambda name: maps[name][0].numel())
-    return Reach(layer, maps[layer], shape or _shape_behind(model, layer, maps[layer]))
+    order = [name for name, _ in model.named_modules() if name in maps]
+    layer = max(order, key=lambda name: maps[name][0].numel())  # the first of several
+    return PixelReach(layer, maps[layer], shape or _shape_behind(model, layer, maps[layer]))
 
 
 def _shape_behind(model: nn.Module, layer: str, maps: Tensor) -> tuple[int, ...]:
@@ -72,7 +74,7 @@ def _shape_behind(model: nn.Module, layer: str, maps: Tensor) -> tuple[int, ...]
     channels = 3 if first is None else first.in_channels
     told = getattr(model, "image_size", None)
     rows, columns = maps.shape[2:]
-    tried = [(factor * rows, factor * columns) for factor in range(1, _LARGEST_REDUCTION + 1)]
+    tried = [(factor * rows, factor * columns) for factor in _REDUCTIONS]
     for sides in [(told, told), *tried] if told is not None else tried:
         if _map_shape(model, layer, (channels, *sides)) == maps.shape[1:]:
             return (channels, *sides)

@@ -1,9 +1,9 @@
 """Where pictures begin, and where they begin anew.
 
 A sample that stands for itself begins with one color. Where BatchNorm ties the batch together, a coarse picture has other
-statistics than a fine one, and everything above reads it with the wrong contrast. So statistics are held there: first those of
-noise whose spectrum falls as that of photos does, then those of the pictures that were found with them, and so on. Once they
-agree, the batch is solved as one.
+statistics than a fine one, and everything above reads it with the wrong contrast. So statistics are held there: first the
+running ones of a trained model, or those of noise whose spectrum falls as that of photos does; then those of the pictures that
+were found with them, and so on. Once they agree, the batch is solved as one.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsum.deadline import out_of_time
-from unsum.invert.pixels.descend import UNTRIED, descend
+from unsum.invert.pixels.descend import descend
 from unsum.invert.pixels.equations import Equations
-from unsum.invert.pixels.reach import Reach
+from unsum.invert.pixels.reach import PixelReach
 from unsum.progress import Progress
 
 EXPLAINED = 1e-3  # relative misfit of a map above which a picture has ended elsewhere: right ones end at rounding
@@ -25,7 +24,9 @@ _NEAR = 0.05  # misfit from which the batch is solved as one
 Found = tuple[Tensor, Tensor]  # pictures (B, c, h, w), misfits (B,)
 
 
-def several_starts(equations: Equations, given: Tensor | None, reach: Reach, seed: int, progress: Progress) -> Found:
+def several_starts(
+    equations: Equations, given: Tensor | None, reach: PixelReach, seed: int, progress: Progress
+) -> Found:
     """The best for each sample: those that explain their map are done, the others begin with another color."""
     generator = torch.Generator().manual_seed(seed)
     B, c, like = len(reach.maps), reach.shape[0], equations.maps
@@ -34,7 +35,7 @@ def several_starts(equations: Equations, given: Tensor | None, reach: Reach, see
     colors = [_GRAY + _SPREAD * k + 0.05 * torch.randn(B, c, 1, 1, generator=generator) for k in range(_COLORS)]
     for start in [*([] if given is None else [given]), *colors]:
         rows = (~(misfit < EXPLAINED)).nonzero()[:, 0]
-        if not len(rows) or (bool(misfit.isfinite().all()) and out_of_time(UNTRIED)):
+        if not len(rows) or (bool(misfit.isfinite().all()) and equations.over()):
             break
         found = descend(equations.of(rows), start.to(like)[rows], reach.shape, progress)
         better = found.misfit < misfit[rows]
@@ -42,21 +43,33 @@ def several_starts(equations: Equations, given: Tensor | None, reach: Reach, see
     return best, misfit
 
 
-def solve_together(equations: Equations, given: Tensor | None, reach: Reach, seed: int, progress: Progress) -> Found:
+def solve_together(
+    equations: Equations, given: Tensor | None, reach: PixelReach, seed: int, progress: Progress
+) -> Found:
     """The whole batch, whose statistics nobody knows."""
     like = equations.maps
     guess = given if given is not None else photo_noise(len(reach.maps), reach.shape, seed).to(like)
     pictures = torch.full((len(reach.maps), reach.shape[0], 1, 1), _GRAY).to(like)
-    for _ in range(_ROUNDS):
-        equations.hold(guess)
-        guess = pictures = descend(equations, pictures, reach.shape, progress).z
+    for number in range(_ROUNDS):
+        if number > 0 or given is not None or not equations.hold_running():
+            equations.hold(guess)
+        pictures = descend(equations, pictures, reach.shape, progress).z
+        guess = pictures = pictures / pictures.std()  # BatchNorm divides the scale out, so that it would drift
         equations.release()
         r = equations.residual(pictures)
         misfit = equations.dots(r, r).sqrt().flatten()
-        if bool((misfit < _NEAR * len(misfit) ** 0.5).all()) or out_of_time(UNTRIED):
+        if bool((misfit < _NEAR * len(misfit) ** 0.5).all()) or equations.over():
             break
     found = descend(equations, pictures, reach.shape, progress)
     return found.z, found.misfit
+
+
+def best_scale(equations: Equations, pictures: Tensor) -> Tensor:
+    """The pictures times what explains the maps best: BatchNorm's ε tells it, though hardly."""
+    factors = [10 ** (k / 20) for k in range(-20, 21)]  # a tenth to ten times
+    with torch.no_grad():
+        left = [float(equations.residual(factor / pictures.std() * pictures).norm()) for factor in factors]
+    return factors[left.index(min(left))] / pictures.std() * pictures
 
 
 def photo_noise(B: int, shape: tuple[int, ...], seed: int) -> Tensor:

@@ -141,17 +141,33 @@ def _believed(
     return block if same else None
 
 
-def _block(model: nn.Module, update: Update, scale: float, name: str, entering: Tensor) -> Block:
-    module = model.get_submodule(name)
-    numbers = [n for n in (1, 2, 3) if hasattr(module, f"conv{n}")]
-    units = [Unit.of(model, update, scale, f"{name}.conv{n}", f"{name}.bn{n}") for n in numbers]
+def convolutions(model: nn.Module, block: str) -> tuple[list[str], str | None]:
+    """Names of a block's convolutions in the order of the data, and of the one on its shortcut, None for a plain one."""
+    numbers = [n for n in (1, 2, 3) if hasattr(model.get_submodule(block), f"conv{n}")]
+    side = _projection(model, block)
+    return [f"{block}.conv{n}" for n in numbers], None if side is None else side[0]
+
+
+def _projection(model: nn.Module, block: str) -> tuple[str, str] | None:
+    """The convolution and the BatchNorm on the block's shortcut."""
+    module = model.get_submodule(block)
     side = next(part for part in _SHORTCUTS if hasattr(module, part))
-    shortcut, projection = None, getattr(module, side)
-    if isinstance(projection, nn.Module) and not isinstance(projection, nn.Identity) and list(projection.children()):
-        parts = [part for part, child in projection.named_children() if not isinstance(child, nn.Identity)]
-        if len(parts) != 2:
-            raise UnsumError(f"The shortcut of {name!r} is more than a convolution with a BatchNorm.")
-        shortcut = Unit.of(model, update, scale, *(f"{name}.{side}.{part}" for part in parts))
+    projection = getattr(module, side)
+    if not isinstance(projection, nn.Module):
+        return None
+    parts = [part for part, child in projection.named_children() if not isinstance(child, nn.Identity)]
+    if not parts:
+        return None
+    if len(parts) != 2:
+        raise UnsumError(f"The shortcut of {block!r} is more than a convolution with a BatchNorm.")
+    return f"{block}.{side}.{parts[0]}", f"{block}.{side}.{parts[1]}"
+
+
+def _block(model: nn.Module, update: Update, scale: float, name: str, entering: Tensor) -> Block:
+    layers, _ = convolutions(model, name)
+    units = [Unit.of(model, update, scale, layer, f"{name}.bn{layer[-1]}") for layer in layers]
+    projection = _projection(model, name)
+    shortcut = None if projection is None else Unit.of(model, update, scale, *projection)
     return Block(name, units, shortcut, entering.shape)
 
 

@@ -6,7 +6,7 @@ wrong side changes its channel's sum by its own gradient: the sum shows that the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,24 +20,36 @@ _OUTLIER = 8.0  # times the median disagreement
 # Times the level asked for: the one that the fewest channels contradict is taken.
 _LEVELS = (1.0, 0.5, 0.25, 2.0, 4.0, 8.0)
 _NEAR = 3.0  # times the level of the noise: entries that may be on either side
+_ZEROS = 3  # entries of a channel that agree to be the lowest: one always does, two may by chance
 _PAIRS = 60  # entries in doubt up to which two of them are tried together
 
 
 @dataclass(frozen=True)
 class Mask:
-    """`positive` (B, C, h, w); `doubtful` channels disagree with their bias gradient, whatever is tried.
+    """`positive` (B, C, h, w); `unexplained` channels disagree with their bias gradient, whatever is tried.
 
     `open_share` (B,) is the share of each sample's gradient that stands behind entries of which nothing tells the sign.
     """
 
     positive: Tensor
     repaired: int
-    doubtful: int
+    unexplained: Tensor  # (C,) bool
     open_share: Tensor
 
-    def without_zero(self, places: tuple[slice, slice]) -> int:
-        """Channels that are positive everywhere among `places`: nothing shows their mean."""
-        return int(self.positive[..., places[0], places[1]].all(3).all(2).all(0).sum())
+    @property
+    def doubtful(self) -> int:
+        return int(self.unexplained.sum())
+
+    def without_zero(self, classes: Sequence[tuple[slice, slice]]) -> Tensor:
+        """(1, C, h, w) entries of channels with hardly a zero among the places of one of the `classes`: nothing shows their mean.
+
+        The lowest entry was taken for a zero; only several that agree are zeros indeed, and only where the bias gradient agrees.
+        """
+        hidden = torch.zeros_like(self.positive[:1])
+        for down, across in classes:
+            zeros = (~self.positive[..., down, across]).sum((0, 2, 3))
+            hidden[..., down, across] = ((zeros < _ZEROS) | self.unexplained)[None, :, None, None]
+        return hidden
 
 
 def confirmed(maps: Tensor, gradient: Tensor, grad_beta: Tensor, level: Tensor, *, signed: bool = False) -> Mask:
@@ -75,8 +87,7 @@ def confirmed(maps: Tensor, gradient: Tensor, grad_beta: Tensor, level: Tensor, 
     unseen = as_maps(d.square() * (doubt & (d.abs() <= tolerance)), maps.shape) * odds
     open_squares = unseen.flatten(1).sum(1) + (missing * unexplained).square().sum()
     share = open_squares.sqrt() / gradient.flatten(1).norm(dim=1).clamp_min(1e-300)
-    failed = int(unexplained.sum())
-    return Mask(as_maps(positive, maps.shape), len(bad) - failed, failed, share)
+    return Mask(as_maps(positive, maps.shape), len(bad) - int(unexplained.sum()), unexplained, share)
 
 
 def _explaining(h: Tensor, d: Tensor, now: Tensor, missing: float, tolerance: float) -> Tensor | None:

@@ -20,12 +20,12 @@ from unsum.peel.residual.unit import Unit
 
 _RIDGE = 1e-14  # of the largest eigenvalue: what Cholesky takes to stand rounding
 _HIDDEN = 1e-6  # of the matrix: constants that leave less than this are seen by nothing
-_DEAD = 1e-4  # of the median γ: channels whose gradient is all rounding
+DEAD = 1e-4  # of the median γ: channels whose gradient is all rounding
 _POWERS = 12  # steps of inverse iteration: a condition to a few percent
 
 
 @dataclass(frozen=True)
-class Reader:
+class Taker:
     """A convolution that read the maps, and d, the gradient behind its BatchNorm."""
 
     unit: Unit
@@ -35,7 +35,7 @@ class Reader:
     def weight(self) -> Tensor:
         """(O,) Equations count relative to the size of their tensor, as rounding does; channels without γ say nothing."""
         unit, size = self.unit, self.unit.gamma.abs()
-        alive = size > _DEAD * size.median()
+        alive = size > DEAD * size.median()
         told = unit.grad_W.flatten(1).norm(dim=1) * (unit.variance + unit.eps).sqrt() / size.clamp_min(1e-300)
         count = alive.sum() * unit.grad_W[0].numel()
         return alive / ((told * alive).square().sum() / count).sqrt().clamp_min(1e-300)
@@ -44,13 +44,13 @@ class Reader:
 class Shared:
     """The equations of all `readers` for maps of `size` (B, I, h, w), factored once."""
 
-    def __init__(self, readers: list[Reader], size: torch.Size) -> None:
+    def __init__(self, readers: list[Taker], size: torch.Size) -> None:
         self.readers, self.size = readers, size
         strides = {reader.unit.stride for reader in readers}
         self.step = strides.pop() if len(strides) == 1 else 1
         spread = [_spread(reader, size) for reader in readers]
         corners = [(i, j) for i in range(self.step) for j in range(self.step)]
-        self.parts = [Part(readers, spread, self.step, corner) for corner in corners]
+        self.parts = [PlaceClass(readers, spread, self.step, corner) for corner in corners]
 
     @property
     def condition(self) -> float:
@@ -66,7 +66,7 @@ class Shared:
         """(B, I, h, w) the maps of which each reader's gradient is `told` (O, I, k, k)."""
         maps = torch.zeros(self.size, dtype=told[0].dtype, device=told[0].device)
         for part in self.parts:
-            maps[:, :, part.corner[0] :: self.step, part.corner[1] :: self.step] = part.solve(told)
+            part.put(maps, torch.cholesky_solve(part.transposed(told), part.L))
         return maps
 
     def errors(self, noise: float, maps: Tensor) -> Tensor:
@@ -75,17 +75,18 @@ class Shared:
         return noise * squares.sqrt() / maps.flatten(1).norm(dim=1).clamp_min(1e-300)
 
 
-class Part:
+class PlaceClass:
     """The equations of one class of places: those at corner, corner + step, …"""
 
-    def __init__(self, readers: list[Reader], spread: list[Tensor], step: int, corner: tuple[int, int]) -> None:
+    def __init__(self, readers: list[Taker], spread: list[Tensor], step: int, corner: tuple[int, int]) -> None:
         self.readers, self.corner = readers, corner
-        self.taps = [_taps(reader.unit, step, corner) for reader in readers]
+        self.places = slice(corner[0], None, step), slice(corner[1], None, step)
+        self.met = [taps(reader.unit, step, corner) for reader in readers]
         rows = []
-        for reader, D, taps in zip(readers, spread, self.taps, strict=True):
+        for reader, D, met in zip(readers, spread, self.met, strict=True):
             seen = D[:, :, :, :, corner[0] :: step, corner[1] :: step]  # (B, O, k, k, h, w)
             self.shape = len(seen), *seen.shape[-2:]
-            seen = seen.flatten(2, 3)[:, :, taps]
+            seen = seen.flatten(2, 3)[:, :, met]
             seen = seen * reader.weight.view(1, -1, 1, 1, 1)
             rows.append(seen.permute(1, 2, 0, 3, 4).flatten(0, 1).flatten(1))
         self.R = torch.cat(rows)
@@ -101,6 +102,7 @@ class Part:
             gram = gram + (gram.diagonal().mean() / self.unknowns) * ones[:, None]
         ridge = _RIDGE * max(top, 1e-300)
         gram.diagonal().add_(ridge)
+        self.gram = gram
         self.L, failed = torch.linalg.cholesky_ex(gram)
         least = 0.0 if bool(failed) else self._least()
         full = least > 1e3 * ridge and self.equations + int(self.hides_mean) >= self.unknowns
@@ -117,13 +119,20 @@ class Part:
             size = float(vector.norm())
         return 1 / size
 
-    def solve(self, told: list[Tensor]) -> Tensor:
+    def transposed(self, told: list[Tensor]) -> Tensor:
+        """(n, I) Rᵀ times what the readers' gradients are told to be."""
         rows = [
-            (reader.weight.view(-1, 1, 1) * g.flatten(2)[:, :, taps]).permute(0, 2, 1).flatten(0, 1)
-            for reader, g, taps in zip(self.readers, told, self.taps, strict=True)
+            (reader.weight.view(-1, 1, 1) * g.flatten(2)[:, :, met]).permute(0, 2, 1).flatten(0, 1)
+            for reader, g, met in zip(self.readers, told, self.met, strict=True)
         ]
-        values = torch.cholesky_solve(self.R.T @ torch.cat(rows), self.L)
-        return values.unflatten(0, self.shape).permute(0, 3, 1, 2)
+        return self.R.T @ torch.cat(rows)
+
+    def take(self, maps: Tensor) -> Tensor:
+        """(n, I) the entries of the class."""
+        return maps[..., self.places[0], self.places[1]].permute(0, 2, 3, 1).flatten(0, 2)
+
+    def put(self, maps: Tensor, values: Tensor) -> None:
+        maps[..., self.places[0], self.places[1]] = values.unflatten(0, self.shape).permute(0, 3, 1, 2)
 
     def variance(self) -> Tensor:
         """(B,) the sum of the variances of a channel's entries for equations that err by 1."""
@@ -137,14 +146,14 @@ def _largest(gram: Tensor) -> float:
     return float(vector.norm())
 
 
-def _taps(unit: Unit, step: int, corner: tuple[int, int]) -> list[int]:
+def taps(unit: Unit, step: int, corner: tuple[int, int]) -> list[int]:
     """The taps (u, v) of the kernel, as u k + v, that ever meet a place of the class."""
     k = unit.kernel
     met = [[t for t in range(k) if (start + unit.padding - t) % math.gcd(step, unit.stride) == 0] for start in corner]
     return [u * k + v for u in met[0] for v in met[1]]
 
 
-def _spread(reader: Reader, size: torch.Size) -> Tensor:
+def _spread(reader: Taker, size: torch.Size) -> Tensor:
     """(B, O, k, k, h, w): for every place that is read, the entries of D that its value meets, tap by tap."""
     unit, k = reader.unit, reader.unit.kernel
     D = unit.centered(reader.d)

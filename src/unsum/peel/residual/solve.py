@@ -15,11 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.peel.residual.shared import Part, Shared
+from unsum.peel.residual.joint import Joint
+from unsum.peel.residual.shared import Shared
 
 _STEPS = 120  # budget of the fixed point
 _MEMORY = 8  # steps that Anderson's mixing looks back on
-_SETTLED = 1e-10  # relative change at which nothing more is to be had
+_SETTLED = 1e-9  # relative change at which nothing more is to be had
+_ALIKE = 1e-4  # of a channel's range: zeros agree to that, and hardly ever anything else
 _PINNINGS = 4  # times that the scale is looked at again
 ROUNDING = (
     1e-6  # of an equation, at least: gradients summed in float32 err by that, and few spare equations may hide it
@@ -45,20 +47,23 @@ class Reading:
     hidden: list[Places]  # classes of places where nothing tells a channel's mean but its zeros
 
 
-def undo(shared: Shared, pin: Pin | None, bounds: tuple[Tensor, Tensor] | None) -> Reading:
-    """The maps that all readers of `shared` read.
+def undo(
+    shared: Shared, pin: Pin | None, bounds: tuple[Tensor, Tensor] | None = None, joint: Joint | None = None
+) -> Reading:
+    """The maps that all readers of `shared` read; `joint` adds what their outputs tell, where gradients do not suffice.
 
     `pin` finds the scale; where two `bounds` hold every entry, and are equal where it is known, none is needed.
     """
-    return _FixedPoint(shared, pin, bounds).run()
+    return _FixedPoint(shared, pin, bounds, joint).run()
 
 
 class _FixedPoint:
-    def __init__(self, shared: Shared, pin: Pin | None, bounds: tuple[Tensor, Tensor] | None) -> None:
-        self.shared, self.readers, self.bounds = shared, shared.readers, bounds
-        self.moves = any(
-            reader.unit.batch_statistics for reader in self.readers
-        )  # else D is known, and so is the scale
+    def __init__(
+        self, shared: Shared, pin: Pin | None, bounds: tuple[Tensor, Tensor] | None, joint: Joint | None
+    ) -> None:
+        self.shared, self.readers, self.bounds, self.joint = shared, shared.readers, bounds, joint
+        # In eval mode D is known, and so is the scale.
+        self.moves = any(reader.unit.batch_statistics for reader in self.readers)
         self.pin = pin if self.moves else None
         self.residual = self.noise = 1.0
         self.reference = [(reader.unit.variance + reader.unit.eps).sqrt() for reader in self.readers]
@@ -74,16 +79,22 @@ class _FixedPoint:
             if abs(factor - 1) < _SETTLED + 0.1 * spread:
                 break
         errors = self._errors(maps) + spread
-        hidden = [self._places(part) for part in self.shared.parts if part.hides_mean and self.bounds is None]
-        return Reading(maps, self.residual, self.shared.condition, errors, self._level(maps), hidden)
+        hidden = [part.places for part in self.shared.parts if part.hides_mean and self.bounds is None]
+        condition = self.shared.condition if self.joint is None else self.joint.condition
+        return Reading(maps, self.residual, condition, errors, self._level(maps), hidden)
+
+    @property
+    def _linear(self) -> bool:
+        """Whether one exact division is the answer."""
+        return not self.moves and self.bounds is None and self.joint is None
 
     def _settle(self, maps: Tensor) -> Tensor:
         """The fixed point near `maps`, at the scale of the reference."""
         mixing = _Anderson()
-        for _ in range(_STEPS if self.moves or self.bounds is not None else 2):
+        for _ in range(2 if self._linear else _STEPS):
             found = self._step(maps)
             change = float((found - maps).norm() / found.norm().clamp_min(1e-300))
-            if change < _SETTLED:
+            if change < (_SETTLED if self.joint is None else ROUNDING):
                 break
             # Mixing copes with a few directions in which the fixed point would repel or creep; far away it would mislead.
             maps = self._bounded(mixing(maps, found)) if change < 0.05 else found
@@ -91,11 +102,18 @@ class _FixedPoint:
 
     def _start(self) -> Tensor:
         """As if x̂ were 0 and σ the running one."""
-        told = []
-        for unit in (reader.unit for reader in self.readers):
-            ratio = (unit.variance + unit.eps).sqrt() / unit.divisor
-            told.append(ratio.view(-1, 1, 1, 1) * unit.grad_W)
-        return self._bounded(self._with_means(self.shared.solve(told)))
+        first = self.readers[0].d.new_zeros(self.shared.size)
+        maps = first if self.bounds is None else torch.where(self.bounds[0] == self.bounds[1], self.bounds[0], first)
+        misfit = []
+        for reader, sigma in zip(self.readers, self.reference, strict=True):
+            told = (sigma / reader.unit.divisor).view(-1, 1, 1, 1) * reader.unit.grad_W
+            misfit.append(told - reader.unit.times(reader.unit.centered(reader.d), maps))
+        return self._bounded(self._with_means(maps + self._divided(misfit, maps)))
+
+    def _divided(self, misfit: list[Tensor], maps: Tensor) -> Tensor:
+        if self.joint is None:
+            return self.shared.solve(misfit)
+        return self.joint.solve(misfit, [output.misfit(maps) for output in self.joint.outputs])
 
     def _step(self, maps: Tensor) -> Tensor:
         told, deviations = zip(*(reader.unit.told(maps) for reader in self.readers), strict=True)
@@ -108,7 +126,7 @@ class _FixedPoint:
         spare = max(self.shared.spare, 0.02)
         self.residual = (left / max(whole, 1e-300)) ** 0.5
         self.noise = (left / equations / spare + whole / equations * ROUNDING**2) ** 0.5
-        found = self._with_means(maps + self.shared.solve(misfit))
+        found = self._with_means(maps + self._divided(misfit, maps))
         if self.bounds is not None:
             return self._bounded(found)
         # All of it holds for any multiple of the maps, too: the reference keeps the scale.
@@ -119,7 +137,7 @@ class _FixedPoint:
         for part in self.shared.parts:
             if not part.hides_mean:
                 continue
-            where = (..., *self._places(part))
+            where = (..., *part.places)
             values = maps[where]
             if self.bounds is None:
                 shift = _lowest(values)
@@ -135,12 +153,8 @@ class _FixedPoint:
     def _bounded(self, maps: Tensor) -> Tensor:
         return maps if self.bounds is None else maps.clamp(*self.bounds)
 
-    def _places(self, part: Part) -> Places:
-        down, across = (slice(start, None, self.shared.step) for start in part.corner)
-        return down, across
-
     def _errors(self, maps: Tensor) -> Tensor:
-        return self.shared.errors(self.noise, maps)
+        return (self.joint or self.shared).errors(self.noise, maps)
 
     def _level(self, maps: Tensor) -> Tensor:
         """(B, 1, 1, 1) a multiple of each sample's noise."""
@@ -149,10 +163,11 @@ class _FixedPoint:
 
 
 def _lowest(values: Tensor) -> Tensor:
-    """(1, C, 1, 1) the level of the zeros: noise scatters them, so the middle one of the lowest tenth."""
+    """(1, C, 1, 1) the level of the zeros, which noise scatters: the mean of the entries that are as low as the lowest."""
     rows = values.permute(1, 0, 2, 3).flatten(1)
-    lowest = rows.topk(max(1, rows.shape[1] // 10), largest=False).values
-    return lowest.median(1).values.view(1, -1, 1, 1)
+    least, most = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
+    near = rows <= least + _ALIKE * (most - least)
+    return ((rows * near).sum(1) / near.sum(1)).view(1, -1, 1, 1)
 
 
 class _Anderson:

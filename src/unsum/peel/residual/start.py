@@ -20,7 +20,7 @@ _CLEAR = 10.0  # times the error predicted: values before a ReLU above it are on
 
 
 @dataclass(frozen=True)
-class Start:
+class Origin:
     """`out` (B, C, h, w) the known maps, `gradient` ∂loss/∂out; `errors` (B,) what is uncertain of either, relative."""
 
     out: Tensor
@@ -36,7 +36,7 @@ def known_block(model: nn.Module, leak: Leak) -> str | None:
     return next((name for name in block_names(model) if f"{name}.conv1" in leak.inner), None)
 
 
-def at_features(model: nn.Module, update: Update, leak: Leak, last: Block) -> Start:
+def at_features(model: nn.Module, update: Update, leak: Leak, last: Block) -> Origin:
     """Features that are the last block's output as it is, and G W their gradient."""
     B, unit = leak.batch_size, last.units[-1]
     channels, device = len(unit.W), unit.W.device
@@ -46,10 +46,10 @@ def at_features(model: nn.Module, update: Update, leak: Leak, last: Block) -> St
     G = leak.logits.double().softmax(1) - leak.targets.double()
     G = G / B if update.reduction == "mean" else G
     gradient = left_product(G.to(W.device), W)[0].to(device).view_as(out)  # (B, H) G W
-    return Start(out, gradient, _even(leak, out), _level(leak, out))
+    return Origin(out, gradient, _even(leak, out), _level(leak, out))
 
 
-def at_maps(model: nn.Module, update: Update, leak: Leak, blocks: Blocks, size: int) -> Start:
+def at_maps(model: nn.Module, update: Update, leak: Leak, blocks: Blocks, size: int) -> Origin:
     """The known input of a block: through all blocks above it to the loss in float64, and its gradient back down."""
     first = blocks.above[0]
     maps = leak.inner[f"{first.name}.conv1"].to(first.units[0].W).clamp_min(0)
@@ -64,7 +64,7 @@ def at_maps(model: nn.Module, update: Update, leak: Leak, blocks: Blocks, size: 
         gradient, mask_share, off = _down(block, read, before, gradient, max(FLOOR, _CLEAR * leak.predicted_error))
         errors, misfit = errors + mask_share, max(misfit, off)
         inner |= {unit.name: maps for unit, maps in zip(block.units, read, strict=True)}
-    return Start(maps, gradient, errors, _level(leak, maps), inner, misfit)
+    return Origin(maps, gradient, errors, _level(leak, maps), inner, misfit)
 
 
 def _down(

@@ -83,19 +83,28 @@ class Unit:
         h, w = ((side + 2 * self.padding - self.kernel) // self.stride + 1 for side in size[2:])
         return torch.Size((size[0], len(self.W), h, w))
 
+    def linear(self, maps: Tensor) -> Tensor:
+        """z (B, O, h', w') of `maps` (B, I, h, w)."""
+        return F.conv2d(maps, self.W, stride=self.stride, padding=self.padding)
+
+    def spread(self, dz: Tensor, size: torch.Size) -> Tensor:
+        """The transpose of `linear`, for maps of `size`."""
+        spread: Tensor = conv2d_input(size, self.W, dz, stride=self.stride, padding=self.padding)
+        return spread
+
     def forward(self, maps: Tensor) -> tuple[Tensor, Tensor]:
-        """(σ, x̂): the deviations (O,) and the normalized output (B, O, h', w') of `maps` (B, I, h, w)."""
-        z = F.conv2d(maps, self.W, stride=self.stride, padding=self.padding)
+        """(σ, x̂): the deviations (O,) and the normalized output (B, O, h', w')."""
+        z = self.linear(maps)
         if not self.batch_statistics:
             sigma = (self.variance + self.eps).sqrt()
-            return sigma, (z - _wide(self.mean)) / _wide(sigma)
+            return sigma, (z - wide(self.mean)) / wide(sigma)
         z = z - z.mean((0, 2, 3), keepdim=True)
         sigma = (z.square().mean((0, 2, 3)) + self.eps).sqrt()
-        return sigma, z / _wide(sigma)
+        return sigma, z / wide(sigma)
 
     def output(self, maps: Tensor) -> Tensor:
         """y, before any activation."""
-        return self.forward(maps)[1] * _wide(self.gamma) + _wide(self.beta)
+        return self.forward(maps)[1] * wide(self.gamma) + wide(self.beta)
 
     def centered(self, d: Tensor) -> Tensor:
         """What the gradient of the weights multiplies, but for the factor γ/σ and the part along x̂."""
@@ -120,14 +129,12 @@ class Unit:
         sigma, normal = self.forward(maps)
         if self.batch_statistics:
             places = normal.numel() // len(self.W)
-            d = self.centered(d) - normal * _wide((d * normal).sum((0, 2, 3)) / places)
-        return d * _wide(self.gamma / sigma)
+            d = self.centered(d) - normal * wide((d * normal).sum((0, 2, 3)) / places)
+        return d * wide(self.gamma / sigma)
 
     def back(self, d: Tensor, maps: Tensor) -> Tensor:
         """∂loss/∂maps."""
-        dz = self.behind(d, maps)
-        gradient: Tensor = conv2d_input(maps.shape, self.W, dz, stride=self.stride, padding=self.padding)
-        return gradient
+        return self.spread(self.behind(d, maps), maps.shape)
 
     def misfit(self, d: Tensor, maps: Tensor) -> float:
         """How far the gradient of the weights is from what `d` and `maps` make of it, relative."""
@@ -135,7 +142,7 @@ class Unit:
         return float(off.norm() / self.grad_W.norm().clamp_min(1e-300))
 
 
-def _wide(values: Tensor) -> Tensor:
+def wide(values: Tensor) -> Tensor:
     return values.view(1, -1, 1, 1)
 
 

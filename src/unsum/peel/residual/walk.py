@@ -27,13 +27,15 @@ from unsum.errors import UnsumError
 from unsum.leak import Leak
 from unsum.peel.method import MARGIN, PEELERS, PRECISE, Peeled, PeeledLayer, Shape
 from unsum.peel.residual.blocks import Block, Blocks, find_blocks
+from unsum.peel.residual.joint import Joint, Output
 from unsum.peel.residual.masks import Mask, confirmed, scale_by
-from unsum.peel.residual.shared import Reader, Shared
+from unsum.peel.residual.shared import Shared, Taker
 from unsum.peel.residual.solve import Pin, Reading, undo
-from unsum.peel.residual.start import Start, at_features, at_maps, known_block
+from unsum.peel.residual.start import Origin, at_features, at_maps, known_block
 from unsum.update import Update
 
 _LOST = 1e-2  # relative residual above which the walk has lost its way
+_WELL = 300.0  # condition up to which gradients alone tell enough
 _HOPELESS = 0.3  # predicted error of the median sample from which maps are worth little
 
 
@@ -73,13 +75,14 @@ class _Reached(Exception):  # noqa: N818 (not an error: the walk is over)
 class _Walk:
     leak: Leak
     blocks: Blocks
-    start: Start
+    start: Origin
     layer: str | None
 
     def run(self) -> Peeled:
-        self.steps: list[_Step] = []
+        self.steps: list[_Walked] = []
         self.notes: list[str] = []
         self.errors = self.start.errors  # (B,) of the layer before
+        self.told = torch.ones((), dtype=torch.bool)  # entries of a block's output of which the mean is known, too
         self.open = torch.zeros_like(self.errors)  # (B,) share of the gradient behind signs that nothing tells
         with contextlib.suppress(_Reached):
             self._down()
@@ -100,32 +103,33 @@ class _Walk:
     def _block(self, block: Block, feeding: Block | None, out: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
         """The block's input and its gradient where it is positive, from its output and the gradient before the last ReLU."""
         sizes = block.sizes(len(out))
-        inner, y = d, out
+        known = _Known(out, d, out, out, d, self.told, len(self.steps) - 1)
         for number in range(len(block.units) - 1, 0, -1):
             unit, before = block.units[number], block.units[number - 1]
-            through = partial(unit.back, inner)
-            readers = [Reader(unit, inner)]
+            through = partial(unit.back, known.inner)
+            readers = [Taker(unit, known.inner)]
             reading = self._undo(Shared(readers, sizes[number]), scale_by(before.grad_beta, through))
             gradient = through(reading.maps)
             mask = confirmed(reading.maps, gradient, before.grad_beta, reading.level)
             maps = self._record(readers, reading, mask)
-            if number == len(block.units) - 1:
-                y = unit.output(maps)
-            inner = gradient * mask.positive
+            y = unit.output(maps) if number == len(block.units) - 1 else known.y
+            known = replace(known, y=y, after=maps, inner=gradient * mask.positive)
         beta = feeding.units[-1].grad_beta if feeding is not None else None
-        return self._entering(block, sizes[0], beta, out, y, d, inner)
+        return self._entering(block, sizes[0], beta, known)
 
-    def _entering(
-        self, block: Block, size: torch.Size, beta: Tensor | None, out: Tensor, y: Tensor, d: Tensor, inner: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _entering(self, block: Block, size: torch.Size, beta: Tensor | None, known: _Known) -> tuple[Tensor, Tensor]:
         first, shortcut, bounds = block.units[0], block.shortcut, None
-        readers = [Reader(first, inner)]
+        out, y, d = known.out, known.y, known.d
+        shown = (out > 0) & known.told
+        readers = [Taker(first, known.inner)]
+        outputs = [Output(first, known.after, (known.after > 0) & self.told)]
         if shortcut is None:
-            known = out > 0
-            low = torch.where(known, (out - y).clamp_min(0), 0.0)
-            bounds = low, torch.where(known, low, (-y).clamp_min(0))
+            low = torch.where(shown, (out - y).clamp_min(0), 0.0)
+            high = torch.where(out > 0, math.inf, (-y).clamp_min(0))
+            bounds = low, torch.where(shown, low, high)
         else:
-            readers.append(Reader(shortcut, d))
+            readers.append(Taker(shortcut, d))
+            outputs.append(Output(shortcut, out - y, shown))
         seen = _places_read(readers)
 
         def through(x: Tensor) -> Tensor:
@@ -133,23 +137,34 @@ class _Walk:
             return gradient + d if shortcut is None else gradient
 
         shared = Shared(seen.readers, seen.size(size))
-        if math.isinf(shared.condition) and shortcut is not None:
-            self._aside(Reader(shortcut, d), shared, size)
         pin = scale_by(beta, through) if shortcut is not None else None
-        reading = self._undo(shared, pin, bounds)
+        joint = None
+        if not shared.condition < _WELL and seen.step == 1:
+            everywhere = torch.ones(shared.size, dtype=torch.bool, device=out.device)
+            joint = Joint(shared, outputs, everywhere if bounds is None else bounds[0] != bounds[1])
+            if not joint.determined and shortcut is not None:
+                self._aside(Taker(shortcut, d), shared, size)
+        reading = self._undo(shared, pin, bounds, joint)
         mask = None
         if beta is not None:
             gradient = through(reading.maps)
             mask = confirmed(reading.maps, gradient, beta, reading.level)
         guessed = shortcut is not None and beta is None and first.batch_statistics
         maps = self._record(seen.readers, reading, mask, guessed=guessed)
+        self._correct(known, y + (maps if shortcut is None else shortcut.output(maps)) if seen.step == 1 else out)
         if mask is None:
             self._end(f"here: {self.blocks.stop}")
         if seen.step > 1:
             self._end(f"at {first.name!r}: the block passes over places, which carry no gradient")
         return maps, gradient * mask.positive
 
-    def _aside(self, reader: Reader, shared: Shared, size: torch.Size) -> None:
+    def _correct(self, known: _Known, out: Tensor) -> None:
+        """Where BatchNorm hid means of the block's output, the block itself tells them once its input is read."""
+        if known.step >= 0 and not bool(known.told.all()) and bool(self.told.all()):
+            maps = torch.where(known.told, known.out, out.relu())
+            self.steps[known.step] = replace(self.steps[known.step], maps=maps, doubts=[])
+
+    def _aside(self, reader: Taker, shared: Shared, size: torch.Size) -> None:
         """What the shortcut's convolution alone tells, where that of both does not do; then the walk is over."""
         seen = _places_read([reader])
         alone = Shared(seen.readers, seen.size(size))
@@ -162,12 +177,14 @@ class _Walk:
         self.notes.append(f"The walk ends {why}.")
         raise _Reached
 
-    def _undo(self, shared: Shared, pin: Pin | None, bounds: tuple[Tensor, Tensor] | None = None) -> Reading:
-        if math.isinf(shared.condition):
+    def _undo(
+        self, shared: Shared, pin: Pin | None, bounds: tuple[Tensor, Tensor] | None = None, joint: Joint | None = None
+    ) -> Reading:
+        if math.isinf(shared.condition) if joint is None else not joint.determined:
             self._end(_too_many(shared))
-        return undo(shared, pin, bounds)
+        return undo(shared, pin, bounds, joint)
 
-    def _record(self, readers: list[Reader], reading: Reading, mask: Mask | None, *, guessed: bool = False) -> Tensor:
+    def _record(self, readers: list[Taker], reading: Reading, mask: Mask | None, *, guessed: bool = False) -> Tensor:
         """The maps with their zeros; `mask` is None where nothing confirms them, `guessed` their scale."""
         unit, equations = readers[0].unit, sum(reader.unit.W.numel() for reader in readers)
         errors = reading.errors + reading.condition * self.open
@@ -183,14 +200,16 @@ class _Walk:
         if mask is not None:
             maps = maps * mask.positive
             self.open = self.open + mask.open_share
-            hidden = sum(mask.without_zero(places) for places in reading.hidden)
-            if hidden:
+            hidden = mask.without_zero(reading.hidden)
+            self.told = ~hidden
+            count = int(hidden.flatten(2).any(2).sum())
+            if count:
                 doubts.append(
-                    f"{hidden} of {maps.shape[1]} channels that {unit.name!r} read are positive throughout the batch, so that "
+                    f"{count} of {maps.shape[1]} channels that {unit.name!r} read are positive throughout the batch, so that "
                     "BatchNorm hides their mean; their smallest entry was taken for zero."
                 )
         layer = PeeledLayer(unit.name, float(self.errors.max()), reading.residual, maps.numel(), equations)
-        self.steps.append(_Step(layer, [reader.unit.name for reader in readers], maps, self.errors, doubts))
+        self.steps.append(_Walked(layer, [reader.unit.name for reader in readers], maps, self.errors, doubts))
         if self.layer in self.steps[-1].names:
             raise _Reached
         return maps
@@ -213,12 +232,27 @@ class _Walk:
             notes.append("The separation that this continues is not certified, so neither is what was read.")
         exact = grant_each(MARGIN * errors, above=self.leak.exact, doubts=found.doubts)
         layers = [step.layer for step in steps[: last + 1]]
-        inner = self.start.inner | {name: step.maps for step in steps[: last + 1] for name in step.names}
+        # Others read these maps for exact ones: what is in doubt stays out, unless it is the answer.
+        kept = [step for step in steps[:last] if not step.doubts] + [found]
+        inner = self.start.inner | {name: step.maps for step in kept for name in step.names}
         return Peeled("residual", found.maps, errors, exact, False, layers, [*found.doubts, *notes], inner=inner)
 
 
 @dataclass(frozen=True)
-class _Step:
+class _Known:
+    """What is known inside a block on the way down, with gradients where the ReLU lets them through."""
+
+    out: Tensor  # the block's output
+    d: Tensor  # the gradient before its last ReLU
+    y: Tensor  # what the last unit wrote
+    after: Tensor  # what the unit below reads into: the input of the last unit that was undone
+    inner: Tensor  # its gradient, before the ReLU
+    told: Tensor  # (1, C, h, w) entries of `out` of which the mean is known, too
+    step: int  # of the walk that read `out`
+
+
+@dataclass(frozen=True)
+class _Walked:
     """A layer that was walked through: what all convolutions `names` read, with (B,) errors, and what speaks against it."""
 
     layer: PeeledLayer
@@ -237,19 +271,19 @@ class _Step:
 class _Seen:
     """Readers of the places that any of them looks at: every `step`-th, where all are 1×1 convolutions with a stride."""
 
-    readers: list[Reader]
+    readers: list[Taker]
     step: int
 
     def size(self, size: torch.Size) -> torch.Size:
         return torch.Size((*size[:2], *(-(-side // self.step) for side in size[2:])))
 
 
-def _places_read(readers: list[Reader]) -> _Seen:
+def _places_read(readers: list[Taker]) -> _Seen:
     steps = {reader.unit.stride if reader.unit.kernel == 1 else 1 for reader in readers}
     step = steps.pop() if len(steps) == 1 else 1
     if step == 1:
         return _Seen(readers, 1)
-    return _Seen([Reader(replace(reader.unit, stride=1), reader.d) for reader in readers], step)
+    return _Seen([Taker(replace(reader.unit, stride=1), reader.d) for reader in readers], step)
 
 
 def _too_many(shared: Shared) -> str:

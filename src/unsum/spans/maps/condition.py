@@ -1,7 +1,7 @@
 """Samples as roots: a mixture of maps is a sample where what the next convolution reads lies among its maps.
 
 x = s X̂ (or origin + s X̂), y = activation(norm(conv x)), and y must lie in the space that the next convolution's gradient gives:
-of maps, or, for a 1×1 convolution, of single places. Thousands of equations for a few unknowns, so a search looks at some of them.
+of maps, or, for a 1×1 convolution, of single places. Thousands of equations for a few unknowns: a search looks at some of them.
 """
 
 from __future__ import annotations
@@ -54,6 +54,10 @@ class Among:
     def of(cls, maps: Tensor) -> Among:
         return cls(orthonormal_rows(maps.flatten(1)))
 
+    def core(self, a: Tensor) -> Tensor:
+        """What of (…, E) is asked about: all."""
+        return a
+
     def outside(self, a: Tensor) -> Tensor:
         """The part of (…, E) that is no mixture."""
         return a - (a @ self.rows.T) @ self.rows
@@ -80,15 +84,20 @@ class Places:
         whole = torch.linalg.qr(rows.T, mode="complete")[0]
         return cls(whole[:, len(rows) :].T.contiguous(), centered)
 
-    def outside(self, a: Tensor) -> Tensor:
-        """(…, E) → (…, M · places)."""
+    def core(self, a: Tensor) -> Tensor:
+        """What of (…, E) is asked about: how places differ, where nothing else is known."""
         maps = a.unflatten(-1, (self.beyond.shape[1], -1))
-        rest = self.beyond @ (maps - maps.mean(-1, keepdim=True) if self.centered else maps)
-        return rest.flatten(-2)
+        return (maps - maps.mean(-1, keepdim=True)).flatten(-2) if self.centered else a
+
+    def outside(self, a: Tensor) -> Tensor:
+        """(…, E) → (…, places · M), by one large product."""
+        places = a.unflatten(-1, (self.beyond.shape[1], -1)).mT.contiguous()
+        return (places.flatten(0, -2) @ self.beyond.T).view(*a.shape[:-1], -1)
 
     def back(self, rest: Tensor) -> Tensor:
-        """What is outside, (…, M · places), as entries (…, E) again."""
-        return (self.beyond.T @ rest.unflatten(-1, (len(self.beyond), -1))).flatten(-2)
+        """What is outside, (…, places · M), as entries (…, E) again."""
+        places = rest.unflatten(-1, (-1, len(self.beyond)))
+        return (places.flatten(0, -2) @ self.beyond).view(*places.shape[:-1], -1).mT.flatten(-2)
 
     def gram(self, J: Tensor) -> Tensor:
         """(S, k, k) products of the parts of J (S, k, E) that lie beyond."""
@@ -111,6 +120,7 @@ class MapCondition:
     affine: Affine | None = None
     batch: BatchNormed | None = None
     norm: Callable[[Tensor], Tensor] | None = None
+    everywhere: MapCondition | None = None  # where not all places are looked at: statistics are of all
 
     @property
     def unknowns(self) -> int:
@@ -131,7 +141,7 @@ class MapCondition:
     def normed_by(self, s: Tensor) -> MapCondition:
         """With the statistics of these samples."""
         assert self.batch is not None
-        return replace(self, affine=self.batch.of(self.written(s)))
+        return replace(self, affine=self.batch.of((self.everywhere or self).written(s)))
 
     def written(self, s: Tensor) -> Tensor:
         """(S, C, P) what the first convolution writes."""
@@ -147,7 +157,7 @@ class MapCondition:
 
     def misfit(self, s: Tensor) -> Tensor:
         """(S,) share of what the next convolution reads that lies outside its space."""
-        a = self.read(s).flatten(1)
+        a = self.space.core(self.read(s).flatten(1))
         size = a.norm(dim=1)
         return torch.where(size > _DEAD, self.space.outside(a).norm(dim=1) / size.clamp_min(_DEAD), 1.0)
 
@@ -155,8 +165,8 @@ class MapCondition:
         """(misfit² (S,), Jᵀr (S, k), JᵀJ (S, k, k)) of the relative residual; d(e/|a|) = de/|a| − r (a·da)/|a|²."""
         z = self._normed(s)
         slope = self.activation.slope(z).flatten(1)
-        a = self.activation.function(z).flatten(1)
-        J = self._moved(s).flatten(2) * slope[:, None, :]
+        a = self.space.core(self.activation.function(z).flatten(1))
+        J = self.space.core(self._moved(s).flatten(2) * slope[:, None, :])
         size = a.norm(dim=1).clamp_min(_DEAD)
         rest = self.space.outside(a) / size[:, None]
         cost = rest.square().sum(1)

@@ -1,10 +1,10 @@
 """The space of maps: what a convolution read, up to the mixing of the batch, by linear algebra alone.
 
 Row space V of ∇W holds every patch that the convolution read. A map whose every overlapping patch lies in V is a mixture of the
-batch's maps. The padding says where to begin: of all vectors in V only mixtures of the first corner's patches have zeros above and
-on the left. That null space has one dimension for each sample. The next patch overlaps it, and one small least-squares solve
-over V tells the rest of it; so the maps grow, place by place, until a patch ends in the zeros of the other side. Nobody needs to know
-the maps' size, nor the batch's.
+batch's maps. The padding says where to begin: of all vectors in V only mixtures of the first corner's patches have zeros above
+and on the left. That null space has one dimension for each sample. The next patch overlaps it, and one small least-squares solve
+over V tells the rest of it; so the maps grow, place by place, until a patch ends in the zeros of the other side. Nobody needs to
+know the maps' size, nor the batch's.
 
 BatchNorm in train mode makes ∂loss/∂z sum to zero, so V holds patches less their mean. Then the maps that grow are those of
 differences of samples, one dimension less. One map more, `origin`, has patches that all leave V in the same direction; it is the

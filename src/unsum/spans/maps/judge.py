@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unsum.certify.claim import FALSE_ERROR, Claim, Evidence, grant
@@ -20,7 +20,7 @@ from unsum.peel.dense import rounding
 from unsum.peel.method import MARGIN
 from unsum.peel.walk import FAR
 from unsum.spans.judge import doubt_number, doubt_reading
-from unsum.spans.maps.tail import Played, Tail
+from unsum.spans.maps.tail import PlayedTail, Tail
 from unsum.spans.targets import LossReading
 
 _DRAWS = 4  # directions in which two samples are set apart, and in which errors are played
@@ -36,7 +36,7 @@ class MapAnswer:
     errors: Tensor
     hits: Tensor
     reading: LossReading
-    played: Played
+    played: PlayedTail
     tail: Tail
     missing: int
     homogeneous: bool  # no bias and no norm tells a sample's length or sign
@@ -144,11 +144,12 @@ def _twins(answer: MapAnswer, left: dict[str, float], seed: int) -> Tensor:
     return torch.stack(shown).amin(0)
 
 
-def _patches(answer: MapAnswer, name: str, played: Played) -> Tensor:
+def _patches(answer: MapAnswer, name: str, played: PlayedTail) -> Tensor:
     """(B, P, C k k) what a convolution read, place by place."""
     conv = answer.tail.module.get_submodule(name)
-    kernel, padding = conv.kernel_size, conv.padding
-    return F.unfold(played.read[name], kernel, padding=padding).mT
+    assert isinstance(conv, nn.Conv2d)
+    assert isinstance(conv.padding, tuple)
+    return F.unfold(played.read[name], conv.kernel_size, padding=conv.padding).mT
 
 
 def _size(sent: Tensor, patches: Tensor) -> Tensor:

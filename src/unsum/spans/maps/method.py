@@ -17,26 +17,29 @@ from torch import Tensor, nn
 from unsum.batch_statistics import BatchStatistics
 from unsum.certify.claim import nothing
 from unsum.errors import UnsumError
-from unsum.head import Head
+from unsum.head import Head, find_head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.losses import Loss
 from unsum.progress import SILENT, Progress
 from unsum.spans.basis import LayerSpan
+from unsum.spans.maps.bottleneck import answer_bottleneck, judge_bottleneck
 from unsum.spans.maps.condition import Among, MapCondition, Places, convolved
 from unsum.spans.maps.corner import MapSpace, map_space, with_lengths
 from unsum.spans.maps.judge import MapAnswer, judge
-from unsum.spans.maps.pair import ConvPair, Layer, find_pairs, tail_above
+from unsum.spans.maps.pair import ConvLayer, ConvPair, find_pairs, tail_above
 from unsum.spans.maps.polish import maps_given
+from unsum.spans.maps.pooled import is_pooled_sum
 from unsum.spans.maps.scale import common_factor, least
 from unsum.spans.maps.search import Ends
-from unsum.spans.maps.solve import FoundMaps, settled, solve_known, solve_rounds
+from unsum.spans.maps.solve import FoundMaps, last_rounds, narrowed, settled, solve_known, solve_rounds
 from unsum.spans.maps.statistics import in_train_mode, running, sent
 from unsum.spans.maps.tail import Tail, in_client_mode
 from unsum.spans.targets import read_loss
 from unsum.update import Update
 
-_ALONE = 1e-2  # of the singular value before it: the last one is no sample's, whose places come together
+_GAP = 1e-2  # of the singular value before it: those below may be no samples'
+_FEW = 6  # rounds of statistics, to compare factors
 _POLISHES = 3  # last solves: each takes the error of δ down further
 
 
@@ -69,7 +72,7 @@ class MapBatch:
     def missing(self) -> int:
         """Samples that directions are left for beside those of the space."""
         places = self.space.sides[0] * self.space.sides[1]
-        return max(0, -(-(self.directions + self.train) // places) - self.space.samples)
+        return max(0, -(-self.directions // places) - self.space.samples)
 
 
 def separate_maps(
@@ -87,8 +90,51 @@ def separate_maps(
     found, factor = _solved(batch, model, head, update, seed, progress)
     if len(found) < batch.space.samples:
         return _too_few(head, batch, found)
+    if tail_above(model, batch.pair.source) is None:
+        return _bottleneck(head, batch, update, found, factor, loss, knowledge)
     answer = _answered(head, batch, model, update, found, factor.value, loss, knowledge)
     return _leak(head, batch, answer, knowledge, seed, factor)
+
+
+def _bottleneck(
+    head: Head,
+    batch: MapBatch,
+    update: Update,
+    found: FoundMaps,
+    factor: Factor,
+    loss: Loss | None,
+    knowledge: Knowledge,
+) -> Leak:
+    read, maps = found.condition.read(found.s), _maps(batch, found, factor.value)
+    answer = answer_bottleneck(
+        head,
+        batch.pair,
+        update,
+        maps,
+        read,
+        found.hits,
+        train=batch.train,
+        missing=batch.missing,
+        loss=loss,
+        knowledge=knowledge,
+    )
+    claim = judge_bottleneck(answer, knowledge, head.grad_W.dtype)
+    reading = answer.reading
+    plain = 1 / reading.loss.divisor(reading.Y) if head.reduction == "mean" else 1.0
+    dtype = head.W.dtype if head.W.dtype in (torch.float32, torch.float64) else torch.float32
+    return Leak(
+        method="spans",
+        targets=reading.Y,
+        logits=answer.logits,
+        features=answer.features.to(dtype),
+        residual=min(answer.unexplained, 1.0),
+        predicted_error=claim.predicted_error,
+        exact=claim.exact,
+        scale=float(reading.weights.mean()) / plain,
+        inner={batch.pair.first.name: maps.to(dtype)},
+        loss=reading.loss.name,
+        notes=[*claim.notes, *_remarks(batch, factor)],
+    )
 
 
 def answer_of(head: Head, knowledge: Knowledge, model: nn.Module, update: Update) -> MapAnswer:
@@ -106,17 +152,26 @@ def read_batch(model: nn.Module, update: Update, device: torch.device) -> MapBat
             "'spans' needs two consecutive dense layers, or two convolutions of stride 1 with an activation between them whose "
             "gradients were sent; this model has neither; use 'exact' for the head alone."
         )
-    full = []
+    full, counted = [], ""
     for pair in pairs:
-        if tail_above(model, pair.source) is None:
+        if tail_above(model, pair.source) is None and not is_pooled_sum(model, pair, find_head(model)[0]):
             continue
         here, above = (_spans(layer, device) for layer in (pair.first, pair.second))
         if here[0].full or above[0].full:
             full.append(pair.first)
-            continue
+            break  # layers below have more places
+        counted = counted or " and ".join(
+            f"{layer.name!r} ({len(span[-1])} directions, {layer.conv.out_channels} channels)"
+            for layer, span in ((pair.first, here), (pair.second, above))
+        )
         batch = next((batch for one in here for batch in [_batch(pair, one, above)] if batch is not None), None)
         if batch is not None:
             return batch
+    if not counted and not full:
+        raise UnsumError(
+            "More than one path leads from the convolutions whose gradients were sent to the logits, so no sample can be "
+            "checked; use 'exact' for the head alone."
+        )
     if full:
         widest = max(layer.conv.out_channels for layer in full)
         raise UnsumError(
@@ -124,17 +179,23 @@ def read_batch(model: nn.Module, update: Update, device: torch.device) -> MapBat
             "smaller batches, or smaller pictures, are read. Gradient matching ('ig') remains."
         )
     raise UnsumError(
-        "No maps were found in the gradients of the convolutions: noise hides them, or the batch is larger than their channels "
-        "allow; this is no sign that nothing leaks."
+        f"No maps were found in the gradients of {counted}: samples need a direction for each of their places, and noise, or "
+        "relus that are alike at several places, take some away; this is no sign that nothing leaks."
     )
 
 
-def _spans(layer: Layer, device: torch.device) -> list[LayerSpan]:
-    """The row space that was sent; before it, where BatchNorm may have summed ∂loss/∂z to zero, the one without the mean patch,
-    along which such sums leave their rounding."""
+def _spans(layer: ConvLayer, device: torch.device) -> list[LayerSpan]:
+    """The row spaces that may be meant: with the directions above noise, and, first, with those above the widest gap, where one
+    stands out. Rounding is more than it should be on some devices, and BatchNorm's sums of ∂loss/∂z, which should be
+    zero, leave theirs along the mean patch."""
     span = LayerSpan.of(_Sent(layer.grad.detach().to(device).flatten(1), None))
-    alone = len(span) > 2 and float(span.values[-1]) < _ALONE * float(span.values[-2])
-    return [span.first(len(span) - 1), span] if alone and layer.batch_norm is not None else [span]
+    ratios = span.values[1:] / span.values[:-1].clamp_min(1e-300)
+    at = int(ratios.argmin()) + 1 if len(ratios) else 0
+    if at < 2 or float(ratios[at - 1]) > _GAP:
+        return [span]
+    m, n = layer.grad.shape[0], layer.grad[0].numel()
+    noise = max(span.noise, float(span.values[at]) / (m**0.5 + n**0.5)) if len(span) - at > 1 else span.noise
+    return [replace(span.first(at), noise=noise), span]
 
 
 def _batch(pair: ConvPair, here: LayerSpan, above: list[LayerSpan]) -> MapBatch | None:
@@ -145,7 +206,7 @@ def _batch(pair: ConvPair, here: LayerSpan, above: list[LayerSpan]) -> MapBatch 
     return None if lying is None else MapBatch(pair, space, lying, len(here))
 
 
-def _space(layer: Layer, span: LayerSpan) -> MapSpace | None:
+def _space(layer: ConvLayer, span: LayerSpan) -> MapSpace | None:
     """Where BatchNorm follows, its mode is first taken for the client's."""
     conv, norm = layer.conv, layer.batch_norm
     centered = None if norm is None else norm.training or norm.running_mean is None
@@ -156,7 +217,7 @@ def _space(layer: Layer, span: LayerSpan) -> MapSpace | None:
     return with_lengths(space, span, kernel, layer.grad_shift.to(span.rows.device))
 
 
-def _next(layer: Layer, span: LayerSpan, below: MapSpace) -> Among | Places | None:
+def _next(layer: ConvLayer, span: LayerSpan, below: MapSpace) -> Among | Places | None:
     if layer.placewise:
         return Places.of(span.rows, centered=below.centered and layer.batch_norm is not None)
     space = _space(layer, span)
@@ -206,10 +267,11 @@ def _scaled(
 ) -> tuple[FoundMaps, Factor]:
     """The batch's common factor, and the samples once more with the eps that it makes of BatchNorm's."""
     pair = batch.pair
-    module = tail_above(model, pair.source, pair.above)
-    assert module is not None
-    shortcut = in_client_mode(module.to(head.W.device), train=True)
     factor = Factor(_running_factor(batch, condition, found), told=False)
+    module = tail_above(model, pair.source, pair.above)
+    if module is None:
+        return _by_eps(condition, found, factor.value)
+    shortcut = in_client_mode(module.to(head.W.device), train=True)
     for _ in range(2):
         maps = _maps(batch, found)
         read = found.condition.read(found.s).unflatten(2, batch.space.sides)
@@ -218,17 +280,35 @@ def _scaled(
         )
         seen = common_factor(shortcut, head, maps, written, factor.value)
         if seen is None:
-            value = least(lambda guess: float(_with_factor(condition, found, guess).misfits.norm()), factor.value)
-            return _with_factor(condition, found, value), Factor(value, told=False)
+            return _by_eps(condition, found, factor.value)
         factor, found = Factor(seen), _with_factor(condition, found, seen)
     return found, factor
 
 
-def _with_factor(condition: MapCondition, found: FoundMaps, factor: float) -> FoundMaps:
-    """The samples once more: maps that are so many times larger have that much less of BatchNorm's eps."""
+def _by_eps(condition: MapCondition, found: FoundMaps, guess: float) -> tuple[FoundMaps, Factor]:
+    """The factor that BatchNorm's eps alone shows: hardly at all where variances are large, and then nothing depends on it."""
+    few = narrowed(condition, len(found), torch.Generator().manual_seed(0))
+
+    near = _with_factor(condition, found, guess).s  # eps moves samples more than a few rounds can follow
+
+    def left(factor: float) -> float:
+        return float(last_rounds(_at_factor(few, factor), near, _FEW)[0].misfits.norm())
+
+    near = _with_factor(condition, found, least(left, guess)).s
+    value = least(left, guess)
+    value = value if left(value) < left(guess) else guess
+    return _with_factor(condition, found, value), Factor(value, told=False)
+
+
+def _at_factor(condition: MapCondition, factor: float) -> MapCondition:
+    """Maps that are so many times larger have that much less of BatchNorm's eps."""
     assert condition.batch is not None
-    norm = replace(condition.batch, eps=condition.batch.eps / factor**2)
-    again = settled(replace(condition, batch=norm), Ends.of(found.s), found.s)
+    return replace(condition, batch=replace(condition.batch, eps=condition.batch.eps / factor**2))
+
+
+def _with_factor(condition: MapCondition, found: FoundMaps, factor: float) -> FoundMaps:
+    """The samples once more."""
+    again = settled(_at_factor(condition, factor), Ends.of(found.s), found.s)
     return replace(again, hits=found.hits, sign=found.sign)
 
 
@@ -289,7 +369,7 @@ def _answered(
         sizes = moved.flatten(1).norm(dim=1).clamp_min(1e-300)
         errors = (deviations + (moved - maps).flatten(1).norm(dim=1)) / sizes
         maps, reading, played = moved, again, replayed
-    plain = first.norm is None and first.grad_shift is None
+    plain = first.batch_norm is None and first.grad_shift is None
     return MapAnswer(maps, errors, found.hits, reading, played, tail, batch.missing, plain)
 
 

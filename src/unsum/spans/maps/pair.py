@@ -17,7 +17,7 @@ NORMS = (nn.BatchNorm2d, nn.GroupNorm, nn.InstanceNorm2d)
 
 
 @dataclass(frozen=True)
-class Layer:
+class ConvLayer:
     """A convolution with its gradient and the norm that follows it, if one does."""
 
     name: str
@@ -40,8 +40,8 @@ class Layer:
 class ConvPair:
     """`second` reads activation(norm(first(x))); `source` gives x, and `above` is what `second` writes."""
 
-    first: Layer
-    second: Layer
+    first: ConvLayer
+    second: ConvLayer
     activation: Activation
     source: fx.Node
     above: fx.Node
@@ -89,7 +89,7 @@ def _overlaps(conv: nn.Conv2d) -> bool:
     return padded and conv.padding_mode == "zeros" and conv.dilation == (1, 1)
 
 
-def _layer(model: nn.Module, node: fx.Node, update: Update) -> Layer | None:
+def _layer(model: nn.Module, node: fx.Node, update: Update) -> ConvLayer | None:
     """A plain convolution of stride 1 whose gradient was sent."""
     conv, grad = _module(model, node), update.gradients.get(f"{node.target}.weight")
     if not isinstance(conv, nn.Conv2d) or grad is None or conv.stride != (1, 1) or conv.groups != 1:
@@ -97,13 +97,13 @@ def _layer(model: nn.Module, node: fx.Node, update: Update) -> Layer | None:
     after = next(iter(node.users), None)
     norm = None if after is None or len(node.users) > 1 else _module(model, after)
     if after is None or not isinstance(norm, NORMS):
-        return Layer(str(node.target), conv, grad, "", None, update.gradients.get(f"{node.target}.bias"))
+        return ConvLayer(str(node.target), conv, grad, "", None, update.gradients.get(f"{node.target}.bias"))
     shift = None
     if isinstance(norm, nn.BatchNorm2d) and norm.running_var is not None:
         shift = update.gradients.get(f"{after.target}.bias")
         scale = (norm.running_var + norm.eps).rsqrt() * (1 if norm.weight is None else norm.weight.detach())
         shift = None if shift is None else shift.double() * scale.double().to(shift.device)
-    return Layer(str(node.target), conv, grad, str(after.target), norm, shift)
+    return ConvLayer(str(node.target), conv, grad, str(after.target), norm, shift)
 
 
 def _module(model: nn.Module, node: fx.Node) -> nn.Module | None:

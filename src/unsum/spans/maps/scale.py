@@ -14,7 +14,7 @@ from unsum.gradients import inputs_of
 from unsum.head import Head, orthonormal_rows
 
 _GRID, _COARSE, _RANGE = 61, 13, 1000.0  # factors that are tried, from a thousandth of the guess to a thousand times
-_GOLDEN, _SECTIONS, _PRECISE = 0.6180339887, 48, 1e-9  # golden sections, and the exponent's interval that ends them
+_GOLDEN, _SECTIONS, _PRECISE = 0.6180339887, 48, 1e-7  # golden sections, and the exponent's interval that ends them
 _OPEN = 1e-3  # relative change of the features below which the factor is not seen
 
 
@@ -46,12 +46,15 @@ def least(function: Callable[[float], float], guess: float, grid: int = _COARSE)
     width = 2 / (grid - 1)
     best = min((-1 + i * width for i in range(grid)), key=lambda exponent: function(guess * _RANGE**exponent))
     low, high = best - width, best + width
+    sides = [low + (high - low) * part for part in (1 - _GOLDEN, _GOLDEN)]
+    values = [function(guess * _RANGE**side) for side in sides]
     for _ in range(_SECTIONS):
-        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-        if function(guess * _RANGE**left) < function(guess * _RANGE**right):
-            high = right
-        else:
-            low = left
         if high - low < _PRECISE:
             break
+        if values[0] < values[1]:
+            high, sides = sides[1], [sides[1] - _GOLDEN * (sides[1] - low), sides[0]]
+            values = [function(guess * _RANGE ** sides[0]), values[0]]
+        else:
+            low, sides = sides[0], [sides[1], sides[0] + _GOLDEN * (high - sides[0])]
+            values = [values[1], function(guess * _RANGE ** sides[1])]
     return guess * _RANGE ** ((low + high) / 2)

@@ -14,7 +14,7 @@ from unsum.spans.maps.search import Ends, apart, beside, descend
 
 _STARTS, _FEWEST = 4, 32  # starts for each sample, and at least
 _EQUATIONS = 64  # for each unknown that a search looks at; all are looked at in the end
-_FEWEST_EQUATIONS = 2048
+_FEWEST_EQUATIONS = 2048  # of a search: more cost time alone
 _STEPS = 25  # of a start with known statistics; roots are reached within twenty
 _ROUNDS = 12  # of further starts, or of statistics
 _FIRST_ROUNDS, _FIRST_STEPS = 5, 3  # with the statistics of all starts, before any sample stands out
@@ -27,7 +27,7 @@ _ROOT, _BEST, _NEVER = 1e-3, 1e3, 3e-2  # misfits: always a root; times the lowe
 
 @dataclass(frozen=True)
 class FoundMaps:
-    """Samples as mixtures s (R, k) with predicted errors of s, misfits, and how many starts came to each; `sign` of the origin."""
+    """Samples as mixtures s (R, k), their predicted errors, misfits, and how many starts came to each; `sign` of the origin."""
 
     s: Tensor
     errors: Tensor
@@ -81,7 +81,8 @@ def solve_rounds(condition: MapCondition, samples: int, seed: int, progress: Pro
             kept, hits = apart(ends)
         before, chosen = chosen, ends.s[_likeliest(ends, kept, samples)]
         progress.part(min(len(kept), samples), samples)
-        settling = len(kept) == samples == len(before) and _moved(before, chosen) < _SETTLED
+        settling = len(chosen) == samples == len(before) and _moved(before, chosen) < _SETTLED
+        settling = settling and (len(kept) > samples or bool((hits > 1).all()))
         if settling or out_of_time("further rounds of statistics"):
             break
     return replace(settled(condition, ends, chosen), sign=sign)
@@ -99,22 +100,40 @@ def _first_rounds(condition: MapCondition, samples: int, seed: int) -> tuple[End
 
 def settled(condition: MapCondition, ends: Ends, chosen: Tensor) -> FoundMaps:
     """The last rounds, with all equations, from the samples that were chosen."""
-    last = Ends.of(chosen, 1e-6)
-    for _ in range(_LAST):
+    last, condition = last_rounds(condition, chosen, _LAST)
+    found = _finished(condition, last, len(last))
+    near = torch.cdist(found.s, ends.s) < _NEAR * ends.s.norm(dim=1).clamp_min(1e-12)
+    return replace(found, hits=near.sum(1))
+
+
+def last_rounds(condition: MapCondition, s: Tensor, rounds: int) -> tuple[Ends, MapCondition]:
+    """(samples near the end, the condition with their statistics)."""
+    last = Ends.of(s, 1e-6)
+    for _ in range(rounds):
         condition = condition.normed_by(last.s)
         moved = descend(condition, last, 1)
         change = _moved(last.s, moved.s)
         last = moved
         if change < _FIXED:
             break
-    found = _finished(condition.normed_by(last.s), last, len(last))
-    near = torch.cdist(found.s, ends.s) < _NEAR * ends.s.norm(dim=1).clamp_min(1e-12)
-    return replace(found, hits=near.sum(1))
+    return last, condition.normed_by(last.s)
 
 
 def _likeliest(ends: Ends, kept: Tensor, samples: int) -> Tensor:
-    """Of too many ends those that fit best."""
-    return kept[ends.misfits[kept].argsort()[:samples]] if len(kept) > samples else kept
+    """Of too many ends those that are samples: of the two nearest to each other the worse one goes, again and again.
+
+    Before statistics have settled, starts end here and there around one sample; two samples are far apart.
+    """
+    chosen = kept
+    while len(chosen) > samples:
+        s = ends.s[chosen]
+        sizes = s.norm(dim=1).clamp_min(1e-12)
+        apart_by = torch.cdist(s, s) / torch.minimum(sizes[:, None], sizes)
+        apart_by.fill_diagonal_(torch.inf)
+        pair = divmod(int(apart_by.argmin()), len(chosen))
+        worse = max(pair, key=lambda i: float(ends.misfits[chosen[i]]))
+        chosen = torch.cat([chosen[:worse], chosen[worse + 1 :]])
+    return chosen
 
 
 def _moved(before: Tensor, after: Tensor) -> float:
@@ -165,7 +184,7 @@ def narrowed(condition: MapCondition, samples: int, generator: torch.Generator) 
         )
     places = min(P, max(4, -(-wanted // len(condition.space.beyond))))
     some = torch.randperm(P, generator=generator)[:places].to(condition.c.device)
-    return replace(condition, K=condition.K[:, :, some], c=condition.c[:, some])
+    return replace(condition, K=condition.K[:, :, some], c=condition.c[:, some], everywhere=condition)
 
 
 def _roots(ends: Ends) -> Tensor:

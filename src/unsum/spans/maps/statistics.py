@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from unsum.spans.maps.condition import Affine, BatchNormed
-from unsum.spans.maps.pair import Layer
+from unsum.spans.maps.pair import ConvLayer
 from unsum.update import Update
 
 
-def in_train_mode(layer: Layer, like: Tensor) -> BatchNormed | None:
+def in_train_mode(layer: ConvLayer, like: Tensor) -> BatchNormed | None:
     """None where there is no BatchNorm."""
     norm = layer.batch_norm
     if norm is None:
@@ -20,7 +20,7 @@ def in_train_mode(layer: Layer, like: Tensor) -> BatchNormed | None:
     return BatchNormed(gamma.to(like), beta.to(like), norm.eps)
 
 
-def running(layer: Layer, like: Tensor) -> Affine | None:
+def running(layer: ConvLayer, like: Tensor) -> Affine | None:
     """Of eval mode; None where there is no BatchNorm, or one that keeps no statistics."""
     norm = layer.batch_norm
     if norm is None or norm.running_mean is None or norm.running_var is None:
@@ -28,7 +28,7 @@ def running(layer: Layer, like: Tensor) -> Affine | None:
     return _affine(layer, norm.running_mean.to(like), norm.running_var.to(like))
 
 
-def sent(layer: Layer, update: Update, values: int, like: Tensor) -> Affine | None:
+def sent(layer: ConvLayer, update: Update, values: int, like: Tensor) -> Affine | None:
     """Of the client's batch, where it sent its buffers; each channel has so many `values`."""
     told = update.statistics
     if layer.batch_norm is None or layer.norm_name not in told.means:
@@ -37,7 +37,7 @@ def sent(layer: Layer, update: Update, values: int, like: Tensor) -> Affine | No
     return _affine(layer, mean, variance * (values - 1) / values)
 
 
-def _affine(layer: Layer, mean: Tensor, variance: Tensor) -> Affine:
+def _affine(layer: ConvLayer, mean: Tensor, variance: Tensor) -> Affine:
     normed = in_train_mode(layer, mean)
     assert normed is not None
     scale = normed.gamma * (variance + normed.eps).rsqrt()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -12,7 +13,7 @@ from torch import Tensor, fx, nn
 from unsum.gradients import inputs_of
 from unsum.head import Head
 from unsum.losses import Loss
-from unsum.spans.maps.pair import Layer
+from unsum.spans.maps.pair import ConvLayer
 from unsum.update import Update
 
 _SILENT = 1e-5  # of the largest gradient: tensors that BatchNorm makes useless (biases below it) hold rounding alone
@@ -28,8 +29,23 @@ def in_client_mode(module: fx.GraphModule, *, train: bool) -> fx.GraphModule:
     return module
 
 
+def shared_sizes(gradients: Mapping[str, Tensor]) -> dict[str, float]:
+    """Parameter → size of its gradient; a norm's two vectors share the larger one: sums of terms that cancel have more rounding
+    than they are long."""
+    sizes = {name: float(gradient.norm()) for name, gradient in gradients.items()}
+    vectors: dict[str, float] = {}
+    for name, gradient in gradients.items():
+        if gradient.ndim == 1:
+            module = name.rpartition(".")[0]
+            vectors[module] = max(vectors.get(module, 0.0), sizes[name])
+    return {
+        name: max(vectors[name.rpartition(".")[0]] if gradients[name].ndim == 1 else size, 1e-300)
+        for name, size in sizes.items()
+    }
+
+
 @dataclass(frozen=True)
-class Played:
+class PlayedTail:
     """One pass of all samples: what the two convolutions and the head read, δ at what they wrote, and what each tensor leaves."""
 
     features: Tensor
@@ -51,7 +67,9 @@ class Tail:
     gradients: dict[str, Tensor] = field(repr=False)
 
     @classmethod
-    def of(cls, module: fx.GraphModule, head: Head, layers: tuple[Layer, ...], update: Update, *, train: bool) -> Tail:
+    def of(
+        cls, module: fx.GraphModule, head: Head, layers: tuple[ConvLayer, ...], update: Update, *, train: bool
+    ) -> Tail:
         module = in_client_mode(module.to(head.W.device), train=train)
         held = {name: update.gradients[name] for name, _ in module.named_parameters() if name in update.gradients}
         gradients = {name: gradient.to(head.W.device).double() for name, gradient in held.items()}
@@ -70,7 +88,7 @@ class Tail:
             logits: Tensor = self.module(maps)
         return seen[-1].flatten(1), logits
 
-    def play(self, maps: Tensor, Y: Tensor, weights: Tensor, loss: Loss) -> Played:
+    def play(self, maps: Tensor, Y: Tensor, weights: Tensor, loss: Loss) -> PlayedTail:
         """The gradients that samples with targets Y and weights (B,) send."""
         names = (*self.convs, self.head)
         layers = {name: self.module.get_submodule(name) for name in names}
@@ -90,7 +108,8 @@ class Tail:
             wanted = [*parameters.values(), *(written[name] for name in names)]
             found = torch.autograd.grad(logits, wanted, G)
         left = {name: self.gradients[name] - g for name, g in zip(parameters, found, strict=False)}
-        shares = {name: float(rest.norm() / self.gradients[name].norm()) for name, rest in left.items()}
+        sizes = shared_sizes(self.gradients)
+        shares = {name: float(rest.norm()) / sizes[name] for name, rest in left.items()}
         worst = max(shares, key=lambda name: shares[name] if shares[name] == shares[name] else torch.inf)
         sent = dict(zip(names, found[len(parameters) :], strict=True))
-        return Played(read[self.head].flatten(1), logits.detach(), read, sent, left, shares[worst], worst)
+        return PlayedTail(read[self.head].flatten(1), logits.detach(), read, sent, left, shares[worst], worst)

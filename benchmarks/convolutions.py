@@ -1,0 +1,176 @@
+"""Samples out of two convolutions: which networks, modes and batches, how exactly, how fast.
+
+uv run python benchmarks/convolutions.py small --photos cifar.npz                       # ResNet-18 for 32², both modes
+uv run python benchmarks/convolutions.py large --photos photos.tar --weights resnet50.safetensors --device cuda  # ResNet-50
+uv run python benchmarks/convolutions.py noise --photos cifar.npz                       # noise and precisions of the gradient
+
+Photos are an npz with `images` (N, h, w, 3), or a tar of JPEG files named CLASS/…. Errors are those of the features and of the
+maps of the pair's first convolution, without the factor that all of them share where BatchNorm hides it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import io
+import tarfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torchvision
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import unsum
+from unsum.errors import UnsumError
+from unsum.gradients import inputs_of
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's photos
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of a table."""
+
+    network: str
+    B: int
+    C: int
+    train: bool = True
+    buffers: bool = False
+    equal: bool = False
+    noise: float = 0.0
+    precision: str = ""
+
+
+def photos(path: Path, number: int) -> tuple[Tensor, Tensor]:
+    """(N, 3, h, w) as the networks take them, and labels."""
+    if path.suffix == ".npz":
+        held = np.load(path)
+        images, labels = torch.tensor(held["images"][:number]), torch.tensor(held["labels"][:number]).long()
+    else:
+        with tarfile.open(path) as files:
+            members = [member for member in files if member.isfile()]
+            members = members[:: max(1, len(members) // number)][:number]
+            read = [Image.open(io.BytesIO(files.extractfile(m).read())).convert("RGB") for m in members]
+        images = torch.stack([torch.tensor(np.array(one)) for one in read])
+        labels = torch.tensor([int(member.name.split("/")[-2]) for member in members])
+    scaled = images.permute(0, 3, 1, 2).float() / 255
+    return (scaled - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1), labels
+
+
+def network(setting: Setting, weights: Path | None) -> nn.Module:
+    torch.manual_seed(0)
+    if setting.network == "resnet18":
+        model = torchvision.models.resnet18(num_classes=setting.C)
+        model.conv1, model.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
+        return model
+    model = torchvision.models.resnet50()
+    for stage in (model.layer2, model.layer3, model.layer4):  # version 1, whose weights these are
+        stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
+    if weights is not None:
+        held = load_file(weights)
+        model.load_state_dict({n: t.float() if t.is_floating_point() else t for n, t in held.items()}, strict=False)
+    if setting.C != 1000:
+        model.fc = nn.Linear(2048, setting.C)
+    return model
+
+
+def sent(model: nn.Module, setting: Setting, x: Tensor, y: Tensor) -> unsum.Update:
+    kind = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(setting.precision)
+    with torch.autocast(x.device.type, kind or torch.bfloat16, enabled=kind is not None):
+        update = unsum.capture(model, x, y, train=setting.train, buffers=setting.buffers)
+    if not setting.noise:
+        return update
+    generator = torch.Generator(x.device).manual_seed(0)
+
+    def noisy(_: str, g: Tensor) -> Tensor:
+        drawn = torch.randn(g.shape, generator=generator, device=g.device)
+        return g + setting.noise * g.norm() / g.numel() ** 0.5 * drawn
+
+    return update.map(noisy)
+
+
+def row(setting: Setting, x: Tensor, labels: Tensor, weights: Path | None, device: str) -> str:
+    model = network(setting, weights).to(device).train(setting.train)
+    x, y = x[: setting.B].to(device), (labels[: setting.B] % setting.C).to(device)
+    y = torch.full_like(y, int(y[0])) if setting.equal else y
+    update = sent(model, setting, x, y)
+    start = time.perf_counter()
+    try:
+        leak = unsum.separate(model, update, "spans")
+    except UnsumError as reason:
+        return f"{_named(setting)} refused: {reason} |"
+    seconds = time.perf_counter() - start
+    if not leak.batch_size:
+        return f"{_named(setting)} 0 | | | | | {leak.notes[0]} | {seconds:.1f} |"
+    layer, maps = next(iter(leak.inner.items()))
+    true, features = _truth(model, layer, x)
+    found = nn.functional.normalize(maps.double().flatten(1))
+    error, which = torch.cdist(found, nn.functional.normalize(true)).min(1)
+    at_head = (leak.features.double() - features[which]).norm(dim=1) / features[which].norm(dim=1)
+    right = int((leak.labels == y[which]).sum())
+    distinct = len(set(which[error < 1e-2].tolist()))
+    said = "yes" if leak.exact else f"predicted {leak.predicted_error:.0e}"
+    return (
+        f"{_named(setting)} {distinct} of {setting.B} | {right} | {float(error.max()):.0e} | {float(at_head.max()):.0e} | "
+        f"{said} | {seconds:.1f} |"
+    )
+
+
+def _truth(model: nn.Module, layer: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    copied = copy.deepcopy(model)
+    with inputs_of(copied.get_submodule(layer)) as maps, inputs_of(copied.fc) as features, torch.no_grad():
+        copied(x)
+    return maps[-1].double().flatten(1), features[-1].double()
+
+
+def _named(setting: Setting) -> str:
+    mode = "train" if setting.train else "eval"
+    statistics = "sent" if setting.buffers else "unknown" if setting.train else "running"
+    labels = "equal" if setting.equal else "any"
+    kind = setting.precision or (f"noise {setting.noise:g}" if setting.noise else "float32")
+    return f"| {setting.network} | {mode} | {statistics} | {setting.B} | {setting.C} | {labels} | {kind} |"
+
+
+def settings(table: str) -> Iterator[Setting]:
+    if table == "small":
+        for B in (1, 4, 8, 16, 24, 30):
+            for train, buffers in ((False, False), (True, True), (True, False)):
+                yield Setting("resnet18", B, 10, train, buffers)
+        yield Setting("resnet18", 16, 2)
+        yield Setting("resnet18", 16, 10, equal=True)
+    if table == "large":
+        base = Setting("resnet50", 8, 1000)
+        yield from (base, replace(base, equal=True), replace(base, train=False), replace(base, C=10, equal=True))
+        yield from (replace(base, C=2), replace(base, B=10, C=10), replace(base, buffers=True))
+    if table == "noise":
+        base = Setting("resnet18", 8, 10)
+        yield from (replace(base, noise=noise) for noise in (1e-5, 1e-4, 1e-3))
+        yield from (replace(base, precision=precision) for precision in ("bfloat16", "float16"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", choices=["small", "large", "noise"])
+    parser.add_argument("--photos", type=Path, required=True)
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, help="only rows of this batch size")
+    options = parser.parse_args()
+    chosen = [one for one in settings(options.table) if options.batch in (None, one.B)]
+    x, labels = photos(options.photos, max(one.B for one in chosen))
+    print(
+        "| network | mode | statistics | B | C | labels | gradient | found | labels right | maps | features | exact | s |"
+    )
+    print("|" + "---|" * 13)
+    for setting in chosen:
+        print(row(setting, x, labels, options.weights, options.device), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torchvision.models.resnet import BasicBlock
+
+import unsum
+from support.residual_nets import Narrow, known_at
+from unsum.attack.pictures import with_pixels
+from unsum.data import embedded_batch
+
+LABELS = torch.tensor([3, 7])
+
+
+def test_a_leak_with_a_map_that_tells_the_pictures_gets_them() -> None:
+    model = Narrow(BasicBlock, [24, 24, 8]).eval()
+    images = embedded_batch(2, image_size=16).images * 4 - 2
+    update = unsum.capture(model, images, LABELS, train=False)
+    leak = with_pixels(model, update, known_at(model, images, LABELS, "layers.1.0.conv1"), 0)
+    assert leak.images is not None
+    assert leak.inputs is not None
+    assert leak.inputs_exact is not None
+    assert float((leak.images - images).abs().max()) < 1e-3
+    assert torch.equal(leak.inputs.float(), leak.images)
+    assert leak.inputs_exact.all()
+    assert "Pixels were solved for" in leak.notes[0]
+
+
+def test_a_leak_whose_maps_say_too_little_keeps_what_it_has_and_says_why() -> None:
+    model = Narrow(BasicBlock, [24, 24, 8]).eval()
+    images = embedded_batch(2, image_size=16).images
+    update = unsum.capture(model, images, LABELS, train=False)
+    found = known_at(model, images, LABELS, "layers.2.1.conv1")
+    leak = with_pixels(model, update, found, 0)
+    assert leak.images is None
+    assert "not determined" in leak.notes[-1]
+    assert with_pixels(model, update, replace(found, inner={}), 0).notes == []

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock
+
+import unsum
+from support.residual_nets import Narrow, known_at
+from unsum.data import embedded_batch
+from unsum.deadline import time_limit
+from unsum.errors import UnsumError
+from unsum.invert.pixels import SolvedPixels, find_reach, solve_pixels
+from unsum.invert.pixels.descend import sizes
+from unsum.invert.pixels.equations import posed
+from unsum.leak import Leak
+
+LAYER, DEEP = "layers.1.0.conv1", "layers.2.1.conv1"  # reads 24×16², 8×4²
+LABELS = torch.tensor([3, 7])
+Batch = tuple[Tensor, unsum.Update, Leak]
+
+
+def network(*, trained: bool) -> Narrow:
+    """With weights at random and fresh BatchNorm, or, as after a training, with BatchNorm that has seen pictures."""
+    model = Narrow(BasicBlock, [24, 24, 8])
+    if not trained:
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.reset_parameters()
+    return model
+
+
+def attacked(model: Narrow, layer: str = LAYER, *, train: bool = False, buffers: bool = False) -> Batch:
+    images = embedded_batch(2, image_size=16).images * 4 - 2
+    model.train(train)
+    return (
+        images,
+        unsum.capture(model, images, LABELS, train=train, buffers=buffers),
+        known_at(model, images, LABELS, layer),
+    )
+
+
+def decibels(found: SolvedPixels, images: Tensor) -> Tensor:
+    """Of the worst picture, whose values span 4."""
+    return -10 * ((found.images - images) / 4).square().flatten(1).mean(1).max().log10()
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_eval_mode_gives_every_pixel_and_a_claim(trained: bool) -> None:
+    model = network(trained=trained)
+    images, update, leak = attacked(model)
+    found = solve_pixels(model, update, leak)
+    assert decibels(found, images) > 90
+    assert found.exact.all(), found.notes
+    true = (found.images - images).flatten(1).norm(dim=1) / images.flatten(1).norm(dim=1)
+    assert (true < 5 * found.errors).all()
+    assert found.errors.max() < 1e-4
+
+
+def test_train_mode_with_statistics_that_were_sent() -> None:
+    model = network(trained=False)
+    images, update, leak = attacked(model, train=True, buffers=True)
+    found = solve_pixels(model, update, leak)
+    assert decibels(found, images) > 90
+    assert found.exact.all(), found.notes
+
+
+@pytest.mark.long
+def test_train_mode_without_statistics_finds_the_pictures_and_vouches_for_no_contrast() -> None:
+    model = network(trained=False)
+    images, update, leak = attacked(model, train=True)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    found = solve_pixels(model, update, leak)
+    assert decibels(found, images) > 60
+    assert not found.exact.any()
+    assert "scale of the whole batch" in " ".join(found.notes)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
+def test_another_samples_map_explains_itself_but_not_the_gradient() -> None:
+    model = network(trained=True)
+    _, update, leak = attacked(model)
+    stranger = known_at(model, embedded_batch(3, image_size=16).images[2:] * 4 - 2, LABELS[:1], LAYER).inner[LAYER]
+    maps = torch.cat([leak.inner[LAYER][:1], stranger])
+    found = solve_pixels(model, update, replace(leak, inner={LAYER: maps}))
+    assert found.misfit.max() < 1e-5  # both maps are some picture's
+    assert not found.exact.any()
+
+
+def test_a_map_that_is_off_by_a_hundredth_is_not_certified() -> None:
+    model = network(trained=True)
+    images, update, leak = attacked(model)
+    torch.manual_seed(0)
+    maps = leak.inner[LAYER] * (1 + 0.01 * torch.randn_like(leak.inner[LAYER]))
+    found = solve_pixels(model, update, replace(leak, inner={LAYER: maps}))
+    assert not found.exact.any()
+    assert (found.errors > 1e-3).all()
+    assert decibels(found, images) > 30  # near, and no more is said
+
+
+def test_labels_exchanged_are_not_certified() -> None:
+    model = network(trained=True)
+    _, update, leak = attacked(model)
+    assert not solve_pixels(model, update, replace(leak, targets=leak.targets.flip(0))).exact.any()
+
+
+def test_maps_with_too_few_numbers_are_refused() -> None:
+    model = network(trained=True)
+    _, update, leak = attacked(model, DEEP)
+    assert find_reach(model, leak).shape == (3, 16, 16)
+    with pytest.raises(UnsumError, match=r"not determined.*768 numbers of a picture; train an inverse"):
+        solve_pixels(model, update, leak)
+
+
+def test_the_largest_map_is_taken_and_the_shape_of_pictures_found() -> None:
+    model = network(trained=True)
+    _, _, leak = attacked(model)
+    deep = attacked(model, DEEP)[2]
+    model.image_size = None
+    reach = find_reach(model, replace(leak, inner={**deep.inner, **leak.inner}))
+    assert (reach.layer, reach.shape, reach.unknowns) == (LAYER, (3, 16, 16), 768)
+    assert reach.equations == int((leak.inner[LAYER] != 0).flatten(1).sum(1).min())
+
+
+def test_the_two_products_are_the_derivative_and_its_transpose() -> None:
+    model = network(trained=True)
+    images, _, leak = attacked(model, train=True)
+    with posed(model, LAYER, leak.inner[LAYER], torch.float64) as equations:
+        x, v = images.double(), torch.randn_like(images.double())
+        linear = equations.linear(lambda z: z, x)
+        step = 1e-6
+        difference = (equations.residual(x + step * v) - equations.residual(x - step * v)) / (2 * step)
+        assert torch.allclose(linear.forward(v), difference, atol=1e-5 * float(difference.abs().max()))
+        u = torch.randn_like(linear.residual)
+        assert torch.allclose((linear.back(u) * v).sum(), (u * linear.forward(v)).sum())
+        assert linear.residual.abs().max() < 1e-6  # the truth explains its maps
+
+
+def test_sizes_double_up_to_the_picture() -> None:
+    assert sizes((3, 56, 40)) == [(1, 1), (2, 2), (4, 3), (7, 5), (14, 10), (28, 20), (56, 40)]
+
+
+def test_time_that_is_over_ends_the_search() -> None:
+    model = network(trained=True)
+    _, update, leak = attacked(model)
+    with time_limit(1e-3) as deadline:
+        found = solve_pixels(model, update, leak)
+    assert deadline.cut
+    assert found.images.shape == (2, 3, 16, 16)
+    assert not found.exact.any()
