@@ -65,7 +65,8 @@ def read_targets(G: Tensor, logits: Tensor, declared: Loss | None, plain: bool, 
         # Any labels at all explain nearly everything: they come last.
         readings = [*(one[0] for one in each), *(reading for one in each for reading in one[1:])]
     least = min(reading.misfit for reading in readings)
-    return next(reading for reading in readings if reading.misfit <= max(3 * least, 1e-5))
+    fits = (reading for reading in readings if reading.misfit <= max(3 * least, 1e-5))
+    return next(fits, readings[0])  # NaN, where samples came out that send nothing, is refused by who judges
 
 
 def _with(loss: Loss, G: Tensor, logits: Tensor, reduction: str, *, declared: bool) -> list[LossReading]:
