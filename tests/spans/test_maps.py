@@ -171,6 +171,21 @@ def test_twins_leave_no_false_claim(make: Callable[[], nn.Sequential], train: bo
         assert sorted(leak.labels.tolist()) == [0, 0, 1]
 
 
+def test_a_twin_that_weighs_next_to_nothing_is_told_by_the_number_alone() -> None:
+    """A claim says what it stands on; where the batch size is known, there is none."""
+    model, x, y = (
+        network(64).eval(),
+        torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(1)),
+        torch.tensor([3]),
+    )
+    one, twin = (unsum.capture(model, some, y, train=False) for some in (x, x + 0.03 * x.flip(3)))
+    faint = one.map(lambda name, g: g + 1e-4 * twin.gradients[name])
+    leak = unsum.separate(model, faint, "spans")
+    assert leak.batch_size == 1
+    assert any("weigh alike" in note for note in leak.notes)
+    assert not unsum.separate(model, faint, "spans", batch_size=2).exact
+
+
 def test_samples_of_a_bottleneck_that_send_nothing_are_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     """As found where what the last convolution sends fits no gates at all."""
 

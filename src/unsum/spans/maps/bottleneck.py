@@ -23,7 +23,7 @@ from unsum.spans.judge import doubt_number, doubt_reading
 from unsum.spans.maps.pair import ConvLayer, ConvPair
 from unsum.spans.maps.pooled import Above, Normed, read_above
 from unsum.spans.maps.tail import shared_sizes
-from unsum.spans.maps.twins import Passed, Sent, doubt_samples, largest
+from unsum.spans.maps.twins import Passed, Sent, assumed, doubt_samples, largest
 from unsum.spans.targets import LossReading, read_targets
 from unsum.update import Update
 
@@ -235,7 +235,7 @@ def judge_bottleneck(answer: BottleneckAnswer, knowledge: Knowledge, dtype: torc
             confirmations=int(answer.hits.min()) - 1,
             missing=answer.missing,
             doubts=doubts,
-            assumed=[f"The claim stands on the declared loss: {answer.reading.loss.name}."] if knowledge.loss else [],
+            assumed=assumed(answer.reading.loss.name, knowledge),
         )
     )
 

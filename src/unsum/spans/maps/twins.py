@@ -69,6 +69,18 @@ def doubt_samples(sent: Sent, copies: Tensor | None, knowledge: Knowledge, seed:
     return []
 
 
+def assumed(loss: str, knowledge: Knowledge) -> list[str]:
+    """What a claim stands on. A twin that weighs 1e-4 of its brother sends less beside him than rounding: only the number of
+    samples tells that it is there."""
+    said = [f"The claim stands on the declared loss: {loss}."] if knowledge.loss else []
+    if knowledge.known_batch_size is None:
+        said.append(
+            "The claim stands on samples that weigh alike: a twin with next to no weight would not show; say the batch size if "
+            "it is known."
+        )
+    return said
+
+
 def drawn(maps: Tensor, share: float, generator: torch.Generator) -> Tensor:
     """Random changes of maps, each so long a share of its map."""
     u = torch.randn(maps.shape, generator=generator).to(maps).flatten(1)
