@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import unsum
 from support.long import long
@@ -15,7 +15,8 @@ from support.maps import Norm, bottleneck, client, network
 from unsum import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
-from unsum.spans.maps import corner, method
+from unsum.spans.maps import bottleneck as bottlenecks
+from unsum.spans.maps import corner, method, pooled
 from unsum.spans.maps.judge import judge
 
 
@@ -168,6 +169,35 @@ def test_twins_leave_no_false_claim(make: Callable[[], nn.Sequential], train: bo
         assert leak.batch_size == 3
         assert unsum.score(leak, features=sent.features)["worst_feature_error"] < 1e-5
         assert sorted(leak.labels.tolist()) == [0, 0, 1]
+
+
+def test_a_twin_that_weighs_next_to_nothing_is_told_by_the_number_alone() -> None:
+    """A claim says what it stands on; where the batch size is known, there is none."""
+    model, x, y = (
+        network(64).eval(),
+        torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(1)),
+        torch.tensor([3]),
+    )
+    one, twin = (unsum.capture(model, some, y, train=False) for some in (x, x + 0.03 * x.flip(3)))
+    faint = one.map(lambda name, g: g + 1e-4 * twin.gradients[name])
+    leak = unsum.separate(model, faint, "spans")
+    assert leak.batch_size == 1
+    assert any("weigh alike" in note for note in leak.notes)
+    assert not unsum.separate(model, faint, "spans", batch_size=2).exact
+
+
+def test_samples_of_a_bottleneck_that_send_nothing_are_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As found where what the last convolution sends fits no gates at all."""
+
+    def nothing(_: pooled.Normed, E: Tensor, head: Head, samples: int) -> pooled.Above:
+        gates = torch.zeros(samples, len(E) // samples, E.shape[1], dtype=torch.bool)
+        return pooled.Above(E.new_zeros(samples, len(head.W)), gates, 1.0)
+
+    sent = client(bottleneck(), [4, 1, 4], train=False)
+    monkeypatch.setattr(bottlenecks, "read_above", nothing)
+    leak = unsum.separate(sent.model, sent.update, "spans")
+    assert leak.batch_size == 0
+    assert "neither labels nor features" in leak.notes[0]
 
 
 @pytest.mark.parametrize("norm", [lambda _: nn.Identity(), *long(lambda c: nn.GroupNorm(4, c))])

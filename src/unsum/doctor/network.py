@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from unsum.data import Batch
 from unsum.doctor.finding import Said
-from unsum.errors import UnsumError, first_line
+from unsum.errors import UnsumError
 from unsum.head import BLOCK, find_head
 from unsum.invert import load_inverse
 from unsum.invert.layout import feature_layout

@@ -9,19 +9,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unsum.certify.claim import Claim, Evidence, grant
+from unsum.certify.claim import FALSE_ERROR, Claim, Evidence, grant
+from unsum.certify.question import name_some
 from unsum.equation.noise import unit_of
-from unsum.head import Head
+from unsum.head import Head, orthonormal_rows
 from unsum.knowledge import Knowledge
 from unsum.losses import PLAIN, Loss
 from unsum.peel.activations import Activation
 from unsum.peel.dense import SPARE, rounding
 from unsum.peel.method import MARGIN
+from unsum.peel.walk import FAR
 from unsum.spans.judge import doubt_number, doubt_reading
 from unsum.spans.maps.pair import ConvLayer, ConvPair
 from unsum.spans.maps.pooled import Above, Normed, read_above
 from unsum.spans.maps.tail import shared_sizes
-from unsum.spans.maps.twins import Passed, Sent, doubt_samples
+from unsum.spans.maps.twins import Passed, Sent, assumed, doubt_samples, largest
 from unsum.spans.targets import LossReading, read_targets
 from unsum.update import Update
 
@@ -43,6 +45,8 @@ class BottleneckAnswer:
     worst: str
     missing: int
     sent: Sent
+    W: Tensor  # of the head
+    head_left: Tensor  # of its gradient
 
 
 def answer_bottleneck(
@@ -84,7 +88,21 @@ def answer_bottleneck(
     worst = max(shares, key=lambda name: shares[name] if shares[name] == shares[name] else torch.inf)
     rest = {name: left[f"{name}.weight"] for name in passed}
     sent = Sent(maps, passed, rest, lambda moved: sums.play(moved, out)[1])
-    return BottleneckAnswer(maps, hits, features, logits, errors, reading, above, shares[worst], worst, missing, sent)
+    return BottleneckAnswer(
+        maps,
+        hits,
+        features,
+        logits,
+        errors,
+        reading,
+        above,
+        shares[worst],
+        worst,
+        missing,
+        sent,
+        head.W.to(maps),
+        left[f"{head.name}.weight"],
+    )
 
 
 def _features(head: Head, G: Tensor) -> tuple[Tensor, Tensor]:
@@ -209,7 +227,7 @@ def judge_bottleneck(answer: BottleneckAnswer, knowledge: Knowledge, dtype: torc
             f"Sent through the layers again, the samples leave {answer.unexplained:.0e} of the gradient of {answer.worst!r}."
         )
     if explained and not doubts and not answer.missing:
-        doubts += doubt_samples(answer.sent, answer.reading.copies, knowledge, seed)
+        doubts += doubt_samples(answer.sent, answer.reading.copies, knowledge, seed) or _doubt_beside(answer, knowledge)
     return grant(
         Evidence(
             MARGIN * answer.errors,
@@ -217,6 +235,27 @@ def judge_bottleneck(answer: BottleneckAnswer, knowledge: Knowledge, dtype: torc
             confirmations=int(answer.hits.min()) - 1,
             missing=answer.missing,
             doubts=doubts,
-            assumed=[f"The claim stands on the declared loss: {answer.reading.loss.name}."] if knowledge.loss else [],
+            assumed=assumed(answer.reading.loss.name, knowledge),
         )
     )
+
+
+def _doubt_beside(answer: BottleneckAnswer, knowledge: Knowledge) -> list[str]:
+    """Samples that may be several with equal maps, which differ in what stands beside alone: only the head shows these.
+
+    Two whose features are a hundredth from their mean leave ½ (G₊ − G₋) ⊗ ½ (F₊ − F₋) of its gradient, and features that are
+    solved for take up what of it lies in the span of G. Nothing is left where the softmax is saturated.
+    """
+    reading, F_mean = answer.reading, answer.features
+    drawn = torch.randn(F_mean.shape, generator=torch.Generator().manual_seed(1)).to(F_mean)
+    d = FALSE_ERROR * F_mean.norm(dim=1, keepdim=True) * drawn / drawn.norm(dim=1, keepdim=True)
+    moved = d @ answer.W.T
+    plus, minus = (reading.loss.gradient(answer.logits + sign * moved, reading.Y) for sign in (1, -1))
+    half = (plus - minus) / 2 * reading.weights[:, None]
+    basis = orthonormal_rows(answer.above.G)
+    shown = (half - (half @ basis.T) @ basis).norm(dim=1) * d.norm(dim=1)
+    hidden = ~(shown > FAR * largest(answer.head_left))
+    if knowledge.known_batch_size is not None:
+        hidden &= torch.ones_like(hidden) if reading.copies is None else reading.copies > 1
+    several = hidden.nonzero()[:, 0].tolist()
+    return [f"Sample {name_some(several)} may be several with equal maps: the head does not tell."] if several else []

@@ -17,7 +17,7 @@ from unsum.peel.dense import rounding
 from unsum.peel.method import MARGIN
 from unsum.spans.judge import doubt_number, doubt_reading
 from unsum.spans.maps.tail import PlayedTail, Tail
-from unsum.spans.maps.twins import Passed, Sent, doubt_samples, drawn
+from unsum.spans.maps.twins import Passed, Sent, assumed, doubt_samples, drawn
 from unsum.spans.targets import LossReading
 
 _DRAWS = 4  # directions in which errors are played
@@ -59,7 +59,7 @@ def judge(answer: MapAnswer, knowledge: Knowledge, seed: int) -> Claim:
             confirmations=int(answer.hits.min()) - 1,
             missing=answer.missing,
             doubts=doubts,
-            assumed=[f"The claim stands on the declared loss: {answer.reading.loss.name}."] if knowledge.loss else [],
+            assumed=assumed(answer.reading.loss.name, knowledge),
         )
     )
 

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -126,6 +127,12 @@ def _bottleneck(
         loss=loss,
         knowledge=knowledge,
     )
+    if not math.isfinite(answer.unexplained):
+        return _none(
+            head,
+            f"What the convolution {batch.pair.second.name!r} sends is not what pooling sends back, so neither labels nor "
+            "features were read; this is no sign that nothing leaks, and 'exact' reads the head alone.",
+        )
     claim = judge_bottleneck(answer, knowledge, head.grad_W.dtype, seed)
     return _leak(head, batch, answer.reading, answer, answer.unexplained, maps, claim, factor)
 

@@ -52,7 +52,7 @@ class Sent:
 
 def doubt_samples(sent: Sent, copies: Tensor | None, knowledge: Knowledge, seed: int) -> list[str]:
     """Samples that are drowned by what is left, or may be several that look like one."""
-    left = {name: _largest(rest.flatten(1)) for name, rest in sent.left.items()}
+    left = {name: largest(rest.flatten(1)) for name, rest in sent.left.items()}
     shown = torch.stack([sent.passed[name].size / left[name] for name in left])
     faint = (~(shown.amin(0) > FAR)).nonzero()[:, 0].tolist()
     if faint:
@@ -67,6 +67,18 @@ def doubt_samples(sent: Sent, copies: Tensor | None, knowledge: Knowledge, seed:
             + ("." if knowledge.known_batch_size else "; say the batch size if it is known.")
         ]
     return []
+
+
+def assumed(loss: str, knowledge: Knowledge) -> list[str]:
+    """What a claim stands on. A twin that weighs 1e-4 of its brother sends less beside him than rounding: only the number of
+    samples tells that it is there."""
+    said = [f"The claim stands on the declared loss: {loss}."] if knowledge.loss else []
+    if knowledge.known_batch_size is None:
+        said.append(
+            "The claim stands on samples that weigh alike: a twin with next to no weight would not show; say the batch size if "
+            "it is known."
+        )
+    return said
 
 
 def drawn(maps: Tensor, share: float, generator: torch.Generator) -> Tensor:
@@ -100,7 +112,7 @@ def _twins(sent: Sent, left: dict[str, float], seed: int) -> Tensor:
     return torch.stack(shown).amin(0)
 
 
-def _largest(matrix: Tensor) -> float:
+def largest(matrix: Tensor) -> float:
     """The largest singular value, by a few powers: a lower bound that is close for noise, whose values are alike."""
     v = torch.ones_like(matrix[0]) / matrix.shape[1] ** 0.5 + matrix[0] / matrix[0].norm().clamp_min(1e-300)
     size = matrix.new_zeros(())
