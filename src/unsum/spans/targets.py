@@ -73,10 +73,9 @@ def read_targets(G: Tensor, logits: Tensor, declared: Loss | None, plain: bool, 
         # Any labels at all explain nearly everything: they come last.
         readings = [*(one[0] for one in each), *(reading for one in each for reading in one[1:])]
     least = min(reading.misfit for reading in readings)
-<<<<<<< HEAD
-    return _questioned(
-        next(reading for reading in readings if reading.misfit <= max(3 * least, 1e-5)), G, logits, reduction
-    )
+    fits = (reading for reading in readings if reading.misfit <= max(3 * least, 1e-5))
+    found = next(fits, readings[0])  # NaN, where samples came out that send nothing, is refused by who judges
+    return _questioned(found, G, logits, reduction)
 
 
 def _questioned(reading: LossReading, G: Tensor, logits: Tensor, reduction: str) -> LossReading:
@@ -98,10 +97,6 @@ def _questioned(reading: LossReading, G: Tensor, logits: Tensor, reduction: str)
     left = max(reading.misfit, _FINEST) * float(g.norm())
     hidden = not _SURE * left < _WRONG * float(shown.norm())
     return replace(reading, off=off, smoothing_open=hidden and abs(plain - 1) > _PLAIN)
-=======
-    fits = (reading for reading in readings if reading.misfit <= max(3 * least, 1e-5))
-    return next(fits, readings[0])  # NaN, where samples came out that send nothing, is refused by who judges
->>>>>>> maps
 
 
 def _with(loss: Loss, G: Tensor, logits: Tensor, reduction: str, *, declared: bool) -> list[LossReading]:
