@@ -3,6 +3,8 @@
 uv run python benchmarks/convolutions.py small --photos cifar.npz                       # ResNet-18 for 32², both modes
 uv run python benchmarks/convolutions.py large --photos photos.tar --weights resnet50.safetensors --device cuda  # ResNet-50
 uv run python benchmarks/convolutions.py noise --photos cifar.npz                       # noise and precisions of the gradient
+uv run python benchmarks/convolutions.py trained --photos cifar.npz                     # after some training on other photos
+uv run python benchmarks/convolutions.py pictures --photos cifar.npz --device cuda      # separation, walk and pixels in one
 
 Photos are an npz with `images` (N, h, w, 3), or a tar of JPEG files named CLASS/…. Errors are those of the features and of the
 maps of the pair's first convolution, without the factor that all of them share where BatchNorm hides it.
@@ -45,6 +47,7 @@ class Setting:
     equal: bool = False
     noise: float = 0.0
     precision: str = ""
+    steps: int = 0  # of training, on other photos
 
 
 def photos(path: Path, number: int) -> tuple[Tensor, Tensor]:
@@ -95,14 +98,62 @@ def sent(model: nn.Module, setting: Setting, x: Tensor, y: Tensor) -> unsum.Upda
     return update.map(noisy)
 
 
-def row(setting: Setting, x: Tensor, labels: Tensor, weights: Path | None, device: str) -> str:
-    model = network(setting, weights).to(device).train(setting.train)
+def trained(model: nn.Module, steps: int, x: Tensor, y: Tensor) -> nn.Module:
+    """By SGD with momentum on batches of 64."""
+    optimizer, generator = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9), torch.Generator().manual_seed(0)
+    model.train()
+    for _ in range(steps):
+        drawn = torch.randint(len(x), (64,), generator=generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[drawn]), y[drawn]).backward()
+        optimizer.step()
+    return model
+
+
+def prepared(
+    setting: Setting, x: Tensor, labels: Tensor, weights: Path | None, device: str
+) -> tuple[nn.Module, Tensor, Tensor]:
+    """The model as the server sent it, and the client's batch."""
+    model = network(setting, weights).to(device)
+    if setting.steps:
+        others = x[1000:].to(device), labels[1000:].to(device) % setting.C
+        model = trained(model, setting.steps, *others)
     x, y = x[: setting.B].to(device), (labels[: setting.B] % setting.C).to(device)
-    y = torch.full_like(y, int(y[0])) if setting.equal else y
+    return model.train(setting.train), x, torch.full_like(y, int(y[0])) if setting.equal else y
+
+
+def picture_row(setting: Setting, x: Tensor, labels: Tensor, weights: Path | None, device: str) -> str:
+    """Everything `unsum.attack` does: samples, maps, the walk below them, pixels."""
+    model, x, y = prepared(setting, x, labels, weights, device)
+    update = sent(model, setting, x, y)
+    start = time.perf_counter()
+    leak = unsum.attack(model, update, device=device)
+    seconds = time.perf_counter() - start
+    order = [name for name, _ in model.named_modules() if name in leak.inner]
+    deepest, error = (order[0] if order else ""), ""
+    if order:
+        true = _truth(model, deepest, x)[0]
+        apart = torch.cdist(true, leak.inner[deepest].flatten(1).to(true)).amin(1) / true.norm(dim=1)
+        error = f"{float(apart.max()):.0e}"
+    drawn = ""
+    if leak.images is not None:
+        scale = torch.tensor(STD, device=x.device).view(3, 1, 1)
+        apart = torch.cdist((leak.images.to(x) * scale).flatten(1), (x * scale).flatten(1)).amin(0) ** 2 / x[0].numel()
+        decibels = -10 * apart.log10()
+        drawn = f"{float(decibels.min()):.0f} / {float(decibels.median()):.0f}"
+    sure = "" if leak.inputs_exact is None else f"{int(leak.inputs_exact.sum())} of {len(x)}"
+    return (
+        f"{_named(setting)} {leak.method}{', exact' if leak.exact else ''} | {deepest} | {error} | {drawn} | {sure} | "
+        f"{seconds:.0f} |"
+    )
+
+
+def row(setting: Setting, x: Tensor, labels: Tensor, weights: Path | None, device: str) -> str:
+    model, x, y = prepared(setting, x, labels, weights, device)
     update = sent(model, setting, x, y)
     start = time.perf_counter()
     try:
-        leak = unsum.separate(model, update, "spans")
+        leak = unsum.separate(model, update, "spans", device=device)
     except UnsumError as reason:
         return f"{_named(setting)} refused: {reason} |"
     seconds = time.perf_counter() - start
@@ -134,7 +185,8 @@ def _named(setting: Setting) -> str:
     statistics = "sent" if setting.buffers else "unknown" if setting.train else "running"
     labels = "equal" if setting.equal else "any"
     kind = setting.precision or (f"noise {setting.noise:g}" if setting.noise else "float32")
-    return f"| {setting.network} | {mode} | {statistics} | {setting.B} | {setting.C} | {labels} | {kind} |"
+    name = f"{setting.network}, {setting.steps} steps" if setting.steps else setting.network
+    return f"| {name} | {mode} | {statistics} | {setting.B} | {setting.C} | {labels} | {kind} |"
 
 
 def settings(table: str) -> Iterator[Setting]:
@@ -148,6 +200,15 @@ def settings(table: str) -> Iterator[Setting]:
         base = Setting("resnet50", 8, 1000)
         yield from (base, replace(base, equal=True), replace(base, train=False), replace(base, C=10, equal=True))
         yield from (replace(base, C=2), replace(base, B=10, C=10), replace(base, buffers=True))
+    if table == "trained":
+        for B in (4, 8, 16):
+            for train, buffers in ((False, False), (True, True), (True, False)):
+                yield Setting("resnet18", B, 10, train, buffers, steps=300)
+    if table == "pictures":
+        for B in (1, 4, 8):
+            for steps in (0, 300):
+                for train, buffers in ((False, False), (True, True)):
+                    yield Setting("resnet18", B, 10, train, buffers, steps=steps)
     if table == "noise":
         base = Setting("resnet18", 8, 10)
         yield from (replace(base, noise=noise) for noise in (1e-5, 1e-4, 1e-3))
@@ -156,20 +217,25 @@ def settings(table: str) -> Iterator[Setting]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=["small", "large", "noise"])
+    parser.add_argument("table", choices=["small", "large", "noise", "trained", "pictures"])
     parser.add_argument("--photos", type=Path, required=True)
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, help="only rows of this batch size")
     options = parser.parse_args()
     chosen = [one for one in settings(options.table) if options.batch in (None, one.B)]
-    x, labels = photos(options.photos, max(one.B for one in chosen))
-    print(
-        "| network | mode | statistics | B | C | labels | gradient | found | labels right | maps | features | exact | s |"
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = (
+        False  # or the client's own rounding is larger
     )
+    x, labels = photos(options.photos, 5000 if chosen[0].steps or chosen[-1].steps else max(one.B for one in chosen))
+    pictures = options.table == "pictures"
+    columns = "answer | deepest map | its error | dB, least / median | pixels certified | s |"
+    plain = "found | labels right | maps | features | exact | s |"
+    print("| network | mode | statistics | B | C | labels | gradient | " + (columns if pictures else plain))
     print("|" + "---|" * 13)
     for setting in chosen:
-        print(row(setting, x, labels, options.weights, options.device), flush=True)
+        make = picture_row if pictures else row
+        print(make(setting, x, labels, options.weights, options.device), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from torch import nn
 
 import unsum
-from support.maps import bottleneck, client, network
+from support.long import long
+from support.maps import Norm, bottleneck, client, network
 from unsum import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
@@ -17,8 +19,9 @@ from unsum.spans.maps import corner, method
 from unsum.spans.maps.judge import judge
 
 
-@pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("labels", [[0, 1, 2], [1, 1, 1]])
+@pytest.mark.parametrize(
+    ("train", "labels"), [(False, [1, 1, 1]), (True, [0, 1, 2]), *long((False, [0, 1, 2]), (True, [1, 1, 1]))]
+)
 def test_every_sample_is_certified(train: bool, labels: list[int]) -> None:
     """In train mode nobody sent statistics; labels may be equal."""
     sent = client(network(), labels, train=train)
@@ -30,6 +33,7 @@ def test_every_sample_is_certified(train: bool, labels: list[int]) -> None:
     assert unsum.score(leak, features=sent.features)["worst_feature_error"] < 1e-5
 
 
+@pytest.mark.long
 def test_more_samples_than_classes() -> None:
     sent = client(network(classes=2), [0, 1, 1, 0])
     leak = unsum.attack(sent.model, sent.update)
@@ -77,7 +81,7 @@ def test_without_a_shortcut(train: bool) -> None:
     assert leak.exact, leak.notes
 
 
-@pytest.mark.parametrize("activation", [nn.GELU, nn.Tanh])
+@pytest.mark.parametrize("activation", [nn.GELU, *long(nn.Tanh)])
 def test_other_activations(activation: type[nn.Module]) -> None:
     sent = client(network(activation=activation), [0, 1, 2])
     leak = unsum.separate(sent.model, sent.update, "spans")
@@ -129,7 +133,7 @@ def test_missing_tensors_are_named() -> None:
         unsum.separate(sent.model, replace(sent.update, gradients=some), "spans")
 
 
-@pytest.mark.parametrize("noise", [1e-4, 1e-3])
+@pytest.mark.parametrize("noise", [1e-4, *long(1e-3)])
 def test_noise_leaves_no_false_claim(noise: float) -> None:
     sent = client(network(), [0, 1, 2])
     torch.manual_seed(0)
@@ -140,16 +144,39 @@ def test_noise_leaves_no_false_claim(noise: float) -> None:
         assert float(sent.errors(leak).max()) < max(100 * noise, leak.predicted_error)
 
 
-@pytest.mark.parametrize(("train", "labels"), [(False, [4, 1, 4]), (True, [4, 1, 4]), (True, [2, 2, 2])])
+@pytest.mark.parametrize(("train", "labels"), [(False, [4, 1, 4]), (True, [4, 1, 4]), *long((True, [2, 2, 2]))])
 def test_bottlenecks(train: bool, labels: list[int]) -> None:
     """What stands beside the last convolutions is not known; labels and features follow from what pooling sends back."""
     sent = client(bottleneck(), labels, train=train)
-    leak = unsum.separate(sent.model, sent.update, "spans")
+    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
     assert leak.batch_size == 3
     assert leak.exact, leak.notes
     error = unsum.score(leak, features=sent.features, targets=sent.labels)["worst_feature_error"]
     assert error < min(2e-4, leak.predicted_error)
     assert sorted(leak.labels.tolist()) == sorted(labels)
+
+
+@pytest.mark.parametrize("twins", [0.0, *long(1e-3, 1e-2)])
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("make", [bottleneck, network])
+def test_twins_leave_no_false_claim(make: Callable[[], nn.Sequential], train: bool, twins: float) -> None:
+    """Two of one label look like one that counts twice; equal ones are named twice, or nothing is claimed."""
+    sent = client(make(), [0, 1, 0], train=train, twins=twins)
+    leak = unsum.separate(sent.model, sent.update, "spans")
+    assert leak.exact == (twins == 0 and not train), leak.notes
+    if leak.exact:
+        assert leak.batch_size == 3
+        assert unsum.score(leak, features=sent.features)["worst_feature_error"] < 1e-5
+        assert sorted(leak.labels.tolist()) == [0, 0, 1]
+
+
+@pytest.mark.parametrize("norm", [lambda _: nn.Identity(), *long(lambda c: nn.GroupNorm(4, c))])
+def test_maps_whose_lengths_are_open_are_not_returned(norm: Norm) -> None:
+    """Without a bias other samples satisfy the spans as well: what does not send the gradient is no sample."""
+    sent = client(network(norm=norm), [0, 1, 2])
+    leak = unsum.separate(sent.model, sent.update, "spans")
+    assert leak.batch_size == 0
+    assert "lengths of its maps open" in leak.notes[0]
 
 
 def test_a_bottleneck_of_two_classes_gives_labels_and_maps() -> None:

@@ -82,10 +82,19 @@ class Client:
 
 
 def client(
-    model: nn.Sequential, labels: list[int], *, train: bool = True, buffers: bool = False, seed: int = 1
+    model: nn.Sequential,
+    labels: list[int],
+    *,
+    train: bool = True,
+    buffers: bool = False,
+    seed: int = 1,
+    twins: float | None = None,
 ) -> Client:
+    """With `twins`, the last picture is the first one but for this share."""
     torch.manual_seed(seed)
     pictures, y = torch.randn(len(labels), 3, 16, 16), torch.tensor(labels)
+    if twins is not None:
+        pictures[-1] = pictures[0] + twins * pictures[-1]
     model.train(train)
     update = unsum.capture(model, pictures, y, train=train, buffers=buffers)
     copied = copy.deepcopy(model)

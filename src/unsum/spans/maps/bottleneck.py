@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from unsum.spans.judge import doubt_number, doubt_reading
 from unsum.spans.maps.pair import ConvLayer, ConvPair
 from unsum.spans.maps.pooled import Above, Normed, read_above
 from unsum.spans.maps.tail import shared_sizes
+from unsum.spans.maps.twins import Passed, Sent, doubt_samples
 from unsum.spans.targets import LossReading, read_targets
 from unsum.update import Update
 
@@ -40,6 +42,7 @@ class BottleneckAnswer:
     unexplained: float
     worst: str
     missing: int
+    sent: Sent
 
 
 def answer_bottleneck(
@@ -72,9 +75,16 @@ def answer_bottleneck(
     features, errors = _features(head, above.G)
     logits = features @ head.W.double().T if head.b is None else features @ head.W.double().T + head.b.double()
     reading = read_targets(above.G, logits, loss, knowledge.loss == PLAIN, head.reduction)
-    left = _left(head, pair, update, maps, above, reading, features, logits, train=train)
-    worst = max(left, key=lambda name: left[name] if left[name] == left[name] else torch.inf)
-    return BottleneckAnswer(maps, hits, features, logits, errors, reading, above, left[worst], worst, missing)
+    sums = _PooledSum(head, pair, above, reading, features, train)
+    out = sums.written(maps)
+    played, passed = sums.play(maps, out)
+    left = {name: update.gradients[name].to(maps) - g for name, g in played.items() if name in update.gradients}
+    sizes = shared_sizes({name: update.gradients[name].to(maps) for name in left})
+    shares = {name: float(rest.norm()) / sizes[name] for name, rest in left.items()}
+    worst = max(shares, key=lambda name: shares[name] if shares[name] == shares[name] else torch.inf)
+    rest = {name: left[f"{name}.weight"] for name in passed}
+    sent = Sent(maps, passed, rest, lambda moved: sums.play(moved, out)[1])
+    return BottleneckAnswer(maps, hits, features, logits, errors, reading, above, shares[worst], worst, missing, sent)
 
 
 def _features(head: Head, G: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,45 +114,73 @@ def _grad(update: Update, name: str, like: Tensor, size: int) -> Tensor:
     return like.new_zeros(size) if gradient is None else gradient.to(like)
 
 
-def _left(
-    head: Head,
-    pair: ConvPair,
-    update: Update,
-    maps: Tensor,
-    above: Above,
-    reading: LossReading,
-    features: Tensor,
-    logits: Tensor,
-    *,
-    train: bool,
-) -> dict[str, float]:
-    """Parameter → share of its gradient that the samples leave, played from the head down to the pair's first convolution."""
-    G = reading.loss.gradient(logits, reading.Y) * reading.weights[:, None]
-    E = above.gates * (G @ head.W.double() / above.gates.shape[1])[:, None]  # (B, P, channels)
-    names: list[str] = []
-    parameters: list[Tensor] = []
-    with torch.enable_grad():
-        out = maps
-        for layer, activation in ((pair.first, pair.activation), (pair.second, None)):
-            out = _layer(layer, activation, out, names, parameters, train=train)
-        gradients = torch.autograd.grad(out, parameters, E.mT.contiguous().view(out.shape))
-    played = dict(zip(names, gradients, strict=True))
-    played[f"{head.name}.weight"], played[f"{head.name}.bias"] = G.T @ features, G.sum(0)
-    sent = {name: update.gradients[name].to(maps) for name in played if name in update.gradients}
-    sizes = shared_sizes(sent)
-    return {name: float((g - played[name]).norm()) / sizes[name] for name, g in sent.items()}
+@dataclass(frozen=True)
+class _PooledSum:
+    """Everything from the pair's first convolution to the logits, but for what stands beside it."""
+
+    head: Head
+    pair: ConvPair
+    above: Above
+    reading: LossReading
+    features: Tensor
+    train: bool
+
+    @cached_property
+    def sums(self) -> Tensor:
+        """(B, P, channels) sums before the last relu: drawn, with the gates and the features that are known."""
+        gates = self.above.gates
+        count, size = gates.sum(1), self.features.abs()
+        size = size.clamp_min(1e-6 * float(size.mean())) * gates.shape[1] / count.clamp_min(1)
+        size = torch.where(count > 0, size, torch.inf)  # where all are off nothing tells how near they are
+        drawn = torch.randn(gates.shape, generator=torch.Generator().manual_seed(0)).to(size).abs().clamp_min(1e-6)
+        return torch.where(gates, 1, -1) * drawn * (torch.pi / 2) ** 0.5 * size[:, None]
+
+    def written(self, maps: Tensor) -> Tensor:
+        """(B, P, channels) what is added to what stands beside."""
+        with torch.no_grad():
+            return self._forward(maps, _Noted()).flatten(2).mT
+
+    def play(self, maps: Tensor, out: Tensor) -> tuple[dict[str, Tensor], dict[str, Passed]]:
+        """Gradients of all parameters, and what the convolutions read and sent; features and gates move with what is written,
+        from `out`. What stands beside stays: two samples that are alike differ in it as well, and show all the more."""
+        noted, reading = _Noted(), self.reading
+        with torch.enable_grad():
+            end = self._forward(maps, noted)
+            sums = self.sums.to(maps)
+            moved = sums + end.detach().flatten(2).mT - out.to(maps)
+            gates = moved > 0
+            features = self.features.to(maps) + (moved.relu() - sums.relu()).mean(1)
+            W = self.head.W.to(maps)
+            logits = features @ W.T if self.head.b is None else features @ W.T + self.head.b.to(maps)
+            G = reading.loss.gradient(logits, reading.Y.to(maps)) * reading.weights.to(maps)[:, None]
+            E = gates * (G @ W / gates.shape[1])[:, None]
+            wanted = [*noted.parameters.values(), *noted.written]
+            found = torch.autograd.grad(end, wanted, E.mT.contiguous().view(end.shape))
+        played = dict(zip(noted.parameters, found, strict=False))
+        played[f"{self.head.name}.weight"], played[f"{self.head.name}.bias"] = G.T @ features, G.sum(0)
+        layers, deltas = (self.pair.first, self.pair.second), found[len(noted.parameters) :]
+        passed = {
+            layer.name: Passed.of(layer.conv, read, delta)
+            for layer, read, delta in zip(layers, noted.read, deltas, strict=True)
+        }
+        return played, passed
+
+    def _forward(self, maps: Tensor, noted: _Noted) -> Tensor:
+        hidden = _layer(self.pair.first, self.pair.activation, maps, noted, train=self.train)
+        return _layer(self.pair.second, None, hidden, noted, train=self.train)
 
 
-def _layer(
-    layer: ConvLayer,
-    activation: Activation | None,
-    x: Tensor,
-    names: list[str],
-    parameters: list[Tensor],
-    *,
-    train: bool,
-) -> Tensor:
-    """Convolution, BatchNorm and activation in float64, with their parameters noted."""
+@dataclass(frozen=True)
+class _Noted:
+    """Parameters, and what each convolution read and wrote, as they are met."""
+
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+    read: list[Tensor] = field(default_factory=list)
+    written: list[Tensor] = field(default_factory=list)
+
+
+def _layer(layer: ConvLayer, activation: Activation | None, x: Tensor, noted: _Noted, *, train: bool) -> Tensor:
+    """Convolution, BatchNorm and activation in the precision of x, with their parameters noted."""
     norm = layer.batch_norm
     assert norm is not None
     held = {
@@ -151,16 +189,17 @@ def _layer(
         f"{layer.norm_name}.bias": norm.bias,
     }
     W, gamma, beta = (None if p is None else p.detach().to(x).requires_grad_() for p in held.values())
-    names += [name for name, p in held.items() if p is not None]
-    parameters += [p for p in (W, gamma, beta) if p is not None]
+    noted.parameters.update({name: p for name, p in zip(held, (W, gamma, beta), strict=True) if p is not None})
     assert W is not None
     z = F.conv2d(x, W, None if layer.conv.bias is None else layer.conv.bias.detach().to(x), padding=layer.conv.padding)
+    noted.read.append(x.detach())
+    noted.written.append(z)
     mean, variance = (None if train or b is None else b.to(x) for b in (norm.running_mean, norm.running_var))
     y = F.batch_norm(z, mean, variance, gamma, beta, training=train, eps=norm.eps)
     return y if activation is None else activation.function(y)
 
 
-def judge_bottleneck(answer: BottleneckAnswer, knowledge: Knowledge, dtype: torch.dtype) -> Claim:
+def judge_bottleneck(answer: BottleneckAnswer, knowledge: Knowledge, dtype: torch.dtype, seed: int) -> Claim:
     """The claim: every tensor from the head down to the pair is explained, by one loss, with gates that pooling shows."""
     limit = max(rounding(torch.float32), rounding(dtype))
     explained = answer.unexplained < limit
@@ -169,6 +208,8 @@ def judge_bottleneck(answer: BottleneckAnswer, knowledge: Knowledge, dtype: torc
         doubts.append(
             f"Sent through the layers again, the samples leave {answer.unexplained:.0e} of the gradient of {answer.worst!r}."
         )
+    if explained and not doubts and not answer.missing:
+        doubts += doubt_samples(answer.sent, answer.reading.copies, knowledge, seed)
     return grant(
         Evidence(
             MARGIN * answer.errors,

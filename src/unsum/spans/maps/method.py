@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.batch_statistics import BatchStatistics
-from unsum.certify.claim import nothing
+from unsum.certify.claim import FALSE_ERROR, Claim, nothing
 from unsum.errors import UnsumError
 from unsum.head import Head, find_head
 from unsum.knowledge import Knowledge
@@ -23,7 +23,7 @@ from unsum.leak import Leak
 from unsum.losses import Loss
 from unsum.progress import SILENT, Progress
 from unsum.spans.basis import LayerSpan
-from unsum.spans.maps.bottleneck import answer_bottleneck, judge_bottleneck
+from unsum.spans.maps.bottleneck import BottleneckAnswer, answer_bottleneck, judge_bottleneck
 from unsum.spans.maps.condition import Among, MapCondition, Places, convolved
 from unsum.spans.maps.corner import MapSpace, map_space, with_lengths
 from unsum.spans.maps.judge import MapAnswer, judge
@@ -34,8 +34,8 @@ from unsum.spans.maps.scale import common_factor, least
 from unsum.spans.maps.search import Ends
 from unsum.spans.maps.solve import FoundMaps, last_rounds, narrowed, settled, solve_known, solve_rounds
 from unsum.spans.maps.statistics import in_train_mode, running, sent
-from unsum.spans.maps.tail import Tail, in_client_mode
-from unsum.spans.targets import read_loss
+from unsum.spans.maps.tail import PlayedTail, Tail, in_client_mode
+from unsum.spans.targets import LossReading, read_loss
 from unsum.update import Update
 
 _GAP = 1e-2  # of the singular value before it: those below may be no samples'
@@ -91,9 +91,16 @@ def separate_maps(
     if len(found) < batch.space.samples:
         return _too_few(head, batch, found)
     if tail_above(model, batch.pair.source) is None:
-        return _bottleneck(head, batch, update, found, factor, loss, knowledge)
+        return _bottleneck(head, batch, update, found, factor, loss, knowledge, seed)
     answer = _answered(head, batch, model, update, found, factor.value, loss, knowledge)
-    return _leak(head, batch, answer, knowledge, seed, factor)
+    claim, played = judge(answer, knowledge, seed), answer.played
+    if answer.homogeneous and not played.unexplained < FALSE_ERROR:
+        return _none(
+            head,
+            f"What adds no bias to {batch.pair.first.name!r} leaves the lengths of its maps open, and those that were found do "
+            "not send this gradient; this is no sign that nothing leaks, and 'exact' reads the head alone.",
+        )
+    return _leak(head, batch, answer.reading, played, played.unexplained, answer.maps, claim, factor)
 
 
 def _bottleneck(
@@ -104,6 +111,7 @@ def _bottleneck(
     factor: Factor,
     loss: Loss | None,
     knowledge: Knowledge,
+    seed: int,
 ) -> Leak:
     read, maps = found.condition.read(found.s), _maps(batch, found, factor.value)
     answer = answer_bottleneck(
@@ -118,23 +126,8 @@ def _bottleneck(
         loss=loss,
         knowledge=knowledge,
     )
-    claim = judge_bottleneck(answer, knowledge, head.grad_W.dtype)
-    reading = answer.reading
-    plain = 1 / reading.loss.divisor(reading.Y) if head.reduction == "mean" else 1.0
-    dtype = head.W.dtype if head.W.dtype in (torch.float32, torch.float64) else torch.float32
-    return Leak(
-        method="spans",
-        targets=reading.Y,
-        logits=answer.logits,
-        features=answer.features.to(dtype),
-        residual=min(answer.unexplained, 1.0),
-        predicted_error=claim.predicted_error,
-        exact=claim.exact,
-        scale=float(reading.weights.mean()) / plain,
-        inner={batch.pair.first.name: maps.to(dtype)},
-        loss=reading.loss.name,
-        notes=[*claim.notes, *_remarks(batch, factor)],
-    )
+    claim = judge_bottleneck(answer, knowledge, head.grad_W.dtype, seed)
+    return _leak(head, batch, answer.reading, answer, answer.unexplained, maps, claim, factor)
 
 
 def answer_of(head: Head, knowledge: Knowledge, model: nn.Module, update: Update) -> MapAnswer:
@@ -373,11 +366,19 @@ def _answered(
     return MapAnswer(maps, errors, found.hits, reading, played, tail, batch.missing, plain)
 
 
-def _leak(head: Head, batch: MapBatch, answer: MapAnswer, knowledge: Knowledge, seed: int, factor: Factor) -> Leak:
-    claim = judge(answer, knowledge, seed)
-    reading, played = answer.reading, answer.played
+def _leak(
+    head: Head,
+    batch: MapBatch,
+    reading: LossReading,
+    read: PlayedTail | BottleneckAnswer,
+    unexplained: float,
+    maps: Tensor,
+    claim: Claim,
+    factor: Factor,
+) -> Leak:
+    """Every sample as often as it counts."""
     copies = reading.copies
-    times = torch.ones(len(answer.maps), dtype=torch.long, device=answer.maps.device) if copies is None else copies
+    times = torch.ones(len(maps), dtype=torch.long, device=maps.device) if copies is None else copies
     Y = reading.Y.repeat_interleave(times, 0)
     alpha = float(reading.weights.sum() / times.sum())
     plain = 1 / reading.loss.divisor(Y) if head.reduction == "mean" else 1.0
@@ -385,13 +386,13 @@ def _leak(head: Head, batch: MapBatch, answer: MapAnswer, knowledge: Knowledge, 
     return Leak(
         method="spans",
         targets=Y,
-        logits=played.logits.repeat_interleave(times, 0),
-        features=played.features.repeat_interleave(times, 0).to(dtype),
-        residual=min(played.unexplained, 1.0),
+        logits=read.logits.repeat_interleave(times, 0),
+        features=read.features.repeat_interleave(times, 0).to(dtype),
+        residual=min(unexplained, 1.0),
         predicted_error=claim.predicted_error,
         exact=claim.exact,
         scale=alpha / plain,
-        inner={batch.pair.first.name: answer.maps.repeat_interleave(times, 0).to(dtype)},
+        inner={batch.pair.first.name: maps.repeat_interleave(times, 0).to(dtype)},
         loss=reading.loss.name,
         notes=[*claim.notes, *_remarks(batch, factor)],
     )
@@ -415,6 +416,10 @@ def _remarks(batch: MapBatch, factor: Factor) -> list[str]:
 def _too_few(head: Head, batch: MapBatch, found: FoundMaps) -> Leak:
     name, samples = batch.pair.first.name, batch.space.samples
     why = f"{len(found)} of {samples} samples were told apart among the maps of {name!r}. This is no sign that nothing leaks."
+    return _none(head, why)
+
+
+def _none(head: Head, why: str) -> Leak:
     claim = nothing(why)
     C, H = head.W.shape
     empty = head.W.new_zeros(0, C, dtype=torch.float64)

@@ -32,7 +32,7 @@ _SHARE = 0.25  # of the places that must be on for a first look at a channel
 def is_pooled_sum(model: nn.Module, pair: ConvPair, head: str) -> bool:
     """Whether relu(second's BatchNorm + something), averaged over all places, is what the head reads."""
     node = next(iter(pair.above.users))
-    if pair.second.batch_norm is None or not pair.second.placewise:
+    if pair.first.batch_norm is None or pair.second.batch_norm is None or not pair.second.placewise:
         return False
     wanted = [_is_add, _is_relu, _is_pool]
     while len(node.users) == 1:
