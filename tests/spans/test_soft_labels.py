@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import unsum
+from unsum.spans.targets import read_targets
 
 
 def sent(smoothing: float, trained: int, scale: float = 1.0) -> tuple[nn.Sequential, unsum.Update, Tensor]:
@@ -40,3 +41,13 @@ def test_a_hard_label_of_two_classes_is_claimed_at_the_plain_scale_and_at_no_oth
     assert float((next(iter(leak.inner.values())) - x).norm() / x.norm()) < 1e-4
     model, update, _ = sent(0.0, 0, scale=0.8)
     assert not unsum.separate(model, update, "spans", batch_size=1).exact
+
+
+def test_weights_of_their_own_do_not_hide_that_labels_were_smoothed() -> None:
+    """Of two classes each sample fits any label at a weight of its own; flat logits make these weights nearly equal."""
+    torch.manual_seed(0)
+    logits = 0.02 * torch.randn(6, 2, dtype=torch.float64)
+    hard = torch.eye(2, dtype=torch.float64)[[0, 1, 0, 1, 1, 0]]
+    soft = 0.89 * hard + 0.11 / 2
+    assert read_targets((logits.softmax(1) - soft) / 6, logits, None, False, "mean").smoothing_open
+    assert not read_targets((logits.softmax(1) - hard) / 6, logits, None, False, "mean").smoothing_open

@@ -89,14 +89,16 @@ def _questioned(reading: LossReading, G: Tensor, logits: Tensor, reduction: str)
         return reading
     alpha = float(reading.weights.sum() / copies.sum())
     g = loss.gradient(logits, reading.Y)
-    off = float((G / (alpha * copies[:, None]) - g).abs().max())
+    rest = (
+        G / (alpha * copies[:, None]) - g
+    )  # weights of their own would hide it: two classes have no other entry to fit
     plain = float(reading.weights.sum()) * loss.divisor(logits) / len(G) if reduction == "mean" else alpha
     smoothed = 1 / max(logits.shape[1], 2) - reading.Y.to(g)
     g, smoothed = g.flatten(), smoothed.flatten()
     shown = smoothed - (smoothed @ g) / (g @ g).clamp_min(1e-300) * g
-    left = max(reading.misfit, _FINEST) * float(g.norm())
+    left = max(float(rest.norm()), _FINEST * float(g.norm()))
     hidden = not _SURE * left < _WRONG * float(shown.norm())
-    return replace(reading, off=off, smoothing_open=hidden and abs(plain - 1) > _PLAIN)
+    return replace(reading, off=float(rest.abs().max()), smoothing_open=hidden and abs(plain - 1) > _PLAIN)
 
 
 def _with(loss: Loss, G: Tensor, logits: Tensor, reduction: str, *, declared: bool) -> list[LossReading]:
