@@ -8,6 +8,7 @@ uv run python benchmarks/convolutions.py pictures --photos cifar.npz --device cu
 
 Photos are an npz with `images` (N, h, w, 3), or a tar of JPEG files named CLASS/…. Errors are those of the features and of the
 maps of the pair's first convolution, without the factor that all of them share where BatchNorm hides it.
+The batch size is granted, as the server of a federation sees it.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def picture_row(setting: Setting, x: Tensor, labels: Tensor, weights: Path | Non
     model, x, y = prepared(setting, x, labels, weights, device)
     update = sent(model, setting, x, y)
     start = time.perf_counter()
-    leak = unsum.attack(model, update, device=device)
+    leak = unsum.attack(model, update, batch_size=len(x), device=device)
     seconds = time.perf_counter() - start
     order = [name for name, _ in model.named_modules() if name in leak.inner]
     deepest, error = (order[0] if order else ""), ""
@@ -153,7 +154,7 @@ def row(setting: Setting, x: Tensor, labels: Tensor, weights: Path | None, devic
     update = sent(model, setting, x, y)
     start = time.perf_counter()
     try:
-        leak = unsum.separate(model, update, "spans", device=device)
+        leak = unsum.separate(model, update, "spans", batch_size=len(x), device=device)
     except UnsumError as reason:
         return f"{_named(setting)} refused: {reason} |"
     seconds = time.perf_counter() - start

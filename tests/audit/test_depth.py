@@ -13,7 +13,7 @@ from unsum.audit.report import render, render_markdown
 
 def test_the_report_draws_every_layer_from_what_came_back_to_the_head() -> None:
     torch.manual_seed(1)
-    report = unsum.audit(network(classes=2), (torch.rand(3, 3, 16, 16), torch.tensor([0, 1, 0])))
+    report = unsum.audit(network(classes=2), (torch.rand(3, 3, 16, 16), torch.tensor([0, 1, 0])), batch_size_known=True)
     assert [(layer.name, layer.read) for layer in report.depth.layers] == [
         ("0.0", False),
         ("0.2", False),

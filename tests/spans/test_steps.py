@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 import unsum
 from support.dense import batch, network, partners
 from unsum import LocalTraining, UnsumError
+from unsum.knowledge import Knowledge
+from unsum.spans import judge
 
 
 def sent(
@@ -32,7 +35,7 @@ def assert_all(leak: unsum.Leak, x: Tensor, y: Tensor, error: float = 1e-3) -> N
 
 def test_steps_that_nobody_told_of_are_unrolled_and_certified() -> None:
     update, x, y = sent(16, 4, learning_rate=0.1)
-    leak = unsum.separate(network(40, 96, 96, 5), update, "spans")
+    leak = unsum.separate(network(40, 96, 96, 5), update, "spans", batch_size=len(x))
     assert_all(leak, x, y)
     assert leak.exact, leak.notes
     assert "4 local steps were unrolled (4 samples each)" in leak.notes[0]
@@ -50,7 +53,7 @@ def test_samples_come_in_the_order_of_their_steps() -> None:
 @pytest.mark.parametrize("size", [5, 16])
 def test_a_last_batch_that_is_smaller_and_a_single_step(size: int) -> None:
     update, x, y = sent(16, size, learning_rate=0.1)
-    leak = unsum.separate(network(40, 96, 96, 5), update, "spans")
+    leak = unsum.separate(network(40, 96, 96, 5), update, "spans", batch_size=len(x))
     assert_all(leak, x, y)
     assert leak.exact, leak.notes
 
@@ -73,7 +76,7 @@ def test_momentum_and_weight_decay_that_are_declared() -> None:
         training = LocalTraining(steps=steps, **given)
         weights = {name: p.detach() for name, p in model.named_parameters()}
         update = unsum.Update.from_delta(delta, 0.1).of_training(training, weights)
-        leak = unsum.separate(model, update, "spans")
+        leak = unsum.separate(model, update, "spans", batch_size=len(x))
         assert_all(leak, x, y)
         assert leak.exact, (steps, leak.notes)
 
@@ -89,7 +92,7 @@ def test_momentum_that_nobody_declared_is_not_certified() -> None:
 
 def test_a_second_epoch_over_the_same_samples() -> None:
     update, x, y = sent(8, 4, learning_rate=0.1, epochs=2)
-    leak = unsum.separate(network(40, 96, 96, 5), update, "spans")
+    leak = unsum.separate(network(40, 96, 96, 5), update, "spans", batch_size=len(x))
     assert_all(leak, x, y)
     assert "4 local steps" in leak.notes[0]
     assert leak.exact, leak.notes
@@ -115,7 +118,7 @@ def test_the_one_place_that_chooses_follows_steps_below_the_head() -> None:
     model = network(40, 96, 96, 5)
     x, y = batch(12, 40, 5)
     update = unsum.capture_local(model, x, y, learning_rate=0.1, batch_size=4, training_known=True)
-    leak = unsum.attack(model, update)
+    leak = unsum.attack(model, update, batch_size=len(x))
     assert leak.method == "spans"
     assert leak.exact, leak.notes
     assert_all(leak, x, y)
@@ -132,3 +135,13 @@ def test_refusals_say_what_to_do(training: LocalTraining, loss: str | None, word
     update, *_ = sent(12, 4, training, learning_rate=0.1, rate_known=training.learning_rate is not None)
     with pytest.raises(UnsumError, match=words):
         unsum.separate(network(40, 96, 96, 5), update, "spans", loss=loss)
+
+
+@pytest.mark.parametrize(("shown", "doubted"), [([0.2, 0.3], True), ([0.2, 50.0], False)])
+def test_a_shared_weight_tells_the_number_only_beside_a_sample_that_is_surely_one(
+    shown: list[float], doubted: bool
+) -> None:
+    """Two pairs of twins share a weight as two samples do: bred cases whose steps were all twins had been claimed."""
+    replayed = SimpleNamespace(contributions=lambda: torch.full((2,), 100.0), twins=lambda _seed: torch.tensor(shown))
+    doubts = judge._doubt_samples(replayed, torch.ones(2), Knowledge(), 0, weighed=True)
+    assert bool(doubts) == doubted

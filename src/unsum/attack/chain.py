@@ -194,7 +194,8 @@ def _with_maps(model: nn.Module, update: Update, leak: Leak, options: AttackOpti
         return leak
     progress.say("Reading the maps below the pooling")
     try:
-        found = separate_by("spans", model, update, options, progress)
+        told = replace(options, batch_size=None if options.labels is not None else leak.batch_size)  # certified above
+        found = separate_by("spans", model, update, told, progress)
     except UnsumError:  # no two convolutions whose gradients hold the batch
         return leak
     attempt = Attempt("spans", found, at_head=False, blind="" if found.exact else "maps that it did not tell apart")
@@ -202,7 +203,7 @@ def _with_maps(model: nn.Module, update: Update, leak: Leak, options: AttackOpti
     if not found.exact or found.batch_size != leak.batch_size:
         return replace(leak, tried=tried)
     note = "The last layer told every sample; two convolutions below it told their maps as well (spans)."
-    return replace(found, tried=tried, notes=[note, *found.notes])
+    return replace(found, knowledge=leak.knowledge, tried=tried, notes=[note, *found.notes])
 
 
 def _peeled(model: nn.Module, update: Update, leak: Leak, seed: int, progress: Progress) -> Leak:

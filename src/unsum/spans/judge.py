@@ -119,13 +119,19 @@ def doubt_mirror(replayed: Replayed, errors: Tensor, limit: float, knowledge: Kn
     return []
 
 
-def _doubt_samples(replayed: Replayed, copies: Tensor | None, knowledge: Knowledge, seed: int) -> list[str]:
-    """Samples that are drowned by what is left, or may be several that look like one."""
+def _doubt_samples(
+    replayed: Replayed, copies: Tensor | None, knowledge: Knowledge, seed: int, *, weighed: bool = False
+) -> list[str]:
+    """Samples that are drowned by what is left, or may be several that look like one.
+
+    `weighed`: the samples share a weight that is known, so all of them are several, equally often, or none is.
+    """
     faint = (~(replayed.contributions() > FAR)).nonzero()[:, 0].tolist()
     if faint:
         return [f"Sample {name_some(faint)} sends little more to some layer than is left unexplained there."]
     hidden = ~(replayed.twins(seed) > FAR)
-    if knowledge.known_batch_size is not None:  # who counts once is one; who counts twice may be two that are alike
+    known = knowledge.known_batch_size is not None or (weighed and not bool(hidden.all()))
+    if known:  # who counts once is one; who counts twice may be two that are alike
         hidden &= torch.ones_like(hidden) if copies is None else copies > 1
     several = hidden.nonzero()[:, 0].tolist()
     if several:
@@ -202,7 +208,6 @@ def _doubt_lengths(found: Unrolled, knowledge: Knowledge) -> list[str]:
 def _doubt_steps(answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> list[str]:
     """The doubts about single samples, asked of every step with all that is left of the change."""
     found = answer.found
-    known = answer.sizes_told or knowledge.known_batch_size is not None
     for number, (seen, met) in enumerate(zip(found.seen, found.met, strict=True), start=1):
         put = seen.contributions(met.steps)
         steps = [
@@ -212,11 +217,11 @@ def _doubt_steps(answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> lis
         Y = torch.nn.functional.one_hot(seen.labels, len(steps[-1].W)).to(seen.roots.X)
         shapes: list[Shape] = [(step.W.shape[1],) for step in steps]
         batch = PlayedBatch(steps, seen.roots.X, Y, seen.weights[:, None], shapes)
-        told = replace(knowledge, labels=None, batch_size=len(seen) if known else None)
+        told = replace(knowledge, labels=None, batch_size=None if knowledge.known_batch_size is None else len(seen))
         replayed = replay(batch, seen.roots.errors)
         limit = _ROUNDED * max(replayed.unexplained, rounding(torch.float32))
         doubts = doubt_mirror(replayed, seen.roots.errors, limit, knowledge)
-        doubts += _doubt_samples(replayed, answer.copies(seen), told, seed)
+        doubts += _doubt_samples(replayed, answer.copies(seen), told, seed, weighed=answer.sizes_told)
         if doubts:
             return [f"Step {number}: {doubt}" for doubt in doubts]
     return []

@@ -84,8 +84,10 @@ def spans(
         why = "No sample of the first local step was found in the spans. This is no sign that nothing leaks."
         return _empty(head, nothing(why))
     leak = _one_step(head, chain, update, knowledge, loss, seed, progress)
-    more = steps is not None and not leak.exact and steps.leak.batch_size > leak.batch_size
-    return _with_inputs(chain, steps) if steps is not None and more else leak
+    if steps is None or leak.exact:
+        return leak
+    better = (steps.leak.batch_size, -steps.leak.predicted_error) > (leak.batch_size, -leak.predicted_error)
+    return _with_inputs(chain, steps) if better else leak
 
 
 def _one_step(

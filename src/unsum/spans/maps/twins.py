@@ -66,19 +66,15 @@ def doubt_samples(sent: Sent, copies: Tensor | None, knowledge: Knowledge, seed:
             f"Sample {name_some(several)} may be several whose maps differ by a few percent: these would look like one here"
             + ("." if knowledge.known_batch_size else "; say the batch size if it is known.")
         ]
+    if knowledge.known_batch_size is None:
+        # Beside a sample, a twin of 1e-4 of its weight sends less than rounding: only the number of samples tells of it.
+        return ["A sample that weighs next to nothing may be missing beside these; say the batch size if it is known."]
     return []
 
 
 def assumed(loss: str, knowledge: Knowledge) -> list[str]:
-    """What a claim stands on. A twin that weighs 1e-4 of its brother sends less beside him than rounding: only the number of
-    samples tells that it is there."""
-    said = [f"The claim stands on the declared loss: {loss}."] if knowledge.loss else []
-    if knowledge.known_batch_size is None:
-        said.append(
-            "The claim stands on samples that weigh alike: a twin with next to no weight would not show; say the batch size if "
-            "it is known."
-        )
-    return said
+    """What a claim stands on."""
+    return [f"The claim stands on the declared loss: {loss}."] if knowledge.loss else []
 
 
 def drawn(maps: Tensor, share: float, generator: torch.Generator) -> Tensor:
