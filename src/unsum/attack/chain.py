@@ -20,6 +20,7 @@ from unsum.certify.claim import grant_each
 from unsum.deadline import out_of_time
 from unsum.deadline import time_limit as limited_to
 from unsum.errors import UnsumError
+from unsum.head import find_head
 from unsum.invert import load_inverse
 from unsum.invert.refine import Mode
 from unsum.labels import LABEL_RULES, gather
@@ -189,13 +190,15 @@ def _with_inputs(model: nn.Module, update: Update, leak: Leak, options: AttackOp
 
 def _with_maps(model: nn.Module, update: Update, leak: Leak, options: AttackOptions, progress: Progress) -> Leak:
     """The spans' answer to what the head told: of a network that pools, it holds every sample's map besides."""
-    pooled = leak.exact and not leak.inner and leak.inputs is None and leak.loss == "cross-entropy"
-    if not pooled or not any(isinstance(module, nn.Conv2d) for module in model.modules()) or out_of_time("maps"):
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    pooled = convolutions and convolutions[-1].out_channels == find_head(model)[1].in_features  # a number a channel
+    told = leak.exact and not leak.inner and leak.inputs is None and leak.loss == "cross-entropy"
+    if not told or not pooled or out_of_time("maps"):
         return leak
     progress.say("Reading the maps below the pooling")
     try:
-        told = replace(options, batch_size=None if options.labels is not None else leak.batch_size)  # certified above
-        found = separate_by("spans", model, update, told, progress)
+        known = replace(options, batch_size=None if options.labels is not None else leak.batch_size)  # certified
+        found = separate_by("spans", model, update, known, progress)
     except UnsumError:  # no two convolutions whose gradients hold the batch
         return leak
     attempt = Attempt("spans", found, at_head=False, blind="" if found.exact else "maps that it did not tell apart")

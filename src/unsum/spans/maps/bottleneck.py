@@ -23,7 +23,7 @@ from unsum.spans.judge import doubt_number, doubt_reading
 from unsum.spans.maps.pair import ConvLayer, ConvPair
 from unsum.spans.maps.pooled import Above, Normed, read_above
 from unsum.spans.maps.tail import shared_sizes
-from unsum.spans.maps.twins import Passed, Sent, assumed, doubt_samples, largest
+from unsum.spans.maps.twins import Passed, SentMaps, assumed, doubt_samples, largest
 from unsum.spans.targets import LossReading, read_targets
 from unsum.update import Update
 
@@ -44,7 +44,7 @@ class BottleneckAnswer:
     unexplained: float
     worst: str
     missing: int
-    sent: Sent
+    sent: SentMaps
     W: Tensor  # of the head
     head_left: Tensor  # of its gradient
 
@@ -87,7 +87,7 @@ def answer_bottleneck(
     shares = {name: float(rest.norm()) / sizes[name] for name, rest in left.items()}
     worst = max(shares, key=lambda name: shares[name] if shares[name] == shares[name] else torch.inf)
     rest = {name: left[f"{name}.weight"] for name in passed}
-    sent = Sent(maps, passed, rest, lambda moved: sums.play(moved, out)[1])
+    sent = SentMaps(maps, passed, rest, lambda moved: sums.play(moved, out)[1])
     return BottleneckAnswer(
         maps,
         hits,
@@ -224,7 +224,7 @@ def judge_bottleneck(answer: BottleneckAnswer, knowledge: Knowledge, dtype: torc
     doubts = [*doubt_reading(answer.reading, knowledge), *doubt_number(answer.reading, knowledge)]
     if not explained:
         doubts.append(
-            f"Sent through the layers again, the samples leave {answer.unexplained:.0e} of the gradient of {answer.worst!r}."
+            f"SentMaps through the layers again, the samples leave {answer.unexplained:.0e} of the gradient of {answer.worst!r}."
         )
     if explained and not doubts and not answer.missing:
         doubts += doubt_samples(answer.sent, answer.reading.copies, knowledge, seed) or _doubt_beside(answer, knowledge)

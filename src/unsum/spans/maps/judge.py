@@ -17,7 +17,7 @@ from unsum.peel.dense import rounding
 from unsum.peel.method import MARGIN
 from unsum.spans.judge import doubt_number, doubt_reading
 from unsum.spans.maps.tail import PlayedTail, Tail
-from unsum.spans.maps.twins import Passed, Sent, assumed, doubt_samples, drawn
+from unsum.spans.maps.twins import Passed, SentMaps, assumed, doubt_samples, drawn
 from unsum.spans.targets import LossReading
 
 _DRAWS = 4  # directions in which errors are played
@@ -48,7 +48,7 @@ def judge(answer: MapAnswer, knowledge: Knowledge, seed: int) -> Claim:
         doubts.append("Without biases and norms the lengths of samples, or their signs, are open.")
     if not explained:
         doubts.append(
-            f"Sent through the layers again, the maps leave {played.unexplained:.0e} of the gradient of {played.worst!r}."
+            f"SentMaps through the layers again, the maps leave {played.unexplained:.0e} of the gradient of {played.worst!r}."
         )
     if explained and not doubts and not answer.missing:
         doubts += doubt_samples(_sent(answer), answer.reading.copies, knowledge, seed)
@@ -79,7 +79,7 @@ def feature_errors(answer: MapAnswer, seed: int) -> Tensor:
     return worst * errors
 
 
-def _sent(answer: MapAnswer) -> Sent:
+def _sent(answer: MapAnswer) -> SentMaps:
     """What `twins` asks about."""
     reading, coarse = answer.reading, answer.tail.coarse()
 
@@ -94,4 +94,4 @@ def _sent(answer: MapAnswer) -> Sent:
         return passed(coarse.play(maps, reading.Y.float(), reading.weights.float(), reading.loss))
 
     left = {name: answer.played.left[f"{name}.weight"] for name in answer.tail.convs}
-    return Sent(answer.maps, passed(answer.played), left, play)
+    return SentMaps(answer.maps, passed(answer.played), left, play)

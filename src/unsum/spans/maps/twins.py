@@ -41,7 +41,7 @@ class Passed:
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentMaps:
     """Maps (B, C, h, w), what convolutions make of them and leave of their gradients, and `play`, the same for other maps."""
 
     maps: Tensor
@@ -50,7 +50,7 @@ class Sent:
     play: Callable[[Tensor], dict[str, Passed]]  # in float32: enough for differences of a hundredth
 
 
-def doubt_samples(sent: Sent, copies: Tensor | None, knowledge: Knowledge, seed: int) -> list[str]:
+def doubt_samples(sent: SentMaps, copies: Tensor | None, knowledge: Knowledge, seed: int) -> list[str]:
     """Samples that are drowned by what is left, or may be several that look like one."""
     left = {name: largest(rest.flatten(1)) for name, rest in sent.left.items()}
     shown = torch.stack([sent.passed[name].size / left[name] for name in left])
@@ -84,7 +84,7 @@ def drawn(maps: Tensor, share: float, generator: torch.Generator) -> Tensor:
     return sized.view_as(maps)
 
 
-def _twins(sent: Sent, left: dict[str, float], seed: int) -> Tensor:
+def _twins(sent: SentMaps, left: dict[str, float], seed: int) -> Tensor:
     """(B,) how far two samples, a hundredth from their mean, would stand above what is left, in the layer that shows them best.
 
     They send, besides what their mean sends, ½ (δ₊ − δ₋) ⊗ ½ (patch₊ − patch₋). What of it lies outside all known patches and
