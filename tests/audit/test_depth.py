@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -11,6 +12,7 @@ from unsum.audit.depth import DepthRead
 from unsum.audit.report import render, render_markdown
 
 
+@pytest.mark.long
 def test_the_report_draws_every_layer_from_what_came_back_to_the_head() -> None:
     torch.manual_seed(1)
     report = unsum.audit(network(classes=2), (torch.rand(3, 3, 16, 16), torch.tensor([0, 1, 0])), batch_size_known=True)

@@ -59,6 +59,7 @@ def test_eval_mode_gives_every_pixel_and_a_claim(trained: bool) -> None:
     assert found.errors.max() < 1e-4
 
 
+@pytest.mark.long
 def test_train_mode_with_statistics_that_were_sent() -> None:
     model = network(trained=False)
     images, update, leak = attacked(model, train=True, buffers=True)
@@ -114,6 +115,7 @@ def test_maps_with_too_few_numbers_are_refused() -> None:
         solve_pixels(model, update, leak)
 
 
+@pytest.mark.long
 def test_the_largest_map_is_taken_and_the_shape_of_pictures_found() -> None:
     model = network(trained=True)
     _, _, leak = attacked(model)

@@ -168,6 +168,7 @@ def test_restarts_are_chosen_by_the_attackers_own_loss() -> None:
     assert "Public photos: crops of embedded photos." in leak.knowledge.granted()
 
 
+@pytest.mark.long
 def test_the_embedded_inverse_is_a_generator_and_a_beginning() -> None:
     batch = unsum.data.embedded_batch(2, image_size=128)
     model = unsum.models.load_model("default", classes=100).model

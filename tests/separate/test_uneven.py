@@ -58,7 +58,7 @@ def test_every_sample_comes_back_with_its_weight(
     assert leak.scale == pytest.approx(1, rel=1e-4)
 
 
-@pytest.mark.parametrize(("labels", "weights"), [CASES[0], CASES[2]])
+@pytest.mark.parametrize(("labels", "weights"), [CASES[0], *long(CASES[2])])
 def test_auto_finds_them_where_equal_weights_explain_nothing(labels: list[int], weights: list[float]) -> None:
     model, update, features, w = weighted(labels, weights)
     assert not unsum.separate(model, update).exact

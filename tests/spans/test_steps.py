@@ -44,6 +44,7 @@ def test_steps_that_nobody_told_of_are_unrolled_and_certified() -> None:
     assert bool(leak.inputs_exact.all())
 
 
+@pytest.mark.long
 def test_samples_come_in_the_order_of_their_steps() -> None:
     update, x, _ = sent(12, 4, learning_rate=0.1)
     which, _ = partners(unsum.separate(network(40, 96, 96, 5), update, "spans"), x)
@@ -108,6 +109,7 @@ def test_a_sample_that_a_step_holds_twice_is_counted() -> None:
     assert float(errors.max()) < 1e-3
 
 
+@pytest.mark.long
 def test_a_number_that_does_not_fit_is_a_doubt() -> None:
     update, *_ = sent(12, 4, learning_rate=0.1)
     leak = unsum.separate(network(40, 96, 96, 5), update, "spans", batch_size=13)
