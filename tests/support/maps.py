@@ -49,15 +49,7 @@ def network(
     block: nn.Module = nn.Sequential(*pieces) if plain else Block(channels, norm, activation, bias)
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
     model = nn.Sequential(nn.Sequential(*stem), block, *head)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.uniform_(module.weight, 0.5, 1.5)
-            nn.init.normal_(module.bias, 0, 0.2)
-    model.train()
-    with torch.no_grad():
-        for _ in range(20):
-            model(torch.randn(8, 3, 16, 16))
-    return model
+    return _used(model)
 
 
 @dataclass(frozen=True)
@@ -104,12 +96,8 @@ def client(
     return Client(model, update, maps, features, y)
 
 
-def bottleneck(channels: int = 64, classes: int = 10) -> nn.Sequential:
-    """The same with torchvision's bottleneck in the block's place: 1×1, 3×3 and 1×1 convolutions."""
-    torch.manual_seed(0)
-    stem = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 4 * channels, 3, 2, 1), nn.ReLU())
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * channels, classes)]
-    model = nn.Sequential(stem, Bottleneck(4 * channels, channels), *head)
+def _used(model: nn.Sequential) -> nn.Sequential:
+    """BatchNorm with weights of its own and running statistics of some pictures."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.5, 1.5)
@@ -119,3 +107,12 @@ def bottleneck(channels: int = 64, classes: int = 10) -> nn.Sequential:
         for _ in range(20):
             model(torch.randn(8, 3, 16, 16))
     return model
+
+
+def bottleneck(channels: int = 64, classes: int = 10) -> nn.Sequential:
+    """The same with torchvision's bottleneck in the block's place: 1×1, 3×3 and 1×1 convolutions."""
+    torch.manual_seed(0)
+    stem = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 4 * channels, 3, 2, 1), nn.ReLU())
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * channels, classes)]
+    model = nn.Sequential(stem, Bottleneck(4 * channels, channels), *head)
+    return _used(model)
