@@ -28,8 +28,8 @@ def test_the_report_draws_every_layer_from_what_came_back_to_the_head() -> None:
     page = render(report)
     assert page.count('<rect class="read"') == 3 + 1  # and one in the key
     assert page.count('<rect class="unread"') == 2 + 1
-    assert "what the layer &#39;1.conv1&#39; read, 1,536 numbers" in page
-    assert "'1.conv1' read, 1,536 numbers of each sample, everything came back (certified)" in render_markdown(report)
+    assert "down to what the layer &#39;1.conv1&#39; read: 1,536 numbers of each sample" in page
+    assert "down to what the layer '1.conv1' read: 1,536 numbers of each sample" in render_markdown(report)
 
 
 def test_peeled_inputs_are_the_deepest() -> None:

@@ -26,7 +26,6 @@ class DepthRead:
 
     layers: Sequence[LayerDepth] = ()
     numbers: int = 0  # of each sample, that the deepest one read
-    exact: bool = False  # the attack vouches for them
 
     @classmethod
     def of(cls, model: nn.Module, leak: Leak) -> DepthRead:
@@ -38,7 +37,7 @@ class DepthRead:
         if deepest is None:
             return cls()
         layers = [LayerDepth(name, i >= deepest) for i, name in enumerate(names)]
-        return cls(layers, counts[names[deepest]], leak.exact)
+        return cls(layers, counts[names[deepest]])
 
     @property
     def deepest(self) -> LayerDepth:
@@ -46,9 +45,10 @@ class DepthRead:
 
     @property
     def sentence(self) -> str:
-        how = "certified" if self.exact else "not certified"
         where = "the model's own input" if self.layers[0].read else f"what the layer {self.deepest.name!r} read"
-        return f"Down to {where}, {self.numbers:,} numbers of each sample, everything came back ({how})."
+        return (
+            f"The attack read down to {where}: {self.numbers:,} numbers of each sample. Its notes say how sure it is."
+        )
 
     def to_dict(self) -> list[dict[str, object]]:
         return [{"layer": layer.name, "read": layer.read} for layer in self.layers]
