@@ -124,12 +124,14 @@ def walk(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Wa
 
 
 def _says_nothing_new(read: Tensor, before: Tensor | None, tokens: int) -> Tensor:
-    """Trials (stems · tokens, H) that read the same as their stems (stems, H).
+    """Trials (stems · tokens, H) that read the same as their stems (stems, H), or nothing at all.
 
-    Without positions of its own a model reads a first token that is repeated as it reads it once, as often as one likes.
+    Without positions of its own a model reads a first token that is repeated as it reads it once, as often as one likes. A
+    padding token may have an embedding of zeros, which lies in every span.
     """
     if before is None:
-        return torch.zeros(len(read), dtype=torch.bool, device=read.device)
+        sizes = read.norm(dim=1)
+        return sizes <= _SAME * sizes.max()
     stems = before.repeat_interleave(tokens, 0)
     repeated: Tensor = (read - stems).norm(dim=1) <= _SAME * stems.norm(dim=1)
     return repeated
