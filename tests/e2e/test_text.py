@@ -67,7 +67,9 @@ def test_doctor_capture_and_attack_take_the_text_path(run: Run, folder: Path) ->
     said = {
         row["check"]: row["sentence"] for row in json.loads(run("doctor", *model, "--data", "mine.txt", "--json").out)
     }
-    assert said["positions"] == "2 texts have 12 distinct prefixes, fewer than the 48 features."
+    assert (
+        said["positions"] == "2 texts have 12 distinct prefixes, fewer than the 48 features: the texts come back whole."
+    )
     made = run("capture", *model, "--data", "mine.txt")
     assert (made.code, "of 2 texts" in made.out) == (0, True), made.err
     shown = run("attack", *model, "--update", "client.safetensors")

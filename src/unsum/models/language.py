@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from unsum.errors import UnsumError, first_line, optional
 from unsum.head import find_head
 
+_SAME = 1e-5  # relative difference of two forward passes that compute the same
 IGNORED = -100  # the label of a position that takes no part, as PyTorch and Hugging Face have it
 
 
@@ -36,7 +37,8 @@ def task_of(model: nn.Module) -> Task:
     said = getattr(model, "text_task", None)
     if said is not None:
         return Task(said)
-    inner = model.get_base_model() if callable(getattr(model, "get_base_model", None)) else model  # within peft's
+    unwrap = getattr(model, "get_base_model", None)  # of peft's
+    inner = unwrap() if callable(unwrap) else model
     names = [kind.__name__ for kind in type(inner).__mro__]
     return next((task for end, task in _ENDINGS.items() for name in names if name.endswith(end)), Task.NEXT)
 
@@ -70,6 +72,40 @@ def vocabulary_of(model: nn.Module) -> int:
     found = embedding_of(model)
     assert found is not None
     return found[1].num_embeddings
+
+
+def embedding_width(model: nn.Module) -> int:
+    """How many features the layers that read tokens have."""
+    found = embedding_of(model)
+    assert found is not None
+    return found[1].embedding_dim
+
+
+def longest_text(model: nn.Module) -> int | None:
+    """How many positions the model reads at once, where its config says so."""
+    config = getattr(model, "config", None)
+    positions = getattr(config, "max_position_embeddings", None)
+    # RoBERTa's kind counts positions from behind the padding's number, and has as many fewer.
+    offset = int(getattr(config, "pad_token_id", None) or 0) + 1 if "roberta" in type(model).__name__.lower() else 0
+    return None if positions is None else int(positions) - offset
+
+
+def looks_ahead(model: nn.Module) -> bool:
+    """Whether any layer reads at a position what depends on what comes after it."""
+    read: list[Tensor] = []
+
+    def remember(_module: nn.Module, given: tuple[Any, ...]) -> None:
+        if given and isinstance(given[0], Tensor) and given[0].ndim == 3:
+            read.append(given[0][:, 1])
+
+    hooks = [m.register_forward_pre_hook(remember) for m in model.modules() if isinstance(m, nn.Linear | nn.LayerNorm)]
+    try:
+        with torch.no_grad():
+            model(torch.tensor([[1, 2, 1], [1, 2, 0]], device=next(model.parameters()).device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return any(float((x[0] - x[1]).norm()) > _SAME * float(x[0].norm()) for x in read)
 
 
 def is_tied(model: nn.Module) -> bool:
@@ -138,9 +174,10 @@ class Tokenizer:
 
     own: Any = None
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, framed: bool = False) -> list[int]:
+        """The text's tokens, `framed` by those that open and close it where the tokenizer has such."""
         if self.own is not None:
-            return [int(token) for token in self.own.encode(text, add_special_tokens=False)]
+            return [int(token) for token in self.own.encode(text, add_special_tokens=framed)]
         try:
             return [int(word) for word in text.split()]
         except ValueError:
@@ -148,6 +185,11 @@ class Tokenizer:
                 "There is no tokenizer beside this model, so its text is token numbers with spaces between them; "
                 "save one into its folder (tokenizer.save_pretrained), or give numbers."
             ) from None
+
+    def special(self, name: str) -> int | None:
+        """The number of a token with a task of its own: `mask`, `pad`."""
+        number = getattr(self.own, f"{name}_token_id", None)
+        return None if number is None else int(number)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return " ".join(map(str, tokens)) if self.own is None else str(self.own.decode(list(tokens)))

@@ -1,8 +1,8 @@
 """Which tokens the first layer admits at which position: it sees token and position alone, so the vocabulary is tried there.
 
-A vocabulary of V tokens at P positions costs V·P·H·R when each is computed. Nearly every model with positions of its own adds them
-to the token before a LayerNorm, x = γ (e + d − mean)/s + β. Then what lies in the span is a sum of a token's part and a position's:
-V·H·R once, and V·R for each position. Whether a model does that is tried out, not believed.
+A vocabulary of V tokens at P positions costs V·P·H·R when each is computed. Nearly every model with positions of its own adds
+them to the token before a LayerNorm, x = γ (e + d − mean)/s + β. Then coordinates in the span are a token's part plus a
+position's: V·H·R once, and V·R for each position. Whether a model does that is tried out, not believed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Admitted:
         norms = [m for m in self._model.modules() if isinstance(m, nn.LayerNorm) and m.weight is not None]
         reads = inputs_of_all(self._model, norms, self._first.module, self._probes)
         wanted = read_by(self._model, self._first.module, self._probes, slice(None))
-        for norm, given in reads.items():
+        for norm in norms:
+            given = reads.get(norm, wanted[:0])
             if given.shape == wanted.shape and torch.allclose(norm(given), wanted, rtol=_SAME, atol=_SAME):
                 summed = given[:, :1] + given[:1] - given[:1, :1]
                 alike = (summed - given).norm(dim=2) <= _SAME * given.norm(dim=2)
@@ -113,15 +114,6 @@ def _square_sums(tokens: Tensor, places: Tensor) -> Tensor:
 
 def reads_no_context(model: nn.Module, layer: Layer) -> bool:
     """Whether what the layer reads at a position is the same whatever stands around it."""
-    return _read_alike(model, layer, [[0, 1, 0], [2, 1, 2]])
-
-
-def looks_ahead(model: nn.Module, layer: Layer) -> bool:
-    """Whether what the layer reads at a position depends on what comes after it."""
-    return not _read_alike(model, layer, [[0, 1, 0], [0, 1, 2]])
-
-
-def _read_alike(model: nn.Module, layer: Layer, tokens: list[list[int]]) -> bool:
-    """Whether the layer reads the same in the middle of two sequences."""
-    one, other = read_by(model, layer.module, torch.tensor(tokens, device=layer.gradient.device), 1)
+    around = torch.tensor([[0, 1, 0], [2, 1, 2]], device=layer.gradient.device)
+    one, other = read_by(model, layer.module, around, 1)
     return bool((one - other).norm() <= _SAME * one.norm())

@@ -17,10 +17,9 @@ from unsum.gradients import in_eval_mode
 from unsum.head import Head, find_head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.models.language import Task, embedding_of, is_tied, task_of
+from unsum.models.language import Task, embedding_of, is_tied, longest_text, looks_ahead, task_of
 from unsum.separate.exact.solver import nothing_found
 from unsum.separate.method import SEPARATORS
-from unsum.separate.text.admitted import looks_ahead
 from unsum.separate.text.judge import judge, tokens_told
 from unsum.separate.text.labels import LabelsFound, class_labels, masked_labels, next_labels
 from unsum.separate.text.network import Layer, joined, linear_layers, read_at_ends, read_whole
@@ -37,7 +36,7 @@ _UNFITTING = "No prefix fits the gradient: dropout, several local steps, noise, 
 @SEPARATORS.register(
     "text",
     summary="every sequence of a language model's batch, token by token, certified by its gradient (unsum)",
-    needs="a language model's gradients (next tokens, masked tokens, or classes of text); fewer positions than features; no dropout",
+    needs="a language model's gradients (next or masked tokens, or classes of text); fewer positions than features; no dropout",
 )
 def text(
     head: Head, knowledge: Knowledge, *, seed: int, model: nn.Module | None = None, update: Update | None = None
@@ -63,7 +62,7 @@ def _read(head: Head, knowledge: Knowledge, model: nn.Module, update: Update) ->
             head, "Every layer's gradient is of full rank: there are as many positions as features, or noise."
         )
     candidates = _candidates(model, update)
-    found, notes = _labelled(head, model, guide, candidates, _longest(model), layers)
+    found, notes = _labelled(head, model, guide, candidates, longest_text(model) or _LONGEST, layers)
     if found is None or found.text is None:
         return _nothing(head, *(found.notes if found else notes or [_UNFITTING]))
     searched = [guide.first, guide.deep, *found.used]
@@ -80,7 +79,7 @@ def _labelled(
     task, last = task_of(model), layers[-1]
     linear = find_head(model)[1]
     last = layers[-2] if last.module is linear and len(layers) > 1 else last
-    if not looks_ahead(model, guide.deep):
+    if not looks_ahead(model):
         found = walk(model, guide, candidates, longest - (task is Task.NEXT))
         if not found.prefixes:
             return None, found.notes
@@ -99,15 +98,6 @@ def _labelled(
         return masked_labels(model, head, whole.sequences, last), whole.notes
     F = torch.stack([read[-1] for read in read_whole(model, linear, whole.sequences)])
     return class_labels(head, whole.sequences, F), whole.notes
-
-
-def _longest(model: nn.Module) -> int:
-    """How many positions the model reads at once, where it says so."""
-    config = getattr(model, "config", None)
-    positions = int(getattr(config, "max_position_embeddings", None) or _LONGEST)
-    # RoBERTa's kind counts positions from behind the padding's number, and has as many fewer.
-    offset = int(getattr(config, "pad_token_id", None) or 0) + 1 if "roberta" in type(model).__name__.lower() else 0
-    return positions - offset
 
 
 def _candidates(model: nn.Module, update: Update) -> Tensor:

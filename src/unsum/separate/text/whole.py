@@ -1,9 +1,9 @@
 """Sequences of a model that reads both sides: each is searched as a whole, for every position depends on every token.
 
-The first layer tells which tokens stand at each position, the whole batch's together; what a deeper one reads lies in its span at
-every position of a true sequence, and nowhere in a mixture of two. The nearer a mixture is to a true sequence, the less of it lies
-outside, so tokens are exchanged one place at a time from many starts, and what is found inside everywhere is one of the client's.
-(DAGER, which this generalizes, tries all mixtures.)
+The first layer tells which tokens stand at each position, the whole batch's together. What a deeper one reads lies in its span at
+every position of a true sequence, and nowhere in a mixture of two. The nearer a mixture is to a true sequence, the less of it
+lies outside: tokens are exchanged one place at a time from many starts, and what is inside everywhere is one of the client's.
+DAGER, which this generalizes, tries all mixtures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unsum.separate.text.walk import Guide
 _STARTS = 16  # mixtures that are improved at once
 _ROUNDS = 40  # of so many starts for a batch
 _SWEEPS = 6  # times through all places; a start that has not ended in a sequence by then is given up
-_MOST = 64  # tokens at one place: more are chance
+_TOO_MANY = 2  # times the directions of the first layer's span: its tokens are independent, more are strangers
 
 
 @dataclass
@@ -39,9 +39,11 @@ class Whole:
 
 def search_whole(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Whole:
     """Every sequence of which every position is admitted, as long as tokens or directions are left that none accounts for."""
+    if guide.first.span.full:
+        return Whole(notes=["There are as many tokens as features, so the first layer tells none of them from others."])
     places = list(_tokens_by_place(Admitted(model, guide.first, candidates, longest), longest))
-    if any(len(place) > _MOST for place in places):
-        return Whole(notes=["More tokens fit a position than can be told from chance."])
+    if sum(map(len, places)) > _TOO_MANY * guide.first.span.rank:
+        return Whole(notes=["More tokens fit the gradient than it can hold: they can no longer be told from chance."])
     if not places:
         return Whole()
     generator = torch.Generator().manual_seed(0)  # the search is the same every time
@@ -71,8 +73,7 @@ def _tokens_by_place(admitted: Admitted, longest: int) -> Iterator[Tensor]:
 def _lengths(places: list[Tensor]) -> list[int]:
     """Where sequences may end, the longest first: where the token stands that closes the longest ones, if one does."""
     closing = places[-1]
-    ends = [end for end in range(len(places), 0, -1) if len(closing) > 1 or bool((places[end - 1] == closing).any())]
-    return ends
+    return [end for end in range(len(places), 0, -1) if len(closing) > 1 or bool((places[end - 1] == closing).any())]
 
 
 def _starts(places: list[Tensor], found: list[tuple[int, ...]], generator: torch.Generator) -> Tensor:
