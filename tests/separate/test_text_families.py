@@ -1,4 +1,4 @@
-"""Text out of the gradients of rotary models, encoders, models of masked tokens and classifiers: whole and certified, or no claim."""
+"""Text out of the gradients of rotary models, encoders and classifiers: whole and certified, or no claim."""
 
 from __future__ import annotations
 

@@ -83,7 +83,19 @@ def choose_guide(model: nn.Module, layers: list[Layer]) -> Guide | None:
     if not near:
         return None
     key = lambda layer: (layer.span.rank, layer.span.room >= _ROOMY, layer.span.clearness)  # noqa: E731
-    return Guide(layers[0], max(near, key=key))
+    return Guide(_first(model, layers), max(near, key=key))
+
+
+def _first(model: nn.Module, layers: list[Layer]) -> Layer:
+    """The layer that tells tokens: the first, or the one of most directions among those that read no context.
+
+    Adapters (LoRA) are several such layers, and some of them are still without a gradient.
+    """
+    if not layers[0].span.full:
+        return layers[0]
+    alone = itertools.takewhile(lambda layer: reads_no_context(model, layer), layers)
+    told = [layer for layer in alone if not layer.span.full and layer.span.rank > 0]
+    return max(told, key=lambda layer: (layer.span.rank, layer.span.room), default=layers[0])
 
 
 def walk(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Walk:
