@@ -34,7 +34,7 @@ from unsum.spans.maps import separate_maps
 from unsum.spans.missing import told_again, with_missing
 from unsum.spans.pair import Pair, choose_pair, dense_steps
 from unsum.spans.passes import forward
-from unsum.spans.search import Roots, refined, search
+from unsum.spans.search import Roots, blurred, refined, search
 from unsum.spans.settle import Sample, settle
 from unsum.spans.targets import LossReading, read_loss
 from unsum.spans.training import rounded_entry
@@ -243,6 +243,7 @@ def _together(head: Head, pair: Pair, answer: Answer, loss: Loss | None, knowled
 
 
 def _leak(head: Head, chain: Chain, pair: Pair, answer: Answer, knowledge: Knowledge, seed: int) -> Leak:
+    answer = replace(answer, errors=blurred(answer.errors, answer.X, pair.here))
     claim = judge(answer, knowledge, seed)
     reading, X, copies = answer.reading, answer.X, answer.reading.copies
     times = torch.ones(len(X), dtype=torch.long, device=X.device) if copies is None else copies

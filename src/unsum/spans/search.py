@@ -95,6 +95,12 @@ def level(a: Tensor, span: LayerSpan) -> Tensor:
     return share
 
 
+def blurred(errors: Tensor, X: Tensor, span: LayerSpan) -> Tensor:
+    """(R,) relative errors of samples, with what noise turns their own span by: the unknowns within it do not see that."""
+    extended = (X.square().sum(1) + span.has_bias).sqrt() / X.norm(dim=1).clamp_min(1e-300)
+    return torch.hypot(errors, level(X, span) * extended)
+
+
 def search(condition: Condition, expected: int, seed: int, progress: Progress, *, most: bool) -> tuple[Roots, Tensor]:
     """(samples, points that fit and are no samples) from starts, round after round, until `expected` are found, each twice, or
     rounds bring nothing new. The points lie in families, which `settle` looks through.
