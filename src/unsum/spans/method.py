@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.certify.claim import Claim, grant_each, nothing
+from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
@@ -83,7 +84,12 @@ def spans(
     if several:
         why = "No sample of the first local step was found in the spans. This is no sign that nothing leaks."
         return _empty(head, nothing(why))
-    leak = _one_step(head, chain, update, knowledge, loss, seed, progress)
+    try:
+        leak = _one_step(head, chain, update, knowledge, loss, seed, progress)
+    except UnsumError:
+        if steps is None:
+            raise
+        return _with_inputs(chain, steps)
     if steps is None or leak.exact:
         return leak
     better = (steps.leak.batch_size, -steps.leak.predicted_error) > (leak.batch_size, -leak.predicted_error)
