@@ -16,7 +16,7 @@ from unsum import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.spans.maps import bottleneck as bottlenecks
-from unsum.spans.maps import corner, method, pooled
+from unsum.spans.maps import corner, method, pooled, samples
 from unsum.spans.maps.judge import judge
 
 
@@ -50,7 +50,7 @@ def test_statistics_that_were_sent_are_used(monkeypatch: pytest.MonkeyPatch) -> 
     wrong = replace(told, means={name: 1 + mean for name, mean in told.means.items()})
     leak = unsum.separate(sent.model, replace(sent.update, statistics=wrong), "spans")
     assert float(sent.errors(leak).max()) < 5e-6
-    monkeypatch.delattr(method, "solve_rounds")
+    monkeypatch.delattr(samples, "solve_rounds")
     leak = unsum.separate(sent.model, sent.update, "spans", batch_size=len(sent.labels))
     assert float(sent.errors(leak).max()) < 5e-6
     assert leak.exact, leak.notes
