@@ -124,6 +124,6 @@ def _next(layer: ConvLayer, span: LayerSpan, below: MapSpace) -> Among | Places 
     space = _space(layer, span)
     if space is None or space.sides != below.sides or space.samples != below.samples:
         return None
-    if layer.batch_norm is not None and space.centered != below.centered:
+    if layer.batch_norm is not None and space.centered and not below.centered:
         return None
-    return Among.of(space.every)
+    return Among.of(space.every)  # that of all patches is the same as that of their differences and the origin

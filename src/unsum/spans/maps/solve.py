@@ -11,6 +11,7 @@ from unsum.deadline import out_of_time
 from unsum.progress import Progress
 from unsum.spans.maps.condition import Affine, Among, MapCondition
 from unsum.spans.maps.search import Ends, apart, beside, descend
+from unsum.spans.maps.zeros import BegunMaps, begin
 
 _STARTS, _FEWEST = 4, 32  # starts for each sample, and at least
 _EQUATIONS = 64  # for each unknown that a search looks at; all are looked at in the end
@@ -61,7 +62,31 @@ def solve_known(condition: MapCondition, samples: int, seed: int, progress: Prog
 
 
 def solve_rounds(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
-    """With the batch's own statistics unknown: solve, take the statistics of what was found, and again.
+    """With the batch's own statistics unknown: by the zeros that relu leaves, or in rounds."""
+    begun = begin(condition, samples, seed)
+    if begun is None:
+        return _rounds(condition, samples, seed, progress)
+    found = _from_begun(replace(condition, c=begun.sign * condition.c), begun, samples, seed, progress)
+    if len(found) == samples and float(found.misfits.max()) < _NEVER:
+        return found
+    other = _rounds(condition, samples, seed, progress)
+    return other if len(other) >= len(found) else found
+
+
+def _from_begun(condition: MapCondition, begun: BegunMaps, samples: int, seed: int, progress: Progress) -> FoundMaps:
+    """The samples that zeros told, or, where some are missing, all that fit the norm that these show."""
+    hits = begun.hits
+    if len(begun.s) < samples:
+        found = solve_known(replace(condition, affine=begun.affine), samples, seed, progress)
+        if len(found) < samples:
+            return replace(found, sign=begun.sign)
+        begun, hits = begun._replace(s=found.s), found.hits
+    progress.part(samples, samples)
+    return replace(settled(condition, Ends.of(begun.s), begun.s), sign=begun.sign, hits=hits)
+
+
+def _rounds(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
+    """Solve, take the statistics of what was found, and again.
 
     Linear algebra does not tell the origin from its negative; the activation does.
     """
