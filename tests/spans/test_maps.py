@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import unsum
 from support.long import long
@@ -15,9 +16,12 @@ from support.maps import Norm, bottleneck, client, network
 from unsum import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
+from unsum.progress import Progress
 from unsum.spans.maps import bottleneck as bottlenecks
-from unsum.spans.maps import corner, method, pooled, samples
+from unsum.spans.maps import corner, method, pooled, samples, solve
+from unsum.spans.maps.condition import MapCondition
 from unsum.spans.maps.judge import judge
+from unsum.spans.maps.solve import FoundMaps
 
 
 @pytest.mark.parametrize(
@@ -110,6 +114,50 @@ def test_a_mixture_is_never_certified(train: bool) -> None:
         maps[0] = (1 - share) * maps[0] + share * maps[1]
         played = given.tail.play(maps, given.reading.Y, given.reading.weights, given.reading.loss)
         assert not judge(replace(given, maps=maps, played=played), known, 0).exact
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_part_of_the_batch_is_returned_and_named(train: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where one sample is never found: the others are right, nothing is claimed, and who is missing is said."""
+
+    def without_one(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
+        found = whole(condition, samples, seed, progress)
+        return replace(found, s=found.s[1:], errors=found.errors[1:], misfits=found.misfits[1:], hits=found.hits[1:])
+
+    name = "solve_rounds" if train else "solve_known"
+    whole = getattr(samples, name)
+    monkeypatch.setattr(samples, name, without_one)
+    sent = client(network(), [0, 1, 2], train=train)
+    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
+    assert leak.batch_size == 2
+    assert not leak.exact
+    assert leak.notes[0].startswith("2 of 3 samples were told apart")
+    assert "no sign" in leak.notes[0]
+    found, true = (F.normalize(maps.double().flatten(1)) for maps in (leak.inner["1.conv1"], sent.maps))
+    errors, which = torch.cdist(found, true).min(1)
+    assert float(errors.max()) < (1e-3 if train else 5e-6)  # without the factor, BatchNorm's eps is left out
+    assert len(set(which.tolist())) == 2
+
+
+def test_zeros_tell_samples_and_statistics_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sample that is far from all others makes the batch's statistics: rounds that guess them do not come near."""
+    monkeypatch.delattr(solve, "_rounds")
+    sent = client(network(), [0, 1, 2], first=30.0)
+    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
+    assert float(sent.errors(leak).max()) < 2e-5
+    assert leak.exact, leak.notes
+
+
+@pytest.mark.parametrize(
+    ("train", "kind"), [(True, torch.bfloat16), *long((False, torch.bfloat16), (True, torch.float16))]
+)
+def test_half_precision_hides_nothing_and_is_predicted(train: bool, kind: torch.dtype) -> None:
+    with torch.autocast("cpu", kind):
+        sent = client(network(), [0, 1, 2], train=train)
+    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
+    assert not leak.exact
+    assert float(sent.errors(leak).max()) < min(2e-2, leak.predicted_error)
+    assert unsum.score(leak, features=sent.features)["worst_feature_error"] < min(2e-2, leak.predicted_error)
 
 
 def test_maps_grow_from_the_corner() -> None:

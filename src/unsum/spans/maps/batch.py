@@ -18,6 +18,7 @@ from unsum.spans.maps.pooled import is_pooled_sum
 from unsum.update import Update
 
 _GAP = 1e-2  # of the singular value before it: those below may be no samples'
+_LONE = 0.3  # of the last but one: a last value that is no sample's
 
 
 class _Sent(NamedTuple):
@@ -88,15 +89,21 @@ def read_batch(model: nn.Module, update: Update, device: torch.device) -> MapBat
 def _spans(layer: ConvLayer, device: torch.device) -> list[LayerSpan]:
     """The row spaces that may be meant: with the directions above noise, and, first, with those above the widest gap, where one
     stands out. Rounding is more than it should be on some devices, and BatchNorm's sums of ∂loss/∂z, which should be
-    zero, leave theirs along the mean patch."""
+    zero, leave theirs along the mean patch: one direction that is weaker than all others, or as weak as the weakest."""
     span = LayerSpan.of(_Sent(layer.grad.detach().to(device).flatten(1), None))
     ratios = span.values[1:] / span.values[:-1].clamp_min(1e-300)
-    at = int(ratios.argmin()) + 1 if len(ratios) else 0
-    if at < 2 or float(ratios[at - 1]) > _GAP:
+    if len(ratios) == 0:
         return [span]
-    m, n = layer.grad.shape[0], layer.grad[0].numel()
-    noise = max(span.noise, float(span.values[at]) / (m**0.5 + n**0.5)) if len(span) - at > 1 else span.noise
-    return [replace(span.first(at), noise=noise), span]
+    spans = [span]
+    at = int(ratios.argmin()) + 1
+    if at > 1 and float(ratios[at - 1]) < _GAP:
+        m, n = layer.grad.shape[0], layer.grad[0].numel()
+        noise = max(span.noise, float(span.values[at]) / (m**0.5 + n**0.5)) if len(span) - at > 1 else span.noise
+        spans = [replace(span.first(at), noise=noise), span]
+    if layer.batch_norm is not None and len(span) > 2:
+        lone = span.first(len(span) - 1)
+        spans.insert(0 if float(ratios[-1]) < _LONE else len(spans), lone)
+    return spans
 
 
 def _batch(pair: ConvPair, here: LayerSpan, above: list[LayerSpan]) -> MapBatch | None:

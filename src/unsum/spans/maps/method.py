@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ def separate_maps(
     batch = read_batch(model, update, head.W.device)
     found, factor = solve_batch(batch, model, head, update, seed, progress)
     if len(found) < batch.space.samples:
-        return _too_few(head, batch, found)
+        return _part(head, batch, model, update, found, factor, loss, knowledge)
     if tail_above(model, batch.pair.source) is None:
         return _bottleneck(head, batch, update, found, factor, loss, knowledge, seed)
     answer = _answered(head, batch, model, update, found, factor.value, loss, knowledge)
@@ -164,14 +165,14 @@ def _leak(
         scale=alpha / plain,
         inner={batch.pair.first.name: maps.repeat_interleave(times, 0).to(dtype)},
         loss=reading.loss.name,
-        notes=[*claim.notes, *_remarks(batch, factor)],
+        notes=[*claim.notes, *_remarks(batch, factor, len(maps))],
     )
 
 
-def _remarks(batch: MapBatch, factor: Factor) -> list[str]:
+def _remarks(batch: MapBatch, factor: Factor, samples: int) -> list[str]:
     names = f"{batch.pair.first.name!r} and {batch.pair.second.name!r}"
     sides = "×".join(map(str, batch.space.sides))
-    notes = [f"{batch.space.samples} samples were read out of the maps ({sides}) of the convolutions {names}."]
+    notes = [f"{samples} samples were read out of the maps ({sides}) of the convolutions {names}."]
     norm = batch.pair.first.batch_norm
     if norm is not None and batch.train != norm.training:
         client, model = ("train", "eval") if batch.train else ("eval", "train")
@@ -183,10 +184,33 @@ def _remarks(batch: MapBatch, factor: Factor) -> list[str]:
     return notes
 
 
-def _too_few(head: Head, batch: MapBatch, found: FoundMaps) -> Leak:
+def _part(
+    head: Head,
+    batch: MapBatch,
+    model: nn.Module,
+    update: Update,
+    found: FoundMaps,
+    factor: Factor,
+    loss: Loss | None,
+    knowledge: Knowledge,
+) -> Leak:
+    """Those samples of a batch that were told apart. Their labels and features stand on no check: the others are in all sums."""
     name, samples = batch.pair.first.name, batch.space.samples
-    why = f"{len(found)} of {samples} samples were told apart among the maps of {name!r}. This is no sign that nothing leaks."
-    return _none(head, why)
+    found, module = found.fitting(), tail_above(model, batch.pair.source)
+    many = f"{len(found)} of {samples} samples were told apart among the maps of {name!r}"
+    if len(found) == 0 or module is None:
+        return _none(head, f"{many}. This is no sign that nothing leaks.")
+    tail = Tail.of(module, head, (batch.pair.first, batch.pair.second), update, train=batch.train)
+    maps = maps_of(batch, found, factor.value)
+    features, logits = tail.forward(maps)
+    reading = read_loss(head, features, logits, loss, knowledge)
+    reading = replace(reading, weights=torch.full_like(reading.weights, 1 / samples))
+    played = tail.play(maps, reading.Y, reading.weights, reading.loss)
+    claim = nothing(
+        f"{many}; {samples - len(found)} are missing, which is no sign that they do not leak. Labels and features of a part "
+        "are the likeliest ones and were not checked."
+    )
+    return _leak(head, batch, reading, played, played.unexplained, maps, claim, factor)
 
 
 def _none(head: Head, why: str) -> Leak:

@@ -62,7 +62,7 @@ def solve_batch(
     hidden = replace(condition, batch=replace(condition.batch, eps=0.0))
     found = solve_rounds(hidden, space.samples, seed, progress)
     if len(found) < space.samples:
-        return found, Factor(1.0)
+        return found, Factor(_running_factor(batch, hidden, found), told=False)
     return _scaled(batch, model, head, replace(condition, c=found.sign * c), found)
 
 
@@ -119,6 +119,8 @@ def _with_factor(condition: MapCondition, found: FoundMaps, factor: float) -> Fo
 def _running_factor(batch: MapBatch, condition: MapCondition, found: FoundMaps) -> float:
     """The factor with which maps have the variances of the running statistics: a guess."""
     norm = batch.pair.first.batch_norm
+    if len(found) == 0:
+        return 1.0
     variance = condition.written(found.s).var((0, 2))
     if norm is None or norm.running_var is None:
         return float(variance.median().rsqrt())

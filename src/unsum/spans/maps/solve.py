@@ -40,6 +40,11 @@ class FoundMaps:
     def __len__(self) -> int:
         return len(self.s)
 
+    def fitting(self) -> FoundMaps:
+        """Those that fit the next convolution's space."""
+        kept = self.misfits < _NEVER
+        return replace(self, s=self.s[kept], errors=self.errors[kept], misfits=self.misfits[kept], hits=self.hits[kept])
+
 
 def solve_known(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
     """With the norm known: starts until every sample is found twice, then a few steps with all equations."""
