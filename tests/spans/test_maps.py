@@ -250,11 +250,39 @@ def test_samples_of_a_bottleneck_that_send_nothing_are_not_returned(monkeypatch:
     assert "neither labels nor features" in leak.notes[0]
 
 
-@pytest.mark.parametrize("norm", [lambda _: nn.Identity(), *long(lambda c: nn.GroupNorm(4, c))])
-def test_maps_whose_lengths_are_open_are_not_returned(norm: Norm) -> None:
-    """Without a bias other samples satisfy the spans as well: what does not send the gradient is no sample."""
-    sent = client(network(norm=norm), [0, 1, 2])
-    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=len(sent.labels))
+def _layer_norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(1, channels)
+
+
+def _group_norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(4, channels)
+
+
+def _no_norm(_: int) -> nn.Module:
+    return nn.Identity()
+
+
+@pytest.mark.parametrize(
+    ("norm", "classes", "labels"),
+    [
+        (_no_norm, 5, [0, 1, 2]),
+        (_group_norm, 2, [0, 1, 1]),
+        *long((_no_norm, 5, [1, 1, 1]), (_group_norm, 5, [0, 1, 2]), (_layer_norm, 5, [0, 1, 2])),
+    ],
+)
+def test_lengths_that_no_bias_tells(norm: Norm, classes: int, labels: list[int]) -> None:
+    """The head's gradient tells them: its rows are mixtures of features, and its softmax has one length that fits."""
+    sent = client(network(classes=classes, norm=norm), labels)
+    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
+    assert float(sent.errors(leak).max()) < 1e-5
+    assert leak.exact, leak.notes
+    assert leak.predicted_error < 1e-4
+
+
+def test_maps_whose_lengths_are_open_are_not_returned() -> None:
+    """Without any norm or bias, two classes tell no length."""
+    sent = client(network(classes=2, norm=_no_norm), [0, 1, 1])
+    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
     assert leak.batch_size == 0
     assert "lengths of its maps open" in leak.notes[0]
 

@@ -35,7 +35,7 @@ class MapAnswer:
     played: PlayedTail
     tail: Tail
     missing: int
-    homogeneous: bool  # no bias and no norm tells a sample's length or sign
+    lengths_open: bool  # nothing tells how long maps are
 
 
 def judge(answer: MapAnswer, knowledge: Knowledge, seed: int) -> Claim:
@@ -44,8 +44,8 @@ def judge(answer: MapAnswer, knowledge: Knowledge, seed: int) -> Claim:
     limit = max(rounding(torch.float32), *(rounding(g.dtype) for g in answer.tail.gradients.values()))
     explained = played.unexplained < limit  # NaN is not below
     doubts = [*doubt_reading(answer.reading, knowledge), *doubt_number(answer.reading, knowledge)]
-    if answer.homogeneous:
-        doubts.append("Without biases and norms the lengths of samples, or their signs, are open.")
+    if answer.lengths_open:
+        doubts.append("Without biases and norms the lengths of samples are open.")
     if not explained:
         doubts.append(
             f"Sent through the layers again, the maps leave {played.unexplained:.0e} of the gradient of {played.worst!r}."

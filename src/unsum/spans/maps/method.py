@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from unsum.certify.claim import FALSE_ERROR, Claim, nothing
+from unsum.certify.claim import Claim, nothing
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
@@ -23,6 +23,7 @@ from unsum.progress import SILENT, Progress
 from unsum.spans.maps.batch import MapBatch, read_batch
 from unsum.spans.maps.bottleneck import BottleneckAnswer, answer_bottleneck, judge_bottleneck
 from unsum.spans.maps.judge import MapAnswer, judge
+from unsum.spans.maps.lengths import settle_lengths
 from unsum.spans.maps.pair import tail_above
 from unsum.spans.maps.polish import maps_given
 from unsum.spans.maps.samples import Factor, maps_of, solve_batch
@@ -31,6 +32,7 @@ from unsum.spans.maps.tail import PlayedTail, Tail
 from unsum.spans.targets import LossReading, read_loss
 from unsum.update import Update
 
+_UNLIKE = 0.1  # of a gradient left unexplained, from where lengths that were tried are not the maps'
 _POLISHES = 3  # last solves: each takes the error of δ down further
 
 
@@ -53,7 +55,7 @@ def separate_maps(
         return _bottleneck(head, batch, update, found, factor, loss, knowledge, seed)
     answer = _answered(head, batch, model, update, found, factor.value, loss, knowledge)
     claim, played = judge(answer, knowledge, seed), answer.played
-    if answer.homogeneous and not played.unexplained < FALSE_ERROR:
+    if answer.lengths_open or (found.condition.homogeneous and not played.unexplained < _UNLIKE):
         return _none(
             head,
             f"What adds no bias to {batch.pair.first.name!r} leaves the lengths of its maps open, and those that were found do "
@@ -116,11 +118,16 @@ def _answered(
     module = tail_above(model, batch.pair.source)
     assert module is not None
     tail = Tail.of(module, head, (batch.pair.first, batch.pair.second), update, train=batch.train)
-    maps = maps_of(batch, found, factor)
+    maps, told = maps_of(batch, found, factor), True
+    if found.condition.homogeneous:
+        lengths, told = settle_lengths(tail, head, maps)
+        maps = maps * lengths[:, None, None, None]
     features, logits = tail.forward(maps)
     reading = read_loss(head, features, logits, loss, knowledge)
     played = tail.play(maps, reading.Y, reading.weights, reading.loss)
-    errors = found.errors * factor / maps.flatten(1).norm(dim=1).clamp_min(1e-300)
+    errors: Tensor | None = None  # of lengths that the head told: what the convolution's gradient says instead
+    if not found.condition.homogeneous:
+        errors = found.errors * factor / maps.flatten(1).norm(dim=1).clamp_min(1e-300)
     first = batch.pair.first
     grad = first.grad.to(maps.device)
     for _ in range(_POLISHES):
@@ -128,13 +135,14 @@ def _answered(
         features, logits = tail.forward(moved)
         again = read_loss(head, features, logits, loss, knowledge)
         replayed = tail.play(moved, again.Y, again.weights, again.loss)
-        if not replayed.unexplained < played.unexplained:
-            break
         sizes = moved.flatten(1).norm(dim=1).clamp_min(1e-300)
-        errors = (deviations + (moved - maps).flatten(1).norm(dim=1)) / sizes
-        maps, reading, played = moved, again, replayed
-    plain = first.batch_norm is None and first.grad_shift is None
-    return MapAnswer(maps, errors, found.hits, reading, played, tail, batch.missing, plain)
+        moves = (deviations + (moved - maps).flatten(1).norm(dim=1)) / sizes
+        if not replayed.unexplained < played.unexplained:
+            errors = moves if errors is None else errors
+            break
+        maps, reading, played, errors = moved, again, replayed, moves
+    assert errors is not None
+    return MapAnswer(maps, errors, found.hits, reading, played, tail, batch.missing, lengths_open=not told)
 
 
 def _leak(

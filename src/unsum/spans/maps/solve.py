@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from unsum.deadline import out_of_time
 from unsum.progress import Progress
@@ -52,7 +53,7 @@ def solve_known(condition: MapCondition, samples: int, seed: int, progress: Prog
     few = narrowed(condition, samples, generator)
     ends = descend(few, Ends.of(_starts(few, max(_FEWEST, _STARTS * samples), generator)), _STEPS)
     for _ in range(_ROUNDS):
-        ends = ends[_roots(ends)]
+        ends = _sized(few, ends[_roots(ends)])
         kept, hits = apart(ends)
         progress.part(min(len(kept), samples), samples)
         if (len(kept) >= samples and bool((hits > 1).all())) or out_of_time("further starts of the maps"):
@@ -63,7 +64,12 @@ def solve_known(condition: MapCondition, samples: int, seed: int, progress: Prog
         else:
             fresh = _starts(few, max(_FEWEST, _STARTS * samples), generator)
         ends = ends.joined(descend(few, Ends.of(fresh), _STEPS))
-    return _finished(condition, ends[_roots(ends)], samples)
+    return _finished(condition, _sized(few, ends[_roots(ends)]), samples)
+
+
+def _sized(condition: MapCondition, ends: Ends) -> Ends:
+    """Of one length, where no length is told: else one sample would be found as many."""
+    return replace(ends, s=F.normalize(ends.s)) if condition.homogeneous else ends
 
 
 def solve_rounds(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
