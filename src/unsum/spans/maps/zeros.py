@@ -91,7 +91,9 @@ def _reweighted(rows: Tensor, t: Tensor, first: float = 1.0) -> Tensor:
             weight = (y.square() + zero**2).reciprocal()
             weight = torch.where(y < 0, weight.clamp_min(_BELOW) * _BELOW, weight)
             gram = (rows[None] * weight[:, None]) @ rows.T
-            part = torch.linalg.eigh(gram)[1][:, :, 0]
+            part = torch.linalg.eigh(gram.cpu())[1][:, :, 0].to(
+                rows
+            )  # a GPU takes ten times as long for many small ones
             part = part * (part @ rows).sum(1, keepdim=True).sign()
             if zero <= _FINEST:
                 break
@@ -102,16 +104,16 @@ def _reweighted(rows: Tensor, t: Tensor, first: float = 1.0) -> Tensor:
 
 def _distinct(t: Tensor, hits: Tensor) -> tuple[Tensor, Tensor]:
     """Each direction once; the first ones have been hit already."""
-    kept: list[Tensor] = list(t[: len(hits)])
-    counts = hits.tolist()
-    for one in t[len(hits) :]:
-        near = [i for i, other in enumerate(kept) if float((one - other).norm()) < _SAME]
-        if near:
-            counts[near[0]] += 1
+    kept, counts = list(range(len(hits))), hits.tolist()
+    near = torch.cdist(t, t).cpu() < _SAME
+    for i in range(len(hits), len(t)):
+        same = near[i, kept].nonzero()[:1, 0].tolist() if kept else []
+        if same:
+            counts[same[0]] += 1
         else:
-            kept.append(one)
+            kept.append(i)
             counts.append(1)
-    return torch.stack(kept), torch.tensor(counts, device=t.device)
+    return t[kept], torch.tensor(counts, device=t.device)
 
 
 def _linear(condition: MapCondition, found: SparseMaps) -> BegunMaps | None:
