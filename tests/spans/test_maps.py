@@ -176,11 +176,29 @@ def test_a_batch_beyond_the_channels_is_refused() -> None:
         unsum.separate(sent.model, sent.update, "spans", batch_size=len(sent.labels))
 
 
-def test_missing_tensors_are_named() -> None:
-    sent = client(network(), [0, 1, 2])
-    some = {name: g for name, g in sent.update.gradients.items() if "conv2" not in name}
-    with pytest.raises(UnsumError, match="whose gradients were sent"):
-        unsum.separate(sent.model, replace(sent.update, gradients=some), "spans")
+@pytest.mark.parametrize("frozen", [False, True])
+def test_missing_tensors_are_named_and_the_head_is_still_read(frozen: bool) -> None:
+    """Not sent, or frozen and so without a gradient: nothing else is lost."""
+    model = network()
+    model[1].conv2.requires_grad_(not frozen)
+    sent = client(model, [0, 1, 2])
+    update = replace(sent.update, gradients={n: g for n, g in sent.update.gradients.items() if n != "1.conv2.weight"})
+    with pytest.raises(UnsumError, match=r"lacks '1\.conv2\.weight'.* use 'exact' for the head alone"):
+        unsum.separate(sent.model, update, "spans")
+    leak = unsum.attack(sent.model, update, batch_size=3)
+    assert leak.exact, leak.notes
+    assert unsum.score(leak, features=sent.features)["worst_feature_error"] < 1e-5
+
+
+@pytest.mark.parametrize("train", [True, *long(False)])
+def test_norms_that_are_frozen_hide_nothing(train: bool) -> None:
+    model = network()
+    for norm in (model[1].norm1, model[1].norm2):
+        norm.requires_grad_(False)
+    sent = client(model, [0, 1, 2], train=train)
+    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
+    assert float(sent.errors(leak).max()) < 5e-6
+    assert leak.exact, leak.notes
 
 
 @pytest.mark.parametrize("noise", [1e-4, *long(1e-3)])

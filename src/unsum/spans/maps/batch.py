@@ -50,6 +50,12 @@ def read_batch(model: nn.Module, update: Update, device: torch.device) -> MapBat
     """The pair nearest to the logits whose gradients hold the batch's maps."""
     pairs = find_pairs(model, update)
     if not pairs:
+        lacking = _lacking(model, update)
+        if lacking:
+            raise UnsumError(
+                f"The update lacks {' and '.join(map(repr, lacking))}, not sent or frozen: with it every sample's maps would be "
+                "read, but only convolutions whose gradients were sent can be; use 'exact' for the head alone."
+            )
         raise UnsumError(
             "'spans' needs two consecutive dense layers, or two convolutions of stride 1 with an activation between them whose "
             "gradients were sent; this model has neither; use 'exact' for the head alone."
@@ -84,6 +90,13 @@ def read_batch(model: nn.Module, update: Update, device: torch.device) -> MapBat
         f"No maps were found in the gradients of {counted}: samples need a direction for each of their places, and noise, or "
         "relus that are alike at several places, take some away; this is no sign that nothing leaks."
     )
+
+
+def _lacking(model: nn.Module, update: Update) -> list[str]:
+    """The gradients that the pair nearest to the logits would need besides what was sent."""
+    whole = replace(update, gradients={name: parameter.detach() for name, parameter in model.named_parameters()})
+    names = [f"{layer.name}.weight" for pair in find_pairs(model, whole)[:1] for layer in (pair.first, pair.second)]
+    return [name for name in names if name not in update.gradients]
 
 
 def _spans(layer: ConvLayer, device: torch.device) -> list[LayerSpan]:
