@@ -15,6 +15,7 @@ from typer import Option
 import unsum
 from unsum.commands import options
 from unsum.commands.stages import OUT, PROGRESS, loading, stages
+from unsum.deadline import interruptible
 from unsum.errors import UnsumError, first_line
 from unsum.files.report_folder import check_folder
 from unsum.level import DEFAULT_LEVEL
@@ -64,6 +65,7 @@ def command(
         bool, Option("--batch-size-known", help="Grant the attacker the batch size (of a captured update: --batch).")
     ] = False,
     eval_mode: options.EvalOption = False,
+    time_limit: options.TimeLimitOption = None,
     compare: Annotated[
         bool | None,
         Option(
@@ -124,6 +126,7 @@ def command(
         "inverse": inverse,
         "train": not eval_mode,
         "loss": loss,
+        "time_limit": options.seconds(time_limit, AttackOptions(attack).steps),
         **(captured.simulated() if received is None else {}),
         "device": options.usable_device(device),
         "seed": seed,
@@ -147,7 +150,7 @@ def command(
         else:
             show_sweep(swept, page)
         return
-    with stages(AttackOptions(attack).steps) as shown:
+    with stages(AttackOptions(attack).steps) as shown, interruptible():
         result = unsum.audit(**shared, progress=shown, update=received, server=server, compare=compare)
         shown.say("Writing the report")
         page = _written(result, out, force)

@@ -18,11 +18,14 @@ from torch import nn
 
 from unsum.attack.auto import only, quick
 from unsum.attack.chain import run_attack
+from unsum.attack.cut import cut_short
 from unsum.attack.options import AttackOptions
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.result import finite
 from unsum.audit.verdict import DOES_NOT_LEAK, LEAKS, NOT_DECIDABLE, State
 from unsum.client.step import in_mode
+from unsum.deadline import LEFT_UNTRIED, out_of_time
+from unsum.deadline import time_limit as limited_to
 from unsum.errors import UnsumError
 from unsum.integrations.rounds import Seen
 from unsum.leak import Leak
@@ -71,6 +74,11 @@ class ClientFinding:
             return NOT_DECIDABLE
         return LEAKS if self.leakage >= DEFAULT_LEVEL else DOES_NOT_LEAK
 
+    @property
+    def ran_out_of_time(self) -> bool:
+        """Whether more time may tell more: nothing was found in it, or a search was cut short."""
+        return self.outcome == "out of time" or any(LEFT_UNTRIED in note for note in self.notes)
+
     def to_dict(self) -> dict[str, Any]:
         """In plain types that JSON holds: no NaN or infinity, and class numbers as text."""
         counts = {str(label): count for label, count in self.label_counts.items()}
@@ -84,21 +92,29 @@ def check_attack(name: str | None) -> None:
         AttackOptions(name).check()
 
 
-def attack_seen(model: nn.Module, seen: Seen, attack: str | None, *, train: bool, seed: int) -> Leak:
+def attack_seen(
+    model: nn.Module, seen: Seen, attack: str | None, *, train: bool, seed: int, time_limit: float | None = None
+) -> Leak:
     """The attack on what was seen; `model` holds the weights that were sent. A separator's name separates and no more.
 
     None is the quick one that suits the training: `exact`, `local-steps` where the client took several steps, or `text` where
     the head is the embedding; and the rows of every dense layer, where that is not certain.
 
     The number of examples is granted as the batch size first. A client may have drawn a smaller batch from them, so without a
-    certain answer the attack is asked again without it.
+    certain answer the attack is asked again without it. `time_limit` is for both together; what it leaves untried is noted.
     """
+    with limited_to(time_limit) as deadline:
+        leak = _attacked_twice(model, seen, attack, train=train, seed=seed)
+    return cut_short(leak, deadline)
+
+
+def _attacked_twice(model: nn.Module, seen: Seen, attack: str | None, *, train: bool, seed: int) -> Leak:
     granted, told = _batch_size(seen.update), None
     with in_mode(model, train):
         if granted is not None:
             with suppress(UnsumError):  # the attack refuses a batch of that size
                 told = _attacked(model, seen.update, attack, AttackOptions(batch_size=granted, seed=seed))
-        if told is not None and told.exact:
+        if told is not None and (told.exact or out_of_time("the same without the batch size")):
             return told
         untold = _attacked(model, seen.update, attack, AttackOptions(seed=seed))
     found = [untold] if told is None or told.batch_size != granted else [told, untold]

@@ -110,7 +110,7 @@ def separate(
         options["progress"] = progress
     if takes(separator, "model"):
         options |= {"model": model, "update": update}
-    with limited_to(time_limit) as deadline:
+    with limited_to(time_limit, progress) as deadline:
         if other is not None and method == "exact":
             leak = separate_declared(head, knowledge, other, seed=seed)
         else:
@@ -119,9 +119,7 @@ def separate(
             if method == "exact" and not leak.exact:
                 leak = replace(leak, notes=[*leak.notes, *filter(None, [advice(head)])])
     if deadline.cut:  # a search that was cut short vouches for nothing
-        leak = replace(
-            leak, exact=False, notes=[f"Time was over; left untried: {', '.join(deadline.cut)}.", *leak.notes]
-        )
+        leak = replace(leak, exact=False, notes=[deadline.sentence, *leak.notes])
     if update.carried is not None:
         leak = replace(leak, notes=[*leak.notes, update.carried.note])
     granted = replace(knowledge, auxiliary_photos=leak.knowledge.auxiliary_photos)  # a method says which photos it used
