@@ -31,7 +31,7 @@ _EVERY = 1.0  # seconds between two reports
 
 
 @dataclass
-class _Watch:
+class Watched:
     """Who is told of a search, and what was told last."""
 
     progress: Progress
@@ -48,7 +48,7 @@ class Deadline:
     cut: list[str] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)  # set by Ctrl-C
     armed: bool = False  # whether searches inside may take Ctrl-C for their own
-    watch: _Watch | None = None
+    watch: Watched | None = None
 
     @property
     def over(self) -> str:
@@ -75,7 +75,7 @@ def time_limit(seconds: float | None, progress: Progress = SILENT) -> Iterator[D
     watch = None if outer is None else outer.watch
     told = progress if watch is None else watch.progress
     if told is not SILENT and (watch is None or seconds is not None):
-        watch = _Watch(told, now, now, Looking("", limit=seconds))
+        watch = Watched(told, now, now, Looking("", limit=seconds))
     stop = threading.Event() if outer is None else outer.stop
     mine = is_interactive() if outer is None else outer.armed
     with _within(Deadline(end, stop=stop, watch=watch), outer) as deadline, _taking_interrupts(stop, mine):
@@ -122,7 +122,7 @@ def is_interactive() -> bool:
     return hasattr(sys, "ps1")
 
 
-def _report(watch: _Watch, untried: str, now: float) -> None:
+def _report(watch: Watched, untried: str, now: float) -> None:
     if now - watch.start < _QUIET or now - watch.told < _EVERY:
         return
     watch.told = now

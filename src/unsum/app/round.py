@@ -31,7 +31,7 @@ from unsum.separate import separate
 
 Answer = dict[str, Any]
 FIRST_LOOK = "fgla"  # one division instead of a search: half a second where noise keeps the whole attack busy for many
-_SOON = 2.0  # seconds: what takes longer to be certain deserves a first look
+_SOON = 10.0  # seconds: what takes longer to be certain deserves a first look
 _SEED = 0  # the same draw of noise for every stop of a slider, so that a change of the picture is a change of strength
 
 

@@ -39,13 +39,13 @@ class _Interruptible(TorchFunctionMode):
 
 
 class _Told(Progress):
-    """What a long search is at, as one more stage."""
+    """What a long search is at, beside the stage that it belongs to."""
 
     def __init__(self, tell: Callable[[Answer | None], None]) -> None:
         self._tell = tell
 
     def looking(self, state: Looking) -> None:
-        self._tell({"kind": "stage", "sentence": f"The server is {state}"})
+        self._tell({"kind": "search", "sentence": f"The server is {state}"})
 
 
 class Job:
