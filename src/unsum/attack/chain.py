@@ -30,6 +30,7 @@ from unsum.match import match
 from unsum.models.language import is_language_model
 from unsum.peel import obstacle, peel
 from unsum.progress import SILENT, OneLine, Progress
+from unsum.sharing import sharing
 from unsum.update import Update
 
 _SMALLEST_PICTURE = 11  # side of the window that structural similarity is measured in
@@ -108,7 +109,7 @@ def run_attack(model: nn.Module, update: Update, options: AttackOptions, progres
     """`attack`, for callers that relay options."""
     options.check()
     heard = OneLine() if progress is SILENT and is_interactive() else progress
-    with limited_to(options.time_limit, heard) as deadline:
+    with limited_to(options.time_limit, heard) as deadline, sharing():
         leak = _run(model, update, options, heard)
     return cut_short(leak, deadline)
 
@@ -175,6 +176,8 @@ def _with_inputs(model: nn.Module, update: Update, leak: Leak, options: AttackOp
     if options.method == AUTO and leak.predicted_error < HOPELESS:
         leak = _with_maps(model, update, leak, options, progress)
         leak = walked_down(model, update, leak, options.seed, progress)
+    if not options.pictures:
+        return leak
     if options.inverse is None:
         leak = with_pixels(model, update, leak, options.seed, progress)
         if leak.images is not None:

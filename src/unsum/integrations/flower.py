@@ -226,7 +226,7 @@ class AuditStrategy(Strategy):
             if len(rounds) > 1:
                 together = separate_rounds(rounds, batch_size=found.update.batch_size, seed=self._seed)
                 leak = min(leak, together, key=lambda leak: leak.predicted_error)
-        return model, found, finding_of(number, str(node), found, leak)
+        return model, found, finding_of(number, str(node), found.update, leak)
 
     def _say(self, number: int, findings: list[ClientFinding]) -> None:
         audited = [finding for finding in findings if finding.outcome == "audited"]

@@ -36,6 +36,7 @@ from unsum.separate.losses import advice, fitting_loss, separate_declared
 from unsum.separate.method import SEPARATORS
 from unsum.separate.options import check_options, takes
 from unsum.separate.rgla import estimated_loss
+from unsum.sharing import sharing
 from unsum.update import Update
 
 __all__ = ["SEPARATORS", "estimated_loss", "separate"]
@@ -110,7 +111,7 @@ def separate(
         options["progress"] = progress
     if takes(separator, "model"):
         options |= {"model": model, "update": update}
-    with limited_to(time_limit, progress) as deadline:
+    with limited_to(time_limit, progress) as deadline, sharing():
         if other is not None and method == "exact":
             leak = separate_declared(head, knowledge, other, seed=seed)
         else:
