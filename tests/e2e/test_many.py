@@ -14,7 +14,7 @@ from unsum.audit.many import Findings
 from unsum.commands import main as cli
 from unsum.commands.audit_many import summary
 
-MODEL = "from support.many import network\n\n\ndef make():\n    return network()\n"
+MODEL = "from support.many import network\n\n\ndef make():\n    made = network()\n    made.image_size = 8\n    return made\n"
 
 
 @pytest.fixture
