@@ -153,6 +153,11 @@ class Head:
             mixed.addmm_(mixing[:, rows], wide[rows].double())
         return mixed
 
+    def column_sums(self) -> Tensor:
+        """(H,) of ∇W, in float64: zero under cross-entropy, up to what the client and the way here added."""
+        ones = torch.ones(1, self.classes, dtype=torch.float64, device=self.grad_W.device)
+        return once("column sums", (self.grad_W,), lambda: self.mixed_rows(ones)[0], version(self.grad_W))
+
     def _gram(self) -> Tensor:
         """∇W ∇Wᵀ, or ∇Wᵀ ∇W where that is the smaller of the two."""
         C, H = self.grad_W.shape
@@ -229,6 +234,10 @@ def collect_features(model: nn.Module, images: Tensor) -> Tensor:
 
 def trace(model: nn.Module) -> fx.Graph:
     """The data flow of `model` in eval mode; whatever its own forward raises on proxies comes through."""
+    return once("trace", (model,), lambda: _traced(model), of_model=True)
+
+
+def _traced(model: nn.Module) -> fx.Graph:
     with in_eval_mode(model):  # auxiliary classifiers (GoogLeNet, Inception) add outputs in train mode
         return fx.Tracer().trace(model)
 

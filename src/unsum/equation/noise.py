@@ -104,7 +104,7 @@ def _measured_noise(head: Head) -> Noise:
     sent_norms = row_norms if head.sent_W is None else head.row_norms(head.sent_W)
     rounding = (precision * sent_norms) / H**0.5
     rounding = rounding.clamp_min(torch.finfo(gradient.dtype).smallest_normal * precision + 1e-9 * precision * size)
-    column_sums = head.mixed_rows(row_norms.new_ones(1, C))
+    column_sums = head.column_sums()[None]
     limit = _ADDED_NOISE * float(rounding.square().mean().sqrt()) * (C * H) ** 0.5
     if float(column_sums.norm()) > limit and min(C, H) > 2 * _SKETCH:
         column_sums = _outside_largest(head, column_sums, rounding)
