@@ -18,7 +18,7 @@ from unsum.attack.case import Case, separate_by
 from unsum.attack.options import AttackOptions
 from unsum.attack.reach import UNEXPLAINED, blind_at_the_head, is_hopeless, most_samples
 from unsum.certify.claim import TRUSTED_ERROR
-from unsum.deadline import out_of_time
+from unsum.deadline import out_of_time, trying
 from unsum.equation.observation import observe
 from unsum.errors import UnsumError
 from unsum.head import Head, find_head
@@ -83,9 +83,10 @@ def quick(method: str, model: nn.Module, update: Update, options: AttackOptions,
 
 
 def _best(choices: tuple[Choice, ...], case: Case) -> Leak:
-    for choice in choices:
+    for place, choice in enumerate(choices, 1):
         if case.best is not None and out_of_time("further attacks"):
             break
+        trying(f"the attack {choice.method!r}", place, len(choices))
         try:
             found = choice.attempt(case) if choice.applies(case) else None
         except UnsumError as reason:  # another one may not need what this one misses
