@@ -1,0 +1,146 @@
+"""The separator for vision transformers: pictures out of the patch layer's gradient, certified by the whole network's."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from unsum.certify.claim import grant_each, nothing
+from unsum.equation.observation import observe
+from unsum.errors import UnsumError
+from unsum.head import Head
+from unsum.knowledge import Knowledge
+from unsum.leak import Leak
+from unsum.losses import Loss
+from unsum.peel.method import MARGIN
+from unsum.progress import SILENT, Progress
+from unsum.separate.method import SEPARATORS
+from unsum.spans.targets import read_loss
+from unsum.spans.tokens.judge import PictureAnswer, judge
+from unsum.spans.tokens.network import PatchNetwork, find_patches
+from unsum.spans.tokens.replay import Player
+from unsum.spans.tokens.solve import Solved, by_positions, by_spans
+from unsum.update import Update
+
+
+@SEPARATORS.register(
+    "tokens",
+    summary="a vision transformer's picture out of its patch layer's gradient, certified by the whole network's (unsum)",
+    needs="a vision transformer; one picture; no more patches than channels; trained patches, or small ones",
+)
+def tokens(
+    head: Head,
+    knowledge: Knowledge,
+    *,
+    seed: int,
+    model: nn.Module | None = None,
+    update: Update | None = None,
+    progress: Progress = SILENT,
+    loss: Loss | None = None,
+) -> Leak:
+    """The pictures by one linear solve; labels, loss and scale from the head, given what it reads of them."""
+    assert model is not None
+    assert update is not None
+    if update.training is not None and update.training.several_steps:
+        raise UnsumError("'tokens' reads the gradient of one step; 'local-steps' follows several.")
+    network = find_patches(model)
+    _check_heard(head, network, update)
+    _check_one(head, network, knowledge)
+    device = head.W.device
+    solved = by_positions(network, update, device) or by_spans(network, update, device)
+    pictures = network.layout.pictures(solved.X[None])
+    progress.say("Playing the network again")
+    player = Player.of(model, head.name, network, update, device)
+    answer = _answered(head, knowledge, player, network, update, solved, pictures, loss)
+    return _leak(head, answer, solved, knowledge, seed)
+
+
+def _check_heard(head: Head, network: PatchNetwork, update: Update) -> None:
+    if not bool(head.W.any()):
+        raise UnsumError(
+            "The head's weights are all zero, as torchvision builds them, so nothing below it gets a gradient in this round; "
+            "after one step it does."
+        )
+    first = [name for name in (f"{network.name}.weight", *_readers(network)) if name in update.gradients]
+    if not first:
+        raise UnsumError(
+            "The update lacks the gradients of the patches and of the first attention: frozen layers say nothing; 'exact' reads "
+            "the head."
+        )
+
+
+def _readers(network: PatchNetwork) -> tuple[str, ...]:
+    return () if network.first is None else network.first.readers
+
+
+def _check_one(head: Head, network: PatchNetwork, knowledge: Knowledge) -> None:
+    rank = observe(head, None).rank
+    known = knowledge.known_batch_size
+    if rank <= 1 and known in (None, 1):
+        return
+    N, d = network.count, network.width
+    raise UnsumError(
+        f"'tokens' reads one picture, and the head's gradient holds {max(rank, known or 0)}: at every one of the {N} places "
+        f"their patches are known up to mixtures alone ({(d - 1) // N} pictures have no more patches than the {d} channels); "
+        "'exact' reads every picture's class token."
+    )
+
+
+def _answered(
+    head: Head,
+    knowledge: Knowledge,
+    player: Player,
+    network: PatchNetwork,
+    update: Update,
+    solved: Solved,
+    pictures: Tensor,
+    loss: Loss | None,
+) -> PictureAnswer:
+    features, logits = player.forward(pictures)
+    reading = read_loss(head, features, logits, loss, knowledge)
+    played = player.play(pictures, reading.Y, reading.weights, reading.loss)
+    errors = torch.full((len(pictures),), solved.error, dtype=torch.float64, device=pictures.device)
+    told = update.reduction == "mean" and update.scale_known
+    scale = float(reading.weights.sum()) * reading.loss.divisor(reading.Y[:1]) if told else None
+    return PictureAnswer(pictures, errors, reading, played, player, network.layout, solved.used, scale)
+
+
+def _leak(head: Head, answer: PictureAnswer, solved: Solved, knowledge: Knowledge, seed: int) -> Leak:
+    if not bool(answer.played.logits.isfinite().all()):
+        return _none(head, "The patches that were read are no numbers the network can take; this is no sign of safety.")
+    claim = judge(answer, knowledge, seed)
+    reading = answer.reading
+    alpha = float(reading.weights.mean())
+    plain = 1 / reading.loss.divisor(reading.Y) if head.reduction == "mean" else 1.0
+    dtype = head.W.dtype if head.W.dtype in (torch.float32, torch.float64) else torch.float32
+    sure = grant_each(MARGIN * answer.errors, above=claim.exact)
+    return Leak(
+        method="tokens",
+        targets=reading.Y,
+        logits=answer.played.logits,
+        features=answer.played.features.to(dtype),
+        residual=min(answer.played.replay.residual, 1.0),
+        predicted_error=claim.predicted_error,
+        exact=claim.exact,
+        scale=alpha / plain,
+        inputs=answer.pictures.to(dtype),
+        inputs_exact=sure,
+        loss=reading.loss.name,
+        notes=[*claim.notes, _remark(answer, solved)],
+    )
+
+
+def _remark(answer: PictureAnswer, solved: Solved) -> str:
+    patches = solved.X.shape[0]
+    ways = {
+        "position embedding": "the position embedding's gradient is what every patch sent, so one linear solve gives them",
+        "spans": "the rows that the first attention's gradients span hold every token, so one linear solve gives them",
+    }
+    return f"{patches} patches were read out of the patch layer's gradient: {ways[solved.way]}."
+
+
+def _none(head: Head, why: str) -> Leak:
+    claim = nothing(why)
+    C, H = head.W.shape
+    empty = head.W.new_zeros(0, C, dtype=torch.float64)
+    return Leak("tokens", empty, empty, head.W.new_zeros(0, H), 1.0, claim.predicted_error, claim.exact, notes=claim.notes)
