@@ -6,6 +6,6 @@ In the order of the computation: `method` (the whole), `basis`, `pair`, `roots`,
 
 from unsum.spans.method import spans
 from unsum.spans.pair import choose_pair
-from unsum.spans.tokens import tokens
+from unsum.spans.tokens import read_tokens
 
-__all__ = ["choose_pair", "spans", "tokens"]
+__all__ = ["choose_pair", "spans", "read_tokens"]

@@ -22,7 +22,6 @@ from unsum.peel.walk import FAR
 from unsum.spans.judge import doubt_number, doubt_reading
 from unsum.spans.maps.twins import Passed, assumed, drawn, largest
 from unsum.spans.targets import LossReading
-from unsum.spans.tokens.network import Layout
 from unsum.spans.tokens.replay import PlayedPictures, Player
 
 _DRAWS = 2  # directions in which errors and twins are played: the network is large
@@ -34,11 +33,11 @@ class PictureAnswer:
     """Pictures (B, c, h, w) with predicted relative errors (B,), what the head says about them, and what they leave."""
 
     pictures: Tensor
+    rows: Tensor  # (B, N, n) their patches
     errors: Tensor
     reading: LossReading
     played: PlayedPictures
     player: Player
-    layout: Layout
     used: tuple[str, ...]  # tensors that the solve used
     scale: float | None  # of the gradient, compared with the mean over the pictures; None where nothing tells
 

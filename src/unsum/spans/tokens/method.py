@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from unsum.certify.claim import grant_each, nothing
 from unsum.equation.observation import observe
@@ -19,8 +21,13 @@ from unsum.spans.targets import read_loss
 from unsum.spans.tokens.judge import PictureAnswer, judge
 from unsum.spans.tokens.network import PatchNetwork, find_patches
 from unsum.spans.tokens.replay import Player
-from unsum.spans.tokens.solve import Solved, by_positions, by_spans
+from unsum.spans.tokens.search import directions
+from unsum.spans.tokens.solve import Solved, by_positions, by_spans, polished
+from unsum.spans.tokens.unwind import by_tokens
 from unsum.update import Update
+
+
+_POLISHES = 6  # last solves at most
 
 
 @SEPARATORS.register(
@@ -28,7 +35,7 @@ from unsum.update import Update
     summary="a vision transformer's picture out of its patch layer's gradient, certified by the whole network's (unsum)",
     needs="a vision transformer; one picture; no more patches than channels; trained patches, or small ones",
 )
-def tokens(
+def read_tokens(
     head: Head,
     knowledge: Knowledge,
     *,
@@ -45,13 +52,16 @@ def tokens(
         raise UnsumError("'tokens' reads the gradient of one step; 'local-steps' follows several.")
     network = find_patches(model)
     _check_heard(head, network, update)
-    _check_one(head, network, knowledge)
     device = head.W.device
-    solved = by_positions(network, update, device) or by_spans(network, update, device)
-    pictures = network.layout.pictures(solved.X[None])
+    B = _samples(head, network, knowledge, update)
+    if B == 1:
+        solved = by_positions(network, update, device) or by_spans(network, update, device)
+    else:
+        progress.say("Telling the tokens apart")
+        solved = by_tokens(network, update, B, device, seed, progress)
     progress.say("Playing the network again")
     player = Player.of(model, head.name, network, update, device)
-    answer = _answered(head, knowledge, player, network, update, solved, pictures, loss)
+    answer = answered(head, knowledge, player, network, update, solved, loss)
     return _leak(head, answer, solved, knowledge, seed)
 
 
@@ -73,36 +83,55 @@ def _readers(network: PatchNetwork) -> tuple[str, ...]:
     return () if network.first is None else network.first.readers
 
 
-def _check_one(head: Head, network: PatchNetwork, knowledge: Knowledge) -> None:
-    rank = observe(head, None).rank
-    known = knowledge.known_batch_size
-    if rank <= 1 and known in (None, 1):
-        return
-    N, d = network.count, network.width
-    raise UnsumError(
-        f"'tokens' reads one picture, and the head's gradient holds {max(rank, known or 0)}: at every one of the {N} places "
-        f"their patches are known up to mixtures alone ({(d - 1) // N} pictures have no more patches than the {d} channels); "
-        "'exact' reads every picture's class token."
-    )
+def _samples(head: Head, network: PatchNetwork, knowledge: Knowledge, update: Update) -> int:
+    """How many pictures: as was said; else as many as the head's gradient has directions, or the first MLP's has for its tokens."""
+    rank, known, block = observe(head, None).rank, knowledge.known_batch_size, network.block
+    if known is not None or rank <= 1 or block is None or block.second.weight not in update.gradients:
+        return known or max(rank, 1)
+    return max(rank, round(directions(block, update, head.W.device) / network.tokens))
 
 
-def _answered(
+def answered(
     head: Head,
     knowledge: Knowledge,
     player: Player,
     network: PatchNetwork,
     update: Update,
     solved: Solved,
-    pictures: Tensor,
     loss: Loss | None,
 ) -> PictureAnswer:
+    """The pictures with what the head says about them, after last solves given what the network sends back to them."""
+    answer = _played(head, knowledge, player, network, update, solved, loss)
+    for _ in range(_POLISHES):
+        if answer.played.replay.explains or solved.way == "position embedding":  # known as well as can be
+            break
+        moved = polished(network, update, answer.played.delta, answer.rows)
+        if moved is None:
+            break
+        again = _played(head, knowledge, player, network, update, replace(solved, X=moved.X, error=moved.error), loss)
+        if not again.played.unexplained < answer.played.unexplained:
+            break
+        answer = again
+    return answer
+
+
+def _played(
+    head: Head,
+    knowledge: Knowledge,
+    player: Player,
+    network: PatchNetwork,
+    update: Update,
+    solved: Solved,
+    loss: Loss | None,
+) -> PictureAnswer:
+    pictures = network.layout.pictures(solved.X)
     features, logits = player.forward(pictures)
     reading = read_loss(head, features, logits, loss, knowledge)
     played = player.play(pictures, reading.Y, reading.weights, reading.loss)
     errors = torch.full((len(pictures),), solved.error, dtype=torch.float64, device=pictures.device)
     told = update.reduction == "mean" and update.scale_known
     scale = float(reading.weights.sum()) * reading.loss.divisor(reading.Y[:1]) if told else None
-    return PictureAnswer(pictures, errors, reading, played, player, network.layout, solved.used, scale)
+    return PictureAnswer(pictures, solved.X, errors, reading, played, player, solved.used, scale)
 
 
 def _leak(head: Head, answer: PictureAnswer, solved: Solved, knowledge: Knowledge, seed: int) -> Leak:
@@ -131,10 +160,11 @@ def _leak(head: Head, answer: PictureAnswer, solved: Solved, knowledge: Knowledg
 
 
 def _remark(answer: PictureAnswer, solved: Solved) -> str:
-    patches = solved.X.shape[0]
+    patches = solved.X.shape[0] * solved.X.shape[1]
     ways = {
         "position embedding": "the position embedding's gradient is what every patch sent, so one linear solve gives them",
         "spans": "the rows that the first attention's gradients span hold every token, so one linear solve gives them",
+        "tokens": "the first MLP tells the batch's tokens apart, attention whose they are, and linear solves lead down to them",
     }
     return f"{patches} patches were read out of the patch layer's gradient: {ways[solved.way]}."
 

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from unsum.errors import UnsumError
 from unsum.gradients import in_eval_mode
 from unsum.match.problem import picture_shape
+from unsum.spans.tokens.block import Call, FirstBlock, read_block
 
 _SAME = 1e-4  # relative difference within which two float32 passes agree
 
@@ -75,6 +76,8 @@ class PatchNetwork:
     positions: str | None  # the parameter whose gradient is the sum over the batch of ∂loss/∂u, token by token
     rows: Tensor  # (N,) which of its rows belong to the patches
     first: FirstNorms | None
+    beside: Tensor  # (T − N, d) the tokens that are no patches, as the first block's norm reads them
+    block: FirstBlock | None
 
     @property
     def width(self) -> int:
@@ -86,7 +89,8 @@ def find_patches(model: nn.Module) -> PatchNetwork:
     name, layer = _patch_layer(model)
     shape = picture_shape(model, None)
     with in_eval_mode(model), torch.no_grad():
-        calls = _calls(model, torch.zeros(1, *shape).to(next(model.parameters())))
+        generator = torch.Generator().manual_seed(0)
+        calls = _calls(model, torch.rand(1, *shape, generator=generator).to(next(model.parameters())))
         if not calls or calls[0].module is not layer:
             raise _no_transformer("the layer that cuts patches is not the first one")
         layout = _layout(model, layer, shape)
@@ -97,9 +101,11 @@ def find_patches(model: nn.Module) -> PatchNetwork:
         probe = _Probe(model, layer, u, norm_call.module)
         T = norm_call.read.shape[-2] if norm_call.read.ndim == 3 else norm_call.read[0].numel() // _width(layer)
         norms = _norms(probe, calls, attention, norm_call, N)
+        block = read_block(calls, attention, norm_call)
     positions, rows = _positions(model, probe, N, T)
     weight = layer.weight.detach().flatten(1)
-    return PatchNetwork(name, weight, layer.bias, layout, N, T, positions, rows, norms)
+    beside = norm_call.read.reshape(-1, _width(layer))[: T - N]
+    return PatchNetwork(name, weight, layer.bias, layout, N, T, positions, rows, norms, beside, block)
 
 
 def is_patched(model: nn.Module) -> bool:
@@ -111,14 +117,6 @@ def is_patched(model: nn.Module) -> bool:
         return isinstance(_patch_layer(model)[1], nn.Conv2d)
     except UnsumError:
         return False
-
-
-@dataclass(frozen=True)
-class _Call:
-    name: str
-    module: nn.Module
-    read: Tensor
-    written: Any
 
 
 def _no_transformer(why: str) -> UnsumError:
@@ -150,15 +148,16 @@ def _hooked(model: nn.Module, hooks: dict[nn.Module, Callable[..., Any]]) -> Ite
         yield
 
 
-def _calls(model: nn.Module, images: Tensor) -> list[_Call]:
+def _calls(model: nn.Module, images: Tensor) -> list[Call]:
     """Layers, norms and attentions in the order in which they are called, down to the first attention's own layers."""
     names = {module: name for name, module in model.named_modules()}
     kinds = (nn.Conv2d, nn.Linear, nn.LayerNorm, nn.MultiheadAttention)
-    calls: list[_Call] = []
+    calls: list[Call] = []
 
     def note(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         read = inputs[0] if inputs else next(iter(named.values()))
-        calls.append(_Call(names[module], module, read, output))
+        owner = model.get_submodule(names[module].rpartition(".")[0])
+        calls.append(Call(names[module], module, read, output, owner))
 
     watched = {module: note for module in model.modules() if isinstance(module, kinds)}
     try:
@@ -169,7 +168,7 @@ def _calls(model: nn.Module, images: Tensor) -> list[_Call]:
     return calls
 
 
-def _first_attention(calls: list[_Call], layer: nn.Module) -> int:
+def _first_attention(calls: list[Call], layer: nn.Module) -> int:
     """The first call after the patches of an attention, or of a linear map of tokens; a norm must have come before it."""
     normed = False
     for number, call in enumerate(calls[1:], start=1):
@@ -183,7 +182,7 @@ def _first_attention(calls: list[_Call], layer: nn.Module) -> int:
     raise _no_transformer("no attention over normed tokens follows its patches")
 
 
-def _last_norm(calls: list[_Call], attention: int) -> _Call:
+def _last_norm(calls: list[Call], attention: int) -> Call:
     return next(call for call in reversed(calls[:attention]) if isinstance(call.module, nn.LayerNorm))
 
 
@@ -217,7 +216,7 @@ class _Probe:
         return [seen[norm] for norm in wanted]
 
 
-def _norms(probe: _Probe, calls: list[_Call], attention: int, last: _Call, N: int) -> FirstNorms | None:
+def _norms(probe: _Probe, calls: list[Call], attention: int, last: Call, N: int) -> FirstNorms | None:
     """None where what happens between the patches and the first attention is not known here."""
     norm = last.module
     between = [call for call in calls[1:attention] if isinstance(call.module, nn.LayerNorm) and call.module is not norm]
@@ -254,7 +253,7 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return float((one - other).norm()) <= _SAME * float(one.norm() + 1)
 
 
-def _readers(calls: list[_Call], attention: int, last: _Call) -> tuple[str, ...]:
+def _readers(calls: list[Call], attention: int, last: Call) -> tuple[str, ...]:
     """Parameters that multiply what the norm wrote."""
     first = calls[attention].module
     if isinstance(first, nn.MultiheadAttention):

@@ -29,7 +29,7 @@ _ROUNDED = 4.0  # times float32's rounding of a whole matrix, spread over its di
 
 @dataclass(frozen=True)
 class Solved:
-    """Patches X (N, n), the relative error that the solve predicts for all of them, and the tensors that were used."""
+    """Patches X (B, N, n), the relative error that the solve predicts for all of them, and the tensors that were used."""
 
     X: Tensor
     error: float
@@ -52,7 +52,27 @@ def by_positions(network: PatchNetwork, update: Update, device: torch.device) ->
     spare = max(network.width - network.count, 1) * gradient.shape[1]
     noise = rest.norm() / spare**0.5
     deviation = noise * ((1 / s).square().sum() * gradient.shape[1]).sqrt()
-    return Solved(X, float(deviation / X.norm().clamp_min(1e-300)), (name, weight), "position embedding")
+    return Solved(X[None], float(deviation / X.norm().clamp_min(1e-300)), (name, weight), "position embedding")
+
+
+def polished(network: PatchNetwork, update: Update, delta: Tensor, X: Tensor) -> Solved | None:
+    """All patches X (B, N, n) once more, given δ (B, N, d) that the network sends to them; what the position embedding got is
+    its sum over the batch, known far better. The step counts as error. None where ∇E cannot tell them."""
+    weight, B = f"{network.name}.weight", len(X)
+    if weight not in update.gradients or B * network.count > network.width:
+        return None
+    if network.positions is not None and network.positions in update.gradients:
+        whole = update.gradients[network.positions].to(delta).reshape(-1, network.width)[network.rows.to(delta.device)]
+        delta = delta + (whole - delta.sum(0)) / B
+    D, gradient = delta.flatten(0, 1), update.gradients[weight].to(delta).flatten(1)
+    U, s, V = torch.linalg.svd(D, full_matrices=False)
+    if not float(s[-1]) > _HEARD * float(s[0]):
+        return None
+    moved = ((U / s) @ (V @ gradient)).view_as(X)
+    spare = max(network.width - len(D), 1) * gradient.shape[1]
+    noise = (gradient - D.T @ moved.flatten(0, 1)).norm() / spare**0.5
+    deviation = noise * ((1 / s).square().sum() * gradient.shape[1]).sqrt()
+    return Solved(moved, float((deviation + (moved - X).norm()) / moved.norm()), (weight,), "polished")
 
 
 def by_spans(network: PatchNetwork, update: Update, device: torch.device) -> Solved:
@@ -71,11 +91,11 @@ def by_spans(network: PatchNetwork, update: Update, device: torch.device) -> Sol
             "Neither the position embedding nor the first attention was trained, so no gradient tells the patches' places; "
             "'exact' reads the class token."
         )
-    V = _rows(torch.cat([update.gradients[name].to(device).double() for name in sent]), network.tokens)
+    V = row_space(torch.cat([update.gradients[name].to(device).double() for name in sent]), network.tokens)
     n = network.weight.shape[1]
     trained = weight in update.gradients
     if trained:
-        basis = _rows(update.gradients[weight].to(device).double().flatten(1), network.count)
+        basis = row_space(update.gradients[weight].to(device).double().flatten(1), network.count)
     else:
         basis = torch.eye(n, dtype=torch.float64, device=device)
     equations = network.width - 1 - len(V)
@@ -86,7 +106,7 @@ def by_spans(network: PatchNetwork, update: Update, device: torch.device) -> Sol
         )
     t, error = _tokenwise(network, first, V, basis)
     used = (*sent, weight) if trained else tuple(sent)
-    return Solved(t @ basis, error, used, "spans")
+    return Solved((t @ basis)[None], error, used, "spans")
 
 
 def _alike(offsets: Tensor) -> bool:
@@ -95,7 +115,7 @@ def _alike(offsets: Tensor) -> bool:
     return float(apart.min()) <= _SAME * float(offsets.norm(dim=1).max())
 
 
-def _rows(matrix: Tensor, most: int) -> Tensor:
+def row_space(matrix: Tensor, most: int) -> Tensor:
     """Orthonormal rows that span the matrix's, `most` of them at most, those above rounding."""
     _, s, V = torch.linalg.svd(matrix, full_matrices=False)
     level = _ROUNDED * torch.finfo(torch.float32).eps * float(s[0]) / max(matrix.shape) ** 0.5
