@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from unsum.certify.claim import grant_each, nothing
+from unsum.deadline import out_of_time
 from unsum.equation.observation import observe
 from unsum.errors import UnsumError
 from unsum.head import Head
@@ -20,14 +21,15 @@ from unsum.separate.method import SEPARATORS
 from unsum.spans.targets import read_loss
 from unsum.spans.tokens.judge import PictureAnswer, judge
 from unsum.spans.tokens.network import PatchNetwork, find_patches
-from unsum.spans.tokens.replay import Player
+from unsum.spans.tokens.polish import polished
+from unsum.spans.tokens.replay import Batch, Player
 from unsum.spans.tokens.search import directions
-from unsum.spans.tokens.solve import Solved, by_positions, by_spans, polished
+from unsum.spans.tokens.solve import Solved, by_positions, by_spans, deviations
 from unsum.spans.tokens.unwind import by_tokens
 from unsum.update import Update
 
 
-_POLISHES = 6  # last solves at most
+_POLISHES = 2  # Gauss–Newton steps: after the second hardly anything moves
 
 
 @SEPARATORS.register(
@@ -61,7 +63,7 @@ def read_tokens(
         solved = by_tokens(network, update, B, device, seed, progress)
     progress.say("Playing the network again")
     player = Player.of(model, head.name, network, update, device)
-    answer = answered(head, knowledge, player, network, update, solved, loss)
+    answer = answered(head, knowledge, player, network, update, solved, loss, progress)
     return _leak(head, answer, solved, knowledge, seed)
 
 
@@ -99,16 +101,21 @@ def answered(
     update: Update,
     solved: Solved,
     loss: Loss | None,
+    progress: Progress,
+    *,
+    polish: bool = True,
 ) -> PictureAnswer:
-    """The pictures with what the head says about them, after last solves given what the network sends back to them."""
+    """The pictures with what the head says about them, moved until the whole gradient fits where it does not."""
     answer = _played(head, knowledge, player, network, update, solved, loss)
-    for _ in range(_POLISHES):
-        if answer.played.replay.explains or solved.way == "position embedding":  # known as well as can be
+    for _ in range(_POLISHES if polish else 0):
+        if answer.played.replay.explains or out_of_time("the last digits of pictures"):
             break
-        moved = polished(network, update, answer.played.delta, answer.rows)
-        if moved is None:
-            break
-        again = _played(head, knowledge, player, network, update, replace(solved, X=moved.X, error=moved.error), loss)
+        progress.say("Fitting the whole gradient")
+        reading = answer.reading
+        batch = Batch(answer.pictures, reading.Y, reading.weights, reading.loss)
+        moved = polished(network, player, batch, answer.rows, answer.played.delta, answer.played.limits)
+        error = max(solved.error, float((moved - answer.rows).norm() / moved.norm()))
+        again = _played(head, knowledge, player, network, update, replace(solved, X=moved, error=error), loss)
         if not again.played.unexplained < answer.played.unexplained:
             break
         answer = again
@@ -128,7 +135,7 @@ def _played(
     features, logits = player.forward(pictures)
     reading = read_loss(head, features, logits, loss, knowledge)
     played = player.play(pictures, reading.Y, reading.weights, reading.loss)
-    errors = torch.full((len(pictures),), solved.error, dtype=torch.float64, device=pictures.device)
+    errors = deviations(network, update, played.delta, solved.X).clamp_min(solved.error)
     told = update.reduction == "mean" and update.scale_known
     scale = float(reading.weights.sum()) * reading.loss.divisor(reading.Y[:1]) if told else None
     return PictureAnswer(pictures, solved.X, errors, reading, played, player, solved.used, scale)

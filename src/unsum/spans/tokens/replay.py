@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from unsum.certify.doubts.replay import Replay
 from unsum.gradients import inputs_of, main_output
@@ -22,6 +23,19 @@ from unsum.update import Update
 
 
 @dataclass(frozen=True)
+class Batch:
+    """Pictures (B, c, h, w) with targets Y (B, C) and weights (B,) under a loss."""
+
+    pictures: Tensor
+    Y: Tensor
+    weights: Tensor
+    loss: Loss
+
+    def at(self, pictures: Tensor) -> Batch:
+        return replace(self, pictures=pictures)
+
+
+@dataclass(frozen=True)
 class PlayedPictures:
     """`left` is gradient sent less gradient played, tensor by tensor; `delta` (B, N, d) is ∂loss/∂(what the patch layer wrote)."""
 
@@ -30,6 +44,7 @@ class PlayedPictures:
     left: Mapping[str, Tensor]
     delta: Tensor
     replay: Replay
+    limits: dict[str, float]  # what rounding explains of each tensor
     worst: str  # the tensor of which most is left, in units of what rounding explains
 
     @property
@@ -85,9 +100,10 @@ class Player:
             for p in parameters.values():
                 p.requires_grad_(False)
         replay = self._replay(left, torch.stack(parts).double())
+        limits = dict(zip(left, replay.rounding.tolist(), strict=True))
         ratios = replay.left / replay.rounding.clamp_min(1e-300)
         worst = list(left)[int(ratios.nan_to_num(nan=torch.inf).argmax())]
-        return PlayedPictures(torch.cat(features), torch.cat(logits), left, torch.cat(deltas), replay, worst)
+        return PlayedPictures(torch.cat(features), torch.cat(logits), left, torch.cat(deltas), replay, limits, worst)
 
     def pass_through(self, pictures: Tensor, Y: Tensor, weights: Tensor, loss: Loss) -> dict[str, Passed]:
         """Layer → what every token's row of it read, and ∂loss/∂(what it wrote)."""
@@ -109,6 +125,37 @@ class Player:
         return {
             name: Passed(read[name], _rows(layers[name], g, written=True)) for name, g in zip(written, sent, strict=True)
         }
+
+    @contextmanager
+    def _differentiable(self) -> Iterator[dict[str, nn.Parameter]]:
+        parameters = {name: p for name, p in self.model.named_parameters() if name in self.gradients}
+        try:
+            for p in parameters.values():
+                p.requires_grad_()
+            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the one that can be differentiated twice
+                yield parameters
+        finally:
+            for p in parameters.values():
+                p.requires_grad_(False)
+
+    def gradients_of(self, batch: Batch) -> dict[str, Tensor]:
+        """The gradient of every tensor that was sent."""
+        with self._differentiable() as parameters:
+            logits = main_output(self.model(batch.pictures))
+            G = batch.loss.gradient(logits.detach(), batch.Y) * batch.weights[:, None]
+            found = torch.autograd.grad(logits, list(parameters.values()), G, allow_unused=True)
+        return {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
+
+    def pulled_back(self, batch: Batch, weights: Mapping[str, Tensor]) -> Tensor:
+        """(B, c, h, w) the derivative of Σ_t ⟨∇_t, weights_t⟩ by the pictures."""
+        with self._differentiable() as parameters:
+            pictures = batch.pictures.detach().requires_grad_()
+            logits = main_output(self.model(pictures))
+            G = batch.loss.gradient(logits, batch.Y) * batch.weights[:, None]
+            wanted = [parameters[name] for name in weights]
+            found = torch.autograd.grad(logits, wanted, G, create_graph=True)
+            whole = torch.stack([(g * weights[name]).sum() for name, g in zip(weights, found, strict=True)]).sum()
+            return torch.autograd.grad(whole, pictures)[0]
 
     def _by_tokens(self, name: str, module: nn.Module) -> bool:
         kind = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward

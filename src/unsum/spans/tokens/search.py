@@ -63,7 +63,7 @@ def _step(one: Map, activation: Activation, update: Update, device: torch.device
 
 
 def _check(here: LayerSpan, following: LayerSpan, tokens: int) -> None:
-    width = here.rows.shape[1]
+    width = here.rows.shape[1] - here.has_bias
     if 2 * tokens > width:
         raise UnsumError(
             f"The batch has {tokens} tokens, too many to be told apart in {width} channels; half as many are. 'exact' reads "

@@ -55,24 +55,20 @@ def by_positions(network: PatchNetwork, update: Update, device: torch.device) ->
     return Solved(X[None], float(deviation / X.norm().clamp_min(1e-300)), (name, weight), "position embedding")
 
 
-def polished(network: PatchNetwork, update: Update, delta: Tensor, X: Tensor) -> Solved | None:
-    """All patches X (B, N, n) once more, given δ (B, N, d) that the network sends to them; what the position embedding got is
-    its sum over the batch, known far better. The step counts as error. None where ∇E cannot tell them."""
-    weight, B = f"{network.name}.weight", len(X)
-    if weight not in update.gradients or B * network.count > network.width:
-        return None
-    if network.positions is not None and network.positions in update.gradients:
-        whole = update.gradients[network.positions].to(delta).reshape(-1, network.width)[network.rows.to(delta.device)]
-        delta = delta + (whole - delta.sum(0)) / B
+def deviations(network: PatchNetwork, update: Update, delta: Tensor, X: Tensor) -> Tensor:
+    """(B,) relative errors of pictures X (B, N, n) that rounding of ∇E = Dᵀ X allows, for δ (B, N, d): patches that send little, or
+    the same as others do, are known least. Zero where ∇E was not sent, and infinite where it cannot tell them."""
+    weight = f"{network.name}.weight"
+    if weight not in update.gradients:
+        return torch.zeros(len(X), dtype=torch.float64, device=X.device)
     D, gradient = delta.flatten(0, 1), update.gradients[weight].to(delta).flatten(1)
-    U, s, V = torch.linalg.svd(D, full_matrices=False)
-    if not float(s[-1]) > _HEARD * float(s[0]):
-        return None
-    moved = ((U / s) @ (V @ gradient)).view_as(X)
-    spare = max(network.width - len(D), 1) * gradient.shape[1]
-    noise = (gradient - D.T @ moved.flatten(0, 1)).norm() / spare**0.5
-    deviation = noise * ((1 / s).square().sum() * gradient.shape[1]).sqrt()
-    return Solved(moved, float((deviation + (moved - X).norm()) / moved.norm()), (weight,), "polished")
+    U, s, _ = torch.linalg.svd(D, full_matrices=False)
+    if len(D) > network.width or not float(s[-1]) > _HEARD * float(s[0]):
+        return torch.full((len(X),), torch.inf, dtype=torch.float64, device=X.device)
+    rest = gradient - D.T @ X.flatten(0, 1)
+    noise = rest.norm() / rest.numel() ** 0.5
+    by_patch = (U / s).square().sum(1).view(len(X), -1)
+    return noise * (by_patch.sum(1) * X.shape[2]).sqrt() / X.flatten(1).norm(dim=1).clamp_min(1e-300)
 
 
 def by_spans(network: PatchNetwork, update: Update, device: torch.device) -> Solved:
