@@ -29,6 +29,7 @@ from unsum.models.language import is_tied
 from unsum.progress import Progress
 from unsum.separate.crowded import suits_crowded
 from unsum.separate.method import relative_misfit
+from unsum.spans.tokens import is_patched
 from unsum.update import Update
 
 _CROWD_RULE = "ilrg"
@@ -220,6 +221,13 @@ def _spans_not_tried(case: Case) -> bool:
     return not case.changed
 
 
+def _pictures(case: Case) -> Leak | None:
+    """The pictures where they are certain, or explain the gradient."""
+    found = case.read_tokens()
+    explains = found.batch_size > 0 and found.residual < UNEXPLAINED and not is_hopeless(found)
+    return found if found.exact or explains else None
+
+
 def _better_spans(case: Case) -> Leak | None:
     """The spans' answer where it is certain, or where the head has none that is worth anything."""
     found = case.read_spans()
@@ -248,6 +256,13 @@ CHOICES = (
         lambda case: case.language and not case.answer.exact and not is_tied(case.model),
         _positions,
         "The sequences were not found, so positions are given in no order: the head's equation needs no forward pass.",
+    ),
+    Choice(
+        "tokens",
+        "the model reads patches of the picture as tokens (a vision transformer)",
+        lambda case: not case.language and not _several_steps(case) and is_patched(case.model),
+        _pictures,
+        "The first layers of this transformer gave the pictures themselves (tokens).",
     ),
     Choice(
         "local-steps",

@@ -80,9 +80,7 @@ def play(model: nn.Module, update: Update, text: Text, ours: Tensor, labels: Ten
     )  # fmt: skip
 
 
-def _gradient(
-    model: nn.Module, text: Text, names: list[str], M: int, watch: Watch | None = None
-) -> dict[str, Tensor]:
+def _gradient(model: nn.Module, text: Text, names: list[str], M: int, watch: Watch | None = None) -> dict[str, Tensor]:
     """The gradient of the mean over all M positions, sequences of one length at a time."""
     own: dict[str, Tensor] = {}
     for rows, tokens, labels in text.groups(device_of(model)):
