@@ -9,7 +9,7 @@ from torch import Tensor
 import unsum
 from separate.text_families import VOCABULARY, WIDTH, made, trained
 from unsum.errors import UnsumError
-from unsum.models.language import Task, embedding_of, looks_ahead, task_of
+from unsum.models.language import TextTask, embedding_of, looks_ahead, task_of
 
 OPENS, CLOSES, MASK = 2, 3, 4
 
@@ -135,9 +135,9 @@ def test_a_gradient_of_another_batch_is_not_claimed(kind: str) -> None:
 
 def test_what_a_model_predicts_and_which_side_it_reads_is_recognized() -> None:
     assert [task_of(made(kind)) for kind in ("llama", "bert", "bert classifier")] == [
-        Task.NEXT,
-        Task.MASKED,
-        Task.CLASS,
+        TextTask.NEXT,
+        TextTask.MASKED,
+        TextTask.CLASS,
     ]
     assert [looks_ahead(made(kind)) for kind in ("llama", "gpt2 classifier", "bert")] == [False, False, True]
     found = embedding_of(made("roberta classifier"))

@@ -31,7 +31,7 @@ from unsum.leak import Leak
 from unsum.models import load_model
 from unsum.models.from_hugging_face import is_language_folder
 from unsum.models.language import (
-    Task,
+    TextTask,
     Tokenizer,
     is_language_model,
     longest_text,
@@ -76,7 +76,7 @@ def text_inputs(given: Inputs) -> TextInputs:
     if isinstance(data, Batch):
         raise UnsumError("A language model takes text: (n, L) token numbers, or a file with one text in each line.")
     tokenizer = tokenizer_of(given.model)
-    network, framed = loaded.model, task_of(loaded.model) is not Task.NEXT
+    network, framed = loaded.model, task_of(loaded.model) is not TextTask.NEXT
     batch = text_batch(
         data,
         tokenizer,
@@ -93,9 +93,9 @@ def _step(network: nn.Module, tokenizer: Tokenizer, batch: TextBatch, seed: int)
     """What the client trains on, by what its model predicts."""
     task, known = task_of(network), getattr(getattr(network, "config", None), "pad_token_id", None)
     padding = int(known) if known is not None else tokenizer.special("pad") or 0
-    if task is Task.NEXT:
+    if task is TextTask.NEXT:
         return batch.padded(padding)
-    if task is Task.MASKED:
+    if task is TextTask.MASKED:
         hidden = tokenizer.special("mask")
         if hidden is None:
             raise UnsumError(

@@ -6,7 +6,7 @@ from torch import nn
 
 from unsum.audit.text import TextInputs
 from unsum.doctor.finding import Said
-from unsum.models.language import Task, Tokenizer, embedding_width, looks_ahead, task_of
+from unsum.models.language import TextTask, Tokenizer, embedding_width, looks_ahead, task_of
 
 
 def tokenizer(found: Tokenizer) -> Said:
@@ -23,7 +23,7 @@ def positions(inputs: TextInputs) -> Said:
     if looks_ahead(model):
         number, what = sum(map(len, sequences)), "tokens"
     else:
-        unread = 1 if task_of(model) is Task.NEXT else 0  # the last token of all is predicted, never read
+        unread = 1 if task_of(model) is TextTask.NEXT else 0  # the last token of all is predicted, never read
         ends = {sequence[:end] for sequence in sequences for end in range(1, len(sequence) + 1 - unread)}
         number, what = len(ends), "distinct prefixes"
     count = f"{len(inputs.batch.sequences)} texts have {number} {what}"

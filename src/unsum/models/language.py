@@ -21,7 +21,7 @@ _SAME = 1e-5  # relative difference of two forward passes that compute the same
 IGNORED = -100  # the label of a position that takes no part, as PyTorch and Hugging Face have it
 
 
-class Task(StrEnum):
+class TextTask(StrEnum):
     """What a model of tokens is trained to predict."""
 
     NEXT = "next"  # at every position the token after it
@@ -29,18 +29,21 @@ class Task(StrEnum):
     CLASS = "class"  # one class for every sequence
 
 
-_ENDINGS = {"ForSequenceClassification": Task.CLASS, "ForMaskedLM": Task.MASKED}  # as Hugging Face names its classes
+_ENDINGS = {
+    "ForSequenceClassification": TextTask.CLASS,
+    "ForMaskedLM": TextTask.MASKED,
+}  # as Hugging Face names its classes
 
 
-def task_of(model: nn.Module) -> Task:
+def task_of(model: nn.Module) -> TextTask:
     """As the model says itself (`text_task`), or as the name of its Hugging Face class does; else the next token."""
     said = getattr(model, "text_task", None)
     if said is not None:
-        return Task(said)
+        return TextTask(said)
     unwrap = getattr(model, "get_base_model", None)  # of peft's
     inner = unwrap() if callable(unwrap) else model
     names = [kind.__name__ for kind in type(inner).__mro__]
-    return next((task for end, task in _ENDINGS.items() for name in names if name.endswith(end)), Task.NEXT)
+    return next((task for end, task in _ENDINGS.items() for name in names if name.endswith(end)), TextTask.NEXT)
 
 
 def embedding_of(model: nn.Module) -> tuple[str, nn.Embedding] | None:
@@ -51,7 +54,7 @@ def embedding_of(model: nn.Module) -> tuple[str, nn.Embedding] | None:
     embeddings = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
     if not embeddings:  # before the head is looked for, which takes a while
         return None
-    if task_of(model) is Task.CLASS:
+    if task_of(model) is TextTask.CLASS:
         asked = getattr(model, "get_input_embeddings", None)
         own = asked() if callable(asked) else embeddings[0][1]
         return next((pair for pair in embeddings if pair[1] is own), None)
@@ -132,14 +135,14 @@ def next_tokens(labels: Tensor) -> Tensor:
     return labels[:, 1:]
 
 
-def targets(task: Task, labels: Tensor) -> Tensor:
+def targets(task: TextTask, labels: Tensor) -> Tensor:
     """(n, P) what the head's P positions are to predict: the next tokens, those in the same place, or one class."""
-    if task is Task.NEXT:
+    if task is TextTask.NEXT:
         return next_tokens(labels)
-    return labels if task is Task.MASKED else labels.view(len(labels), 1)
+    return labels if task is TextTask.MASKED else labels.view(len(labels), 1)
 
 
-def text_loss(task: Task, logits: Tensor, labels: Tensor) -> Tensor:
+def text_loss(task: TextTask, logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy over the positions that take part; labels (n, L) are not yet shifted, or (n,) classes."""
     wanted = targets(task, labels)
     flat = logits[:, : wanted.shape[1]] if logits.ndim == 3 else logits

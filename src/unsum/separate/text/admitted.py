@@ -17,6 +17,7 @@ from unsum.separate.text.network import Layer, inputs_of_all, read_by
 _BLOCK = 32  # positions that are tried at once
 # Times what noise explains: the first layer only saves work, and a faint direction of its may have drowned.
 _LENIENT = 10.0
+ROOMY = 16  # dimensions outside a span in which hardly a stranger is near zero by chance
 _PART = 4096  # tokens at a time
 _SAME = 1e-5  # relative difference of two forward passes that compute the same
 _PROBES = 8  # tokens and positions on which the structure is tried out
@@ -26,19 +27,24 @@ class Admitted:
     """The candidates that the first layer admits at a position; all of them where it cannot tell."""
 
     def __init__(self, model: nn.Module, first: Layer, candidates: Tensor, longest: int) -> None:
-        self._model, self._first, self._candidates, self._longest = model, first, candidates, longest
+        self._model, self._first, self.candidates, self.longest = model, first, candidates, longest
         self._blocks: dict[int, list[Tensor]] = {}
 
+    @property
+    def firmly(self) -> bool:
+        """Whether the span leaves so much room that hardly a stranger is admitted by chance."""
+        return not self._tells_nothing and self._first.span.room >= ROOMY
+
     def at(self, place: int) -> Tensor:
-        if self._tells_nothing or place >= self._longest:
-            return self._candidates if place < self._longest else self._candidates[:0]
+        if self._tells_nothing or place >= self.longest:
+            return self.candidates if place < self.longest else self.candidates[:0]
         if self._has_no_positions:
             place = 0
         start = place - place % _BLOCK
         if start not in self._blocks:
-            end = 1 if self._has_no_positions else min(start + _BLOCK, self._longest)
+            end = 1 if self._has_no_positions else min(start + _BLOCK, self.longest)
             tried = self._by_sums(start, end) if self._normalization is not None else self._one_by_one(start, end)
-            self._blocks[start] = [self._candidates[column < _LENIENT] for column in tried.T]
+            self._blocks[start] = [self.candidates[column < _LENIENT] for column in tried.T]
         return self._blocks[start][place - start]
 
     @cached_property
@@ -53,8 +59,8 @@ class Admitted:
     @cached_property
     def _probes(self) -> Tensor:
         """Some tokens, each over and over."""
-        places = min(_PROBES, self._longest)
-        return self._candidates[:: max(1, len(self._candidates) // _PROBES)][:_PROBES, None].expand(-1, places)
+        places = min(_PROBES, self.longest)
+        return self.candidates[:: max(1, len(self.candidates) // _PROBES)][:_PROBES, None].expand(-1, places)
 
     @cached_property
     def _normalization(self) -> nn.LayerNorm | None:
@@ -73,7 +79,7 @@ class Admitted:
     def _one_by_one(self, start: int, end: int) -> Tensor:
         """(candidates, positions) how far outside each lies, by computing each."""
         outside = []
-        for part in self._candidates[:, None].expand(-1, end).split(1024):
+        for part in self.candidates[:, None].expand(-1, end).split(1024):
             read = read_by(self._model, self._first.module, part, slice(start, end))
             outside.append(self._first.span.outside(read.flatten(0, 1)).view(len(part), -1))
         return torch.cat(outside)
@@ -84,12 +90,12 @@ class Admitted:
         assert norm is not None
         gamma, H = norm.weight.detach().double(), norm.weight.numel()
         beta = torch.zeros_like(gamma) if norm.bias is None else norm.bias.detach().double()
-        one = self._candidates[:1, None]
+        one = self.candidates[:1, None]
         places = _centered(read_by(self._model, norm, one.expand(1, end), slice(start, end))[0])
         places = places - _centered(read_by(self._model, norm, one, 0))
         across, shift = (span.V * gamma).T, span.V @ beta
         answers = []
-        for part in self._candidates.split(_PART):
+        for part in self.candidates.split(_PART):
             tokens = _centered(read_by(self._model, norm, part[:, None], 0))
             s = (_square_sums(tokens, places) / H + norm.eps).sqrt()
             squares = _square_sums(tokens * gamma, places * gamma) / s.square() + beta.square().sum()

@@ -22,7 +22,7 @@ from unsum.separate.text.walk import Guide
 _STARTS = 16  # mixtures that are improved at once
 _ROUNDS = 40  # of so many starts for a batch
 _SWEEPS = 6  # times through all places; a start that has not ended in a sequence by then is given up
-_TOO_MANY = 2  # times the directions of the first layer's span: its tokens are independent, more are strangers
+_TOKENS = 1 << 20  # read by the deep layer in the whole search, before it is given up
 
 
 @dataclass
@@ -37,22 +37,26 @@ class Whole:
         return sum(map(len, self.sequences))
 
 
-def search_whole(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Whole:
+def search_whole(model: nn.Module, guide: Guide, admitted: Admitted) -> Whole:
     """Every sequence of which every position is admitted, as long as tokens or directions are left that none accounts for."""
     if guide.first.span.full:
         return Whole(notes=["There are as many tokens as features, so the first layer tells none of them from others."])
-    places = list(_tokens_by_place(Admitted(model, guide.first, candidates, longest), longest))
-    if sum(map(len, places)) > _TOO_MANY * guide.first.span.rank:
+    places = list(_tokens_by_place(admitted))
+    # A token that stands at two places ties them together: all tokens of one are admitted at the other. But no more tokens
+    # are than there are directions.
+    if any(len(place) > guide.first.span.rank for place in places):
         return Whole(notes=["More tokens fit the gradient than it can hold: they can no longer be told from chance."])
     if not places:
         return Whole()
     generator = torch.Generator().manual_seed(0)  # the search is the same every time
     found = Whole()
     lengths = _lengths(places)
+    left = _TOKENS
     for number in range(_ROUNDS * len(lengths)):
-        if found.positions >= guide.deep.span.rank or out_of_time("further sequences"):
-            break
         here = places[: lengths[number % len(lengths)]]
+        left -= _STARTS * len(here) * sum(map(len, here))
+        if found.positions >= guide.deep.span.rank or left < 0 or out_of_time("further sequences"):
+            break
         starts = _starts(here, found.sequences, generator)
         for sequence in _improved(model, guide, here, starts):
             if sequence not in found.sequences:
@@ -62,8 +66,8 @@ def search_whole(model: nn.Module, guide: Guide, candidates: Tensor, longest: in
     return found
 
 
-def _tokens_by_place(admitted: Admitted, longest: int) -> Iterator[Tensor]:
-    for place in range(longest):
+def _tokens_by_place(admitted: Admitted) -> Iterator[Tensor]:
+    for place in range(admitted.longest):
         here = admitted.at(place)
         if len(here) == 0:
             return
