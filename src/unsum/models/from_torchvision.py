@@ -30,7 +30,9 @@ def build_torchvision(name: str, classes: int, seed: int, *, download: bool = Fa
             return _published(models, name, published, classes if fresh else None, seed, download)
         options = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
         model = models.get_model(name, weights=None, num_classes=classes, **options)
-        if not bool(find_head(model)[1].weight.any()):  # ViTs start at zero: no gradient would pass until the second step
+        if not bool(
+            find_head(model)[1].weight.any()
+        ):  # ViTs' starts at zero, and lets no gradient pass until a step later
             fresh_head(model, classes, seed)
     except UnsumError:
         raise

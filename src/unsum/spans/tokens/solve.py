@@ -1,12 +1,12 @@
 """One picture, by linear algebra alone: two ways that share no tensor but the patch layer's.
 
-**By positions.** ∇E = Dᵀ X, with the N patches X (N, n) and D = ∂loss/∂u (N, d). A trained position embedding is added to u, so its
-gradient is D itself, and X is one least-squares solve while N ≤ d (Lu et al., APRIL, CVPR 2022).
+**By positions.** ∇E = Dᵀ X, with the N patches X (N, n) and D = ∂loss/∂u (N, d). A trained position embedding is added to u, so
+its gradient is D itself, and X is one least-squares solve while N ≤ d (Lu et al., APRIL, CVPR 2022).
 
 **By spans.** Without it: patches lie in the row space Â of ∇E, x_p = Âᵀ t_p, and normed tokens in the row space V of the first
 attention's gradients. LayerNorm divides by a length, which a span does not see, so the condition is linear:
 
-    P⊥ (γ · centered(E Âᵀ t_p + e + offset_p) + s β) = 0        for every position p, with the length s unknown where β is not zero
+    P⊥ (γ · centered(E Âᵀ t_p + e + offset_p) + s β) = 0        for every position p; the length s is unknown where β is not 0
 
 A second norm on the way adds one more unknown length. Where the patch layer is frozen, Â is all of the pixels.
 """
@@ -24,7 +24,9 @@ from unsum.update import Update
 
 _HEARD = 1e-12  # of a matrix's largest singular value: less is no direction of float64
 _SAME = 1e-5  # of the longest position: two that are nearer are one to float32
-_ROUNDED = 4.0  # times float32's rounding of a whole matrix, spread over its directions: what is no direction of the samples
+_ROUNDED = (
+    4.0  # times float32's rounding of a whole matrix, spread over its directions: what is no direction of the samples
+)
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ def by_positions(network: PatchNetwork, update: Update, device: torch.device) ->
 
 
 def deviations(network: PatchNetwork, update: Update, delta: Tensor, X: Tensor) -> Tensor:
-    """(B,) relative errors of pictures X (B, N, n) that rounding of ∇E = Dᵀ X allows, for δ (B, N, d): patches that send little, or
-    the same as others do, are known least. Zero where ∇E was not sent, and infinite where it cannot tell them."""
+    """(B,) relative errors of pictures X (B, N, n) that rounding of ∇E = Dᵀ X allows, for δ (B, N, d): patches that send little,
+    or the same as others do, are known least. Zero where ∇E was not sent, and infinite where it cannot tell them."""
     weight = f"{network.name}.weight"
     if weight not in update.gradients:
         return torch.zeros(len(X), dtype=torch.float64, device=X.device)
@@ -147,7 +149,9 @@ def _tokenwise(network: PatchNetwork, first: FirstNorms, V: Tensor, basis: Tenso
         solution = torch.linalg.lstsq(shared.T, -fixed.T).solution.T
         rest, values = fixed + solution @ shared, torch.linalg.svdvals(shared)
     else:
-        own = outside(normed(first.norm, after + shift(first.inner)))  # what the inner length multiplies, token by token
+        own = outside(
+            normed(first.norm, after + shift(first.inner))
+        )  # what the inner length multiplies, token by token
         systems = torch.cat([shared.expand(len(own), -1, -1), own[:, None]], 1)
         found = torch.linalg.lstsq(systems.mT, -fixed[..., None]).solution
         solution = found[..., 0]

@@ -5,9 +5,10 @@ With all tokens z of the batch known, ∇W₂ = D₂ᵀ act(W₁ z + b₁) gives
 1. **lengths**: z = γ w/s + β hides how long w − mean was. The block writes y = w + MLP(z), and norm′(y) lies in the span of the
    next block's ∇(q, k, v): one equation after another for the single unknown s.
 2. **attention**: D at w follows from D₂ and s, and ∇W_out = Dᵀ o gives o, what the heads wrote for every token; u = w − out(o).
-3. **places**: u = E x + e + position. Of all positions one leaves nothing outside of what E makes of ∇E's row space; x is what fits.
-4. **pictures**: o is a mean over the tokens of its own picture, weighted by exp(q·k). So Σ π exp(q·k) (v − o) = 0 over all tokens, with
-   π = 1 for those of the same picture and 0 for the others: as many linear equations as channels.
+3. **places**: u = E x + e + position. Of all positions one leaves nothing outside of what E makes of ∇E's row space, and x is
+   what fits.
+4. **pictures**: o is a mean over the tokens of its own picture, weighted by exp(q·k). So Σ π exp(q·k) (v − o) = 0 over all
+   tokens, with π = 1 for those of the same picture and 0 for the others: as many linear equations as channels.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from unsum.spans.tokens.solve import Solved, row_space
 from unsum.update import Update
 
 _FITS = 0.05  # of a token: what may be left outside of its place; the next best place leaves as much at least
-_MEMBER = 0.5  # between 0, of another picture, and 1, of the same
 _TOLD = 0.3  # how far from 0 and 1 a membership may be
 
 
@@ -36,11 +36,16 @@ def by_tokens(
     """A batch of B pictures; refuses where a layer is missing, or where there are too many tokens for the width."""
     block, first, T = network.block, network.first, network.tokens
     if block is None or first is None or first.inner is not None:
-        raise UnsumError("'tokens' reads batches of plain pre-norm blocks alone, and one picture of others; 'exact' reads the head.")
+        raise UnsumError(
+            "'tokens' reads batches of plain pre-norm blocks alone, and one picture of others; 'exact' reads the head."
+        )
     needed = (block.first.weight, block.second.weight, block.out.weight, f"{network.name}.weight", *block.readers)
     frozen = [name for name in needed if name not in update.gradients]
     if frozen or not block.readers:
-        raise UnsumError(f"The update lacks {(frozen or ['a second block'])[0]!r}, without which a batch's tokens stay mixed; use 'exact'.")
+        raise UnsumError(
+            f"The update lacks {(frozen or ['a second block'])[0]!r}, without which a batch's tokens stay mixed; use "
+            "'exact'."
+        )
     found = find_tokens(block, update, T * B, seed, progress, device)
     if len(found) != T * B:
         raise UnsumError(
@@ -131,7 +136,9 @@ def _placed(network: PatchNetwork, first: FirstNorms, gradient: Tensor, u: Tenso
     rows, columns = linear_sum_assignment(capacity.cpu().numpy())
     chosen = torch.as_tensor(columns, device=u.device)[torch.as_tensor(rows).argsort()] % left.shape[1]
     if float(left.gather(1, chosen[:, None]).max()) > _FITS:
-        raise UnsumError("The tokens that were found do not fit the positions, so no picture is drawn; 'exact' reads the head.")
+        raise UnsumError(
+            "The tokens that were found do not fit the positions, so no picture is drawn; 'exact' reads the head."
+        )
     places = torch.where(chosen < network.count, chosen, network.count - 1 - chosen)
     t = torch.linalg.lstsq(M.T, (u - fixed[places.clamp_min(0)]).T).solution.T
     return t @ basis, places
@@ -145,7 +152,9 @@ def _grouped(network: PatchNetwork, X: Tensor, places: Tensor, z: Tensor, o: Ten
     v = v.flatten(1)
     one = -1 if network.tokens > N else 0
     seeds = (places == one).nonzero()[:, 0]
-    shared = torch.stack([(places == -1 - i).nonzero()[0, 0] for i in range(network.tokens - N)]) if one < 0 else seeds[:0]
+    shared = (
+        torch.stack([(places == -1 - i).nonzero()[0, 0] for i in range(network.tokens - N)]) if one < 0 else seeds[:0]
+    )
     patches = (places >= 0).nonzero()[:, 0]
     memberships = []
     for seed in seeds:
@@ -170,5 +179,7 @@ def _grouped(network: PatchNetwork, X: Tensor, places: Tensor, z: Tensor, o: Ten
         worst = max(worst, float((pi[:, here] - chosen).abs().max()))
         pictures[:, place] = X[here[torch.as_tensor(columns, device=here.device)]]
     if worst > _TOLD:
-        raise UnsumError("Attention does not tell which patches belong together, so no picture is drawn; 'exact' reads the head.")
+        raise UnsumError(
+            "Attention does not tell which patches belong together, so no picture is drawn; 'exact' reads the head."
+        )
     return Unwound(pictures, worst)
