@@ -26,6 +26,7 @@ _UNITS = 6  # hidden units that are looked at for each token: five equations for
 _LAST, _HARDLY = 6, 1e-6  # steps and damping at all units, from roots at some
 _STEPS = 60  # of a start: roots are reached within twenty
 _FEWEST, _LARGEST = 32, 128  # starts of a round: twice as many as tokens that are missing, between these
+_STUCK = 2  # such rounds, after which all hidden units are looked at
 _BARREN = 12  # rounds in a row without a new token, after which the search ends
 
 
@@ -47,6 +48,8 @@ def find_tokens(
         )
         joined = found.joined(new)
         barren = barren + 1 if len(joined) == len(found) else 0
+        if barren == _STUCK:  # some tokens are no isolated roots at so few units
+            condition, least = whole, least_misfit(whole)
         found = joined
         progress.part(min(len(found), tokens), tokens)
     ends = descend(whole, whole.unknowns_of(found.X), _LAST, least_misfit(whole), _HARDLY)
