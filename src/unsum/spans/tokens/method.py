@@ -34,7 +34,7 @@ _POLISHES = 2  # Gauss–Newton steps: after the second hardly anything moves
 @SEPARATORS.register(
     "tokens",
     summary="a vision transformer's picture out of its patch layer's gradient, certified by the whole network's (unsum)",
-    needs="a vision transformer; one picture; no more patches than channels; trained patches, or small ones",
+    needs="a vision transformer's first layers; one picture of fewer patches than channels, or fewer tokens in all than half of them",
 )
 def read_tokens(
     head: Head,
