@@ -8,6 +8,7 @@ Most of the curvature is the patch layer's, ∇E = Dᵀ X, so (D Dᵀ)⁻¹ is w
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -18,6 +19,7 @@ from unsum.spans.tokens.network import PatchNetwork
 from unsum.spans.tokens.replay import PictureBatch, Player
 
 _STEPS = 24  # of conjugate gradients: the directions that a tensor shows best come first
+_PATIENCE = 60.0  # seconds of such steps: of a large network a few must do
 _ENOUGH = 0.5  # of what rounding explains of a tensor, in every one
 _MOVED = 1e-5  # of the pictures: the step of a difference, far above float64's rounding and below their curvature
 _RIDGE = 1e-6  # of the largest curvature, so that directions nobody hears stay where they are
@@ -67,8 +69,10 @@ def _least_squares(
     r = pulled(rest)
     z = conditioned(r)
     v, p, rz = torch.zeros_like(r), z, (r * z).sum()
+    start = time.monotonic()
     for _ in range(_STEPS):
-        if out_of_time("the last digits of pictures") or not float(rz) > 0:
+        late = time.monotonic() > start + _PATIENCE or out_of_time("the last digits of pictures")
+        if late or not float(rz) > 0:
             break
         Jp = pushed(p)
         alpha = rz / sum(values.square().sum() for values in Jp.values()).clamp_min(1e-300)  # type: ignore[union-attr]

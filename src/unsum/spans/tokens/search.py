@@ -6,6 +6,7 @@ act(W₁ z + b₁) in that of ∇W₂ (`spans.roots`). N pictures of T tokens ar
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import torch
@@ -27,6 +28,7 @@ _LAST, _HARDLY = 6, 1e-6  # steps and damping at all units, from roots at some
 _STEPS = 60  # of a start: roots are reached within twenty
 _FEWEST, _LARGEST = 32, 128  # starts of a round: twice as many as tokens that are missing, between these
 _STUCK = 2  # such rounds, after which all hidden units are looked at
+_PATIENCE = 120.0  # seconds without a new token, after which it ends too: a round of a large network takes one minute
 _BARREN = 12  # rounds in a row without a new token, after which the search ends
 
 
@@ -41,13 +43,16 @@ def find_tokens(
     condition = _narrowed(whole, _step(block.second, IDENTITY, update, device), _UNITS * tokens, generator)
     found, barren = Roots.none(condition.step), 0
     least = least_misfit(condition)
+    last = time.monotonic()
     while len(found) < tokens and barren < _BARREN and not out_of_time("further tokens"):
+        if time.monotonic() > last + _PATIENCE:
+            break
         number = max(_FEWEST, min(_LARGEST, 2 * (tokens - len(found))))
         new, _ = roots_among(
             condition, *descend(condition, _starts(condition, found, number, generator), _STEPS, least)
         )
         joined = found.joined(new)
-        barren = barren + 1 if len(joined) == len(found) else 0
+        barren, last = (barren + 1, last) if len(joined) == len(found) else (0, time.monotonic())
         if barren == _STUCK:  # some tokens are no isolated roots at so few units
             condition, least = whole, least_misfit(whole)
         found = joined
