@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 DataOption = Annotated[
     str | None,
     Option(
+        "--data",
+        "--text",
         help="The client's photos: a folder, tar (webdataset too) or npz, torchvision:NAME:DIR, or hf:FOLDER; for a language "
-        "model a file with one text a line.",
+        "model a file with one text a line, or .jsonl.",
         show_default="the embedded ones",
     ),
 ]
