@@ -151,7 +151,9 @@ def find_lattice(values: Tensor) -> Lattice | None:
     """The grid that all entries of a tensor lie on, or None."""
     seen = _some(values)
     most = max(3, _FEW * len(seen))
-    if len(seen[: len(seen) // 4].unique()) > most:  # nor has the whole fewer; most gradients end here, four times as fast
+    if (
+        len(seen[: len(seen) // 4].unique()) > most
+    ):  # nor has the whole fewer; most gradients end here, four times as fast
         return None
     levels = seen.unique().double()
     if int((seen != 0).sum()) < _ENOUGH or len(levels) < 2 or len(levels) > most:
