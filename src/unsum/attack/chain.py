@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.attack.auto import auto, only, separate_by
+from unsum.attack.auto import auto, only
+from unsum.attack.case import separate_by
 from unsum.attack.cut import cut_short
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses, walked_down, with_pictures, with_pixels
