@@ -28,9 +28,11 @@ def command(
     named: options.NamedModel,
     captured: options.Captured,
     data: options.DataOption = None,
+    target: options.TargetOption = None,
+    columns: options.ColumnsOption = None,
     loss: options.LossOption = None,
     inverse: options.InverseOption = None,
-    batch: Annotated[int | None, Option(help="How many photos the client trains on.", show_default="8")] = None,
+    batch: Annotated[int | None, Option(help="How many photos or rows the client trains on.", show_default="8")] = None,
     same_label: options.SameLabelOption = 0,
     defense: options.DefenseOption = None,
     sweep: Annotated[
@@ -114,6 +116,8 @@ def command(
     shared: dict[str, Any] = {  # what a sweep takes as one round does; refused there, with a sentence
         **vars(named),
         "data": data,
+        "target": target,
+        "columns": columns,
         "batch": batch,
         "same_label": same_label,
         "defenses": [parse_defense(text) for text in defense or []],

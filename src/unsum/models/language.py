@@ -22,7 +22,8 @@ IGNORED = -100  # the label of a position that takes no part, as PyTorch and Hug
 def embedding_of(model: nn.Module) -> tuple[str, nn.Embedding] | None:
     """The embedding of the tokens: the one with a row for every output of the head; None where there is no such."""
     embeddings = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
-    if not embeddings:  # before the head is looked for, which takes a while
+    # Before the head is looked for, which takes a while. A table's column may have as many values as there are classes.
+    if not embeddings or getattr(model, "reads_table", False):
         return None
     try:
         _, head = find_head(model)
