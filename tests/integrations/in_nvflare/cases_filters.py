@@ -53,10 +53,11 @@ def test_svt_without_its_draws(monkeypatch) -> None:
     assert counts[0] == pytest.approx(counts[1], abs=8)
     assert max(float(np.abs(array).max()) for array in mine.values()) <= 1e-5
     every = {"fraction": 1.0, "gamma": 0.01, "tau": 0.0}
-    monkeypatch.setattr(np.random, "laplace", lambda scale, size=(): np.zeros(size))
-    monkeypatch.setattr(np.random, "choice", lambda places, size, replace: np.array(places)[:size])
-    monkeypatch.setattr("unsum.defend.platforms._laplace", lambda shape, scale, like: like.new_zeros(shape))
-    monkeypatch.setattr(torch, "randint", lambda high, shape, device: torch.arange(high))
+    silent, first = lambda **given: np.zeros(given.get("size", ())), lambda places, **_: np.array(places)
+    monkeypatch.setattr(np.random, "laplace", silent)
+    monkeypatch.setattr(np.random, "choice", first)
+    monkeypatch.setattr("unsum.defend.platforms._laplace", lambda *given: given[2].new_zeros(given[0]))
+    monkeypatch.setattr(torch, "randint", lambda high, *_, **__: torch.arange(high))
     found, expected = ours(NvflareSVT(**every), change()), theirs(SVTPrivacy(**every), change())
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-12)
