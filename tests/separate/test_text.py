@@ -233,7 +233,7 @@ def test_a_folder_of_hugging_face_is_attacked_from_the_command_line(tmp_path: Pa
 def test_what_is_no_text_is_refused_in_a_sentence() -> None:
     model, tokens = gpt2(tied=False), batch(2, 6)
     classifier = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
-    with pytest.raises(UnsumError, match="needs a causal language model"):
+    with pytest.raises(UnsumError, match="needs a language model"):
         unsum.capture_text(classifier, tokens)
     with pytest.raises(UnsumError, match="Tokens must lie in"):
         unsum.capture_text(model, tokens + VOCABULARY)
@@ -247,7 +247,7 @@ def test_what_is_no_text_is_refused_in_a_sentence() -> None:
     with pytest.raises(UnsumError, match="finds the labels itself"):
         unsum.separate(model, update, "text", labels=tokens.flatten())
     picture = unsum.capture(classifier, torch.rand(1, 2, 2), torch.tensor([0]))
-    with pytest.raises(UnsumError, match="needs a causal language model"):
+    with pytest.raises(UnsumError, match="needs a language model"):
         unsum.separate(classifier, picture, "text")
     with pytest.raises(UnsumError, match="holds no text"):
         unsum.score(unsum.separate(classifier, picture), tokens=tokens)

@@ -18,7 +18,7 @@ from unsum.attack.case import Case, separate_by
 from unsum.attack.options import AttackOptions
 from unsum.attack.reach import UNEXPLAINED, blind_at_the_head, is_hopeless, most_samples
 from unsum.certify.claim import TRUSTED_ERROR
-from unsum.deadline import out_of_time
+from unsum.deadline import out_of_time, trying
 from unsum.equation.observation import observe
 from unsum.errors import UnsumError
 from unsum.head import Head, find_head
@@ -29,6 +29,7 @@ from unsum.models.language import is_tied
 from unsum.progress import Progress
 from unsum.separate.crowded import suits_crowded
 from unsum.separate.method import relative_misfit
+from unsum.spans.tokens import is_patched
 from unsum.update import Update
 
 _CROWD_RULE = "ilrg"
@@ -83,9 +84,10 @@ def quick(method: str, model: nn.Module, update: Update, options: AttackOptions,
 
 
 def _best(choices: tuple[Choice, ...], case: Case) -> Leak:
-    for choice in choices:
+    for place, choice in enumerate(choices, 1):
         if case.best is not None and out_of_time("further attacks"):
             break
+        trying(f"the attack {choice.method!r}", place, len(choices))
         try:
             found = choice.attempt(case) if choice.applies(case) else None
         except UnsumError as reason:  # another one may not need what this one misses
@@ -219,6 +221,13 @@ def _spans_not_tried(case: Case) -> bool:
     return not case.changed
 
 
+def _pictures(case: Case) -> Leak | None:
+    """The pictures where they are certain, or explain the gradient."""
+    found = case.read_tokens()
+    explains = found.batch_size > 0 and found.residual < UNEXPLAINED and not is_hopeless(found)
+    return found if found.exact or explains else None
+
+
 def _better_spans(case: Case) -> Leak | None:
     """The spans' answer where it is certain, or where the head has none that is worth anything."""
     found = case.read_spans()
@@ -247,6 +256,13 @@ CHOICES = (
         lambda case: case.language and not case.answer.exact and not is_tied(case.model),
         _positions,
         "The sequences were not found, so positions are given in no order: the head's equation needs no forward pass.",
+    ),
+    Choice(
+        "tokens",
+        "the model reads patches of the picture as tokens (a vision transformer)",
+        lambda case: not case.language and not _several_steps(case) and is_patched(case.model),
+        _pictures,
+        "The first layers of this transformer gave the pictures themselves (tokens).",
     ),
     Choice(
         "local-steps",

@@ -95,6 +95,13 @@ class Case:
         self.tried.append(Attempt("spans", leak, blind=blind, at_head=False))
         return leak
 
+    def read_tokens(self) -> Leak:
+        """A vision transformer's pictures, out of the gradients of its first layers."""
+        leak = separate_by("tokens", self.model, self.update, self.options, self.progress)
+        blind = "" if leak.exact else "pictures may be there that the first layers do not tell apart"
+        self.tried.append(Attempt("tokens", leak, blind=blind, at_head=False))
+        return leak
+
     def read_rows(self) -> Leak:
         """The ratio at every dense layer, which finds only samples that some unit sees alone."""
         known = self.options.batch_size if self.options.labels is None else len(self.options.labels)

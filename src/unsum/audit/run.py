@@ -70,6 +70,7 @@ def audit(
     weight_decay: float = 0.0,
     target: str | None = None,
     columns: str | Mapping[str, str] | None = None,
+    time_limit: float | None = None,
     compare: bool | None = False,
     device: torch.device | str | None = None,
     seed: int = 0,
@@ -114,6 +115,7 @@ def audit(
             equal parts of the batch, and the rate is 0.01 unless said. A server sets all that, so the attacker is told.
         target, columns: of a table, the column that the model predicts, and what other columns are where that shall not be
             guessed: `"zip=category,id=skip"`, or a mapping (`number`, `category`, `skip`).
+        time_limit: seconds for the attack, as in `attack`; other defenses that are compared have as long, each.
         compare: play the round again under standard defenses, for the report; None does so where it costs little.
         progress: an `unsum.progress.Progress`, told the stages and the steps of attacks that iterate.
 
@@ -139,6 +141,7 @@ def audit(
         inverse=inverse,
         refine=refine,
         loss=loss,
+        time_limit=time_limit,
         device=torch.device(device or "cpu"),
         seed=seed,
     )

@@ -156,9 +156,11 @@ class NvflareSVT(_Shipped):
         return update.map(lambda name, g: g if g.ndim == 0 else found[name].view_as(g).to(g))
 
     def _candidates(self, flat: Tensor, sent: int) -> Tensor:
-        """Places whose size passes the threshold, both noisy; all are asked again until enough have passed."""
-        threshold = self.tau + float(_laplace((), 2 * self.gamma / self.epsilon, flat))
-        spread = 4 * self.gamma * sent / (self.epsilon * (2 * sent) ** (2 / 3))
+        """Places whose size passes the threshold, both noisy; all are asked again until enough have passed. Of ε, the threshold
+        has one part and c entries have (2c)^⅔, as in NVFlare 2.9."""
+        threshold_epsilon = self.epsilon / (1 + (2 * sent) ** (2 / 3))
+        threshold = self.tau + float(_laplace((), self.gamma / threshold_epsilon, flat))
+        spread = 2 * self.gamma * sent / (self.epsilon - threshold_epsilon)
         sizes, passed = flat.abs().clamp(max=self.gamma), torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
         while int(passed.sum()) < sent:
             passed |= sizes + _laplace(sizes.shape, spread, flat) >= threshold

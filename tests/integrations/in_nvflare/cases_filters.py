@@ -12,7 +12,7 @@ from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 
 from unsum import Update
-from unsum.defend import NvflareExcludeVars, NvflarePercentile, NvflareSVT
+from unsum.defend import NvflareExcludeVars, NvflarePercentile, NvflareSVT, platforms
 
 
 def change(size: float = 0.02) -> dict[str, np.ndarray]:
@@ -44,20 +44,24 @@ def test_exclude_vars(told) -> None:
     assert list(ours(NvflareExcludeVars(exclude_vars=told), change())) == list(expected)
 
 
-def test_svt_without_its_draws(monkeypatch) -> None:
-    """With every draw zero, both send the same entries, cut alike; with draws, as many and no larger."""
+def test_svt(monkeypatch) -> None:
+    """As many entries, no larger, by noise of the same scales; and the same entries where every draw is zero and all are sent."""
     np.random.seed(0)
     torch.manual_seed(0)
+    scales: tuple[list[float], list[float]] = [], []
+    draw, own_draw = np.random.laplace, platforms._laplace
+    monkeypatch.setattr(np.random, "laplace", lambda **given: scales[0].append(given["scale"]) or draw(**given))
+    monkeypatch.setattr(platforms, "_laplace", lambda *given: scales[1].append(given[1]) or own_draw(*given))
     drawn, mine = theirs(SVTPrivacy(), change()), ours(NvflareSVT(), change())
     counts = [sum(int((array != 0).sum()) for array in arrays.values()) for arrays in (drawn, mine)]
     assert counts[0] == pytest.approx(counts[1], abs=8)
     assert max(float(np.abs(array).max()) for array in mine.values()) <= 1e-5
+    np.testing.assert_allclose(sorted(set(scales[1])), sorted(set(scales[0])), rtol=1e-12)
+    assert len(set(scales[0])) == 3  # of the threshold, the entries asked, and the entries sent
     every = {"fraction": 1.0, "gamma": 0.01, "tau": 0.0}
-    silent, first = lambda **given: np.zeros(given.get("size", ())), lambda places, **_: np.array(places)
-    monkeypatch.setattr(np.random, "laplace", silent)
-    monkeypatch.setattr(np.random, "choice", first)
-    monkeypatch.setattr("unsum.defend.platforms._laplace", lambda *given: given[2].new_zeros(given[0]))
+    monkeypatch.setattr(np.random, "laplace", lambda **given: np.zeros(given.get("size", ())))
+    monkeypatch.setattr(platforms, "_laplace", lambda *given: given[2].new_zeros(given[0]))
     monkeypatch.setattr(torch, "randint", lambda high, *_, **__: torch.arange(high))
-    found, expected = ours(NvflareSVT(**every), change()), theirs(SVTPrivacy(**every), change())
+    found, expected = ours(NvflareSVT(**every), change()), theirs(SVTPrivacy(**every, replace=False), change())
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-12)
