@@ -17,6 +17,7 @@ from unsum.attack.chain import run_attack
 from unsum.attack.options import AttackOptions
 from unsum.attack.reach import too_many
 from unsum.audit.leakage import DEFAULT_LEVEL, Tried, leakages, leakages_of_rows, strongest
+from unsum.audit.table_rows import TableRows, rows_of
 from unsum.client.capture import capture_trained, in_mode
 from unsum.client.local import train_locally
 from unsum.client.step import ClientStep, Stage, ordered
@@ -84,6 +85,7 @@ class Round(Compared):
 
     truth: Batch
     trained_on: str
+    table: TableRows | None = None
 
 
 def play(
@@ -115,7 +117,10 @@ def play(
     compared = compare_with_truth(sent, leak)
     truth = as_trained(batch, sent)
     trained_on = "" if torch.equal(truth.images, batch.images.cpu()) else _blends(defenses)
-    return Round(**vars(compared), truth=truth, trained_on=trained_on)
+    rows = None
+    if batch.schema is not None:
+        rows = rows_of(model, sent.update, leak, compared.samples, truth.images, truth.titles, batch.schema)
+    return Round(**vars(compared), truth=truth, trained_on=trained_on, table=rows)
 
 
 def attacked(model: nn.Module, update: Update, options: AttackOptions, progress: Progress = SILENT) -> Leak:

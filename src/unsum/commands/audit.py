@@ -43,9 +43,11 @@ def command(
         str | None, Option(help="With --updates: a Ray cluster instead: auto, local or an address, HOST:PORT.")
     ] = None,
     data: options.DataOption = None,
+    target: options.TargetOption = None,
+    columns: options.ColumnsOption = None,
     loss: options.LossOption = None,
     inverse: options.InverseOption = None,
-    batch: Annotated[int | None, Option(help="How many photos the client trains on.", show_default="8")] = None,
+    batch: Annotated[int | None, Option(help="How many photos or rows the client trains on.", show_default="8")] = None,
     same_label: options.SameLabelOption = 0,
     defense: options.DefenseOption = None,
     sweep: Annotated[
@@ -143,6 +145,8 @@ def command(
     shared: dict[str, Any] = {  # what a sweep takes as one round does; refused there, with a sentence
         **vars(named),
         "data": data,
+        "target": target,
+        "columns": columns,
         "batch": batch,
         "same_label": same_label,
         "defenses": [parse_defense(text) for text in defense or []],
