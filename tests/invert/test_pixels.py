@@ -15,6 +15,7 @@ from unsum.errors import UnsumError
 from unsum.invert.pixels import SolvedPixels, find_reach, solve_pixels
 from unsum.invert.pixels.descend import sizes
 from unsum.invert.pixels.equations import posed
+from unsum.invert.pixels.guess import drawn, linear_guess
 from unsum.leak import Leak
 
 LAYER, DEEP = "layers.1.0.conv1", "layers.2.1.conv1"  # reads 24×16², 8×4²
@@ -69,8 +70,9 @@ def test_train_mode_with_statistics_that_were_sent() -> None:
 
 
 @pytest.mark.long
-def test_train_mode_without_statistics_finds_the_pictures_and_vouches_for_no_contrast() -> None:
-    model = network(trained=False)
+@pytest.mark.parametrize("trained", [False, True])
+def test_train_mode_without_statistics_finds_the_pictures_and_vouches_for_no_contrast(trained: bool) -> None:
+    model = network(trained=trained)
     images, update, leak = attacked(model, train=True)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     found = solve_pixels(model, update, leak)
@@ -138,6 +140,30 @@ def test_the_two_products_are_the_derivative_and_its_transpose() -> None:
         u = torch.randn_like(linear.residual)
         assert torch.allclose((linear.back(u) * v).sum(), (u * linear.forward(v)).sum())
         assert linear.residual.abs().max() < 1e-6  # the truth explains its maps
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_regression_guesses_pictures_of_a_batch_in_train_mode(trained: bool) -> None:
+    model = network(trained=trained)
+    images, _, leak = attacked(model, train=True)
+    reach = find_reach(model, leak)
+    with posed(model, LAYER, reach.maps, torch.float32) as equations:
+        guess = linear_guess(equations, reach, 0)
+    guess, truth = (
+        one - one.mean((0, 2, 3), keepdim=True) for one in (guess, images)
+    )  # BatchNorm hides a batch's colors
+    assert (nn.functional.cosine_similarity(guess.flatten(1), truth.flatten(1)) > 0.8).all()
+    assert (nn.functional.cosine_similarity(guess.flip(0).flatten(1), truth.flatten(1)) < 0.2).all()
+
+
+def test_drawn_pictures_differ_and_have_the_contrast_of_a_normalized_batch() -> None:
+    pictures = drawn(4, (3, 24, 20), 0)
+    assert pictures.shape == (4, 3, 24, 20)
+    assert float(pictures.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(pictures.std()) == pytest.approx(1, abs=1e-5)
+    assert torch.corrcoef(pictures.flatten(1)).fill_diagonal_(0).abs().max() < 0.9
+    neighbors = (pictures.diff(dim=3).square().mean() / (2 * pictures.var())).sqrt()
+    assert neighbors < 0.5  # noise without structure has 1
 
 
 def test_sizes_double_up_to_the_picture() -> None:

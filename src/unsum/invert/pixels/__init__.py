@@ -2,6 +2,7 @@
 
 - `method`: the whole of it; `reach`: which map, and whether it has enough numbers;
 - `equations`: what a picture makes a layer read, beside what it read, and its derivative;
+- `starts`, `guess`: where pictures begin: one color, or a linear regression on the map;
 - `descend`: from coarse to fine, Gauss–Newton steps by conjugate gradients;
 - `judge`: the gradient of the pictures, computed anew, and what may be claimed of them.
 """

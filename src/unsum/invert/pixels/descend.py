@@ -21,7 +21,7 @@ from unsum.progress import Progress
 _STEPS = 60  # at one size; most take ten
 _PRODUCTS = 400  # of J and Jᵀ in one step: about the condition number of trained networks' maps
 _SLOW = {True: 1e-3, False: 2e-2}  # relative gain of a step below which a size, the last one or another, is done
-_PATIENCE = 3  # steps that gain so little
+_PATIENCE = {torch.float32: 3, torch.float64: 1}  # steps that gain so little; float64 begins where float32 has ended
 _NEAR = {torch.float32: 1e-4, torch.float64: 0.0}  # misfit from which steps converge quadratically, up to rounding
 _SHRINK, _GROW = 0.25, 5.0  # of the damping, after good steps and bad ones
 _FIRST, _FINE, _LEAST = 1e-2, 1e-9, 1e-12  # damping at first, once pictures are found, and at last
@@ -106,7 +106,7 @@ def _at_size(
         slow = state.cost.sqrt() > wanted * before.sqrt()
         patience = torch.where(slow, patience + 1, 0)
         progress.step(number, float(state.misfit.max()))
-        if bool((patience >= torch.where(near, 1, _PATIENCE)).all()) or equations.over():
+        if bool((patience >= torch.where(near, 1, _PATIENCE[z.dtype])).all()) or equations.over():
             break
     return state
 
