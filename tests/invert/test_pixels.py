@@ -148,7 +148,8 @@ def test_a_regression_guesses_pictures_of_a_batch_in_train_mode(trained: bool) -
     images, _, leak = attacked(model, train=True)
     reach = find_reach(model, leak)
     with posed(model, LAYER, reach.maps, torch.float32) as equations:
-        guess = linear_guess(equations, reach, 0)
+        guess, explained = linear_guess(equations, reach, 0)
+    assert 0.5 < explained < 0.99
     guess, truth = (
         one - one.mean((0, 2, 3), keepdim=True) for one in (guess, images)
     )  # BatchNorm hides a batch's colors

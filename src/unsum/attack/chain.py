@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from unsum.attack.auto import auto, only, separate_by
 from unsum.attack.options import AUTO, AttackOptions
-from unsum.attack.pictures import Inverses, walked_down, with_pictures, with_pixels
+from unsum.attack.pictures import Inverses, walked_down, with_guess, with_pictures, with_pixels
 from unsum.attack.reach import HOPELESS
 from unsum.certify.claim import grant_each
 from unsum.deadline import out_of_time
@@ -185,7 +185,8 @@ def _with_inputs(model: nn.Module, update: Update, leak: Leak, options: AttackOp
         leak = with_pixels(model, update, leak, options.seed, progress)
         if leak.images is not None:
             return leak
-    return with_pictures(model, update, leak, options.inverse, options.refine, progress)
+    leak = with_pictures(model, update, leak, options.inverse, options.refine, progress)
+    return with_guess(model, leak, options.seed, progress)
 
 
 def _with_maps(model: nn.Module, update: Update, leak: Leak, options: AttackOptions, progress: Progress) -> Leak:

@@ -7,7 +7,7 @@
 - `judge`: the gradient of the pictures, computed anew, and what may be claimed of them.
 """
 
-from unsum.invert.pixels.method import SolvedPixels, solve_pixels
+from unsum.invert.pixels.method import SolvedPixels, guess_pixels, solve_pixels
 from unsum.invert.pixels.reach import PixelReach, find_reach
 
-__all__ = ["PixelReach", "SolvedPixels", "find_reach", "solve_pixels"]
+__all__ = ["PixelReach", "SolvedPixels", "find_reach", "guess_pixels", "solve_pixels"]

@@ -17,7 +17,7 @@ from unsum.invert.pixels.equations import Equations, read_by
 from unsum.invert.pixels.reach import PixelReach
 
 _KERNEL = 3  # places of the map, each way, that tell the pixels below the middle one
-_ROWS = 24  # equations for each unknown of the regression
+_ROWS = 8  # equations for each unknown of the regression
 _LEAST, _MOST = 64, 1024  # pictures to learn from
 _RIDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # of the mean of the Gram matrix's diagonal; held-out pictures choose
 _HELD_OUT = 8  # one batch of so many is for that choice
@@ -26,8 +26,11 @@ _SMALLEST, _LARGEST = 0.05, 0.5  # radius of a leaf, of the picture's side
 _GRAIN = 0.15  # of noise, beside leaves of deviation 1
 
 
-def linear_guess(equations: Equations, reach: PixelReach, seed: int) -> Tensor:
-    """(B, c, h, w) pictures of mean 0 and variance 1 over the batch, whose scale a regression cannot tell."""
+def linear_guess(equations: Equations, reach: PixelReach, seed: int) -> tuple[Tensor, float]:
+    """Pictures (B, c, h, w), and the share of drawn pictures' variance that such a guess explains.
+
+    In train mode they are of mean 0 and variance 1 over the batch, whose scale and color BatchNorm hides.
+    """
     B, sides = len(reach.maps), reach.maps.shape[2:]
     block = (max(1, round(reach.shape[1] / sides[0])), max(1, round(reach.shape[2] / sides[1])))
     size = (block[0] * sides[0], block[1] * sides[1])
@@ -44,10 +47,10 @@ def linear_guess(equations: Equations, reach: PixelReach, seed: int) -> Tensor:
             )
 
     with torch.no_grad():
-        inverse = _regressed(batches())
+        inverse, explained = _regressed(batches())
         pixels = (_patches(equations.maps).double() @ inverse).to(equations.maps)
     pictures = nn.functional.fold(pixels.unflatten(0, (B, -1)).transpose(1, 2), size, block, stride=block)
-    return _resized(pictures, reach.shape[1:])
+    return _resized(pictures, reach.shape[1:]), explained
 
 
 def drawn(B: int, shape: tuple[int, ...], seed: int) -> Tensor:
@@ -96,8 +99,8 @@ def _patches(maps: Tensor) -> Tensor:
     return torch.cat([rows, torch.ones_like(rows[:, :1])], 1)
 
 
-def _regressed(batches: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
-    """The matrix, in float64, that takes rows to what belongs to them; the ridge that held-out rows like best."""
+def _regressed(batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, float]:
+    """The matrix, in float64, that takes rows to what belongs to them, and the share of held-out rows that it explains."""
     held_out, gram, right = [], torch.zeros(()), torch.zeros(())
     for number, (rows, wanted) in enumerate(batches):
         if number % _HELD_OUT == 0:
@@ -114,7 +117,8 @@ def _regressed(batches: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
         return sum(float((rows @ matrix.to(rows) - wanted).square().sum()) for rows, wanted in held_out)
 
     found = [basis @ (right / (values + ridge * values.mean())[:, None]) for ridge in _RIDGES]
-    return min(found, key=left)
+    best = min(found, key=left)
+    return best, 1 - left(best) / left(torch.zeros_like(best))
 
 
 def _resized(pictures: Tensor, size: tuple[int, ...]) -> Tensor:

@@ -21,12 +21,15 @@ from unsum.errors import UnsumError
 from unsum.invert.method import INVERTERS, Inverse
 from unsum.invert.pixels.descend import polish
 from unsum.invert.pixels.equations import posed
+from unsum.invert.pixels.guess import linear_guess
 from unsum.invert.pixels.judge import Solution, judge
 from unsum.invert.pixels.reach import PixelReach, find_reach
 from unsum.invert.pixels.starts import EXPLAINED, best_scale, several_starts, solve_together
 from unsum.leak import Leak
 from unsum.progress import SILENT, Progress
 from unsum.update import Update
+
+_RESEMBLES = 0.5  # share of a picture's variance from which a guess shows what is on it
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,22 @@ def solve_pixels(
         *notes,
     ]
     return SolvedPixels(found, reach.layer, misfit, errors, exact, notes, time.perf_counter() - begun)
+
+
+def guess_pixels(model: nn.Module, leak: Leak, *, seed: int = 0) -> tuple[Tensor, str]:
+    """Pictures (B, c, h, w) that a linear regression draws from a map which does not determine them, and what to say of them."""
+    reach = find_reach(model, leak)
+    if not reach.blurred:
+        raise UnsumError(f"The map says too little for a picture: {reach.told}.")
+    with posed(model, reach.layer, reach.maps, torch.float32) as equations:
+        pictures, explained = linear_guess(equations, reach, seed)
+    if explained < _RESEMBLES:
+        raise UnsumError(
+            f"A regression on what {reach.layer!r} read explains {explained:.0%} of a picture: too little."
+        )
+    hidden = " BatchNorm hides the batch's own color and contrast from it." if equations.together else ""
+    told = f"{reach.told}; of pictures that were drawn at random it explains {explained:.0%} of the variance"
+    return pictures, f"The pictures are a guess by a linear regression: {told}.{hidden}"
 
 
 @INVERTERS.register(

@@ -1,8 +1,8 @@
 """Where pictures begin, and where they begin anew.
 
-A sample that stands for itself begins with one color, and coarse. Where BatchNorm ties the batch together, a coarse picture has
-other statistics than a fine one, and everything above reads it with the wrong contrast. So such a batch begins as fine as it is,
-with the guess of a linear regression.
+They begin with the guess of a linear regression. A sample that stands for itself may begin anew with one color, and coarse. Where
+BatchNorm ties the batch together, a coarse picture has other statistics than a fine one, and everything above reads it with the
+wrong contrast.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from unsum.invert.pixels.reach import PixelReach
 from unsum.progress import Progress
 
 EXPLAINED = 1e-3  # relative misfit of a map above which a picture has ended elsewhere: right ones end at rounding
+_SAME = 1e-2  # relative difference of two misfits up to which two starts have ended at one picture
 _COLORS = 3  # to start from, one after another, for samples that end elsewhere
 _GRAY, _SPREAD = 0.1, 0.3  # zero would do nothing: without biases it is where all ReLUs change
 Found = tuple[Tensor, Tensor]  # pictures (B, c, h, w), misfits (B,)
@@ -31,13 +32,19 @@ def several_starts(
     best = torch.zeros(B, *reach.shape).to(like)
     misfit = torch.full((B,), torch.inf).to(like)
     colors = [_GRAY + _SPREAD * k + 0.05 * torch.randn(B, c, 1, 1, generator=generator) for k in range(_COLORS)]
-    for start in [*([] if given is None else [given]), *colors]:
-        rows = (~(misfit < EXPLAINED)).nonzero()[:, 0]
+    first = linear_guess(equations, reach, seed)[0] if given is None else given
+    done = misfit < EXPLAINED
+    for start in [first, *colors]:
+        rows = (~done).nonzero()[:, 0]
         if not len(rows) or (bool(misfit.isfinite().all()) and equations.over()):
             break
         found = descend(equations.of(rows), start.to(like)[rows], reach.shape, progress)
+        same = (found.misfit - misfit[rows]).abs() < _SAME * misfit[
+            rows
+        ]  # as good, from elsewhere: it is the map that errs
         better = found.misfit < misfit[rows]
         best[rows[better]], misfit[rows[better]] = found.z[better], found.misfit[better]
+        done[rows] = same | (misfit[rows] < EXPLAINED)
     return best, misfit
 
 
@@ -45,7 +52,7 @@ def solve_together(
     equations: Equations, given: Tensor | None, reach: PixelReach, seed: int, progress: Progress
 ) -> Found:
     """The whole batch, whose statistics nobody knows: pictures of their own make their own, up to a scale."""
-    start = linear_guess(equations, reach, seed) if given is None else given
+    start = linear_guess(equations, reach, seed)[0] if given is None else given
     found = descend(equations, start / start.std(), reach.shape, progress)
     return found.z, found.misfit
 
