@@ -30,6 +30,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import unsum
+import unsum.head
 from unsum.errors import UnsumError
 from unsum.gradients import inputs_of
 
@@ -84,9 +85,13 @@ def network(setting: Setting, weights: Path | None) -> nn.Module:
     return model
 
 
+def _cast(x: Tensor, precision: str) -> torch.autocast:
+    kind = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision)
+    return torch.autocast(x.device.type, kind or torch.bfloat16, enabled=kind is not None)
+
+
 def sent(model: nn.Module, setting: Setting, x: Tensor, y: Tensor) -> unsum.Update:
-    kind = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(setting.precision)
-    with torch.autocast(x.device.type, kind or torch.bfloat16, enabled=kind is not None):
+    with _cast(x, setting.precision):
         update = unsum.capture(model, x, y, train=setting.train, buffers=setting.buffers)
     if not setting.noise:
         return update
@@ -161,7 +166,7 @@ def row(setting: Setting, x: Tensor, labels: Tensor, weights: Path | None, devic
     if not leak.batch_size:
         return f"{_named(setting)} 0 | | | | | {leak.notes[0]} | {seconds:.1f} |"
     layer, maps = next(iter(leak.inner.items()))
-    true, features = _truth(model, layer, x)
+    true, features = _truth(model, layer, x, setting.precision)
     found = nn.functional.normalize(maps.double().flatten(1))
     error, which = torch.cdist(found, nn.functional.normalize(true)).min(1)
     at_head = (leak.features.double() - features[which]).norm(dim=1) / features[which].norm(dim=1)
@@ -174,9 +179,16 @@ def row(setting: Setting, x: Tensor, labels: Tensor, weights: Path | None, devic
     )
 
 
-def _truth(model: nn.Module, layer: str, x: Tensor) -> tuple[Tensor, Tensor]:
+def _truth(model: nn.Module, layer: str, x: Tensor, precision: str = "") -> tuple[Tensor, Tensor]:
+    """What the client's layers read, in the client's own arithmetic: half precision moves maps by a few percent by itself."""
     copied = copy.deepcopy(model)
-    with inputs_of(copied.get_submodule(layer)) as maps, inputs_of(copied.fc) as features, torch.no_grad():
+    head = copied.get_submodule(unsum.head.find_head(model)[0])
+    with (
+        inputs_of(copied.get_submodule(layer)) as maps,
+        inputs_of(head) as features,
+        torch.no_grad(),
+        _cast(x, precision),
+    ):
         copied(x)
     return maps[-1].double().flatten(1), features[-1].double()
 

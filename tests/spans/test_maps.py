@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import unsum
 from support.long import long
@@ -15,9 +16,12 @@ from support.maps import Norm, bottleneck, client, network
 from unsum import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
+from unsum.progress import Progress
 from unsum.spans.maps import bottleneck as bottlenecks
-from unsum.spans.maps import corner, method, pooled
+from unsum.spans.maps import corner, method, pooled, samples, solve
+from unsum.spans.maps.condition import MapCondition
 from unsum.spans.maps.judge import judge
+from unsum.spans.maps.solve import FoundMaps
 
 
 @pytest.mark.parametrize(
@@ -50,7 +54,7 @@ def test_statistics_that_were_sent_are_used(monkeypatch: pytest.MonkeyPatch) -> 
     wrong = replace(told, means={name: 1 + mean for name, mean in told.means.items()})
     leak = unsum.separate(sent.model, replace(sent.update, statistics=wrong), "spans")
     assert float(sent.errors(leak).max()) < 5e-6
-    monkeypatch.delattr(method, "solve_rounds")
+    monkeypatch.delattr(samples, "solve_rounds")
     leak = unsum.separate(sent.model, sent.update, "spans", batch_size=len(sent.labels))
     assert float(sent.errors(leak).max()) < 5e-6
     assert leak.exact, leak.notes
@@ -112,6 +116,50 @@ def test_a_mixture_is_never_certified(train: bool) -> None:
         assert not judge(replace(given, maps=maps, played=played), known, 0).exact
 
 
+@pytest.mark.parametrize("train", [False, True])
+def test_a_part_of_the_batch_is_returned_and_named(train: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where one sample is never found: the others are right, nothing is claimed, and who is missing is said."""
+
+    def without_one(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
+        found = whole(condition, samples, seed, progress)
+        return replace(found, s=found.s[1:], errors=found.errors[1:], misfits=found.misfits[1:], hits=found.hits[1:])
+
+    name = "solve_rounds" if train else "solve_known"
+    whole = getattr(samples, name)
+    monkeypatch.setattr(samples, name, without_one)
+    sent = client(network(), [0, 1, 2], train=train)
+    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
+    assert leak.batch_size == 2
+    assert not leak.exact
+    assert leak.notes[0].startswith("2 of 3 samples were told apart")
+    assert "no sign" in leak.notes[0]
+    found, true = (F.normalize(maps.double().flatten(1)) for maps in (leak.inner["1.conv1"], sent.maps))
+    errors, which = torch.cdist(found, true).min(1)
+    assert float(errors.max()) < (1e-3 if train else 5e-6)  # without the factor, BatchNorm's eps is left out
+    assert len(set(which.tolist())) == 2
+
+
+def test_zeros_tell_samples_and_statistics_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sample that is far from all others makes the batch's statistics: rounds that guess them do not come near."""
+    monkeypatch.delattr(solve, "_rounds")
+    sent = client(network(), [0, 1, 2], first=30.0)
+    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
+    assert float(sent.errors(leak).max()) < 2e-5
+    assert leak.exact, leak.notes
+
+
+@pytest.mark.parametrize(
+    ("train", "kind"), [(True, torch.bfloat16), *long((False, torch.bfloat16), (True, torch.float16))]
+)
+def test_half_precision_hides_nothing_and_is_predicted(train: bool, kind: torch.dtype) -> None:
+    with torch.autocast("cpu", kind):
+        sent = client(network(), [0, 1, 2], train=train)
+    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
+    assert not leak.exact
+    assert float(sent.errors(leak).max()) < min(2e-2, leak.predicted_error)
+    assert unsum.score(leak, features=sent.features)["worst_feature_error"] < min(2e-2, leak.predicted_error)
+
+
 def test_maps_grow_from_the_corner() -> None:
     """The space holds the batch's maps and nothing else, and knows their size."""
     sent = client(network(), [0, 1, 2], train=False)
@@ -128,11 +176,29 @@ def test_a_batch_beyond_the_channels_is_refused() -> None:
         unsum.separate(sent.model, sent.update, "spans", batch_size=len(sent.labels))
 
 
-def test_missing_tensors_are_named() -> None:
-    sent = client(network(), [0, 1, 2])
-    some = {name: g for name, g in sent.update.gradients.items() if "conv2" not in name}
-    with pytest.raises(UnsumError, match="whose gradients were sent"):
-        unsum.separate(sent.model, replace(sent.update, gradients=some), "spans")
+@pytest.mark.parametrize("frozen", [False, True])
+def test_missing_tensors_are_named_and_the_head_is_still_read(frozen: bool) -> None:
+    """Not sent, or frozen and so without a gradient: nothing else is lost."""
+    model = network()
+    model[1].conv2.requires_grad_(not frozen)
+    sent = client(model, [0, 1, 2])
+    update = replace(sent.update, gradients={n: g for n, g in sent.update.gradients.items() if n != "1.conv2.weight"})
+    with pytest.raises(UnsumError, match=r"lacks '1\.conv2\.weight'.* use 'exact' for the head alone"):
+        unsum.separate(sent.model, update, "spans")
+    leak = unsum.attack(sent.model, update, batch_size=3)
+    assert leak.exact, leak.notes
+    assert unsum.score(leak, features=sent.features)["worst_feature_error"] < 1e-5
+
+
+@pytest.mark.parametrize("train", [True, *long(False)])
+def test_norms_that_are_frozen_hide_nothing(train: bool) -> None:
+    model = network()
+    for norm in (model[1].norm1, model[1].norm2):
+        norm.requires_grad_(False)
+    sent = client(model, [0, 1, 2], train=train)
+    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
+    assert float(sent.errors(leak).max()) < 5e-6
+    assert leak.exact, leak.notes
 
 
 @pytest.mark.parametrize("noise", [1e-4, *long(1e-3)])
@@ -202,11 +268,39 @@ def test_samples_of_a_bottleneck_that_send_nothing_are_not_returned(monkeypatch:
     assert "neither labels nor features" in leak.notes[0]
 
 
-@pytest.mark.parametrize("norm", [lambda _: nn.Identity(), *long(lambda c: nn.GroupNorm(4, c))])
-def test_maps_whose_lengths_are_open_are_not_returned(norm: Norm) -> None:
-    """Without a bias other samples satisfy the spans as well: what does not send the gradient is no sample."""
-    sent = client(network(norm=norm), [0, 1, 2])
-    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=len(sent.labels))
+def _layer_norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(1, channels)
+
+
+def _group_norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(4, channels)
+
+
+def _no_norm(_: int) -> nn.Module:
+    return nn.Identity()
+
+
+@pytest.mark.parametrize(
+    ("norm", "classes", "labels"),
+    [
+        (_no_norm, 5, [0, 1, 2]),
+        (_group_norm, 2, [0, 1, 1]),
+        *long((_no_norm, 5, [1, 1, 1]), (_group_norm, 5, [0, 1, 2]), (_layer_norm, 5, [0, 1, 2])),
+    ],
+)
+def test_lengths_that_no_bias_tells(norm: Norm, classes: int, labels: list[int]) -> None:
+    """The head's gradient tells them: its rows are mixtures of features, and its softmax has one length that fits."""
+    sent = client(network(classes=classes, norm=norm), labels)
+    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
+    assert float(sent.errors(leak).max()) < 1e-5
+    assert leak.exact, leak.notes
+    assert leak.predicted_error < 1e-4
+
+
+def test_maps_whose_lengths_are_open_are_not_returned() -> None:
+    """Without any norm or bias, two classes tell no length."""
+    sent = client(network(classes=2, norm=_no_norm), [0, 1, 1])
+    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
     assert leak.batch_size == 0
     assert "lengths of its maps open" in leak.notes[0]
 

@@ -81,10 +81,12 @@ def client(
     buffers: bool = False,
     seed: int = 1,
     twins: float | None = None,
+    first: float = 1.0,
 ) -> Client:
-    """With `twins`, the last picture is the first one but for this share."""
+    """With `twins`, the last picture is the first one but for this share; the `first` one is so many times stronger."""
     torch.manual_seed(seed)
     pictures, y = torch.randn(len(labels), 3, 16, 16), torch.tensor(labels)
+    pictures[0] *= first
     if twins is not None:
         pictures[-1] = pictures[0] + twins * pictures[-1]
     model.train(train)

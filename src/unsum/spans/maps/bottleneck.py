@@ -20,6 +20,7 @@ from unsum.peel.dense import SPARE, rounding
 from unsum.peel.method import MARGIN
 from unsum.peel.walk import FAR
 from unsum.spans.judge import doubt_number, doubt_reading
+from unsum.spans.maps.judge import at_least
 from unsum.spans.maps.pair import ConvLayer, ConvPair
 from unsum.spans.maps.pooled import Above, Normed, read_above
 from unsum.spans.maps.tail import shared_sizes
@@ -224,13 +225,19 @@ def judge_bottleneck(answer: BottleneckAnswer, knowledge: Knowledge, dtype: torc
     doubts = [*doubt_reading(answer.reading, knowledge), *doubt_number(answer.reading, knowledge)]
     if not explained:
         doubts.append(
-            f"SentMaps through the layers again, the samples leave {answer.unexplained:.0e} of the gradient of {answer.worst!r}."
+            f"Sent through the layers again, the samples leave {answer.unexplained:.0e} of the gradient of {answer.worst!r}."
         )
     if explained and not doubts and not answer.missing:
         doubts += doubt_samples(answer.sent, answer.reading.copies, knowledge, seed) or _doubt_beside(answer, knowledge)
+    if not bool(answer.errors.isfinite().all()):
+        doubts.append(
+            f"The {len(answer.W)} classes of the head do not determine the features of so many samples: features and logits here "
+            "only explain its gradient, and may be far off; labels and maps do not need them."
+        )
+    errors = MARGIN * answer.errors
     return grant(
         Evidence(
-            MARGIN * answer.errors,
+            errors if explained else at_least(errors, answer.unexplained),
             explained=explained,
             confirmations=int(answer.hits.min()) - 1,
             missing=answer.missing,

@@ -127,6 +127,11 @@ class MapCondition:
         return len(self.K)
 
     @property
+    def homogeneous(self) -> bool:
+        """Whether s and 2 s are as good: nothing is added, and a norm divides by the size."""
+        return self.affine is None and self.batch is None and not bool(self.c.any())
+
+    @property
     def entries(self) -> int:
         return self.c.numel()
 

@@ -35,7 +35,7 @@ class MapAnswer:
     played: PlayedTail
     tail: Tail
     missing: int
-    homogeneous: bool  # no bias and no norm tells a sample's length or sign
+    lengths_open: bool  # nothing tells how long maps are
 
 
 def judge(answer: MapAnswer, knowledge: Knowledge, seed: int) -> Claim:
@@ -44,17 +44,18 @@ def judge(answer: MapAnswer, knowledge: Knowledge, seed: int) -> Claim:
     limit = max(rounding(torch.float32), *(rounding(g.dtype) for g in answer.tail.gradients.values()))
     explained = played.unexplained < limit  # NaN is not below
     doubts = [*doubt_reading(answer.reading, knowledge), *doubt_number(answer.reading, knowledge)]
-    if answer.homogeneous:
-        doubts.append("Without biases and norms the lengths of samples, or their signs, are open.")
+    if answer.lengths_open:
+        doubts.append("Without biases and norms the lengths of samples are open.")
     if not explained:
         doubts.append(
-            f"SentMaps through the layers again, the maps leave {played.unexplained:.0e} of the gradient of {played.worst!r}."
+            f"Sent through the layers again, the maps leave {played.unexplained:.0e} of the gradient of {played.worst!r}."
         )
     if explained and not doubts and not answer.missing:
         doubts += doubt_samples(_sent(answer), answer.reading.copies, knowledge, seed)
+    errors = MARGIN * feature_errors(answer, seed)
     return grant(
         Evidence(
-            MARGIN * feature_errors(answer, seed),
+            errors if explained else at_least(errors, played.unexplained),
             explained=explained,
             confirmations=int(answer.hits.min()) - 1,
             missing=answer.missing,
@@ -62,6 +63,12 @@ def judge(answer: MapAnswer, knowledge: Knowledge, seed: int) -> Claim:
             assumed=assumed(answer.reading.loss.name, knowledge),
         )
     )
+
+
+def at_least(errors: Tensor, unexplained: float) -> Tensor:
+    """Predicted errors where the client's noise, or its own rounding, is in the gradient: samples that leave so much of it
+    unexplained may err by as much, whatever their equations say."""
+    return errors.clamp_min(unexplained if unexplained == unexplained else torch.inf)
 
 
 def feature_errors(answer: MapAnswer, seed: int) -> Tensor:

@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from unsum.deadline import out_of_time
 from unsum.progress import Progress
 from unsum.spans.maps.condition import Affine, Among, MapCondition
 from unsum.spans.maps.search import Ends, apart, beside, descend
+from unsum.spans.maps.zeros import BegunMaps, begin
 
 _STARTS, _FEWEST = 4, 32  # starts for each sample, and at least
 _EQUATIONS = 64  # for each unknown that a search looks at; all are looked at in the end
@@ -39,6 +41,11 @@ class FoundMaps:
     def __len__(self) -> int:
         return len(self.s)
 
+    def fitting(self) -> FoundMaps:
+        """Those that fit the next convolution's space."""
+        kept = self.misfits < _NEVER
+        return replace(self, s=self.s[kept], errors=self.errors[kept], misfits=self.misfits[kept], hits=self.hits[kept])
+
 
 def solve_known(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
     """With the norm known: starts until every sample is found twice, then a few steps with all equations."""
@@ -46,7 +53,7 @@ def solve_known(condition: MapCondition, samples: int, seed: int, progress: Prog
     few = narrowed(condition, samples, generator)
     ends = descend(few, Ends.of(_starts(few, max(_FEWEST, _STARTS * samples), generator)), _STEPS)
     for _ in range(_ROUNDS):
-        ends = ends[_roots(ends)]
+        ends = _sized(few, ends[_roots(ends)])
         kept, hits = apart(ends)
         progress.part(min(len(kept), samples), samples)
         if (len(kept) >= samples and bool((hits > 1).all())) or out_of_time("further starts of the maps"):
@@ -57,11 +64,40 @@ def solve_known(condition: MapCondition, samples: int, seed: int, progress: Prog
         else:
             fresh = _starts(few, max(_FEWEST, _STARTS * samples), generator)
         ends = ends.joined(descend(few, Ends.of(fresh), _STEPS))
-    return _finished(condition, ends[_roots(ends)], samples)
+    return _finished(condition, _sized(few, ends[_roots(ends)]), samples)
+
+
+def _sized(condition: MapCondition, ends: Ends) -> Ends:
+    """Of one length, where no length is told: else one sample would be found as many."""
+    return replace(ends, s=F.normalize(ends.s)) if condition.homogeneous else ends
 
 
 def solve_rounds(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
-    """With the batch's own statistics unknown: solve, take the statistics of what was found, and again.
+    """With the batch's own statistics unknown: by the zeros that relu leaves, or in rounds."""
+    begun = begin(condition, samples, seed)
+    if begun is None:
+        return _rounds(condition, samples, seed, progress)
+    found = _from_begun(replace(condition, c=begun.sign * condition.c), begun, samples, seed, progress)
+    if len(found) == samples and float(found.misfits.max()) < _NEVER:
+        return found
+    other = _rounds(condition, samples, seed, progress)
+    return other if len(other) >= len(found) else found
+
+
+def _from_begun(condition: MapCondition, begun: BegunMaps, samples: int, seed: int, progress: Progress) -> FoundMaps:
+    """The samples that zeros told, or, where some are missing, all that fit the norm that these show."""
+    hits = begun.hits
+    if len(begun.s) < samples:
+        found = solve_known(replace(condition, affine=begun.affine), samples, seed, progress)
+        if len(found) < samples:
+            return replace(found, sign=begun.sign)
+        begun, hits = begun._replace(s=found.s), found.hits
+    progress.part(samples, samples)
+    return replace(settled(condition, Ends.of(begun.s), begun.s), sign=begun.sign, hits=hits)
+
+
+def _rounds(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
+    """Solve, take the statistics of what was found, and again.
 
     Linear algebra does not tell the origin from its negative; the activation does.
     """

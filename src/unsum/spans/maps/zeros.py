@@ -1,0 +1,153 @@
+"""Relu leaves zeros: samples are the sparsest maps of the next convolution's space, whatever the norm before it did.
+
+About half of what relu writes is zero, and a mixture of samples has fewer zeros than each of them. So y = t Ŷ with the most zeros
+is a sample. Reweighted least squares finds it (Chartrand and Yin, 2008): each step is an eigenvector of a B × B matrix.
+
+Where y is not zero, norms of channels are linear: u y = z(x) + v with u, v of each channel and z the convolution of x. So all
+samples that were found tell u and x together, as the one null vector of a linear problem; differences of places do without v.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from unsum.spans.maps.condition import Affine, Among, MapCondition
+
+_SHRINK, _FINEST = (
+    0.75,
+    1e-3,
+)  # each step of reweighting counts less as zero, down to this share of the root mean square
+_BELOW = 4.0  # weight of entries below zero, in units of those of a tenth of the root mean square
+_ENTRIES, _EACH = 4096, 128  # that are looked at, at least, and for each unknown
+_STARTS, _ROUNDS = 3, 6  # starts for each sample in a round
+_SAME = 5e-2  # distance of directions within which two ends are one
+_ON = 5e-2  # of the root mean square: entries that surely are not zero
+_CHUNK = 1 << 24  # entries of all weighted spaces together that are held at a time: 128 MB
+
+
+class SparseMaps(NamedTuple):
+    """Directions y (R, E) of what the second convolution read, and how many starts came to each (R,)."""
+
+    y: Tensor
+    hits: Tensor
+
+
+class BegunMaps(NamedTuple):
+    """Samples s (R, k) to begin with, the sign of the origin, and the norm that they show, up to a factor."""
+
+    s: Tensor
+    sign: int
+    affine: Affine
+    hits: Tensor
+
+
+def begin(condition: MapCondition, samples: int, seed: int) -> BegunMaps | None:
+    """Samples of a batch whose norm is not known; None where relu does not follow, or too few show."""
+    space = condition.space
+    if condition.activation.family != "relu" or not isinstance(space, Among) or condition.norm is not None:
+        return None
+    if condition.unknowns == 0 or len(space.rows) != samples:
+        return None
+    found = sparsest(space.rows, samples, torch.Generator().manual_seed(seed))
+    if len(found.y) < 2:
+        return None
+    return _linear(condition, found)
+
+
+def sparsest(rows: Tensor, samples: int, generator: torch.Generator) -> SparseMaps:
+    """The sparsest non-negative mixtures of orthonormal rows (B, E), at most so many as samples."""
+    E = rows.shape[1]
+    some = torch.randperm(E, generator=generator)[: max(_ENTRIES, _EACH * len(rows))].to(rows.device)
+    seen = rows[:, some].contiguous()
+    t, hits = rows.new_zeros(0, len(rows)), rows.new_zeros(0, dtype=torch.long)
+    for _ in range(_ROUNDS):
+        drawn = torch.randint(seen.shape[1], (_STARTS * samples,), generator=generator).to(rows.device)
+        start = seen[:, drawn].T
+        known = t if len(t) < samples else t[hits > 1]
+        if len(known):  # what those that were found do not have
+            known = torch.linalg.qr(known.T)[0]
+            start = start - (start @ known) @ known.T
+        t, hits = _distinct(torch.cat([t, _reweighted(seen, F.normalize(start))]), hits)
+        if len(t) >= samples and bool((hits[:samples] > 1).all()):
+            break
+    most = hits.argsort(descending=True)[:samples]
+    return SparseMaps(_reweighted(rows, t[most], _FINEST) @ rows, hits[most])
+
+
+def _reweighted(rows: Tensor, t: Tensor, first: float = 1.0) -> Tensor:
+    """(S, B) sparse mixtures near those of t."""
+    E = rows.shape[1]
+    chunk = max(1, _CHUNK // rows.numel())
+    parts = []
+    for part in t.split(chunk):
+        zero = first
+        while True:
+            y = part @ rows
+            y = y * (E**0.5 / y.norm(dim=1, keepdim=True).clamp_min(1e-300))
+            weight = (y.square() + zero**2).reciprocal()
+            weight = torch.where(y < 0, weight.clamp_min(_BELOW) * _BELOW, weight)
+            gram = (rows[None] * weight[:, None]) @ rows.T
+            part = torch.linalg.eigh(gram.cpu())[1][:, :, 0].to(
+                rows
+            )  # a GPU takes ten times as long for many small ones
+            part = part * (part @ rows).sum(1, keepdim=True).sign()
+            if zero <= _FINEST:
+                break
+            zero = max(zero * _SHRINK, _FINEST)
+        parts.append(part)
+    return torch.cat(parts)
+
+
+def _distinct(t: Tensor, hits: Tensor) -> tuple[Tensor, Tensor]:
+    """Each direction once; the first ones have been hit already."""
+    kept, counts = list(range(len(hits))), hits.tolist()
+    near = torch.cdist(t, t).cpu() < _SAME
+    for i in range(len(hits), len(t)):
+        same = near[i, kept].nonzero()[:1, 0].tolist() if kept else []
+        if same:
+            counts[same[0]] += 1
+        else:
+            kept.append(i)
+            counts.append(1)
+    return t[kept], torch.tensor(counts, device=t.device)
+
+
+def _linear(condition: MapCondition, found: SparseMaps) -> BegunMaps | None:
+    """The null vector: u of every channel, and every sample in the coordinates (origin, maps)."""
+    K = torch.cat([condition.c[None], condition.K])
+    C = K.shape[1]
+    y = found.y.unflatten(1, (C, -1))
+    on = y > _ON * y.square().mean((1, 2), keepdim=True).sqrt()
+    Q, size = K.new_zeros(C, C), K.new_zeros(C)
+    solved = []
+    for one, lit in zip(y, on.to(K), strict=True):
+        count = lit.sum(1, keepdim=True).clamp_min(1)
+        rest = (one - (one * lit).sum(1, keepdim=True) / count) * lit
+        J = (K - (K * lit).sum(2, keepdim=True) / count) * lit
+        cross = (J * rest).sum(2)
+        inverse = torch.linalg.pinv(torch.einsum("bcp,dcp->bd", J, J), hermitian=True) @ cross
+        Q -= cross.T @ inverse
+        size += rest.square().sum(1)
+        solved.append(inverse)
+    shown = size > 1e-9 * size.max()
+    if not bool(shown.any()):
+        return None
+    Q, unit = Q[shown][:, shown], size[shown].rsqrt()
+    Q = unit[:, None] * Q * unit
+    Q.diagonal().add_(1)
+    u = K.new_zeros(C)
+    u[shown] = torch.linalg.eigh(Q)[1][:, 0] * unit
+    assert condition.batch is not None
+    u = u * (u * condition.batch.gamma.sign()).sum().sign()
+    T = torch.stack([inverse @ u for inverse in solved])
+    sign = 1 if float(T[:, 0].sum()) > 0 else -1
+    lengths = T[:, :1].abs().clamp_min(1e-300)
+    s = T[:, 1:] / lengths
+    written = torch.tensordot(s, condition.K, 1) + sign * condition.c
+    shift = ((y * u[:, None] / lengths[:, :, None] - written) * on).sum((0, 2)) / on.sum((0, 2)).clamp_min(1)
+    scale = torch.where(u.abs() > 0, u.reciprocal(), 0.0)
+    return BegunMaps(s, sign, Affine(scale, shift * scale), found.hits)
