@@ -13,6 +13,7 @@ from unsum.data import embedded_batch
 from unsum.deadline import time_limit
 from unsum.errors import UnsumError
 from unsum.invert.pixels import SolvedPixels, find_reach, solve_pixels
+from unsum.invert.pixels.contrast import told_scale
 from unsum.invert.pixels.descend import sizes
 from unsum.invert.pixels.equations import posed
 from unsum.invert.pixels.guess import drawn, linear_guess
@@ -155,6 +156,20 @@ def test_a_regression_guesses_pictures_of_a_batch_in_train_mode(trained: bool) -
     )  # BatchNorm hides a batch's colors
     assert (nn.functional.cosine_similarity(guess.flatten(1), truth.flatten(1)) > 0.8).all()
     assert (nn.functional.cosine_similarity(guess.flip(0).flatten(1), truth.flatten(1)) < 0.2).all()
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_first_layers_gradients_tell_the_contrast_of_a_batch_in_train_mode(trained: bool) -> None:
+    model = network(trained=trained)
+    images, update, _ = attacked(model, train=True)
+    for factor in (0.4, 1.0, 2.5):
+        told = told_scale(model, update, factor * images)
+        assert told == pytest.approx(1 / factor, rel=0.01)
+    without = replace(update, gradients={name: g for name, g in update.gradients.items() if name != "bn1.weight"})
+    noisy = update.map(lambda _, g: g + 0.1 * g.norm() / g.numel() ** 0.5 * torch.randn_like(g))
+    assert told_scale(model, without, images) is None
+    assert told_scale(model, noisy, images) is None  # nothing is told, and no factor made up
+    assert told_scale(model.eval(), update, images) is None
 
 
 def test_drawn_pictures_differ_and_have_the_contrast_of_a_normalized_batch() -> None:

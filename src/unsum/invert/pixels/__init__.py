@@ -4,6 +4,7 @@
 - `equations`: what a picture makes a layer read, beside what it read, and its derivative;
 - `starts`, `guess`: where pictures begin: one color, or a linear regression on the map;
 - `descend`: from coarse to fine, Gauss–Newton steps by conjugate gradients;
+- `contrast`: the scale of a batch in train mode, by the first layer's gradients;
 - `judge`: the gradient of the pictures, computed anew, and what may be claimed of them.
 """
 

@@ -69,13 +69,24 @@ def descend(equations: Equations, start: Tensor, shape: tuple[int, ...], progres
     return state
 
 
-def polish(equations: Equations, pictures: Tensor, progress: Progress) -> State:
+def polish(equations: Equations, pictures: Tensor, progress: Progress, *, scaled: bool) -> State:
     """A batch that is one problem, from pictures that nearly explain it, with its scale as sensitive as all else.
+
+    Pictures that are `scaled` already keep their scale.
 
     BatchNorm divides the scale x of the batch out of everything above, but for its ε: J x is 1e-5 of other products. So
     pictures are y + (κ − 1) x̂ ⟨x̂, y⟩, which stretches this one direction of the unknowns y, and conjugate gradients see it.
     """
     towards = pictures / pictures.norm()
+    size = pictures.norm()
+    if scaled:
+
+        def held(y: Tensor) -> Tensor:
+            return y + (size - (towards * y).sum()) * towards
+
+        state = _at_size(equations, pictures, held, progress, _FINE, last=True)
+        state.z = held(state.z)
+        return state
     linear = equations.linear(lambda x: x, pictures)
     v = torch.randn(pictures.shape, generator=torch.Generator().manual_seed(0)).to(pictures)
     stretch = float(linear.forward(v).norm() / v.norm() / linear.forward(towards).norm().clamp_min(1e-300))

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from unsum.batch_statistics import BatchStatistics
 from unsum.errors import UnsumError
 from unsum.invert.method import INVERTERS, Inverse
+from unsum.invert.pixels.contrast import told_scale
 from unsum.invert.pixels.descend import polish
 from unsum.invert.pixels.equations import posed
 from unsum.invert.pixels.guess import linear_guess
@@ -85,9 +86,11 @@ def solve_pixels(
             found, misfit = several_starts(equations, start, reach, seed, progress)
             solution = Solution.at(equations, reach, found, misfit)
     if equations.norms and not known:
-        # The scale of a batch that BatchNorm normalizes is seen through its ε alone, which float32 does not resolve.
+        told = None if update is None else told_scale(model, update, found)
+        # What is left after that shows through BatchNorm's ε alone, which float32 does not resolve.
         with posed(model, reach.layer, reach.maps, torch.float64, end) as equations:
-            fine = polish(equations, best_scale(equations, found.double()), progress)
+            near = best_scale(equations, found.double()) if told is None else told * found.double()
+            fine = polish(equations, near, progress, scaled=told is not None)
             found, misfit = fine.z, fine.misfit
             solution = Solution.at(equations, reach, found, misfit)
     errors, exact, notes = judge(model, update, leak, solution)
