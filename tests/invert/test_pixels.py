@@ -104,6 +104,16 @@ def test_a_map_that_is_off_by_a_hundredth_is_not_certified() -> None:
     assert decibels(found, images) > 30  # near, and no more is said
 
 
+def test_a_client_that_sums_in_another_order_is_certified_as_well() -> None:
+    model = network(trained=True)
+    images, _, leak = attacked(model)
+    parts = [unsum.capture(model, images[[i]], LABELS[[i]], train=False).gradients for i in (1, 0)]
+    update = unsum.Update({name: (parts[0][name] + parts[1][name]) / 2 for name in parts[0]})
+    assert solve_pixels(model, update, leak).exact.all()
+    halved = unsum.Update({name: (1.001 * parts[0][name] + 0.999 * parts[1][name]) / 2 for name in parts[0]})
+    assert not solve_pixels(model, halved, leak).exact.any()
+
+
 def test_labels_exchanged_are_not_certified() -> None:
     model = network(trained=True)
     _, update, leak = attacked(model)

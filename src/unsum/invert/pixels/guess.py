@@ -17,7 +17,7 @@ from unsum.invert.pixels.equations import Equations, read_by
 from unsum.invert.pixels.reach import PixelReach
 
 _KERNEL = 3  # places of the map, each way, that tell the pixels below the middle one
-_ROWS = 8  # equations for each unknown of the regression
+_ROWS = 4  # equations for each unknown of the regression
 _LEAST, _MOST = 64, 1024  # pictures to learn from
 _RIDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # of the mean of the Gram matrix's diagonal; held-out pictures choose
 _HELD_OUT = 8  # one batch of so many is for that choice
