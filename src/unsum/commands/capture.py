@@ -31,9 +31,7 @@ def command(
     same_label: options.SameLabelOption = 0,
     defense: options.DefenseOption = None,
     eval_mode: options.EvalOption = False,
-    buffers: Annotated[
-        bool, Option("--buffers", help="Send BatchNorm's statistics along, as a whole state dict does.")
-    ] = False,
+    buffers: options.BuffersOption = False,
     out: Annotated[Path, Option(help="The file for the update, .safetensors.")] = Path("client.safetensors"),
     force: Annotated[bool, Option("--force", help="Overwrite an existing file.")] = False,
     as_json: options.JsonOption = False,

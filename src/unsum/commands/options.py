@@ -65,6 +65,9 @@ TimeLimitOption = Annotated[
         show_default="60; none for attacks that take a fixed number of steps",
     ),
 ]
+BuffersOption = Annotated[
+    bool, Option("--buffers", help="Send BatchNorm's statistics along, as a whole state dict does.")
+]
 DeviceOption = Annotated[str, Option(help="cpu, cuda, cuda:1, mps …")]
 SeedOption = Annotated[int, Option(help="Fixes every random choice.")]
 JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON instead of a table.")]
