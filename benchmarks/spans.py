@@ -244,7 +244,7 @@ def lenets(options: argparse.Namespace) -> Iterator[str]:
 
 
 def unrolled(options: argparse.Namespace) -> Iterator[str]:
-    """Nothing is told but the rate and, where there is one, the momentum."""
+    """The number of steps is not told; that of all samples is, with the rate and, where there is one, the momentum."""
     yield "| network | steps × samples | rate | " + HEADER + "|---|---|---|---|---|---|---|---|---|"
     pool = photos(options, 4000, 10, seed=1)
     networks = {
@@ -264,7 +264,7 @@ def unrolled(options: argparse.Namespace) -> Iterator[str]:
         known = unsum.capture_local(model, x, y, learning_rate=rate, batch_size=B, momentum=momentum, epochs=epochs)
         training = unsum.LocalTraining(learning_rate=rate, momentum=momentum)
         update = known.of_training(training, dict(model.named_parameters()))
-        row = attacked(model, x, y, update, by_step=(B, rate, momentum), time_limit=300)
+        row = attacked(model, x, y, update, by_step=(B, rate, momentum), batch_size=steps * B, time_limit=300)
         told = f", momentum {momentum}" if momentum else f", {epochs} epochs" if epochs > 1 else ""
         yield f"| {name} | {steps} × {B}{told} | {rate} {row}"
 

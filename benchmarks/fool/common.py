@@ -14,7 +14,8 @@ Genome = dict[str, Any]
 FALSE_CLAIM, WRONG_TARGET, UNEXPLAINED = 1e-2, 1e-2, 1e-2
 TRACE = 1e-5  # of the largest sample's own gradient: who sends less may be missing
 _LIMIT = 1e-3  # predicted error from which nothing is claimed
-_MOMENT = 0.05  # seconds after which an import is looked at again
+_MOMENT = 0.05  # seconds after which an import or a tracing is looked at again
+_TRACER = "fx/_symbolic_trace.py"  # PyTorch's file that patches modules while it traces one
 
 
 class TooLongError(BaseException):
@@ -47,10 +48,10 @@ class Try:
         return true + 0.5 * (true - predicted) if self.claimed else true - max(0.0, predicted - math.log10(_LIMIT))
 
 
-def _imports(frame: FrameType | None) -> bool:
-    """Whether a module is being imported: cut in the midst, half of it would be left, and every later try would crash on it."""
+def _leaves_halves(frame: FrameType | None) -> bool:
+    """Whether a module is being imported or a model traced: cut in the midst, every later try would crash on what is left."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
+        if frame.f_code.co_filename.startswith("<frozen importlib") or frame.f_code.co_filename.endswith(_TRACER):
             return True
         frame = frame.f_back
     return False
@@ -61,7 +62,7 @@ def deadline(seconds: float) -> Iterator[None]:
     """`TooLongError` after so many seconds of this process's own work: another machine's load changes nothing."""
 
     def stop(_signal: int, frame: FrameType | None) -> None:
-        if _imports(frame):
+        if _leaves_halves(frame):
             signal.setitimer(signal.ITIMER_VIRTUAL, _MOMENT)
         else:
             raise TooLongError

@@ -62,10 +62,6 @@ ORDINARY_CHOICES = {
     "loss": ("cross-entropy",), "declared": (False,), "reduction": ("mean",), "scale": (1.0,), "harm": ("none",),
     "dtype": ("float32",),
 }  # fmt: skip
-_CALL, _GETATTR = (
-    nn.Module.__call__,
-    nn.Module.__getattr__,
-)  # tracing replaces them; a deadline may keep it from undoing that
 _ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
 
 
@@ -241,7 +237,6 @@ def _harmed(g: Genome, model: nn.Sequential, gradients: dict[str, Tensor]) -> di
 
 
 def attempt(genome: Genome, seconds: float = math.inf) -> Try:
-    nn.Module.__call__, nn.Module.__getattr__ = _CALL, _GETATTR
     case = build(genome)
     if not all(bool(torch.isfinite(t).all()) for t in case.update.gradients.values()):
         return Try(genome, "refused")

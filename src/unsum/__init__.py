@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from unsum.audit import Sweep as Sweep
     from unsum.audit import audit as audit
     from unsum.audit import sweep as sweep
+    from unsum.audit.many import Arrived as Arrived
+    from unsum.audit.many import Findings as Findings
+    from unsum.audit.many import attack_many as attack_many
     from unsum.client import capture as capture
     from unsum.client import capture_local as capture_local
     from unsum.client import capture_text as capture_text
@@ -67,6 +70,7 @@ _HOMES = {
     for module, names in {
         "unsum.attack": "attack separate",
         "unsum.audit": "Audit Sweep audit sweep",
+        "unsum.audit.many": "Arrived Findings attack_many",
         "unsum.client": "capture capture_local capture_text mixup smooth_labels",
         "unsum.defend": "DPSGD QSGD BFloat16 Clip ClipLayers DropBias DropHead Float16 Laplace Mixup "
         "Noise Prune PruneGlobal Quantize SecAgg Sign SmoothLabels Soteria aggregate privacy_spent",

@@ -4,18 +4,40 @@
         …                       # searches inside call `out_of_time()`, however deep they are
     if deadline.cut:            # what was left untried, in words
 
-Without a limit, or outside of one, time is never over. Limits inside each other end with the earliest.
+Without a limit, or outside of one, time is never over. Limits inside each other end with the earliest. Ctrl-C ends a search the
+same way inside `interruptible()` and in interactive sessions; a second one quits. A search that asks is also one that can be
+watched: whoever the limit's `progress` is hears every second what is tried and how far it has come.
 """
 
 from __future__ import annotations
 
+import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import FrameType
 
 from unsum.declared import check_positive
+from unsum.progress import SILENT, Looking, Progress
+
+LEFT_UNTRIED = "left untried: "
+INTERACTIVE_LIMIT = 60.0  # seconds for a search that a person waits for, unless they say otherwise
+_QUIET = 2.0  # seconds that a search runs before it says anything
+_EVERY = 1.0  # seconds between two reports
+
+
+@dataclass
+class Watched:
+    """Who is told of a search, and what was told last."""
+
+    progress: Progress
+    start: float
+    told: float
+    state: Looking
 
 
 @dataclass(frozen=True)
@@ -24,20 +46,91 @@ class Deadline:
 
     end: float
     cut: list[str] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)  # set by Ctrl-C
+    armed: bool = False  # whether searches inside may take Ctrl-C for their own
+    watch: Watched | None = None
+
+    @property
+    def over(self) -> str:
+        """What cut the search short, and what that left out, as the beginning of a sentence."""
+        why = "the search was interrupted" if self.stop.is_set() else "time was over"
+        return f"{why}; {LEFT_UNTRIED}{', '.join(self.cut)}"
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.over[0].upper()}{self.over[1:]}."
 
 
 _CURRENT: ContextVar[Deadline | None] = ContextVar("unsum-deadline", default=None)
 
 
 @contextmanager
-def time_limit(seconds: float | None) -> Iterator[Deadline]:
+def time_limit(seconds: float | None, progress: Progress = SILENT) -> Iterator[Deadline]:
     """Give the searches inside so many seconds from now on; None gives them what is left of the limit around, if there is one."""
-    outer = _CURRENT.get()
+    outer, now = _CURRENT.get(), time.monotonic()
     end = float("inf") if outer is None else outer.end
     if seconds is not None:
         check_positive("The time limit", seconds)
-        end = min(end, time.monotonic() + seconds)
-    deadline = Deadline(end)
+        end = min(end, now + seconds)
+    watch = None if outer is None else outer.watch
+    told = progress if watch is None else watch.progress
+    if told is not SILENT and (watch is None or seconds is not None):
+        watch = Watched(told, now, now, Looking("", limit=seconds))
+    stop = threading.Event() if outer is None else outer.stop
+    mine = is_interactive() if outer is None else outer.armed
+    with _within(Deadline(end, stop=stop, watch=watch), outer) as deadline, _taking_interrupts(stop, mine):
+        yield deadline
+
+
+@contextmanager
+def interruptible() -> Iterator[Deadline]:
+    """Let the first Ctrl-C during a search inside end it, and all that follow, with what they have; a second one quits."""
+    outer = _CURRENT.get()
+    if outer is None:
+        made = Deadline(float("inf"), armed=True)
+    else:
+        made = replace(outer, cut=[], armed=True)
+    with _within(made, outer) as deadline:
+        yield deadline
+
+
+def out_of_time(untried: str) -> bool:
+    """Whether the search must end here; `untried` says what it leaves out if so."""
+    deadline = _CURRENT.get()
+    if deadline is None:
+        return False
+    now = time.monotonic()
+    if deadline.watch is not None:
+        _report(deadline.watch, untried, now)
+    if now < deadline.end and not deadline.stop.is_set():
+        return False
+    if untried not in deadline.cut:
+        deadline.cut.append(untried)
+    return True
+
+
+def trying(what: str, done: int = 0, total: int = 0, best: str = "") -> None:
+    """Say what the search is at: the place among several, and how near the best answer so far comes."""
+    deadline = _CURRENT.get()
+    if deadline is not None and deadline.watch is not None:
+        state = deadline.watch.state
+        deadline.watch.state = replace(state, what=what, done=done, total=total, best=best)
+
+
+def is_interactive() -> bool:
+    """Whether a person types here: a notebook or an interpreter's prompt."""
+    return hasattr(sys, "ps1")
+
+
+def _report(watch: Watched, untried: str, now: float) -> None:
+    if now - watch.start < _QUIET or now - watch.told < _EVERY:
+        return
+    watch.told = now
+    watch.progress.looking(replace(watch.state, part=untried, seconds=now - watch.start))
+
+
+@contextmanager
+def _within(deadline: Deadline, outer: Deadline | None) -> Iterator[Deadline]:
     token = _CURRENT.set(deadline)
     try:
         yield deadline
@@ -47,11 +140,21 @@ def time_limit(seconds: float | None) -> Iterator[Deadline]:
             outer.cut.extend(what for what in deadline.cut if what not in outer.cut)
 
 
-def out_of_time(untried: str) -> bool:
-    """Whether the search must end here; `untried` says what it leaves out if so."""
-    deadline = _CURRENT.get()
-    if deadline is None or time.monotonic() < deadline.end:
-        return False
-    if untried not in deadline.cut:
-        deadline.cut.append(untried)
-    return True
+@contextmanager
+def _taking_interrupts(stop: threading.Event, mine: bool) -> Iterator[None]:
+    """The first Ctrl-C sets `stop`; the next is whoever's it was before. Signals reach the main thread alone."""
+    before = signal.getsignal(signal.SIGINT)
+    if not mine or not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def asked(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            before(number, frame)
+        stop.set()
+
+    signal.signal(signal.SIGINT, asked)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

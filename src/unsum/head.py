@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from unsum.errors import UnsumError
 from unsum.gradients import in_eval_mode, inputs_of
+from unsum.sharing import once, version
 from unsum.update import Update
 
 # What may stand between the last linear layer and the output without changing softmax(logits) or its gradient.
@@ -53,6 +54,12 @@ class Head:
     @classmethod
     def of(cls, model: nn.Module, update: Update, device: torch.device | str | None = None) -> Head:
         """The head of `model` with its gradient out of `update`, both checked to fit."""
+        linear = find_head(model)[1]
+        asked = str(device), version(linear.weight)
+        return once("head", (model, update, linear.weight), lambda: cls._of(model, update, device), *asked)
+
+    @classmethod
+    def _of(cls, model: nn.Module, update: Update, device: torch.device | str | None) -> Head:
         name, linear = find_head(model)
         update.validate(model)
         # A weight that two layers share (tied embeddings) goes by the first one's name.
@@ -65,7 +72,9 @@ class Head:
                 "nothing can be separated from it."
             )
         target = device if device is not None else linear.weight.device
-        W, grad_W = (tensor.detach().to(target) for tensor in (linear.weight, update.gradients[weight_name]))
+        at = str(target), version(linear.weight)
+        W = once("weights", (linear.weight,), lambda: linear.weight.detach().to(target), *at, of_model=True)
+        grad_W = update.gradients[weight_name].detach().to(target)
         biases = (linear.bias, update.gradients.get(bias_name))
         b, grad_b = (None if tensor is None else tensor.detach().to(target) for tensor in biases)
         divisor = (update.learning_rate or 1.0) if update.kind == "delta" else None
@@ -119,17 +128,35 @@ class Head:
 
     def row_norms(self, matrix: Tensor) -> Tensor:
         """(C,) norms of the rows of W or ∇W in float64, block by block."""
-        return torch.cat([matrix[rows].double().norm(dim=1) for rows in self.row_blocks()])
+
+        def norms() -> Tensor:
+            wide = self._wide(matrix)
+            return torch.cat([wide[rows].double().norm(dim=1) for rows in self.row_blocks()])
+
+        return once("row norms", (matrix,), norms, version(matrix), of_model=matrix is self.W)
 
     def _times(self, matrix: Tensor, A: Tensor) -> Tensor:
-        return torch.cat([matrix[rows].double() @ A.T for rows in self.row_blocks()])
+        wide = self._wide(matrix)
+        return torch.cat([wide[rows].double() @ A.T for rows in self.row_blocks()])
+
+    def _wide(self, matrix: Tensor) -> Tensor:
+        """W or ∇W in float64 where that is a block's worth of memory; else as it is, to be converted in blocks."""
+        if matrix.numel() > BLOCK:
+            return matrix
+        return once("wide", (matrix,), matrix.double, version(matrix), of_model=matrix is self.W)
 
     def mixed_rows(self, mixing: Tensor) -> Tensor:
         """mixing ∇W (R, H) for mixing (R, C), in float64, block by block."""
         mixed = torch.zeros(len(mixing), self.grad_W.shape[1], dtype=torch.float64, device=mixing.device)
+        wide = self._wide(self.grad_W)
         for rows in self.row_blocks():
-            mixed.addmm_(mixing[:, rows], self.grad_W[rows].double())
+            mixed.addmm_(mixing[:, rows], wide[rows].double())
         return mixed
+
+    def column_sums(self) -> Tensor:
+        """(H,) of ∇W, in float64: zero under cross-entropy, up to what the client and the way here added."""
+        ones = torch.ones(1, self.classes, dtype=torch.float64, device=self.grad_W.device)
+        return once("column sums", (self.grad_W,), lambda: self.mixed_rows(ones)[0], version(self.grad_W))
 
     def _gram(self) -> Tensor:
         """∇W ∇Wᵀ, or ∇Wᵀ ∇W where that is the smaller of the two."""
@@ -177,6 +204,10 @@ def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
     """
     if isinstance(model, nn.Linear):
         return "", model
+    return once("find head", (model,), lambda: _find_head(model), of_model=True)
+
+
+def _find_head(model: nn.Module) -> tuple[str, nn.Linear]:
     try:
         graph = trace(model)
     except Exception:  # tracing runs the user's own forward on proxies: any exception means "cannot be traced"
@@ -203,6 +234,10 @@ def collect_features(model: nn.Module, images: Tensor) -> Tensor:
 
 def trace(model: nn.Module) -> fx.Graph:
     """The data flow of `model` in eval mode; whatever its own forward raises on proxies comes through."""
+    return once("trace", (model,), lambda: _traced(model), of_model=True)
+
+
+def _traced(model: nn.Module) -> fx.Graph:
     with in_eval_mode(model):  # auxiliary classifiers (GoogLeNet, Inception) add outputs in train mode
         return fx.Tracer().trace(model)
 

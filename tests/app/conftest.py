@@ -30,6 +30,7 @@ def play(client: TestClient) -> Play:
         response = client.post("/api/round", json={"photos": photos} | order)
         assert response.status_code == 200, response.text
         answers = [json.loads(line) for line in response.text.splitlines()]
+        answers = [answer for answer in answers if answer["kind"] != "search"]  # a busy machine takes longer
         assert [answer["final"] for answer in answers if answer["kind"] == "result"][-1]
         return {"answers": answers} | answers[-1]
 

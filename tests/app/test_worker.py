@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from unsum import deadline
 from unsum.app import worker
 from unsum.app.round import Answer
 from unsum.app.worker import Worker
+from unsum.deadline import out_of_time, trying
 from unsum.errors import UnsumError
 
 
@@ -113,3 +115,24 @@ def test_errors_become_sentences(caplog: pytest.LogCaptureFixture) -> None:
     assert first == {"kind": "error", "sentence": "Do this instead."}
     assert "the terminal" in second["sentence"]
     assert "ZeroDivisionError" in caplog.text  # the defect itself is for the terminal, not for the page
+
+
+def searching() -> Generator[Answer, None, None]:
+    trying("something", 1, 2)
+    assert not out_of_time("a part")
+    yield {"kind": "result"}
+
+
+def test_a_long_search_says_what_it_is_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadline, "_QUIET", 0.0)
+    monkeypatch.setattr(deadline, "_EVERY", 0.0)
+
+    async def all_of_them() -> list[Answer]:
+        working = Worker()
+        found = [answer async for answer in working.start("page", searching).answers()]
+        working.close()
+        return found
+
+    said, result = run(all_of_them())
+    assert said == {"kind": "search", "sentence": "The server is trying something (1 of 2); 0 s"}
+    assert result == {"kind": "result"}

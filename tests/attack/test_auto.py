@@ -18,7 +18,7 @@ from unsum.local_training import LocalTraining
 from unsum.peel import PEELERS
 from unsum.separate import SEPARATORS
 
-AUTO = importlib.import_module("unsum.attack.auto")
+CASE = importlib.import_module("unsum.attack.case")
 CROWD, CLASSES, FEATURES = 26, 20, 8000
 
 
@@ -26,13 +26,13 @@ CROWD, CLASSES, FEATURES = 26, 20, 8000
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The separators that `auto` calls, in order."""
     methods: list[str] = []
-    separate = AUTO.separate
+    separate = CASE.separate
 
     def remembered(model: nn.Module, update: unsum.Update, method: str, **known: Any) -> unsum.Leak:
         methods.append(method)
         return separate(model, update, method, **known)
 
-    monkeypatch.setattr(AUTO, "separate", remembered)
+    monkeypatch.setattr(CASE, "separate", remembered)
     return methods
 
 

@@ -196,3 +196,14 @@ def test_depth_counts_places_against_channels() -> None:
     assert "800 places" in told
     assert "up to 127 samples" in told
     assert network.depth(nn.Linear(3, 2), 2, 64)[0] == "ok"
+
+
+def test_tokens_are_counted_against_channels() -> None:
+    said = {B: next(f for f in doctor(torchvision_vit(), batch=B) if f.check == "tokens") for B in (1, 2, 4)}
+    assert "One picture of 16 patches in 96 channels" in said[1].sentence
+    assert said[1].mark == "warning"
+    assert "2 pictures have 34 tokens" in said[2].sentence
+    assert "the pictures come back" in said[2].sentence
+    assert "4 pictures have 68 tokens" in said[4].sentence
+    assert "up to 2 pictures they would be" in said[4].sentence
+    assert said[4].mark == "ok"

@@ -34,7 +34,7 @@ for name in after:
 try:
     found = seen(model, model.state_dict(), after, unsum.LocalTraining(learning_rate=0.1))
     leak = attack_seen(model, found, None, train=True, seed=0)
-    print(json.dumps(["audited", finding_of(1, "7", found, leak).to_dict()["leakage"]]))
+    print(json.dumps(["audited", finding_of(1, "7", found.update, leak).to_dict()["leakage"]]))
 except Exception as error:
     print(json.dumps(["failed", reason_of(error)]))
 """

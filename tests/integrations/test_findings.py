@@ -26,7 +26,7 @@ def one_step(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
 
 
 def found(model: nn.Module, round_: Seen) -> ClientFinding:
-    return finding_of(1, "7", round_, attack_seen(model, round_, None, train=True, seed=0))
+    return finding_of(1, "7", round_.update, attack_seen(model, round_, None, train=True, seed=0))
 
 
 def crowd() -> tuple[nn.Module, dict[str, Tensor]]:

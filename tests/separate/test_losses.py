@@ -14,6 +14,8 @@ from unsum.equation.equation import Equation, Linearized, Unknowns
 from unsum.errors import UnsumError
 from unsum.leak import Leak
 from unsum.losses import BinaryCrossEntropy, Focal, Loss, SquaredError, WeightedCrossEntropy, declared
+from unsum.separate.exact.regression import ClassLine
+from unsum.separate.losses import softmax as softmax_starts
 
 H, C = 96, 40
 WEIGHT = torch.linspace(0.5, 4, C)
@@ -204,3 +206,17 @@ def test_names_of_losses_are_checked() -> None:
         WeightedCrossEntropy(torch.tensor([1.0, -1.0]))
     with pytest.raises(UnsumError, match="class weights but"):
         unsum.separate(model, update, loss=WeightedCrossEntropy(torch.ones(3)))
+
+
+def test_no_label_is_counted_a_negative_number_of_times() -> None:
+    """Forged or noisy masses are negative, and far more samples than there are: each guess is still of B whole labels."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        mass = torch.randn(7, generator=generator, dtype=torch.float64) * 10 ** float(
+            4 * torch.rand(1, generator=generator)
+        )
+        empty = torch.zeros(0, dtype=torch.float64)
+        line = ClassLine(torch.rand(7, generator=generator) < 0.8, empty, empty, 1.0, mass, empty)
+        guesses = list(softmax_starts._hypotheses(line, torch.ones(7, dtype=torch.float64), 3))
+        assert all(bool((Y.sum(1) == 1).all()) and len(Y) >= 3 for Y in guesses)
+        assert len(guesses) > 0 or not bool((mass[line.labeled] > 0).any())

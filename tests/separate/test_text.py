@@ -233,7 +233,7 @@ def test_a_folder_of_hugging_face_is_attacked_from_the_command_line(tmp_path: Pa
 def test_what_is_no_text_is_refused_in_a_sentence() -> None:
     model, tokens = gpt2(tied=False), batch(2, 6)
     classifier = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
-    with pytest.raises(UnsumError, match="needs a causal language model"):
+    with pytest.raises(UnsumError, match="needs a language model"):
         unsum.capture_text(classifier, tokens)
     with pytest.raises(UnsumError, match="Tokens must lie in"):
         unsum.capture_text(model, tokens + VOCABULARY)
@@ -247,7 +247,19 @@ def test_what_is_no_text_is_refused_in_a_sentence() -> None:
     with pytest.raises(UnsumError, match="finds the labels itself"):
         unsum.separate(model, update, "text", labels=tokens.flatten())
     picture = unsum.capture(classifier, torch.rand(1, 2, 2), torch.tensor([0]))
-    with pytest.raises(UnsumError, match="needs a causal language model"):
+    with pytest.raises(UnsumError, match="needs a language model"):
         unsum.separate(classifier, picture, "text")
     with pytest.raises(UnsumError, match="holds no text"):
         unsum.score(unsum.separate(classifier, picture), tokens=tokens)
+
+
+def test_a_tied_model_whose_whole_vocabulary_occurs_is_no_crash_and_no_claim() -> None:
+    """Every row of the shared weights holds an embedding's gradient too, so none is left to weigh prefixes by."""
+    config = GPT2Config(
+        vocab_size=12, n_positions=24, n_embd=FEATURES, n_layer=2, n_head=3, tie_word_embeddings=True, resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0, initializer_range=0.1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model, tokens = GPT2LMHeadModel(config), torch.arange(24).view(2, 12) % 12
+    leak = unsum.attack(model, unsum.capture_text(model, tokens))
+    assert not leak.exact or sorted(leak.tokens or []) == tokens.tolist()

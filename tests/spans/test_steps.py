@@ -13,7 +13,7 @@ import unsum
 from support.dense import batch, network, partners
 from unsum import LocalTraining, UnsumError
 from unsum.knowledge import Knowledge
-from unsum.spans import judge
+from unsum.spans import judge, method
 
 
 def sent(
@@ -42,6 +42,19 @@ def test_steps_that_nobody_told_of_are_unrolled_and_certified() -> None:
     assert leak.inputs is not None
     assert leak.inputs_exact is not None
     assert bool(leak.inputs_exact.all())
+
+
+def test_steps_that_were_followed_are_not_lost_where_one_step_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the number of samples nothing is claimed, and the same change taken for one step may be refused."""
+
+    def refuse(*_: object) -> None:
+        raise UnsumError("the batch takes all directions")
+
+    update, x, y = sent(16, 4, learning_rate=0.1)
+    monkeypatch.setattr(method, "_one_step", refuse)
+    leak = unsum.separate(network(40, 96, 96, 5), update, "spans", batch_size=len(x) + 1)
+    assert_all(leak, x, y)
+    assert not leak.exact
 
 
 @pytest.mark.long

@@ -22,6 +22,7 @@ from unsum.audit.round import Compared, Sent, as_trained, attacked, compare_with
 from unsum.audit.sweep.bench import mean_of
 from unsum.audit.verdict import judge
 from unsum.client.capture import in_mode
+from unsum.deadline import INTERACTIVE_LIMIT
 from unsum.errors import UnsumError
 from unsum.leak import Attempt, Leak
 from unsum.models.load import LoadedModel
@@ -30,6 +31,7 @@ from unsum.separate import separate
 
 Answer = dict[str, Any]
 FIRST_LOOK = "fgla"  # one division instead of a search: half a second where noise keeps the whole attack busy for many
+_SOON = 10.0  # seconds: what takes longer to be certain deserves a first look
 _SEED = 0  # the same draw of noise for every stop of a slider, so that a change of the picture is a change of strength
 
 
@@ -43,7 +45,7 @@ def play(loaded: LoadedModel, order: Order, device: torch.device) -> Generator[A
     sent = send(model, own.images.to(device), own.targets.to(device), defenses, train=order.train, seed=_SEED)
     order = replace(order, truth=as_trained(own, sent))
     blended = not torch.equal(order.truth.images, own.images)
-    whole = AttackOptions(device=device, seed=_SEED)
+    whole = AttackOptions(device=device, seed=_SEED, time_limit=INTERACTIVE_LIMIT)
 
     def scored(leak: Leak, final: bool) -> Answer:
         content = _result(order, compare_with_truth(sent, leak), blended)
@@ -65,7 +67,7 @@ def play(loaded: LoadedModel, order: Order, device: torch.device) -> Generator[A
 def _is_certain(sent: Sent, device: torch.device) -> bool:
     """Whether the whole attack will be done at once: then a first look would only make the page wait for its pictures."""
     try:
-        return separate(sent.model, sent.update, device=device, seed=_SEED).exact
+        return separate(sent.model, sent.update, device=device, seed=_SEED, time_limit=_SOON).exact
     except UnsumError:
         return False
 

@@ -13,7 +13,9 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 
 from unsum.app.round import Answer
+from unsum.deadline import time_limit
 from unsum.errors import UnsumError
+from unsum.progress import Looking, Progress
 
 MOST_WAITING = 8  # pages, each with one request
 _LOG = logging.getLogger("unsum.app")
@@ -34,6 +36,16 @@ class _Interruptible(TorchFunctionMode):
         if self._bell.is_set():
             raise Superseded
         return func(*args, **(kwargs or {}))
+
+
+class _Told(Progress):
+    """What a long search is at, beside the stage that it belongs to."""
+
+    def __init__(self, tell: Callable[[Answer | None], None]) -> None:
+        self._tell = tell
+
+    def looking(self, state: Looking) -> None:
+        self._tell({"kind": "search", "sentence": f"The server is {state}"})
 
 
 class Job:
@@ -59,7 +71,7 @@ class Job:
     def run(self) -> None:
         """In the worker's thread."""
         try:
-            with closing(self._work()) as answers, _Interruptible(self._bell):
+            with closing(self._work()) as answers, _Interruptible(self._bell), time_limit(None, _Told(self._tell)):
                 for answer in answers:
                     if self._bell.is_set():
                         raise Superseded

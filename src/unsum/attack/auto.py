@@ -9,115 +9,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
+from unsum.attack.case import Case, separate_by
 from unsum.attack.options import AttackOptions
 from unsum.attack.reach import UNEXPLAINED, blind_at_the_head, is_hopeless, most_samples
 from unsum.certify.claim import TRUSTED_ERROR
-from unsum.deadline import out_of_time
+from unsum.deadline import out_of_time, trying
 from unsum.equation.observation import observe
 from unsum.errors import UnsumError
 from unsum.head import Head, find_head
 from unsum.knowledge import Knowledge
 from unsum.labels import LABEL_RULES, gather
 from unsum.leak import Attempt, Leak
-from unsum.models.language import is_language_model, is_tied
-from unsum.peel.chain import find_chain
-from unsum.peel.ratio import read_rows
+from unsum.models.language import is_tied
 from unsum.progress import Progress
-from unsum.separate import separate
-from unsum.separate.adaptive import recognize
 from unsum.separate.crowded import suits_crowded
 from unsum.separate.method import relative_misfit
-from unsum.spans.pair import dense_steps
+from unsum.spans.tokens import is_patched
 from unsum.update import Update
 
-UNREAD = (
-    "entries of the update were removed or rounded, and no attack that was tried reads the dense layers below the last one "
-    "from what is left"
-)
 _CROWD_RULE = "ilrg"
 _KNOWN = 1e-2  # relative distance, or error, within which a sample is one that another answer has
 _CLEARLY = 1.5  # times as much of the gradient left unexplained, which shrinking noisy features does not do
-
-
-@dataclass
-class Case:
-    """One update under attack, and the best answer so far with the method that gave it."""
-
-    model: nn.Module
-    update: Update
-    options: AttackOptions
-    progress: Progress
-    best: Leak | None = None
-    by: str = ""
-    tried: list[Attempt] = field(default_factory=list)
-
-    @property
-    def answer(self) -> Leak:
-        assert self.best is not None  # choices that improve on an answer come after those that give one
-        return self.best
-
-    @cached_property
-    def language(self) -> bool:
-        return is_language_model(self.model)
-
-    @cached_property
-    def head(self) -> Head:
-        return Head.of(self.model, self.update, self.options.device)
-
-    @cached_property
-    def defended(self) -> bool:
-        return recognize(self.head).kind != "none"
-
-    @property
-    def uncertain(self) -> bool:
-        """Whether the solver answered, is not certain, and others may know better: they assume cross-entropy."""
-        solver = self.by in ("exact", "crowded") or (self.by == "local-steps" and is_hopeless(self.answer))
-        return solver and not self.answer.exact and not self.options.other_loss
-
-    def separate(self, method: str, update: Update | None = None, how: str = "") -> Leak:
-        """One separator's answer, remembered whether it becomes the best one or not."""
-        leak = separate_by(method, self.model, update or self.update, self.options, self.progress)
-        self.tried.append(Attempt(method + how, leak, blind="" if self.language else self._blind(leak)))
-        return leak
-
-    @cached_property
-    def changed(self) -> bool:
-        """Whether entries were removed or rounded: their rows and columns span other directions than the samples do."""
-        return recognize(self.head).kind not in ("none", "noise")
-
-    @cached_property
-    def unread(self) -> str:
-        """Why more may be in the layers below the head: they would be read (`spans`), were they whole."""
-        try:
-            dense = dense_steps(find_chain(self.model, self.update, self.options.device)) if self.changed else []
-        except UnsumError:  # nothing can be traced below the head
-            return ""
-        return UNREAD if len(dense) > 1 else ""
-
-    def _blind(self, leak: Leak) -> str:
-        if out_of_time("a look at what the last layer cannot show"):
-            return "time was over"
-        return blind_at_the_head(self.head, self.update, leak) or ("" if leak.exact else self.unread)
-
-    def read_spans(self) -> Leak:
-        """Two dense layers below the head, which may hold more samples than the head can tell apart."""
-        leak = separate_by("spans", self.model, self.update, self.options, self.progress)
-        blind = "" if leak.exact else "samples may be there that these layers do not tell apart"
-        self.tried.append(Attempt("spans", leak, blind=blind, at_head=False))
-        return leak
-
-    def read_rows(self) -> Leak:
-        """The ratio at every dense layer, which finds only samples that some unit sees alone."""
-        known = self.options.batch_size if self.options.labels is None else len(self.options.labels)
-        leak = read_rows(self.model, self.update, batch_size=known, seed=self.options.seed)
-        self.tried.append(Attempt(RATIO.method, leak, blind="a unit may see several samples", at_head=False))
-        return leak
 
 
 @dataclass(frozen=True)
@@ -139,12 +56,6 @@ class Choice:
         if not self.reason:
             return after
         return replace(after, notes=[self.reason.format(before=before, after=after), *after.notes])
-
-
-def separate_by(method: str, model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
-    """One separator, with what the options grant it."""
-    given = options.shared
-    return separate(model, update, method, labels=options.labels, progress=progress, loss=options.loss, **given)
 
 
 class NothingReadError(UnsumError):
@@ -173,9 +84,10 @@ def quick(method: str, model: nn.Module, update: Update, options: AttackOptions,
 
 
 def _best(choices: tuple[Choice, ...], case: Case) -> Leak:
-    for choice in choices:
+    for place, choice in enumerate(choices, 1):
         if case.best is not None and out_of_time("further attacks"):
             break
+        trying(f"the attack {choice.method!r}", place, len(choices))
         try:
             found = choice.attempt(case) if choice.applies(case) else None
         except UnsumError as reason:  # another one may not need what this one misses
@@ -309,6 +221,13 @@ def _spans_not_tried(case: Case) -> bool:
     return not case.changed
 
 
+def _pictures(case: Case) -> Leak | None:
+    """The pictures where they are certain, or explain the gradient."""
+    found = case.read_tokens()
+    explains = found.batch_size > 0 and found.residual < UNEXPLAINED and not is_hopeless(found)
+    return found if found.exact or explains else None
+
+
 def _better_spans(case: Case) -> Leak | None:
     """The spans' answer where it is certain, or where the head has none that is worth anything."""
     found = case.read_spans()
@@ -337,6 +256,13 @@ CHOICES = (
         lambda case: case.language and not case.answer.exact and not is_tied(case.model),
         _positions,
         "The sequences were not found, so positions are given in no order: the head's equation needs no forward pass.",
+    ),
+    Choice(
+        "tokens",
+        "the model reads patches of the picture as tokens (a vision transformer)",
+        lambda case: not case.language and not _several_steps(case) and is_patched(case.model),
+        _pictures,
+        "The first layers of this transformer gave the pictures themselves (tokens).",
     ),
     Choice(
         "local-steps",

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.attack.auto import auto, only, separate_by
+from unsum.attack.auto import auto, only
+from unsum.attack.case import separate_by
+from unsum.attack.cut import cut_short
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses, walked_down, with_pictures, with_pixels
 from unsum.attack.reach import HOPELESS
-from unsum.certify.claim import grant_each
-from unsum.deadline import out_of_time
+from unsum.deadline import is_interactive, out_of_time
 from unsum.deadline import time_limit as limited_to
 from unsum.errors import UnsumError
 from unsum.head import find_head
@@ -29,7 +30,8 @@ from unsum.losses import Loss
 from unsum.match import match
 from unsum.models.language import is_language_model
 from unsum.peel import obstacle, peel
-from unsum.progress import SILENT, Progress
+from unsum.progress import SILENT, OneLine, Progress
+from unsum.sharing import sharing
 from unsum.update import Update
 
 _SMALLEST_PICTURE = 11  # side of the window that structural similarity is measured in
@@ -107,16 +109,10 @@ def attack(
 def run_attack(model: nn.Module, update: Update, options: AttackOptions, progress: Progress = SILENT) -> Leak:
     """`attack`, for callers that relay options."""
     options.check()
-    with limited_to(options.time_limit) as deadline:
-        leak = _run(model, update, options, progress)
-    if not deadline.cut:
-        return leak
-    over = f"time was over; left untried: {', '.join(deadline.cut)}"
-    tried = [replace(attempt, blind=over) for attempt in leak.tried]
-    notes = [f"{over.capitalize()}.", *(note for note in leak.notes if not note.startswith("Time was over"))]
-    if leak.inputs_exact is not None:  # a search that was cut short vouches for nothing
-        leak = replace(leak, inputs_exact=grant_each(leak.inputs_exact.double(), above=False))
-    return replace(leak, exact=False, tried=tried, notes=notes)
+    heard = OneLine() if progress is SILENT and is_interactive() else progress
+    with limited_to(options.time_limit, heard) as deadline, sharing():
+        leak = _run(model, update, options, heard)
+    return cut_short(leak, deadline)
 
 
 def _run(model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
@@ -181,6 +177,8 @@ def _with_inputs(model: nn.Module, update: Update, leak: Leak, options: AttackOp
     if options.method == AUTO and leak.predicted_error < HOPELESS:
         leak = _with_maps(model, update, leak, options, progress)
         leak = walked_down(model, update, leak, options.seed, progress)
+    if not options.pictures:
+        return leak
     if options.inverse is None:
         leak = with_pixels(model, update, leak, options.seed, progress)
         if leak.images is not None:

@@ -41,6 +41,7 @@ class AttackOptions:
     refine: Mode | None = None
     loss: str | Loss | None = None
     time_limit: float | None = None
+    pictures: bool = True  # whether pictures are made of what was read
     matching: Mapping[str, Any] = field(default_factory=dict)
     device: torch.device | str | None = None
     seed: int = 0

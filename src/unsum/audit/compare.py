@@ -20,6 +20,7 @@ from unsum.audit.sweep.bench import Bench, Point, shown
 from unsum.audit.sweep.task import photo_tiles, ruins
 from unsum.audit.wording import percent
 from unsum.data import Batch
+from unsum.deadline import out_of_time
 from unsum.defend import Defense, Noise, parse_defense
 from unsum.local_training import LocalTraining
 from unsum.progress import Progress
@@ -33,6 +34,7 @@ LITTLE = 10.0  # seconds; a round that took longer is tried under other defenses
 CAPTURED = "The update was captured elsewhere; without the client's samples, no other defense can be tried on them."
 NOT_ASKED = "It was not asked for (--compare, or compare=True, adds it)."
 SLOW = "The attack on this round takes long, and once more for every defense; --compare tries them all the same."
+INTERRUPTED = "The audit was interrupted before other defenses were tried."
 Tried = tuple[list[Defense], Point]
 
 _UNPRICED = "Measured only where every sample stays under the level, and without any defense."
@@ -97,6 +99,8 @@ def compare(
     iterates = options.method != AUTO or options.refine is not None
     if wanted is None and (played.leak.seconds > LITTLE or iterates):
         return Comparison(absent=SLOW)
+    if out_of_time("other defenses"):  # interrupted: whoever waits wants what there is
+        return Comparison(absent=INTERRUPTED)
     how: dict[str, Any] = {"client_trains": train, "training": training, "reader": reader}
     bench = Bench(model, batch, options, progress, **how)
     tried: list[Tried] = [(chain, bench.point(played, chain))]
@@ -106,7 +110,15 @@ def compare(
     tried += [(other, bench.defended(other, None)) for other in standard if shown(other) != shown(chain)]
     stopped = ""
     if not any(point.under(DEFAULT_LEVEL) for _, point in tried):
-        climbed, stopped = _climb(Bench(model, batch, replace(options, time_limit=PATIENCE), progress, **how))
+        climbed, stopped = _climb(
+            Bench(
+                model,
+                batch,
+                replace(options, time_limit=min(PATIENCE, options.time_limit or PATIENCE)),
+                progress,
+                **how,
+            )
+        )
         tried += climbed
     pictures = photo_tiles()
     priced = _priced(tried, Bench(model, batch, options, progress, **how, pictures=pictures))

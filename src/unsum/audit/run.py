@@ -67,6 +67,7 @@ def audit(
     epochs: int = 1,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
+    time_limit: float | None = None,
     compare: bool | None = False,
     device: torch.device | str | None = None,
     seed: int = 0,
@@ -109,6 +110,7 @@ def audit(
         learning_rate, local_steps, epochs, momentum, weight_decay: let the client take several steps of SGD and send the change
             of its weights, as in FedAvg; `local_steps` counts those of all epochs together (one an epoch by default), over
             equal parts of the batch, and the rate is 0.01 unless said. A server sets all that, so the attacker is told.
+        time_limit: seconds for the attack, as in `attack`; other defenses that are compared have as long, each.
         compare: play the round again under standard defenses, for the report; None does so where it costs little.
         progress: an `unsum.progress.Progress`, told the stages and the steps of attacks that iterate.
 
@@ -134,6 +136,7 @@ def audit(
         inverse=inverse,
         refine=refine,
         loss=loss,
+        time_limit=time_limit,
         device=torch.device(device or "cpu"),
         seed=seed,
     )

@@ -6,8 +6,6 @@ machine gone): such a cell is given to another worker, a few times. Every node n
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,11 +16,10 @@ from unsum.bench.declare import Cell
 from unsum.bench.material import Material, code_version
 from unsum.bench.measure import Outcome, measure
 from unsum.bench.run import Shown
-from unsum.errors import UnsumError, optional
+from unsum.cluster import connected
+from unsum.errors import UnsumError
 
-AUTO, LOCAL = "auto", "local"
 _RETRIES = 3  # of a cell whose worker was lost
-_PATIENCE = 10.0  # seconds for a cluster to answer at all
 _AHEAD = 2  # tasks in flight for every one that can run
 
 
@@ -83,11 +80,8 @@ def _measured(cell: Cell, material: Material, version: str) -> Outcome:
 @contextmanager
 def cluster(address: str, material: Material, *, gpus: float = 1.0) -> Iterator[Cluster]:
     """`auto`: the cluster that this machine belongs to, or one of its own; `local`: its own; else an address, HOST:PORT."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
-    ray = optional("ray", "bench", "--ray needs Ray")
-    _connect(ray, address)
     needed = gpus if material.device.startswith("cuda") else 0.0
-    try:
+    with connected(address) as ray:
         found = ray.cluster_resources()
         if needed and found.get("GPU", 0) < needed:
             raise UnsumError(
@@ -98,34 +92,3 @@ def cluster(address: str, material: Material, *, gpus: float = 1.0) -> Iterator[
                 f"No node of the Ray cluster has {material.threads} CPUs free for a cell; lower --threads."
             )
         yield Cluster(ray, needed)
-    finally:
-        ray.shutdown()
-
-
-def _check_reachable(address: str) -> None:
-    """Ray itself would try for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        raise UnsumError(f"--ray takes auto, local or an address, HOST:PORT, not {address!r}.")
-    try:
-        socket.create_connection((host, int(port)), _PATIENCE).close()
-    except (OSError, OverflowError) as error:
-        raise UnsumError(f"Nothing answers at {address!r}; `ray status` shows where the cluster is.") from error
-
-
-def _connect(ray: Any, address: str) -> None:
-    own: dict[str, Any] = {"address": LOCAL, "include_dashboard": False}
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-    if address not in (AUTO, LOCAL):
-        _check_reachable(address)
-    try:
-        ray.init(**(own if address == LOCAL else {"address": address}), **quiet)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        if address == AUTO and isinstance(error, ConnectionError):  # none runs here: one that ends with the run
-            ray.init(**own, **quiet)
-            return
-        ray.shutdown()
-        reason = " ".join(str(error).split())
-        raise UnsumError(
-            f"The Ray cluster at {address!r} cannot be used ({reason}); --ray local makes one of its own."
-        ) from error

@@ -1,14 +1,15 @@
-"""One FedSGD step of a language model: the gradient of the mean loss over the next tokens, as the client would send it."""
+"""One FedSGD step of a language model: the gradient of the mean loss over what it predicts, as the client would send it."""
 
 from __future__ import annotations
 
-import torch
+from functools import partial
+
 from torch import Tensor, nn
 
 from unsum.client.step import ClientStep, Defenses, Gradients, InsideClient, Stage, after, in_mode, ordered
 from unsum.errors import UnsumError
 from unsum.head import find_head
-from unsum.models.language import IGNORED, gradients_of, is_language_model, next_tokens
+from unsum.models.language import IGNORED, Task, gradients_of, is_language_model, targets, task_of, vocabulary_of
 from unsum.update import Update
 
 
@@ -17,16 +18,20 @@ def capture_text(
     tokens: Tensor,
     labels: Tensor | None = None,
     *,
+    mask: Tensor | None = None,
     train: bool = True,
     defenses: Defenses = (),
 ) -> Update:
     """The update a client would send after one step on these sequences.
 
     Args:
-        model: a causal language model, called as `model(tokens)`; left exactly as it was.
-        tokens: (n, L) token numbers, padded on the right where sequences are shorter.
-        labels: (n, L) the tokens again, −100 at those that are not to be predicted (padding, a prompt); position j is
-            trained to predict label j + 1. All tokens by default.
+        model: a language model, called as `model(tokens)`; left exactly as it was.
+        tokens: (n, L) token numbers, padded on the right where sequences are shorter; where a model predicts masked tokens,
+            with its mask token in their places.
+        labels: (n, L) the tokens again, −100 at those that are not to be predicted (padding, a prompt). Position j is
+            trained to predict label j + 1, or label j where tokens are masked. All tokens by default. A classifier of text
+            takes (n,) class numbers.
+        mask: (n, L) false at padding, given to the model as `attention_mask`, as tokenizers do; none by default.
         train: train mode, dropout included, as real clients do; False for eval mode.
         defenses: that change the update, as for `capture`; those inside an image client are refused.
 
@@ -41,35 +46,50 @@ def capture_text(
         {'0.weight': (50, 8), '1.weight': (50, 8), '1.bias': (50,)}
     """
     labels = tokens if labels is None else labels
-    _check(model, tokens, labels)
+    _check(model, tokens, labels, mask)
     parts = ordered(defenses)
     for part in parts:
         if isinstance(part, InsideClient) and part.stage != Stage.UPDATE:
             raise UnsumError(
                 f"{part!r} works inside a client that trains on images; text clients take those on the update."
             )
-    step = ClientStep(model, tokens, labels, train, _gradient)
+    step = ClientStep(model, tokens, labels, train, partial(_gradient, mask=mask))
     return after(parts, Update(step.gradient(step)), step)
 
 
-def _gradient(step: ClientStep) -> Gradients:
+def _gradient(step: ClientStep, *, mask: Tensor | None) -> Gradients:
     names = [name for name, parameter in step.model.named_parameters() if parameter.requires_grad]
     with in_mode(step.model, step.train):
-        return gradients_of(step.model, step.images, step.targets, names)
+        return gradients_of(step.model, step.images, step.targets, names, mask)
 
 
-def _check(model: nn.Module, tokens: Tensor, labels: Tensor) -> None:
+def _check(model: nn.Module, tokens: Tensor, labels: Tensor, mask: Tensor | None) -> None:
     if not is_language_model(model):
-        raise UnsumError("capture_text needs a causal language model: one with a token embedding as wide as its head.")
-    if tokens.ndim != 2 or tokens.shape != labels.shape or tokens.is_floating_point() or labels.is_floating_point():
+        raise UnsumError(
+            "capture_text needs a language model: one with a token embedding as wide as its head, or Hugging Face's "
+            "classifier of text."
+        )
+    task, whole = task_of(model), not tokens.is_floating_point() and not labels.is_floating_point()
+    if task is Task.CLASS and (tokens.ndim != 2 or labels.shape != tokens.shape[:1] or not whole):
+        raise UnsumError(
+            f"A classifier of text takes (n, L) tokens and (n,) classes, not {tuple(tokens.shape)} and {tuple(labels.shape)}."
+        )
+    if task is not Task.CLASS and (tokens.ndim != 2 or tokens.shape != labels.shape or not whole):
         raise UnsumError(
             f"Tokens and labels must be (n, L) whole numbers alike, not {tuple(tokens.shape)} and {tuple(labels.shape)}."
         )
-    if tokens.numel() == 0 or not bool((next_tokens(labels) >= 0).any()):
+    if mask is not None and mask.shape != tokens.shape:
+        raise UnsumError(f"The mask must be as the tokens, {tuple(tokens.shape)}, not {tuple(mask.shape)}.")
+    if tokens.numel() == 0 or not bool((targets(task, labels) >= 0).any()):
         raise UnsumError(
             "No position has a label, so there is nothing to learn; give at least two tokens and one label."
         )
-    vocabulary = find_head(model)[1].out_features
-    outside = torch.cat([tokens.flatten(), labels[labels != IGNORED].flatten()])
-    if int(outside.min()) < 0 or int(outside.max()) >= vocabulary:
-        raise UnsumError(f"Tokens must lie in 0…{vocabulary - 1}; found {int(outside.min())}…{int(outside.max())}.")
+    classes = find_head(model)[1].out_features
+    _check_range("Tokens", tokens, vocabulary_of(model))
+    _check_range("Labels" if task is Task.CLASS else "Tokens", labels[labels != IGNORED], classes)
+
+
+def _check_range(what: str, numbers: Tensor, end: int) -> None:
+    low, high = int(numbers.min()), int(numbers.max())
+    if low < 0 or high >= end:
+        raise UnsumError(f"{what} must lie in 0…{end - 1}; found {low}…{high}.")

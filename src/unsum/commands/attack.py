@@ -14,6 +14,7 @@ from typer import Option
 
 from unsum.commands import options
 from unsum.commands.stages import OUT, loading, stages
+from unsum.deadline import interruptible
 from unsum.files.report_folder import check_folder
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ def command(
     loss: options.LossOption = None,
     inverse: options.InverseOption = None,
     refine: options.RefineOption = None,
-    time_limit: Annotated[
-        float | None, Option(help="Seconds for the search; then the best answer so far, not certified.")
-    ] = None,
+    time_limit: options.TimeLimitOption = None,
     eval_mode: Annotated[bool, Option("--eval-mode", help="The client's BatchNorm used running statistics.")] = False,
     out: Annotated[Path, Option(help="Folder for leak.safetensors, leak.json and pictures.")] = Path("unsum-leak"),
     force: Annotated[bool, Option("--force", help="Overwrite an existing folder.")] = False,
@@ -59,13 +58,13 @@ def command(
         inverse=inverse,
         refine=cast("Mode | None", refine),  # checked below, with a sentence
         loss=loss,
-        time_limit=time_limit,
+        time_limit=options.seconds(time_limit, AttackOptions(attack).steps),
         seed=seed,
     )
     wanted.check()
     inputs = Inputs(update=Received(**vars(captured), previous=previous), seed=seed, **vars(named))
     chosen = options.usable_device(device)
-    with stages(wanted.steps) as shown:
+    with stages(wanted.steps) as shown, interruptible():
         shown.say("Loading the model and the update")
         loaded, sent = inputs.captured()
         names = inputs.class_names(loaded.model)

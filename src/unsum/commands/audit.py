@@ -14,7 +14,9 @@ from typer import Option
 
 import unsum
 from unsum.commands import options
+from unsum.commands.audit_many import audit_many
 from unsum.commands.stages import OUT, PROGRESS, loading, stages
+from unsum.deadline import interruptible
 from unsum.errors import UnsumError, first_line
 from unsum.files.report_folder import check_folder
 from unsum.level import DEFAULT_LEVEL
@@ -27,6 +29,19 @@ if TYPE_CHECKING:
 def command(
     named: options.NamedModel,
     captured: options.Captured,
+    updates: Annotated[
+        Path | None,
+        Option(
+            help="A folder of captured updates (in folders like round-3/, if you like): one row each, in findings.sqlite under "
+            "--out; the same command goes on where one was stopped."
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None, Option(help="With --updates: processes of this machine.", show_default="its cores")
+    ] = None,
+    ray: Annotated[
+        str | None, Option(help="With --updates: a Ray cluster instead: auto, local or an address, HOST:PORT.")
+    ] = None,
     data: options.DataOption = None,
     loss: options.LossOption = None,
     inverse: options.InverseOption = None,
@@ -64,6 +79,7 @@ def command(
         bool, Option("--batch-size-known", help="Grant the attacker the batch size (of a captured update: --batch).")
     ] = False,
     eval_mode: options.EvalOption = False,
+    time_limit: options.TimeLimitOption = None,
     compare: Annotated[
         bool | None,
         Option(
@@ -95,13 +111,26 @@ def command(
     Exit codes: 0 when the audit ran (and no sample leaks more than --fail-above), 1 when a sample leaks more than --fail-above,
     2 when the input was wrong, the gate could not be decided, or anything failed.
     """
-    check_folder(out, force=force)
+    if updates is None:
+        check_folder(out, force=force)
     with loading():
         from unsum.attack.options import AttackOptions
         from unsum.audit.gate import check_gate, write_gate
         from unsum.commands.audit_tables import show, show_sweep
         from unsum.defend import parse_defense
     check_gate(fail_above, junit, sarif, sweeping=bool(sweep))
+    limit = options.seconds(time_limit, AttackOptions(attack).steps)
+    if updates is not None:
+        _refuse_others(
+            data, sweep, defense, server, labels, inverse, refine, junit, sarif, captured.update, captured.before
+        )
+        how: dict[str, Any] = {"method": attack, "loss": loss, "train": not eval_mode, "time_limit": limit}
+        how |= {"batch_size": batch if batch_size_known else None, "device": options.usable_device(device)}
+        gate: dict[str, Any] = {"fail_above": fail_above, "as_json": as_json}
+        audit_many(updates, named, captured, out=out, processes=processes, ray=ray, seed=seed, **gate, **how)
+        return
+    if processes is not None or ray is not None:
+        raise UnsumError("--processes and --ray are for many updates; add --updates FOLDER/, or leave them out.")
     received = captured.received()
     if sweep and server is not None:
         raise UnsumError("A sweep is of honest servers; leave out --server, or leave out --sweep.")
@@ -124,6 +153,7 @@ def command(
         "inverse": inverse,
         "train": not eval_mode,
         "loss": loss,
+        "time_limit": limit,
         **(captured.simulated() if received is None else {}),
         "device": options.usable_device(device),
         "seed": seed,
@@ -147,7 +177,7 @@ def command(
         else:
             show_sweep(swept, page)
         return
-    with stages(AttackOptions(attack).steps) as shown:
+    with stages(AttackOptions(attack).steps) as shown, interruptible():
         result = unsum.audit(**shared, progress=shown, update=received, server=server, compare=compare)
         shown.say("Writing the report")
         page = _written(result, out, force)
@@ -162,6 +192,14 @@ def command(
         console = PROGRESS if as_json else OUT
         console.print(held.reason, style="red" if held.exit_code else "green", soft_wrap=True)
         raise typer.Exit(held.exit_code)
+
+
+def _refuse_others(*given: object) -> None:
+    if any(given):
+        raise UnsumError(
+            "--updates attacks what was captured, as it is, and writes rows; leave out data, single updates, defenses, sweeps, "
+            "servers, label rules, pictures, --junit and --sarif."
+        )
 
 
 def _written(result: Audit, out: Path, force: bool) -> Path:

@@ -100,6 +100,8 @@ def go_on(arguments: list[str] | None = None) -> str:
         return "The same command goes on from its last checkpoint."
     if command == "audit" and any(part.startswith("--sweep") for part in given):
         return "Strengths that were finished are kept: the same command goes on with the others."
+    if command == "audit" and any(part.startswith("--updates") for part in given):
+        return "Updates that were finished are kept: the same command goes on with the others."
     if command == "bench":
         return "What was finished is kept: the same command goes on."
     return "Nothing was half written: run the same command again."

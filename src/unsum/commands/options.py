@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from typer import Option
 
+from unsum.deadline import INTERACTIVE_LIMIT
 from unsum.errors import UnsumError, unknown_name
 
 if TYPE_CHECKING:
@@ -49,6 +50,14 @@ RefineOption = Annotated[
     str | None, Option(help="Refine the pictures: features (raises PSNR), or the published f, g, gf.")
 ]
 EvalOption = Annotated[bool, Option("--eval-mode", help="The client's BatchNorm uses running statistics.")]
+TimeLimitOption = Annotated[
+    float | None,
+    Option(
+        help="Seconds for the search; then the best answer so far, and what was left untried. 0 takes as long as it takes. "
+        "Ctrl-C gives the same at any time.",
+        show_default="60; none for attacks that take a fixed number of steps",
+    ),
+]
 DeviceOption = Annotated[str, Option(help="cpu, cuda, cuda:1, mps …")]
 SeedOption = Annotated[int, Option(help="Fixes every random choice.")]
 JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON instead of a table.")]
@@ -157,6 +166,13 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 
 def _option(name: str, default: Any, kind: Any) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def seconds(wanted: float | None, steps: int | None) -> float | None:
+    """The time limit as an attack takes it, where the attack takes so many `steps` anyway."""
+    if wanted is not None:
+        return wanted or None
+    return INTERACTIVE_LIMIT if steps is None else None
 
 
 def usable_device(name: str) -> str:

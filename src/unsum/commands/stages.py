@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from unsum.progress import Progress
+from unsum.progress import Looking, Progress
 
 PROGRESS = Console(
     stderr=True, markup=False, highlight=False
@@ -61,6 +61,11 @@ class Stages(Progress):
         self._bars.update(self._task, completed=number, total=self._total, losses=shown)
         if self._bars.disable and time.monotonic() - self._said > LINE_EVERY:
             self._line(shown if self._total is None else shown.replace(":", f" of {self._total}:", 1))
+
+    def looking(self, state: Looking) -> None:
+        self._bars.update(self._task, losses=str(state))
+        if self._bars.disable and time.monotonic() - self._said > LINE_EVERY:
+            self._line(str(state))
 
     def part(self, done: int, total: int) -> None:
         """The bar stays while `say` names the next."""

@@ -17,6 +17,7 @@ from unsum.head import BLOCK, find_head
 from unsum.invert import load_inverse
 from unsum.invert.layout import feature_layout
 from unsum.peel.residual.reach import reach
+from unsum.spans.tokens import find_patches
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _DOUBLE = 8  # bytes
@@ -162,6 +163,23 @@ def depth(model: nn.Module, samples: int, size: int) -> Said:
         f"The last convolutions tell every sample's map, whatever pooling stands above, and blocks can be undone down to what "
         f"{told.deepest!r} reads; {told.stop}."
     )
+
+
+def tokens(model: nn.Module, samples: int) -> Said:
+    """What comes back of a vision transformer, by counting tokens against channels."""
+    try:
+        found = find_patches(model)
+    except UnsumError as error:
+        return "ok", str(error)
+    N, T, d = found.count, found.tokens, found.width
+    counted = f"{samples} pictures have {samples * T:,} tokens, and the first block {d} channels"
+    if samples == 1 and (N < d if found.positions else found.first is not None and N + T < d):
+        return "warning", f"One picture of {N} patches in {d} channels: one linear solve gives it back ('tokens')."
+    if samples > 1 and 2 * samples * T <= d and found.block is not None:
+        return "warning", f"{counted}: every token is told apart, and the pictures come back ('tokens')."
+    most = d // (2 * T) if found.block is not None else 0
+    told = f"up to {most} pictures they would be" if most > 1 else "one picture would come back" if N < d else "none is"
+    return "ok", f"{counted}: too many to be told apart ({told}); labels and class tokens leak all the same."
 
 
 def labels(model: nn.Module, batch: Batch) -> Said:

@@ -21,6 +21,7 @@ from unsum.files.tensor_file import read_tensors
 from unsum.models import DEFAULT_MODEL
 from unsum.models.load import LoadedModel
 from unsum.models.received import Received
+from unsum.spans.tokens import is_patched
 from unsum.update import Update
 
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".npz")
@@ -92,7 +93,11 @@ def doctor(
             {
                 "batch size": network.size_against_classes(module, samples),
                 "feature width": network.size_against_features(module, samples),
-                "depth": network.depth(module, samples, size),
+                **(
+                    {"tokens": network.tokens(module, samples)}
+                    if is_patched(module)
+                    else {"depth": network.depth(module, samples, size)}
+                ),
             }
         )
     if held is not None:

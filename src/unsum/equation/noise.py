@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from unsum.head import Factors, Head, orthonormal_rows
+from unsum.sharing import once
 
 # How often a bound may fail that is put to the test. Limits that are quantiles are derived from it; those in whole deviations
 # (3 in `certify`: 1.3e-3 of a Gaussian; more where errors are no Gaussians) are chosen.
@@ -91,6 +92,10 @@ def is_rounding_of_weights(head: Head, sigma: float) -> bool:
 
 def measure_noise(head: Head) -> Noise:
     """Rows of G sum to zero, so the columns of ∇W do: what they sum to instead is noise, whatever its source."""
+    return once("noise", (head,), lambda: _measured_noise(head))
+
+
+def _measured_noise(head: Head) -> Noise:
     gradient = head.grad_W
     C, H = gradient.shape
     precision = rounding_of_an_entry(head)
@@ -99,7 +104,7 @@ def measure_noise(head: Head) -> Noise:
     sent_norms = row_norms if head.sent_W is None else head.row_norms(head.sent_W)
     rounding = (precision * sent_norms) / H**0.5
     rounding = rounding.clamp_min(torch.finfo(gradient.dtype).smallest_normal * precision + 1e-9 * precision * size)
-    column_sums = head.mixed_rows(row_norms.new_ones(1, C))
+    column_sums = head.column_sums()[None]
     limit = _ADDED_NOISE * float(rounding.square().mean().sqrt()) * (C * H) ** 0.5
     if float(column_sums.norm()) > limit and min(C, H) > 2 * _SKETCH:
         column_sums = _outside_largest(head, column_sums, rounding)
@@ -140,6 +145,10 @@ def factorize(head: Head, noise: Noise, batch_size: int | None) -> Factors:
     A granted batch size caps them. Where noise was added it also replaces the count, which noise may have drowned; in a
     clean gradient a missing direction is missing indeed (equal samples, or features that depend on each other).
     """
+    return once("factors", (head, noise), lambda: _factorized(head, noise, batch_size), batch_size)
+
+
+def _factorized(head: Head, noise: Noise, batch_size: int | None) -> Factors:
     if noise.added:
         largest = _largest_of_noise(head.classes, head.grad_W.shape[1], float(noise.level.square().mean().sqrt()))
         return head.factorize(rank=batch_size, threshold=largest)
@@ -178,9 +187,14 @@ def _sketch(head: Head, width: int) -> Tensor:
     H = head.grad_W.shape[1]
     if width >= H:
         return head.grad_W.double()
+    return head.projected(once("sketch", (head.W,), lambda: _directions(head, width), width, of_model=True)) / H**0.5
+
+
+def _directions(head: Head, width: int) -> Tensor:
+    """(width, H) random ones, the same for every gradient of this head."""
     generator = torch.Generator(device=head.grad_W.device).manual_seed(0)
-    directions = torch.empty(width, H, dtype=torch.float64, device=head.grad_W.device)
-    return head.projected(directions.normal_(generator=generator)) / H**0.5
+    directions = torch.empty(width, head.grad_W.shape[1], dtype=torch.float64, device=head.grad_W.device)
+    return directions.normal_(generator=generator)
 
 
 def _pivots(rows: Tensor, count: int, shortest: float = 0.0) -> tuple[Tensor, Tensor]:

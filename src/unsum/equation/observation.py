@@ -11,6 +11,7 @@ from unsum.equation.equation import Equation, Unknowns
 from unsum.equation.noise import Noise, factorize, measure_noise, rounding_of_an_entry
 from unsum.head import Factors, Head
 from unsum.losses import CrossEntropy, Loss
+from unsum.sharing import once
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,12 @@ def observe(head: Head, batch_size: int | None, noise: Noise | None = None) -> O
 
 def observed(head: Head, factors: Factors, noise: Noise, loss: Loss) -> Observation:
     """What factors and noise of a gradient say, for the loss that the client is taken to have minimized."""
+    if type(loss) is not CrossEntropy:  # a loss of the user's own may hide what makes it another
+        return _observed(head, factors, noise, loss)
+    return once("observed", (head, factors, noise), lambda: _observed(head, factors, noise, loss))
+
+
+def _observed(head: Head, factors: Factors, noise: Noise, loss: Loss) -> Observation:
     K = head.logits(factors.A)
     b = K.new_zeros(head.classes) if head.b is None else head.b.double()
     # Entries that were frozen or pruned away are zero although the same row of ∇W is not: such a ∇b is not used.

@@ -42,10 +42,13 @@ class Span:
     def outside(self, x: Tensor) -> Tensor:
         """(n,) the part of each row of x (n, H) outside the span, relative to what noise explains: above 1 it is a stranger."""
         x = x.double()
-        inside = x @ self.V.T
-        apart = (x.square().sum(1) - inside.square().sum(1)).clamp_min(0).sqrt()
+        return self.outside_by(x.square().sum(1), x @ self.V.T)
+
+    def outside_by(self, squares: Tensor, inside: Tensor) -> Tensor:
+        """The same from the squared lengths (n,) and the coordinates (n, R) in the span, where these are cheaper than x."""
+        apart = (squares - inside.square().sum(1)).clamp_min(0).sqrt()
         tilt = self.deviation * self.room**0.5 * (inside / self.singular_values).norm(dim=1)
-        allowed: Tensor = (_DEVIATIONS if self.noisy else _ROUGH_DEVIATIONS) * tilt + _CLIENT * x.norm(dim=1)
+        allowed: Tensor = (_DEVIATIONS if self.noisy else _ROUGH_DEVIATIONS) * tilt + _CLIENT * squares.sqrt()
         return apart / allowed.clamp_min(1e-300)
 
     @property

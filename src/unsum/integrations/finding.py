@@ -1,81 +1,41 @@
-"""One client's update, attacked: figures that a log can hold, on disk as they come.
-
-There is no truth here; the certificate takes its place.
-"""
+"""What a server saw of one client, attacked; and findings on disk as they come."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
 from unsum.attack.auto import only, quick
 from unsum.attack.chain import run_attack
+from unsum.attack.cut import cut_short
 from unsum.attack.options import AttackOptions
-from unsum.audit.leakage import DEFAULT_LEVEL
-from unsum.audit.result import finite
-from unsum.audit.verdict import DOES_NOT_LEAK, LEAKS, NOT_DECIDABLE, State
+from unsum.audit.finding import ClientFinding as ClientFinding
+from unsum.audit.finding import expected_leakage as expected_leakage
+from unsum.audit.finding import finding_of as finding_of
+from unsum.audit.finding import reason_of as reason_of
+from unsum.audit.verdict import NOT_DECIDABLE
 from unsum.client.step import in_mode
+from unsum.deadline import out_of_time
+from unsum.deadline import time_limit as limited_to
 from unsum.errors import UnsumError
 from unsum.integrations.rounds import Seen
 from unsum.leak import Leak
 from unsum.models.language import is_tied
 from unsum.progress import SILENT
 from unsum.separate import SEPARATORS
+from unsum.sharing import sharing
 from unsum.update import Update
 
-Outcome = Literal["audited", "out of time", "failed", "client error"]
 LOCAL_STEPS = "local-steps"
 FILE = "leakage.jsonl"
 _MOST_GRANTED = 256  # samples: solving for more takes longer than a round, and few heads tell as many apart
-
-
-@dataclass(frozen=True)
-class ClientFinding:
-    """What an audit made of one client in one round; without an answer where `outcome` is not "audited".
-
-    `leakage` is what the attack expects to have got, from 0 to 1: 1 − e² for a predicted relative error e of the features, as
-    in the reports. Only where `exact` is true does the attack vouch for it; NaN where it is not decidable, as `reason` says.
-    `granted` is what the attacker was given: a server sees `num_examples`, so the batch size is, where the client took one step.
-    """
-
-    round: int
-    client: str
-    outcome: Outcome
-    exact: bool = False
-    predicted_error: float = math.nan
-    leakage: float = math.nan
-    batch_size: int | None = None
-    label_counts: dict[int, int] = field(default_factory=dict)
-    exact_inputs: int = 0
-    method: str = ""
-    seconds: float = 0.0
-    num_examples: int | None = None
-    statistics_layers: int = 0
-    local_steps: int | None = None
-    notes: tuple[str, ...] = ()
-    reason: str = ""
-    granted: tuple[str, ...] = ()
-
-    @property
-    def state(self) -> State:
-        """Without the truth: by what the attack expects to have got."""
-        if math.isnan(self.leakage):
-            return NOT_DECIDABLE
-        return LEAKS if self.leakage >= DEFAULT_LEVEL else DOES_NOT_LEAK
-
-    def to_dict(self) -> dict[str, Any]:
-        """In plain types that JSON holds: no NaN or infinity, and class numbers as text."""
-        counts = {str(label): count for label, count in self.label_counts.items()}
-        lists = {name: list(value) for name, value in vars(self).items() if isinstance(value, tuple)}
-        return finite(vars(self) | lists | {"state": self.state, "label_counts": counts})
 
 
 def check_attack(name: str | None) -> None:
@@ -84,21 +44,29 @@ def check_attack(name: str | None) -> None:
         AttackOptions(name).check()
 
 
-def attack_seen(model: nn.Module, seen: Seen, attack: str | None, *, train: bool, seed: int) -> Leak:
+def attack_seen(
+    model: nn.Module, seen: Seen, attack: str | None, *, train: bool, seed: int, time_limit: float | None = None
+) -> Leak:
     """The attack on what was seen; `model` holds the weights that were sent. A separator's name separates and no more.
 
     None is the quick one that suits the training: `exact`, `local-steps` where the client took several steps, or `text` where
     the head is the embedding; and the rows of every dense layer, where that is not certain.
 
     The number of examples is granted as the batch size first. A client may have drawn a smaller batch from them, so without a
-    certain answer the attack is asked again without it.
+    certain answer the attack is asked again without it. `time_limit` is for both together; what it leaves untried is noted.
     """
+    with limited_to(time_limit) as deadline, sharing():
+        leak = _attacked_twice(model, seen, attack, train=train, seed=seed)
+    return cut_short(leak, deadline)
+
+
+def _attacked_twice(model: nn.Module, seen: Seen, attack: str | None, *, train: bool, seed: int) -> Leak:
     granted, told = _batch_size(seen.update), None
     with in_mode(model, train):
         if granted is not None:
             with suppress(UnsumError):  # the attack refuses a batch of that size
                 told = _attacked(model, seen.update, attack, AttackOptions(batch_size=granted, seed=seed))
-        if told is not None and told.exact:
+        if told is not None and (told.exact or out_of_time("the same without the batch size")):
             return told
         untold = _attacked(model, seen.update, attack, AttackOptions(seed=seed))
     found = [untold] if told is None or told.batch_size != granted else [told, untold]
@@ -119,48 +87,6 @@ def _batch_size(update: Update) -> int | None:
     several = update.training is not None and update.training.several_steps
     count = update.num_examples
     return None if several or count is None or count > _MOST_GRANTED or update.batch_size is not None else count
-
-
-def finding_of(number: int, client: str, seen: Seen, leak: Leak) -> ClientFinding:
-    inputs = 0 if leak.inputs_exact is None else int(leak.inputs_exact.sum())
-    notes = [*seen.update.notes, *leak.notes, *filter(None, [seen.statistics.note])]
-    return ClientFinding(
-        number,
-        client,
-        "audited",
-        exact=leak.exact,
-        predicted_error=leak.predicted_error,
-        leakage=expected_leakage(leak),
-        batch_size=leak.batch_size,
-        label_counts=dict(sorted(Counter(leak.labels.tolist()).items())),
-        exact_inputs=inputs,
-        method=leak.method,
-        seconds=leak.seconds,
-        num_examples=seen.update.num_examples,
-        statistics_layers=len(seen.statistics.layers),
-        local_steps=seen.statistics.steps,
-        notes=tuple(notes),
-        reason=leak.undecided if math.isnan(expected_leakage(leak)) else "",
-        granted=tuple(leak.knowledge.granted()),
-    )
-
-
-def expected_leakage(leak: Leak) -> float:
-    """1 − e² for the error e that the attack predicts, whether it vouches for it or not; NaN where it predicts none, or where
-    little means nothing because no attack applies."""
-    if leak.inputs_exact is not None and bool(leak.inputs_exact.any()):
-        return 1.0
-    if math.isnan(leak.predicted_error):
-        return math.nan
-    expected = max(1 - leak.predicted_error**2, 0.0)
-    return math.nan if leak.undecided and expected < DEFAULT_LEVEL else expected
-
-
-def reason_of(error: BaseException) -> str:
-    """An audit's failure in one sentence: unsum's own as it is, any other with its kind."""
-    if isinstance(error, UnsumError):
-        return str(error)
-    return f"The audit failed with {type(error).__name__}: {error}"
 
 
 class Journal:

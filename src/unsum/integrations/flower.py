@@ -30,7 +30,7 @@ from unsum.integrations.finding import (
 )
 from unsum.integrations.guard import Action, Guard
 from unsum.integrations.rounds import Seen, fill, seen
-from unsum.integrations.time_limit import OutOfTime, within
+from unsum.integrations.time_limit import SEARCHING, OutOfTime, within
 from unsum.local_training import LocalTraining
 from unsum.separate.several_rounds import separate_rounds
 from unsum.update import Update
@@ -65,8 +65,9 @@ class AuditStrategy(Strategy):
         every: audit every so many rounds, from the first on.
         clients: how many clients a round, those with the fewest turns so far first; all by default.
         budget_seconds: for the audits of one round; by default, all audits together may take a tenth of the time that the
-            training took until then. One audit gets at most half of what is left and is stopped then; if the first one of a
-            round was, no other is begun until twice as much has been saved up, and gets it all. Findings say who was left out.
+            training took until then. One audit gets at most half of what is left and gives its best answer then; if the first
+            one of a round had to, no other is begun until twice as much has been saved up, and gets it all. Findings say who
+            was left out.
         training: what the server knows of its clients' training.
         attack: by default the exact solver, which is quick and vouches for its answers, or `local-steps` where clients take
             several; any other separator; or `auto`, everything.
@@ -175,7 +176,7 @@ class AuditStrategy(Strategy):
                 part = 1 if self._saved_up and not findings else 2
                 findings.append(self._audit_one(number, reply, left / part))
         if budget > 0:
-            self._saved_up = 2 * budget if findings and findings[0].outcome == "out of time" else 0.0
+            self._saved_up = 2 * budget if findings and findings[0].ran_out_of_time else 0.0
         figures = figures_of(findings, time.perf_counter() - start)
         self.findings += findings
         self._journal.write(number, findings, figures)
@@ -199,7 +200,7 @@ class AuditStrategy(Strategy):
         node = reply.metadata.src_node_id
         self._turns[node] = self._turns.get(node, 0) + 1  # even if it runs out of time, or it would be first for ever
         try:
-            model, seen_, finding = within(seconds, lambda: self._look(number, reply))
+            model, seen_, finding = within(seconds, lambda: self._look(number, reply, SEARCHING * seconds))
         except OutOfTime:
             return _late(number, reply, f"it took longer than the {seconds:.2g} s it was given of the round's budget")
         except Exception as error:
@@ -208,7 +209,7 @@ class AuditStrategy(Strategy):
             self.worst = finding, model, seen_
         return finding
 
-    def _look(self, number: int, reply: Message) -> tuple[nn.Module, Seen, ClientFinding]:
+    def _look(self, number: int, reply: Message, seconds: float) -> tuple[nn.Module, Seen, ClientFinding]:
         node = reply.metadata.src_node_id
         before, after = self._sent.get(node), _only_arrays(reply)
         if before is None or after is None:
@@ -217,14 +218,15 @@ class AuditStrategy(Strategy):
         sent = _tensors(before)
         fill(model, sent)
         found = seen(model, sent, _tensors(after), self._training, num_examples=_num_examples(reply))
-        leak = attack_seen(model, found, self._attack, train=self._train, seed=self._seed)
+        how: dict[str, Any] = {"train": self._train, "seed": self._seed, "time_limit": seconds}
+        leak = attack_seen(model, found, self._attack, **how)
         if self._earlier is not None:
             rounds = [*self._earlier.get(node, []), (model, found.update)][-_REMEMBERED:]
             self._earlier[node] = rounds
             if len(rounds) > 1:
                 together = separate_rounds(rounds, batch_size=found.update.batch_size, seed=self._seed)
                 leak = min(leak, together, key=lambda leak: leak.predicted_error)
-        return model, found, finding_of(number, str(node), found, leak)
+        return model, found, finding_of(number, str(node), found.update, leak)
 
     def _say(self, number: int, findings: list[ClientFinding]) -> None:
         audited = [finding for finding in findings if finding.outcome == "audited"]

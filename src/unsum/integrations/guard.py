@@ -22,12 +22,13 @@ from unsum.attack.options import AUTO
 from unsum.errors import UnsumError, unknown_name
 from unsum.integrations.finding import attack_seen, check_attack, expected_leakage, reason_of
 from unsum.integrations.rounds import fill, seen
-from unsum.integrations.time_limit import OutOfTime, within
+from unsum.integrations.time_limit import SEARCHING, OutOfTime, within
 from unsum.local_training import LocalTraining
 
 Action = Literal["refuse", "noise"]
 WhenUnsure = Literal["refuse", "send"]
 _FIRST_NOISE = 1e-3  # in root mean squares of the update: what a certificate notices and training does not
+_NOW = 1e-3  # seconds: as good as none
 _GROWTH, _TRIES = 3.0, 10  # up to twenty times the update itself
 
 
@@ -84,7 +85,8 @@ class Guard:
         generator = torch.Generator().manual_seed(secrets.randbits(63))  # nobody can draw the same noise again
         for attempt in range(_TRIES):
             try:
-                leakage, why = within(deadline - time.perf_counter(), partial(self._leakage, received, tried))
+                left = deadline - time.perf_counter()
+                leakage, why = within(left, partial(self._leakage, received, tried, max(SEARCHING * left, _NOW)))
             except OutOfTime:
                 return self._unsure(tried, noise, f"the audit took longer than {self.budget_seconds:g} s")
             except Exception as error:
@@ -101,12 +103,12 @@ class Guard:
             tried = _noised(weights, moved.keys(), noise, generator)
         return self._unsure(tried, noise, f"noise of {noise:.1g} did not bring the leakage down")
 
-    def _leakage(self, received: Mapping[str, Any], leaving: Mapping[str, Tensor]) -> tuple[float, str]:
+    def _leakage(self, received: Mapping[str, Any], leaving: Mapping[str, Tensor], seconds: float) -> tuple[float, str]:
         """What the attack expects to get, and why that is not known where it is not."""
         model = copy.deepcopy(self.model)
         fill(model, received)
         round_ = seen(model, received, leaving, self.training)
-        leak = attack_seen(model, round_, self.attack, train=self.train, seed=self.seed)
+        leak = attack_seen(model, round_, self.attack, train=self.train, seed=self.seed, time_limit=seconds)
         return expected_leakage(leak), leak.undecided
 
     def _unsure(self, weights: dict[str, Tensor], noise: float, cause: str) -> Judged:

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 Result = TypeVar("Result")
+SEARCHING = 0.9  # of the seconds given, which a search is told: it ends with its best answer before it would be stopped
 _GRACE = 0.05  # seconds in which a stopped thread usually ends, so that none runs beside the training
 
 

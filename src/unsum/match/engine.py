@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
 from unsum.files.writing import write_pictures
 from unsum.match import checkpoint
@@ -17,6 +18,7 @@ from unsum.match.evaluate import Evaluator
 from unsum.match.optimizers import LBFGS
 from unsum.match.problem import Plan, Problem
 
+UNTRIED = "further steps of gradient matching"
 LOOKS, _RAREST_LOOK = 40, 50  # looks of one run at its losses, and the most steps between two
 _PREVIEW_SECONDS = 2.0  # between two writings of the pictures so far
 
@@ -79,7 +81,7 @@ class _Run:
 
     def go(self) -> None:
         self._resume()
-        while self.step < self.plan.steps and float(self.best_losses.min()) > 0:
+        while self.step < self.plan.steps and float(self.best_losses.min()) > 0 and not out_of_time(UNTRIED):
             looking = self.step % self.look_every == 0
             before = [leaf.detach().clone() for leaf in self.evaluator.leaves] if looking else []
             losses = self.driver.step(self.step / self.plan.steps)

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unsum.deadline import out_of_time
 from unsum.errors import UnsumError, optional
 from unsum.files.writing import write_pictures
-from unsum.match.engine import LOOKS, Matched
+from unsum.match.engine import LOOKS, UNTRIED, Matched
 from unsum.match.many import Many
 from unsum.match.method import MatcherNeeds, matcher
 from unsum.match.plug import Generator, load_generator
@@ -103,11 +104,14 @@ class _LatentSearch:
             first = int(totals.argmin())
             if float(totals[first]) < best[0]:
                 best = (float(totals[first]), float(matches[first]), latents[first].clone())
-            if restart == 0 and (step % look_every == 0 or step == steps - 1):
+            over = out_of_time(UNTRIED)
+            if restart == 0 and (step % look_every == 0 or step == steps - 1 or over):
                 self.rows.append([step + 1, *best[:2]])
                 problem.progress.step(step + 1, *best[:2])
                 if problem.preview is not None:
                     write_pictures(problem.preview, self.generator(best[2]))
+            if over:
+                break
         return best
 
 

@@ -19,6 +19,7 @@ from random import Random
 import torch
 from torch import Tensor, nn
 
+from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
 from unsum.files.writing import write_pictures
 from unsum.late_scipy import linear_sum_assignment
@@ -188,12 +189,15 @@ class _Learner:
                 error.backward()
             adam.step()
             schedule.step()
-            if step % look_every == 0 or step == steps:
+            over = out_of_time("further steps of learning to invert")
+            if step % look_every == 0 or step == steps or over:
                 value = self._error(test, at_a_time)
                 rows.append([step, value, float(error.detach())])
                 self.problem.progress.step(step, *rows[-1][1:])
                 if value < best:
                     best, kept = value, {name: w.clone() for name, w in self.network.state_dict().items()}
+            if over:
+                break
         self.network.load_state_dict(kept)
         return best, rows
 

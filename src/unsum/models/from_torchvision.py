@@ -11,6 +11,7 @@ from torch import nn
 
 from unsum.errors import UnsumError, first_line, unknown_name
 from unsum.files.torch_file import no_code_from_files
+from unsum.head import find_head
 from unsum.models.built import FRESH, USUAL_SIZE, Built, Normalize, fresh_head
 
 _SIZES = {"inception_v3": 299}
@@ -29,6 +30,10 @@ def build_torchvision(name: str, classes: int, seed: int, *, download: bool = Fa
             return _published(models, name, published, classes if fresh else None, seed, download)
         options = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
         model = models.get_model(name, weights=None, num_classes=classes, **options)
+        if not bool(
+            find_head(model)[1].weight.any()
+        ):  # ViTs start at zero: no gradient would pass until the second step
+            fresh_head(model, classes, seed)
     except UnsumError:
         raise
     except (ValueError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""What makes a model a language model, and its loss: every position is a sample, and its label is the next token.
+"""What makes a model a language model, what it predicts, and its loss: every position with a label is a sample.
 
 Between text and the token numbers of a language model: the tokenizer in its Hugging Face folder, or plain numbers.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,39 @@ from unsum.head import find_head
 IGNORED = -100  # the label of a position that takes no part, as PyTorch and Hugging Face have it
 
 
+class Task(StrEnum):
+    """What a model of tokens is trained to predict."""
+
+    NEXT = "next"  # at every position the token after it
+    MASKED = "masked"  # at some positions the token that was put out of sight there
+    CLASS = "class"  # one class for every sequence
+
+
+_ENDINGS = {"ForSequenceClassification": Task.CLASS, "ForMaskedLM": Task.MASKED}  # as Hugging Face names its classes
+
+
+def task_of(model: nn.Module) -> Task:
+    """As the model says itself (`text_task`), or as the name of its Hugging Face class does; else the next token."""
+    said = getattr(model, "text_task", None)
+    if said is not None:
+        return Task(said)
+    inner = model.get_base_model() if callable(getattr(model, "get_base_model", None)) else model  # within peft's
+    names = [kind.__name__ for kind in type(inner).__mro__]
+    return next((task for end, task in _ENDINGS.items() for name in names if name.endswith(end)), Task.NEXT)
+
+
 def embedding_of(model: nn.Module) -> tuple[str, nn.Embedding] | None:
-    """The embedding of the tokens: the one with a row for every output of the head; None where there is no such."""
+    """The embedding of the tokens: the one with a row for every output of the head; None where there is no such.
+
+    A classifier of text has its own way to say which it is, or its first one.
+    """
     embeddings = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
     if not embeddings:  # before the head is looked for, which takes a while
         return None
+    if task_of(model) is Task.CLASS:
+        asked = getattr(model, "get_input_embeddings", None)
+        own = asked() if callable(asked) else embeddings[0][1]
+        return next((pair for pair in embeddings if pair[1] is own), None)
     try:
         _, head = find_head(model)
     except UnsumError:
@@ -32,8 +61,15 @@ def embedding_of(model: nn.Module) -> tuple[str, nn.Embedding] | None:
 
 
 def is_language_model(model: nn.Module) -> bool:
-    """Whether the model reads tokens and predicts tokens of the same vocabulary."""
+    """Whether the model reads tokens, and predicts tokens of the same vocabulary or a class of the whole text."""
     return embedding_of(model) is not None
+
+
+def vocabulary_of(model: nn.Module) -> int:
+    """How many tokens there are."""
+    found = embedding_of(model)
+    assert found is not None
+    return found[1].num_embeddings
 
 
 def is_tied(model: nn.Module) -> bool:
@@ -43,11 +79,11 @@ def is_tied(model: nn.Module) -> bool:
 
 
 def logits_of(output: Any) -> Tensor:
-    """(n, L, V) logits out of what a language model returns: a tensor, a tuple, or an object with `.logits`."""
+    """(n, L, V) or (n, C) logits out of what a model of text returns: a tensor, a tuple, or an object with `.logits`."""
     found = getattr(output, "logits", output)
     found = found[0] if isinstance(found, tuple | list) else found
-    if not isinstance(found, Tensor) or found.ndim != 3:
-        raise UnsumError("A language model must return (n, L, V) logits for (n, L) tokens; this one does not.")
+    if not isinstance(found, Tensor) or found.ndim not in (2, 3):
+        raise UnsumError("A model of text must return (n, L, V) or (n, C) logits for (n, L) tokens; this one does not.")
     return found
 
 
@@ -60,18 +96,31 @@ def next_tokens(labels: Tensor) -> Tensor:
     return labels[:, 1:]
 
 
-def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy over the positions that take part, of logits (n, L, V) and labels (n, L) not yet shifted."""
-    kept = next_tokens(labels)
-    flat = logits[:, :-1].reshape(-1, logits.shape[-1])
-    return nn.functional.cross_entropy(flat, kept.reshape(-1), ignore_index=IGNORED)
+def targets(task: Task, labels: Tensor) -> Tensor:
+    """(n, P) what the head's P positions are to predict: the next tokens, those in the same place, or one class."""
+    if task is Task.NEXT:
+        return next_tokens(labels)
+    return labels if task is Task.MASKED else labels.view(len(labels), 1)
 
 
-def gradients_of(model: nn.Module, tokens: Tensor, labels: Tensor, names: list[str]) -> dict[str, Tensor]:
-    """The gradient of `next_token_loss` for the named parameters, in the mode that the model is in."""
+def text_loss(task: Task, logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy over the positions that take part; labels (n, L) are not yet shifted, or (n,) classes."""
+    wanted = targets(task, labels)
+    flat = logits[:, : wanted.shape[1]] if logits.ndim == 3 else logits
+    return nn.functional.cross_entropy(flat.reshape(-1, flat.shape[-1]), wanted.reshape(-1), ignore_index=IGNORED)
+
+
+def gradients_of(
+    model: nn.Module, tokens: Tensor, labels: Tensor, names: list[str], mask: Tensor | None = None
+) -> dict[str, Tensor]:
+    """The gradient of `text_loss` for the named parameters, in the mode that the model is in.
+
+    `mask` (n, L) is false at padding, which nobody then attends to.
+    """
     parameters = dict(model.named_parameters())
     with torch.enable_grad():
-        loss = next_token_loss(logits_of(model(tokens)), labels)
+        output = model(tokens) if mask is None else model(tokens, attention_mask=mask.long())
+        loss = text_loss(task_of(model), logits_of(output), labels)
         found = torch.autograd.grad(loss, [parameters[name] for name in names], allow_unused=True)
     return {name: g.detach() for name, g in zip(names, found, strict=True) if g is not None}
 

@@ -60,6 +60,8 @@ def activation_of(module: nn.Module) -> Activation | None:
         return leaky_relu(slope)
     if isinstance(module, nn.GELU):
         approximate = module.approximate
+        if approximate == "none":
+            return GELU
         return Activation("GELU", lambda z: nn.functional.gelu(z, approximate=approximate), "folded")
     if isinstance(module, nn.ELU) and module.alpha > 0:
         return elu(module.alpha)
@@ -100,7 +102,12 @@ TANH = Activation(
 )
 SIGMOID = Activation("Sigmoid", torch.sigmoid, "one-to-one", lambda y: torch.logit(y, eps=torch.finfo(y.dtype).eps))
 SILU = Activation("SiLU", nn.functional.silu, "folded")
-GELU = Activation("GELU", nn.functional.gelu, "folded")
+GELU = Activation(
+    "GELU",
+    nn.functional.gelu,
+    "folded",
+    derivative=lambda z: torch.special.ndtr(z) + z * torch.exp(-z.square() / 2) / (2 * torch.pi) ** 0.5,
+)
 
 
 def bisect(function: Callable[[Tensor], Tensor], y: Tensor, low: Tensor, high: Tensor, *, rising: bool) -> Tensor:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 
+from unsum.deadline import out_of_time
 from unsum.peel.activations import Activation
 from unsum.peel.chain import Step
 from unsum.peel.dense import open_range
@@ -101,7 +102,7 @@ def least_squares(
     for _ in range(_ITERATIONS):
         Jp = J(p)
         curvature = float(Jp.square().sum())
-        if gamma <= limit or curvature <= 0:
+        if gamma <= limit or curvature <= 0 or out_of_time("further steps of peeling"):
             break
         step = gamma / curvature
         x = x + step * p

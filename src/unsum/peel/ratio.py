@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from unsum.certify.claim import grant_each
 from unsum.errors import UnsumError
@@ -69,6 +70,8 @@ def candidates(model: nn.Module, update: Update, seed: int = 0) -> list[Candidat
     for name, module in model.named_modules():
         prefix = f"{name}." if name else ""
         grad_W, grad_b = (update.gradients.get(f"{prefix}{part}") for part in ("weight", "bias"))
+        if isinstance(module, NonDynamicallyQuantizableLinear):  # attention uses its weight, and calls it never
+            continue
         if isinstance(module, nn.Linear) and grad_W is not None and grad_b is not None and bool(grad_b.any()):
             found.append(_of_layer(name or type(module).__name__, grad_W, grad_b, seed))
     return found

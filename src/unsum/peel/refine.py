@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.deadline import out_of_time
 from unsum.head import orthonormal_rows
 from unsum.leak import Leak
 from unsum.peel.blocks import right_product
@@ -175,7 +176,7 @@ def _settle(rounds: Rounds, T: Tensor, open_errors: Tensor, seed: int) -> Refine
             best = residual, T, change, list(rounds.masks), rounds.Y
         # Unexplained: some state is wrong, keep asking.
         open_errors = torch.minimum(open_errors, moves + residual + 1e-6)
-        if not change > _STILL or (count > 3 and change > 0.7 * previous):
+        if not change > _STILL or (count > 3 and change > 0.7 * previous) or out_of_time("further rounds of peeling"):
             break
     residual, T, change, rounds.masks, rounds.Y = best
     if residual == math.inf:

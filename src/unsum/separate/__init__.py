@@ -36,6 +36,7 @@ from unsum.separate.losses import advice, fitting_loss, separate_declared
 from unsum.separate.method import SEPARATORS
 from unsum.separate.options import check_options, takes
 from unsum.separate.rgla import estimated_loss
+from unsum.sharing import sharing
 from unsum.update import Update
 
 __all__ = ["SEPARATORS", "estimated_loss", "separate"]
@@ -110,7 +111,7 @@ def separate(
         options["progress"] = progress
     if takes(separator, "model"):
         options |= {"model": model, "update": update}
-    with limited_to(time_limit) as deadline:
+    with limited_to(time_limit, progress) as deadline, sharing():
         if other is not None and method == "exact":
             leak = separate_declared(head, knowledge, other, seed=seed)
         else:
@@ -119,9 +120,7 @@ def separate(
             if method == "exact" and not leak.exact:
                 leak = replace(leak, notes=[*leak.notes, *filter(None, [advice(head)])])
     if deadline.cut:  # a search that was cut short vouches for nothing
-        leak = replace(
-            leak, exact=False, notes=[f"Time was over; left untried: {', '.join(deadline.cut)}.", *leak.notes]
-        )
+        leak = replace(leak, exact=False, notes=[deadline.sentence, *leak.notes])
     if update.carried is not None:
         leak = replace(leak, notes=[*leak.notes, update.carried.note])
     granted = replace(knowledge, auxiliary_photos=leak.knowledge.auxiliary_photos)  # a method says which photos it used

@@ -17,12 +17,14 @@ import math
 import torch
 from torch import Tensor, nn
 
+from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
 from unsum.head import Factors, Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.separate.method import SEPARATORS, uncertified
 
+_UNTRIED = "further steps of unmixing"
 _ROUNDING = 1e-6  # of the largest singular value: what lies below is no sample
 DOMAINS = ("differences", "values")
 _SETTLED = 1e-7  # change of the unmixing at which it ends
@@ -135,7 +137,7 @@ def fixed_point(Z: Tensor, generator: torch.Generator, iterations: int = 200) ->
         turned = left @ right
         change = float((1 - (turned * V).sum(1).abs()).max())
         V = turned
-        if change < _SETTLED:
+        if change < _SETTLED or out_of_time(_UNTRIED):
             break
     return V
 
@@ -216,4 +218,6 @@ def descend(
                     loss = loss + smooth * variation
             loss.backward()
             optimizer.step()
+            if out_of_time(_UNTRIED):
+                break
     return nn.functional.normalize(V.detach(), dim=1)

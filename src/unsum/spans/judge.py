@@ -28,6 +28,11 @@ _LENGTHS = (
     "Without biases a temperature in the loss looks like longer samples; declare the loss to have lengths vouched for."
 )
 _MIRRORED = 8  # samples that are mirrored one by one
+_MOVED, _STAYS, _FARTHEST = (
+    30.0,
+    1e-3,
+    5e-3,
+)  # predicted errors and parts of a sample that the last solve may move it by
 _LOSS_LEAVES = 1e-3  # of the gradients at the logits: what a loss that is the right one leaves at most
 
 
@@ -44,6 +49,12 @@ class Answer:
     lengths_open: bool = False  # the spans alone do not tell how long samples are
 
     @property
+    def moved(self) -> Tensor:
+        """(R,) whether the last solve took a sample farther from where the spans have it than they allow."""
+        far = (self.X - self.roots.X).norm(dim=1) / self.X.norm(dim=1).clamp_min(1e-300)
+        return ~(far < (_MOVED * self.roots.errors + _STAYS).clamp_max(_FARTHEST))
+
+    @property
     def left(self) -> float:
         """What all samples leave of a gradient; a part of them explains nothing as a whole."""
         return 1.0 if self.missing or self.played.unexplained != self.played.unexplained else self.played.unexplained
@@ -57,6 +68,10 @@ def judge(answer: Answer, knowledge: Knowledge, seed: int) -> Claim:
     doubts = [] if answer.missing else [*doubt_reading(reading, knowledge), *doubt_number(reading, knowledge)]
     if answer.lengths_open and knowledge.loss is None:
         doubts.append(_LENGTHS)
+    if bool(answer.moved.any()):
+        doubts.append(
+            "The spans and the sum of all samples disagree about one: samples may weigh differently than was assumed."
+        )
     if not answer.missing and not explained:
         doubts.append(
             f"Sent through the layers again, the samples leave {replayed.unexplained:.0e} of a gradient unexplained."

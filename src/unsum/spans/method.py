@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.certify.claim import Claim, grant_each, nothing
+from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
@@ -34,7 +35,7 @@ from unsum.spans.maps import separate_maps
 from unsum.spans.missing import told_again, with_missing
 from unsum.spans.pair import Pair, choose_pair, dense_steps
 from unsum.spans.passes import forward
-from unsum.spans.search import Roots, refined, search
+from unsum.spans.search import Roots, blurred, refined, search
 from unsum.spans.settle import Sample, settle
 from unsum.spans.targets import LossReading, read_loss
 from unsum.spans.training import rounded_entry
@@ -83,7 +84,12 @@ def spans(
     if several:
         why = "No sample of the first local step was found in the spans. This is no sign that nothing leaks."
         return _empty(head, nothing(why))
-    leak = _one_step(head, chain, update, knowledge, loss, seed, progress)
+    try:
+        leak = _one_step(head, chain, update, knowledge, loss, seed, progress)
+    except UnsumError:
+        if steps is None:
+            raise
+        return _with_inputs(chain, steps)
     if steps is None or leak.exact:
         return leak
     better = (steps.leak.batch_size, -steps.leak.predicted_error) > (leak.batch_size, -leak.predicted_error)
@@ -243,6 +249,7 @@ def _together(head: Head, pair: Pair, answer: Answer, loss: Loss | None, knowled
 
 
 def _leak(head: Head, chain: Chain, pair: Pair, answer: Answer, knowledge: Knowledge, seed: int) -> Leak:
+    answer = replace(answer, errors=blurred(answer.errors, answer.X, pair.here))
     claim = judge(answer, knowledge, seed)
     reading, X, copies = answer.reading, answer.X, answer.reading.copies
     times = torch.ones(len(X), dtype=torch.long, device=X.device) if copies is None else copies

@@ -32,7 +32,7 @@ _SAME = 1e-4  # relative distance within which two roots are one
 _PER_SAMPLE = 8  # starts of a round of descents for each sample that is looked for
 _FEWEST, _LARGEST = 64, 2048  # starts of such a round
 _BARREN = 4  # rounds in a row without a new sample, after which the search ends
-PATIENCE = 8.0  # seconds without a new sample, after which it ends too: what the head's solver gives further starts
+PATIENCE = 8.0  # seconds of computing without a new sample, after which it ends too, as the head's solver does
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,12 @@ def level(a: Tensor, span: LayerSpan) -> Tensor:
     return share
 
 
+def blurred(errors: Tensor, X: Tensor, span: LayerSpan) -> Tensor:
+    """(R,) relative errors of samples, with what noise turns their own span by: the unknowns within it do not see that."""
+    extended = (X.square().sum(1) + span.has_bias).sqrt() / X.norm(dim=1).clamp_min(1e-300)
+    return torch.hypot(errors, level(X, span) * extended)
+
+
 def search(condition: Condition, expected: int, seed: int, progress: Progress, *, most: bool) -> tuple[Roots, Tensor]:
     """(samples, points that fit and are no samples) from starts, round after round, until `expected` are found, each twice, or
     rounds bring nothing new. The points lie in families, which `settle` looks through.
@@ -102,10 +108,10 @@ def search(condition: Condition, expected: int, seed: int, progress: Progress, *
     Where `most` are enough, the search ends with what a round gives: the rest is found sooner once these are taken out.
     """
     generator = torch.Generator().manual_seed(seed)
-    last = time.monotonic()
+    last = time.thread_time()
     found, barren = Roots.none(condition.step), 0
     points, first = [found.X], True
-    while barren < _BARREN and time.monotonic() < last + PATIENCE and not out_of_time("further starts of the spans"):
+    while barren < _BARREN and time.thread_time() < last + PATIENCE and not out_of_time("further starts of the spans"):
         ended = tried_starts(condition, expected - len(found), generator, first=first)
         before = len(found), int((found.hits > 1).sum())
         new, near = roots_among(condition, *ended)
@@ -116,7 +122,7 @@ def search(condition: Condition, expected: int, seed: int, progress: Progress, *
         if (most and len(found)) or (len(found) >= expected and twice == len(found)):
             break
         if (len(found), twice) > before:
-            barren, last = 0, time.monotonic()
+            barren, last = 0, time.thread_time()
         else:
             barren += 1
         progress.part(min(len(found), expected), expected)

@@ -193,9 +193,9 @@ def settle(
     sample, pin = Sample(condition, steps, loss), Pin(math.log(alpha), _PINNED if pinned else 0.0)
     u, Y = _starts(sample, X, alpha)
     chunk = max(1, _MEMORY // (u.shape[1] * 6 * condition.K.shape[1]))
-    start, ended = time.monotonic(), []
+    start, ended = time.thread_time(), []
     for one, y in zip(u.split(chunk), Y.split(chunk), strict=True):
-        if time.monotonic() > start + PATIENCE or out_of_time("families of samples that look alike"):
+        if time.thread_time() > start + PATIENCE or out_of_time("families of samples that look alike"):
             break
         ended.append(_followed(sample, one, y, pin))
     if not ended:

@@ -119,15 +119,15 @@ class Unrolling:
         whole = Condition.of(weights.steps[0], self.here, self.next)
         condition = self._rest(found, weights, whole)
         generator = torch.Generator().manual_seed(self.seed + len(found.seen))
-        roots, seen, near, barren, last = Roots.none(whole.step), None, [pool[:0]], 0, time.monotonic()
-        while not self._whole(found, seen) and (barren < _BARREN or time.monotonic() < last + PATIENCE):
+        roots, seen, near, barren, last = Roots.none(whole.step), None, [pool[:0]], 0, time.thread_time()
+        while not self._whole(found, seen) and (barren < _BARREN or time.thread_time() < last + PATIENCE):
             if out_of_time("further starts of a local step"):
                 break
             s, misfits = self._ends(condition, pool, len(near) - 1, generator)
             near.append(condition.inputs(s[misfits < NEAR]))
             more = roots.joined(roots_among(condition, s, misfits)[0])
             news = (len(more), int((more.hits > 1).sum())) > (len(roots), int((roots.hits > 1).sum()))
-            barren, last = (0, time.monotonic()) if news else (barren + 1, last)
+            barren, last = (0, time.thread_time()) if news else (barren + 1, last)
             roots, seen = more, self._labeled(whole, weights, more)
             sure = None if seen is None else seen[seen.roots.hits > 1]
             if news and sure:  # what was found twice is in the way of what was not

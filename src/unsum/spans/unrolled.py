@@ -21,6 +21,7 @@ from unsum.spans.judge import UnrolledAnswer, judge_steps
 from unsum.spans.pair import Pair, choose_pair
 from unsum.spans.passes import forward
 from unsum.spans.roots import Condition
+from unsum.spans.search import blurred
 from unsum.spans.settle import Sample
 from unsum.spans.steps import Unrolling
 from unsum.spans.training import Unrolled, Visited, raw_change, rounded_entry
@@ -118,6 +119,10 @@ def _by_all_layers(search: Unrolling, found: Unrolled, groups: Tensor) -> tuple[
 
 
 def _answered(head: Head, pair: Pair, answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> FoundSamples:
+    sharp = [seen.roots for seen in answer.found.seen]
+    blunt = [replace(roots, errors=blurred(roots.errors, roots.X, pair.here)) for roots in sharp]
+    visited = [replace(seen, roots=roots) for seen, roots in zip(answer.found.seen, blunt, strict=True)]
+    answer = replace(answer, found=replace(answer.found, seen=visited))
     claim = judge_steps(answer, knowledge, seed)
     found, groups = answer.found, answer.groups
     passed = [forward(met.steps, seen.roots.X) for seen, met in zip(found.seen, found.met, strict=True)]

@@ -93,7 +93,7 @@ async function play() {
     }
     for await (const answer of lines(response)) {
       if (mine.signal.aborted) return;
-      if (answer.kind === "stage") busy(answer.sentence);
+      if (answer.kind === "stage" || answer.kind === "search") busy(answer.sentence);
       if (answer.kind === "error") problem(answer.sentence);
       if (answer.kind !== "result") continue;
       element("problem").hidden = true;

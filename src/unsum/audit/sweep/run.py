@@ -74,6 +74,7 @@ def sweep(
     epochs: int = 1,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
+    time_limit: float | None = None,
 ) -> Sweep:
     """How strong must a defense be so that one update gives no sample away, and what does it cost?
 
@@ -92,6 +93,7 @@ def sweep(
             others; `sweep.write` to the same folder clears it.
         attack, label_rule, refine, batch_size_known, auxiliary, inverse: as in `unsum.audit`.
         loss, learning_rate, local_steps, epochs, momentum, weight_decay: as in `unsum.audit`.
+        time_limit: seconds for the attack at each strength.
 
     Returns:
         A `Sweep`; `sweep.write("folder")` makes the page.
@@ -119,6 +121,7 @@ def sweep(
         inverse=inverse,
         refine=refine,
         loss=loss,
+        time_limit=time_limit,
         device=torch.device(device or "cpu"),
         seed=seed,
     )

@@ -125,23 +125,28 @@ class Rest:
 
     @cached_property
     def norm(self) -> float:
-        squares = [self._rows(rows).square().sum() for rows in self.head.row_blocks()]
-        return float(torch.stack(squares).sum().sqrt())
+        return float(self._gram.trace().clamp_min(0).sqrt())
 
     @cached_property
     def largest(self) -> float:
         """The largest singular value."""
-        C, U, A = self.observation.classes, self.observation.U, self.observation.A
-        gram = torch.zeros(C, C, dtype=torch.float64, device=U.device)
-        for columns in self.head.column_blocks():
-            block = self.head.grad_W[:, columns].double() - U @ A[:, columns]
-            block = block / self.observation.noise.level[:, None]
-            gram.addmm_(block, block.T)
-        return float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt()) + _CHANCE
+        return float(torch.linalg.eigvalsh(self._gram)[-1].clamp_min(0).sqrt()) + _CHANCE
 
-    def _rows(self, rows: slice) -> Tensor:
-        rest: Tensor = self.head.grad_W[rows].double() - self.observation.U[rows] @ self.observation.A
-        return rest / self.observation.noise.level[rows, None]
+    @cached_property
+    def _gram(self) -> Tensor:
+        """(C, C) or, where there are fewer features than classes, (H, H): the products of rows, or of columns."""
+        C, H = self.head.grad_W.shape
+        gram = torch.zeros(min(C, H), min(C, H), dtype=torch.float64, device=self.observation.U.device)
+        for rows in self.head.row_blocks() if H < C else [slice(None)]:
+            for columns in [slice(None)] if H < C else self.head.column_blocks():
+                block = self._block(rows, columns)
+                gram.addmm_(*((block.T, block) if H < C else (block, block.T)))
+        return gram
+
+    def _block(self, rows: slice, columns: slice) -> Tensor:
+        seen = self.head.grad_W[rows, columns].double()
+        rest = torch.addmm(seen, self.observation.U[rows], self.observation.A[:, columns], alpha=-1)
+        return rest.div_(self.observation.noise.level[rows, None])
 
 
 @lru_cache(maxsize=4096)

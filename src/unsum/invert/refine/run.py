@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
 from unsum.gradients import Distance, variation
 from unsum.invert.method import Inverse
@@ -23,6 +24,7 @@ from unsum.leak import Leak
 from unsum.progress import SILENT, Progress
 from unsum.update import Update
 
+_UNTRIED = "further steps of refinement"
 _CHUNK = 25  # steps between two looks at what is not fitted
 _PATIENCE = 4  # looks without improvement before the refinement ends
 _BOX = 10.0  # weight of the mean square by which pixels leave [0, 1]
@@ -145,7 +147,9 @@ def _by_lbfgs(unknown: Correction, cost: Callable[[], Tensor], steps: int, watch
         optimizer.param_groups[0].update(max_iter=chunk, max_eval=2 * chunk)
         optimizer.step(lambda: _descend(unknown, cost))
         watch.look(unknown.pictures(), chunk)
-        if watch.weary or math.sqrt(watch.rows[-1][1]) <= noise:  # the features' relative error
+        if (
+            out_of_time(_UNTRIED) or watch.weary or math.sqrt(watch.rows[-1][1]) <= noise
+        ):  # the features' relative error
             return
 
 
@@ -159,6 +163,8 @@ def _by_adam(unknown: Correction, cost: Callable[[], Tensor], steps: int, watch:
             optimizer.step()
             schedule.step()
         watch.look(unknown.pictures(), chunk)
+        if out_of_time(_UNTRIED):
+            return
 
 
 def _descend(unknown: Correction, cost: Callable[[], Tensor]) -> float:

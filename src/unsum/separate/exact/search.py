@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from unsum.certify.candidate import Candidate, polish, runaways
-from unsum.deadline import out_of_time
+from unsum.deadline import out_of_time, trying
 from unsum.equation.equation import NoFactorError, solve
 from unsum.equation.levenberg import seconds_per_iteration
 from unsum.equation.observation import Observation
@@ -58,12 +58,15 @@ class Search:
         """The first candidate that is enough, or the one that comes closest."""
         best: Candidate | None = None
         waiting = in_order(self.known)
+        total = len(waiting)
         while waiting:
             if best is not None and self._suffices(best, waiting):
                 break
             if best is not None and out_of_time("further hypotheses about the batch"):
                 break
             start = waiting.pop(0)
+            closest = "" if best is None else f"{best.certificate.misfit:.2g} standard deviations off"
+            trying(f"the start {start.name!r}", total - len(waiting), total, closest)
             candidate = self.first_of(start.propose(self.known, start.generator(self.seed)))
             if candidate is not None and candidate.better_than(best):
                 best = candidate

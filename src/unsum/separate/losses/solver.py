@@ -149,7 +149,7 @@ def _imbalance(head: Head) -> float:
         grad_b = head.grad_b.double()
         found = float(grad_b.sum().abs() / grad_b.abs().sum().clamp_min(1e-300))
     if found <= _OFF and head.grad_W.numel() <= _LARGE:  # by chance, perhaps: the columns of ∇W are more witnesses
-        columns = head.grad_W.sum(0, dtype=torch.float64)
+        columns = head.column_sums()
         found = float(columns.norm() / head.row_norms(head.grad_W).sum().clamp_min(1e-300))
     return found
 

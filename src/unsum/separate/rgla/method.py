@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from unsum.cuda_graph import recorded
+from unsum.deadline import out_of_time
 from unsum.equation.threads import few_threads
 from unsum.errors import UnsumError
 from unsum.head import Head
@@ -192,7 +193,7 @@ def minimize(
     record.add(0, watched)
     with torch.no_grad(), few_threads(logits.numel()):
         run, done = recorded(advance, logits.device)
-        while done < steps:
+        while done < steps and not out_of_time("further steps of Adam"):
             goal = min(steps, done - done % every + every)
             for _ in range(done, goal):
                 run()

@@ -19,6 +19,9 @@ _LABEL = 0.4  # of one label's mass: what is missing beyond this is a label
 _PRESENT = 0.02  # of the heaviest prefix: lighter ones carry no label
 _FAINT = 0.2  # relative deviation of a weight from which it says nothing
 _WHOLE = 0.2  # how far from a whole number a count may be
+_CARRIED = 8.0  # units in the last place of the gradient by which a class's weights may be off
+_SINGLE = 1e-2  # of a text's gradient: what its only label leaves of it at most
+_MIXED = 8  # copies of one text with different labels that are told apart
 _MOST = 64  # positions that may share every single prefix
 
 
@@ -51,6 +54,43 @@ def count(head: Head, F: Tensor, tied_rows: Tensor) -> Counts | None:
     positions[~measured] = 0
     labels = [_labels(row / alpha, int(number)) for row, number in zip(missing, positions, strict=True)]
     return Counts(positions.int().tolist(), labels, alpha, whole)
+
+
+def count_classes(head: Head, F: Tensor) -> Counts:
+    """The same for a class of each whole text, with features F (n, H) of texts that may have been in the batch.
+
+    g = α (n p − Σ e_y) has few rows, and a label disturbs most of them. So every class is tried as the only label: then
+    g = a (p − e_y), and a is a whole multiple of α. A text with several labels needs α from the others.
+    """
+    G = head.projected(torch.linalg.pinv(F.double()).T).T  # (n, C)
+    L = head.logits(F.double())
+    P = torch.softmax(L if head.b is None else L + head.b.double(), dim=1)
+    along = (G * P).sum(1, keepdim=True) - G  # g · (p − e_y)
+    squares = P.square().sum(1, keepdim=True) - 2 * P + 1
+    weights = along / squares.clamp_min(1e-300)
+    rest = (G.square().sum(1, keepdim=True) - weights.clamp_min(0) * along).clamp_min(0).sqrt()
+    best = rest.argmin(1)
+    rows = torch.arange(len(F), device=F.device)
+    weight, missed, size = weights[rows, best].clamp_min(0), rest[rows, best], G.norm(dim=1)
+    rounding = _CARRIED * torch.finfo(head.grad_W.dtype).eps * float(head.grad_W.double().norm())
+    rounding = rounding * torch.linalg.pinv(F.double()).norm(dim=0)  # (n,) of g
+    there = size > rounding
+    single = there & (missed < _SINGLE * size) & (rounding < _FAINT * size)
+    alpha, whole = _unit(weight[single])
+    labels: list[dict[int, int]] = []
+    for row in range(len(F)):
+        times = round(float(weight[row]) / alpha) if single[row] else 0
+        labels.append({int(best[row]): times} if times else _mixed(G[row] / alpha, P[row]) if there[row] else {})
+    return Counts([sum(row.values()) for row in labels], labels, alpha, whole)
+
+
+def _mixed(g: Tensor, p: Tensor) -> dict[int, int]:
+    """Whole numbers m of labels with n p − m = g, for the smallest n."""
+    for n in range(1, _MIXED + 1):
+        m = n * p - g
+        if float((m - m.round()).abs().max()) < _WHOLE / 2 and float(m.min()) > -_WHOLE:
+            return {int(y): round(float(m[y])) for y in m.round().nonzero()[:, 0]}
+    return {}
 
 
 def _weigh(G: Tensor, P: Tensor, clean: Tensor) -> tuple[Tensor, Tensor, Tensor]:

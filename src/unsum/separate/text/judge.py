@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from unsum.certify.claim import Claim, Evidence, grant
 from unsum.certify.doubts.replay import doubt_exchanged, doubt_invisible, doubt_missing, doubt_rest
-from unsum.head import find_head
 from unsum.knowledge import Knowledge
-from unsum.models.language import next_tokens
-from unsum.separate.text.network import read_by
+from unsum.models.language import Task, targets, task_of, vocabulary_of
+from unsum.separate.text.recovered import Text, head_reads
 from unsum.separate.text.replay import Played
 from unsum.update import Update
 
@@ -24,11 +23,11 @@ _MOST = 2048  # other tokens that are tried in the place of one
 
 
 def judge(
-    played: Played, told: Tensor, open_ends: int, knowledge: Knowledge, update: Update, searched: set[str]
+    played: Played, told: Tensor, open_labels: int, knowledge: Knowledge, update: Update, searched: set[str]
 ) -> Claim:
     """The claim about a replayed batch of n sequences.
 
-    `told` (n,) says whose tokens the gradient tells. `open_ends` labels were not found. `searched` names the tensors that the
+    `told` (n,) says whose tokens the gradient tells. `open_labels` were not found. `searched` names the tensors that the
     search used.
     """
     M = len(played.labels)
@@ -39,11 +38,11 @@ def judge(
         *doubt_invisible(played.replay.shows().any(1), "Sequence"),
         *doubt_invisible(seen, "Position"),
         *doubt_invisible(told, "Some token of sequence"),
-        *doubt_exchanged(played.features, played.labels, played.prefixes, abs(played.scale) / M, played.head_level),
+        *doubt_exchanged(played.features, played.labels, played.inputs, abs(played.scale) / M, played.head_level),
         *doubt_missing(played.replay, M, knowledge.known_batch_size, scale),
     ]
-    if open_ends:
-        doubts.append(f"{open_ends} positions have a label that was not found.")
+    if open_labels:
+        doubts.append(f"{open_labels} positions have a label that was not found.")
     if update.reduction == "sum":
         doubts += _doubt_copies(played.scale / M)
     return grant(
@@ -71,46 +70,50 @@ def _doubt_copies(factor: float) -> list[str]:
     return [f"A sum {times} times too large: each sequence may stand for that many of its like."]
 
 
-def tokens_told(model: nn.Module, played: Played, tokens: Tensor, labels: Tensor) -> Tensor:
+def tokens_told(model: nn.Module, played: Played, text: Text) -> Tensor:
     """(n,) sequences of which every token that is read is told."""
-    told = _by_labels(tokens, labels)
-    if played.row_levels is not None:
-        told = told | (played.traces > played.row_levels[tokens])
-    for row, place in (~told).nonzero().tolist():
-        others = torch.arange(find_head(model)[1].out_features, device=tokens.device)
-        if played.row_levels is not None:  # any other one would show in its own row
-            others = others[played.row_levels >= played.traces[row, place]]
-        others = others[others != tokens[row, place]]
-        told[row, place] = len(others) <= _MOST and _others_show(model, played, tokens, labels, row, place, others)
-    return told.all(1)
+    device = played.traces.device
+    answers = []
+    for row, (sequence, by_label) in enumerate(zip(text.tokens, _by_labels(task_of(model), text), strict=True)):
+        tokens = torch.tensor(sequence, device=device)
+        told = torch.tensor(by_label, device=device)
+        if played.row_levels is not None:
+            told = told | (played.traces[row, : len(tokens)] > played.row_levels[tokens])
+        for place in (~told).nonzero()[:, 0].tolist():
+            others = torch.arange(vocabulary_of(model), device=device)
+            if played.row_levels is not None:  # any other one would show in its own row
+                others = others[played.row_levels >= played.traces[row, place]]
+            others = others[others != tokens[place]]
+            told[place] = len(others) <= _MOST and _others_show(model, played, text, row, place, others)
+        answers.append(told.all())
+    return torch.stack(answers)
 
 
-def _by_labels(tokens: Tensor, labels: Tensor) -> Tensor:
-    """(n, L) tokens that nobody reads, or that the position before names: its label is the token that it goes on with.
+def _by_labels(task: Task, text: Text) -> list[list[bool]]:
+    """By sequence: tokens that nobody reads, or that the position before names: its label is the token that it goes on with.
 
     Where another sequence ends at the same place after the same beginning, its last label may be the one that goes on.
     """
-    rows = tokens.tolist()
-    last = [max(place for place, label in enumerate(row) if label >= 0) for row in labels.tolist()]
-    ended = {tuple(row[:end]) for row, end in zip(rows, last, strict=True)}
-    told = [
+    if task is not Task.NEXT:
+        return [[False] * len(tokens) for tokens in text.tokens]
+    last = [max(place for place, label in enumerate(row) if label >= 0) for row in text.labels]
+    ended = {tuple(row[:end]) for row, end in zip(text.tokens, last, strict=True)}
+    return [
         [j >= end or (j > 0 and kept[j] >= 0 and tuple(row[:j]) not in ended) for j in range(len(row))]
-        for row, kept, end in zip(rows, labels.tolist(), last, strict=True)
+        for row, kept, end in zip(text.tokens, text.labels, last, strict=True)
     ]
-    return torch.tensor(told, device=tokens.device)
 
 
-def _others_show(
-    model: nn.Module, played: Played, tokens: Tensor, labels: Tensor, row: int, place: int, others: Tensor
-) -> bool:
+def _others_show(model: nn.Module, played: Played, text: Text, row: int, place: int, others: Tensor) -> bool:
     """Whether each other token in this place would change what the head reads by more than rounding hides."""
     if len(others) == 0:
         return True
-    kept = next_tokens(labels) >= 0
-    ours = torch.repeat_interleave(torch.arange(len(tokens), device=kept.device), kept.sum(1)) == row
-    changed = tokens[row].repeat(len(others), 1)
+    kept = [targets(task_of(model), torch.tensor([labels]))[0] >= 0 for labels in text.labels]
+    before = sum(int(one.sum()) for one in kept[:row])
+    ours = slice(before, before + int(kept[row].sum()))
+    changed = torch.tensor(text.tokens[row], device=others.device).repeat(len(others), 1)
     changed[:, place] = others
-    read = read_by(model, find_head(model)[1], changed, slice(None, -1))[:, kept[row]].double()
+    read = head_reads(model, changed)[:, kept[row].to(others.device)].double()
     features = played.features[ours]
     moved = (read - features).norm(dim=2) / features.norm(dim=1).clamp_min(1e-300)
     return bool(((played.positions[ours] * moved).amax(1) > played.head_level).all())

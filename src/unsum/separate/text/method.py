@@ -6,7 +6,6 @@ one that the client sent decides about the claim (`judge`).
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import torch
@@ -18,24 +17,27 @@ from unsum.gradients import in_eval_mode
 from unsum.head import Head, find_head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.models.language import embedding_of, is_tied, next_tokens
+from unsum.models.language import Task, embedding_of, is_tied, task_of
 from unsum.separate.exact.solver import nothing_found
 from unsum.separate.method import SEPARATORS
-from unsum.separate.text.counts import count
+from unsum.separate.text.admitted import looks_ahead
 from unsum.separate.text.judge import judge, tokens_told
-from unsum.separate.text.network import linear_layers, read_by
+from unsum.separate.text.labels import LabelsFound, class_labels, masked_labels, next_labels
+from unsum.separate.text.network import Layer, joined, linear_layers, read_at_ends, read_whole
+from unsum.separate.text.recovered import Text, labelled
 from unsum.separate.text.replay import embedding, name_of, play
-from unsum.separate.text.sentences import Text, sentences, with_ends
-from unsum.separate.text.walk import Walk, choose_guide, walk
+from unsum.separate.text.walk import Guide, choose_guide, walk
+from unsum.separate.text.whole import search_whole
 from unsum.update import Update
 
 _LONGEST = 4096  # positions of a sequence, where the model does not say
+_UNFITTING = "No prefix fits the gradient: dropout, several local steps, noise, or more positions than features."
 
 
 @SEPARATORS.register(
     "text",
-    summary="every sequence of a causal language model's batch, token by token, certified by its gradient (unsum)",
-    needs="a causal language model's gradients; fewer distinct prefixes than features; no dropout",
+    summary="every sequence of a language model's batch, token by token, certified by its gradient (unsum)",
+    needs="a language model's gradients (next tokens, masked tokens, or classes of text); fewer positions than features; no dropout",
 )
 def text(
     head: Head, knowledge: Knowledge, *, seed: int, model: nn.Module | None = None, update: Update | None = None
@@ -43,7 +45,8 @@ def text(
     """The sequences of the batch in `leak.tokens`, and every position that counted as a sample."""
     if model is None or update is None or embedding_of(model) is None:
         raise UnsumError(
-            "The attack 'text' needs a causal language model: one with a token embedding as wide as its head."
+            "The attack 'text' needs a language model: one with a token embedding as wide as its head, or Hugging Face's "
+            "classifier of text."
         )
     if knowledge.labels is not None:
         raise UnsumError("The attack 'text' finds the labels itself; leave labels= out.")
@@ -53,55 +56,68 @@ def text(
 
 
 def _read(head: Head, knowledge: Knowledge, model: nn.Module, update: Update) -> Leak:
-    tied = is_tied(model)
     layers = linear_layers(model, update.gradients)
-    guide = choose_guide(layers)
+    guide = choose_guide(model, joined(model, layers))
     if guide is None:
         return _nothing(
             head, "Every layer's gradient is of full rank: there are as many positions as features, or noise."
         )
-    # One less than the model reads at once, for the label of the longest prefix is a token as well.
-    longest = int(getattr(getattr(model, "config", None), "max_position_embeddings", None) or _LONGEST) - 1
-    found = walk(model, guide, _candidates(model, update, tied), longest)
-    if not found.prefixes:
-        reason = "No prefix fits the gradient: dropout, several local steps, noise, or more positions than features."
-        return _nothing(head, *(found.notes or [reason]))
-    F = _features(model, found)
-    used = torch.tensor(sorted({prefix[-1] for prefix in found.prefixes}), device=F.device)
-    counts = count(head, F, used if tied else used[:0])
-    if counts is None:
-        return _nothing(
-            head,
-            "Every token of the vocabulary occurs, and tied embeddings hide the head's gradient of each that does.",
-        )
-    recovered = sentences(found, counts)
-    searched = [guide.first, guide.deep]
-    if recovered.open_ends:
-        recovered = with_ends(model, layers[-1], found, counts, recovered, used)
-        searched.append(layers[-1])
-    notes = [f"Prefixes were admitted by {guide.deep.name!r}.", *found.notes]
-    if not counts.whole:
-        notes.append("How often prefixes occur did not come out as whole numbers.")
+    candidates = _candidates(model, update)
+    found, notes = _labelled(head, model, guide, candidates, _longest(model), layers)
+    if found is None or found.text is None:
+        return _nothing(head, *(found.notes if found else notes or [_UNFITTING]))
+    searched = [guide.first, guide.deep, *found.used]
+    notes = [f"Prefixes were admitted by {guide.deep.name!r}.", *notes, *found.notes]
     ends = [embedding(model).weight, find_head(model)[1].weight]
-    names = {f"{layer.name}.weight" for layer in searched} | {name_of(model, weight) for weight in ends}
-    return _leak(head, knowledge, model, update, recovered, names, notes)
+    names = set().union(*(layer.tensors() for layer in searched)) | {name_of(model, weight) for weight in ends}
+    return _leak(head, knowledge, model, update, found.text, names, notes)
 
 
-def _candidates(model: nn.Module, update: Update, tied: bool) -> Tensor:
+def _labelled(
+    head: Head, model: nn.Module, guide: Guide, candidates: Tensor, longest: int, layers: list[Layer]
+) -> tuple[LabelsFound | None, list[str]]:
+    """The text with its labels, None where none fits, and notes."""
+    task, last = task_of(model), layers[-1]
+    linear = find_head(model)[1]
+    last = layers[-2] if last.module is linear and len(layers) > 1 else last
+    if not looks_ahead(model, guide.deep):
+        found = walk(model, guide, candidates, longest - (task is Task.NEXT))
+        if not found.prefixes:
+            return None, found.notes
+        if task is Task.NEXT:
+            return next_labels(model, head, found, last), found.notes
+        if task is Task.CLASS:
+            return class_labels(head, found.prefixes, read_at_ends(model, linear, found.prefixes)), found.notes
+        endings = [prefix for i, prefix in enumerate(found.prefixes) if i not in set(found.parents)]
+        return masked_labels(model, head, endings, last), found.notes
+    if task is Task.NEXT:
+        return None, ["The model reads what comes after a position, so it predicts no next token."]
+    whole = search_whole(model, guide, candidates, longest)
+    if not whole.sequences:
+        return None, whole.notes
+    if task is Task.MASKED:
+        return masked_labels(model, head, whole.sequences, last), whole.notes
+    F = torch.stack([read[-1] for read in read_whole(model, linear, whole.sequences)])
+    return class_labels(head, whole.sequences, F), whole.notes
+
+
+def _longest(model: nn.Module) -> int:
+    """How many positions the model reads at once, where it says so."""
+    config = getattr(model, "config", None)
+    positions = int(getattr(config, "max_position_embeddings", None) or _LONGEST)
+    # RoBERTa's kind counts positions from behind the padding's number, and has as many fewer.
+    offset = int(getattr(config, "pad_token_id", None) or 0) + 1 if "roberta" in type(model).__name__.lower() else 0
+    return positions - offset
+
+
+def _candidates(model: nn.Module, update: Update) -> Tensor:
     """The tokens that may stand in the text: those whose embedding has a gradient, where it shows."""
     weight = embedding(model).weight
     everything = torch.arange(len(weight), device=weight.device)
     gradient = update.gradients.get(name_of(model, weight))
-    if tied or gradient is None:
+    if is_tied(model) or gradient is None:
         return everything
     return everything[gradient.to(everything.device).abs().amax(1) > 0]
-
-
-def _features(model: nn.Module, found: Walk) -> Tensor:
-    """(n, H) what the head reads at the end of every prefix."""
-    _, linear = find_head(model)
-    alike = [list(group) for _, group in itertools.groupby(found.prefixes, len)]  # in the order of their length
-    return torch.cat([read_by(model, linear, torch.tensor(group, device=linear.weight.device), -1) for group in alike])
 
 
 def _leak(
@@ -115,18 +131,16 @@ def _leak(
 ) -> Leak:
     if not recovered.tokens:
         return _nothing(head, *notes, "The head's gradient assigns no label to any of them.")
-    tokens, labels = (part.to(head.W.device) for part in recovered.batch())
-    kept = next_tokens(labels) >= 0
-    features = read_by(model, find_head(model)[1], tokens, slice(None, -1))[kept]
-    Y = torch.nn.functional.one_hot(next_tokens(labels)[kept], head.classes).double()
+    features, labels = labelled(model, recovered)
+    Y = torch.nn.functional.one_hot(labels, head.classes).double()
     L = head.logits(features.double())
     L = L if head.b is None else L + head.b.double()
-    played = play(model, update, tokens, labels, features)
+    played = play(model, update, recovered, features, labels)
     if played is None:
         claim = nothing("The model cannot be computed in float64, so nothing tells rounding from what is missing.")
     else:
-        told = tokens_told(model, played, tokens, labels)
-        claim = judge(played, told, sum(recovered.open_ends.values()), knowledge, update, searched)
+        told = tokens_told(model, played, recovered)
+        claim = judge(played, told, recovered.open, knowledge, update, searched)
         notes.append(f"The recovered batch explains the gradient to {played.replay.residual:.1g} of it.")
     return Leak(
         method="text",
@@ -137,7 +151,7 @@ def _leak(
         predicted_error=claim.predicted_error,
         exact=claim.exact,
         scale=1.0 if played is None else played.scale / (len(Y) if head.reduction == "sum" else 1),
-        tokens=recovered.tokens,
+        tokens=recovered.shown(task_of(model)),
         notes=[*claim.notes, *notes],
     )
 

@@ -1,4 +1,4 @@
-"""The gradient of the recovered batch, computed anew: in float64, sequence by sequence, and once as the client computes it.
+"""The gradient of the recovered batch, computed anew: in float64, and once as the client computes it.
 
 The difference of the two is rounding, measured: what the client's own gradient may be off by.
 """
@@ -9,18 +9,23 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from unsum.certify.doubts.replay import VISIBLE, Replay
 from unsum.head import find_head
-from unsum.models.language import embedding_of, gradients_of, next_tokens
-from unsum.separate.text.network import read_by
+from unsum.models.language import embedding_of, gradients_of, targets, task_of
+from unsum.separate.text.network import device_of
+from unsum.separate.text.recovered import Text
+from unsum.separate.text.watch import Watch
 from unsum.update import Update
 
 _BADLY = 10.0  # times our own rounding: another order of summation, another machine
 _ACCURATE = 10.0  # likewise, of features
+_PART = 1 << 20  # entries compared at a time, so that they stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Played:
     scale: float
     features: Tensor
     labels: Tensor
-    prefixes: Tensor  # (M,) the same number for positions that have read the same
+    inputs: Tensor  # (M,) the same number for positions that have read the same
     errors: Tensor
     positions: Tensor
     head_level: float
@@ -45,56 +50,82 @@ class Played:
     row_levels: Tensor | None  # None where the embedding's gradient was not sent
 
 
-def play(model: nn.Module, update: Update, tokens: Tensor, labels: Tensor, ours: Tensor) -> Played | None:
-    """The replay of tokens and labels (n, L), for which the head reads `ours` (M, H); None where float64 does not work."""
-    names = list(update.gradients)
-    kept = next_tokens(labels) >= 0
-    with _in_float64(model) as precise:
-        head = find_head(precise)[1]
-        try:
-            own, parts, traces = _by_sequence(precise, tokens, labels, names)
-            features = read_by(precise, head, tokens, slice(None, -1))[kept]
-        except RuntimeError:  # a module that makes float32 tensors of its own cannot multiply them with these
-            return None
-        with torch.no_grad():
-            G = head(features).softmax(1)
-        G[torch.arange(len(G)), next_tokens(labels)[kept]] -= 1
-    client = gradients_of(model, tokens, labels, names)
+def play(model: nn.Module, update: Update, text: Text, ours: Tensor, labels: Tensor) -> Played | None:
+    """The replay of a text, for which the head reads `ours` (M, H) to predict `labels`; None where float64 does not work."""
+    names, M = list(update.gradients), len(labels)
+    try:
+        with _in_float64(model) as precise, Watch(precise, names, text, embedding(precise)) as watch:
+            own = _gradient(precise, text, names, M, watch)
+    except RuntimeError:  # a module that makes float32 tensors of its own cannot multiply them with these
+        return None
+    client = _gradient(model, text, names, M)
     scale = _scale(update, own)
-    rests = {name: _rest(model, update, name, scale, own[name], client.get(name)) for name in names}
+    rests = {name: _rest(model, update, name, scale, own.get(name), client.get(name)) for name in names}
     replay = Replay(
-        sent=torch.stack([g.double().norm().to(parts.device) for g in update.gradients.values()]),
+        sent=torch.stack([_norm(g).to(ours.device) for g in update.gradients.values()]),
         left=torch.stack([left.norm() for left, _ in rests.values()]),
         rounding=torch.stack([rounding.norm() for _, rounding in rests.values()]),
-        parts=abs(scale) * parts,
+        parts=abs(scale) * watch.parts,
     )
+    features, sent = watch.positions()
     apart = (ours.double() - features).norm(dim=1) / features.norm(dim=1).clamp_min(1e-300)
     rows = rests.get(name_of(model, embedding(model).weight))
-    read = [tuple(tokens[row, : place + 1].tolist()) for row, place in kept.nonzero().tolist()]
-    numbers = {prefix: number for number, prefix in enumerate(dict.fromkeys(read))}
-    prefixes = torch.tensor([numbers[prefix] for prefix in read], device=tokens.device)
     return Played(
-        replay, names, scale, features, next_tokens(labels)[kept], prefixes,
+        replay, names, scale, features, labels, _numbered(model, text).to(ours.device),
         errors=_ACCURATE * apart.clamp_min(torch.finfo(ours.dtype).eps),
-        positions=abs(scale) / len(features) * G.norm(dim=1) * features.norm(dim=1),
+        positions=abs(scale) * sent,
         head_level=float(replay.level[names.index(name_of(model, find_head(model)[1].weight))]),
-        traces=abs(scale) * traces,
+        traces=abs(scale) * watch.traces,
         row_levels=None if rows is None else VISIBLE * torch.maximum(*rows),
     )  # fmt: skip
 
 
+def _gradient(model: nn.Module, text: Text, names: list[str], M: int, watch: Watch | None = None) -> dict[str, Tensor]:
+    """The gradient of the mean over all M positions, sequences of one length at a time."""
+    own: dict[str, Tensor] = {}
+    for rows, tokens, labels in text.groups(device_of(model)):
+        share = int((targets(task_of(model), labels) >= 0).sum()) / M
+        if watch is not None:
+            watch.begin(rows, share)
+        for name, g in gradients_of(model, tokens, labels, names).items():
+            own[name] = own[name].add_(g, alpha=share) if name in own else g if share == 1 else g * share
+    return own
+
+
+def _numbered(model: nn.Module, text: Text) -> Tensor:
+    """(M,) the same number for positions whose features are of the same tokens: of a prefix, or of a whole sequence."""
+    task = task_of(model)
+    read: list[tuple[Any, ...]] = []
+    for tokens, labels in zip(text.tokens, text.labels, strict=True):
+        wanted = targets(task, torch.tensor([labels]))[0].tolist()
+        for place, label in enumerate(wanted):
+            if label >= 0:
+                read.append((*tokens[: place + 1],) if task == "next" else (tuple(tokens), place))
+    numbers = {what: number for number, what in enumerate(dict.fromkeys(read))}
+    return torch.tensor([numbers[what] for what in read])
+
+
 def _rest(
-    model: nn.Module, update: Update, name: str, scale: float, own: Tensor, client: Tensor | None
+    model: nn.Module, update: Update, name: str, scale: float, own: Tensor | None, client: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """What the replay left of one tensor, and what rounding explains of that at most, by rows where it is a matrix."""
-    sent = update.gradients[name].to(own.device)
-    computed = torch.zeros_like(own) if client is None else client.double() - own
-    rounding = _BADLY * abs(scale) * _by_rows(computed) + _by_rows(_carried(update, model, name).to(own.device))
-    return _by_rows(sent.double() - scale * own), rounding
+    sent = update.gradients[name]
+    sent = sent if sent.ndim == 2 else sent.reshape(1, -1)
+    weight = model.get_parameter(name).detach().view_as(sent) if update.kind == "delta" else None
+    left, rounding = [], []
+    for rows in torch.arange(len(sent), device="cpu").split(max(1, _PART // max(1, sent.shape[1]))):
+        some = slice(int(rows[0]), int(rows[-1]) + 1)
+        there = sent[some].to(device_of(model)).double()
+        ours = torch.zeros_like(there) if own is None else own.view_as(sent)[some]
+        again = ours if client is None else client.view_as(sent)[some].double()
+        left.append((there - scale * ours).norm(dim=1))
+        carried = _carried(update, there, None if weight is None else weight[some])
+        rounding.append(_BADLY * abs(scale) * (again - ours).norm(dim=1) + carried.norm(dim=1))
+    return torch.cat(left), torch.cat(rounding)
 
 
-def _by_rows(tensor: Tensor) -> Tensor:
-    return tensor.norm(dim=1) if tensor.ndim == 2 else tensor.norm()[None]
+def _norm(g: Tensor) -> Tensor:
+    return torch.stack([part.double().norm() for part in g.reshape(-1).split(_PART)]).norm()
 
 
 def name_of(model: nn.Module, parameter: Tensor) -> str:
@@ -108,58 +139,44 @@ def embedding(model: nn.Module) -> nn.Embedding:
     return found[1]
 
 
+class _NoFloat32(TorchFunctionMode):
+    """Modules that ask for float32 on the way, as normalizations do, get float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.float:
+            return args[0].double()
+        swap = lambda value: torch.float64 if value is torch.float32 else value  # noqa: E731
+        return func(*map(swap, args), **{key: swap(value) for key, value in (kwargs or {}).items()})
+
+
 @contextmanager
 def _in_float64(model: nn.Module) -> Iterator[nn.Module]:
     """A copy of the model that computes in float64, and constants that are made on the way as well."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        yield copy.deepcopy(model).double().requires_grad_()  # frozen parts too: the embedding is watched in any case
+        precise = copy.deepcopy(model).double().requires_grad_()  # frozen parts too: the embedding is watched anyway
+        with _NoFloat32():
+            yield precise
     finally:
         torch.set_default_dtype(before)
 
 
-def _by_sequence(
-    model: nn.Module, tokens: Tensor, labels: Tensor, names: list[str]
-) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """The mean's gradient, the norms (n, tensors) of what each sequence adds to it, and those (n, L) at the embedding."""
-    parameters = dict(model.named_parameters())
-    watched = [*names, name_of(model, embedding(model).weight)]
-    arrived: list[Tensor] = []
-
-    def watch(_module: nn.Module, _inputs: object, output: Tensor) -> None:
-        output.register_hook(arrived.append)
-
-    counted = (next_tokens(labels) >= 0).sum(1)
-    own = {name: torch.zeros_like(parameters[name], requires_grad=False) for name in names}
-    parts = tokens.new_zeros(len(tokens), len(names), dtype=torch.float64)
-    traces = tokens.new_zeros(tokens.shape, dtype=torch.float64)
-    with embedding(model).register_forward_hook(watch):
-        for row, share in enumerate((counted / counted.sum()).tolist()):
-            arrived.clear()
-            sent = gradients_of(model, tokens[row : row + 1], labels[row : row + 1], watched)
-            for column, name in enumerate(names):
-                if name in sent:
-                    own[name] += share * sent[name]
-                    parts[row, column] = share * sent[name].norm()
-            for reached in arrived:
-                traces[row] += share * reached[0].norm(dim=-1)
-    return own, parts, traces
-
-
 def _scale(update: Update, own: dict[str, Tensor]) -> float:
     """The factor that leaves least of what was sent."""
-    both = sum(float((update.gradients[name].to(g) * g).sum()) for name, g in own.items())
-    return both / max(sum(float(g.square().sum()) for g in own.values()), 1e-300)
+    both = whole = 0.0
+    for name, g in own.items():
+        for ours, sent in zip(g.reshape(-1).split(_PART), update.gradients[name].reshape(-1).split(_PART), strict=True):
+            both += float(torch.dot(sent.to(ours), ours))
+            whole += float(torch.dot(ours, ours))
+    return both / max(whole, 1e-300)
 
 
-def _carried(update: Update, model: nn.Module, name: str) -> Tensor:
+def _carried(update: Update, sent: Tensor, weight: Tensor | None) -> Tensor:
     """The most that each entry may have lost on its way: half a unit in its last place."""
-    sent = update.gradients[name]
-    kind = torch.finfo(sent.dtype)
-    loss = 0.5 * kind.eps * sent.double().abs().clamp_min(kind.smallest_normal)
-    if update.kind == "delta":  # a difference of weights, each of them rounded
-        weight = model.get_parameter(name).detach()
+    kind = torch.finfo(next(iter(update.gradients.values())).dtype)
+    loss = 0.5 * kind.eps * sent.abs().clamp_min(kind.smallest_normal)
+    if weight is not None:  # a difference of weights, each of them rounded
         rounded = torch.finfo(weight.dtype).eps * weight.double().abs().to(loss.device)
         loss = loss + rounded / (update.learning_rate or 1.0)
     return loss

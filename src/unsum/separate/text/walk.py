@@ -7,6 +7,7 @@ token and position alone. That the two tests of one layer's span suffice is DAGE
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from unsum.deadline import out_of_time
+from unsum.separate.text.admitted import Admitted, reads_no_context
 from unsum.separate.text.network import Layer, read_by
 
-_BLOCK = 16  # positions whose tokens are looked for at once
-# Times what noise explains: the first layer only saves work, and a faint direction of its may have drowned.
-_LENIENT = 10.0
+_NEAR = 4  # layers among which the judge of prefixes is chosen: about one block of a transformer
 _ROOMY = 16  # dimensions outside a span in which hardly a stranger is near zero by chance
 _TRIALS = 1 << 17  # prefixes worth trying for one more token
 _CHANCE = "More prefixes fit the gradient than it can hold: they can no longer be told from chance."
+_SAME = 1e-5  # relative difference of two forward passes that compute the same
 _TOO_MANY = 4  # times H: prefixes of the client span at most H dimensions, more are strangers that slipped in
 
 
@@ -66,18 +67,23 @@ class Guide(NamedTuple):
     deep: Layer
 
 
-def choose_guide(layers: list[Layer]) -> Guide | None:
-    """The layer of most directions decides, of several the one where they stand out most; None where every span is full.
+def choose_guide(model: nn.Module, layers: list[Layer]) -> Guide | None:
+    """Of the layers nearest to the text, that of most directions decides, and then where they stand out most; None where every
 
-    Positions without a label still feed the attention of later ones, so inner layers may see more of them than the head.
+    span is full. Positions without a label still feed the attention of later ones, so early layers see most of them.
     """
-    # A square gradient does not tell its noise, and the first layer reads no context.
+    if not layers:
+        return None
+    # A square gradient does not tell its noise, and the first layers read no context.
     oblong = [layer for layer in layers[1:] if layer.gradient.shape[0] != layer.gradient.shape[1]]
-    usable = [layer for layer in oblong or layers if not layer.span.full and layer.span.rank > 0]
-    if not usable:
+    reading = (layer for layer in oblong or layers if not reads_no_context(model, layer))
+    near = list(itertools.islice((x for x in reading if not x.span.full and x.span.rank > 0), _NEAR))
+    if not near and all(reads_no_context(model, layer) for layer in layers):  # a model without any context
+        near = [layer for layer in layers if not layer.span.full and layer.span.rank > 0]
+    if not near:
         return None
     key = lambda layer: (layer.span.rank, layer.span.room >= _ROOMY, layer.span.clearness)  # noqa: E731
-    return Guide(layers[0], max(usable, key=key))
+    return Guide(layers[0], max(near, key=key))
 
 
 def walk(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Walk:
@@ -86,14 +92,13 @@ def walk(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Wa
     parents: list[int] = []
     outside: list[float] = []
     frontier: list[int] = [-1]
-    block: list[Tensor] = []
+    admitted = Admitted(model, guide.first, candidates, longest)
     limit = _TOO_MANY * guide.deep.gradient.shape[1]
+    before: Tensor | None = None  # what the deep layer read at the end of every stem
     for depth in range(longest):
         if out_of_time("longer sequences"):
             break
-        if depth % _BLOCK == 0:
-            block = _tokens_at(model, guide, candidates, depth, min(depth + _BLOCK, longest))
-        here = block[depth % _BLOCK]
+        here = admitted.at(depth)
         stems = [() if index < 0 else prefixes[index] for index in frontier]
         trials = [(*stem, token) for stem in stems for token in here.tolist()]
         origins = [index for index in frontier for _ in range(len(here))]
@@ -103,12 +108,13 @@ def walk(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Wa
             return Walk([], [], [], [_CHANCE])
         read = read_by(model, guide.deep.module, torch.tensor(trials, device=candidates.device), -1)
         distances = guide.deep.span.outside(read)
+        admits = (distances < 1) & ~_says_nothing_new(read, before, len(here))
         first = len(prefixes)
-        for trial, origin, distance in zip(trials, origins, distances.tolist(), strict=True):
-            if distance < 1:
-                prefixes.append(trial)
-                parents.append(origin)
-                outside.append(distance)
+        for trial in admits.nonzero()[:, 0].tolist():
+            prefixes.append(trials[trial])
+            parents.append(origins[trial])
+            outside.append(float(distances[trial]))
+        before = read[admits]
         frontier = list(range(first, len(prefixes)))
         if len(prefixes) > limit:
             return Walk([], [], [], [_CHANCE])
@@ -117,20 +123,15 @@ def walk(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Wa
     return Walk(prefixes, parents, outside, []).at_most(guide.deep.span.rank)
 
 
-def _tokens_at(model: nn.Module, guide: Guide, candidates: Tensor, first: int, end: int) -> list[Tensor]:
-    """The candidates that the first layer admits at each of some positions; all of them where it cannot tell."""
-    if guide.first.span.full or not _reads_no_context(model, guide.first):
-        return [candidates] * (end - first)
-    inside = []
-    for part in candidates[:, None].expand(-1, end).split(1024):
-        read = read_by(model, guide.first.module, part, slice(first, end))
-        inside.append(guide.first.span.outside(read.flatten(0, 1)).view(len(part), -1) < _LENIENT)
-    admitted = torch.cat(inside)
-    return [candidates[admitted[:, place]] for place in range(end - first)]
+def _says_nothing_new(read: Tensor, before: Tensor | None, tokens: int) -> Tensor:
+    """Trials (stems · tokens, H) that read the same as their stems (stems, H), or nothing at all.
 
-
-def _reads_no_context(model: nn.Module, layer: Layer) -> bool:
-    """Whether what the layer reads at a position is the same whatever stands before."""
-    device = layer.gradient.device
-    other = read_by(model, layer.module, torch.tensor([[0, 0, 1], [1, 2, 1]], device=device), -1)
-    return bool(torch.equal(other[0], other[1]))
+    Without positions of its own a model reads a first token that is repeated as it reads it once, as often as one likes. A
+    padding token may have an embedding of zeros, which lies in every span.
+    """
+    if before is None:
+        sizes = read.norm(dim=1)
+        return sizes <= _SAME * sizes.max()
+    stems = before.repeat_interleave(tokens, 0)
+    repeated: Tensor = (read - stems).norm(dim=1) <= _SAME * stems.norm(dim=1)
+    return repeated

@@ -1,0 +1,127 @@
+"""Updates per second, one after the other and many at once, in one run; and the memory that many take.
+
+    uv run python benchmarks/many_updates.py --updates 40
+    uv run python benchmarks/many_updates.py --device cuda --updates 200 --one-by-one 20
+    uv run python benchmarks/many_updates.py --memory 100 1000 10000
+
+The embedded model with 100 classes, 8 random photos a client, one gradient each. One after the other is `unsum.attack` without
+pictures, as `attack_many` does it, on the device and on one CPU thread; many are `unsum.attack_many` on one process, and on as
+many as there are cores. Every row is audited to the end, and all of them must be certified, or the ratio would compare different
+work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import resource
+import time
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import nn
+
+import unsum
+from unsum.attack.chain import run_attack
+from unsum.attack.options import AttackOptions
+from unsum.models import load_model
+from unsum.progress import Progress
+
+CLASSES, BATCH, SIDE = 100, 8, 128
+DISTINCT = 16  # updates that are made; others are these again under other names
+
+
+def clients(model: nn.Module, count: int) -> Iterator[unsum.Arrived]:
+    torch.manual_seed(1)
+    made = [
+        unsum.capture(model, torch.rand(BATCH, 3, SIDE, SIDE), torch.randint(CLASSES, (BATCH,)))
+        for _ in range(min(DISTINCT, count))
+    ]
+    for number in range(count):
+        yield unsum.Arrived(f"client-{number:05}", made[number % len(made)])
+
+
+def alone(model: nn.Module, updates: Iterable[unsum.Arrived], device: str) -> float:
+    """Updates per second of separate calls; the first, which warms up, does not count."""
+    options = AttackOptions(pictures=False, device=torch.device(device))
+    network, seconds, sure = model.to(device), [], 0
+    for one in updates:
+        assert isinstance(one.update, unsum.Update)
+        sent = one.update.map(lambda _name, tensor: tensor.to(device))
+        start = time.perf_counter()
+        leak = run_attack(network, sent, options)
+        seconds.append(time.perf_counter() - start)
+        sure += leak.exact
+    model.to("cpu")
+    assert sure == len(seconds), f"only {sure} of {len(seconds)} were certified"
+    return (len(seconds) - 1) / sum(seconds[1:])
+
+
+class Clock(Progress):
+    def __init__(self) -> None:
+        self.at: list[float] = []
+
+    def part(self, done: int, total: int) -> None:  # noqa: ARG002 (only when counts)
+        self.at.append(time.perf_counter())
+
+
+def together(model: nn.Module, updates: Iterable[unsum.Arrived], processes: int, device: str = "cpu") -> float:
+    """Updates per second once every process has answered: their start, some seconds, is paid once for all updates."""
+    clock = Clock()
+    found = unsum.attack_many(model, updates, processes=processes, device=device, progress=clock)
+    states = found.counts()
+    assert states == {"leaks": len(found)}, states
+    return (len(clock.at) - processes) / (clock.at[-1] - clock.at[processes - 1])
+
+
+def megabytes(who: int) -> float:
+    return resource.getrusage(who).ru_maxrss / 1024
+
+
+def speed(options: argparse.Namespace) -> None:
+    model = load_model("default", classes=CLASSES).model
+    torch.set_num_threads(1)
+    few = list(clients(model, options.one_by_one))
+    rates = {"one after the other, one CPU thread": alone(model, few, "cpu")}
+    if options.device != "cpu":
+        rates[f"one after the other, {options.device}"] = alone(model, few, options.device)
+        on_device = load_model("default", classes=CLASSES).model.to(options.device)
+        rates[f"many, one process, {options.device}"] = together(on_device, few, 1, options.device)
+    rates["many, one process"] = together(model, few, 1)
+    for count in options.processes:
+        rates[f"many, {count} processes"] = together(model, clients(model, options.updates), count)
+    base = rates["one after the other, one CPU thread"]
+    other = rates.get(f"one after the other, {options.device}", base)
+    print("| | updates per second | over one CPU thread | over one after the other there |\n|---|--:|--:|--:|")
+    for name, rate in rates.items():
+        print(f"| {name} | {rate:.2f} | {rate / base:.2f} | {rate / other:.2f} |", flush=True)
+
+
+def memory(options: argparse.Namespace) -> None:
+    model = load_model("default", classes=CLASSES).model
+    print("| updates | seconds | a second | peak MB, parent | peak MB, largest worker |\n|--:|--:|--:|--:|--:|")
+    for count in options.memory:
+        start = time.perf_counter()
+        rate = together(model, clients(model, count), options.processes[-1])
+        peaks = f"{megabytes(resource.RUSAGE_SELF):.0f} | {megabytes(resource.RUSAGE_CHILDREN):.0f}"
+        print(f"| {count} | {time.perf_counter() - start:.0f} | {rate:.2f} | {peaks} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--updates", type=int, default=40, help="for several processes")
+    parser.add_argument("--one-by-one", type=int, default=10, help="updates for one process")
+    parser.add_argument("--processes", type=int, nargs="+", default=[os.cpu_count() or 1])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--memory", type=int, nargs="+", help="instead of speed: how many updates, each in turn")
+    options = parser.parse_args()
+    chip = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {chip}, PyTorch {torch.__version__}\n"
+    )
+    (memory if options.memory else speed)(options)
+
+
+if __name__ == "__main__":
+    main()

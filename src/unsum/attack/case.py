@@ -1,0 +1,116 @@
+"""One update under attack: what is known of it, the best answer so far, and every answer and refusal on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import nn
+
+from unsum.attack.options import AttackOptions
+from unsum.attack.reach import blind_at_the_head, is_hopeless
+from unsum.deadline import out_of_time
+from unsum.errors import UnsumError
+from unsum.head import Head
+from unsum.leak import Attempt, Leak
+from unsum.models.language import is_language_model
+from unsum.peel.chain import find_chain
+from unsum.peel.ratio import read_rows
+from unsum.progress import Progress
+from unsum.separate import separate
+from unsum.separate.adaptive import recognize
+from unsum.spans.pair import dense_steps
+from unsum.update import Update
+
+UNREAD = (
+    "entries of the update were removed or rounded, and no attack that was tried reads the dense layers below the last one "
+    "from what is left"
+)
+
+
+@dataclass
+class Case:
+    """One update under attack, and the best answer so far with the method that gave it."""
+
+    model: nn.Module
+    update: Update
+    options: AttackOptions
+    progress: Progress
+    best: Leak | None = None
+    by: str = ""
+    tried: list[Attempt] = field(default_factory=list)
+
+    @property
+    def answer(self) -> Leak:
+        assert self.best is not None  # choices that improve on an answer come after those that give one
+        return self.best
+
+    @cached_property
+    def language(self) -> bool:
+        return is_language_model(self.model)
+
+    @cached_property
+    def head(self) -> Head:
+        return Head.of(self.model, self.update, self.options.device)
+
+    @cached_property
+    def defended(self) -> bool:
+        return recognize(self.head).kind != "none"
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether the solver answered, is not certain, and others may know better: they assume cross-entropy."""
+        solver = self.by in ("exact", "crowded") or (self.by == "local-steps" and is_hopeless(self.answer))
+        return solver and not self.answer.exact and not self.options.other_loss
+
+    def separate(self, method: str, update: Update | None = None, how: str = "") -> Leak:
+        """One separator's answer, remembered whether it becomes the best one or not."""
+        leak = separate_by(method, self.model, update or self.update, self.options, self.progress)
+        self.tried.append(Attempt(method + how, leak, blind="" if self.language else self._blind(leak)))
+        return leak
+
+    @cached_property
+    def changed(self) -> bool:
+        """Whether entries were removed or rounded: their rows and columns span other directions than the samples do."""
+        return recognize(self.head).kind not in ("none", "noise")
+
+    @cached_property
+    def unread(self) -> str:
+        """Why more may be in the layers below the head: they would be read (`spans`), were they whole."""
+        try:
+            dense = dense_steps(find_chain(self.model, self.update, self.options.device)) if self.changed else []
+        except UnsumError:  # nothing can be traced below the head
+            return ""
+        return UNREAD if len(dense) > 1 else ""
+
+    def _blind(self, leak: Leak) -> str:
+        if out_of_time("a look at what the last layer cannot show"):
+            return "time was over"
+        return blind_at_the_head(self.head, self.update, leak) or ("" if leak.exact else self.unread)
+
+    def read_spans(self) -> Leak:
+        """Two dense layers below the head, which may hold more samples than the head can tell apart."""
+        leak = separate_by("spans", self.model, self.update, self.options, self.progress)
+        blind = "" if leak.exact else "samples may be there that these layers do not tell apart"
+        self.tried.append(Attempt("spans", leak, blind=blind, at_head=False))
+        return leak
+
+    def read_tokens(self) -> Leak:
+        """A vision transformer's pictures, out of the gradients of its first layers."""
+        leak = separate_by("tokens", self.model, self.update, self.options, self.progress)
+        blind = "" if leak.exact else "pictures may be there that the first layers do not tell apart"
+        self.tried.append(Attempt("tokens", leak, blind=blind, at_head=False))
+        return leak
+
+    def read_rows(self) -> Leak:
+        """The ratio at every dense layer, which finds only samples that some unit sees alone."""
+        known = self.options.batch_size if self.options.labels is None else len(self.options.labels)
+        leak = read_rows(self.model, self.update, batch_size=known, seed=self.options.seed)
+        self.tried.append(Attempt("ratio", leak, blind="a unit may see several samples", at_head=False))
+        return leak
+
+
+def separate_by(method: str, model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
+    """One separator, with what the options grant it."""
+    given = options.shared
+    return separate(model, update, method, labels=options.labels, progress=progress, loss=options.loss, **given)

@@ -1,0 +1,115 @@
+"""One client's update, attacked: figures that a log can hold. There is no truth here; the certificate takes its place."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from unsum.audit.leakage import DEFAULT_LEVEL
+from unsum.audit.result import finite
+from unsum.audit.verdict import DOES_NOT_LEAK, LEAKS, NOT_DECIDABLE, State
+from unsum.deadline import LEFT_UNTRIED
+from unsum.errors import UnsumError
+from unsum.leak import Leak
+from unsum.update import Update
+
+Outcome = Literal["audited", "out of time", "failed", "client error"]
+
+
+@dataclass(frozen=True)
+class ClientFinding:
+    """What an audit made of one client in one round; without an answer where `outcome` is not "audited".
+
+    `leakage` is what the attack expects to have got, from 0 to 1: 1 − e² for a predicted relative error e of the features, as
+    in the reports. Only where `exact` is true does the attack vouch for it; NaN where it is not decidable, as `reason` says.
+    `granted` is what the attacker was given: a server sees `num_examples`, so the batch size is, where the client took one step.
+    """
+
+    round: int
+    client: str
+    outcome: Outcome
+    exact: bool = False
+    predicted_error: float = math.nan
+    leakage: float = math.nan
+    batch_size: int | None = None
+    label_counts: dict[int, int] = field(default_factory=dict)
+    exact_inputs: int = 0
+    method: str = ""
+    seconds: float = 0.0
+    num_examples: int | None = None
+    statistics_layers: int = 0
+    local_steps: int | None = None
+    notes: tuple[str, ...] = ()
+    reason: str = ""
+    granted: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> State:
+        """Without the truth: by what the attack expects to have got."""
+        if math.isnan(self.leakage):
+            return NOT_DECIDABLE
+        return LEAKS if self.leakage >= DEFAULT_LEVEL else DOES_NOT_LEAK
+
+    @property
+    def ran_out_of_time(self) -> bool:
+        """Whether more time may tell more: nothing was found in it, or a search was cut short."""
+        return self.outcome == "out of time" or any(LEFT_UNTRIED in note for note in self.notes)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> ClientFinding:
+        """What `to_dict` made."""
+        given = {name: value for name, value in content.items() if name != "state"}
+        lists = {name: tuple(given[name]) for name in ("notes", "granted")}
+        numbers = {name: math.nan if given[name] is None else given[name] for name in ("predicted_error", "leakage")}
+        counts = {int(label): count for label, count in given["label_counts"].items()}
+        return cls(**given | lists | numbers | {"label_counts": counts})
+
+    def to_dict(self) -> dict[str, Any]:
+        """In plain types that JSON holds: no NaN or infinity, and class numbers as text."""
+        counts = {str(label): count for label, count in self.label_counts.items()}
+        lists = {name: list(value) for name, value in vars(self).items() if isinstance(value, tuple)}
+        return finite(vars(self) | lists | {"state": self.state, "label_counts": counts})
+
+
+def finding_of(number: int, client: str, update: Update, leak: Leak) -> ClientFinding:
+    inputs = 0 if leak.inputs_exact is None else int(leak.inputs_exact.sum())
+    notes = [*update.notes, *leak.notes, *filter(None, [update.statistics.note])]
+    return ClientFinding(
+        number,
+        client,
+        "audited",
+        exact=leak.exact,
+        predicted_error=leak.predicted_error,
+        leakage=expected_leakage(leak),
+        batch_size=leak.batch_size,
+        label_counts=dict(sorted(Counter(leak.labels.tolist()).items())),
+        exact_inputs=inputs,
+        method=leak.method,
+        seconds=leak.seconds,
+        num_examples=update.num_examples,
+        statistics_layers=len(update.statistics.layers),
+        local_steps=update.statistics.steps,
+        notes=tuple(notes),
+        reason=leak.undecided if math.isnan(expected_leakage(leak)) else "",
+        granted=tuple(leak.knowledge.granted()),
+    )
+
+
+def expected_leakage(leak: Leak) -> float:
+    """1 − e² for the error e that the attack predicts, whether it vouches for it or not; NaN where it predicts none, or where
+    little means nothing because no attack applies."""
+    if leak.inputs_exact is not None and bool(leak.inputs_exact.any()):
+        return 1.0
+    if math.isnan(leak.predicted_error):
+        return math.nan
+    expected = max(1 - leak.predicted_error**2, 0.0)
+    return math.nan if leak.undecided and expected < DEFAULT_LEVEL else expected
+
+
+def reason_of(error: BaseException) -> str:
+    """An audit's failure in one sentence: unsum's own as it is, any other with its kind."""
+    if isinstance(error, UnsumError):
+        return str(error)
+    return f"The audit failed with {type(error).__name__}: {error}"

@@ -1,0 +1,128 @@
+"""`attack_many`: updates of one model in, a row each out; on this process, on several, or on a Ray cluster."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from unsum.attack.options import AUTO, AttackOptions
+from unsum.audit.many.arrived import Arrived, arrivals
+from unsum.audit.many.on_ray import on_ray
+from unsum.audit.many.store import Findings
+from unsum.audit.many.workers import Answers, Campaign, on_processes, one_by_one
+from unsum.declared import check_whole
+from unsum.errors import UnsumError
+from unsum.head import find_head
+from unsum.losses import Loss
+from unsum.models.fingerprint import backbone_fingerprint
+from unsum.models.received import Received
+from unsum.progress import SILENT, Progress
+from unsum.update import Update
+
+
+def attack_many(
+    model: nn.Module,
+    updates: Iterable[Arrived | Update | Received | str | Path],
+    method: str = AUTO,
+    *,
+    results: str | Path | None = None,
+    processes: int | None = None,
+    ray: str | None = None,
+    batch_size: int | None = None,
+    loss: str | Loss | None = None,
+    time_limit: float | None = None,
+    train: bool = True,
+    device: torch.device | str | None = None,
+    seed: int = 0,
+    progress: Progress = SILENT,
+) -> Findings:
+    """What many updates of one model give away: a row for every client and round, on disk as they come.
+
+    Each update is attacked as `attack` does it, without pictures. What depends on the model alone is computed once a process. An
+    update that cannot be read or attacked is a row that says why. Updates are taken from the iterable as they are needed, so that
+    memory does not grow with their number.
+
+    Args:
+        model: the model the clients trained, with the weights they started from.
+        updates: `Update`s, their files, `Received`, or `Arrived(client, update, round)`, which names them; without a name they go
+            by their file's, or by their place.
+        method: `auto`, or a separator from `unsum list`.
+        results: a file for the findings (SQLite). The same call with the same file goes on where an earlier one was stopped or
+            killed; without a file they are kept in memory.
+        processes: how many of this machine; as many as it has cores by default, 1 for this process alone. In scripts, several
+            need the usual `if __name__ == "__main__":`.
+        ray: the address of a Ray cluster, `auto` or `local`, instead of processes.
+        batch_size, loss: what the attacker knows of all updates, as in `attack`.
+        time_limit: seconds for each update.
+        train: BatchNorm's mode in the clients' training.
+        progress: told how many updates are done.
+
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(64, 20)
+        >>> updates = [unsum.capture(model, torch.randn(3, 64), torch.tensor([4, 4, n])) for n in range(3)]
+        >>> found = unsum.attack_many(model, updates, processes=1)
+        >>> [(finding.client, finding.exact, finding.label_counts) for finding in found]
+        [('0', True, {0: 1, 4: 2}), ('1', True, {1: 1, 4: 2}), ('2', True, {2: 1, 4: 2})]
+    """
+    options = AttackOptions(method, batch_size=batch_size, loss=loss, time_limit=time_limit, pictures=False, seed=seed)
+    options = replace(options, device=torch.device(device or next(model.parameters()).device))
+    options.check()
+    if options.is_matcher:
+        raise UnsumError(f"The attack {method!r} makes pictures of one update; use 'auto' or a separator for many.")
+    if ray is not None and processes is not None:
+        raise UnsumError("A Ray cluster has its own processes; leave processes= out, or ray=.")
+    if processes is not None:
+        check_whole("The number of processes", processes)
+    find_head(model)  # refused here, in one sentence, rather than in every row
+    task = Campaign(model, options, train)
+    findings = Findings(results, _setting(task))
+    left = _Left(arrivals(updates), findings)
+    for one, finding in _answers(task, left, processes, ray):
+        findings.put(finding, left.under_way.pop(id(one)))
+        progress.part(left.seen - len(left.under_way), left.seen)
+    return findings
+
+
+class _Left:
+    """The updates that the findings lack, with the fingerprints they go by."""
+
+    def __init__(self, arrived: Iterator[Arrived], findings: Findings) -> None:
+        self._arrived, self._findings = arrived, findings
+        self.under_way: dict[int, str] = {}
+        self.seen = 0
+
+    def __iter__(self) -> Iterator[Arrived]:
+        for one in self._arrived:
+            self.seen += 1
+            made = one.fingerprint
+            if not self._findings.has(one.round, one.client, made):
+                self.under_way[id(one)] = made
+                yield one
+
+
+def _answers(task: Campaign, arrived: Iterable[Arrived], processes: int | None, ray: str | None) -> Answers:
+    if ray is not None:
+        return on_ray(task, arrived, ray)
+    count = processes or os.cpu_count() or 1
+    return one_by_one(task, arrived) if count == 1 else on_processes(task, arrived, count)
+
+
+def _setting(task: Campaign) -> str:
+    """What findings in one file have in common, in words and a fingerprint of the weights."""
+    _, head = find_head(task.model)
+    weights = hashlib.sha256(_bytes(head.weight)).hexdigest()[:8]
+    options = task.options
+    known = f"batch size {options.batch_size}, loss {options.loss}, limit {options.time_limit}, seed {options.seed}"
+    return f"model {backbone_fingerprint(task.model)}-{weights}, attack {options.method}, {known}, train {task.train}"
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()

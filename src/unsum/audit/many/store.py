@@ -1,0 +1,94 @@
+"""The rows of many updates in one SQLite file: one transaction each, so a run that is killed loses what it was at and no more."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from unsum.audit.finding import ClientFinding
+from unsum.errors import UnsumError
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS about (setting TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS findings (
+  round INTEGER NOT NULL, client TEXT NOT NULL, fingerprint TEXT NOT NULL, outcome TEXT NOT NULL, state TEXT NOT NULL,
+  exact INTEGER NOT NULL, leakage REAL, predicted_error REAL, batch_size INTEGER, method TEXT NOT NULL, seconds REAL NOT NULL,
+  reason TEXT NOT NULL, content TEXT NOT NULL, PRIMARY KEY (round, client)
+) WITHOUT ROWID;
+"""
+_COLUMNS = (
+    *("round", "client", "outcome", "state", "exact", "leakage"),
+    *("predicted_error", "batch_size", "method", "seconds", "reason"),
+)
+_PATIENCE = 30.0  # seconds to wait for another process that writes
+
+
+class Findings:
+    """What was found of every client in every round, in the order of rounds and clients; `path` None keeps it in memory.
+
+    Iterate over it, or read the table `findings` with any SQLite tool: a column for every figure, and `content` as JSON.
+    """
+
+    def __init__(self, path: str | Path | None = None, setting: str = "") -> None:
+        self.path = None if path is None else Path(path)
+        with self._sentences():
+            self._database = sqlite3.connect(str(self.path or ":memory:"), timeout=_PATIENCE, isolation_level=None)
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.executescript(_TABLES)
+            found = self._database.execute("SELECT setting FROM about").fetchone()
+        if found is None:
+            self._database.execute("INSERT INTO about VALUES (?)", (setting,))
+        elif setting and found[0] != setting:
+            raise UnsumError(
+                f"{str(self.path)!r} holds findings of another model or attack ({found[0]}); name another file, or move it away."
+            )
+
+    def put(self, finding: ClientFinding, fingerprint: str) -> None:
+        content = finding.to_dict()
+        row = (fingerprint, json.dumps(content), *(content[name] for name in _COLUMNS))
+        with self._sentences():
+            self._database.execute(
+                f"INSERT OR REPLACE INTO findings (fingerprint, content, {', '.join(_COLUMNS)}) "
+                f"VALUES ({', '.join('?' * len(row))})",
+                row,
+            )
+
+    def has(self, number: int, client: str, fingerprint: str) -> bool:
+        """Whether this very update has its row."""
+        asked = (number, client, fingerprint)
+        query = "SELECT 1 FROM findings WHERE round = ? AND client = ? AND fingerprint = ?"
+        return self._database.execute(query, asked).fetchone() is not None
+
+    def counts(self) -> dict[str, int]:
+        """How many findings of every state: leaks, does not leak, not decidable."""
+        return dict(self._database.execute("SELECT state, count(*) FROM findings GROUP BY state").fetchall())
+
+    def largest(self, count: int) -> list[ClientFinding]:
+        """Those of the largest leakage, certain ones before others."""
+        query = "SELECT content FROM findings WHERE leakage IS NOT NULL ORDER BY exact DESC, leakage DESC LIMIT ?"
+        return [ClientFinding.from_dict(json.loads(row)) for (row,) in self._database.execute(query, (count,))]
+
+    def __len__(self) -> int:
+        return int(self._database.execute("SELECT count(*) FROM findings").fetchone()[0])
+
+    def __iter__(self) -> Iterator[ClientFinding]:
+        for (content,) in self._database.execute("SELECT content FROM findings ORDER BY round, client"):
+            yield ClientFinding.from_dict(json.loads(content))
+
+    def __repr__(self) -> str:
+        return f"Findings({len(self)} updates: {', '.join(f'{n} {state}' for state, n in self.counts().items())})"
+
+    def close(self) -> None:
+        self._database.close()
+
+    @contextmanager
+    def _sentences(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise UnsumError(
+                f"The findings cannot be kept in {str(self.path)!r} ({error}); name another file, or make room."
+            ) from error

@@ -1,0 +1,167 @@
+"""Processes of this machine that attack updates, each with the model in its memory. One that dies is replaced.
+
+`concurrent.futures` gives up all that wait when one process is killed; here a killed one costs the update it was at another try.
+At most one update a process is in memory besides the one that waits for it.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import pickle
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+from torch import nn
+
+from unsum.attack.options import AttackOptions
+from unsum.audit.finding import ClientFinding
+from unsum.audit.many.arrived import Arrived
+from unsum.errors import UnsumError
+from unsum.sharing import sharing_models
+
+TRIES = 3  # of an update whose worker was lost
+Answers = Iterator[tuple[Arrived, ClientFinding]]
+
+
+@dataclass(frozen=True, eq=False)
+class Campaign:
+    """What is the same for every update."""
+
+    model: nn.Module
+    options: AttackOptions
+    train: bool
+
+    def look(self, arrived: Arrived) -> ClientFinding:
+        return arrived.look(self.model, self.options, self.train)
+
+
+def one_by_one(task: Campaign, arrived: Iterable[Arrived]) -> Answers:
+    """In this process."""
+    with sharing_models():
+        for one in arrived:
+            yield one, task.look(one)
+
+
+def lost(one: Arrived, reason: str) -> ClientFinding:
+    told = f"Its worker was lost {TRIES} times ({reason}); the update may need more memory than there is."
+    return ClientFinding(one.round, one.client, "failed", notes=(told,), reason=told)
+
+
+@dataclass(eq=False)
+class _Worker:
+    """One process and the update that it is at."""
+
+    task: bytes
+    threads: int
+    at: Arrived | None = None
+    process: Any = field(init=False)
+    line: Connection = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        # Spawned: a forked child inherits PyTorch's threads in whatever state they are.
+        processes = multiprocessing.get_context("spawn")
+        self.line, theirs = processes.Pipe()
+        self.process = processes.Process(target=_serve, args=(theirs, self.threads), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.line.send_bytes(self.task)
+
+    def give(self, one: Arrived) -> None:
+        self.at = one
+        self.line.send_bytes(
+            pickle.dumps(one)
+        )  # as bytes: PyTorch's own way would take shared memory, which may be scarce
+
+    def end(self) -> None:
+        self.line.close()
+        self.process.terminate()
+        self.process.join()
+
+
+def on_processes(task: Campaign, arrived: Iterable[Arrived], processes: int) -> Answers:
+    """On so many processes; answers come as they are ready."""
+    packed, waiting = _packed(task), iter(arrived)
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    workers: list[_Worker] = []
+    tries: dict[int, int] = {}
+    try:
+        for one in waiting:
+            if len(workers) < processes:
+                workers.append(_Worker(packed, threads))
+                _given(workers[-1], one)
+                continue
+            worker, answer = _next(workers, tries)
+            yield answer
+            _given(worker, one)
+        while any(worker.at is not None for worker in workers):
+            yield _next(workers, tries)[1]
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+def _next(workers: list[_Worker], tries: dict[int, int]) -> tuple[_Worker, tuple[Arrived, ClientFinding]]:
+    """The first answer of those at work; what a lost worker was at is given to a new one."""
+    while True:
+        busy = {worker.line: worker for worker in workers if worker.at is not None}
+        for line in wait(list(busy)):
+            worker = busy[line]  # type: ignore[index] # only connections were waited for
+            one = worker.at
+            assert one is not None
+            try:
+                finding = pickle.loads(worker.line.recv_bytes())
+            except (EOFError, OSError) as error:
+                worker.end()
+                worker.start()
+                tries[id(one)] = tries.get(id(one), 1) + 1
+                if tries[id(one)] <= TRIES:
+                    _given(worker, one)
+                    continue
+                finding = lost(one, str(error) or "it ended without an answer")
+            tries.pop(id(one), None)
+            worker.at = None
+            return worker, (one, finding)
+
+
+def _given(worker: _Worker, one: Arrived) -> None:
+    """A worker that died while it was idle is replaced before anything is sent to it."""
+    try:
+        worker.give(one)
+    except OSError:
+        worker.end()
+        worker.start()
+        worker.give(one)
+
+
+def _packed(task: Campaign) -> bytes:
+    content = io.BytesIO()
+    try:
+        pickle.dump(task, content)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UnsumError(
+            f"The model cannot be sent to other processes ({error}); define it in a file that can be imported, or give "
+            "processes=1."
+        ) from error
+    return content.getvalue()
+
+
+def _serve(line: Connection, threads: int) -> None:
+    """In a worker: answers until its parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to deal with
+    torch.set_num_threads(threads)
+    try:
+        task: Campaign = pickle.loads(line.recv_bytes())
+        with sharing_models():
+            while True:
+                line.send_bytes(pickle.dumps(task.look(pickle.loads(line.recv_bytes()))))
+    except (EOFError, OSError):
+        return

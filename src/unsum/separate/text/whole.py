@@ -1,0 +1,116 @@
+"""Sequences of a model that reads both sides: each is searched as a whole, for every position depends on every token.
+
+The first layer tells which tokens stand at each position, the whole batch's together; what a deeper one reads lies in its span at
+every position of a true sequence, and nowhere in a mixture of two. The nearer a mixture is to a true sequence, the less of it lies
+outside, so tokens are exchanged one place at a time from many starts, and what is found inside everywhere is one of the client's.
+(DAGER, which this generalizes, tries all mixtures.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from unsum.deadline import out_of_time
+from unsum.separate.text.admitted import Admitted
+from unsum.separate.text.network import read_by
+from unsum.separate.text.walk import Guide
+
+_STARTS = 16  # mixtures that are improved at once
+_ROUNDS = 40  # of so many starts for a batch
+_SWEEPS = 6  # times through all places; a start that has not ended in a sequence by then is given up
+_MOST = 64  # tokens at one place: more are chance
+
+
+@dataclass
+class Whole:
+    """Sequences, each once, and notes."""
+
+    sequences: list[tuple[int, ...]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def positions(self) -> int:
+        return sum(map(len, self.sequences))
+
+
+def search_whole(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Whole:
+    """Every sequence of which every position is admitted, as long as tokens or directions are left that none accounts for."""
+    places = list(_tokens_by_place(Admitted(model, guide.first, candidates, longest), longest))
+    if any(len(place) > _MOST for place in places):
+        return Whole(notes=["More tokens fit a position than can be told from chance."])
+    if not places:
+        return Whole()
+    generator = torch.Generator().manual_seed(0)  # the search is the same every time
+    found = Whole()
+    lengths = _lengths(places)
+    for number in range(_ROUNDS * len(lengths)):
+        if found.positions >= guide.deep.span.rank or out_of_time("further sequences"):
+            break
+        here = places[: lengths[number % len(lengths)]]
+        starts = _starts(here, found.sequences, generator)
+        for sequence in _improved(model, guide, here, starts):
+            if sequence not in found.sequences:
+                found.sequences.append(sequence)
+    if found.positions < guide.deep.span.rank:
+        found.notes.append("Some tokens of the batch were put into no sequence.")
+    return found
+
+
+def _tokens_by_place(admitted: Admitted, longest: int) -> Iterator[Tensor]:
+    for place in range(longest):
+        here = admitted.at(place)
+        if len(here) == 0:
+            return
+        yield here.cpu()
+
+
+def _lengths(places: list[Tensor]) -> list[int]:
+    """Where sequences may end, the longest first: where the token stands that closes the longest ones, if one does."""
+    closing = places[-1]
+    ends = [end for end in range(len(places), 0, -1) if len(closing) > 1 or bool((places[end - 1] == closing).any())]
+    return ends
+
+
+def _starts(places: list[Tensor], found: list[tuple[int, ...]], generator: torch.Generator) -> Tensor:
+    """(starts, L) mixtures, of tokens that no sequence accounts for yet where there are such."""
+    columns = []
+    for place, tokens in enumerate(places):
+        taken = {sequence[place] for sequence in found if len(sequence) > place}
+        left = torch.tensor([token for token in tokens.tolist() if token not in taken], dtype=torch.long)
+        pool = left if len(left) else tokens
+        columns.append(pool[torch.randint(len(pool), (_STARTS,), generator=generator)])
+    return torch.stack(columns, 1)
+
+
+def _improved(model: nn.Module, guide: Guide, places: list[Tensor], mixtures: Tensor) -> list[tuple[int, ...]]:
+    """The sequences that mixtures end in, one token exchanged after another."""
+    device = guide.deep.gradient.device
+    choices = [place for place, tokens in enumerate(places) if len(tokens) > 1]
+    worst, far = _outside(model, guide, mixtures.to(device))
+    for _ in range(_SWEEPS):
+        before = far.clone()
+        for place in choices:
+            tokens = places[place]
+            trials = mixtures[:, None].repeat(1, len(tokens), 1)
+            trials[:, :, place] = tokens
+            all_worst, all_far = _outside(model, guide, trials.flatten(0, 1).to(device))
+            best = all_far.view(len(mixtures), -1).argmin(1)
+            rows = torch.arange(len(mixtures))
+            mixtures = trials[rows, best.cpu()]
+            worst, far = (x.view(len(mixtures), -1)[rows, best] for x in (all_worst, all_far))
+        kept = (far < before) & (worst >= 1)  # neither done nor stuck
+        if not bool(kept.any()):
+            break
+    inside = mixtures[(worst < 1).cpu()]
+    return list(dict.fromkeys(map(tuple, inside.tolist())))
+
+
+def _outside(model: nn.Module, guide: Guide, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """(n,) the worst position's distance from the deep span, and the mean square of all positions'."""
+    read = read_by(model, guide.deep.module, tokens, slice(None))
+    apart = guide.deep.span.outside(read.flatten(0, 1)).view(len(tokens), -1)
+    return apart.amax(1), apart.square().mean(1)

@@ -1,0 +1,80 @@
+"""Pictures moved until the whole gradient fits: Gauss–Newton on every tensor, in units of what rounding explains.
+
+    minimize over X   Σ_t ‖(∇_t sent − ∇_t(X)) / rounding_t‖²
+
+J v is a difference of two gradients in float64, Jᵀ w one pass back through the backward pass; conjugate gradients need no more. Most of
+the curvature is the patch layer's, ∇E = Dᵀ X, so (D Dᵀ)⁻¹ is what the steps are preconditioned with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from unsum.deadline import out_of_time
+from unsum.spans.tokens.network import PatchNetwork
+from unsum.spans.tokens.replay import Batch, Player
+
+_STEPS = 24  # of conjugate gradients: the directions that a tensor shows best come first
+_MOVED = 1e-5  # of the pictures: the step of a difference, far above float64's rounding and below their curvature
+_RIDGE = 1e-6  # of the largest curvature, so that directions nobody hears stay where they are
+
+
+def polished(
+    network: PatchNetwork, player: Player, batch: Batch, X: Tensor, delta: Tensor, limits: dict[str, float]
+) -> Tensor:
+    """Patches X (B, N, n) after one Gauss–Newton step; δ (B, N, d) is what the patch layer gets back for them."""
+    layout, layer = network.layout, f"{network.name}.weight"
+
+    def gradients(rows: Tensor) -> dict[str, Tensor]:
+        return player.gradients_of(batch.at(layout.pictures(rows)))
+
+    here = gradients(X)
+    units = {name: limits[name] for name in here}
+    rest = {name: (player.gradients[name].double() - g) / units[name] for name, g in here.items()}
+
+    def pushed(v: Tensor) -> dict[str, Tensor]:
+        step = _MOVED * float(X.norm()) / max(float(v.norm()), 1e-300)
+        there = gradients(X + step * v)
+        return {name: (there[name] - g) / (step * units[name]) for name, g in here.items()}
+
+    def pulled(w: dict[str, Tensor]) -> Tensor:
+        weighted = {name: values / units[name] for name, values in w.items()}
+        by_picture = player.pulled_back(batch.at(layout.pictures(X)), weighted)
+        return (by_picture.flatten(1)[:, layout.pixels.to(X.device)] / layout.scale.to(X)).view_as(X)
+
+    D = delta.flatten(0, 1) / units[layer] if layer in units else delta.flatten(0, 1) / max(units.values())
+    curvature = D @ D.T
+    ridge = _RIDGE * torch.linalg.matrix_norm(curvature, 2) * torch.eye(len(D)).to(D)
+    factor = torch.linalg.cholesky(curvature + ridge)
+
+    def conditioned(v: Tensor) -> Tensor:
+        return torch.cholesky_solve(v.flatten(0, 1), factor).view_as(v)
+
+    return X + _least_squares(pushed, pulled, conditioned, rest)
+
+
+def _least_squares(
+    pushed: Callable[[Tensor], dict[str, Tensor]],
+    pulled: Callable[[dict[str, Tensor]], Tensor],
+    conditioned: Callable[[Tensor], Tensor],
+    rest: dict[str, Tensor],
+) -> Tensor:
+    """The step v that leaves least of rest − J v, by preconditioned conjugate gradients on JᵀJ."""
+    r = pulled(rest)
+    z = conditioned(r)
+    v, p, rz = torch.zeros_like(r), z, (r * z).sum()
+    for _ in range(_STEPS):
+        if out_of_time("the last digits of pictures") or not float(rz) > 0:
+            break
+        Jp = pushed(p)
+        alpha = rz / sum(values.square().sum() for values in Jp.values()).clamp_min(1e-300)  # type: ignore[union-attr]
+        v = v + alpha * p
+        rest = {name: values - alpha * Jp[name] for name, values in rest.items()}
+        r = pulled(rest)
+        z = conditioned(r)
+        rz, before = (r * z).sum(), rz
+        p = z + rz / before * p
+    return v

@@ -1,0 +1,96 @@
+"""Every token of a batch as a root: what the first block's MLP read, one token at a time.
+
+Its two linear maps are two dense layers, and every token of every picture is a sample of theirs: z lies in the span of ∇W₁, and
+act(W₁ z + b₁) in that of ∇W₂ (`spans.roots`). N pictures of T tokens are found while N T is well below the width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from unsum.deadline import out_of_time
+from unsum.errors import UnsumError
+from unsum.peel.activations import IDENTITY, Activation
+from unsum.peel.chain import Step
+from unsum.progress import Progress
+from unsum.spans.basis import LayerSpan
+from unsum.spans.roots import Condition, descend, starts
+from unsum.spans.search import Roots, least_misfit, roots_among
+from unsum.spans.tokens.block import FirstBlock, Map
+from unsum.update import Update
+
+_STEPS = 60  # of a start: roots are reached within twenty
+_FEWEST, _LARGEST = 32, 128  # starts of a round: twice as many as tokens that are missing, between these
+_BARREN = 12  # rounds in a row without a new token, after which the search ends
+
+
+def find_tokens(
+    block: FirstBlock, update: Update, tokens: int, seed: int, progress: Progress, device: torch.device
+) -> Roots:
+    """`tokens` of them, or as many as the rounds bring."""
+    here, following = (LayerSpan.of(_step(one, act, update, device)) for one, act in _maps(block))
+    _check(here, following, tokens)
+    condition = Condition.of(_step(block.first, block.activation, update, device), here, following)
+    generator = torch.Generator().manual_seed(seed)
+    found, barren = Roots.none(condition.step), 0
+    least = least_misfit(condition)
+    while len(found) < tokens and barren < _BARREN and not out_of_time("further tokens"):
+        number = max(_FEWEST, min(_LARGEST, 2 * (tokens - len(found))))
+        new, _ = roots_among(
+            condition, *descend(condition, _starts(condition, found, number, generator), _STEPS, least)
+        )
+        joined = found.joined(new)
+        barren = barren + 1 if len(joined) == len(found) else 0
+        found = joined
+        progress.part(min(len(found), tokens), tokens)
+    return found
+
+
+def directions(block: FirstBlock, update: Update, device: torch.device) -> int:
+    """How many tokens the first MLP's gradients show."""
+    return max(len(LayerSpan.of(_step(one, act, update, device))) for one, act in _maps(block))
+
+
+def _maps(block: FirstBlock) -> tuple[tuple[Map, Activation], tuple[Map, Activation]]:
+    return (block.first, block.activation), (block.second, IDENTITY)
+
+
+def _step(one: Map, activation: Activation, update: Update, device: torch.device) -> Step:
+    if one.weight not in update.gradients:
+        raise UnsumError(
+            f"The update lacks {one.weight!r}, which tells the tokens of a batch apart; 'exact' reads the head."
+        )
+    grad_b = None if one.bias is None else update.gradients.get(one.bias)
+    b = None if one.b is None else one.b.to(device)
+    module = nn.Linear(1, 1, device="meta")  # a step's geometry is asked of convolutions alone
+    grad_b = None if grad_b is None else grad_b.to(device)
+    return Step(one.weight, module, activation, one.W.to(device), b, update.gradients[one.weight].to(device), grad_b)
+
+
+def _check(here: LayerSpan, following: LayerSpan, tokens: int) -> None:
+    width = here.rows.shape[1] - here.has_bias
+    if 2 * tokens > width:
+        raise UnsumError(
+            f"The batch has {tokens} tokens, too many to be told apart in {width} channels; half as many are. 'exact' reads "
+            "every picture's class token."
+        )
+    seen = min(len(here), len(following))
+    if seen < tokens:
+        raise UnsumError(
+            f"The first MLP's gradients show {seen} directions, and the batch has {tokens} tokens: some send too little, or what "
+            "was sent was changed. This is no sign that nothing leaks; 'exact' reads every picture's class token."
+        )
+
+
+def _starts(condition: Condition, found: Roots, number: int, generator: torch.Generator) -> Tensor:
+    """Outside of what the tokens found span, where those that are missing are most of what is left; and toward their mean."""
+    if len(found) == 0:
+        return starts(condition, number, generator, rows=True)
+    rows = condition.here.rows[:, : found.X.shape[1]]
+    known = torch.linalg.qr(found.X.T)[0].T
+    drawn = torch.randn(number, len(rows), generator=generator, dtype=torch.float64).to(rows) @ rows
+    drawn = drawn - (drawn @ known.T) @ known
+    drawn = drawn * found.X.norm(dim=1).median() / drawn.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    share = torch.rand(number, 1, generator=generator, dtype=torch.float64).to(rows)
+    return condition.unknowns_of(share * drawn + (1 - share) * found.X.mean(0))

@@ -1,0 +1,184 @@
+"""From what the first MLP read back to the patches: every step is one linear solve, token by token.
+
+With all tokens z of the batch known, ∇W₂ = D₂ᵀ act(W₁ z + b₁) gives D₂, the gradient at what every token sends on. Then
+
+1. **lengths**: z = γ w/s + β hides how long w − mean was. The block writes y = w + MLP(z), and norm′(y) lies in the span of the
+   next block's ∇(q, k, v): one equation after another for the single unknown s.
+2. **attention**: D at w follows from D₂ and s, and ∇W_out = Dᵀ o gives o, what the heads wrote for every token; u = w − out(o).
+3. **places**: u = E x + e + position. Of all positions one leaves nothing outside of what E makes of ∇E's row space; x is what fits.
+4. **pictures**: o is a mean over the tokens of its own picture, weighted by exp(q·k). So Σ π exp(q·k) (v − o) = 0 over all tokens, with
+   π = 1 for those of the same picture and 0 for the others: as many linear equations as channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from unsum.errors import UnsumError
+from unsum.late_scipy import linear_sum_assignment
+from unsum.progress import Progress
+from unsum.spans.tokens.network import FirstNorms, PatchNetwork
+from unsum.spans.tokens.search import find_tokens
+from unsum.spans.tokens.solve import Solved, row_space
+from unsum.update import Update
+
+_FITS = 0.05  # of a token: what may be left outside of its place; the next best place leaves as much at least
+_MEMBER = 0.5  # between 0, of another picture, and 1, of the same
+_TOLD = 0.3  # how far from 0 and 1 a membership may be
+
+
+def by_tokens(
+    network: PatchNetwork, update: Update, B: int, device: torch.device, seed: int, progress: Progress
+) -> Solved:
+    """A batch of B pictures; refuses where a layer is missing, or where there are too many tokens for the width."""
+    block, first, T = network.block, network.first, network.tokens
+    if block is None or first is None or first.inner is not None:
+        raise UnsumError(
+            "'tokens' reads batches of plain pre-norm blocks alone, and one picture of others; 'exact' reads the head."
+        )
+    needed = (block.first.weight, block.second.weight, block.out.weight, f"{network.name}.weight", *block.readers)
+    frozen = [name for name in needed if name not in update.gradients]
+    if frozen or not block.readers:
+        raise UnsumError(
+            f"The update lacks {(frozen or ['a second block'])[0]!r}, without which a batch's tokens stay mixed; use 'exact'."
+        )
+    found = find_tokens(block, update, T * B, seed, progress, device)
+    if len(found) != T * B:
+        raise UnsumError(
+            f"{len(found)} of the batch's {T * B} tokens were told apart, too few to go on. This is no sign that nothing leaks; "
+            "'exact' reads every picture's class token."
+        )
+    return Solved(unwind(network, update, found.X).X, float(found.errors.max()), needed, "tokens")
+
+
+@dataclass(frozen=True)
+class Unwound:
+    """Patches (B, N, n) of every picture."""
+
+    X: Tensor
+    memberships: float  # how far from 0 and 1 the furthest was
+
+
+def unwind(network: PatchNetwork, update: Update, Z: Tensor) -> Unwound:
+    """The patches, from all tokens Z (T B, d) that the first MLP read."""
+    block, first = network.block, network.first
+    assert block is not None
+    assert first is not None
+
+    def sent(name: str) -> Tensor:
+        return update.gradients[name].to(Z.device).double()
+
+    hidden = block.first(Z)
+    A = block.activation.function(hidden)
+    D2 = torch.linalg.lstsq(A.T, sent(block.second.weight).T).solution
+    z = (Z - _shift(block.second_norm, Z)) / block.second_norm.weight.detach().to(Z)
+    W1, W2 = (one.W.to(Z) for one in (block.first, block.second))
+    s = _lengths(network, torch.cat([sent(name) for name in block.readers]), z, block.second(A))
+    at_z = ((D2 @ W2) * block.activation.slope(hidden)) @ W1 * block.second_norm.weight.detach().to(Z)
+    D = D2 + (at_z - at_z.mean(1, keepdim=True) - z * (at_z * z).mean(1, keepdim=True)) / s
+    o = torch.linalg.lstsq(D.T, sent(block.out.weight)).solution
+    u = _centered(s * z - block.out(o))
+    X, places = _placed(network, first, sent(f"{network.name}.weight").flatten(1), u)
+    return _grouped(network, X, places, _normed(block.norm, u), o)
+
+
+def _centered(rows: Tensor) -> Tensor:
+    return rows - rows.mean(-1, keepdim=True)
+
+
+def _shift(norm: nn.LayerNorm, like: Tensor) -> Tensor:
+    return torch.zeros_like(like[0]) if norm.bias is None else norm.bias.detach().to(like)
+
+
+def _normed(norm: nn.LayerNorm, rows: Tensor) -> Tensor:
+    scaled = _centered(rows) / (rows.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
+    return scaled * norm.weight.detach().to(rows) + _shift(norm, rows)
+
+
+def _lengths(network: PatchNetwork, gradient: Tensor, z: Tensor, written: Tensor) -> Tensor:
+    """(tokens, 1) the length that the second norm divided by; another unknown is the length at the next norm, if that has a β."""
+    assert network.block is not None
+    norm = network.block.next_norm
+    V = row_space(gradient, len(z))
+    gamma, beta = norm.weight.detach().to(z), _shift(norm, z)
+
+    def outside(rows: Tensor) -> Tensor:
+        return rows - (rows @ V.T) @ V
+
+    ours, theirs, shift = outside(gamma * _centered(z)), outside(gamma * _centered(written)), outside(beta[None])
+    if float(shift.norm()) > 1e-9 * float(gamma.norm()):
+        shift = shift / shift.norm()
+        ours, theirs = (part - (part @ shift.T) * shift for part in (ours, theirs))
+    return -(ours * theirs).sum(1, keepdim=True) / ours.square().sum(1, keepdim=True).clamp_min(1e-300)
+
+
+def _placed(network: PatchNetwork, first: FirstNorms, gradient: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """((tokens, n) patches, (tokens,) places: 0…N−1, or −1 − i for token i of those beside the patches)."""
+    B = len(u) // network.tokens
+    basis = row_space(gradient, network.count * B)
+    E, e = network.weight.to(u), 0.0 if network.bias is None else network.bias.detach().to(u)
+    M = _centered(basis @ E.T)  # (N B, d)
+    Q = torch.linalg.qr(M.T)[0]
+    fixed = _centered(first.offset.to(u) + e)  # (N, d)
+
+    def outside(rows: Tensor) -> Tensor:
+        return rows - (rows @ Q) @ Q.T
+
+    size = u.norm(dim=1, keepdim=True)
+    left = torch.cdist(outside(u), outside(fixed), compute_mode="donot_use_mm_for_euclid_dist") / size
+    beside = _centered(network.beside.to(u))
+    left = torch.cat([left, torch.cdist(u, beside, compute_mode="donot_use_mm_for_euclid_dist") / size], 1)
+    capacity = left.repeat(1, B)  # every place has a token of every picture
+    rows, columns = linear_sum_assignment(capacity.cpu().numpy())
+    chosen = torch.as_tensor(columns, device=u.device)[torch.as_tensor(rows).argsort()] % left.shape[1]
+    if float(left.gather(1, chosen[:, None]).max()) > _FITS:
+        raise UnsumError(
+            "The tokens that were found do not fit the positions, so no picture is drawn; 'exact' reads the head."
+        )
+    places = torch.where(chosen < network.count, chosen, network.count - 1 - chosen)
+    t = torch.linalg.lstsq(M.T, (u - fixed[places.clamp_min(0)]).T).solution.T
+    return t @ basis, places
+
+
+def _grouped(network: PatchNetwork, X: Tensor, places: Tensor, z: Tensor, o: Tensor) -> Unwound:
+    """Whose patches they are, by what the first token of every picture attended to."""
+    block, N = network.block, network.count
+    assert block is not None
+    q, k, v = block.split(z)
+    v = v.flatten(1)
+    one = -1 if network.tokens > N else 0
+    seeds = (places == one).nonzero()[:, 0]
+    shared = (
+        torch.stack([(places == -1 - i).nonzero()[0, 0] for i in range(network.tokens - N)]) if one < 0 else seeds[:0]
+    )
+    patches = (places >= 0).nonzero()[:, 0]
+    memberships = []
+    for seed in seeds:
+        logits = (q[seed] * k).sum(-1) / q.shape[-1] ** 0.5  # (tokens, heads)
+        weights = (logits - logits.amax(0)).exp().repeat_interleave(v.shape[1] // logits.shape[1], 1)
+        terms = weights * (v - o[seed])  # (tokens, d)
+        known = terms[shared].sum(0) if one < 0 else terms[seed]
+        others = patches if one < 0 else patches[patches != seed]
+        found = torch.linalg.lstsq(terms[others].T, -known[:, None]).solution[:, 0]
+        pi = X.new_zeros(len(X))
+        pi[others] = found
+        pi[seed] = 1.0
+        memberships.append(pi)
+    pi = torch.stack(memberships)  # (B, tokens)
+    pictures = X.new_zeros(len(seeds), N, X.shape[1])
+    worst = 0.0
+    for place in range(N):
+        here = (places == place).nonzero()[:, 0]
+        _, columns = linear_sum_assignment(-pi[:, here].cpu().numpy())
+        chosen = torch.zeros_like(pi[:, here])
+        chosen[torch.arange(len(seeds)), torch.as_tensor(columns)] = 1
+        worst = max(worst, float((pi[:, here] - chosen).abs().max()))
+        pictures[:, place] = X[here[torch.as_tensor(columns, device=here.device)]]
+    if worst > _TOLD:
+        raise UnsumError(
+            "Attention does not tell which patches belong together, so no picture is drawn; 'exact' reads the head."
+        )
+    return Unwound(pictures, worst)

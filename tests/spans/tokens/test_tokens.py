@@ -1,0 +1,169 @@
+"""Pictures out of vision transformers, by value: a picture is right to a hundredth of a percent, and a mixture is never claimed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support.long import long
+from support.transformers import PATCH, SIDE, briefly_trained, hugging_face_vit, photos, timm_vit, torchvision_vit
+from torch import Tensor, nn
+from torchvision.models import SwinTransformer, VisionTransformer
+
+import unsum
+from unsum import UnsumError
+from unsum.attack import separate
+from unsum.head import Head
+from unsum.knowledge import Knowledge
+from unsum.progress import SILENT
+from unsum.spans.tokens import find_patches
+from unsum.spans.tokens.judge import judge
+from unsum.spans.tokens.method import answered
+from unsum.spans.tokens.replay import Player
+from unsum.spans.tokens.solve import Solved
+from unsum.update import Update
+
+FAMILIES = {
+    "torchvision": torchvision_vit,
+    "torchvision, briefly trained": lambda: briefly_trained(torchvision_vit()),
+    "timm": timm_vit,
+    "timm, registers": lambda: timm_vit(reg_tokens=4, no_embed_class=True),
+    "timm, a norm before the blocks": lambda: timm_vit(pre_norm=True),
+    "timm, pooled, no class token": lambda: timm_vit(global_pool="avg", class_token=False),
+    "timm, no bias at the patches": lambda: timm_vit(proj_bias=True, embed_norm_layer=None),
+    "Hugging Face ViT": hugging_face_vit,
+    "Hugging Face DeiT": lambda: hugging_face_vit("DeiT"),
+    "Hugging Face Dinov2": lambda: hugging_face_vit("Dinov2"),
+}
+
+
+def _error(found: Tensor, true: Tensor) -> float:
+    """The largest relative error of a picture, each beside the true one that is nearest."""
+    apart = torch.cdist(found.double().flatten(1), true.double().flatten(1))
+    nearest = apart.argmin(1)
+    assert sorted(nearest.tolist()) == list(range(len(true)))
+    return float((apart.amin(1) / true.double().flatten(1).norm(dim=1)[nearest]).max())
+
+
+def _without(update: Update, *parts: str) -> Update:
+    kept = {name: g for name, g in update.gradients.items() if not any(part in name for part in parts)}
+    return replace(update, gradients=kept)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_picture_of_every_maker(family: str) -> None:
+    model, (images, _) = FAMILIES[family](), photos(1)
+    update = unsum.capture(model, images, torch.tensor([3]), train=False)
+    leak = separate(model, update, "tokens", batch_size=1)
+    assert leak.exact
+    assert leak.labels.tolist() == [3]
+    assert leak.inputs is not None
+    assert _error(leak.inputs, images) < 1e-4
+    assert leak.inputs_exact is not None
+    assert leak.inputs_exact.tolist() == [True]
+    assert _error(leak.inputs, images) < leak.predicted_error < 1e-3
+
+
+def test_patches_are_found_by_what_the_model_does() -> None:
+    for model, tokens in ((torchvision_vit(), 17), (timm_vit(reg_tokens=4), 21), (hugging_face_vit("DeiT"), 18)):
+        network = find_patches(model)
+        assert (network.count, network.tokens, network.width) == (16, tokens, 96)
+        picture = torch.rand(2, 3, SIDE, SIDE)
+        rows = nn.functional.unfold(picture, PATCH, stride=PATCH).mT
+        torch.testing.assert_close(network.layout.rows(picture).view_as(rows), rows)
+        torch.testing.assert_close(network.layout.pictures(rows), picture)
+
+
+def test_without_the_position_embedding_spans_give_the_picture() -> None:
+    model, (images, labels) = briefly_trained(torchvision_vit()), photos(1)
+    update = _without(unsum.capture(model, images, labels, train=False), "pos_embedding")
+    leak = separate(model, update, "tokens", batch_size=1)
+    assert leak.inputs is not None
+    assert _error(leak.inputs, images) < 1e-2
+    assert "span" in leak.notes[-1]
+
+
+def test_small_patches_come_back_from_a_frozen_patch_layer() -> None:
+    torch.manual_seed(0)
+    model = VisionTransformer(16, 4, 3, 4, 192, 384, num_classes=10)  # 48 numbers a patch, far fewer than channels
+    model.heads.head = nn.Linear(192, 10)
+    images = torch.nn.functional.interpolate(photos(1)[0], 16)
+    update = _without(unsum.capture(model, images, torch.tensor([3]), train=False), "conv_proj", "pos_embedding")
+    leak = separate(model, update, "tokens", batch_size=1)
+    assert leak.inputs is not None
+    assert leak.exact
+    assert _error(leak.inputs, images) < leak.predicted_error < 1e-3
+
+
+@pytest.mark.parametrize("trained", [False, *long(True)])
+def test_a_batch_of_two(trained: bool) -> None:
+    model, (images, labels) = torchvision_vit(192, classes=20), photos(2)
+    model = briefly_trained(model) if trained else model
+    update = unsum.capture(model, images, labels, train=False)
+    leak = separate(model, update, "tokens", batch_size=2)
+    assert leak.exact or trained
+    assert leak.inputs is not None
+    assert _error(leak.inputs, images) < min(1e-3, leak.predicted_error)
+    order = torch.cdist(leak.inputs.flatten(1), images.flatten(1)).argmin(1)
+    assert leak.labels.tolist() == labels[order].tolist()
+
+
+def test_a_mixture_of_two_pictures_is_not_certified() -> None:
+    model, (images, labels) = torchvision_vit(), photos(2)
+    update = unsum.capture(model, images, labels, train=False)
+    head, network = Head.of(model, update), find_patches(model)
+    player = Player.of(model, head.name, network, update, head.W.device)
+    rows = network.layout.rows(images.double()).view(2, 16, -1)
+    swapped = rows.clone()
+    swapped[:, 5] = rows.flip(0)[:, 5]  # one patch of each belongs to the other
+    mixed = torch.stack([0.9 * rows[0] + 0.1 * rows[1], 0.1 * rows[0] + 0.9 * rows[1]])
+    for X, right in ((rows, True), (swapped, False), (mixed, False)):
+        solved = Solved(X, 1e-6, (), "tokens")
+        answer = answered(head, Knowledge(batch_size=2), player, network, update, solved, None, SILENT, polish=False)
+        assert judge(answer, Knowledge(batch_size=2), 0).exact == right
+
+
+def test_auto_draws_the_picture() -> None:
+    model, (images, _) = torchvision_vit(), photos(1)
+    update = unsum.capture(model, images, torch.tensor([7]), train=False)
+    leak = unsum.attack(model, update, batch_size=1)
+    assert (leak.method, leak.labels.tolist(), leak.exact) == ("tokens", [7], True)
+    assert leak.images is not None
+    assert unsum.score(leak, images=images)["psnr"] > 80
+
+
+def test_what_cannot_be_read_is_refused_in_a_sentence() -> None:
+    model, (images, labels) = torchvision_vit(), photos(1)
+    update = unsum.capture(model, images, labels, train=False)
+    with pytest.raises(UnsumError, match="cannot tell which patch is where"):
+        bare = timm_vit(pos_embed="none")
+        separate(bare, unsum.capture(bare, images, labels, train=False), "tokens")
+    with pytest.raises(UnsumError, match="frozen layers say nothing"):
+        separate(model, _without(update, "conv_proj", "pos_embedding", "in_proj"), "tokens")
+    with pytest.raises(UnsumError, match="unknowns for every patch stand against"):
+        separate(model, _without(update, "conv_proj", "pos_embedding"), "tokens")
+    with pytest.raises(UnsumError, match="patches that overlap"):
+        separate(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(3600, 10)), _of_a_convolution(images), "tokens")
+    nn.init.zeros_(model.heads.head.weight)
+    with pytest.raises(UnsumError, match="weights are all zero"):
+        separate(model, unsum.capture(model, images, labels, train=False), "tokens")
+    crowd, many = photos(8)
+    with pytest.raises(UnsumError, match="too many to be told apart in 96 channels"):
+        other = torchvision_vit()
+        separate(other, unsum.capture(other, crowd, many, train=False), "tokens")
+
+
+def _of_a_convolution(images: Tensor) -> Update:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(3600, 10))
+    return unsum.capture(model, images, torch.tensor([1]))
+
+
+def test_windows_are_refused() -> None:
+    torch.manual_seed(0)
+    model = SwinTransformer([4, 4], 24, [2, 2], [2, 4], [4, 4], num_classes=10).eval()
+    model.image_size = SIDE
+    images, labels = photos(1)
+    with pytest.raises(UnsumError, match="'tokens' reads vision transformers|cannot tell which patch is where|attention"):
+        separate(model, unsum.capture(model, images, labels, train=False), "tokens")
