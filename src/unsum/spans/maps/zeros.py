@@ -20,7 +20,7 @@ from unsum.spans.maps.condition import Affine, Among, MapCondition
 _SHRINK, _FINEST = (
     0.75,
     1e-3,
-)  # each step of reweighting counts less as zero, down to this share of the root mean square
+)  # what counts as zero becomes smaller in each step, down to this share of the root mean square
 _BELOW = 4.0  # weight of entries below zero, in units of those of a tenth of the root mean square
 _ENTRIES, _EACH = 4096, 128  # that are looked at, at least, and for each unknown
 _STARTS, _ROUNDS = 3, 6  # starts for each sample in a round
