@@ -4,8 +4,8 @@ uv run python benchmarks/platform_defaults.py            # the table of docs/res
 
 Photos: 8 embedded ones through the default model in eval mode (DP-SGD takes no BatchNorm in train mode). Rows: 8 made-up people
 through two dense layers (`table_rows.py`). The client takes one step at a learning rate of 0.01 and sends the change of its
-weights. Accuracy is that of the small federated training of `unsum audit --sweep`, under the same filter, with updates as large as
-these.
+weights. Accuracy is that of the small federated training of `unsum audit --sweep`, under the same filter, with updates of
+this size.
 """
 
 from __future__ import annotations
