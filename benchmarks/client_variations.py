@@ -143,10 +143,10 @@ def one(client: Client, model: nn.Module, x: Tensor, y: Tensor, seconds: float) 
     return scores["feature_error"], leak.exact, false
 
 
-def main(draws: int, seconds: float) -> None:
+def main(draws: int, seconds: float, wanted: str) -> None:
     print("| client | information | network | error | certified | false claims |")
     print("|---|---|---|--:|--:|--:|")
-    for client in CLIENTS:
+    for client in (client for client in CLIENTS if wanted in client.name):
         found: dict[str, list[tuple[float, bool, bool]]] = {}
         for seed in range(draws):
             for name, model, x, y in networks(seed):
@@ -165,6 +165,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="that one attack may take")
+    parser.add_argument("--only", default="", help="clients whose names hold this")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    main(given.draws, given.seconds)
+    main(given.draws, given.seconds, given.only)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unsum
+from support.long import long
 from unsum.head import collect_features
 
 RATE, B = 0.05, 4
@@ -48,7 +49,7 @@ CLIENTS = {
 }
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("name", [*list(CLIENTS)[1:], *long(next(iter(CLIENTS)))])
 def test_a_wrong_model_of_the_client_is_never_certified(name: str) -> None:
     model, update, x, _ = sent(*CLIENTS[name])
     leak = unsum.separate(model, update, "exact", batch_size=B)
