@@ -1,4 +1,4 @@
-"""Transformers of the usual shapes in plain PyTorch, for machines without Hugging Face's library: GPT-2's, Llama's and BERT's kind.
+"""Transformers of the usual shapes in plain PyTorch, for machines without Hugging Face's library: GPT-2, Llama, BERT.
 
 They are the published architectures layer by layer, under names of their own and with random weights.
 """
@@ -51,7 +51,9 @@ class Gated(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, attention: Attention, mlp: nn.Module, norms: tuple[nn.Module, nn.Module], *, first: bool) -> None:
+    def __init__(
+        self, attention: Attention, mlp: nn.Module, norms: tuple[nn.Module, nn.Module], *, first: bool
+    ) -> None:
         super().__init__()
         self.attention, self.mlp, self.first = attention, mlp, first
         self.norm1, self.norm2 = norms
@@ -67,7 +69,9 @@ class Block(nn.Module):
 class GPT2(nn.Module):
     """Learned positions, head and embedding shared."""
 
-    def __init__(self, vocabulary: int = 50257, width: int = 768, layers: int = 12, heads: int = 12, positions: int = 1024) -> None:
+    def __init__(
+        self, vocabulary: int = 50257, width: int = 768, layers: int = 12, heads: int = 12, positions: int = 1024
+    ) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(positions, width)
         self.blocks = nn.Sequential(*(
@@ -88,7 +92,13 @@ class Llama(nn.Module):
     """Rotary positions, RMSNorm, gated MLPs, grouped queries, no biases, a head of its own."""
 
     def __init__(
-        self, vocabulary: int = 32000, width: int = 2048, layers: int = 22, heads: int = 32, keys: int = 4, inner: int = 5632
+        self,
+        vocabulary: int = 32000,
+        width: int = 2048,
+        layers: int = 22,
+        heads: int = 32,
+        keys: int = 4,
+        inner: int = 5632,
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
@@ -113,7 +123,13 @@ class BERT(nn.Module):
     text_task = "class"
 
     def __init__(
-        self, vocabulary: int = 30522, width: int = 768, layers: int = 12, heads: int = 12, positions: int = 512, classes: int = 2
+        self,
+        vocabulary: int = 30522,
+        width: int = 768,
+        layers: int = 12,
+        heads: int = 12,
+        positions: int = 512,
+        classes: int = 2,
     ) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(positions, width)

@@ -1,6 +1,6 @@
 """How long text takes to read at published sizes, and how much memory, in plain PyTorch.
 
-uv run python benchmarks/text_speed.py --cases gpt2 --against OLD_CHECKOUT/src   # seconds, and those of an older state beside them
+uv run python benchmarks/text_speed.py --cases gpt2 --against OLD_CHECKOUT/src   # and an older state beside it
 uv run python benchmarks/text_speed.py --device cuda --cases gpt2 gpt2-8 gpt2-16 gpt2-32 llama bert-1 bert-4 bert-8
 
 Tokens are random numbers of the whole vocabulary, so nothing is guessed from language.
@@ -18,10 +18,10 @@ import sys
 import time
 
 import torch
-from plain_transformers import BERT, GPT2, Llama
 from torch import Tensor
 
 import unsum
+from plain_transformers import BERT, GPT2, Llama
 
 CASES = {  # sequences and tokens of each: 23 is a usual sentence of Rotten Tomatoes in GPT-2's tokens
     "gpt2": (GPT2, 4, 17), "gpt2-8": (GPT2, 8, 23), "gpt2-16": (GPT2, 16, 23), "gpt2-32": (GPT2, 32, 23),
@@ -40,7 +40,9 @@ def main() -> None:
     if not options.json:
         where = torch.cuda.get_device_name() if options.device == "cuda" else platform.machine()
         print(f"{where}, PyTorch {torch.__version__}, {torch.get_num_threads()} thread(s)\n")
-        print("| case | tokens | sequences whole | ROUGE-1/2/L | certified | seconds | processor seconds | peak memory |")
+        print(
+            "| case | tokens | sequences whole | ROUGE-1/2/L | certified | seconds | processor seconds | peak memory |"
+        )
         print("|---|---|---|---|---|---|---|---|")
     for case in options.cases:
         figures = measured(case, options.device)
@@ -69,7 +71,11 @@ def measured(case: str, device: str) -> dict[str, float]:
     leak = unsum.separate(model, update, "text")
     seconds, processor = time.perf_counter() - start, time.process_time() - processor
     scores = unsum.score(leak, tokens=tokens)
-    memory = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    memory = (
+        torch.cuda.max_memory_allocated() / 1e9
+        if device == "cuda"
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    )
     return scores | {"exact": leak.exact, "seconds": seconds, "processor": processor, "memory": memory}
 
 
@@ -83,13 +89,16 @@ def row(case: str, figures: dict[str, float]) -> str:
     rouge = "/".join(f"{figures[name]:.3f}" for name in ("rouge_1", "rouge_2", "rouge_l") if name in figures) or "–"
     return (
         f"| {case} | {100 * figures['tokens_correct']:.1f} % | {100 * figures['sequences_correct']:.1f} % | {rouge} | "
-        f"{'yes' if figures['exact'] else 'no'} | {figures['seconds']:.1f} | {figures['processor']:.1f} | {figures['memory']:.1f} GB |"
+        f"{'yes' if figures['exact'] else 'no'} | {figures['seconds']:.1f} | {figures['processor']:.1f} | "
+        f"{figures['memory']:.1f} GB |"
     )
 
 
 def elsewhere(case: str, options: argparse.Namespace) -> dict[str, float]:
     command = [sys.executable, __file__, "--json", "--cases", case, "--device", options.device]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": options.against}, capture_output=True, check=True, text=True)
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": options.against}, capture_output=True, check=True, text=True
+    )
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return figures
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.command import Run, runner
-from support.text_folder import LINES, save_language_model
+from support.text_folder import LINES, save_encoder, save_language_model
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     monkeypatch.chdir(tmp_path)
     Path("mine.txt").write_text("\n".join(LINES))
+    Path("wrong.jsonl").write_text('{"text": "We moved"}\n{"label": 1}')
     return runner(monkeypatch, capsys)
 
 
@@ -67,7 +68,9 @@ def test_doctor_capture_and_attack_take_the_text_path(run: Run, folder: Path) ->
     said = {
         row["check"]: row["sentence"] for row in json.loads(run("doctor", *model, "--data", "mine.txt", "--json").out)
     }
-    assert said["positions"] == "2 texts have 12 distinct prefixes, fewer than the 48 features."
+    assert (
+        said["positions"] == "2 texts have 12 distinct prefixes, fewer than the 48 features: the texts come back whole."
+    )
     made = run("capture", *model, "--data", "mine.txt")
     assert (made.code, "of 2 texts" in made.out) == (0, True), made.err
     shown = run("attack", *model, "--update", "client.safetensors")
@@ -78,6 +81,50 @@ def test_doctor_capture_and_attack_take_the_text_path(run: Run, folder: Path) ->
     assert captured["verdict"]["level"] == "severe"
 
 
+def test_a_classifier_takes_texts_with_their_labels(run: Run, tmp_path: Path) -> None:
+    save_encoder(tmp_path / "bert", masked=False)
+    entries = [{"text": LINES[0], "label": 1}, {"text": LINES[1], "label": 0}]
+    Path("client.jsonl").write_text("\n".join(map(json.dumps, entries)))
+    chosen = ["--model", f"hf:{tmp_path / 'bert'}", "--text", "client.jsonl"]
+    said = {row["check"]: row["sentence"] for row in json.loads(run("doctor", *chosen, "--json").out)}
+    assert said["positions"] == "2 texts have 18 tokens, fewer than the 48 features: the texts come back whole."
+    result = run("audit", *chosen, "--fail-above", "0.2")
+    assert result.code == 1, result.err
+    content = json.loads(Path("unsum-report/result.json").read_text())
+    assert [row["found_label"] for row in content["samples"]] == [f"[CLS] {line} [SEP]" for line in LINES]
+    assert content["attack"]["exact"]
+    assert content["scores"]["rouge_2"] == 1
+    run("capture", *chosen)
+    shown = run("attack", "--model", f"hf:{tmp_path / 'bert'}", "--update", "client.safetensors")
+    assert all(line in shown.out for line in LINES), shown.err
+
+
+def test_masked_words_come_back(run: Run, tmp_path: Path) -> None:
+    save_encoder(tmp_path / "bert", masked=True)
+    run("audit", "--model", f"hf:{tmp_path / 'bert'}", "--text", "mine.txt")
+    content = json.loads(Path("unsum-report/result.json").read_text())
+    assert [row["found_label"] for row in content["samples"]] == [f"[CLS] {line} [SEP]" for line in LINES]
+    assert content["attack"]["exact"]
+
+
+def test_hostile_text_is_only_text_in_the_reports(run: Run, folder: Path, tmp_path: Path) -> None:
+    """Words that the tokenizer knows, and that a browser or Markdown would take for their own."""
+    hostile = "<script>alert(1)</script>"
+    for file in folder.iterdir():
+        content = file.read_bytes()
+        known = b'"Friday"' if file.name == "tokenizer.json" else b""
+        (tmp_path / file.name).write_bytes(content.replace(known, json.dumps(hostile).encode()) if known else content)
+    settings = json.loads((tmp_path / "tokenizer.json").read_text()) | {"pre_tokenizer": {"type": "WhitespaceSplit"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(settings))
+    Path("client.jsonl").write_text(json.dumps({"text": f"We moved {hostile} to the patient"}))
+    result = run("audit", "--model", f"hf:{tmp_path}", "--text", "client.jsonl")
+    assert result.code == 0, result.err
+    page = Path("unsum-report/report.html").read_text("utf-8")
+    assert hostile not in page
+    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 2  # as it was, and recovered
+    assert hostile not in Path("unsum-report/report.md").read_text("utf-8")
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -85,6 +132,7 @@ def test_doctor_capture_and_attack_take_the_text_path(run: Run, folder: Path) ->
         (["--local-steps", "2"], "played as one plain step"),
         (["--data", "absent.txt"], "takes a UTF-8 file with one text in each line"),
         (["--data", "mine.txt", "--batch", "3"], "The data hold 2 texts"),
+        (["--text", "wrong.jsonl"], "Line 2 of 'wrong.jsonl' is no text"),
     ],
 )
 def test_what_text_cannot_do_is_said_in_a_sentence(run: Run, folder: Path, arguments: list[str], sentence: str) -> None:

@@ -97,17 +97,21 @@ def play(
     train: bool,
     training: LocalTraining | None = None,
     reader: Reader | None = None,
+    buffers: bool = False,
     progress: Progress = SILENT,
 ) -> Round:
     """Client, attack, score. The client minimizes the loss that the options declare, in one step or as `training` says, which
-    the server knows. `reader` is that of a server that changed the model first."""
+    the server knows. `reader` is that of a server that changed the model first. `buffers` are BatchNorm's, sent along."""
     progress.say("The client computes its update")
     device = torch.device(options.device or "cpu")
     images, targets = batch.images.to(device), batch.targets.to(device)
     how: dict[str, Any] = {"train": train, "seed": options.seed, "training": training, "loss": options.loss}
+    how["buffers"] = buffers
     sent = send(model, images, targets, defenses, **how)
     with in_mode(model, train):  # how clients train is the server's own protocol
         leak = attacked(model, sent.update, options.of_batch(len(sent.images)), progress)
+        told = sent.update.statistics.note
+        leak = leak if told is None else replace(leak, notes=[told, *leak.notes])
         if reader is not None:
             progress.say("Reading the layer that the server put in")
             leak = place(model, leak, reader, reader.read(sent.update))
@@ -148,6 +152,7 @@ def send(
     seed: int,
     training: LocalTraining | None = None,
     loss: str | Loss | None = None,
+    buffers: bool = False,
 ) -> Sent:
     """What the client does and sends; `seed` fixes what its defenses and its dropout draw.
 
@@ -156,7 +161,7 @@ def send(
     torch.manual_seed(seed)
     how: dict[str, Any] = {"train": train, "defenses": defenses, "loss": loss}
     if training is None:
-        update, images, targets = capture_trained(model, images, targets, **how)
+        update, images, targets = capture_trained(model, images, targets, **how, buffers=buffers)
         return Sent(model, images, targets, update, train, seed)
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
     first_epoch = (training.steps or 1) // training.epochs

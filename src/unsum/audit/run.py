@@ -37,6 +37,9 @@ from unsum.progress import SILENT, Progress
 from unsum.score import summarize
 from unsum.update import Update
 
+_BUFFERS = (
+    "The round was not played again under other defenses: they change gradients, and leave the buffers as they are."
+)
 _UNKNOWN = "unknown: the update was captured elsewhere"
 
 
@@ -62,6 +65,7 @@ def audit(
     auxiliary: tuple[Tensor, Tensor] | None = None,
     inverse: Inverses = None,
     train: bool = True,
+    buffers: bool = False,
     loss: str | Loss | None = None,
     learning_rate: float | None = None,
     local_steps: int | None = None,
@@ -108,6 +112,7 @@ def audit(
             rules need; the result says so.
         inverse: an inverse that `unsum train-inverse` made for this backbone, for pictures.
         train: the client's BatchNorm mode.
+        buffers: the client sends BatchNorm's running statistics along, as a whole state dict has them.
         loss: what the client minimizes, if not cross-entropy: `bce` (rows of several labels, or one output for yes and no),
             `mse`, `focal:GAMMA`, or an object of `unsum.losses`; the attacker is told.
         learning_rate, local_steps, epochs, momentum, weight_decay: let the client take several steps of SGD and send the change
@@ -151,6 +156,10 @@ def audit(
     inputs = replace(inputs, image_size=image_size, classes_from=classes_from, fresh_head=fresh_head)
     inputs = replace(inputs, target=target, columns=columns, loss=loss)
     chain = [defenses] if isinstance(defenses, Defense) else list(defenses)
+    if buffers and (update is not None or training is not None or is_text(model)):
+        raise UnsumError(
+            "Buffers are sent along by a client that is simulated and takes one step on photos; leave buffers (--buffers) out."
+        )
     if update is not None:
         if data is not None or chain:
             raise UnsumError("An update that was captured is attacked as it is; leave data and defenses out.")
@@ -176,12 +185,14 @@ def audit(
         network, reader = modify(network, server, shape=tuple(own.images.shape[1:]), seed=seed)
         name = f"{name}, changed by the server ({reader.name}: {reader.summary})"
     how: dict[str, Any] = {"train": train, "training": training}
-    played = play(network, own, chain, options, reader=reader, progress=progress, **how)
+    played = play(network, own, chain, options, reader=reader, buffers=buffers, progress=progress, **how)
     leak, defended = played.leak, shown(chain)
     return Audit(
         Setting.of(name, leak, options, samples=len(own.images), defenses=defended, command=command, **how),
         scores=summarize(leak, played.samples),
-        comparison=under_others(played, network, own, chain, options, progress, wanted=compare, reader=reader, **how),
+        comparison=Comparison(absent=_BUFFERS)
+        if buffers
+        else under_others(played, network, own, chain, options, progress, wanted=compare, reader=reader, **how),
         seconds=time.perf_counter() - start,
         depth=DepthRead.of(network, leak),
         **vars(played),

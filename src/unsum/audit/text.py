@@ -23,14 +23,23 @@ from unsum.audit.verdict import Texts
 from unsum.client.capture import in_mode
 from unsum.client.text import capture_text
 from unsum.data import Batch
-from unsum.data.texts import TextBatch, text_batch
+from unsum.data.texts import TextBatch, TextStep, text_batch
 from unsum.defend import Defense
 from unsum.errors import UnsumError
 from unsum.head import find_head
 from unsum.leak import Leak
 from unsum.models import load_model
 from unsum.models.from_hugging_face import is_language_folder
-from unsum.models.language import Tokenizer, is_language_model, tokenizer_of
+from unsum.models.language import (
+    TextTask,
+    Tokenizer,
+    is_language_model,
+    longest_text,
+    targets,
+    task_of,
+    tokenizer_of,
+    vocabulary_of,
+)
 from unsum.models.load import LoadedModel
 from unsum.progress import Progress
 from unsum.score import SampleScore
@@ -47,6 +56,7 @@ class TextInputs:
     loaded: LoadedModel
     tokenizer: Tokenizer
     batch: TextBatch
+    step: TextStep  # what the client trains on
 
 
 def is_text(model: nn.Module | str) -> bool:
@@ -66,10 +76,39 @@ def text_inputs(given: Inputs) -> TextInputs:
     if isinstance(data, Batch):
         raise UnsumError("A language model takes text: (n, L) token numbers, or a file with one text in each line.")
     tokenizer = tokenizer_of(given.model)
-    positions = getattr(getattr(loaded.model, "config", None), "max_position_embeddings", None)
-    vocabulary = find_head(loaded.model)[1].out_features
-    batch = text_batch(data, tokenizer, count=given.batch, vocabulary=vocabulary, longest=positions, seed=given.seed)
-    return TextInputs(loaded, tokenizer, batch)
+    network, framed = loaded.model, task_of(loaded.model) is not TextTask.NEXT
+    batch = text_batch(
+        data,
+        tokenizer,
+        count=given.batch,
+        vocabulary=vocabulary_of(network),
+        longest=longest_text(network),
+        seed=given.seed,
+        framed=framed,
+    )
+    return TextInputs(loaded, tokenizer, batch, _step(network, tokenizer, batch, given.seed))
+
+
+def _step(network: nn.Module, tokenizer: Tokenizer, batch: TextBatch, seed: int) -> TextStep:
+    """What the client trains on, by what its model predicts."""
+    task, known = task_of(network), getattr(getattr(network, "config", None), "pad_token_id", None)
+    padding = int(known) if known is not None else tokenizer.special("pad") or 0
+    if task is TextTask.NEXT:
+        return batch.padded(padding)
+    if task is TextTask.MASKED:
+        hidden = tokenizer.special("mask")
+        if hidden is None:
+            raise UnsumError(
+                "A model of masked tokens needs its tokenizer, with a mask token, in its folder; save it there."
+            )
+        return batch.masked(hidden, seed, padding)
+    if known is None and len(batch.sequences) > 1:
+        raise UnsumError("The classifier takes one text at a time: its config.json names no pad_token_id; set one.")
+    classes = find_head(network)[1].out_features
+    wrong = [label for label in batch.classes if label is not None and not 0 <= label < classes]
+    if wrong:
+        raise UnsumError(f"The data hold the label {wrong[0]}, and the model's classes are 0…{classes - 1}.")
+    return batch.classified(classes, padding)
 
 
 def audit_text(
@@ -81,10 +120,12 @@ def audit_text(
     network, batch = inputs.loaded.model.to(options.device), inputs.batch
     progress.say("The client computes its update")
     torch.manual_seed(options.seed)
-    tokens, labels = (part.to(options.device) for part in batch.padded())
-    update = capture_text(network, tokens, labels, train=train, defenses=chain)
+    tokens, labels, mask = (None if part is None else part.to(options.device) for part in inputs.step)
+    assert tokens is not None
+    update = capture_text(network, tokens, labels, mask=mask, train=train, defenses=chain)
+    samples = int((targets(task_of(network), inputs.step.labels) >= 0).sum())
     with in_mode(network, train):
-        leak = attacked(network, update, options.of_batch(sum(len(row) - 1 for row in batch.sequences)), progress)
+        leak = attacked(network, update, options.of_batch(samples), progress)
     pairs = pair_text(leak.tokens or [], batch.sequences)
     shares = [share for _, share, _ in pairs]
     # Where no text came back, that is no measurement: dropout or too many positions end the attack on text, not the leak.

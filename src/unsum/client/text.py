@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from unsum.client.step import ClientStep, Defenses, Gradients, InsideClient, Stage, after, in_mode, ordered
 from unsum.errors import UnsumError
 from unsum.head import find_head
-from unsum.models.language import IGNORED, Task, gradients_of, is_language_model, targets, task_of, vocabulary_of
+from unsum.models.language import IGNORED, TextTask, gradients_of, is_language_model, targets, task_of, vocabulary_of
 from unsum.update import Update
 
 
@@ -70,11 +70,11 @@ def _check(model: nn.Module, tokens: Tensor, labels: Tensor, mask: Tensor | None
             "classifier of text."
         )
     task, whole = task_of(model), not tokens.is_floating_point() and not labels.is_floating_point()
-    if task is Task.CLASS and (tokens.ndim != 2 or labels.shape != tokens.shape[:1] or not whole):
+    if task is TextTask.CLASS and (tokens.ndim != 2 or labels.shape != tokens.shape[:1] or not whole):
         raise UnsumError(
             f"A classifier of text takes (n, L) tokens and (n,) classes, not {tuple(tokens.shape)} and {tuple(labels.shape)}."
         )
-    if task is not Task.CLASS and (tokens.ndim != 2 or tokens.shape != labels.shape or not whole):
+    if task is not TextTask.CLASS and (tokens.ndim != 2 or tokens.shape != labels.shape or not whole):
         raise UnsumError(
             f"Tokens and labels must be (n, L) whole numbers alike, not {tuple(tokens.shape)} and {tuple(labels.shape)}."
         )
@@ -86,7 +86,7 @@ def _check(model: nn.Module, tokens: Tensor, labels: Tensor, mask: Tensor | None
         )
     classes = find_head(model)[1].out_features
     _check_range("Tokens", tokens, vocabulary_of(model))
-    _check_range("Labels" if task is Task.CLASS else "Tokens", labels[labels != IGNORED], classes)
+    _check_range("Labels" if task is TextTask.CLASS else "Tokens", labels[labels != IGNORED], classes)
 
 
 def _check_range(what: str, numbers: Tensor, end: int) -> None:

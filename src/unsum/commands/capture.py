@@ -34,9 +34,7 @@ def command(
     same_label: options.SameLabelOption = 0,
     defense: options.DefenseOption = None,
     eval_mode: options.EvalOption = False,
-    buffers: Annotated[
-        bool, Option("--buffers", help="Send BatchNorm's statistics along, as a whole state dict does.")
-    ] = False,
+    buffers: options.BuffersOption = False,
     out: Annotated[Path, Option(help="The file for the update, .safetensors.")] = Path("client.safetensors"),
     force: Annotated[bool, Option("--force", help="Overwrite an existing file.")] = False,
     as_json: options.JsonOption = False,
@@ -63,14 +61,14 @@ def command(
         inputs = Inputs(data=data, batch=batch, same_label=same_label, seed=seed, **vars(named))
         inputs = replace(inputs, target=target, columns=columns)
         text = is_text(named.model)
-        loaded, images, targets = _of_text(inputs) if text else _of_photos(inputs)
+        loaded, images, targets, mask = _of_text(inputs) if text else _of_photos(inputs)
         name, network = loaded.name, loaded.model
         shown.say("The client computes its update")
         torch.manual_seed(seed)
         sent = network.to(chosen), images.to(chosen), targets.to(chosen)
         train = not eval_mode
         update = (
-            capture_text(*sent, train=train, defenses=chain)
+            capture_text(*sent, mask=None if mask is None else mask.to(chosen), train=train, defenses=chain)
             if text
             else capture(*sent, train=train, defenses=chain, buffers=buffers)
         )
@@ -87,15 +85,15 @@ def command(
     typer.echo(f"Model: {name}. Defense: {defenses}. The file says nothing about the {what} or their number.")
 
 
-def _of_photos(inputs: Inputs) -> tuple[LoadedModel, Tensor, Tensor]:
+def _of_photos(inputs: Inputs) -> tuple[LoadedModel, Tensor, Tensor, None]:
     loaded, truth = inputs.simulated()
     if truth.resized:
         say(truth.resized)
-    return loaded, truth.images, truth.targets
+    return loaded, truth.images, truth.targets, None
 
 
-def _of_text(inputs: Inputs) -> tuple[LoadedModel, Tensor, Tensor]:
+def _of_text(inputs: Inputs) -> tuple[LoadedModel, Tensor, Tensor, Tensor | None]:
     from unsum.audit.text import text_inputs
 
     found = text_inputs(inputs)
-    return found.loaded, *found.batch.padded()
+    return found.loaded, *found.step

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 DataOption = Annotated[
     str | None,
     Option(
+        "--data",
+        "--text",
         help="The client's photos: a folder, tar (webdataset too) or npz, torchvision:NAME:DIR, or hf:FOLDER; a table: .csv, "
-        ".tsv or .parquet, with --target; for a language model a file with one text a line.",
+        ".tsv or .parquet, with --target; for a language model a file with one text a line, or .jsonl.",
         show_default="the embedded ones",
     ),
 ]
@@ -62,6 +64,9 @@ TimeLimitOption = Annotated[
         "Ctrl-C gives the same at any time.",
         show_default="60; none for attacks that take a fixed number of steps",
     ),
+]
+BuffersOption = Annotated[
+    bool, Option("--buffers", help="Send BatchNorm's statistics along, as a whole state dict does.")
 ]
 DeviceOption = Annotated[str, Option(help="cpu, cuda, cuda:1, mps …")]
 SeedOption = Annotated[int, Option(help="Fixes every random choice.")]

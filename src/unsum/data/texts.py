@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,53 +16,116 @@ from unsum.models.language import IGNORED, Tokenizer
 
 TextData = Tensor | list[str] | list[list[int]] | str | Path
 _MOST_BYTES = 1 << 24  # of a text file
+_HIDDEN = 0.15  # of a text's tokens are masked (Devlin et al., 2019)
 _NUMBERS = 12  # tokens of a made-up sequence, where there is no tokenizer to read sentences with
+
+
+class TextStep(NamedTuple):
+    """What a client trains on: (n, L) tokens padded on the right, labels, and a mask that is false at padding, if need be."""
+
+    tokens: Tensor
+    labels: Tensor
+    mask: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class TextBatch:
-    """One client's sequences of token numbers, and what each reads like."""
+    """One client's sequences of token numbers, what each reads like, and its class where the data say so."""
 
     sequences: list[list[int]]
     texts: list[str]
+    classes: list[int | None] = field(default_factory=list)
 
-    def padded(self) -> tuple[Tensor, Tensor]:
-        """(n, L) tokens, padded on the right, and labels that leave the padding out."""
-        longest = max(map(len, self.sequences))
-        tokens = torch.zeros(len(self.sequences), longest, dtype=torch.long)
+    def padded(self, padding: int = 0) -> TextStep:
+        """For a model of next tokens: the tokens are the labels, the padding is left out."""
+        tokens, mask = self._filled(padding)
+        return TextStep(tokens, tokens.where(mask, IGNORED))
+
+    def classified(self, number: int, padding: int = 0) -> TextStep:
+        """For a classifier: classes are as the data say, else one after another."""
+        tokens, mask = self._filled(padding)
+        given = self.classes or [None] * len(tokens)
+        labels = [i % number if known is None else known for i, known in enumerate(given)]
+        return TextStep(tokens, torch.tensor(labels), None if bool(mask.all()) else mask)
+
+    def masked(self, mask_token: int, seed: int, padding: int = 0) -> TextStep:
+        """For a model of masked tokens: 15 % of each text's, as BERT has it, at least one, never the first or the last."""
+        tokens, mask = self._filled(padding)
         labels = torch.full_like(tokens, IGNORED)
-        for place, sequence in enumerate(self.sequences):
-            tokens[place, : len(sequence)] = labels[place, : len(sequence)] = torch.tensor(sequence)
-        return tokens, labels
+        generator = torch.Generator().manual_seed(seed)
+        for row, sequence in enumerate(self.sequences):
+            inner = torch.arange(1, len(sequence) - 1) if len(sequence) > 2 else torch.arange(len(sequence))
+            hidden = inner[torch.randperm(len(inner), generator=generator)[: max(1, round(_HIDDEN * len(inner)))]]
+            labels[row, hidden] = tokens[row, hidden]
+            tokens[row, hidden] = mask_token
+        return TextStep(tokens, labels, None if bool(mask.all()) else mask)
+
+    def _filled(self, padding: int) -> tuple[Tensor, Tensor]:
+        lengths = torch.tensor([len(sequence) for sequence in self.sequences])
+        mask = torch.arange(int(lengths.max())) < lengths[:, None]
+        tokens = torch.full(mask.shape, padding)
+        tokens[mask] = torch.tensor([token for sequence in self.sequences for token in sequence])
+        return tokens, mask
 
 
 def text_batch(
-    data: TextData | None, tokenizer: Tokenizer, *, count: int | None, vocabulary: int, longest: int | None, seed: int
+    data: TextData | None,
+    tokenizer: Tokenizer,
+    *,
+    count: int | None,
+    vocabulary: int,
+    longest: int | None,
+    seed: int,
+    framed: bool = False,
 ) -> TextBatch:
     """The first `count` sequences, all by default, none longer than the model reads (`longest`)."""
-    sequences = [sequence[:longest] for sequence in _sequences(data, tokenizer, vocabulary, seed)]
-    sequences = [sequence for sequence in sequences if len(sequence) > 1]  # one token alone has nothing to predict
-    if count is not None and not 1 <= count <= len(sequences):
-        raise UnsumError(
-            f"The data hold {len(sequences)} texts of two tokens or more; choose 1 to as many, not {count}."
-        )
-    if not sequences:
+    found = [(sequence[:longest], label) for sequence, label in _sequences(data, tokenizer, vocabulary, seed, framed)]
+    found = [(sequence, label) for sequence, label in found if len(sequence) > 1]  # one token has nothing to predict
+    if count is not None and not 1 <= count <= len(found):
+        raise UnsumError(f"The data hold {len(found)} texts of two tokens or more; choose 1 to as many, not {count}.")
+    if not found:
         raise UnsumError("The data hold no text of two tokens or more; give a file with one text in each line.")
-    chosen = sequences[:count]
-    return TextBatch(chosen, [tokenizer.decode(sequence) for sequence in chosen])
+    sequences = [sequence for sequence, _ in found[:count]]
+    return TextBatch(sequences, [tokenizer.decode(some) for some in sequences], [label for _, label in found[:count]])
 
 
-def _sequences(data: TextData | None, tokenizer: Tokenizer, vocabulary: int, seed: int) -> list[list[int]]:
+def _sequences(
+    data: TextData | None, tokenizer: Tokenizer, vocabulary: int, seed: int, framed: bool
+) -> list[tuple[list[int], int | None]]:
     if data is None and tokenizer.own is None:
         generator = torch.Generator().manual_seed(seed)
-        return torch.randint(0, vocabulary, (len(_sentences()), _NUMBERS), generator=generator).tolist()
+        made = torch.randint(0, vocabulary, (len(_sentences()), _NUMBERS), generator=generator).tolist()
+        return [(row, None) for row in made]
     if data is None:
-        return [tokenizer.encode(line) for line in _sentences()]
+        return [(tokenizer.encode(line, framed=framed), None) for line in _sentences()]
     if isinstance(data, str | Path):
-        return [tokenizer.encode(line) for line in _lines(Path(data))]
+        lines = _labelled_lines(Path(data))
+        return [(tokenizer.encode(line, framed=framed), label) for line, label in lines]
     if isinstance(data, Tensor):
-        return [[int(token) for token in row if int(token) != IGNORED] for row in data]
-    return [tokenizer.encode(row) if isinstance(row, str) else [int(token) for token in row] for row in data]
+        return [([int(token) for token in row if int(token) != IGNORED], None) for row in data]
+    return [
+        (tokenizer.encode(row, framed=framed) if isinstance(row, str) else [int(token) for token in row], None)
+        for row in data
+    ]
+
+
+def _labelled_lines(path: Path) -> list[tuple[str, int | None]]:
+    """Lines of text; of a .jsonl file, a text each, or an object with a `text` and, where it is known, a `label`."""
+    if path.suffix != ".jsonl":
+        return [(line, None) for line in _lines(path)]
+    found = []
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            entry = json.loads(line)
+            text, label = (entry, None) if isinstance(entry, str) else (entry["text"], entry.get("label"))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            text = label = None
+        if not isinstance(text, str) or not (label is None or type(label) is int):
+            raise UnsumError(
+                f'Line {number} of {path.name!r} is no text; write {{"text": "…"}}, with "label": 0 for a class, in each.'
+            )
+        found.append((text, label))
+    return found
 
 
 def _sentences() -> list[str]:

@@ -6,8 +6,7 @@ from torch import nn
 
 from unsum.audit.text import TextInputs
 from unsum.doctor.finding import Said
-from unsum.head import find_head
-from unsum.models.language import Tokenizer
+from unsum.models.language import TextTask, Tokenizer, embedding_width, looks_ahead, task_of
 
 
 def tokenizer(found: Tokenizer) -> Said:
@@ -17,14 +16,20 @@ def tokenizer(found: Tokenizer) -> Said:
 
 
 def positions(inputs: TextInputs) -> Said:
-    """Fewer distinct prefixes than features: then each of them is a direction of its own."""
-    width = find_head(inputs.loaded.model)[1].in_features
-    sequences = inputs.batch.sequences
-    prefixes = len({tuple(sequence[:end]) for sequence in sequences for end in range(1, len(sequence))})
-    count = f"{len(sequences)} texts have {prefixes} distinct prefixes"
-    if prefixes >= width:
+    """Fewer positions that read something different than features: then each of them is a direction of its own."""
+    model = inputs.loaded.model
+    width = embedding_width(model)
+    sequences = {tuple(sequence) for sequence in inputs.batch.sequences}
+    if looks_ahead(model):
+        number, what = sum(map(len, sequences)), "tokens"
+    else:
+        unread = 1 if task_of(model) is TextTask.NEXT else 0  # the last token of all is predicted, never read
+        ends = {sequence[:end] for sequence in sequences for end in range(1, len(sequence) + 1 - unread)}
+        number, what = len(ends), "distinct prefixes"
+    count = f"{len(inputs.batch.sequences)} texts have {number} {what}"
+    if number >= width:
         return "warning", f"{count}, and the attack on text reads fewer than the {width} features; it will not decide."
-    return "ok", f"{count}, fewer than the {width} features."
+    return "ok", f"{count}, fewer than the {width} features: the texts come back whole."
 
 
 def dropout(model: nn.Module, train: bool) -> Said:

@@ -1,4 +1,4 @@
-"""An image classifier or a causal language model in a folder as Hugging Face's `save_pretrained` writes it: `hf:PATH`.
+"""An image classifier or a language model in a folder as Hugging Face's `save_pretrained` writes it: `hf:PATH`.
 
 Nothing is downloaded.
 
@@ -21,7 +21,13 @@ from unsum.files.safetensors_header import check_safetensors
 from unsum.head import find_head
 from unsum.models.built import FRESH, USUAL_SIZE, Built, Normalize, fresh_head
 
-_CAUSAL = ("LMHeadModel", "ForCausalLM")
+# How the names of models of text end, and what loads them.
+_OF_TEXT = {
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForCausalLM": "AutoModelForCausalLM",
+    "LMHeadModel": "AutoModelForCausalLM",
+}
 _OWN = "its own weights"
 
 
@@ -34,8 +40,9 @@ def build_hugging_face(path: Path, classes: int, seed: int, *, fresh: bool = Fal
     if not (path / "config.json").is_file():
         raise UnsumError(f"{str(path)!r} is no folder written by save_pretrained: it holds no config.json.")
     check_config(path)
-    if _predicts_tokens(path):
-        model, lacking = _loaded(transformers.AutoModelForCausalLM, path, "a language model")
+    loader = _loader_of_text(path)
+    if loader is not None:
+        model, lacking = _loaded(getattr(transformers, loader), path, "a language model")
         _check_complete(path, lacking)
         return Built(model.eval(), f"{type(model).__name__} of {path.name}", 0, _OWN)
     model, lacking = _loaded(transformers.AutoModelForImageClassification, path, "an image classifier")
@@ -52,11 +59,12 @@ def build_hugging_face(path: Path, classes: int, seed: int, *, fresh: bool = Fal
     return Built(model, f"{type(model).__name__} of {path.name}", size, origin, trained_head=not fresh)
 
 
-def _predicts_tokens(path: Path) -> bool:
-    """Whether the folder says that its model predicts next tokens."""
+def _loader_of_text(path: Path) -> str | None:
+    """What loads the folder's model, where it says that this is one of text."""
     settings = json.loads((path / "config.json").read_text("utf-8"))  # as `check_config` has read it
     names = settings.get("architectures") if isinstance(settings, dict) else None
-    return any(isinstance(name, str) and name.endswith(_CAUSAL) for name in names or [])
+    known = [name for name in names or [] if isinstance(name, str)] if isinstance(names, list) else []
+    return next((loader for end, loader in _OF_TEXT.items() for name in known if name.endswith(end)), None)
 
 
 def is_language_folder(spec: str) -> bool:
@@ -65,7 +73,7 @@ def is_language_folder(spec: str) -> bool:
     if source != "hf" or not (Path(path) / "config.json").is_file():
         return False
     check_config(Path(path))
-    return _predicts_tokens(Path(path))
+    return _loader_of_text(Path(path)) is not None
 
 
 def _loaded(loader: Any, path: Path, what: str) -> tuple[Any, list[str]]:

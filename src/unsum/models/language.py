@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from unsum.errors import UnsumError, first_line, optional
 from unsum.head import find_head
 
+_SAME = 1e-5  # relative difference of two forward passes that compute the same
 IGNORED = -100  # the label of a position that takes no part, as PyTorch and Hugging Face have it
 
 
-class Task(StrEnum):
+class TextTask(StrEnum):
     """What a model of tokens is trained to predict."""
 
     NEXT = "next"  # at every position the token after it
@@ -28,17 +29,21 @@ class Task(StrEnum):
     CLASS = "class"  # one class for every sequence
 
 
-_ENDINGS = {"ForSequenceClassification": Task.CLASS, "ForMaskedLM": Task.MASKED}  # as Hugging Face names its classes
+_ENDINGS = {
+    "ForSequenceClassification": TextTask.CLASS,
+    "ForMaskedLM": TextTask.MASKED,
+}  # as Hugging Face names its classes
 
 
-def task_of(model: nn.Module) -> Task:
+def task_of(model: nn.Module) -> TextTask:
     """As the model says itself (`text_task`), or as the name of its Hugging Face class does; else the next token."""
     said = getattr(model, "text_task", None)
     if said is not None:
-        return Task(said)
-    inner = model.get_base_model() if callable(getattr(model, "get_base_model", None)) else model  # within peft's
+        return TextTask(said)
+    unwrap = getattr(model, "get_base_model", None)  # of peft's
+    inner = unwrap() if callable(unwrap) else model
     names = [kind.__name__ for kind in type(inner).__mro__]
-    return next((task for end, task in _ENDINGS.items() for name in names if name.endswith(end)), Task.NEXT)
+    return next((task for end, task in _ENDINGS.items() for name in names if name.endswith(end)), TextTask.NEXT)
 
 
 def embedding_of(model: nn.Module) -> tuple[str, nn.Embedding] | None:
@@ -50,7 +55,7 @@ def embedding_of(model: nn.Module) -> tuple[str, nn.Embedding] | None:
     # Before the head is looked for, which takes a while. A table's column may have as many values as there are classes.
     if not embeddings or getattr(model, "reads_table", False):
         return None
-    if task_of(model) is Task.CLASS:
+    if task_of(model) is TextTask.CLASS:
         asked = getattr(model, "get_input_embeddings", None)
         own = asked() if callable(asked) else embeddings[0][1]
         return next((pair for pair in embeddings if pair[1] is own), None)
@@ -71,6 +76,40 @@ def vocabulary_of(model: nn.Module) -> int:
     found = embedding_of(model)
     assert found is not None
     return found[1].num_embeddings
+
+
+def embedding_width(model: nn.Module) -> int:
+    """How many features the layers that read tokens have."""
+    found = embedding_of(model)
+    assert found is not None
+    return found[1].embedding_dim
+
+
+def longest_text(model: nn.Module) -> int | None:
+    """How many positions the model reads at once, where its config says so."""
+    config = getattr(model, "config", None)
+    positions = getattr(config, "max_position_embeddings", None)
+    # RoBERTa's kind counts positions from behind the padding's number, and has as many fewer.
+    offset = int(getattr(config, "pad_token_id", None) or 0) + 1 if "roberta" in type(model).__name__.lower() else 0
+    return None if positions is None else int(positions) - offset
+
+
+def looks_ahead(model: nn.Module) -> bool:
+    """Whether any layer reads at a position what depends on what comes after it."""
+    read: list[Tensor] = []
+
+    def remember(_module: nn.Module, given: tuple[Any, ...]) -> None:
+        if given and isinstance(given[0], Tensor) and given[0].ndim == 3:
+            read.append(given[0][:, 1])
+
+    hooks = [m.register_forward_pre_hook(remember) for m in model.modules() if isinstance(m, nn.Linear | nn.LayerNorm)]
+    try:
+        with torch.no_grad():
+            model(torch.tensor([[1, 2, 1], [1, 2, 0]], device=next(model.parameters()).device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return any(float((x[0] - x[1]).norm()) > _SAME * float(x[0].norm()) for x in read)
 
 
 def is_tied(model: nn.Module) -> bool:
@@ -97,14 +136,14 @@ def next_tokens(labels: Tensor) -> Tensor:
     return labels[:, 1:]
 
 
-def targets(task: Task, labels: Tensor) -> Tensor:
+def targets(task: TextTask, labels: Tensor) -> Tensor:
     """(n, P) what the head's P positions are to predict: the next tokens, those in the same place, or one class."""
-    if task is Task.NEXT:
+    if task is TextTask.NEXT:
         return next_tokens(labels)
-    return labels if task is Task.MASKED else labels.view(len(labels), 1)
+    return labels if task is TextTask.MASKED else labels.view(len(labels), 1)
 
 
-def text_loss(task: Task, logits: Tensor, labels: Tensor) -> Tensor:
+def text_loss(task: TextTask, logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy over the positions that take part; labels (n, L) are not yet shifted, or (n,) classes."""
     wanted = targets(task, labels)
     flat = logits[:, : wanted.shape[1]] if logits.ndim == 3 else logits
@@ -139,9 +178,10 @@ class Tokenizer:
 
     own: Any = None
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, framed: bool = False) -> list[int]:
+        """The text's tokens, `framed` by those that open and close it where the tokenizer has such."""
         if self.own is not None:
-            return [int(token) for token in self.own.encode(text, add_special_tokens=False)]
+            return [int(token) for token in self.own.encode(text, add_special_tokens=framed)]
         try:
             return [int(word) for word in text.split()]
         except ValueError:
@@ -149,6 +189,11 @@ class Tokenizer:
                 "There is no tokenizer beside this model, so its text is token numbers with spaces between them; "
                 "save one into its folder (tokenizer.save_pretrained), or give numbers."
             ) from None
+
+    def special(self, name: str) -> int | None:
+        """The number of a token with a task of its own: `mask`, `pad`."""
+        number = getattr(self.own, f"{name}_token_id", None)
+        return None if number is None else int(number)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return " ".join(map(str, tokens)) if self.own is None else str(self.own.decode(list(tokens)))

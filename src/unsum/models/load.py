@@ -57,7 +57,7 @@ def load_model(
         torchvision:NAME              random weights
         torchvision:NAME:WEIGHTS      published ones (IMAGENET1K_V1, DEFAULT), out of torch.hub's folder
         timm:NAME                     random weights (extra `timm`)
-        hf:PATH                       a Hugging Face folder: image classifier or causal language model (extra `hf`)
+        hf:PATH                       a Hugging Face folder: image classifier or language model (extra `hf`)
         path/to/file.py:factory       one's own; the file is run, and its factory called with `num_classes` if it takes that
         path/to/model.pt2             one's own, as torch.export saved it
 

@@ -10,16 +10,20 @@ from torch import Tensor
 from unsum.errors import UnsumError
 from unsum.late_scipy import linear_sum_assignment
 
+_ROUGE = ("rouge1", "rouge2", "rougeL")
 Sequences = Tensor | Sequence[Sequence[int]]
 
 
 def score_text(found: Sequence[Sequence[int]] | None, true: Sequences) -> dict[str, float]:
-    """Shares of the true tokens found in their place, and of the true sequences found whole.
+    """Shares of the true tokens found in their place, of the true sequences found whole, and ROUGE-1/2/L over tokens.
 
     `true` is a list of sequences, or (n, L) with −100 where they are padded.
 
-    >>> score_text([[4, 5, 6], [1, 2, 9]], [[1, 2, 3], [4, 5, 6]])
-    {'tokens_correct': 0.8333333333333334, 'sequences_correct': 0.5, 'sequences_error': 0.0}
+    >>> scores = score_text([[4, 5, 6], [1, 2, 9]], [[1, 2, 3], [4, 5, 6]])
+    >>> {name: round(score, 2) for name, score in scores.items() if name[0] != "r"}
+    {'tokens_correct': 0.83, 'sequences_correct': 0.5, 'sequences_error': 0.0}
+    >>> {name: round(score, 2) for name, score in scores.items() if name[0] == "r"}
+    {'rouge_1': 0.83, 'rouge_2': 0.75, 'rouge_l': 0.83}
     """
     if found is None:
         raise UnsumError("This leak holds no text; attack a language model with the attack 'text'.")
@@ -30,7 +34,23 @@ def score_text(found: Sequence[Sequence[int]] | None, true: Sequences) -> dict[s
         / sum(map(len, rows)),
         "sequences_correct": sum(whole for _, _, whole in pairs) / len(rows),
         "sequences_error": float(len(found) - len(rows)),
+        **rouge([[] if j is None else found[j] for j, _, _ in pairs], rows),
     }
+
+
+def rouge(found: Sequence[Sequence[int]], true: Sequence[Sequence[int]]) -> dict[str, float]:
+    """ROUGE-1, -2 and -L (F-measures, mean over pairs) with tokens as words: what papers on text report.
+
+    >>> rouge([[1, 2, 3]], [[1, 3, 2]])
+    {'rouge_1': 1.0, 'rouge_2': 0.0, 'rouge_l': 0.6666666865348816}
+    """
+    from torchmetrics.functional.text.rouge import rouge_score  # slow to import, and seldom needed
+
+    def words(rows: Sequence[Sequence[int]]) -> list[str]:
+        return [" ".join(map(str, row)) for row in rows]
+
+    scores = rouge_score(words(found), words(true), normalizer=str, tokenizer=str.split, rouge_keys=_ROUGE)
+    return {f"rouge_{key[5:].lower()}": float(scores[f"{key}_fmeasure"]) for key in _ROUGE}
 
 
 def pair_text(found: Sequence[Sequence[int]], true: Sequences) -> list[tuple[int | None, float, bool]]:

@@ -1,8 +1,8 @@
 """Which tokens the first layer admits at which position: it sees token and position alone, so the vocabulary is tried there.
 
-A vocabulary of V tokens at P positions costs V·P·H·R when each is computed. Nearly every model with positions of its own adds them
-to the token before a LayerNorm, x = γ (e + d − mean)/s + β. Then what lies in the span is a sum of a token's part and a position's:
-V·H·R once, and V·R for each position. Whether a model does that is tried out, not believed.
+A vocabulary of V tokens at P positions costs V·P·H·R when each is computed. Nearly every model with positions of its own adds
+them to the token before a LayerNorm, x = γ (e + d − mean)/s + β. Then coordinates in the span are a token's part plus a
+position's: V·H·R once, and V·R for each position. Whether a model does that is tried out, not believed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from unsum.separate.text.network import Layer, inputs_of_all, read_by
 _BLOCK = 32  # positions that are tried at once
 # Times what noise explains: the first layer only saves work, and a faint direction of its may have drowned.
 _LENIENT = 10.0
+ROOMY = 16  # dimensions outside a span in which hardly a stranger is near zero by chance
 _PART = 4096  # tokens at a time
 _SAME = 1e-5  # relative difference of two forward passes that compute the same
 _PROBES = 8  # tokens and positions on which the structure is tried out
@@ -26,19 +27,24 @@ class Admitted:
     """The candidates that the first layer admits at a position; all of them where it cannot tell."""
 
     def __init__(self, model: nn.Module, first: Layer, candidates: Tensor, longest: int) -> None:
-        self._model, self._first, self._candidates, self._longest = model, first, candidates, longest
+        self._model, self._first, self.candidates, self.longest = model, first, candidates, longest
         self._blocks: dict[int, list[Tensor]] = {}
 
+    @property
+    def firmly(self) -> bool:
+        """Whether the span leaves so much room that hardly a stranger is admitted by chance."""
+        return not self._tells_nothing and self._first.span.room >= ROOMY
+
     def at(self, place: int) -> Tensor:
-        if self._tells_nothing or place >= self._longest:
-            return self._candidates if place < self._longest else self._candidates[:0]
+        if self._tells_nothing or place >= self.longest:
+            return self.candidates if place < self.longest else self.candidates[:0]
         if self._has_no_positions:
             place = 0
         start = place - place % _BLOCK
         if start not in self._blocks:
-            end = 1 if self._has_no_positions else min(start + _BLOCK, self._longest)
+            end = 1 if self._has_no_positions else min(start + _BLOCK, self.longest)
             tried = self._by_sums(start, end) if self._normalization is not None else self._one_by_one(start, end)
-            self._blocks[start] = [self._candidates[column < _LENIENT] for column in tried.T]
+            self._blocks[start] = [self.candidates[column < _LENIENT] for column in tried.T]
         return self._blocks[start][place - start]
 
     @cached_property
@@ -53,8 +59,8 @@ class Admitted:
     @cached_property
     def _probes(self) -> Tensor:
         """Some tokens, each over and over."""
-        places = min(_PROBES, self._longest)
-        return self._candidates[:: max(1, len(self._candidates) // _PROBES)][:_PROBES, None].expand(-1, places)
+        places = min(_PROBES, self.longest)
+        return self.candidates[:: max(1, len(self.candidates) // _PROBES)][:_PROBES, None].expand(-1, places)
 
     @cached_property
     def _normalization(self) -> nn.LayerNorm | None:
@@ -62,7 +68,8 @@ class Admitted:
         norms = [m for m in self._model.modules() if isinstance(m, nn.LayerNorm) and m.weight is not None]
         reads = inputs_of_all(self._model, norms, self._first.module, self._probes)
         wanted = read_by(self._model, self._first.module, self._probes, slice(None))
-        for norm, given in reads.items():
+        for norm in norms:
+            given = reads.get(norm, wanted[:0])
             if given.shape == wanted.shape and torch.allclose(norm(given), wanted, rtol=_SAME, atol=_SAME):
                 summed = given[:, :1] + given[:1] - given[:1, :1]
                 alike = (summed - given).norm(dim=2) <= _SAME * given.norm(dim=2)
@@ -72,7 +79,7 @@ class Admitted:
     def _one_by_one(self, start: int, end: int) -> Tensor:
         """(candidates, positions) how far outside each lies, by computing each."""
         outside = []
-        for part in self._candidates[:, None].expand(-1, end).split(1024):
+        for part in self.candidates[:, None].expand(-1, end).split(1024):
             read = read_by(self._model, self._first.module, part, slice(start, end))
             outside.append(self._first.span.outside(read.flatten(0, 1)).view(len(part), -1))
         return torch.cat(outside)
@@ -83,12 +90,12 @@ class Admitted:
         assert norm is not None
         gamma, H = norm.weight.detach().double(), norm.weight.numel()
         beta = torch.zeros_like(gamma) if norm.bias is None else norm.bias.detach().double()
-        one = self._candidates[:1, None]
+        one = self.candidates[:1, None]
         places = _centered(read_by(self._model, norm, one.expand(1, end), slice(start, end))[0])
         places = places - _centered(read_by(self._model, norm, one, 0))
         across, shift = (span.V * gamma).T, span.V @ beta
         answers = []
-        for part in self._candidates.split(_PART):
+        for part in self.candidates.split(_PART):
             tokens = _centered(read_by(self._model, norm, part[:, None], 0))
             s = (_square_sums(tokens, places) / H + norm.eps).sqrt()
             squares = _square_sums(tokens * gamma, places * gamma) / s.square() + beta.square().sum()
@@ -113,15 +120,6 @@ def _square_sums(tokens: Tensor, places: Tensor) -> Tensor:
 
 def reads_no_context(model: nn.Module, layer: Layer) -> bool:
     """Whether what the layer reads at a position is the same whatever stands around it."""
-    return _read_alike(model, layer, [[0, 1, 0], [2, 1, 2]])
-
-
-def looks_ahead(model: nn.Module, layer: Layer) -> bool:
-    """Whether what the layer reads at a position depends on what comes after it."""
-    return not _read_alike(model, layer, [[0, 1, 0], [0, 1, 2]])
-
-
-def _read_alike(model: nn.Module, layer: Layer, tokens: list[list[int]]) -> bool:
-    """Whether the layer reads the same in the middle of two sequences."""
-    one, other = read_by(model, layer.module, torch.tensor(tokens, device=layer.gradient.device), 1)
+    around = torch.tensor([[0, 1, 0], [2, 1, 2]], device=layer.gradient.device)
+    one, other = read_by(model, layer.module, around, 1)
     return bool((one - other).norm() <= _SAME * one.norm())

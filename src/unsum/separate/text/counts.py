@@ -77,11 +77,19 @@ def count_classes(head: Head, F: Tensor) -> Counts:
     there = size > rounding
     single = there & (missed < _SINGLE * size) & (rounding < _FAINT * size)
     alpha, whole = _unit(weight[single])
-    labels: list[dict[int, int]] = []
-    for row in range(len(F)):
-        times = round(float(weight[row]) / alpha) if single[row] else 0
-        labels.append({int(best[row]): times} if times else _mixed(G[row] / alpha, P[row]) if there[row] else {})
-    return Counts([sum(row.values()) for row in labels], labels, alpha, whole)
+    several = (there & ~single).nonzero()[:, 0].tolist()
+    mixed: dict[int, dict[int, int]] = {}
+    unit = alpha
+    for share in range(1, _MIXED + 1):  # texts of one label alone do not tell α where each of them is there twice
+        tried = {row: _mixed(share * G[row] / alpha, P[row]) for row in several}
+        if all(tried.values()):
+            mixed, unit = tried, alpha / share
+            break
+    labels = [
+        {int(best[row]): round(float(weight[row]) / unit)} if single[row] else mixed.get(row, {})
+        for row in range(len(F))
+    ]
+    return Counts([sum(row.values()) for row in labels], labels, unit, whole and len(mixed) == len(several))
 
 
 def _mixed(g: Tensor, p: Tensor) -> dict[int, int]:

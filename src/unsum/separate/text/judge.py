@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from unsum.certify.claim import Claim, Evidence, grant
 from unsum.certify.doubts.replay import doubt_exchanged, doubt_invisible, doubt_missing, doubt_rest
 from unsum.knowledge import Knowledge
-from unsum.models.language import Task, targets, task_of, vocabulary_of
+from unsum.models.language import TextTask, targets, task_of, vocabulary_of
+from unsum.separate.text.admitted import Admitted
 from unsum.separate.text.recovered import Text, head_reads
 from unsum.separate.text.replay import Played
 from unsum.update import Update
@@ -70,7 +71,7 @@ def _doubt_copies(factor: float) -> list[str]:
     return [f"A sum {times} times too large: each sequence may stand for that many of its like."]
 
 
-def tokens_told(model: nn.Module, played: Played, text: Text) -> Tensor:
+def tokens_told(model: nn.Module, played: Played, text: Text, admitted: Admitted) -> Tensor:
     """(n,) sequences of which every token that is read is told."""
     device = played.traces.device
     answers = []
@@ -83,18 +84,20 @@ def tokens_told(model: nn.Module, played: Played, text: Text) -> Tensor:
             others = torch.arange(vocabulary_of(model), device=device)
             if played.row_levels is not None:  # any other one would show in its own row
                 others = others[played.row_levels >= played.traces[row, place]]
+            elif admitted.firmly:  # any other one would lie in the first layer's span
+                others = admitted.at(place)
             others = others[others != tokens[place]]
             told[place] = len(others) <= _MOST and _others_show(model, played, text, row, place, others)
         answers.append(told.all())
     return torch.stack(answers)
 
 
-def _by_labels(task: Task, text: Text) -> list[list[bool]]:
+def _by_labels(task: TextTask, text: Text) -> list[list[bool]]:
     """By sequence: tokens that nobody reads, or that the position before names: its label is the token that it goes on with.
 
     Where another sequence ends at the same place after the same beginning, its last label may be the one that goes on.
     """
-    if task is not Task.NEXT:
+    if task is not TextTask.NEXT:
         return [[False] * len(tokens) for tokens in text.tokens]
     last = [max(place for place, label in enumerate(row) if label >= 0) for row in text.labels]
     ended = {tuple(row[:end]) for row, end in zip(text.tokens, last, strict=True)}

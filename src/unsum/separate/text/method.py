@@ -17,10 +17,10 @@ from unsum.gradients import in_eval_mode
 from unsum.head import Head, find_head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.models.language import Task, embedding_of, is_tied, task_of
+from unsum.models.language import TextTask, embedding_of, is_tied, longest_text, looks_ahead, task_of
 from unsum.separate.exact.solver import nothing_found
 from unsum.separate.method import SEPARATORS
-from unsum.separate.text.admitted import looks_ahead
+from unsum.separate.text.admitted import Admitted
 from unsum.separate.text.judge import judge, tokens_told
 from unsum.separate.text.labels import LabelsFound, class_labels, masked_labels, next_labels
 from unsum.separate.text.network import Layer, joined, linear_layers, read_at_ends, read_whole
@@ -37,7 +37,7 @@ _UNFITTING = "No prefix fits the gradient: dropout, several local steps, noise, 
 @SEPARATORS.register(
     "text",
     summary="every sequence of a language model's batch, token by token, certified by its gradient (unsum)",
-    needs="a language model's gradients (next tokens, masked tokens, or classes of text); fewer positions than features; no dropout",
+    needs="a language model's gradients (next or masked tokens, or classes of text); fewer positions than features; no dropout",
 )
 def text(
     head: Head, knowledge: Knowledge, *, seed: int, model: nn.Module | None = None, update: Update | None = None
@@ -62,52 +62,45 @@ def _read(head: Head, knowledge: Knowledge, model: nn.Module, update: Update) ->
         return _nothing(
             head, "Every layer's gradient is of full rank: there are as many positions as features, or noise."
         )
-    candidates = _candidates(model, update)
-    found, notes = _labelled(head, model, guide, candidates, _longest(model), layers)
+    # One less than the model reads at once, where the label of the longest prefix is a token as well.
+    longest = (longest_text(model) or _LONGEST) - (task_of(model) is TextTask.NEXT)
+    admitted = Admitted(model, guide.first, _candidates(model, update), longest)
+    found, notes = _labelled(head, model, guide, admitted, layers)
     if found is None or found.text is None:
         return _nothing(head, *(found.notes if found else notes or [_UNFITTING]))
     searched = [guide.first, guide.deep, *found.used]
     notes = [f"Prefixes were admitted by {guide.deep.name!r}.", *notes, *found.notes]
     ends = [embedding(model).weight, find_head(model)[1].weight]
     names = set().union(*(layer.tensors() for layer in searched)) | {name_of(model, weight) for weight in ends}
-    return _leak(head, knowledge, model, update, found.text, names, notes)
+    return _leak(head, knowledge, model, update, found.text, admitted, names, notes)
 
 
 def _labelled(
-    head: Head, model: nn.Module, guide: Guide, candidates: Tensor, longest: int, layers: list[Layer]
+    head: Head, model: nn.Module, guide: Guide, admitted: Admitted, layers: list[Layer]
 ) -> tuple[LabelsFound | None, list[str]]:
     """The text with its labels, None where none fits, and notes."""
     task, last = task_of(model), layers[-1]
     linear = find_head(model)[1]
     last = layers[-2] if last.module is linear and len(layers) > 1 else last
-    if not looks_ahead(model, guide.deep):
-        found = walk(model, guide, candidates, longest - (task is Task.NEXT))
+    if not looks_ahead(model):
+        found = walk(model, guide, admitted)
         if not found.prefixes:
             return None, found.notes
-        if task is Task.NEXT:
+        if task is TextTask.NEXT:
             return next_labels(model, head, found, last), found.notes
-        if task is Task.CLASS:
+        if task is TextTask.CLASS:
             return class_labels(head, found.prefixes, read_at_ends(model, linear, found.prefixes)), found.notes
         endings = [prefix for i, prefix in enumerate(found.prefixes) if i not in set(found.parents)]
         return masked_labels(model, head, endings, last), found.notes
-    if task is Task.NEXT:
+    if task is TextTask.NEXT:
         return None, ["The model reads what comes after a position, so it predicts no next token."]
-    whole = search_whole(model, guide, candidates, longest)
+    whole = search_whole(model, guide, admitted)
     if not whole.sequences:
         return None, whole.notes
-    if task is Task.MASKED:
+    if task is TextTask.MASKED:
         return masked_labels(model, head, whole.sequences, last), whole.notes
     F = torch.stack([read[-1] for read in read_whole(model, linear, whole.sequences)])
     return class_labels(head, whole.sequences, F), whole.notes
-
-
-def _longest(model: nn.Module) -> int:
-    """How many positions the model reads at once, where it says so."""
-    config = getattr(model, "config", None)
-    positions = int(getattr(config, "max_position_embeddings", None) or _LONGEST)
-    # RoBERTa's kind counts positions from behind the padding's number, and has as many fewer.
-    offset = int(getattr(config, "pad_token_id", None) or 0) + 1 if "roberta" in type(model).__name__.lower() else 0
-    return positions - offset
 
 
 def _candidates(model: nn.Module, update: Update) -> Tensor:
@@ -126,6 +119,7 @@ def _leak(
     model: nn.Module,
     update: Update,
     recovered: Text,
+    admitted: Admitted,
     searched: set[str],
     notes: list[str],
 ) -> Leak:
@@ -139,7 +133,7 @@ def _leak(
     if played is None:
         claim = nothing("The model cannot be computed in float64, so nothing tells rounding from what is missing.")
     else:
-        told = tokens_told(model, played, recovered)
+        told = tokens_told(model, played, recovered, admitted)
         claim = judge(played, told, recovered.open, knowledge, update, searched)
         notes.append(f"The recovered batch explains the gradient to {played.replay.residual:.1g} of it.")
     return Leak(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.head import find_head
-from unsum.models.language import Task, targets, task_of
+from unsum.models.language import TextTask, targets, task_of
 from unsum.separate.text.network import by_length, device_of, read_by
 
 
@@ -23,9 +23,9 @@ class Text:
     labels: list[list[int]]
     open: int = 0
 
-    def shown(self, task: Task) -> list[list[int]]:
+    def shown(self, task: TextTask) -> list[list[int]]:
         """The text that a client would recognize: masked tokens are in their place again."""
-        if task is not Task.MASKED:
+        if task is not TextTask.MASKED:
             return self.tokens
         return [
             [label if label >= 0 else token for token, label in zip(tokens, labels, strict=True)]
@@ -46,11 +46,11 @@ def head_reads(model: nn.Module, tokens: Tensor) -> Tensor:
     return at_label_places(task_of(model), read)
 
 
-def at_label_places(task: Task, read: Tensor) -> Tensor:
+def at_label_places(task: TextTask, read: Tensor) -> Tensor:
     """Of (n, L, …): a class is read at the last position, and after the last one no token follows."""
-    if task is Task.CLASS:
+    if task is TextTask.CLASS:
         return read[:, -1:]
-    return read[:, :-1] if task is Task.NEXT else read
+    return read[:, :-1] if task is TextTask.NEXT else read
 
 
 def labelled(model: nn.Module, text: Text) -> tuple[Tensor, Tensor]:

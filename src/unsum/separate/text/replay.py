@@ -145,8 +145,12 @@ class _NoFloat32(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.float:
             return args[0].double()
-        swap = lambda value: torch.float64 if value is torch.float32 else value  # noqa: E731
-        return func(*map(swap, args), **{key: swap(value) for key, value in (kwargs or {}).items()})
+        named = {key: _as_float64(value) for key, value in (kwargs or {}).items()}
+        return func(*[_as_float64(value) for value in args], **named)
+
+
+def _as_float64(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
 
 
 @contextmanager

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from unsum.deadline import out_of_time
-from unsum.separate.text.admitted import Admitted, reads_no_context
+from unsum.separate.text.admitted import ROOMY, Admitted, reads_no_context
 from unsum.separate.text.network import Layer, read_by
 
 _NEAR = 4  # layers among which the judge of prefixes is chosen: about one block of a transformer
-_ROOMY = 16  # dimensions outside a span in which hardly a stranger is near zero by chance
 _TRIALS = 1 << 17  # prefixes worth trying for one more token
 _CHANCE = "More prefixes fit the gradient than it can hold: they can no longer be told from chance."
 _SAME = 1e-5  # relative difference of two forward passes that compute the same
@@ -82,20 +81,31 @@ def choose_guide(model: nn.Module, layers: list[Layer]) -> Guide | None:
         near = [layer for layer in layers if not layer.span.full and layer.span.rank > 0]
     if not near:
         return None
-    key = lambda layer: (layer.span.rank, layer.span.room >= _ROOMY, layer.span.clearness)  # noqa: E731
-    return Guide(layers[0], max(near, key=key))
+    key = lambda layer: (layer.span.rank, layer.span.room >= ROOMY, layer.span.clearness)  # noqa: E731
+    return Guide(_first(model, layers), max(near, key=key))
 
 
-def walk(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Walk:
-    """Every prefix that the guide admits, from `candidates` (the tokens that may occur) and up to `longest` tokens."""
+def _first(model: nn.Module, layers: list[Layer]) -> Layer:
+    """The layer that tells tokens: the first, or the one of most directions among those that read no context.
+
+    Adapters (LoRA) are several such layers, and some of them are still without a gradient.
+    """
+    if not layers[0].span.full:
+        return layers[0]
+    alone = itertools.takewhile(lambda layer: reads_no_context(model, layer), layers)
+    told = [layer for layer in alone if not layer.span.full and layer.span.rank > 0]
+    return max(told, key=lambda layer: (layer.span.rank, layer.span.room), default=layers[0])
+
+
+def walk(model: nn.Module, guide: Guide, admitted: Admitted) -> Walk:
+    """Every prefix of admitted tokens that the deep layer admits as well."""
     prefixes: list[tuple[int, ...]] = []
     parents: list[int] = []
     outside: list[float] = []
     frontier: list[int] = [-1]
-    admitted = Admitted(model, guide.first, candidates, longest)
     limit = _TOO_MANY * guide.deep.gradient.shape[1]
     before: Tensor | None = None  # what the deep layer read at the end of every stem
-    for depth in range(longest):
+    for depth in range(admitted.longest):
         if out_of_time("longer sequences"):
             break
         here = admitted.at(depth)
@@ -104,9 +114,9 @@ def walk(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Wa
         origins = [index for index in frontier for _ in range(len(here))]
         if not trials:
             break
-        if len(trials) > max(_TRIALS, 16 * len(candidates)):
+        if len(trials) > max(_TRIALS, 16 * len(admitted.candidates)):
             return Walk([], [], [], [_CHANCE])
-        read = read_by(model, guide.deep.module, torch.tensor(trials, device=candidates.device), -1)
+        read = read_by(model, guide.deep.module, torch.tensor(trials, device=admitted.candidates.device), -1)
         distances = guide.deep.span.outside(read)
         admits = (distances < 1) & ~_says_nothing_new(read, before, len(here))
         first = len(prefixes)

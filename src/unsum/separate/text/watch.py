@@ -20,7 +20,7 @@ from unsum.separate.text.recovered import Text, at_label_places
 
 
 class Watch:
-    """`parts` (n, tensors) what each of n sequences adds to the tensors of linear layers, zero in others: it need not be seen in all.
+    """`parts` (n, tensors) is what each of n sequences adds to the tensors of linear layers; it need not be seen in others.
 
     `traces` (n, L) is what arrives at the embedding.
     """

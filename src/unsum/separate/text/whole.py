@@ -1,9 +1,9 @@
 """Sequences of a model that reads both sides: each is searched as a whole, for every position depends on every token.
 
-The first layer tells which tokens stand at each position, the whole batch's together; what a deeper one reads lies in its span at
-every position of a true sequence, and nowhere in a mixture of two. The nearer a mixture is to a true sequence, the less of it lies
-outside, so tokens are exchanged one place at a time from many starts, and what is found inside everywhere is one of the client's.
-(DAGER, which this generalizes, tries all mixtures.)
+The first layer tells which tokens stand at each position, the whole batch's together. What a deeper one reads lies in its span at
+every position of a true sequence, and nowhere in a mixture of two. The nearer a mixture is to a true sequence, the less of it
+lies outside: tokens are exchanged one place at a time from many starts, and what is inside everywhere is one of the client's.
+DAGER, which this generalizes, tries all mixtures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unsum.separate.text.walk import Guide
 _STARTS = 16  # mixtures that are improved at once
 _ROUNDS = 40  # of so many starts for a batch
 _SWEEPS = 6  # times through all places; a start that has not ended in a sequence by then is given up
-_MOST = 64  # tokens at one place: more are chance
+_TOKENS = 1 << 20  # read by the deep layer in the whole search, before it is given up
 
 
 @dataclass
@@ -37,20 +37,26 @@ class Whole:
         return sum(map(len, self.sequences))
 
 
-def search_whole(model: nn.Module, guide: Guide, candidates: Tensor, longest: int) -> Whole:
+def search_whole(model: nn.Module, guide: Guide, admitted: Admitted) -> Whole:
     """Every sequence of which every position is admitted, as long as tokens or directions are left that none accounts for."""
-    places = list(_tokens_by_place(Admitted(model, guide.first, candidates, longest), longest))
-    if any(len(place) > _MOST for place in places):
-        return Whole(notes=["More tokens fit a position than can be told from chance."])
+    if guide.first.span.full:
+        return Whole(notes=["There are as many tokens as features, so the first layer tells none of them from others."])
+    places = list(_tokens_by_place(admitted))
+    # A token that stands at two places ties them together: all tokens of one are admitted at the other. But no more tokens
+    # are than there are directions.
+    if any(len(place) > guide.first.span.rank for place in places):
+        return Whole(notes=["More tokens fit the gradient than it can hold: they can no longer be told from chance."])
     if not places:
         return Whole()
     generator = torch.Generator().manual_seed(0)  # the search is the same every time
     found = Whole()
     lengths = _lengths(places)
+    left = _TOKENS
     for number in range(_ROUNDS * len(lengths)):
-        if found.positions >= guide.deep.span.rank or out_of_time("further sequences"):
-            break
         here = places[: lengths[number % len(lengths)]]
+        left -= _STARTS * len(here) * sum(map(len, here))
+        if found.positions >= guide.deep.span.rank or left < 0 or out_of_time("further sequences"):
+            break
         starts = _starts(here, found.sequences, generator)
         for sequence in _improved(model, guide, here, starts):
             if sequence not in found.sequences:
@@ -60,8 +66,8 @@ def search_whole(model: nn.Module, guide: Guide, candidates: Tensor, longest: in
     return found
 
 
-def _tokens_by_place(admitted: Admitted, longest: int) -> Iterator[Tensor]:
-    for place in range(longest):
+def _tokens_by_place(admitted: Admitted) -> Iterator[Tensor]:
+    for place in range(admitted.longest):
         here = admitted.at(place)
         if len(here) == 0:
             return
@@ -71,8 +77,7 @@ def _tokens_by_place(admitted: Admitted, longest: int) -> Iterator[Tensor]:
 def _lengths(places: list[Tensor]) -> list[int]:
     """Where sequences may end, the longest first: where the token stands that closes the longest ones, if one does."""
     closing = places[-1]
-    ends = [end for end in range(len(places), 0, -1) if len(closing) > 1 or bool((places[end - 1] == closing).any())]
-    return ends
+    return [end for end in range(len(places), 0, -1) if len(closing) > 1 or bool((places[end - 1] == closing).any())]
 
 
 def _starts(places: list[Tensor], found: list[tuple[int, ...]], generator: torch.Generator) -> Tensor:

@@ -24,7 +24,7 @@ _SHRINK, _FINEST = (
 _BELOW = 4.0  # weight of entries below zero, in units of those of a tenth of the root mean square
 _ENTRIES, _EACH = 4096, 128  # that are looked at, at least, and for each unknown
 _STARTS, _ROUNDS = 3, 6  # starts for each sample in a round
-_SAME = 5e-2  # distance of directions within which two ends are one
+_SAME = 1e-2  # distance of directions within which two ends are one: neighboring places may differ by a few percent
 _ON = 5e-2  # of the root mean square: entries that surely are not zero
 _CHUNK = 1 << 24  # entries of all weighted spaces together that are held at a time: 128 MB
 

@@ -1,0 +1,155 @@
+"""Text out of the gradients of rotary models, encoders and classifiers: whole and certified, or no claim."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import unsum
+from separate.text_families import VOCABULARY, WIDTH, made, trained
+from unsum.errors import UnsumError
+from unsum.models.language import TextTask, embedding_of, looks_ahead, task_of
+
+OPENS, CLOSES, MASK = 2, 3, 4
+
+
+def sentences(sequences: int, length: int, seed: int = 1, *, framed: bool = False) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(5, VOCABULARY, (sequences, length), generator=generator)
+    if framed:
+        tokens[:, 0], tokens[:, -1] = OPENS, CLOSES
+    return tokens
+
+
+def shortened(tokens: Tensor, lengths: list[int], padding: int) -> tuple[Tensor, Tensor, list[list[int]]]:
+    """As a tokenizer pads: tokens, mask, and what the sequences are."""
+    mask = torch.arange(tokens.shape[1]) < torch.tensor(lengths)[:, None]
+    for row, length in enumerate(lengths):
+        tokens[row, length - 1] = CLOSES
+    tokens = tokens.where(mask, padding)
+    return tokens, mask, [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
+
+
+def assert_read(leak: unsum.Leak, truth: list[list[int]]) -> None:
+    assert leak.exact, leak.notes
+    assert leak.tokens is not None
+    assert sorted(leak.tokens) == sorted(truth)
+    assert leak.residual < 1e-5
+
+
+@pytest.mark.parametrize(("kind", "tied"), [("llama", False), ("llama", True), ("neox", False), ("opt", True)])
+def test_decoders_with_other_positions_and_norms(kind: str, tied: bool) -> None:
+    model, tokens = made(kind, tied=tied), sentences(4, 9)
+    leak = unsum.attack(model, unsum.capture_text(model, tokens, train=False))
+    assert leak.method == "text"
+    assert_read(leak, tokens.tolist())
+
+
+def test_a_briefly_trained_rotary_model() -> None:
+    tokens = sentences(4, 9)
+    model = trained(made("llama"), sentences(16, 9, seed=5), sentences(16, 9, seed=5), 20)
+    assert_read(unsum.separate(model, unsum.capture_text(model, tokens, train=False), "text"), tokens.tolist())
+
+
+def test_a_first_token_twice_is_read_once_or_not_claimed() -> None:
+    """Rotary positions: two equal first tokens read exactly alike, so the gradient may not tell how many there were."""
+    model, tokens = made("llama"), sentences(2, 6)
+    tokens[0, 1] = tokens[0, 0]
+    leak = unsum.separate(model, unsum.capture_text(model, tokens, train=False), "text")
+    assert not leak.exact or sorted(leak.tokens or []) == sorted(tokens.tolist())
+
+
+@pytest.mark.parametrize("kind", ["gpt2 classifier", "llama classifier"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_causal_classifiers_give_texts_and_classes(kind: str, classes: int) -> None:
+    model = made(kind, classes=classes)
+    tokens, mask, truth = shortened(sentences(4, 9), [9, 6, 9, 4], 0)
+    labels = torch.tensor([1, 0, 1, classes - 1])
+    leak = unsum.attack(model, unsum.capture_text(model, tokens, labels, mask=mask, train=False))
+    assert_read(leak, truth)
+    found = dict(zip(map(tuple, leak.tokens or []), leak.labels.tolist(), strict=True))
+    assert [found[tuple(text)] for text in truth] == labels.tolist()
+
+
+@pytest.mark.parametrize("kind", ["bert classifier", "roberta classifier"])
+def test_encoders_are_searched_as_a_whole(kind: str) -> None:
+    model = made(kind)
+    tokens, mask, truth = shortened(sentences(4, 10, framed=True), [10, 7, 10, 8], 1 if "roberta" in kind else 0)
+    labels = torch.tensor([1, 0, 2, 1])
+    leak = unsum.separate(model, unsum.capture_text(model, tokens, labels, mask=mask, train=False), "text")
+    assert_read(leak, truth)
+    found = dict(zip(map(tuple, leak.tokens or []), leak.labels.tolist(), strict=True))
+    assert [found[tuple(text)] for text in truth] == labels.tolist()
+
+
+def test_a_briefly_trained_encoder() -> None:
+    others, labels = sentences(12, 9, seed=7, framed=True), torch.arange(12) % 3
+    model = trained(made("bert classifier"), others, labels, 20)
+    tokens = sentences(3, 9, framed=True)
+    leak = unsum.separate(model, unsum.capture_text(model, tokens, torch.tensor([0, 1, 1]), train=False), "text")
+    assert_read(leak, tokens.tolist())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_stands_behind_masks_comes_back(tied: bool) -> None:
+    model, tokens = made("bert", tied=tied), sentences(3, 9, framed=True)
+    labels, masked = torch.full_like(tokens, -100), tokens.clone()
+    for row, place in [(0, 2), (0, 5), (1, 1), (2, 7)]:
+        labels[row, place], masked[row, place] = tokens[row, place], MASK
+    tokens[1, 3] = masked[1, 3] = tokens[0, 2]  # a label that is an input elsewhere: tied embeddings hide it
+    leak = unsum.separate(model, unsum.capture_text(model, masked, labels, train=False), "text")
+    assert_read(leak, tokens.tolist())
+    assert sorted(leak.labels.tolist()) == sorted(labels[labels >= 0].tolist())
+
+
+def test_equal_texts_with_one_label_and_with_two_are_counted() -> None:
+    model, tokens = made("gpt2 classifier"), sentences(4, 6)
+    tokens[1], tokens[3] = tokens[0], tokens[2]
+    labels = torch.tensor([1, 1, 0, 2])
+    leak = unsum.separate(model, unsum.capture_text(model, tokens, labels, train=False), "text")
+    assert_read(leak, tokens.tolist())
+    assert sorted(leak.labels.tolist()) == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert classifier"])
+def test_as_many_positions_as_features_are_not_claimed(kind: str) -> None:
+    model, tokens = made(kind), sentences(7, 10, framed=True)
+    assert WIDTH < 7 * 9
+    labels = torch.arange(7) % 3 if "classifier" in kind else None
+    leak = unsum.separate(model, unsum.capture_text(model, tokens, labels, train=False), "text")
+    assert not leak.exact
+    assert leak.notes
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert classifier", "bert"])
+def test_a_gradient_of_another_batch_is_not_claimed(kind: str) -> None:
+    model, tokens = made(kind), sentences(2, 6, framed=True)
+    labels = torch.tensor([0, 1]) if "classifier" in kind else tokens
+    update = unsum.capture_text(model, tokens, labels, train=False)
+    other = unsum.capture_text(model, sentences(2, 6, seed=9, framed=True), labels, train=False)
+    deepest = [name for name in update.gradients if "layers.1" in name or "layer.1" in name][-1]
+    swapped = update.map(lambda name, g: other.gradients[name] if name == deepest else g)
+    assert not unsum.separate(model, swapped, "text").exact
+
+
+def test_what_a_model_predicts_and_which_side_it_reads_is_recognized() -> None:
+    assert [task_of(made(kind)) for kind in ("llama", "bert", "bert classifier")] == [
+        TextTask.NEXT,
+        TextTask.MASKED,
+        TextTask.CLASS,
+    ]
+    assert [looks_ahead(made(kind)) for kind in ("llama", "gpt2 classifier", "bert")] == [False, False, True]
+    found = embedding_of(made("roberta classifier"))
+    assert found is not None
+    assert (found[0], found[1].num_embeddings) == ("roberta.embeddings.word_embeddings", VOCABULARY)
+
+
+def test_classes_and_masks_that_do_not_fit_are_refused_in_a_sentence() -> None:
+    model, tokens = made("bert classifier"), sentences(2, 6)
+    with pytest.raises(UnsumError, match=r"takes \(n, L\) tokens and \(n,\) classes"):
+        unsum.capture_text(model, tokens)
+    with pytest.raises(UnsumError, match="Labels must lie in 0…2; found 0…3"):
+        unsum.capture_text(model, tokens, torch.tensor([0, 3]))
+    with pytest.raises(UnsumError, match="mask must be as the tokens"):
+        unsum.capture_text(model, tokens, torch.tensor([0, 1]), mask=torch.ones(2, 5))

@@ -1,0 +1,73 @@
+"""Small models of the families that clients fine-tune, as Hugging Face has them: rotary decoders, encoders, classifiers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    OPTConfig,
+    OPTForCausalLM,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
+
+VOCABULARY, WIDTH = 120, 48
+_SIZE: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 24,
+}  # fmt: skip
+_INNER = _SIZE | {"intermediate_size": 96, "initializer_range": 0.1}
+_STILL = _INNER | {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
+_GROUPED = _INNER | {"num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+
+
+def made(kind: str, *, tied: bool = False, classes: int = 3, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    if kind == "llama":
+        return LlamaForCausalLM(LlamaConfig(**_GROUPED, tie_word_embeddings=tied))
+    if kind == "neox":
+        return GPTNeoXForCausalLM(GPTNeoXConfig(**_INNER))
+    if kind == "opt":  # its MLP reads all positions of all sequences in one row
+        opt = _SIZE | {"ffn_dim": 96, "word_embed_proj_dim": WIDTH, "dropout": 0.0, "init_std": 0.1}
+        return OPTForCausalLM(OPTConfig(**opt))
+    if kind == "llama classifier":
+        return LlamaForSequenceClassification(LlamaConfig(**_GROUPED, num_labels=classes))
+    if kind == "gpt2 classifier":
+        still = {
+            "resid_pdrop": 0,
+            "embd_pdrop": 0,
+            "attn_pdrop": 0,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+            "pad_token_id": 0,
+        }
+        size = {"vocab_size": VOCABULARY, "n_positions": 24, "n_embd": WIDTH, "n_layer": 2, "n_head": 4}
+        return GPT2ForSequenceClassification(GPT2Config(**size, **still, initializer_range=0.1, num_labels=classes))
+    if kind == "bert classifier":
+        return BertForSequenceClassification(BertConfig(**_STILL, num_labels=classes))
+    if kind == "roberta classifier":
+        return RobertaForSequenceClassification(RobertaConfig(**_STILL, num_labels=classes, pad_token_id=1))
+    assert kind == "bert"
+    return BertForMaskedLM(BertConfig(**_STILL, tie_word_embeddings=tied))
+
+
+def trained(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, steps: int) -> nn.Module:
+    """After some steps on a batch of its own."""
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(tokens, labels=labels).loss.backward()
+        optimizer.step()
+    return model.eval()
