@@ -4,6 +4,8 @@ uv run python benchmarks/convolutions.py small --photos cifar.npz               
 uv run python benchmarks/convolutions.py large --photos photos.tar --weights resnet50.safetensors --device cuda  # ResNet-50
 uv run python benchmarks/convolutions.py noise --photos cifar.npz                       # noise and precisions of the gradient
 uv run python benchmarks/convolutions.py trained --photos cifar.npz                     # after some training on other photos
+uv run python benchmarks/convolutions.py networks                                       # other networks, embedded photos of 128²
+uv run python benchmarks/convolutions.py speed --photos cifar.npz                       # seconds and memory beside one gradient
 uv run python benchmarks/convolutions.py pictures --photos cifar.npz --device cuda      # separation, walk and pixels in one
 
 Photos are an npz with `images` (N, h, w, 3), or a tar of JPEG files named CLASS/…. Errors are those of the features and of the
@@ -16,10 +18,13 @@ from __future__ import annotations
 import argparse
 import copy
 import io
+import resource
 import tarfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +36,10 @@ from torch import Tensor, nn
 
 import unsum
 import unsum.head
+from unsum.data.batch import embedded_batch
 from unsum.errors import UnsumError
 from unsum.gradients import inputs_of
+from unsum.spans.maps.places import read_places
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's photos
 
@@ -179,6 +186,79 @@ def row(setting: Setting, x: Tensor, labels: Tensor, weights: Path | None, devic
     )
 
 
+NETWORKS = ("mobilenet_v2", "efficientnet_b0", "densenet121", "convnext_tiny", "regnet_x_400mf", "regnet_y_400mf")
+
+
+def network_row(name: str, B: int, train: bool, device: str) -> str:
+    """An untrained network of torchvision, its running statistics those of photos: what `spans` says, and which places' vectors
+    relu's zeros tell."""
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(name, num_classes=10).to(device).train()
+    batch = embedded_batch(16, image_size=128)
+    mean, std = (torch.tensor(part, device=device).view(3, 1, 1) for part in (MEAN, STD))
+    x = (batch.images.to(device) - mean) / std
+    with torch.no_grad():
+        for _ in range(20):
+            model(x[8:])
+    model.train(train)
+    for part in model.modules():
+        if isinstance(part, nn.Dropout | torchvision.ops.StochasticDepth):
+            part.eval()
+    x, y = x[:B], torch.arange(B, device=device) % 10
+    update = unsum.capture(model, x, y, train=train)
+    named = f"| {name} | {'train' if train else 'eval'} | {B} |"
+    start = time.perf_counter()
+    try:
+        leak = unsum.separate(model, update, "spans", batch_size=B, device=device)
+        head = copy.deepcopy(model)
+        with inputs_of(head.get_submodule(unsum.head.find_head(model)[0])) as features, torch.no_grad():
+            head(x)
+        error = torch.cdist(features[-1].double(), leak.features.double()).amin(1) / features[-1].norm(dim=1)
+        said = f"{leak.batch_size} samples, features to {float(error.max()):.0e}{', exact' if leak.exact else ''}"
+    except UnsumError as reason:
+        said = f"refused: {reason}"
+    seconds = time.perf_counter() - start
+    found = read_places(model, update, torch.device(device), 0)
+    if found is None:
+        return f"{named} | | {said} | {seconds:.1f} |"
+    copied = copy.deepcopy(model)
+    with inputs_of(copied.get_submodule(found.layer.name)) as seen, torch.no_grad():
+        copied(x)
+    true = nn.functional.normalize(seen[-1].double().permute(0, 2, 3, 1).flatten(0, 2))
+    error, which = torch.cdist(nn.functional.normalize(found.vectors), true).min(1)
+    right = error < 1e-2
+    worst = f" to {float(error[right].max()):.0e}" if bool(right.any()) else ""
+    many = f"{len(set(which[right].tolist()))} of {len(true)}{worst}"
+    return f"{named} `{found.layer.name}` | {many} | {said} | {seconds:.1f} |"
+
+
+def speed_row(setting: Setting, x: Tensor, labels: Tensor, device: str) -> str:
+    """Seconds of the separation beside those of the client's own gradient, and memory beside the gradient's size."""
+    model, x, y = prepared(setting, x, labels, None, device)
+    sent(model, setting, x, y)
+    start = time.perf_counter()
+    update = sent(model, setting, x, y)
+    client = time.perf_counter() - start
+    size = sum(g.numel() * g.element_size() for g in update.gradients.values())
+    before = _peak(device)
+    start = time.perf_counter()
+    leak = unsum.separate(model, update, "spans", batch_size=len(x), device=device)
+    seconds = time.perf_counter() - start
+    more = max(0, _peak(device) - before)
+    return (
+        f"{_named(setting)} {leak.batch_size} of {setting.B} | {seconds:.1f} | {seconds / client:.1f} | {more / 1e6:.0f} | "
+        f"{more / size:.1f} |"
+    )
+
+
+def _peak(device: str) -> int:
+    """Bytes at most so far, of the process or of the device."""
+    if device == "cpu":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
+
+
 def _truth(model: nn.Module, layer: str, x: Tensor, precision: str = "") -> tuple[Tensor, Tensor]:
     """What the client's layers read, in the client's own arithmetic: half precision moves maps by a few percent by itself."""
     copied = copy.deepcopy(model)
@@ -222,25 +302,46 @@ def settings(table: str) -> Iterator[Setting]:
             for steps in (0, 300):
                 for train, buffers in ((False, False), (True, True)):
                     yield Setting("resnet18", B, 10, train, buffers, steps=steps)
+    if table == "speed":
+        yield from (Setting("resnet18", B, 10, train) for B in (4, 16, 30) for train in (False, True))
     if table == "noise":
         base = Setting("resnet18", 8, 10)
-        yield from (replace(base, noise=noise) for noise in (1e-5, 1e-4, 1e-3))
-        yield from (replace(base, precision=precision) for precision in ("bfloat16", "float16"))
+        yield from (replace(base, noise=noise) for noise in (1e-5, 1e-4, 1e-3, 1e-2))
+        for train, buffers in ((True, False), (True, True), (False, False)):
+            coarse = replace(base, train=train, buffers=buffers)
+            yield from (replace(coarse, precision=precision) for precision in ("float16", "bfloat16"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=["small", "large", "noise", "trained", "pictures"])
-    parser.add_argument("--photos", type=Path, required=True)
+    parser.add_argument("table", choices=["small", "large", "noise", "trained", "pictures", "networks", "speed"])
+    parser.add_argument("--photos", type=Path)
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, help="only rows of this batch size")
+    parser.add_argument("--names", nargs="*", default=NETWORKS, help="of other networks")
     options = parser.parse_args()
-    chosen = [one for one in settings(options.table) if options.batch in (None, one.B)]
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = (
         False  # or the client's own rounding is larger
     )
+    if options.table == "networks":
+        print("| network | mode | B | layer | places told | answer | s |\n|" + "---|" * 7)
+        for name in options.names:
+            for train in (False, True):
+                for B in (options.batch,) if options.batch else (1, 2):
+                    print(network_row(name, B, train, options.device), flush=True)
+        return
+    if options.photos is None:
+        parser.error("--photos is needed")
+    chosen = [one for one in settings(options.table) if options.batch in (None, one.B)]
     x, labels = photos(options.photos, 5000 if chosen[0].steps or chosen[-1].steps else max(one.B for one in chosen))
+    if options.table == "speed":
+        columns = "found | s | times the client's gradient | MB more | times the gradient's size |"
+        print("| network | mode | statistics | B | C | labels | gradient | " + columns + "\n|" + "---|" * 12)
+        for setting in chosen:  # each in a process of its own: a process's largest memory never shrinks
+            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+                print(pool.submit(speed_row, setting, x, labels, options.device).result(), flush=True)
+        return
     pictures = options.table == "pictures"
     columns = "answer | deepest map | its error | dB, least / median | pixels certified | s |"
     plain = "found | labels right | maps | features | exact | s |"

@@ -66,13 +66,16 @@ class Clock(Progress):
         self.at.append(time.perf_counter())
 
 
-def together(model: nn.Module, updates: Iterable[unsum.Arrived], processes: int, device: str = "cpu") -> float:
-    """Updates per second once every process has answered: their start, some seconds, is paid once for all updates."""
-    clock = Clock()
+def together(
+    model: nn.Module, updates: Iterable[unsum.Arrived], processes: int, device: str = "cpu"
+) -> tuple[float, float]:
+    """(updates per second once every process has answered, seconds until then): a start is paid once for all updates."""
+    clock, start = Clock(), time.perf_counter()
     found = unsum.attack_many(model, updates, processes=processes, device=device, progress=clock)
     states = found.counts()
     assert states == {"leaks": len(found)}, states
-    return (len(clock.at) - processes) / (clock.at[-1] - clock.at[processes - 1])
+    ready = clock.at[processes - 1]
+    return (len(clock.at) - processes) / (clock.at[-1] - ready), ready - start
 
 
 def megabytes(who: int) -> float:
@@ -83,29 +86,35 @@ def speed(options: argparse.Namespace) -> None:
     model = load_model("default", classes=CLASSES).model
     torch.set_num_threads(1)
     few = list(clients(model, options.one_by_one))
-    rates = {"one after the other, one CPU thread": alone(model, few, "cpu")}
+    print("| | updates per second | over one CPU thread | over one after the other there | seconds to start |")
+    print("|---|--:|--:|--:|--:|", flush=True)
+    base = there = 0.0
+
+    def say(name: str, rate: float, start: float = 0.0) -> None:
+        ratios = f"{rate / (base or rate):.2f} | {rate / (there or rate):.2f}"
+        print(f"| {name} | {rate:.2f} | {ratios} | {start:.1f} |", flush=True)
+
+    base = there = alone(model, few, "cpu")
+    say("one after the other, one CPU thread", base)
     if options.device != "cpu":
-        rates[f"one after the other, {options.device}"] = alone(model, few, options.device)
+        there = alone(model, few, options.device)
+        say(f"one after the other, {options.device}", there)
         on_device = load_model("default", classes=CLASSES).model.to(options.device)
-        rates[f"many, one process, {options.device}"] = together(on_device, few, 1, options.device)
-    rates["many, one process"] = together(model, few, 1)
+        say(f"many, one process, {options.device}", *together(on_device, few, 1, options.device))
+    say("many, one process", *together(model, few, 1))
     for count in options.processes:
-        rates[f"many, {count} processes"] = together(model, clients(model, options.updates), count)
-    base = rates["one after the other, one CPU thread"]
-    other = rates.get(f"one after the other, {options.device}", base)
-    print("| | updates per second | over one CPU thread | over one after the other there |\n|---|--:|--:|--:|")
-    for name, rate in rates.items():
-        print(f"| {name} | {rate:.2f} | {rate / base:.2f} | {rate / other:.2f} |", flush=True)
+        say(f"many, {count} processes", *together(model, clients(model, options.updates), count))
 
 
 def memory(options: argparse.Namespace) -> None:
     model = load_model("default", classes=CLASSES).model
-    print("| updates | seconds | a second | peak MB, parent | peak MB, largest worker |\n|--:|--:|--:|--:|--:|")
+    print("| updates | seconds | a second | to start | peak MB, parent | peak MB, largest worker |")
+    print("|--:|--:|--:|--:|--:|--:|", flush=True)
     for count in options.memory:
         start = time.perf_counter()
-        rate = together(model, clients(model, count), options.processes[-1])
+        rate, ready = together(model, clients(model, count), options.processes[-1])
         peaks = f"{megabytes(resource.RUSAGE_SELF):.0f} | {megabytes(resource.RUSAGE_CHILDREN):.0f}"
-        print(f"| {count} | {time.perf_counter() - start:.0f} | {rate:.2f} | {peaks} |", flush=True)
+        print(f"| {count} | {time.perf_counter() - start:.0f} | {rate:.2f} | {ready:.1f} | {peaks} |", flush=True)
 
 
 def main() -> None:

@@ -1,12 +1,13 @@
-"""Pictures out of exact maps: how many decibels, how fast, from which layer on, trained and untrained, in either mode?
+"""Pictures out of a gradient: how many decibels, how fast, trained and untrained, in either mode, beside published attacks?
 
-python benchmarks/pixels.py                                        # embedded photos, ResNet-18 for 32², untrained
-python benchmarks/pixels.py --photos cifar.npz --weights resnet18-32.pt --device cuda --batch 1 4 8 --mode eval train
-python benchmarks/pixels.py --photos cifar.npz --layer layer4.0.conv1 --batch 16 --error 1e-6 --device cuda
-python benchmarks/pixels.py --size 224 --layer layer2.0.conv1 --batch 1 --device cuda
+python benchmarks/pixels.py --photos cifar.npz --batch 1 4 8 --steps 0 300 --mode eval sent train --device cuda
+python benchmarks/pixels.py --photos cifar.npz --layer layer3.0.conv1 --batch 4 --mode train --error 1e-6 --device cuda
+python benchmarks/pixels.py --photos cifar.npz --rival ig gradinversion --batch 4 --mode train --device cuda
+python benchmarks/pixels.py --batch 4 --mode train --grid docs/figures/pixels.png            # embedded photos
 
-The maps are the true ones, with a relative error where --error says so: this measures the step from maps to pictures alone.
-`--rival ig` matches the gradient of the same batches instead, with the labels given.
+Without --layer, everything is chained as `unsum.attack` does it, from the gradient alone. With --layer its true input is granted,
+with a relative error where --error says so: that measures the step from maps to pictures alone. The mode `train` has BatchNorm's
+statistics unknown; in `sent` the client sends them along. Rivals have labels and batch size granted.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from __future__ import annotations
 import argparse
 import platform
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torchvision.models import resnet18
+from torchvision.utils import save_image
 
 import unsum
-from unsum.data import client_batch, embedded_batch, open_data
+from unsum.data import embedded_batch
 from unsum.gradients import same_buffers
 from unsum.invert.pixels import solve_pixels
 from unsum.invert.pixels.equations import read_by
@@ -29,88 +33,129 @@ from unsum.leak import Leak
 
 CLASSES = 10
 MEAN, SPREAD = 0.5, 0.25  # of pixels, as the client normalizes them
+OTHERS = 1000  # photos from here on are for training
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--photos", type=Path, help="a folder, tar or npz; by default the embedded ones")
-    parser.add_argument("--weights", type=Path, help="state dict of the network; by default it is untrained")
+    parser.add_argument("--photos", type=Path, help="an npz with `images` (n, h, w, 3); by default the embedded ones")
     parser.add_argument("--size", type=int, default=32)
-    parser.add_argument("--layer", default="layer3.0.conv1", help="whose input is known")
+    parser.add_argument("--steps", type=int, nargs="+", default=[0], help="of training, on other photos of the npz")
+    parser.add_argument("--layer", help="whose input is granted")
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
     parser.add_argument("--mode", nargs="+", default=["eval"], choices=["eval", "train", "sent"])
-    parser.add_argument("--error", type=float, default=0.0, help="relative, of the maps")
+    parser.add_argument("--error", type=float, default=0.0, help="relative, of the maps that are granted")
     parser.add_argument("--seconds", type=float, default=600.0, help="after which a search ends")
-    parser.add_argument("--rival", choices=["ig"])
+    parser.add_argument("--rival", nargs="*", default=[], help="methods that match gradients instead")
+    parser.add_argument("--matching", type=int, default=500, help="steps of a rival")
+    parser.add_argument("--grid", type=Path, help="a PNG: true pictures above those that were found")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     name = torch.cuda.get_device_name() if options.device.startswith("cuda") else platform.machine()
-    weights = "trained" if options.weights else "untrained"
-    print(f"ResNet-18 for {options.size}², {weights}, what {options.layer} read, on {name}\n")
-    print("| mode | B | numbers / pixels | dB, worst | dB, median | misfit | certified | predicted / true error | s |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for mode in options.mode:
-        for B in options.batch:
-            print(measured(options, mode, B), flush=True)
+    print(f"ResNet-18 at {options.size}², on {name}\n")
+    print("| attack | steps | mode | B | from | its error | dB, least | median | certified | s |\n|" + "---|" * 10)
+    for steps in options.steps:
+        model = network(options, steps)
+        for mode in options.mode:
+            for B in options.batch:
+                for method in options.rival or ["unsum"]:
+                    print(
+                        f"| {method} | {steps} | {mode} | {B} |{measured(options, model, method, mode, B)}", flush=True
+                    )
 
 
-def measured(options: argparse.Namespace, mode: str, B: int) -> str:
-    """One row. The mode `sent` is train mode with BatchNorm's buffers in the update."""
+def measured(options: argparse.Namespace, model: nn.Module, method: str, mode: str, B: int) -> str:
+    """The rest of one row."""
     torch.manual_seed(0)
-    model = network(options).train(mode != "eval")
-    batch = (
-        embedded_batch(B, image_size=options.size)
-        if options.photos is None
-        else client_batch(open_data(options.photos), B, image_size=options.size)
-    )
-    images = ((batch.images - MEAN) / SPREAD).to(options.device)
-    labels = torch.arange(B, device=options.device) % CLASSES
+    model.train(mode != "eval")
+    images, labels = (given[:B].to(options.device) for given in pictures(options, B))
     update = unsum.capture(model, images, labels, train=mode != "eval", buffers=mode == "sent")
-    if options.rival:
-        return rival(options, mode, model, update, images, labels)
+    begun = time.perf_counter()
+    if method != "unsum":
+        known = {"image_size": options.size, "steps": options.matching}
+        leak = unsum.attack(model, update, method, labels=labels, options=known, device=options.device)
+    elif options.layer is None:
+        leak = unsum.attack(model, update, batch_size=B, time_limit=options.seconds, device=options.device)
+    else:
+        leak = granted(options, model, update, images, labels)
+    seconds = time.perf_counter() - begun
+    if leak.images is None:
+        return f" none: {' '.join(leak.notes)} |"
+    order = [name for name, _ in model.named_modules() if name in leak.inner]
+    error = ""
+    if order and options.layer is None:
+        with torch.no_grad(), same_buffers(model):
+            true = read_by(model, order[0], images).flatten(1)
+        apart = torch.cdist(true, leak.inner[order[0]].to(true).flatten(1)).amin(1)
+        error = f"{float((apart / true.norm(dim=1)).max()):.0e}"
+    found = in_order(leak.images.to(images), images)
+    if options.grid is not None:
+        draw(options.grid, images, found)
+    score = decibels(found, images)
+    sure = "" if leak.inputs_exact is None else f"{int(leak.inputs_exact.sum())} of {B}"
+    return (
+        f" {order[0] if order else ''} | {error} | {float(score.min()):.1f} | {float(score.median()):.1f} | {sure} "
+        f"| {seconds:.0f} |"
+    )
+
+
+def granted(
+    options: argparse.Namespace, model: nn.Module, update: unsum.Update, images: Tensor, labels: Tensor
+) -> Leak:
+    """From the true maps of a layer to pictures."""
     with torch.no_grad(), same_buffers(model):
         maps = read_by(model, options.layer, images)
     maps = maps * (1 + options.error * torch.randn_like(maps))
     targets = nn.functional.one_hot(labels, CLASSES).double()
     leak = Leak("true", targets, targets, targets, 0.0, options.error, True, inner={options.layer: maps})
     found = solve_pixels(model, update, leak, shape=tuple(images.shape[1:]), seconds=options.seconds)
-    score = decibels(found.images, images)
-    true = (found.images - images).flatten(1).norm(dim=1) / images.flatten(1).norm(dim=1)
-    share = float((maps != 0).flatten(1).sum(1).min()) / images[0].numel()
-    return (
-        f"| {mode} | {B} | {share:.1f} | {float(score.min()):.1f} | {float(score.median()):.1f} "
-        f"| {float(found.misfit.max()):.1g} | {int(found.exact.sum())} | {float((found.errors / true).median()):.2g} "
-        f"| {found.seconds:.0f} |"
-    )
+    return replace(leak, images=found.images.float(), inputs_exact=found.exact, notes=found.notes)
 
 
-def rival(
-    options: argparse.Namespace, mode: str, model: nn.Module, update: unsum.Update, images: Tensor, labels: Tensor
-) -> str:
-    begun = time.perf_counter()
-    leak = unsum.attack(
-        model, update, options.rival, labels=labels, options={"image_size": options.size}, device=options.device
-    )
-    assert leak.images is not None
-    score = decibels(leak.images.to(images), images)
-    return (
-        f"| {mode}, {options.rival} | {len(images)} | – | {float(score.min()):.1f} | {float(score.median()):.1f} "
-        f"| – | – | – | {time.perf_counter() - begun:.0f} |"
-    )
+def in_order(found: Tensor, images: Tensor) -> Tensor:
+    """Each true picture's nearest."""
+    return found[torch.cdist(images.flatten(1), found.flatten(1)).argmin(1)]
 
 
 def decibels(found: Tensor, images: Tensor) -> Tensor:
     return -10 * ((found - images) * SPREAD).square().flatten(1).mean(1).log10()
 
 
-def network(options: argparse.Namespace) -> nn.Module:
-    """torchvision's; for small pictures with the usual stem of 3×3 and no max pooling."""
+def draw(path: Path, images: Tensor, found: Tensor) -> None:
+    rows = torch.cat([images, found]).cpu() * SPREAD + MEAN
+    large = nn.functional.interpolate(rows.clamp(0, 1), scale_factor=max(1, 96 // rows.shape[-1]), mode="nearest")
+    save_image(large, path, nrow=len(images), padding=6, pad_value=1.0)
+
+
+def pictures(options: argparse.Namespace, number: int) -> tuple[Tensor, Tensor]:
+    """(n, 3, h, w) as the client normalizes them, and labels."""
+    if options.photos is None:
+        images, labels = embedded_batch(number, image_size=options.size).images, torch.arange(number)
+    else:
+        held = np.load(options.photos)
+        images = torch.tensor(held["images"][:number]).permute(0, 3, 1, 2).float() / 255
+        labels = torch.tensor(held["labels"][:number]).long()
+    if images.shape[-1] != options.size:
+        images = nn.functional.interpolate(images, (options.size, options.size), mode="bilinear", antialias=True)
+    return (images - MEAN) / SPREAD, labels % CLASSES
+
+
+def network(options: argparse.Namespace, steps: int) -> nn.Module:
+    """torchvision's; for small pictures with the usual stem of 3×3 and no max pooling. Trained by SGD on batches of 64."""
+    torch.manual_seed(0)
     model = resnet18(num_classes=CLASSES)
     if options.size <= 64:
         model.conv1, model.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
-    if options.weights is not None:
-        model.load_state_dict(torch.load(options.weights, map_location="cpu", weights_only=True))
-    return model.to(options.device)
+    model = model.to(options.device).train()
+    if steps:
+        images, labels = (given[OTHERS:].to(options.device) for given in pictures(options, 5 * OTHERS))
+        optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+        for drawn in torch.randint(len(images), (steps, 64), device=options.device):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images[drawn]), labels[drawn]).backward()
+            optimizer.step()
+    return model
 
 
 if __name__ == "__main__":

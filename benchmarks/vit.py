@@ -4,7 +4,7 @@
     uv run python benchmarks/vit.py --model b32 --batch 1 2 --device cuda
     uv run python benchmarks/vit.py --model small --batch 2 --grid docs/results/images/vit.png
 
-Photos are the embedded ones, every one with a label of its own. Weights are random, or trained on eight of the photos (`--trained`).
+Photos are the embedded ones, each with a label of its own. Weights are random, or trained on eight of the photos (`--trained`).
 The attacker is told the batch size. Rows are Markdown.
 """
 
@@ -79,7 +79,10 @@ def row(name: str, B: int, args: argparse.Namespace) -> tuple[str, Tensor | None
     try:
         leak = separate(model, update, "tokens", batch_size=B, device=args.device, seed=args.seed)
     except UnsumError as error:
-        return f"| {WHAT[name]} | {past} | {B} | refused | – | – | – | {time.perf_counter() - start:.0f} s | – | {error} |", None
+        return (
+            f"| {WHAT[name]} | {past} | {B} | refused | – | – | – | {time.perf_counter() - start:.0f} s | – | {error} |",
+            None,
+        )
     seconds = time.perf_counter() - start
     if leak.inputs is None:
         return f"| {WHAT[name]} | {past} | {B} | nothing | – | – | – | {seconds:.0f} s | – | {leak.notes[0]} |", None
@@ -87,9 +90,12 @@ def row(name: str, B: int, args: argparse.Namespace) -> tuple[str, Tensor | None
     values, nearest = psnr(found, images)
     right = int((leak.labels.cpu()[nearest] == labels).sum())
     said = "exact" if leak.exact else f"{leak.predicted_error:.0e}"
+    fits = "it explains the gradient, but patches that send little are known less well"
+    why = "" if leak.exact else leak.notes[0] if len(leak.notes) > 1 else fits
+    best, least = float(values.max()), float(values.min())
     text = (
-        f"| {WHAT[name]} | {past} | {B} | {int((values > 18).sum())}/{B} | {float(values.min()):.0f}–{float(values.max()):.0f} dB | "
-        f"{right}/{B} | {said} | {seconds:.0f} s | {peak_gib(args.device):.1f} GiB | {'' if leak.exact else leak.notes[0]} |"
+        f"| {WHAT[name]} | {past} | {B} | {int((values > 18).sum())}/{B} | {least:.0f}–{best:.0f} dB | {right}/{B} | {said} | "
+        f"{seconds:.0f} s | {peak_gib(args.device):.1f} GiB | {why} |"
     )
     return text, torch.cat([images, found[nearest].clamp(0, 1)])
 

@@ -117,6 +117,7 @@ PATHS = {
     "head": "the head, cross-entropy", "losses": "other losses, declared or not", "rounds": "several rounds",
     "steps": "local steps", "text": "text", "peel": "peeled inputs",
     "spans": "two dense layers, local steps among them", "maps": "maps of convolutions",
+    "tokens": "pictures out of vision transformers",
 }  # fmt: skip
 Counts = dict[str, dict[str, int]]
 

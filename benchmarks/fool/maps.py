@@ -144,15 +144,13 @@ def build(genome: Genome) -> Case:
         weights = torch.ones(len(x)).to(x)
         if g["harm"] == "faint":
             weights[-1] = 10 ** g["faint"]
-        return _sent(g, model, x, _targets(g, labels).to(x), weights)
+        return _sent(g, model, x, targets(g, labels).to(x), weights)
 
 
 def _batch(g: Genome) -> tuple[Tensor, Tensor]:
     B, C = round(g["batch"]), round(g["classes"])
     x = _pictures(g, B)
-    labels = {"distinct": torch.randperm(C).repeat(B)[:B], "same": torch.full((B,), C - 1)}.get(
-        g["labels"], torch.randint(C, (B,))
-    )
+    labels = drawn_labels(g, B, C)
     if g["alike"] == "none":
         return x, labels
     distance = 0.0 if g["twin"] < -4 else 10 ** g["twin"]
@@ -164,7 +162,12 @@ def _batch(g: Genome) -> tuple[Tensor, Tensor]:
     return torch.cat([x, other]), torch.cat([labels, label % C])
 
 
-def _targets(g: Genome, labels: Tensor) -> Tensor:
+def drawn_labels(g: Genome, B: int, C: int) -> Tensor:
+    some = {"distinct": torch.randperm(C).repeat(B)[:B], "same": torch.full((B,), C - 1)}
+    return some.get(g["labels"], torch.randint(C, (B,)))
+
+
+def targets(g: Genome, labels: Tensor) -> Tensor:
     C = round(g["classes"])
     rows = F.one_hot(labels, C).float()
     if g["soft"] == "mixup":
@@ -172,7 +175,7 @@ def _targets(g: Genome, labels: Tensor) -> Tensor:
     return rows * (1 - g["blend"]) + g["blend"] / C if g["soft"] == "smooth" else rows
 
 
-def _loss(g: Genome, logits: Tensor, Y: Tensor) -> Tensor:
+def loss_of(g: Genome, logits: Tensor, Y: Tensor) -> Tensor:
     """(B,) of every sample."""
     if g["loss"] == "bce":
         return F.binary_cross_entropy_with_logits(logits, Y, reduction="none").mean(1)
@@ -199,7 +202,7 @@ def _sent(g: Genome, model: nn.Sequential, x: Tensor, Y: Tensor, weights: Tensor
     watched = {name: m for name, m in client.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
     for name, module in watched.items():
         module.register_forward_hook(keep(name))
-    total = (_loss(g, client(x), Y) * weights).sum() / (len(x) if g["reduction"] == "mean" else 1)
+    total = (loss_of(g, client(x), Y) * weights).sum() / (len(x) if g["reduction"] == "mean" else 1)
     parameters = dict(client.named_parameters())
     first = next(name for name, m in watched.items() if name != "0.0" and getattr(m, "kernel_size", 0) == (3, 3))
     found = torch.autograd.grad(total, [*parameters.values(), written[first]])
@@ -207,7 +210,7 @@ def _sent(g: Genome, model: nn.Sequential, x: Tensor, Y: Tensor, weights: Tensor
     patches, delta = F.unfold(reads[first], 3, padding=1).double(), found[-1].flatten(2).double()
     shares = (delta @ patches.mT).flatten(1).norm(dim=1)
     update = unsum.Update(
-        _harmed(g, model, gradients), reduction=g["reduction"], statistics=_statistics(g, model, client)
+        harmed(g, model, gradients), reduction=g["reduction"], statistics=_statistics(g, model, client)
     )
     update = update.map(lambda _, t: t.to(getattr(torch, g["dtype"])))
     model.train(g["train"] == (g["mode"] == "right"))
@@ -222,7 +225,7 @@ def _statistics(g: Genome, model: nn.Module, client: nn.Module) -> BatchStatisti
     return replace(read, means={name: mean + wrong * mean.std() for name, mean in read.means.items()})
 
 
-def _harmed(g: Genome, model: nn.Sequential, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+def harmed(g: Genome, model: nn.Module, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
     """What becomes of the gradient on its way."""
     sent = {name: g["scale"] * t for name, t in gradients.items()}
     if g["harm"] == "noise":
@@ -256,14 +259,14 @@ def _verdict(case: Case, leak: unsum.Leak) -> Verdict:
         return math.inf, math.inf, "a claim of nothing"
     name, maps = next(iter(leak.inner.items()))
     true = case.reads[name].double().flatten(1)
-    apart = _apart(leak.features, case.features)
+    apart = apart_from(leak.features, case.features)
     inner = maps.double().flatten(1)
     if any("one factor that all maps have in common" in note for note in leak.notes):
         near = true[apart.argmin(1)]
         inner = inner * float((inner * near).sum() / inner.square().sum().clamp_min(1e-300))
-    apart = torch.maximum(apart, _apart(inner, true))
+    apart = torch.maximum(apart, apart_from(inner, true))
     wrong, missing = float(apart.amin(1).max()), float(apart[:, case.shares > TRACE].amin(0).max())
-    off = max(_label_error(case.Y[apart[i] <= FALSE_CLAIM], leak.targets[i]) for i in range(len(inner)))
+    off = max(label_error(case.Y[apart[i] <= FALSE_CLAIM], leak.targets[i]) for i in range(len(inner)))
     how = (
         "a claimed sample is none"
         if not wrong <= FALSE_CLAIM
@@ -274,13 +277,13 @@ def _verdict(case: Case, leak: unsum.Leak) -> Verdict:
     return max(wrong, missing), off, how or ("labels" if not off <= WRONG_TARGET else "")
 
 
-def _apart(found: Tensor, true: Tensor) -> Tensor:
+def apart_from(found: Tensor, true: Tensor) -> Tensor:
     """(R, B) distances, relative to the true ones."""
     true = true.double().flatten(1)
     distances = torch.cdist(found.double().flatten(1), true) / true.norm(dim=1).clamp_min(1e-300)
     return distances.nan_to_num(math.inf)
 
 
-def _label_error(near: Tensor, found: Tensor) -> float:
+def label_error(near: Tensor, found: Tensor) -> float:
     """How far a target is from those of the samples that it may be of."""
     return float((near.double() - found.double()).abs().amax(1).min()) if len(near) else 1.0

@@ -46,8 +46,8 @@ def crowd() -> tuple[nn.Module, unsum.Update, Tensor]:
 
 def test_the_list_can_be_read() -> None:
     order = [choice.method for choice in CHOICES]
-    assert order[:6] == ["text", "exact", "local-steps", "spans", "crowded", "crowded"]
-    assert order[6:] == ["exact", "exact", "uneven", "adaptive", "fgla", "spans", "ratio"]
+    assert order[:7] == ["text", "exact", "tokens", "local-steps", "spans", "crowded", "crowded"]
+    assert order[7:] == ["exact", "exact", "uneven", "adaptive", "fgla", "spans", "ratio"]
     known = [entry.name for entry in (*SEPARATORS, *PEELERS)]
     assert all(choice.method in known and choice.when for choice in CHOICES)
     assert all("{" not in choice.says for choice in CHOICES)
@@ -85,7 +85,7 @@ def test_a_gradient_without_marks_is_tried_without_its_bias(tried: list[str]) ->
     leak = unsum.attack(net, unsum.Update(tripled))
     assert leak.exact
     assert tried == ["exact", "exact"]
-    assert leak.notes[0] == CHOICES[7].reason
+    assert leak.notes[0] == CHOICES[8].reason
 
 
 def test_more_samples_than_classes_are_read_below_the_head(tried: list[str]) -> None:

@@ -7,7 +7,7 @@ from torchvision.models.resnet import BasicBlock
 
 import unsum
 from support.residual_nets import Narrow, known_at
-from unsum.attack.pictures import with_pixels
+from unsum.attack.pictures import with_guess, with_pixels
 from unsum.data import embedded_batch
 
 LABELS = torch.tensor([3, 7])
@@ -36,3 +36,18 @@ def test_a_leak_whose_maps_say_too_little_keeps_what_it_has_and_says_why() -> No
     assert leak.images is None
     assert "not determined" in leak.notes[-1]
     assert with_pixels(model, update, replace(found, inner={}), 0).notes == []
+
+
+def test_where_nothing_better_is_left_a_map_gives_blurred_pictures_and_says_so() -> None:
+    model = Narrow(BasicBlock, [24, 24, 16]).eval()
+    images = embedded_batch(2, image_size=16).images * 4 - 2
+    leak = with_guess(model, known_at(model, images, LABELS, "layers.1.0.conv1"), 0)
+    assert leak.images is not None
+    truth, guess = (one - one.mean((2, 3), keepdim=True) for one in (images, leak.images))
+    likeness = torch.nn.functional.cosine_similarity
+    assert (likeness(guess.flatten(1), truth.flatten(1)) > 0.8).all()
+    assert (likeness(guess.flip(0).flatten(1), truth.flatten(1)) < 0.2).all()
+    assert "are a guess" in leak.notes[-1]
+    assert leak.inputs is None
+    assert with_guess(model, replace(leak, images=images), 0).images is images
+    assert with_guess(model, known_at(model, images, LABELS, "layers.2.0.conv2"), 0).images is None  # a poor guess

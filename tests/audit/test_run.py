@@ -175,3 +175,23 @@ def test_features_of_a_picture_that_was_guessed_are_no_leak() -> None:
     result = unsum.audit("torchvision:resnet18", batch=1, train=False, attack="ig:steps=1", batch_size_known=True)
     assert result.leak.pictures_first
     assert result.rows[0].leakage < 0.2
+
+
+def test_buffers_that_are_sent_along_are_named_in_the_report() -> None:
+    torch.manual_seed(0)
+    layers = (
+        torch.nn.Conv2d(3, 4, 3),
+        torch.nn.BatchNorm2d(4),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(400, 20),
+    )
+    model, data = torch.nn.Sequential(*layers), (embedded_batch(3, image_size=12).images, torch.tensor([4, 4, 1]))
+    sent = unsum.audit(model, data, buffers=True, compare=True)
+    told = "statistics of 1 layers were sent along: the batch's mean and variance of 4 channels"
+    assert any(told in note for note in sent.leak.notes)
+    assert "sent along" in render(sent)
+    assert "leave the buffers as they are" in sent.comparison.absent
+    assert not any("sent along" in note for note in unsum.audit(model, data).leak.notes)
+    with pytest.raises(unsum.UnsumError, match="one step on photos"):
+        unsum.audit(model, data, buffers=True, local_steps=2)

@@ -51,7 +51,10 @@ def attempt(fool: ModuleType) -> ModuleType:
     ("path", "tries"),
     [
         ("head", 8),
-        *long(("losses", 30), *((path, 15) for path in ("head", "rounds", "steps", "text", "peel", "spans", "maps"))),
+        *long(
+            ("losses", 30),
+            *((path, 15) for path in ("head", "rounds", "steps", "text", "peel", "spans", "maps", "tokens")),
+        ),
     ],
 )
 def test_no_claim_is_false_and_nothing_crashes(fool: ModuleType, path: str, tries: int) -> None:

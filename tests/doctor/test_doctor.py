@@ -12,6 +12,7 @@ from torchvision.models import resnet18
 
 import unsum
 from support.material import pictures, small_net
+from support.transformers import torchvision_vit
 from unsum import Update
 from unsum.doctor import network
 
@@ -199,7 +200,7 @@ def test_depth_counts_places_against_channels() -> None:
 
 
 def test_tokens_are_counted_against_channels() -> None:
-    said = {B: next(f for f in doctor(torchvision_vit(), batch=B) if f.check == "tokens") for B in (1, 2, 4)}
+    said = {B: next(f for f in unsum.doctor(torchvision_vit(), batch=B) if f.check == "tokens") for B in (1, 2, 4)}
     assert "One picture of 16 patches in 96 channels" in said[1].sentence
     assert said[1].mark == "warning"
     assert "2 pictures have 34 tokens" in said[2].sentence

@@ -13,8 +13,10 @@ from unsum.data import embedded_batch
 from unsum.deadline import time_limit
 from unsum.errors import UnsumError
 from unsum.invert.pixels import SolvedPixels, find_reach, solve_pixels
+from unsum.invert.pixels.contrast import told_scale
 from unsum.invert.pixels.descend import sizes
 from unsum.invert.pixels.equations import posed
+from unsum.invert.pixels.guess import drawn, linear_guess
 from unsum.leak import Leak
 
 LAYER, DEEP = "layers.1.0.conv1", "layers.2.1.conv1"  # reads 24×16², 8×4²
@@ -69,8 +71,9 @@ def test_train_mode_with_statistics_that_were_sent() -> None:
 
 
 @pytest.mark.long
-def test_train_mode_without_statistics_finds_the_pictures_and_vouches_for_no_contrast() -> None:
-    model = network(trained=False)
+@pytest.mark.parametrize("trained", [False, True])
+def test_train_mode_without_statistics_finds_the_pictures_and_vouches_for_no_contrast(trained: bool) -> None:
+    model = network(trained=trained)
     images, update, leak = attacked(model, train=True)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     found = solve_pixels(model, update, leak)
@@ -99,6 +102,16 @@ def test_a_map_that_is_off_by_a_hundredth_is_not_certified() -> None:
     assert not found.exact.any()
     assert (found.errors > 1e-3).all()
     assert decibels(found, images) > 30  # near, and no more is said
+
+
+def test_a_client_that_sums_in_another_order_is_certified_as_well() -> None:
+    model = network(trained=True)
+    images, _, leak = attacked(model)
+    parts = [unsum.capture(model, images[[i]], LABELS[[i]], train=False).gradients for i in (1, 0)]
+    update = unsum.Update({name: (parts[0][name] + parts[1][name]) / 2 for name in parts[0]})
+    assert solve_pixels(model, update, leak).exact.all()
+    halved = unsum.Update({name: (1.001 * parts[0][name] + 0.999 * parts[1][name]) / 2 for name in parts[0]})
+    assert not solve_pixels(model, halved, leak).exact.any()
 
 
 def test_labels_exchanged_are_not_certified() -> None:
@@ -138,6 +151,45 @@ def test_the_two_products_are_the_derivative_and_its_transpose() -> None:
         u = torch.randn_like(linear.residual)
         assert torch.allclose((linear.back(u) * v).sum(), (u * linear.forward(v)).sum())
         assert linear.residual.abs().max() < 1e-6  # the truth explains its maps
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_regression_guesses_pictures_of_a_batch_in_train_mode(trained: bool) -> None:
+    model = network(trained=trained)
+    images, _, leak = attacked(model, train=True)
+    reach = find_reach(model, leak)
+    with posed(model, LAYER, reach.maps, torch.float32) as equations:
+        guess, explained = linear_guess(equations, reach, 0)
+    assert 0.5 < explained < 0.99
+    guess, truth = (
+        one - one.mean((0, 2, 3), keepdim=True) for one in (guess, images)
+    )  # BatchNorm hides a batch's colors
+    assert (nn.functional.cosine_similarity(guess.flatten(1), truth.flatten(1)) > 0.8).all()
+    assert (nn.functional.cosine_similarity(guess.flip(0).flatten(1), truth.flatten(1)) < 0.2).all()
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_first_layers_gradients_tell_the_contrast_of_a_batch_in_train_mode(trained: bool) -> None:
+    model = network(trained=trained)
+    images, update, _ = attacked(model, train=True)
+    for factor in (0.4, 1.0, 2.5):
+        told = told_scale(model, update, factor * images)
+        assert told == pytest.approx(1 / factor, rel=0.01)
+    without = replace(update, gradients={name: g for name, g in update.gradients.items() if name != "bn1.weight"})
+    noisy = update.map(lambda _, g: g + 0.1 * g.norm() / g.numel() ** 0.5 * torch.randn_like(g))
+    assert told_scale(model, without, images) is None
+    assert told_scale(model, noisy, images) is None  # nothing is told, and no factor made up
+    assert told_scale(model.eval(), update, images) is None
+
+
+def test_drawn_pictures_differ_and_have_the_contrast_of_a_normalized_batch() -> None:
+    pictures = drawn(4, (3, 24, 20), 0)
+    assert pictures.shape == (4, 3, 24, 20)
+    assert float(pictures.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(pictures.std()) == pytest.approx(1, abs=1e-5)
+    assert torch.corrcoef(pictures.flatten(1)).fill_diagonal_(0).abs().max() < 0.9
+    neighbors = (pictures.diff(dim=3).square().mean() / (2 * pictures.var())).sqrt()
+    assert neighbors < 0.5  # noise without structure has 1
 
 
 def test_sizes_double_up_to_the_picture() -> None:

@@ -118,3 +118,22 @@ def bottleneck(channels: int = 64, classes: int = 10) -> nn.Sequential:
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * channels, classes)]
     model = nn.Sequential(stem, Bottleneck(4 * channels, channels), *head)
     return _used(model)
+
+
+def depthwise(channels: int = 192, classes: int = 5) -> nn.Sequential:
+    """The same with a depthwise convolution and two 1×1 ones on maps of 2×2, as MobileNet ends."""
+    torch.manual_seed(0)
+    wide = nn.Conv2d(32, channels, 3, 2, 1)
+    stem = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), wide, nn.ReLU(), nn.MaxPool2d(2))
+    parts = [
+        nn.Conv2d(channels, channels, 3, 1, 1, groups=channels, bias=False),
+        nn.BatchNorm2d(channels),
+        nn.ReLU6(),
+        nn.Conv2d(channels, 64, 1, bias=False),
+        nn.BatchNorm2d(64),
+        nn.Conv2d(64, channels, 1, bias=False),
+        nn.BatchNorm2d(channels),
+        nn.ReLU6(),
+    ]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
+    return _used(nn.Sequential(stem, nn.Sequential(*parts), *head))

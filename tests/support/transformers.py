@@ -24,7 +24,14 @@ def timm_vit(**settings: Any) -> nn.Module:
     import timm
 
     torch.manual_seed(0)
-    sizes = {"img_size": SIDE, "patch_size": PATCH, "embed_dim": WIDTH, "depth": 3, "num_heads": 4, "num_classes": CLASSES}
+    sizes = {
+        "img_size": SIDE,
+        "patch_size": PATCH,
+        "embed_dim": WIDTH,
+        "depth": 3,
+        "num_heads": 4,
+        "num_classes": CLASSES,
+    }
     model = timm.create_model("vit_tiny_patch16_224", **(sizes | settings))
     model.image_size = SIDE
     return model.eval()

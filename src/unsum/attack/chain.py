@@ -16,7 +16,7 @@ from unsum.attack.auto import auto, only
 from unsum.attack.case import separate_by
 from unsum.attack.cut import cut_short
 from unsum.attack.options import AUTO, AttackOptions
-from unsum.attack.pictures import Inverses, walked_down, with_pictures, with_pixels
+from unsum.attack.pictures import Inverses, walked_down, with_guess, with_pictures, with_pixels
 from unsum.attack.reach import HOPELESS
 from unsum.deadline import is_interactive, out_of_time
 from unsum.deadline import time_limit as limited_to
@@ -183,7 +183,8 @@ def _with_inputs(model: nn.Module, update: Update, leak: Leak, options: AttackOp
         leak = with_pixels(model, update, leak, options.seed, progress)
         if leak.images is not None:
             return leak
-    return with_pictures(model, update, leak, options.inverse, options.refine, progress)
+    leak = with_pictures(model, update, leak, options.inverse, options.refine, progress)
+    return with_guess(model, leak, options.seed, progress)
 
 
 def _with_maps(model: nn.Module, update: Update, leak: Leak, options: AttackOptions, progress: Progress) -> Leak:

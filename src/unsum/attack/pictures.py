@@ -12,7 +12,7 @@ from unsum.attack.reach import HOPELESS
 from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
 from unsum.invert import Inverse, invert, load_inverse
-from unsum.invert.pixels import find_reach, solve_pixels
+from unsum.invert.pixels import find_reach, guess_pixels, solve_pixels
 from unsum.invert.refine import Mode
 from unsum.invert.refine import refine as refine_pictures
 from unsum.leak import Leak
@@ -22,7 +22,7 @@ from unsum.update import Update
 
 Inverses = str | Path | Sequence[str | Path] | None
 _RESEMBLES = 0.1  # misfit to a map up to which a picture shows what is on the true one
-_PATIENCE = 60.0  # seconds for pixels: a GPU needs them for pictures of 32²; nobody waits longer for what may not come
+_PATIENCE = 300.0  # seconds for pixels: a GPU needs one of them for pictures of 32², two cores most
 
 
 def with_pictures(
@@ -83,6 +83,19 @@ def with_pixels(model: nn.Module, update: Update, leak: Leak, seed: int, progres
     if not bool(found.errors.isfinite().any()):  # something alike, which is no input
         return replace(leak, images=images, notes=notes)
     return replace(leak, images=images, inputs=found.images, inputs_exact=found.exact, notes=notes)
+
+
+def with_guess(model: nn.Module, leak: Leak, seed: int, progress: Progress = SILENT) -> Leak:
+    """The leak with blurred pictures, where it holds a map that tells so much, and nothing drew better ones."""
+    held = any(found.ndim == 4 for found in leak.inner.values()) and leak.predicted_error < HOPELESS
+    if leak.images is not None or not held or out_of_time("a guess at the pictures"):
+        return leak
+    progress.say("Guessing the pictures")
+    try:
+        images, note = guess_pixels(model, leak, seed=seed)
+    except UnsumError:  # the notes say already that the map does not determine the pixels
+        return leak
+    return replace(leak, images=images.float(), notes=[*leak.notes, note])
 
 
 def _read_by(model: nn.Module, update: Update, leak: Leak, inverse: Inverse, progress: Progress) -> Leak:

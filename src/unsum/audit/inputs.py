@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from unsum.data import Batch, Source, class_names_of, client_batch, embedded_batch, open_data, own_sides, tags
 from unsum.data.classes import class_order, fitted, fitting_order
+from unsum.data.table_file import is_table
+from unsum.data.tables import ClientTable
 from unsum.data.texts import TextData
 from unsum.declared import check_whole
 from unsum.errors import UnsumError
 from unsum.head import find_head
 from unsum.local_training import LocalTraining
+from unsum.losses import Loss
 from unsum.models import DEFAULT_MODEL, load_model
 from unsum.models.accepted_size import accepted_size
 from unsum.models.built import USUAL_SIZE
 from unsum.models.load import LoadedModel
 from unsum.models.received import Received
+from unsum.models.table_network import embeds, table_network
 from unsum.update import Update
 
 Data = tuple[Tensor, Tensor] | Batch | str | Path
@@ -43,9 +49,18 @@ class Inputs:
     image_size: int | None = None
     classes_from: str | Path | None = None
     fresh_head: bool = False
+    target: str | None = None
+    columns: str | Mapping[str, str] | None = None
+    loss: str | Loss | None = None
 
     def simulated(self) -> tuple[LoadedModel, Batch]:
         """The model with its name in reports, and the client's batch, of `USUAL_BATCH` samples unless told otherwise."""
+        if is_table(self.data):
+            return self._table(Path(str(self.data)))
+        if self.target is not None or self.columns is not None:
+            raise UnsumError(
+                "--target and --columns describe a table; give one as --data, a .csv, .tsv or .parquet file."
+            )
         if isinstance(self.data, Tensor | list):
             raise UnsumError("Give the targets, too: data=(inputs, targets). Tokens alone are for language models.")
         data = open_data(self.data) if isinstance(self.data, str | Path) else self.data
@@ -72,6 +87,24 @@ class Inputs:
                 data if isinstance(data, Batch) else Batch(*data, [f"sample {i + 1}" for i in range(len(data[0]))], [])
             )
         return loaded, _all_named(truth, made)
+
+    def _table(self, path: Path) -> tuple[LoadedModel, Batch]:
+        """Rows of a table, and a network for them: with one output where binary cross-entropy tells two classes apart."""
+        table = ClientTable.open(path, self.target, self.columns)
+        dense, coded = table.schema.shape, table.with_embeddings().schema.shape
+        classes = len(table.schema.classes)
+        if isinstance(self.model, str):
+            outputs = 1 if self.loss == "bce" and classes == 2 else classes
+            model, name = table_network(self.model, dense, coded, outputs, seed=self.seed, weights=self.weights)
+        else:
+            model, name = self.model, type(self.model).__name__
+        table = table.with_embeddings() if embeds(model) else table
+        model.reads_table = True  # type: ignore[assignment] # travels with the model: its embeddings are no vocabulary
+        size = USUAL_BATCH if self.batch is None else self.batch
+        batch = table.batch(size, same_label=self.same_label, seed=self.seed)
+        if self.loss == "bce" and classes > 2:
+            batch = replace(batch, targets=one_hot(batch.targets, classes).float())
+        return LoadedModel(model, name, 0), batch
 
     def captured(self) -> tuple[LoadedModel, Update]:
         """The model with its name in reports, and the update under the model's names."""

@@ -15,6 +15,7 @@ from unsum.attack.options import AttackOptions
 from unsum.audit.compare import Comparison
 from unsum.audit.depth import DepthRead
 from unsum.audit.leakage import Tried, vouched
+from unsum.audit.table_rows import TableRows
 from unsum.audit.verdict import Texts, Verdict, judge, judge_captured
 from unsum.audit.wording import one_line, plain
 from unsum.client.augment import target_rows
@@ -28,7 +29,7 @@ from unsum.score.samples import is_distribution
 from unsum.version import __version__
 
 _ATTACK = ("method", "batch_size", "exact", "predicted_error", "residual", "scale", "seconds", "notes")  # of a leak
-SCHEMA_VERSION = "1.3"  # of result.json and sweep.json; described in schema/result.schema.json
+SCHEMA_VERSION = "1.4"  # of result.json and sweep.json; described in schema/result.schema.json
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ class AuditResult:
     comparison: Comparison = field(default_factory=Comparison)
     texts: Texts | None = None  # of a language model's update, in the place of labels
     depth: DepthRead = field(default_factory=DepthRead)
+    table: TableRows | None = None  # of a table's batch
     trained_on: str = ""  # a sentence where `truth` is not the client's own samples but what a defense made of them
 
     @property
@@ -172,6 +174,7 @@ class AuditResult:
             "truth_known": self.truth is not None,
             "scores": self.scores,
             "samples": [row.to_dict() for row in self.rows],
+            "table": None if self.table is None else self.table.to_dict(),
             "trained_on": self.trained_on or None,
             "comparison": self.comparison.to_dict(),
             "seconds": self.seconds,
@@ -194,6 +197,8 @@ class AuditResult:
 
     def _named(self, row: Tensor) -> str:
         """A target row in words: its class, all its labels where they are no probabilities, or a single output's number."""
+        if len(row) == 1 and self.truth is not None and len(self.truth.class_names) == 2:
+            return self.class_name(int(row > 0.5))  # one output that tells two classes apart
         if len(row) == 1:
             return f"{float(row):.3g}"
         if is_distribution(row):

@@ -17,6 +17,7 @@ from unsum.attack.chain import run_attack
 from unsum.attack.options import AttackOptions
 from unsum.attack.reach import too_many
 from unsum.audit.leakage import DEFAULT_LEVEL, Tried, leakages, leakages_of_rows, strongest
+from unsum.audit.table_rows import TableRows, rows_of
 from unsum.client.capture import capture_trained, in_mode
 from unsum.client.local import train_locally
 from unsum.client.step import ClientStep, Stage, ordered
@@ -84,6 +85,7 @@ class Round(Compared):
 
     truth: Batch
     trained_on: str
+    table: TableRows | None = None
 
 
 def play(
@@ -95,17 +97,21 @@ def play(
     train: bool,
     training: LocalTraining | None = None,
     reader: Reader | None = None,
+    buffers: bool = False,
     progress: Progress = SILENT,
 ) -> Round:
     """Client, attack, score. The client minimizes the loss that the options declare, in one step or as `training` says, which
-    the server knows. `reader` is that of a server that changed the model first."""
+    the server knows. `reader` is that of a server that changed the model first. `buffers` are BatchNorm's, sent along."""
     progress.say("The client computes its update")
     device = torch.device(options.device or "cpu")
     images, targets = batch.images.to(device), batch.targets.to(device)
     how: dict[str, Any] = {"train": train, "seed": options.seed, "training": training, "loss": options.loss}
+    how["buffers"] = buffers
     sent = send(model, images, targets, defenses, **how)
     with in_mode(model, train):  # how clients train is the server's own protocol
         leak = attacked(model, sent.update, options.of_batch(len(sent.images)), progress)
+        told = sent.update.statistics.note
+        leak = leak if told is None else replace(leak, notes=[told, *leak.notes])
         if reader is not None:
             progress.say("Reading the layer that the server put in")
             leak = place(model, leak, reader, reader.read(sent.update))
@@ -115,7 +121,10 @@ def play(
     compared = compare_with_truth(sent, leak)
     truth = as_trained(batch, sent)
     trained_on = "" if torch.equal(truth.images, batch.images.cpu()) else _blends(defenses)
-    return Round(**vars(compared), truth=truth, trained_on=trained_on)
+    rows = None
+    if batch.schema is not None:
+        rows = rows_of(model, sent.update, leak, compared.samples, truth.images, truth.titles, batch.schema)
+    return Round(**vars(compared), truth=truth, trained_on=trained_on, table=rows)
 
 
 def attacked(model: nn.Module, update: Update, options: AttackOptions, progress: Progress = SILENT) -> Leak:
@@ -143,6 +152,7 @@ def send(
     seed: int,
     training: LocalTraining | None = None,
     loss: str | Loss | None = None,
+    buffers: bool = False,
 ) -> Sent:
     """What the client does and sends; `seed` fixes what its defenses and its dropout draw.
 
@@ -151,7 +161,7 @@ def send(
     torch.manual_seed(seed)
     how: dict[str, Any] = {"train": train, "defenses": defenses, "loss": loss}
     if training is None:
-        update, images, targets = capture_trained(model, images, targets, **how)
+        update, images, targets = capture_trained(model, images, targets, **how, buffers=buffers)
         return Sent(model, images, targets, update, train, seed)
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
     first_epoch = (training.steps or 1) // training.epochs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from unsum.audit.round import attacked, play
 from unsum.audit.sweep.bench import shown
 from unsum.audit.text import audit_text, captured_texts, is_text
 from unsum.client.capture import in_mode
+from unsum.data.table_file import is_table
 from unsum.data.texts import TextData
 from unsum.defend import Defense
 from unsum.errors import UnsumError
@@ -36,6 +37,9 @@ from unsum.progress import SILENT, Progress
 from unsum.score import summarize
 from unsum.update import Update
 
+_BUFFERS = (
+    "The round was not played again under other defenses: they change gradients, and leave the buffers as they are."
+)
 _UNKNOWN = "unknown: the update was captured elsewhere"
 
 
@@ -61,12 +65,15 @@ def audit(
     auxiliary: tuple[Tensor, Tensor] | None = None,
     inverse: Inverses = None,
     train: bool = True,
+    buffers: bool = False,
     loss: str | Loss | None = None,
     learning_rate: float | None = None,
     local_steps: int | None = None,
     epochs: int = 1,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
+    target: str | None = None,
+    columns: str | Mapping[str, str] | None = None,
     time_limit: float | None = None,
     compare: bool | None = False,
     device: torch.device | str | None = None,
@@ -83,8 +90,8 @@ def audit(
             your own module (then give `data` or `update` too).
         weights: a `.safetensors`, `.pt` or `.npz` state dict for a model given by name.
         data: the client's private (images, targets), or where they lie: a folder, tar or npz, `torchvision:NAME:ROOT`, `hf:PATH`;
-            the embedded photos by default. For a language model: (n, L) token numbers, a list of texts, or a file with one
-            text a line.
+            the embedded photos by default. A table is a .csv, .tsv or .parquet file, with its `target`. For a language model:
+            (n, L) token numbers, a list of texts, or a file with one text a line.
         update: what a server received, instead of `data`: an `Update`, its file, or `Received(before=…, after=…)`. There is no
             truth then, and the result holds what the attack itself vouches for.
         classes: of the model; by default as many as the data, the update or the head of trained weights have.
@@ -105,11 +112,14 @@ def audit(
             rules need; the result says so.
         inverse: an inverse that `unsum train-inverse` made for this backbone, for pictures.
         train: the client's BatchNorm mode.
+        buffers: the client sends BatchNorm's running statistics along, as a whole state dict has them.
         loss: what the client minimizes, if not cross-entropy: `bce` (rows of several labels, or one output for yes and no),
             `mse`, `focal:GAMMA`, or an object of `unsum.losses`; the attacker is told.
         learning_rate, local_steps, epochs, momentum, weight_decay: let the client take several steps of SGD and send the change
             of its weights, as in FedAvg; `local_steps` counts those of all epochs together (one an epoch by default), over
             equal parts of the batch, and the rate is 0.01 unless said. A server sets all that, so the attacker is told.
+        target, columns: of a table, the column that the model predicts, and what other columns are where that shall not be
+            guessed: `"zip=category,id=skip"`, or a mapping (`number`, `category`, `skip`).
         time_limit: seconds for the attack, as in `attack`; other defenses that are compared have as long, each.
         compare: play the round again under standard defenses, for the report; None does so where it costs little.
         progress: an `unsum.progress.Progress`, told the stages and the steps of attacks that iterate.
@@ -144,7 +154,12 @@ def audit(
     training = simulated_training(learning_rate, local_steps, epochs, momentum, weight_decay)
     inputs = Inputs(model, data, update, weights, classes, download, batch, same_label, seed)
     inputs = replace(inputs, image_size=image_size, classes_from=classes_from, fresh_head=fresh_head)
+    inputs = replace(inputs, target=target, columns=columns, loss=loss)
     chain = [defenses] if isinstance(defenses, Defense) else list(defenses)
+    if buffers and (update is not None or training is not None or is_text(model)):
+        raise UnsumError(
+            "Buffers are sent along by a client that is simulated and takes one step on photos; leave buffers (--buffers) out."
+        )
     if update is not None:
         if data is not None or chain:
             raise UnsumError("An update that was captured is attacked as it is; leave data and defenses out.")
@@ -158,7 +173,7 @@ def audit(
                 "A server can change the model only before the client trains; leave the captured update out."
             )
         return _audit_captured(inputs, options, train=train, command=command, progress=progress)
-    if is_text(model):
+    if not is_table(data) and is_text(model):
         if server is not None or training is not None or loss is not None:
             raise UnsumError("A client's text is played as one plain step; leave server, loss and local training out.")
         return audit_text(inputs, chain, options, train=train, command=command, progress=progress)
@@ -170,12 +185,14 @@ def audit(
         network, reader = modify(network, server, shape=tuple(own.images.shape[1:]), seed=seed)
         name = f"{name}, changed by the server ({reader.name}: {reader.summary})"
     how: dict[str, Any] = {"train": train, "training": training}
-    played = play(network, own, chain, options, reader=reader, progress=progress, **how)
+    played = play(network, own, chain, options, reader=reader, buffers=buffers, progress=progress, **how)
     leak, defended = played.leak, shown(chain)
     return Audit(
         Setting.of(name, leak, options, samples=len(own.images), defenses=defended, command=command, **how),
         scores=summarize(leak, played.samples),
-        comparison=under_others(played, network, own, chain, options, progress, wanted=compare, reader=reader, **how),
+        comparison=Comparison(absent=_BUFFERS)
+        if buffers
+        else under_others(played, network, own, chain, options, progress, wanted=compare, reader=reader, **how),
         seconds=time.perf_counter() - start,
         depth=DepthRead.of(network, leak),
         **vars(played),

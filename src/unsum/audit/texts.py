@@ -75,6 +75,8 @@ def unpictured(audit: AuditResult) -> str:
     """Why the report shows no recovered pictures."""
     if not audit.leak.batch_size and not audit.leak.readings:
         return "No attack gave an answer, so there is nothing to show beside the samples."
+    if audit.table is not None:
+        return " ".join(audit.table.sentences)
     if audit.truth is not None and not any(is_picture(row.original) for row in audit.rows):
         return "The samples are no pictures; what came back of each is in the table below."
     return (

@@ -43,9 +43,11 @@ def command(
         str | None, Option(help="With --updates: a Ray cluster instead: auto, local or an address, HOST:PORT.")
     ] = None,
     data: options.DataOption = None,
+    target: options.TargetOption = None,
+    columns: options.ColumnsOption = None,
     loss: options.LossOption = None,
     inverse: options.InverseOption = None,
-    batch: Annotated[int | None, Option(help="How many photos the client trains on.", show_default="8")] = None,
+    batch: Annotated[int | None, Option(help="How many photos or rows the client trains on.", show_default="8")] = None,
     same_label: options.SameLabelOption = 0,
     defense: options.DefenseOption = None,
     sweep: Annotated[
@@ -79,6 +81,7 @@ def command(
         bool, Option("--batch-size-known", help="Grant the attacker the batch size (of a captured update: --batch).")
     ] = False,
     eval_mode: options.EvalOption = False,
+    buffers: options.BuffersOption = False,
     time_limit: options.TimeLimitOption = None,
     compare: Annotated[
         bool | None,
@@ -122,7 +125,18 @@ def command(
     limit = options.seconds(time_limit, AttackOptions(attack).steps)
     if updates is not None:
         _refuse_others(
-            data, sweep, defense, server, labels, inverse, refine, junit, sarif, captured.update, captured.before
+            data,
+            sweep,
+            defense,
+            server,
+            labels,
+            inverse,
+            refine,
+            junit,
+            sarif,
+            captured.update,
+            captured.before,
+            buffers,
         )
         how: dict[str, Any] = {"method": attack, "loss": loss, "train": not eval_mode, "time_limit": limit}
         how |= {"batch_size": batch if batch_size_known else None, "device": options.usable_device(device)}
@@ -136,6 +150,8 @@ def command(
         raise UnsumError("A sweep is of honest servers; leave out --server, or leave out --sweep.")
     if sweep and received is not None:
         raise UnsumError("A sweep simulates every round; leave out the captured update, or leave out --sweep.")
+    if sweep and buffers:
+        raise UnsumError("A sweep is of gradients; leave out --buffers, or leave out --sweep.")
     if not sweep and (keep_under is not None or utility_data is not None or no_utility):
         raise UnsumError(
             "--keep-under, --utility-data and --no-utility belong to a sweep; add, say, --sweep noise=1e-5..1e-1."
@@ -143,6 +159,8 @@ def command(
     shared: dict[str, Any] = {  # what a sweep takes as one round does; refused there, with a sentence
         **vars(named),
         "data": data,
+        "target": target,
+        "columns": columns,
         "batch": batch,
         "same_label": same_label,
         "defenses": [parse_defense(text) for text in defense or []],
@@ -178,7 +196,8 @@ def command(
             show_sweep(swept, page)
         return
     with stages(AttackOptions(attack).steps) as shown, interruptible():
-        result = unsum.audit(**shared, progress=shown, update=received, server=server, compare=compare)
+        asked: dict[str, Any] = {"update": received, "server": server, "compare": compare, "buffers": buffers}
+        result = unsum.audit(**shared, **asked, progress=shown)
         shown.say("Writing the report")
         page = _written(result, out, force)
     held = result.gate(DEFAULT_LEVEL if fail_above is None else fail_above)
@@ -198,7 +217,7 @@ def _refuse_others(*given: object) -> None:
     if any(given):
         raise UnsumError(
             "--updates attacks what was captured, as it is, and writes rows; leave out data, single updates, defenses, sweeps, "
-            "servers, label rules, pictures, --junit and --sarif."
+            "servers, label rules, pictures, --buffers, --junit and --sarif."
         )
 
 

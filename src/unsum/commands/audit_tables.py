@@ -15,10 +15,13 @@ from unsum.audit.leakage import Tried
 from unsum.audit.result import SampleRow
 from unsum.audit.sweep.bench import Point
 from unsum.audit.sweep.result import Curve, SweepResult, closer, headline, level, sentences, short
+from unsum.audit.table_rows import TableRows
 from unsum.audit.texts import COLORS
 from unsum.audit.wording import error, fixed, percent, plain
 from unsum.commands.stages import OUT
 from unsum.knowledge import CHANGES_MODEL
+
+_COLUMNS = 6  # of a table's rows, that fit a terminal
 
 
 def show(result: Audit, page: Path) -> None:
@@ -27,12 +30,15 @@ def show(result: Audit, page: Path) -> None:
         OUT.print(result.truth.resized, soft_wrap=True)
     OUT.print(_setting_table(result))
     OUT.print(_sample_table(result))
+    if result.table is not None:
+        OUT.print(_row_table(result.table))
     show_tried(result.tried)
     if result.comparison.points:
         OUT.print(_comparison_table(result.comparison))
         OUT.print(result.comparison.answer)
     OUT.print(verdict.headline, style=COLORS[verdict.level])
-    for sentence in filter(None, [*verdict.details, *result.leak.notes, result.trained_on]):
+    rows = [] if result.table is None else result.table.sentences
+    for sentence in filter(None, [*rows, *verdict.details, *result.leak.notes, result.trained_on]):
         OUT.print(f"• {plain(sentence)}")
     OUT.print(f"Report: {page}")
 
@@ -40,7 +46,7 @@ def show(result: Audit, page: Path) -> None:
 def _setting_table(result: Audit) -> Table:
     leak, setting = result.leak, result.setting
     found = leak.batch_size if result.texts is None else len(result.texts.found)
-    what = "photos" if result.texts is None else "texts"
+    what = "texts" if result.texts is not None else "photos" if result.table is None else "rows"
     batch = f"{setting.batch_size} {what}" if result.truth else "of unknown size"
     facts: dict[str, str | Text] = {
         "model": setting.model,
@@ -72,7 +78,8 @@ def _sample_table(result: Audit) -> Table:
     if result.texts is not None:
         return _text_table(result)
     table = Table(title="Recovered, beside the truth" if compared else "Recovered", title_justify="left")
-    for heading in ("photo", "label", "recovered label") if compared else ("sample", "recovered label"):
+    first = "photo" if result.table is None else "row"
+    for heading in (first, "label", "recovered label") if compared else ("sample", "recovered label"):
         table.add_column(heading, overflow="fold")  # a long name goes on in the next line, and is never cut
     figures = ["leakage", "feature error", *(["PSNR (dB)", "SSIM"] if pictures else [])]
     for heading in figures if compared else ("leakage, certified",):
@@ -90,6 +97,23 @@ def _text_table(result: Audit) -> Table:
     for row in result.rows:
         found = Text(row.found_label or "not found", "green" if row.label_correct else "")
         table.add_row(Text(row.title), *([Text(row.label or "")] if result.truth else []), found, percent(row.leakage))
+    return table
+
+
+def _row_table(rows: TableRows) -> Table:
+    """The first columns of every row, and below what came back of it; the report has them all."""
+    more = len(rows.columns) - _COLUMNS
+    title = "Row by row: as it was, and below as it came back" + (
+        f" ({more} more columns in the report)" if more > 0 else ""
+    )
+    table = Table("row", title=title, title_justify="left")
+    for name in rows.columns[:_COLUMNS]:
+        table.add_column(Text(name), overflow="fold")
+    for row in rows.rows:
+        table.add_row(Text(row.title), *map(Text, row.true[:_COLUMNS]))
+        cells = zip(row.found or [], row.same, strict=True)
+        found = [Text(cell, "green" if same else "red") for cell, same in list(cells)[:_COLUMNS]]
+        table.add_row("", *(found or [Text("not read")]), end_section=True)
     return table
 
 

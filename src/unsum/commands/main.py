@@ -1,93 +1,30 @@
-"""The command line: a thin Typer layer over the API, one file for each command.
-
-Commands import what they run when they are called: `--help` and a typo need no PyTorch.
-"""
+"""Where `unsum` begins; `unsum --help` is answered before anything else is loaded."""
 
 from __future__ import annotations
 
-import errno
 import sys
-import traceback
-from collections.abc import Callable
-from typing import Annotated
+from typing import Any
 
-import typer
-
-from unsum.commands import app as live_page
-from unsum.commands import attack, audit, bench, capture, doctor, faults, methods, train_inverse
-from unsum.commands.stages import say
-from unsum.version import __version__
-
-app = typer.Typer(
-    name="unsum",
-    help="What does one federated-learning update give away? Audit systems that you operate or may test.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-COMMANDS: dict[str, Callable[..., None]] = {
-    "audit": audit.command,
-    "capture": capture.command,
-    "attack": attack.command,
-    "doctor": doctor.command,
-    "train-inverse": train_inverse.command,
-    "app": live_page.command,
-    "list": methods.command,
-}
-_VERBOSE = "--verbose"
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"unsum {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = (
-        False
-    ),
-    verbose: Annotated[bool, typer.Option(_VERBOSE, help="Show the traceback of an error, wherever this stands.")] = (
-        False
-    ),
-) -> None:
-    """Both are dealt with before: by its callback, and by `main`."""
-    del version, verbose
-
-
-for name, command in COMMANDS.items():
-    app.command(name)(command)
-app.add_typer(bench.app, name="bench")
-for info in (*app.registered_commands, *bench.app.registered_commands):
-    info.epilog = f"{_VERBOSE} shows the traceback of an error."
+from unsum.commands.help import shown
 
 
 def main() -> None:
     """Entry point. Exit codes: 0 it ran, 1 a leak above the gate's level, 2 everything that failed, 130 Ctrl-C."""
-    interrupt = faults.Interrupt()
-    try:
-        with interrupt:
-            code = app([word for word in sys.argv[1:] if word != _VERBOSE], prog_name="unsum", standalone_mode=False)
-    except BaseException as error:
-        code = faults.INTERRUPTED if interrupt.came else _told(error)
-    if interrupt.came and code:  # Ctrl-C is how the live page ends well
-        say(f"Stopped. {faults.go_on()}", "red")
-        code = faults.INTERRUPTED
-    raise SystemExit(code or 0)
+    if sys.argv[1:] == ["--help"]:
+        print(shown())
+        raise SystemExit(0)
+    from unsum.commands.line import run
+
+    run()
 
 
-def _told(error: BaseException) -> int:
-    """The exit code of an error, after a sentence about it."""
-    if _VERBOSE in sys.argv:
-        traceback.print_exception(error)
-    if isinstance(error, SystemExit) and getattr(error.__context__, "errno", None) == errno.EPIPE:
-        return faults.FAILED  # whoever read the output has left, as `head` does
-    cause = error.__cause__ if isinstance(error, typer.Abort) else None  # the library hides an EOFError so
-    sentence = faults.sentence_of(cause or error)
-    if sentence:  # none where a command without arguments has shown its help
-        say(sentence, "red")
-    return faults.FAILED
+def __getattr__(name: str) -> Any:
+    """`app`, the commands themselves, for whoever asks for them."""
+    if name == "app":
+        from unsum.commands.line import app
+
+        return app
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 if __name__ == "__main__":

@@ -23,10 +23,15 @@ DataOption = Annotated[
     Option(
         "--data",
         "--text",
-        help="The client's photos: a folder, tar (webdataset too) or npz, torchvision:NAME:DIR, or hf:FOLDER; for a language "
-        "model a file with one text a line, or .jsonl.",
+        help="The client's photos: a folder, tar (webdataset too) or npz, torchvision:NAME:DIR, or hf:FOLDER; a table: .csv, "
+        ".tsv or .parquet, with --target; for a language model a file with one text a line, or .jsonl.",
         show_default="the embedded ones",
     ),
+]
+TargetOption = Annotated[str | None, Option(help="Of a table: the column that the model predicts.")]
+ColumnsOption = Annotated[
+    str | None,
+    Option(help="Of a table: what columns are, where that shall not be guessed: zip=category,age=number,id=skip."),
 ]
 PreviousOption = Annotated[
     Path | None,
@@ -60,6 +65,9 @@ TimeLimitOption = Annotated[
         show_default="60; none for attacks that take a fixed number of steps",
     ),
 ]
+BuffersOption = Annotated[
+    bool, Option("--buffers", help="Send BatchNorm's statistics along, as a whole state dict does.")
+]
 DeviceOption = Annotated[str, Option(help="cpu, cuda, cuda:1, mps …")]
 SeedOption = Annotated[int, Option(help="Fixes every random choice.")]
 JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON instead of a table.")]
@@ -72,8 +80,8 @@ class NamedModel:
     model: Annotated[
         str,
         Option(
-            help="default, mlp, torchvision:NAME (or NAME:WEIGHTS), timm:NAME, hf:FOLDER, FILE.py:FACTORY or FILE.pt2 "
-            "(torch.export)."
+            help="default, mlp (for tables also mlp:embedded), torchvision:NAME (or NAME:WEIGHTS), timm:NAME, hf:FOLDER, "
+            "FILE.py:FACTORY or FILE.pt2 (torch.export)."
         ),
     ] = "default"
     weights: Annotated[Path | None, Option(help="A .safetensors, .pt or .npz state dict for the model.")] = None

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from unsum.data.pictures import decode, measured, numbered
 from unsum.data.sources import Source
+from unsum.data.table_schema import TableSchema
 from unsum.errors import UnsumError
 
 _PHOTOS = files("unsum.data") / "photos"
@@ -23,7 +24,8 @@ _PHOTOS = files("unsum.data") / "photos"
 class Batch:
     """(B, 3, s, s) images in [0, 1] with their targets, what each photo is called, and what the classes are called.
 
-    `resized` is a sentence where photos had another size.
+    `resized` is a sentence where photos had another size, or what was done to a table. The rows of a table, which `schema`
+    describes, are (B, width).
     """
 
     images: Tensor
@@ -31,6 +33,7 @@ class Batch:
     titles: list[str]
     class_names: list[str]
     resized: str = ""
+    schema: TableSchema | None = None
 
 
 def tags() -> list[str]:
@@ -96,7 +99,7 @@ def client_batch(source: Source, size: int, *, image_size: int, same_label: int 
     come from other classes; 0 takes photos as they come.
     """
     class_names, labels = numbered([source], source.classes)
-    places = _places(labels, size, same_label, seed)
+    places = places_of(labels, size, same_label, seed)
     names, pictures = [source.names[i] for i in places], source.chosen(places)
     images = torch.stack([decode(*named, image_size) for named in zip(names, pictures, strict=True)])
     resized = _resized([measured(picture) for picture in pictures], image_size)
@@ -105,7 +108,7 @@ def client_batch(source: Source, size: int, *, image_size: int, same_label: int 
 
 def own_sides(source: Source, size: int, *, same_label: int = 0, seed: int = 0) -> list[int]:
     """The side that all photos of a batch share, if they are square and do."""
-    places = _places(numbered([source], source.classes)[1], size, same_label, seed)
+    places = places_of(numbered([source], source.classes)[1], size, same_label, seed)
     sizes = {measured(picture) for picture in source.chosen(places)}
     return [side for side, other in sizes if len(sizes) == 1 and side == other]
 
@@ -124,11 +127,12 @@ def _resized(sizes: list[tuple[int, int]], side: int) -> str:
     )
 
 
-def _places(labels: Tensor, size: int, same_label: int, seed: int) -> list[int]:
+def places_of(labels: Tensor, size: int, same_label: int, seed: int, *, what: str = "photos") -> list[int]:
+    """Which of the samples with these labels a client holds."""
     if not 1 <= size <= len(labels):
-        raise UnsumError(f"The data hold {len(labels)} photos; choose a batch of 1 to {len(labels)}, not {size}.")
+        raise UnsumError(f"The data hold {len(labels)} {what}; choose a batch of 1 to {len(labels)}, not {size}.")
     if not 0 <= same_label <= size:
-        raise UnsumError(f"At most {size} photos of a batch of {size} can share a label, not {same_label}.")
+        raise UnsumError(f"At most {size} {what} of a batch of {size} can share a label, not {same_label}.")
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     if same_label == 0:
         return [int(place) for place in order[:size]]
@@ -136,11 +140,11 @@ def _places(labels: Tensor, size: int, same_label: int, seed: int) -> list[int]:
     counts = torch.bincount(labels)
     large = counts[shuffled] >= same_label
     if not bool(large.any()):
-        raise UnsumError(f"No class of the data has {same_label} photos; its largest has {int(counts.max())}.")
+        raise UnsumError(f"No class of the data has {same_label} {what}; its largest has {int(counts.max())}.")
     shared = shuffled[large.nonzero()[0, 0]]
     alike, others = order[shuffled == shared][:same_label], order[shuffled != shared][: size - same_label]
     if len(others) < size - same_label:
         raise UnsumError(
-            f"Only {len(others)} photos of other classes are left beside {same_label} of one; ask for fewer."
+            f"Only {len(others)} {what} of other classes are left beside {same_label} of one; ask for fewer."
         )
     return [int(place) for place in torch.cat([alike, others])]

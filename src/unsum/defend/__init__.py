@@ -8,6 +8,15 @@ from unsum.defend.drop import DropBias, DropHead
 from unsum.defend.half import BFloat16, Float16
 from unsum.defend.mix import Mixup
 from unsum.defend.noise import Laplace, Noise
+from unsum.defend.platforms import (
+    FlowerAdaptiveClipping,
+    FlowerFixedClipping,
+    FlowerLocalDP,
+    NvflareExcludeVars,
+    NvflarePercentile,
+    NvflareSVT,
+    OpacusReadme,
+)
 from unsum.defend.prune import Prune, PruneGlobal
 from unsum.defend.qsgd import QSGD
 from unsum.defend.quantize import Quantize
@@ -27,9 +36,16 @@ __all__ = [
     "DropBias",
     "DropHead",
     "Float16",
+    "FlowerAdaptiveClipping",
+    "FlowerFixedClipping",
+    "FlowerLocalDP",
     "Laplace",
     "Mixup",
     "Noise",
+    "NvflareExcludeVars",
+    "NvflarePercentile",
+    "NvflareSVT",
+    "OpacusReadme",
     "Prune",
     "PruneGlobal",
     "Quantize",

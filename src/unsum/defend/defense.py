@@ -120,6 +120,7 @@ class DefenseChain(Defense):
         return " | ".join(repr(part) for part in self._parts)
 
 
+PLATFORMS = ("flower", "nvflare", "opacus")
 DEFENSES: Registry[type[Defense]] = Registry("defense", "unsum.defenses")
 
 
@@ -150,6 +151,8 @@ def has_strength(kind: type[Defense]) -> bool:
 
 def _parse_one(text: str) -> Defense:
     name, colon, strength = text.partition(":")
+    if name in PLATFORMS:  # its filters carry the platform's name before a colon of their own
+        name, colon, strength = text, "", ""
     kind = DEFENSES[name]
     if not has_strength(kind):
         if colon:

@@ -173,12 +173,12 @@ def tokens(model: nn.Module, samples: int) -> Said:
         return "ok", str(error)
     N, T, d = found.count, found.tokens, found.width
     counted = f"{samples} pictures have {samples * T:,} tokens, and the first block {d} channels"
-    if samples == 1 and (N < d if found.positions else found.first is not None and N + T < d):
+    if samples == 1 and (d > N if found.positions else found.first is not None and d > N + T):
         return "warning", f"One picture of {N} patches in {d} channels: one linear solve gives it back ('tokens')."
     if samples > 1 and 2 * samples * T <= d and found.block is not None:
         return "warning", f"{counted}: every token is told apart, and the pictures come back ('tokens')."
     most = d // (2 * T) if found.block is not None else 0
-    told = f"up to {most} pictures they would be" if most > 1 else "one picture would come back" if N < d else "none is"
+    told = f"up to {most} pictures they would be" if most > 1 else "one picture would come back" if d > N else "none is"
     return "ok", f"{counted}: too many to be told apart ({told}); labels and class tokens leak all the same."
 
 

@@ -18,6 +18,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from unsum.audit.verdict import NOT_DECIDABLE
+from unsum.deadline import INTERACTIVE_LIMIT
+from unsum.declared import check_whole
 from unsum.errors import UnsumError
 from unsum.integrations.finding import (
     ClientFinding,
@@ -29,6 +31,7 @@ from unsum.integrations.finding import (
     reason_of,
 )
 from unsum.integrations.guard import Action, Guard
+from unsum.integrations.pool import ArrivedWeights, AuditPool
 from unsum.integrations.rounds import Seen, fill, seen
 from unsum.integrations.time_limit import SEARCHING, OutOfTime, within
 from unsum.local_training import LocalTraining
@@ -50,6 +53,7 @@ _LOG = logging.getLogger("flwr")  # so that findings stand where Flower's own li
 _SHARE = 0.1  # of the training's time so far, which audits may have taken by default
 _LAST = 0.05  # of a round's budget: with less left, no further audit is begun
 _REMEMBERED = 3  # rounds of a client whose data repeat
+_ONE_RECORD = "A message must hold exactly one record of arrays to be audited, sent out and sent back."
 _REFUSED = 6  # Flower's code for a mod whose precondition failed
 
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
@@ -68,6 +72,9 @@ class AuditStrategy(Strategy):
             training took until then. One audit gets at most half of what is left and gives its best answer then; if the first
             one of a round had to, no other is begun until twice as much has been saved up, and gets it all. Findings say who
             was left out.
+        processes: audit on so many processes of their own, behind the training: a round waits for none of them. `budget_seconds`
+            is then for each update, 60 by default. Findings come with the rounds after, the last ones with `finish`, which
+            `start` calls at its end; where more updates come than can be audited, findings say who was left out.
         training: what the server knows of its clients' training.
         attack: by default the exact solver, which is quick and vouches for its answers, or `local-steps` where clients take
             several; any other separator; or `auto`, everything.
@@ -88,6 +95,7 @@ class AuditStrategy(Strategy):
         every: int = 1,
         clients: int | None = None,
         budget_seconds: float | None = None,
+        processes: int | None = None,
         training: LocalTraining | None = None,
         attack: str | None = None,
         repeats: bool = False,
@@ -107,6 +115,13 @@ class AuditStrategy(Strategy):
         self._every, self._clients, self._budget = every, clients, budget_seconds
         self._training, self._attack, self._train, self._seed = training, attack, train, seed
         self._journal = Journal(folder)
+        self._pool: AuditPool | None = None
+        if processes is not None:
+            if repeats:
+                raise UnsumError("Rounds are solved together in one process; leave out processes=, or repeats=True.")
+            check_whole("The number of processes", processes)
+            limit = budget_seconds or INTERACTIVE_LIMIT
+            self._pool = AuditPool(self._model, processes, train=train, seed=seed, time_limit=limit)
         self._sent: dict[int, ArrayRecord] = {}
         self._turns: dict[int, int] = {}
         self.training_seconds = self.audit_seconds = 0.0
@@ -138,7 +153,7 @@ class AuditStrategy(Strategy):
         self.training_seconds += start - self._started
         figures: dict[str, float] = {}
         try:
-            figures = self._audit(server_round, received)
+            figures = (self._audit if self._pool is None else self._hand_over)(server_round, received)
         except Exception as error:  # an audit never breaks a round
             _LOG.warning("unsum: round %d was not audited. %s", server_round, reason_of(error))
         self.audit_seconds += time.perf_counter() - start
@@ -177,7 +192,42 @@ class AuditStrategy(Strategy):
                 findings.append(self._audit_one(number, reply, left / part))
         if budget > 0:
             self._saved_up = 2 * budget if findings and findings[0].ran_out_of_time else 0.0
-        figures = figures_of(findings, time.perf_counter() - start)
+        return self._noted(number, findings, time.perf_counter() - start)
+
+    def _hand_over(self, number: int, replies: list[Message]) -> dict[str, float]:
+        """Give the updates to the pool, and take what it has found of earlier ones."""
+        assert self._pool is not None
+        start, findings = time.perf_counter(), []
+        for reply in self._chosen(replies) if self._sent else []:
+            node = reply.metadata.src_node_id
+            self._turns[node] = self._turns.get(node, 0) + 1
+            before, after = self._sent.get(node), _only_arrays(reply)
+            if before is None or after is None:
+                findings.append(ClientFinding(number, str(node), "failed", notes=(_ONE_RECORD,)))
+                continue
+            weights: dict[str, Any] = {"before": dict(_tensors(before)), "after": dict(_tensors(after))}
+            how: dict[str, Any] = {"training": self._training, "attack": self._attack}
+            arrived = ArrivedWeights(str(node), None, number, **weights, **how, num_examples=_num_examples(reply))
+            if not self._pool.offer(arrived):
+                findings.append(_late(number, reply, "all processes of the pool were busy"))
+        return self._noted(number, [*findings, *self._pool.ready()], time.perf_counter() - start)
+
+    def finish(self) -> None:
+        """Wait for the audits that are still under way behind the training."""
+        if self._pool is not None:
+            start, findings = time.perf_counter(), self._pool.finish()
+            if findings:
+                self._noted(max(finding.round for finding in findings), findings, time.perf_counter() - start)
+
+    def start(self, *arguments: Any, **options: Any) -> Any:
+        """As `Strategy.start`; audits that are behind the training end before it returns."""
+        try:
+            return super().start(*arguments, **options)
+        finally:
+            self.finish()
+
+    def _noted(self, number: int, findings: list[ClientFinding], seconds: float) -> dict[str, float]:
+        figures = figures_of(findings, seconds)
         self.findings += findings
         self._journal.write(number, findings, figures)
         self._say(number, findings)
@@ -213,7 +263,7 @@ class AuditStrategy(Strategy):
         node = reply.metadata.src_node_id
         before, after = self._sent.get(node), _only_arrays(reply)
         if before is None or after is None:
-            raise UnsumError("A message must hold exactly one record of arrays to be audited, sent out and sent back.")
+            raise UnsumError(_ONE_RECORD)
         model = copy.deepcopy(self._model)  # its own: an audit that was stopped may hold on to it for a moment
         sent = _tensors(before)
         fill(model, sent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -16,15 +16,17 @@ from torch import nn
 from unsum.errors import UnsumError, unknown_name
 
 
-def build_from_file(path: Path, factory_name: str, classes: int) -> nn.Module:
-    """Run the file and call its factory, with `num_classes` where it takes that."""
+def build_from_file(path: Path, factory_name: str, classes: int, further: Mapping[str, Any] | None = None) -> nn.Module:
+    """Run the file and call its factory, with `num_classes`, and those of the `further` arguments, that it takes."""
     if not path.is_file():
         raise UnsumError(f"There is no file {str(path)!r}.")
     top, name = _place(path.resolve())
     with _neighbors_of(top):
         factory = _factory(_import(path, name), path, factory_name)
         try:
-            model = factory(num_classes=classes) if _takes_classes(factory) else factory()
+            named = inspect.signature(factory).parameters
+            given = {name: value for name, value in (further or {}).items() if name in named}
+            model = factory(**given, **({"num_classes": classes} if _takes_classes(factory) else {}))
         except (Exception, SystemExit) as error:  # the user's own code
             raise UnsumError(f"{factory_name!r} of {path.name!r} failed: {_told(error)}.") from error
     if not isinstance(model, nn.Module):

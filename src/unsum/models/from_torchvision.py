@@ -30,15 +30,21 @@ def build_torchvision(name: str, classes: int, seed: int, *, download: bool = Fa
             return _published(models, name, published, classes if fresh else None, seed, download)
         options = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
         model = models.get_model(name, weights=None, num_classes=classes, **options)
-        if not bool(
-            find_head(model)[1].weight.any()
-        ):  # ViTs start at zero: no gradient would pass until the second step
+        if _starts_at_zero(model):
             fresh_head(model, classes, seed)
     except UnsumError:
         raise
     except (ValueError, RuntimeError) as error:
         raise UnsumError(f"torchvision cannot build {name!r}: {error}.") from error
     return Built(model, f"torchvision {name}", _SIZES.get(name, USUAL_SIZE), any_size=True, guessed=True)
+
+
+def _starts_at_zero(model: nn.Module) -> bool:
+    """Whether the head, as ViTs' is, lets no gradient pass until it has made a step."""
+    try:
+        return not bool(find_head(model)[1].weight.any())
+    except UnsumError:  # no linear head; the attacks refuse such a model themselves
+        return False
 
 
 def _published(models: Any, name: str, published: str, classes: int | None, seed: int, download: bool) -> Built:

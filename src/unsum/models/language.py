@@ -52,7 +52,8 @@ def embedding_of(model: nn.Module) -> tuple[str, nn.Embedding] | None:
     A classifier of text has its own way to say which it is, or its first one.
     """
     embeddings = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
-    if not embeddings:  # before the head is looked for, which takes a while
+    # Before the head is looked for, which takes a while. A table's column may have as many values as there are classes.
+    if not embeddings or getattr(model, "reads_table", False):
         return None
     if task_of(model) is TextTask.CLASS:
         asked = getattr(model, "get_input_embeddings", None)

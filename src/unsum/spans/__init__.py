@@ -8,4 +8,4 @@ from unsum.spans.method import spans
 from unsum.spans.pair import choose_pair
 from unsum.spans.tokens import read_tokens
 
-__all__ = ["choose_pair", "spans", "read_tokens"]
+__all__ = ["choose_pair", "read_tokens", "spans"]

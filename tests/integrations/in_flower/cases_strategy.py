@@ -304,3 +304,15 @@ def test_no_number_of_a_client_breaks_the_audit_or_takes_memory(examples, counte
         assert finding.outcome == "audited"
         assert finding.leakage > 0.999
         assert finding.num_examples == (examples if 1 <= examples < 2**63 else None)
+
+
+def test_behind_the_training_a_round_waits_for_no_audit_and_none_is_lost() -> None:
+    model = network()
+    strategy = AuditStrategy(FedAvg(), model, training=KNOWN, processes=1)
+    arrays, metrics = run(strategy, model)
+    assert arrays is not None
+    assert metrics["leak-not-audited"] == 0
+    assert metrics["leak-seconds"] < 1  # three updates were handed over, and nothing was computed
+    strategy.finish()
+    assert sorted(finding.client for finding in strategy.findings) == ["1000", "1001", "1002"]
+    assert all(finding.exact and finding.batch_size == 4 for finding in strategy.findings)

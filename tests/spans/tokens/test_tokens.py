@@ -1,4 +1,4 @@
-"""Pictures out of vision transformers, by value: a picture is right to a hundredth of a percent, and a mixture is never claimed."""
+"""Pictures out of vision transformers, by value: right to a hundredth of a percent, and a mixture is never claimed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.long import long
-from support.transformers import PATCH, SIDE, briefly_trained, hugging_face_vit, photos, timm_vit, torchvision_vit
 from torch import Tensor, nn
 from torchvision.models import SwinTransformer, VisionTransformer
 
 import unsum
+from support.long import long
+from support.transformers import PATCH, SIDE, briefly_trained, hugging_face_vit, photos, timm_vit, torchvision_vit
 from unsum import UnsumError
 from unsum.attack import separate
 from unsum.head import Head
@@ -136,21 +136,22 @@ def test_auto_draws_the_picture() -> None:
 def test_what_cannot_be_read_is_refused_in_a_sentence() -> None:
     model, (images, labels) = torchvision_vit(), photos(1)
     update = unsum.capture(model, images, labels, train=False)
+    bare, other = timm_vit(pos_embed="none"), torchvision_vit()
     with pytest.raises(UnsumError, match="cannot tell which patch is where"):
-        bare = timm_vit(pos_embed="none")
         separate(bare, unsum.capture(bare, images, labels, train=False), "tokens")
     with pytest.raises(UnsumError, match="frozen layers say nothing"):
         separate(model, _without(update, "conv_proj", "pos_embedding", "in_proj"), "tokens")
     with pytest.raises(UnsumError, match="unknowns for every patch stand against"):
         separate(model, _without(update, "conv_proj", "pos_embedding"), "tokens")
     with pytest.raises(UnsumError, match="patches that overlap"):
-        separate(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(3600, 10)), _of_a_convolution(images), "tokens")
+        separate(
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(3600, 10)), _of_a_convolution(images), "tokens"
+        )
     nn.init.zeros_(model.heads.head.weight)
     with pytest.raises(UnsumError, match="weights are all zero"):
         separate(model, unsum.capture(model, images, labels, train=False), "tokens")
     crowd, many = photos(8)
     with pytest.raises(UnsumError, match="too many to be told apart in 96 channels"):
-        other = torchvision_vit()
         separate(other, unsum.capture(other, crowd, many, train=False), "tokens")
 
 
@@ -165,5 +166,5 @@ def test_windows_are_refused() -> None:
     model = SwinTransformer([4, 4], 24, [2, 2], [2, 4], [4, 4], num_classes=10).eval()
     model.image_size = SIDE
     images, labels = photos(1)
-    with pytest.raises(UnsumError, match="'tokens' reads vision transformers|cannot tell which patch is where|attention"):
+    with pytest.raises(UnsumError, match="What lies between the patches and the first attention"):
         separate(model, unsum.capture(model, images, labels, train=False), "tokens")

@@ -67,8 +67,7 @@ class _Worker:
         self.start()
 
     def start(self) -> None:
-        # Spawned: a forked child inherits PyTorch's threads in whatever state they are.
-        processes = multiprocessing.get_context("spawn")
+        processes = _processes()
         self.line, theirs = processes.Pipe()
         self.process = processes.Process(target=_serve, args=(theirs, self.threads), daemon=True)
         self.process.start()
@@ -85,6 +84,16 @@ class _Worker:
         self.line.close()
         self.process.terminate()
         self.process.join()
+
+
+def _processes() -> Any:
+    """Forked from a server that has imported PyTorch and nothing else happened in: that takes seconds, and so it is done once.
+    A child forked from here would inherit PyTorch's threads in whatever state they are."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
 
 
 def on_processes(task: Campaign, arrived: Iterable[Arrived], processes: int) -> Answers:

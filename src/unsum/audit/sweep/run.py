@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from unsum.audit.sweep.result import Curve
 from unsum.audit.sweep.task import Accuracy, describe, photo_tiles, pictures_from_file
 from unsum.audit.text import is_text
 from unsum.client.step import ordered
+from unsum.data.table_file import is_table
 from unsum.defend import Defense
 from unsum.errors import UnsumError
 from unsum.files.report_folder import UNFINISHED
@@ -74,6 +75,8 @@ def sweep(
     epochs: int = 1,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
+    target: str | None = None,
+    columns: str | Mapping[str, str] | None = None,
     time_limit: float | None = None,
 ) -> Sweep:
     """How strong must a defense be so that one update gives no sample away, and what does it cost?
@@ -92,7 +95,7 @@ def sweep(
         unfinished: a folder that keeps the strengths that are done, so that the same sweep, if interrupted, goes on with the
             others; `sweep.write` to the same folder clears it.
         attack, label_rule, refine, batch_size_known, auxiliary, inverse: as in `unsum.audit`.
-        loss, learning_rate, local_steps, epochs, momentum, weight_decay: as in `unsum.audit`.
+        loss, learning_rate, local_steps, epochs, momentum, weight_decay, target, columns: as in `unsum.audit`.
         time_limit: seconds for the attack at each strength.
 
     Returns:
@@ -126,13 +129,14 @@ def sweep(
         seed=seed,
     )
     options.check()
-    if is_text(model):
+    if not is_table(data) and is_text(model):
         raise UnsumError("Sweeps are of photos and tables; audit a language model under one --defense at a time.")
     training = simulated_training(learning_rate, local_steps, epochs, momentum, weight_decay)
     progress.say("Loading the model and the client's photos")
     pictures = None if not utility else photo_tiles() if utility_data is None else pictures_from_file(utility_data)
     inputs = Inputs(model, data, None, weights, classes, download, batch, same_label, seed)
     inputs = replace(inputs, image_size=image_size, classes_from=classes_from, fresh_head=fresh_head)
+    inputs = replace(inputs, target=target, columns=columns, loss=loss)
     loaded, truth = inputs.simulated()
     if truth.resized:
         progress.say(truth.resized)

@@ -21,7 +21,7 @@ from unsum.progress import Progress
 _STEPS = 60  # at one size; most take ten
 _PRODUCTS = 400  # of J and Jᵀ in one step: about the condition number of trained networks' maps
 _SLOW = {True: 1e-3, False: 2e-2}  # relative gain of a step below which a size, the last one or another, is done
-_PATIENCE = 3  # steps that gain so little
+_PATIENCE = {torch.float32: 3, torch.float64: 1}  # steps that gain so little; float64 begins where float32 has ended
 _NEAR = {torch.float32: 1e-4, torch.float64: 0.0}  # misfit from which steps converge quadratically, up to rounding
 _SHRINK, _GROW = 0.25, 5.0  # of the damping, after good steps and bad ones
 _FIRST, _FINE, _LEAST = 1e-2, 1e-9, 1e-12  # damping at first, once pictures are found, and at last
@@ -69,13 +69,24 @@ def descend(equations: Equations, start: Tensor, shape: tuple[int, ...], progres
     return state
 
 
-def polish(equations: Equations, pictures: Tensor, progress: Progress) -> State:
+def polish(equations: Equations, pictures: Tensor, progress: Progress, *, scaled: bool) -> State:
     """A batch that is one problem, from pictures that nearly explain it, with its scale as sensitive as all else.
+
+    Pictures that are `scaled` already keep their scale.
 
     BatchNorm divides the scale x of the batch out of everything above, but for its ε: J x is 1e-5 of other products. So
     pictures are y + (κ − 1) x̂ ⟨x̂, y⟩, which stretches this one direction of the unknowns y, and conjugate gradients see it.
     """
     towards = pictures / pictures.norm()
+    size = pictures.norm()
+    if scaled:
+
+        def held(y: Tensor) -> Tensor:
+            return y + (size - (towards * y).sum()) * towards
+
+        state = _at_size(equations, pictures, held, progress, _FINE, last=True)
+        state.z = held(state.z)
+        return state
     linear = equations.linear(lambda x: x, pictures)
     v = torch.randn(pictures.shape, generator=torch.Generator().manual_seed(0)).to(pictures)
     stretch = float(linear.forward(v).norm() / v.norm() / linear.forward(towards).norm().clamp_min(1e-300))
@@ -106,7 +117,7 @@ def _at_size(
         slow = state.cost.sqrt() > wanted * before.sqrt()
         patience = torch.where(slow, patience + 1, 0)
         progress.step(number, float(state.misfit.max()))
-        if bool((patience >= torch.where(near, 1, _PATIENCE)).all()) or equations.over():
+        if bool((patience >= torch.where(near, 1, _PATIENCE[z.dtype])).all()) or equations.over():
             break
     return state
 

@@ -130,15 +130,6 @@ class Equations:
         for norm in self.norms.values():
             norm.eval()
 
-    def hold_running(self) -> bool:
-        """Take the model's running statistics, where a training has moved them; batches of its kind have nearly those."""
-        moved = all(
-            norm.num_batches_tracked is not None and norm.num_batches_tracked > 0 for norm in self.norms.values()
-        )
-        for norm in self.norms.values():
-            norm.train(not moved)
-        return moved
-
     def release(self) -> None:
         """Statistics of the batch again."""
         for norm in self.norms.values():

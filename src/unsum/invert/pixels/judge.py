@@ -29,7 +29,7 @@ from unsum.update import Update
 
 Gradient = Callable[..., list[Tensor]]
 _MARGIN = 5.0  # by which predicted errors may be off
-_BADLY = 10.0  # times our own rounding: another order of summation, another machine
+_BADLY = 10.0  # times our own rounding, the worst of three orders of summation: another machine has another
 _SPARE = 1.2  # equations for each unknown below which a misfit says little of the noise
 _LEAST_NOISE = float(torch.finfo(torch.float32).eps)  # of a map: gradients in float32 tell no better
 _HIDES_SCALE = 1e-2  # sensitivity to the batch's scale, beside the mean one, below which it is named
@@ -110,11 +110,14 @@ def play(model: nn.Module, update: Update, leak: Leak, pictures: Tensor, errors:
         moved = gradient(pictures + off, targets, weight)
         parts = torch.stack([_norms(gradient(pictures, targets, weight, only=i)) for i in range(B)])
     with _computing(model, torch.float32, names) as gradient:
-        client = gradient(pictures.float(), targets.float(), weight)
+        clients = [gradient(pictures.float(), targets.float(), weight)]
+        clients.append(gradient(pictures.flip(0).float(), targets.flip(0).float(), weight))
+        with torch.backends.cudnn.flags(enabled=False):  # other ways to convolve, which round otherwise
+            clients.append(gradient(pictures.float(), targets.float(), weight))
     sent = [g.to(device, torch.float64) for g in update.gradients.values()]
     both = sum(float((s * o).sum()) for s, o in zip(sent, own, strict=True))
     scale = both / max(sum(float(o.square().sum()) for o in own), 1e-300)
-    rounding = _norms([c.double() - o for c, o in zip(client, own, strict=True)])
+    rounding = torch.stack([_norms([c.double() - o for c, o in zip(one, own, strict=True)]) for one in clients]).amax(0)
     explained = _norms([m - o for m, o in zip(moved, own, strict=True)])
     carried = torch.stack([torch.finfo(g.dtype).eps * g.double().norm() for g in update.gradients.values()]).to(device)
     return Replay(

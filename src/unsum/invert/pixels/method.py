@@ -19,14 +19,18 @@ from torch import Tensor, nn
 from unsum.batch_statistics import BatchStatistics
 from unsum.errors import UnsumError
 from unsum.invert.method import INVERTERS, Inverse
+from unsum.invert.pixels.contrast import told_scale
 from unsum.invert.pixels.descend import polish
 from unsum.invert.pixels.equations import posed
+from unsum.invert.pixels.guess import linear_guess
 from unsum.invert.pixels.judge import Solution, judge
 from unsum.invert.pixels.reach import PixelReach, find_reach
 from unsum.invert.pixels.starts import EXPLAINED, best_scale, several_starts, solve_together
 from unsum.leak import Leak
 from unsum.progress import SILENT, Progress
 from unsum.update import Update
+
+_RESEMBLES = 0.5  # share of a picture's variance from which a guess shows what is on it
 
 
 @dataclass(frozen=True)
@@ -82,9 +86,11 @@ def solve_pixels(
             found, misfit = several_starts(equations, start, reach, seed, progress)
             solution = Solution.at(equations, reach, found, misfit)
     if equations.norms and not known:
-        # The scale of a batch that BatchNorm normalizes is seen through its ε alone, which float32 does not resolve.
+        told = None if update is None else told_scale(model, update, found)
+        # What is left after that shows through BatchNorm's ε alone, which float32 does not resolve.
         with posed(model, reach.layer, reach.maps, torch.float64, end) as equations:
-            fine = polish(equations, best_scale(equations, found.double()), progress)
+            near = best_scale(equations, found.double()) if told is None else told * found.double()
+            fine = polish(equations, near, progress, scaled=told is not None)
             found, misfit = fine.z, fine.misfit
             solution = Solution.at(equations, reach, found, misfit)
     errors, exact, notes = judge(model, update, leak, solution)
@@ -98,8 +104,24 @@ def solve_pixels(
     return SolvedPixels(found, reach.layer, misfit, errors, exact, notes, time.perf_counter() - begun)
 
 
+def guess_pixels(model: nn.Module, leak: Leak, *, seed: int = 0) -> tuple[Tensor, str]:
+    """Pictures (B, c, h, w) that a linear regression draws from a map which does not determine them, and what to say of them."""
+    reach = find_reach(model, leak)
+    if not reach.blurred:
+        raise UnsumError(f"The map says too little for a picture: {reach.told}.")
+    with posed(model, reach.layer, reach.maps, torch.float32) as equations:
+        pictures, explained = linear_guess(equations, reach, seed)
+    if explained < _RESEMBLES:
+        raise UnsumError(
+            f"A regression on what {reach.layer!r} read explains {explained:.0%} of a picture: too little."
+        )
+    hidden = " BatchNorm hides the batch's own color and contrast from it." if equations.together else ""
+    told = f"{reach.told}; of pictures that were drawn at random it explains {explained:.0%} of the variance"
+    return pictures, f"The pictures are a guess by a linear regression: {told}.{hidden}"
+
+
 @INVERTERS.register(
-    "pixels", summary="least squares on pixels, nothing trained", needs="an exact map with enough numbers"
+    "pixels", summary="least squares on pixels, nothing trained beforehand", needs="an exact map with enough numbers"
 )
 def pixels(model: nn.Module, leak: Leak, *, inverse: str | Path | Inverse | None) -> Tensor:
     """(B, c, h, w) as the model takes them: the pictures that explain the largest map of `leak.inner`."""

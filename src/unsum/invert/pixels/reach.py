@@ -19,6 +19,7 @@ from unsum.leak import Leak
 
 # Of a side, down to a map: halvings first, from six of them on (a ResNet has five); 28² and 32² may end in maps of one size.
 _REDUCTIONS = (*(2**halvings for halvings in range(6, -1, -1)), *(n for n in range(63, 2, -1) if n & (n - 1)))
+_BLURRED = 8  # times fewer numbers than pixels: a regression on them may still show what is on a picture
 _HALF = 4  # times fewer pixels: a picture of half the side
 
 
@@ -48,6 +49,11 @@ class PixelReach:
     def useful(self) -> bool:
         """Whether the picture may follow at half its size or better."""
         return _HALF * self.equations > self.unknowns
+
+    @property
+    def blurred(self) -> bool:
+        """Whether the map may tell enough for a guess that resembles the picture."""
+        return _BLURRED * self.equations > self.unknowns
 
     @property
     def told(self) -> str:

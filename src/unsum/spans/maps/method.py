@@ -24,7 +24,8 @@ from unsum.spans.maps.batch import MapBatch, read_batch
 from unsum.spans.maps.bottleneck import BottleneckAnswer, answer_bottleneck, judge_bottleneck
 from unsum.spans.maps.judge import MapAnswer, judge
 from unsum.spans.maps.lengths import settle_lengths
-from unsum.spans.maps.pair import tail_above
+from unsum.spans.maps.pair import ConvLayer, find_pairs, tail_above
+from unsum.spans.maps.places import grouped, is_placewise, read_places
 from unsum.spans.maps.polish import maps_given
 from unsum.spans.maps.samples import Factor, maps_of, solve_batch
 from unsum.spans.maps.solve import FoundMaps
@@ -47,6 +48,9 @@ def separate_maps(
     progress: Progress = SILENT,
 ) -> Leak:
     """The samples of the last convolutions whose gradients have room for the batch."""
+    placed = None if find_pairs(model, update) else _by_places(head, model, update, loss, knowledge, seed)
+    if placed is not None:
+        return placed
     batch = read_batch(model, update, head.W.device)
     found, factor = solve_batch(batch, model, head, update, seed, progress)
     if len(found) < batch.space.samples:
@@ -119,16 +123,28 @@ def _answered(
     assert module is not None
     tail = Tail.of(module, head, (batch.pair.first, batch.pair.second), update, train=batch.train)
     maps, told = maps_of(batch, found, factor), True
+    errors: Tensor | None = found.errors * factor / maps.flatten(1).norm(dim=1).clamp_min(1e-300)
     if found.condition.homogeneous:
         lengths, told = settle_lengths(tail, head, maps)
-        maps = maps * lengths[:, None, None, None]
+        maps, errors = maps * lengths[:, None, None, None], None
+    polished = _polished(head, batch.pair.first, tail, maps, errors, loss, knowledge)
+    return MapAnswer(*polished[:2], found.hits, *polished[2:], tail, batch.missing, lengths_open=not told)
+
+
+def _polished(
+    head: Head,
+    first: ConvLayer,
+    tail: Tail,
+    maps: Tensor,
+    errors: Tensor | None,
+    loss: Loss | None,
+    knowledge: Knowledge,
+) -> tuple[Tensor, Tensor, LossReading, PlayedTail]:
+    """(maps, errors, what the head says, what they send); where no errors are given, they are what the convolution's own gradient
+    says otherwise."""
     features, logits = tail.forward(maps)
     reading = read_loss(head, features, logits, loss, knowledge)
     played = tail.play(maps, reading.Y, reading.weights, reading.loss)
-    errors: Tensor | None = None  # of lengths that the head told: what the convolution's gradient says instead
-    if not found.condition.homogeneous:
-        errors = found.errors * factor / maps.flatten(1).norm(dim=1).clamp_min(1e-300)
-    first = batch.pair.first
     grad = first.grad.to(maps.device)
     for _ in range(_POLISHES):
         moved, deviations = maps_given(played.sent[first.name], grad)
@@ -142,7 +158,40 @@ def _answered(
             break
         maps, reading, played, errors = moved, again, replayed, moves
     assert errors is not None
-    return MapAnswer(maps, errors, found.hits, reading, played, tail, batch.missing, lengths_open=not told)
+    return maps, errors, reading, played
+
+
+def _by_places(
+    head: Head, model: nn.Module, update: Update, loss: Loss | None, knowledge: Knowledge, seed: int
+) -> Leak | None:
+    """Samples of a network whose last convolutions have no overlap to use; None where these do not tell them."""
+    read = read_places(model, update, head.W.device, seed)
+    module = None if read is None else tail_above(model, read.source)
+    if read is None or module is None:
+        return None
+    tail = Tail.of(module, head, (read.layer,), update, train=False)
+    if read.layer.grad_shift is None or not is_placewise(tail, read.layer.conv.in_channels):
+        return None
+    known = knowledge.known_batch_size
+    sizes = [known] if known is not None else [n for n in range(1, len(read.vectors) + 1) if len(read.vectors) % n == 0]
+    best: MapAnswer | None = None
+    for samples in sizes:
+        maps = grouped(tail, read, samples)
+        if maps is None:
+            continue
+        polished = _polished(head, read.layer, tail, maps, None, loss, knowledge)
+        hits = read.hits.min().expand(samples)
+        answer = MapAnswer(*polished[:2], hits, *polished[2:], tail, 0, lengths_open=False)
+        if best is None or answer.played.unexplained < best.played.unexplained:
+            best = answer
+    if best is None or not best.played.unexplained < _UNLIKE:
+        return None
+    claim = judge(best, knowledge, seed)
+    note = (
+        f"{len(best.maps)} samples were read out of the {best.maps.shape[3]} places each of the 1×1 convolution "
+        f"{read.layer.name!r}; the order of the places is open."
+    )
+    return _said(head, best.reading, best.played, best.played.unexplained, best.maps, claim, {}, [note])
 
 
 def _leak(
@@ -154,6 +203,20 @@ def _leak(
     maps: Tensor,
     claim: Claim,
     factor: Factor,
+) -> Leak:
+    inner = {batch.pair.first.name: maps}
+    return _said(head, reading, read, unexplained, maps, claim, inner, _remarks(batch, factor, len(maps)))
+
+
+def _said(
+    head: Head,
+    reading: LossReading,
+    read: PlayedTail | BottleneckAnswer,
+    unexplained: float,
+    maps: Tensor,
+    claim: Claim,
+    inner: dict[str, Tensor],
+    remarks: list[str],
 ) -> Leak:
     """Every sample as often as it counts."""
     copies = reading.copies
@@ -171,9 +234,9 @@ def _leak(
         predicted_error=claim.predicted_error,
         exact=claim.exact,
         scale=alpha / plain,
-        inner={batch.pair.first.name: maps.repeat_interleave(times, 0).to(dtype)},
+        inner={name: one.repeat_interleave(times, 0).to(dtype) for name, one in inner.items()},
         loss=reading.loss.name,
-        notes=[*claim.notes, *_remarks(batch, factor, len(maps))],
+        notes=[*claim.notes, *remarks],
     )
 
 

@@ -49,30 +49,34 @@ class ConvPair:
 
 def find_pairs(model: nn.Module, update: Update) -> list[ConvPair]:
     """All pairs whose gradients were sent, the nearest to the logits first."""
+    found = [_pair(model, node, update) for node in reversed(list(traced(model).nodes))]
+    return [pair for pair in found if pair is not None]
+
+
+def traced(model: nn.Module) -> fx.Graph:
+    """The model's data flow."""
     try:
-        graph = trace(model)
+        return trace(model)
     except Exception:  # tracing runs the user's own forward on proxies: any exception means "cannot be traced"
         raise UnsumError(
             f"{type(model).__name__} cannot be traced by torch.fx, so its convolutions cannot be read; "
             "remove data-dependent control flow from its forward."
         ) from None
-    found = [_pair(model, node, update) for node in reversed(list(graph.nodes))]
-    return [pair for pair in found if pair is not None]
 
 
 def _pair(model: nn.Module, node: fx.Node, update: Update) -> ConvPair | None:
     """The pair whose second convolution is `node`."""
-    second = _layer(model, node, update)
+    second = conv_layer(model, node, update)
     if second is None:
         return None
     below = _read_by(model, node)
-    activation = None if below is None else activation_at(below, _module(model, below))
+    activation = None if below is None else activation_at(below, module_at(model, below))
     if below is None or activation is None or len(below.users) > 1:
         return None
     below = _read_by(model, below)
-    if below is not None and isinstance(_module(model, below), NORMS) and len(below.users) == 1:
+    if below is not None and isinstance(module_at(model, below), NORMS) and len(below.users) == 1:
         below = _read_by(model, below)
-    first = None if below is None else _layer(model, below, update)
+    first = None if below is None else conv_layer(model, below, update)
     if below is None or first is None or len(below.users) > 1 or first.placewise or not _overlaps(first.conv):
         return None
     if not second.placewise and not _overlaps(second.conv):
@@ -89,13 +93,13 @@ def _overlaps(conv: nn.Conv2d) -> bool:
     return padded and conv.padding_mode == "zeros" and conv.dilation == (1, 1)
 
 
-def _layer(model: nn.Module, node: fx.Node, update: Update) -> ConvLayer | None:
+def conv_layer(model: nn.Module, node: fx.Node, update: Update) -> ConvLayer | None:
     """A plain convolution of stride 1 whose gradient was sent."""
-    conv, grad = _module(model, node), update.gradients.get(f"{node.target}.weight")
+    conv, grad = module_at(model, node), update.gradients.get(f"{node.target}.weight")
     if not isinstance(conv, nn.Conv2d) or grad is None or conv.stride != (1, 1) or conv.groups != 1:
         return None
     after = next(iter(node.users), None)
-    norm = None if after is None or len(node.users) > 1 else _module(model, after)
+    norm = None if after is None or len(node.users) > 1 else module_at(model, after)
     if after is None or not isinstance(norm, NORMS):
         return ConvLayer(str(node.target), conv, grad, "", None, update.gradients.get(f"{node.target}.bias"))
     shift = None
@@ -106,14 +110,14 @@ def _layer(model: nn.Module, node: fx.Node, update: Update) -> ConvLayer | None:
     return ConvLayer(str(node.target), conv, grad, str(after.target), norm, shift)
 
 
-def _module(model: nn.Module, node: fx.Node) -> nn.Module | None:
+def module_at(model: nn.Module, node: fx.Node) -> nn.Module | None:
     return model.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
 def _read_by(model: nn.Module, node: fx.Node) -> fx.Node | None:
     """What a node reads, past what changes nothing."""
     below = node.args[0] if node.args else None
-    while isinstance(below, fx.Node) and isinstance(_module(model, below), nn.Identity) and len(below.users) == 1:
+    while isinstance(below, fx.Node) and isinstance(module_at(model, below), nn.Identity) and len(below.users) == 1:
         below = below.args[0]
     return below if isinstance(below, fx.Node) else None
 

@@ -101,21 +101,25 @@ def read_block(calls: list[Call], attention: int, norm: Call) -> FirstBlock | No
 def _with_mlp(
     norm: Call, qkv: tuple[Tensor, Tensor | None], heads: int, out: Map, rest: list[Call]
 ) -> FirstBlock | None:
-    kinds = [type(call.module).__mro__ for call in rest[:4]]
-    wanted = (nn.LayerNorm, nn.Linear, nn.Linear, nn.LayerNorm)
-    if len(kinds) < 4 or any(kind not in found for kind, found in zip(wanted, kinds, strict=True)):
+    modules = [call.module for call in rest[:4]]
+    if len(modules) < 4:
         return None
-    second_norm, first, second, next_norm = rest[:4]
-    activation = _activation(first.written, second.read)
+    second_norm, first, second, next_norm = modules
+    normed = isinstance(second_norm, nn.LayerNorm) and isinstance(next_norm, nn.LayerNorm)
+    if not normed or not isinstance(first, nn.Linear) or not isinstance(second, nn.Linear):
+        return None
+    activation = _activation(rest[1].written, rest[2].read)
     if activation is None:
         return None
-    block = FirstBlock(
-        norm.module, qkv, heads, out, second_norm.module, Map.of(first.name, first.module),
-        Map.of(second.name, second.module), activation, next_norm.module, _readers(rest[4:], next_norm),
-    )  # type: ignore[arg-type] # fmt: skip
-    u, w, y = (_tokens(call.read) for call in (norm, second_norm, next_norm))
+    assert isinstance(norm.module, nn.LayerNorm)
+    assert isinstance(second_norm, nn.LayerNorm)
+    assert isinstance(next_norm, nn.LayerNorm)
+    maps = Map.of(rest[1].name, first), Map.of(rest[2].name, second)
+    readers = _readers(rest[4:], rest[3])
+    block = FirstBlock(norm.module, qkv, heads, out, second_norm, *maps, activation, next_norm, readers)
+    u, w, y = (_tokens(call.read) for call in (norm, rest[0], rest[3]))
     same = _close(w, u + block.out(block.attended(_tokens(norm.written))))
-    return block if same and _close(y, w + _tokens(second.written)) else None
+    return block if same and _close(y, w + _tokens(rest[2].written)) else None
 
 
 def _tokens(values: Tensor) -> Tensor:

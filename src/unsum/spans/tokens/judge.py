@@ -89,8 +89,8 @@ def _worst_errors(answer: PictureAnswer, seed: int) -> Tensor:
 
 
 def _doubt_twins(answer: PictureAnswer, knowledge: Knowledge, seed: int) -> list[str]:
-    """Pictures that may be several, a hundredth from their mean: to every layer these send ½ (δ₊ − δ₋) ⊗ ½ (read₊ − read₋) besides,
-    and what of it lies outside all that is read and all δ, no other answer of as many pictures can take up. The layer that shows
+    """Pictures that may be several, a hundredth from their mean: ½ (δ₊ − δ₋) ⊗ ½ (read₊ − read₋) is what they send besides.
+    What of it lies outside all that is read and all δ, no other answer of as many pictures can take up. The layer that shows
     them best counts."""
     generator, reading = torch.Generator().manual_seed(seed + 4), answer.reading
     pictures, player = answer.pictures.float(), answer.player.coarse()

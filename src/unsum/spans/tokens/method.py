@@ -22,20 +22,20 @@ from unsum.spans.targets import read_loss
 from unsum.spans.tokens.judge import PictureAnswer, judge
 from unsum.spans.tokens.network import PatchNetwork, find_patches
 from unsum.spans.tokens.polish import polished
-from unsum.spans.tokens.replay import Batch, Player
+from unsum.spans.tokens.replay import PictureBatch, Player
 from unsum.spans.tokens.search import directions
 from unsum.spans.tokens.solve import Solved, by_positions, by_spans, deviations
 from unsum.spans.tokens.unwind import by_tokens
 from unsum.update import Update
 
-
+_NEAR = 100.0  # times what rounding explains of a tensor, a thousandth of it: steps from farther away lead nowhere
 _POLISHES = 2  # Gauss–Newton steps: after the second hardly anything moves
 
 
 @SEPARATORS.register(
     "tokens",
     summary="a vision transformer's picture out of its patch layer's gradient, certified by the whole network's (unsum)",
-    needs="a vision transformer; one picture; no more patches than channels; trained patches, or small ones",
+    needs="a vision transformer's first layers; one picture of fewer patches than channels, or half as many tokens in all",
 )
 def read_tokens(
     head: Head,
@@ -86,7 +86,7 @@ def _readers(network: PatchNetwork) -> tuple[str, ...]:
 
 
 def _samples(head: Head, network: PatchNetwork, knowledge: Knowledge, update: Update) -> int:
-    """How many pictures: as was said; else as many as the head's gradient has directions, or the first MLP's has for its tokens."""
+    """How many pictures: as was said; else as many as the head's gradient has directions, or the first MLP's for its tokens."""
     rank, known, block = observe(head, None).rank, knowledge.known_batch_size, network.block
     if known is not None or rank <= 1 or block is None or block.second.weight not in update.gradients:
         return known or max(rank, 1)
@@ -108,11 +108,12 @@ def answered(
     """The pictures with what the head says about them, moved until the whole gradient fits where it does not."""
     answer = _played(head, knowledge, player, network, update, solved, loss)
     for _ in range(_POLISHES if polish else 0):
-        if answer.played.replay.explains or out_of_time("the last digits of pictures"):
+        far = not answer.played.unexplained < _NEAR or solved.way == "position embedding"  # known as well as it can be
+        if far or answer.played.replay.explains or out_of_time("the last digits of pictures"):
             break
         progress.say("Fitting the whole gradient")
         reading = answer.reading
-        batch = Batch(answer.pictures, reading.Y, reading.weights, reading.loss)
+        batch = PictureBatch(answer.pictures, reading.Y, reading.weights, reading.loss)
         moved = polished(network, player, batch, answer.rows, answer.played.delta, answer.played.limits)
         error = max(solved.error, float((moved - answer.rows).norm() / moved.norm()))
         again = _played(head, knowledge, player, network, update, replace(solved, X=moved, error=error), loss)
@@ -135,7 +136,9 @@ def _played(
     features, logits = player.forward(pictures)
     reading = read_loss(head, features, logits, loss, knowledge)
     played = player.play(pictures, reading.Y, reading.weights, reading.loss)
-    errors = deviations(network, update, played.delta, solved.X).clamp_min(solved.error)
+    errors = torch.full((len(pictures),), solved.error, dtype=torch.float64, device=pictures.device)
+    if solved.way != "position embedding":  # which tells D itself, and how well X is known with it
+        errors = torch.maximum(errors, deviations(network, update, played.delta, solved.X))
     told = update.reduction == "mean" and update.scale_known
     scale = float(reading.weights.sum()) * reading.loss.divisor(reading.Y[:1]) if told else None
     return PictureAnswer(pictures, solved.X, errors, reading, played, player, solved.used, scale)
@@ -162,11 +165,11 @@ def _leak(head: Head, answer: PictureAnswer, solved: Solved, knowledge: Knowledg
         inputs=answer.pictures.to(dtype),
         inputs_exact=sure,
         loss=reading.loss.name,
-        notes=[*claim.notes, _remark(answer, solved)],
+        notes=[*claim.notes, _remark(solved)],
     )
 
 
-def _remark(answer: PictureAnswer, solved: Solved) -> str:
+def _remark(solved: Solved) -> str:
     patches = solved.X.shape[0] * solved.X.shape[1]
     ways = {
         "position embedding": "the position embedding's gradient is what every patch sent, so one linear solve gives them",

@@ -1,8 +1,8 @@
 """What a vision transformer does before its first attention, found by trying: nothing is known by its name.
 
-The first layer reads patches that do not overlap: u_p = E x_p + e. Fixed vectors are added (positions) and put beside them (class,
-register and distillation tokens), perhaps with a norm on the way; a norm and the first attention's linear maps follow. Each
-step is a function of one token, so passes with other values in the place of u tell what it is.
+The first layer reads patches that do not overlap: u_p = E x_p + e. Fixed vectors are added (positions) and put beside them
+(class, register and distillation tokens), perhaps with a norm on the way; a norm and the first attention's linear maps follow.
+Each step is a function of one token, so passes with other values in the place of u tell what it is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _EnoughError(Exception):
 
 
 @dataclass(frozen=True)
-class Layout:
+class PixelLayout:
     """Which entry of which patch is which pixel: rows.flatten() = scale · picture.flatten()[pixels] + shift."""
 
     shape: tuple[int, ...]  # of a picture
@@ -70,7 +70,7 @@ class PatchNetwork:
     name: str
     weight: Tensor
     bias: Tensor | None
-    layout: Layout
+    layout: PixelLayout
     count: int  # N
     tokens: int  # T
     positions: str | None  # the parameter whose gradient is the sum over the batch of ∂loss/∂u, token by token
@@ -141,7 +141,7 @@ def _width(layer: nn.Conv2d | nn.Linear) -> int:
 
 
 @contextmanager
-def _hooked(model: nn.Module, hooks: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+def _hooked(hooks: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     with ExitStack() as stack:
         for module, hook in hooks.items():
             stack.enter_context(module.register_forward_hook(hook, with_kwargs=True))
@@ -159,9 +159,11 @@ def _calls(model: nn.Module, images: Tensor) -> list[Call]:
         owner = model.get_submodule(names[module].rpartition(".")[0])
         calls.append(Call(names[module], module, read, output, owner))
 
-    watched = {module: note for module in model.modules() if isinstance(module, kinds)}
+    watched: dict[nn.Module, Callable[..., Any]] = {
+        module: note for module in model.modules() if isinstance(module, kinds)
+    }
     try:
-        with _hooked(model, watched):
+        with _hooked(watched):
             model(images)
     except (RuntimeError, ValueError) as error:
         raise _no_transformer(f"it does not take a picture of {tuple(images.shape[1:])}") from error
@@ -209,7 +211,7 @@ class _Probe:
             return shaped
 
         try:
-            with _hooked(self.model, {self.layer: put, **{norm: keep for norm in (*wanted, self.norm)}}):
+            with _hooked({self.layer: put, **dict.fromkeys((*wanted, self.norm), keep)}):
                 self.model(self.images)
         except _EnoughError:
             pass
@@ -266,7 +268,7 @@ def _readers(calls: list[Call], attention: int, last: Call) -> tuple[str, ...]:
     )
 
 
-def _layout(model: nn.Module, layer: nn.Conv2d | nn.Linear, shape: tuple[int, ...]) -> Layout:
+def _layout(model: nn.Module, layer: nn.Conv2d | nn.Linear, shape: tuple[int, ...]) -> PixelLayout:
     """By three pictures: zeros, ones, and every pixel's own number; in float64, which tells them apart."""
     like = next(model.parameters())
 
@@ -301,7 +303,7 @@ def _layout(model: nn.Module, layer: nn.Conv2d | nn.Linear, shape: tuple[int, ..
     known = bool(pixels.isfinite().all()) and len(pixels) == size
     if not known or not torch.equal(pixels.long().sort().values, torch.arange(size, device=pixels.device)):
         raise _no_transformer("its first layer does not read every pixel once")
-    return Layout(tuple(shape), pixels.long(), scale, shift)
+    return PixelLayout(tuple(shape), pixels.long(), scale, shift)
 
 
 def _positions(model: nn.Module, probe: _Probe, N: int, T: int) -> tuple[str | None, Tensor]:

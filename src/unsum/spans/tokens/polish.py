@@ -2,12 +2,13 @@
 
     minimize over X   Σ_t ‖(∇_t sent − ∇_t(X)) / rounding_t‖²
 
-J v is a difference of two gradients in float64, Jᵀ w one pass back through the backward pass; conjugate gradients need no more. Most of
-the curvature is the patch layer's, ∇E = Dᵀ X, so (D Dᵀ)⁻¹ is what the steps are preconditioned with.
+J v is a difference of two gradients in float64, Jᵀ w one pass back through the backward pass; conjugate gradients need no more.
+Most of the curvature is the patch layer's, ∇E = Dᵀ X, so (D Dᵀ)⁻¹ is what the steps are preconditioned with.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -15,15 +16,17 @@ from torch import Tensor
 
 from unsum.deadline import out_of_time
 from unsum.spans.tokens.network import PatchNetwork
-from unsum.spans.tokens.replay import Batch, Player
+from unsum.spans.tokens.replay import PictureBatch, Player
 
 _STEPS = 24  # of conjugate gradients: the directions that a tensor shows best come first
+_PATIENCE = 60.0  # seconds of such steps: of a large network a few must do
+_ENOUGH = 0.5  # of what rounding explains of a tensor, in every one
 _MOVED = 1e-5  # of the pictures: the step of a difference, far above float64's rounding and below their curvature
 _RIDGE = 1e-6  # of the largest curvature, so that directions nobody hears stay where they are
 
 
 def polished(
-    network: PatchNetwork, player: Player, batch: Batch, X: Tensor, delta: Tensor, limits: dict[str, float]
+    network: PatchNetwork, player: Player, batch: PictureBatch, X: Tensor, delta: Tensor, limits: dict[str, float]
 ) -> Tensor:
     """Patches X (B, N, n) after one Gauss–Newton step; δ (B, N, d) is what the patch layer gets back for them."""
     layout, layer = network.layout, f"{network.name}.weight"
@@ -66,13 +69,17 @@ def _least_squares(
     r = pulled(rest)
     z = conditioned(r)
     v, p, rz = torch.zeros_like(r), z, (r * z).sum()
+    start = time.monotonic()
     for _ in range(_STEPS):
-        if out_of_time("the last digits of pictures") or not float(rz) > 0:
+        late = time.monotonic() > start + _PATIENCE or out_of_time("the last digits of pictures")
+        if late or not float(rz) > 0:
             break
         Jp = pushed(p)
         alpha = rz / sum(values.square().sum() for values in Jp.values()).clamp_min(1e-300)  # type: ignore[union-attr]
         v = v + alpha * p
         rest = {name: values - alpha * Jp[name] for name, values in rest.items()}
+        if max(float(values.norm()) for values in rest.values()) < _ENOUGH:
+            break
         r = pulled(rest)
         z = conditioned(r)
         rz, before = (r * z).sum(), rz

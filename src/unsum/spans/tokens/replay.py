@@ -23,7 +23,7 @@ from unsum.update import Update
 
 
 @dataclass(frozen=True)
-class Batch:
+class PictureBatch:
     """Pictures (B, c, h, w) with targets Y (B, C) and weights (B,) under a loss."""
 
     pictures: Tensor
@@ -31,13 +31,13 @@ class Batch:
     weights: Tensor
     loss: Loss
 
-    def at(self, pictures: Tensor) -> Batch:
+    def at(self, pictures: Tensor) -> PictureBatch:
         return replace(self, pictures=pictures)
 
 
 @dataclass(frozen=True)
 class PlayedPictures:
-    """`left` is gradient sent less gradient played, tensor by tensor; `delta` (B, N, d) is ∂loss/∂(what the patch layer wrote)."""
+    """`left` is gradient sent less gradient played, tensor by tensor; `delta` (B, N, d) is ∂loss/∂u at the patch layer."""
 
     features: Tensor
     logits: Tensor
@@ -139,7 +139,7 @@ class Player:
             for p in parameters.values():
                 p.requires_grad_(False)
 
-    def gradients_of(self, batch: Batch) -> dict[str, Tensor]:
+    def gradients_of(self, batch: PictureBatch) -> dict[str, Tensor]:
         """The gradient of every tensor that was sent."""
         with self._differentiable() as parameters:
             logits = main_output(self.model(batch.pictures))
@@ -147,7 +147,7 @@ class Player:
             found = torch.autograd.grad(logits, list(parameters.values()), G, allow_unused=True)
         return {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
 
-    def pulled_back(self, batch: Batch, weights: Mapping[str, Tensor]) -> Tensor:
+    def pulled_back(self, batch: PictureBatch, weights: Mapping[str, Tensor]) -> Tensor:
         """(B, c, h, w) the derivative of Σ_t ⟨∇_t, weights_t⟩ by the pictures."""
         with self._differentiable() as parameters:
             pictures = batch.pictures.detach().requires_grad_()

@@ -6,6 +6,9 @@ act(W₁ z + b₁) in that of ∇W₂ (`spans.roots`). N pictures of T tokens ar
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -20,8 +23,13 @@ from unsum.spans.search import Roots, least_misfit, roots_among
 from unsum.spans.tokens.block import FirstBlock, Map
 from unsum.update import Update
 
+_UNITS = 6  # hidden units that are looked at for each token: five equations for every unknown
+_LAST, _HARDLY = 6, 1e-6  # steps and damping at all units, from roots at some
 _STEPS = 60  # of a start: roots are reached within twenty
-_FEWEST, _LARGEST = 32, 128  # starts of a round: twice as many as tokens that are missing, between these
+_FEWEST = 32  # starts of a round
+_CROWD = {"cpu": (2, 128), "cuda": (8, 2048)}  # for each token that is missing, and in all: a GPU has room for more
+_STUCK = 2  # such rounds, after which all hidden units are looked at
+_PATIENCE = 120.0  # seconds without a new token, after which it ends too: a round of a large network takes one minute
 _BARREN = 12  # rounds in a row without a new token, after which the search ends
 
 
@@ -31,20 +39,39 @@ def find_tokens(
     """`tokens` of them, or as many as the rounds bring."""
     here, following = (LayerSpan.of(_step(one, act, update, device)) for one, act in _maps(block))
     _check(here, following, tokens)
-    condition = Condition.of(_step(block.first, block.activation, update, device), here, following)
+    whole = Condition.of(_step(block.first, block.activation, update, device), here, following)
     generator = torch.Generator().manual_seed(seed)
+    condition = _narrowed(whole, _step(block.second, IDENTITY, update, device), _UNITS * tokens, generator)
     found, barren = Roots.none(condition.step), 0
     least = least_misfit(condition)
+    last = time.monotonic()
     while len(found) < tokens and barren < _BARREN and not out_of_time("further tokens"):
-        number = max(_FEWEST, min(_LARGEST, 2 * (tokens - len(found))))
+        if time.monotonic() > last + _PATIENCE:
+            break
+        crowd, largest = _CROWD.get(device.type, _CROWD["cpu"])
+        number = max(_FEWEST, min(largest, crowd * (tokens - len(found))))
         new, _ = roots_among(
             condition, *descend(condition, _starts(condition, found, number, generator), _STEPS, least)
         )
         joined = found.joined(new)
-        barren = barren + 1 if len(joined) == len(found) else 0
+        barren, last = (barren + 1, last) if len(joined) == len(found) else (0, time.monotonic())
+        if barren == _STUCK:  # some tokens are no isolated roots at so few units
+            condition, least = whole, least_misfit(whole)
         found = joined
         progress.part(min(len(found), tokens), tokens)
-    return found
+    ends = descend(whole, whole.unknowns_of(found.X), _LAST, least_misfit(whole), _HARDLY)
+    return roots_among(whole, *ends)[0] if len(found) else found
+
+
+def _narrowed(whole: Condition, following: Step, units: int, generator: torch.Generator) -> Condition:
+    """The condition at some of the hidden units: a step costs as much less, and equations enough are left."""
+    m = whole.K.shape[1]
+    if units >= m:
+        return whole
+    some = torch.randperm(m, generator=generator)[:units].to(whole.K.device)
+    step = replace(whole.step, W=whole.step.W[some], b=None if whole.step.b is None else whole.step.b[some])
+    span = LayerSpan.of(replace(following, grad_W=following.grad_W[:, some].contiguous()), len(whole.next))
+    return replace(whole, step=step, next=span, K=whole.K[:, some].contiguous(), c=whole.c[some])
 
 
 def directions(block: FirstBlock, update: Update, device: torch.device) -> int:

@@ -1,12 +1,12 @@
 """One picture, by linear algebra alone: two ways that share no tensor but the patch layer's.
 
-**By positions.** ∇E = Dᵀ X, with the N patches X (N, n) and D = ∂loss/∂u (N, d). A trained position embedding is added to u, so its
-gradient is D itself, and X is one least-squares solve while N ≤ d (Lu et al., APRIL, CVPR 2022).
+**By positions.** ∇E = Dᵀ X, with the N patches X (N, n) and D = ∂loss/∂u (N, d). A trained position embedding is added to u, so
+its gradient is D itself, and X is one least-squares solve while N ≤ d (Lu et al., APRIL, CVPR 2022).
 
 **By spans.** Without it: patches lie in the row space Â of ∇E, x_p = Âᵀ t_p, and normed tokens in the row space V of the first
 attention's gradients. LayerNorm divides by a length, which a span does not see, so the condition is linear:
 
-    P⊥ (γ · centered(E Âᵀ t_p + e + offset_p) + s β) = 0        for every position p, with the length s unknown where β is not zero
+    P⊥ (γ · centered(E Âᵀ t_p + e + offset_p) + s β) = 0        for every position p; the length s is unknown where β is not 0
 
 A second norm on the way adds one more unknown length. Where the patch layer is frozen, Â is all of the pixels.
 """
@@ -58,8 +58,8 @@ def by_positions(network: PatchNetwork, update: Update, device: torch.device) ->
 
 
 def deviations(network: PatchNetwork, update: Update, delta: Tensor, X: Tensor) -> Tensor:
-    """(B,) relative errors of pictures X (B, N, n) that rounding of ∇E = Dᵀ X allows, for δ (B, N, d): patches that send little, or
-    the same as others do, are known least. Zero where ∇E was not sent, and infinite where it cannot tell them."""
+    """(B,) relative errors of pictures X (B, N, n) that rounding of ∇E = Dᵀ X allows, for δ (B, N, d): patches that send little,
+    or the same as others do, are known least. Zero where ∇E was not sent, and infinite where it cannot tell them."""
     weight = f"{network.name}.weight"
     if weight not in update.gradients:
         return torch.zeros(len(X), dtype=torch.float64, device=X.device)

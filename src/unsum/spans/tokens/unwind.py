@@ -5,9 +5,10 @@ With all tokens z of the batch known, ∇W₂ = D₂ᵀ act(W₁ z + b₁) gives
 1. **lengths**: z = γ w/s + β hides how long w − mean was. The block writes y = w + MLP(z), and norm′(y) lies in the span of the
    next block's ∇(q, k, v): one equation after another for the single unknown s.
 2. **attention**: D at w follows from D₂ and s, and ∇W_out = Dᵀ o gives o, what the heads wrote for every token; u = w − out(o).
-3. **places**: u = E x + e + position. Of all positions one leaves nothing outside of what E makes of ∇E's row space; x is what fits.
-4. **pictures**: o is a mean over the tokens of its own picture, weighted by exp(q·k). So Σ π exp(q·k) (v − o) = 0 over all tokens, with
-   π = 1 for those of the same picture and 0 for the others: as many linear equations as channels.
+3. **places**: u = E x + e + position. Of all positions one leaves nothing outside of what E makes of ∇E's row space, and x is
+   what fits.
+4. **pictures**: o is a mean over the tokens of its own picture, weighted by exp(q·k). So Σ π exp(q·k) (v − o) = 0 over all
+   tokens, with π = 1 for those of the same picture and 0 for the others: as many linear equations as channels.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from unsum.spans.tokens.solve import Solved, row_space
 from unsum.update import Update
 
 _FITS = 0.05  # of a token: what may be left outside of its place; the next best place leaves as much at least
-_MEMBER = 0.5  # between 0, of another picture, and 1, of the same
 _TOLD = 0.3  # how far from 0 and 1 a membership may be
 
 
@@ -43,7 +43,8 @@ def by_tokens(
     frozen = [name for name in needed if name not in update.gradients]
     if frozen or not block.readers:
         raise UnsumError(
-            f"The update lacks {(frozen or ['a second block'])[0]!r}, without which a batch's tokens stay mixed; use 'exact'."
+            f"The update lacks {(frozen or ['a second block'])[0]!r}, without which a batch's tokens stay mixed; use "
+            "'exact'."
         )
     found = find_tokens(block, update, T * B, seed, progress, device)
     if len(found) != T * B:

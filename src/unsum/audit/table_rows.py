@@ -1,0 +1,146 @@
+"""Rows of a table beside what came back of them, cell by cell and in the table's own units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unsum.audit.leakage import WHOLE, leakages_of_rows
+from unsum.data.table_schema import TableSchema
+from unsum.leak import Leak
+from unsum.models.table_network import first_dense, read_by_first_layer
+from unsum.score import SampleScore
+from unsum.update import Update
+
+_LISTED = 6  # categories that a sentence names
+
+
+@dataclass(frozen=True)
+class RecoveredRow:
+    """The cells of a true row, and of what was read in its place; `same` says which agree. No `found`: it was not read."""
+
+    title: str
+    true: list[str]
+    found: list[str] | None
+    same: list[bool]
+
+    @property
+    def exact(self) -> bool:
+        return bool(self.same) and all(self.same)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"title": self.title, "true": self.true, "recovered": self.found, "cells_right": sum(self.same)}
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """All rows of the client's batch, in its order, and the categories that gradients of embeddings name."""
+
+    columns: list[str]
+    rows: list[RecoveredRow]
+    named: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def cells_right(self) -> float:
+        """The share of all cells; a row that was not read has none."""
+        return sum(sum(row.same) for row in self.rows) / (len(self.rows) * len(self.columns))
+
+    @property
+    def rows_exact(self) -> float:
+        """The share of rows that came back in every cell."""
+        return sum(row.exact for row in self.rows) / len(self.rows)
+
+    @property
+    def sentences(self) -> list[str]:
+        exact, read = sum(row.exact for row in self.rows), sum(row.found is not None for row in self.rows)
+        cells, right = len(self.rows) * len(self.columns), sum(sum(row.same) for row in self.rows)
+        said = [
+            f"{exact} of {len(self.rows)} rows came back in every cell, and {right} of {cells} cells in all "
+            f"({read} of the rows were read)."
+        ]
+        for column, values in self.named.items():
+            more = f" and {len(values) - _LISTED} more" if len(values) > _LISTED else ""
+            said.append(
+                f"The gradient of the embedding of {column!r} names what occurs: {', '.join(values[:_LISTED])}{more}."
+            )
+        return said
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "columns": self.columns,
+            "cells_right": self.cells_right,
+            "rows_exact": self.rows_exact,
+            "rows": [row.to_dict() for row in self.rows],
+            "categories_named": self.named,
+        }
+
+
+def rows_of(
+    model: nn.Module,
+    update: Update,
+    leak: Leak,
+    samples: Sequence[SampleScore],
+    inputs: Tensor,
+    titles: Sequence[str],
+    schema: TableSchema,
+) -> TableRows:
+    """What came back of every row: of the answer itself, or of a row that some unit saw alone, whichever is nearer."""
+    truth, found = schema.decode(inputs), _inputs_of(model, leak, schema)
+    alone = _seen_alone(model, leak, schema)
+    best = leakages_of_rows(alone, inputs) if len(alone) else [0.0] * len(inputs)
+    rows = []
+    for place, (title, score) in enumerate(zip(titles, samples, strict=True)):
+        x = inputs[place].double().cpu()
+        candidates = [] if found is None or score.found is None else [found[score.found]]
+        if best[place] >= WHOLE:
+            candidates.append(alone[(alone - x).square().sum(1).argmin()])
+        answer = min(candidates, key=lambda row: float((row - x).square().sum()), default=None)
+        rows.append(_compared(schema, title, truth[place], answer))
+    return TableRows([column.name for column in schema.columns], rows, _named(model, update, schema))
+
+
+def _compared(schema: TableSchema, title: str, true: list[str], answer: Tensor | None) -> RecoveredRow:
+    if answer is None or not bool(answer.isfinite().all()):
+        return RecoveredRow(title, true, None, [])
+    cells = schema.decode(answer[None])[0]
+    same = [column.same(*pair) for column, *pair in zip(schema.columns, cells, true, strict=True)]
+    return RecoveredRow(title, true, cells, same)
+
+
+def _inputs_of(model: nn.Module, leak: Leak, schema: TableSchema) -> Tensor | None:
+    """(n, width) rows of the answer, where it reads the input or what the first dense layer makes of it."""
+    if leak.inputs is not None and leak.inputs.ndim == 2:
+        return leak.inputs.double().cpu()
+    first = first_dense(model)
+    read = None if first is None else leak.inner.get(first[0])
+    return None if read is None else _as_rows(model, schema, read)
+
+
+def _seen_alone(model: nn.Module, leak: Leak, schema: TableSchema) -> Tensor:
+    """Rows of every attack that was tried that reads them one by one, mixtures among them."""
+    first = first_dense(model)
+    answers = [attempt.leak for attempt in leak.tried if attempt.leak is not None]
+    parts = [answer.readings.get(first[0]) for answer in [leak, *answers]] if first is not None else []
+    rows = [_as_rows(model, schema, part) for part in parts if part is not None and len(part)]
+    return torch.cat([torch.zeros(0, schema.width, dtype=torch.float64), *(row for row in rows if row is not None)])
+
+
+def _as_rows(model: nn.Module, schema: TableSchema, read: Tensor) -> Tensor | None:
+    return read_by_first_layer(model, schema.shape, read.detach().double().cpu().flatten(1))
+
+
+def _named(model: nn.Module, update: Update, schema: TableSchema) -> dict[str, list[str]]:
+    """The categories whose embedding has a gradient: they occur. Where every row has one, noise may have made it."""
+    coded = [column for column in schema.columns if not column.plain] if schema.embedded else []
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
+    named = {}
+    for column, name in zip(coded, layers, strict=False):
+        gradient = update.gradients.get(f"{name}.weight")
+        moved = [] if gradient is None else gradient.flatten(1).any(1).tolist()
+        if len(moved) == len(column.values) and not all(moved):
+            named[column.name] = [value for value, there in zip(column.values, moved, strict=True) if there]
+    return named

@@ -1,0 +1,38 @@
+"""The help of `unsum` itself, in plain words: what draws boxes and parses options takes longer to load than this to read."""
+
+from __future__ import annotations
+
+import textwrap
+
+ABOUT = "What does one federated-learning update give away? Audit systems that you operate or may test."
+SUMMARIES = {  # the first sentences of the commands' own help, which a test holds against them
+    "audit": "Simulate one federated round, attack its update, and report what was recovered; or attack an update that was "
+    "captured.",
+    "capture": "Compute the update that one client would send after one step, and save it.",
+    "attack": "Attack a captured update: no data are needed, and none are looked at.",
+    "doctor": "Say what an audit would run into, without running it, and whether a model (or a file of weights) looks tampered "
+    "with.",
+    "train-inverse": "Train the network that turns a backbone's features back into pictures, on photos of your own.",
+    "app": "Choose photos and a defense on a live page, and watch what one update gives away.",
+    "list": "What auto tries in which order; every attack, label rule, peeler, inverter, server and defense, with what it needs.",
+    "bench": "The papers' tables and every attack against every defense: resumable, on this machine or a Ray cluster.",
+}
+OPTIONS = {
+    "--version": "Print the version.",
+    "--verbose": "Show the traceback of an error, wherever this stands.",
+    "--help": "Show this message; `unsum COMMAND --help` shows a command's.",
+}
+_WIDTH = 100  # columns
+
+
+def shown() -> str:
+    """The whole help."""
+    parts = [f"Usage: unsum [OPTIONS] COMMAND [ARGS]...\n\n{ABOUT}"]
+    for title, rows in (("Options", OPTIONS), ("Commands", SUMMARIES)):
+        parts.append("\n".join([f"{title}:", *(_row(name, text) for name, text in rows.items())]))
+    return "\n\n".join(parts)
+
+
+def _row(name: str, text: str) -> str:
+    lines = textwrap.wrap(text, _WIDTH - 16)
+    return f"  {name:<14}" + f"\n{' ' * 16}".join(lines)

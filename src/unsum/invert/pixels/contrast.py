@@ -1,0 +1,82 @@
+"""The contrast of a batch that BatchNorm normalizes: the first layer's gradients tell it.
+
+Behind a convolution z = W ∗ x, BatchNorm in train mode writes x̂ = (z − μ)/√(σ² + ε). Longer weights of a channel change x̂ through
+ε alone, so that the gradient is nearly at right angles to them, and by how much it is not says what σ² is:
+
+    ⟨W, ∇W⟩ = γ ∇γ · ε / (σ² + ε)            for every channel
+
+The left side is a small difference of large numbers. Rounding leaves a hundredth of a channel's σ², and a thousandth or so of
+the scale of the pictures, which all channels share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from unsum.gradients import same_buffers
+from unsum.update import Update
+
+_SCALES = 20_001  # tried, from a tenth to ten times: steps of 2e-4, below what rounding leaves
+_UNLIKE = 3.0  # times more left at the best scale than without any: then nothing is told
+
+
+def told_scale(model: nn.Module, update: Update, pictures: Tensor) -> float | None:
+    """What to multiply pictures by for the deviations that the first layer's gradients tell; None where they do not."""
+    found = _first_layer(model, pictures)
+    if found is None:
+        return None
+    convolution, norm, z = found
+    names = f"{convolution}.weight", f"{norm}.weight"
+    if not all(name in update.gradients for name in names):
+        return None
+    bn = model.get_submodule(norm)
+    assert isinstance(bn, _BatchNorm)
+    W, gamma = (model.get_parameter(name).detach().double() for name in names)
+    grad_W, grad_gamma = (update.gradients[name].to(W.device).double() for name in names)
+    W, grad_W = W.flatten(1), grad_W.flatten(1)
+    inner, along = (W * grad_W).sum(1), gamma * grad_gamma * bn.eps
+    rounding = (W.norm(dim=1) * grad_W.norm(dim=1)).clamp_min(1e-300)
+    variances = z.double().var([0, *range(2, z.ndim)], correction=0)
+    squares = torch.logspace(-2, 2, _SCALES, dtype=torch.float64, device=W.device)[:, None]
+    left = ((inner - along / (squares * variances + bn.eps)) / rounding).square().sum(1)
+    best = int(left.argmin())
+    if best in (0, _SCALES - 1) or _UNLIKE * float(left[best]) > float((inner / rounding).square().sum()):
+        return None
+    return float(squares[best, 0].sqrt())
+
+
+def _first_layer(model: nn.Module, pictures: Tensor) -> tuple[str, str, Tensor] | None:
+    """Names of the convolution that reads the pictures and of the train-mode BatchNorm that reads what it writes, and that."""
+    wrote: dict[str, Tensor] = {}
+    pairs: list[tuple[str, str, Tensor]] = []
+
+    def convolved(name: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if inputs[0] is pictures:
+                wrote[name] = output
+
+        return hook
+
+    def normalized(name: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            pairs.extend((first, name, z) for first, z in wrote.items() if z is inputs[0])
+
+        return hook
+
+    hooks = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d) and module.bias is None:
+            hooks.append(module.register_forward_hook(convolved(name)))
+        if isinstance(module, _BatchNorm) and module.training and module.affine:
+            hooks.append(module.register_forward_pre_hook(normalized(name)))
+    try:
+        with torch.no_grad(), same_buffers(model):
+            model(pictures)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return pairs[0] if len(pairs) == 1 else None
