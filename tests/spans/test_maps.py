@@ -18,9 +18,10 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.progress import Progress
 from unsum.spans.maps import bottleneck as bottlenecks
-from unsum.spans.maps import corner, method, pooled, samples, solve
+from unsum.spans.maps import corner, method, pooled, samples, solve, zeros
 from unsum.spans.maps.condition import MapCondition
 from unsum.spans.maps.judge import judge
+from unsum.spans.maps.search import Ends
 from unsum.spans.maps.solve import FoundMaps
 
 
@@ -146,6 +147,25 @@ def test_zeros_tell_samples_and_statistics_together(monkeypatch: pytest.MonkeyPa
     leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
     assert float(sent.errors(leak).max()) < 2e-5
     assert leak.exact, leak.notes
+
+
+def test_zeros_confirm_what_one_start_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lead to the same samples without the norm and the first layer; where they lead elsewhere, nothing is claimed."""
+    finished, sparsest = solve._finished, solve.sparsest
+
+    def once(condition: MapCondition, ends: Ends, number: int) -> FoundMaps:
+        found = finished(condition, ends, number)
+        return replace(found, hits=torch.ones_like(found.hits))
+
+    def elsewhere(rows: Tensor, number: int, generator: torch.Generator) -> zeros.SparseMaps:
+        found = sparsest(rows, number, generator)
+        return found._replace(y=found.y + 0.1 * found.y.roll(1, 0))
+
+    monkeypatch.setattr(solve, "_finished", once)
+    sent = client(network(), [0, 1, 2], train=False)
+    assert unsum.separate(sent.model, sent.update, "spans", batch_size=3).exact
+    monkeypatch.setattr(solve, "sparsest", elsewhere)
+    assert not unsum.separate(sent.model, sent.update, "spans", batch_size=3).exact
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,10 @@ def prepare(folder: Path) -> None:
     _hugging_face(folder / "my-vit")
     save_language_model(folder / "folder")
     (folder / "texts.txt").write_text("\n".join(LINES))
+    people = [
+        f"{30 + 7 * i % 40},{['clerk', 'nurse', 'driver'][i % 3]},{['high', 'low'][i % 5 % 2]}" for i in range(40)
+    ]
+    (folder / "people.csv").write_text("\n".join(["age,job,income", *people]) + "\n")
     _resnets(folder)
     _lenet(folder)
 

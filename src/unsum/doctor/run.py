@@ -12,6 +12,7 @@ from torch import nn
 from unsum.audit.inputs import USUAL_BATCH, Data, Inputs, own_model
 from unsum.audit.text import is_text, text_inputs
 from unsum.data import Batch, photo_count
+from unsum.data.table_file import is_table
 from unsum.data.texts import TextData
 from unsum.doctor import gradient, language, network
 from unsum.doctor.finding import Finding, Said
@@ -62,6 +63,9 @@ def doctor(
     alone = isinstance(model, str) and Path(model).suffix.lower() in _WEIGHTS  # weights in the place of a model
     if alone and data is None and update is None:
         return _of_weights(Path(str(model)))
+    if is_table(data):
+        said = "Tables have no checks before an audit; unsum audit --data FILE --target COLUMN says what does not fit."
+        return [Finding("warning", "loading", said)]
     if update is None and is_text(model):
         return _of_text(Inputs(model, data, weights=weights, batch=batch, seed=seed), train)
     try:

@@ -27,6 +27,7 @@ from unsum.peel.replay import PlayedBatch, Replayed, replay
 from unsum.peel.shapes import picture_shape
 from unsum.progress import SILENT, Progress
 from unsum.separate.method import SEPARATORS
+from unsum.spans.decay import undecayed
 from unsum.spans.dropped import chain_through, check_dropped, masked_steps, search_dropped
 from unsum.spans.joint import MOST, AllSamples, solve_together
 from unsum.spans.judge import Answer, judge
@@ -70,6 +71,34 @@ def spans(
     """Samples as roots of the first span's condition on the second; labels, loss and scale afterwards."""
     assert model is not None
     assert update is not None
+    refused: UnsumError | None = None
+    first: Leak | None = None
+    for clean, less, notes in undecayed(head, knowledge, model, update):
+        try:
+            leak = _read(clean, knowledge, model, less, loss=loss, seed=seed, progress=progress)
+        except UnsumError as reason:
+            refused = reason
+            continue
+        leak = replace(leak, notes=[*notes, *leak.notes])
+        if leak.exact or not notes:
+            return leak
+        first = first or leak
+    if first is None:
+        assert refused is not None
+        raise refused
+    return first
+
+
+def _read(
+    head: Head,
+    knowledge: Knowledge,
+    model: nn.Module,
+    update: Update,
+    *,
+    loss: Loss | None,
+    seed: int,
+    progress: Progress,
+) -> Leak:
     several = update.training is not None and update.training.several_steps
     chain, shares = chain_through(model, update, head.W.device)
     if len(dense_steps(chain)) < 2:
