@@ -181,6 +181,7 @@ def test_killed_and_resumed_is_the_same_as_uninterrupted(tmp_path: Path) -> None
 
 @pytest.mark.long
 def test_on_ray_a_killed_worker_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # which Ray reads when it is imported: `uv run` starts the tests
     pytest.importorskip("ray")
     monkeypatch.setenv("PYTHONPATH", TESTS)
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")
