@@ -30,7 +30,7 @@ FILTERS = (
     "flower:fixed-clipping", "flower:adaptive-clipping", "flower:local-dp", "nvflare:percentile", "nvflare:svt",
     "nvflare:exclude-vars", "opacus:readme",
 )  # fmt: skip
-RATE = 0.01  # the learning rate of Flower's quickstart for PyTorch
+RATE = 0.01  # a usual learning rate of SGD
 
 
 def share(value: float) -> str:
@@ -65,7 +65,7 @@ def main(seconds: float, names: list[str]) -> None:
         before = before or first.accuracy
         cost = "–" if first.accuracy is None else share(first.accuracy.mean)
         ruined = " (ruined)" if first.accuracy and before and ruins(before, first.accuracy, pictures.chance) else ""
-        whole = "–" if played.table is None else share(played.table.rows_exact)
+        whole = "–" if played.table is None or not second.samples else share(played.table.rows_exact)
         print(f"| {name} | {leaked(first)} | {leaked(second)} | {whole} | {cost}{ruined} |", flush=True)
 
 

@@ -140,6 +140,22 @@ def test_a_part_of_the_batch_is_returned_and_named(train: bool, monkeypatch: pyt
     assert len(set(which.tolist())) == 2
 
 
+def test_samples_that_become_one_on_the_way_are_named_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As twins do once the batch's factor is known."""
+    whole = samples.settled
+
+    def fewer(condition: MapCondition, ends: Ends, chosen: Tensor) -> FoundMaps:
+        found = whole(condition, ends, chosen)
+        return replace(found, s=found.s[1:], errors=found.errors[1:], misfits=found.misfits[1:], hits=found.hits[1:])
+
+    monkeypatch.setattr(samples, "settled", fewer)
+    sent = client(network(), [0, 1, 2])
+    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
+    assert leak.batch_size < 3
+    assert not leak.exact
+    assert leak.notes[0].startswith(f"{leak.batch_size} of 3 samples were told apart")
+
+
 def test_zeros_tell_samples_and_statistics_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """One sample that is far from all others makes the batch's statistics: rounds that guess them do not come near."""
     monkeypatch.delattr(solve, "_rounds")

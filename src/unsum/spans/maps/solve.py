@@ -105,7 +105,8 @@ def _from_begun(condition: MapCondition, begun: BegunMaps, samples: int, seed: i
             return replace(found, sign=begun.sign)
         begun, hits = begun._replace(s=found.s), found.hits
     progress.part(samples, samples)
-    return replace(settled(condition, Ends.of(begun.s), begun.s), sign=begun.sign, hits=hits)
+    found = settled(condition, Ends.of(begun.s), begun.s)
+    return replace(found, sign=begun.sign, hits=hits[torch.cdist(found.s, begun.s).argmin(1)])
 
 
 def _rounds(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
