@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +22,14 @@ from unsum import deadline
 from unsum.deadline import interruptible, out_of_time, time_limit, trying
 from unsum.progress import Looking, OneLine, Progress
 
+NETWORK = """from torch import nn
+
+
+def build():
+    made = nn.Sequential(nn.Flatten(), nn.Linear(512, 100))
+    made.image_size = 8
+    return made
+"""
 ENDLESS = 10**9  # steps, which no machine takes
 
 
@@ -169,3 +180,23 @@ def test_separators_that_iterate_without_end_end_with_their_time(method: str, op
     assert leak.notes[0].startswith("Time was over; left untried: further steps of ")
     assert leak.features.shape == (3, 64)
     assert bool(torch.isfinite(leak.features).all())
+
+
+@pytest.mark.long
+def test_ctrl_c_at_the_command_line_gives_the_best_answer_so_far(tmp_path: Path) -> None:
+    model, update = hopeless()
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    update.save(tmp_path / "update.safetensors")
+    (tmp_path / "net.py").write_text(NETWORK)
+    words = ["attack", "--model", "net.py:build", "--weights", "weights.pt", "--update", "update.safetensors", "--json"]
+    with (tmp_path / "said").open("w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "unsum", *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=said, text=True
+        )
+        end = time.monotonic() + 300
+        while "trying the start" not in (tmp_path / "said").read_text() and time.monotonic() < end:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, (tmp_path / "said").read_text()
+    assert json.loads(out)["notes"][0].startswith("The search was interrupted; left untried: ")

@@ -181,12 +181,15 @@ def test_killed_and_resumed_is_the_same_as_uninterrupted(tmp_path: Path) -> None
 
 @pytest.mark.long
 def test_on_ray_a_killed_worker_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0"
+    )  # which Ray reads when it is imported: `uv run` starts the tests
     pytest.importorskip("ray")
     monkeypatch.setenv("PYTHONPATH", TESTS)
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")
-    total = 200
+    total = 1000
     sent = (
-        Deadly(one.client, one.update, one.round, tmp_path, 1) if number in (3, 100) else one
+        Deadly(one.client, one.update, one.round, tmp_path, 1) if number in (3, 500) else one
         for number, one in enumerate(clients(total))
     )
     found = unsum.attack_many(network(), sent, results=tmp_path / "findings.sqlite", ray="local")

@@ -17,9 +17,7 @@ from unsum.deadline import out_of_time
 from unsum.equation.observation import Observation
 
 HELD = 1 << 24  # entries of a batched Jacobian at a time on a GPU: 128 MiB
-_HELD_ON_CPU = (
-    1 << 22
-)  # and on a CPU, where a larger one is no faster, and a step takes so long that no time limit is kept
+_HELD_ON_CPU = 1 << 22  # and on a CPU: a step over more takes so long that no time limit is kept
 _LOOK = 5  # steps after which starts that have arrived are left alone
 _FALLING = 0.99  # of its cost that a start must have lost to go on
 
