@@ -22,7 +22,9 @@ import resource
 import tarfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -304,8 +306,10 @@ def settings(table: str) -> Iterator[Setting]:
         yield from (Setting("resnet18", B, 10, train) for B in (4, 16, 30) for train in (False, True))
     if table == "noise":
         base = Setting("resnet18", 8, 10)
-        yield from (replace(base, noise=noise) for noise in (1e-5, 1e-4, 1e-3))
-        yield from (replace(base, precision=precision) for precision in ("bfloat16", "float16"))
+        yield from (replace(base, noise=noise) for noise in (1e-5, 1e-4, 1e-3, 1e-2))
+        for train, buffers in ((True, False), (True, True), (False, False)):
+            coarse = replace(base, train=train, buffers=buffers)
+            yield from (replace(coarse, precision=precision) for precision in ("float16", "bfloat16"))
 
 
 def main() -> None:
@@ -334,8 +338,9 @@ def main() -> None:
     if options.table == "speed":
         columns = "found | s | times the client's gradient | MB more | times the gradient's size |"
         print("| network | mode | statistics | B | C | labels | gradient | " + columns + "\n|" + "---|" * 12)
-        for setting in chosen:
-            print(speed_row(setting, x, labels, options.device), flush=True)
+        for setting in chosen:  # each in a process of its own: a process's largest memory never shrinks
+            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+                print(pool.submit(speed_row, setting, x, labels, options.device).result(), flush=True)
         return
     pictures = options.table == "pictures"
     columns = "answer | deepest map | its error | dB, least / median | pixels certified | s |"

@@ -207,7 +207,7 @@ def full_size() -> str:
     batch = torch.randint(0, 50257, (4, 17))
     update = unsum.capture_text(model, batch)
     before, start = peak(), time.perf_counter()
-    leak = unsum.separate(model, update)
+    leak = unsum.separate(model, update, "text")
     scores = unsum.score(leak, tokens=batch)
     return (
         f"GPT-2's size, 64 positions: tokens {100 * scores['tokens_correct']:.0f} %, certified {leak.exact}, "

@@ -18,6 +18,8 @@ _PATIENCE = 10.0  # seconds for a cluster to answer at all
 def connected(address: str) -> Iterator[Any]:
     """`auto`: the cluster that this machine belongs to, or one of its own; `local`: its own; else an address, HOST:PORT."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+    # Started by `uv run`, Ray would have every worker build an environment of its own, out of a copy of the whole folder.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     ray = optional("ray", "bench", "--ray needs Ray")
     _connect(ray, address)
     try:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import unsum
-from separate.text_families import VOCABULARY, WIDTH, made, trained
+from separate.text_families import VOCABULARY, WIDTH, adapted, made, trained
 from unsum.errors import UnsumError
 from unsum.models.language import TextTask, embedding_of, looks_ahead, task_of
 
@@ -153,3 +153,15 @@ def test_classes_and_masks_that_do_not_fit_are_refused_in_a_sentence() -> None:
         unsum.capture_text(model, tokens, torch.tensor([0, 3]))
     with pytest.raises(UnsumError, match="mask must be as the tokens"):
         unsum.capture_text(model, tokens, torch.tensor([0, 1]), mask=torch.ones(2, 5))
+
+
+@pytest.mark.parametrize(("rank", "steps", "comes_back"), [(28, 0, True), (8, 0, False), (28, 5, True), (8, 5, False)])
+def test_adapters_give_away_as_many_tokens_as_their_rank_holds(rank: int, steps: int, comes_back: bool) -> None:
+    model, tokens, labels = adapted(made("gpt2 classifier"), rank), sentences(2, 9), torch.tensor([2, 1])
+    trained(model, sentences(8, 9, seed=3), torch.arange(8) % 3, steps)
+    update = unsum.capture_text(model, tokens, labels, train=False)
+    assert len(update.gradients) == 2 * 2 + 1  # A and B in two layers, and the head
+    leak = unsum.separate(model, update, "text")
+    assert (sorted(leak.tokens or []) == sorted(tokens.tolist())) == comes_back
+    # Before any training ∇A is zero: in two layers the search has used all that there is, and nothing is left to confirm it.
+    assert leak.exact == (comes_back and steps > 0), leak.notes

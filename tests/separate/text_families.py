@@ -71,3 +71,28 @@ def trained(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, steps:
         model(tokens, labels=labels).loss.backward()
         optimizer.step()
     return model.eval()
+
+
+class Adapted(nn.Module):
+    """A frozen layer with an adapter of low rank beside it, as peft builds it: B begins with zeros."""
+
+    def __init__(self, layer: nn.Module, rank: int) -> None:
+        super().__init__()
+        self.layer = layer
+        inputs, outputs = layer.weight.shape  # of GPT-2's own kind of layer
+        self.lora_A = nn.Linear(inputs, rank, bias=False)
+        self.lora_B = nn.Linear(rank, outputs, bias=False)
+        nn.init.zeros_(self.lora_B.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + self.lora_B(self.lora_A(x))
+
+
+def adapted(model: nn.Module, rank: int) -> nn.Module:
+    """GPT-2's classifier: only adapters of its attention, and its head, are trained."""
+    model.requires_grad_(False)
+    for name, module in list(model.named_modules()):
+        if name.endswith("c_attn"):
+            model.set_submodule(name, Adapted(module, rank))
+    model.score.requires_grad_()
+    return model

@@ -18,9 +18,10 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.progress import Progress
 from unsum.spans.maps import bottleneck as bottlenecks
-from unsum.spans.maps import corner, method, pooled, samples, solve
+from unsum.spans.maps import corner, method, pooled, samples, solve, zeros
 from unsum.spans.maps.condition import MapCondition
 from unsum.spans.maps.judge import judge
+from unsum.spans.maps.search import Ends
 from unsum.spans.maps.solve import FoundMaps
 
 
@@ -139,6 +140,22 @@ def test_a_part_of_the_batch_is_returned_and_named(train: bool, monkeypatch: pyt
     assert len(set(which.tolist())) == 2
 
 
+def test_samples_that_become_one_on_the_way_are_named_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As twins do once the batch's factor is known."""
+    whole = samples.settled
+
+    def fewer(condition: MapCondition, ends: Ends, chosen: Tensor) -> FoundMaps:
+        found = whole(condition, ends, chosen)
+        return replace(found, s=found.s[1:], errors=found.errors[1:], misfits=found.misfits[1:], hits=found.hits[1:])
+
+    monkeypatch.setattr(samples, "settled", fewer)
+    sent = client(network(), [0, 1, 2])
+    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
+    assert leak.batch_size < 3
+    assert not leak.exact
+    assert leak.notes[0].startswith(f"{leak.batch_size} of 3 samples were told apart")
+
+
 def test_zeros_tell_samples_and_statistics_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """One sample that is far from all others makes the batch's statistics: rounds that guess them do not come near."""
     monkeypatch.delattr(solve, "_rounds")
@@ -146,6 +163,25 @@ def test_zeros_tell_samples_and_statistics_together(monkeypatch: pytest.MonkeyPa
     leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
     assert float(sent.errors(leak).max()) < 2e-5
     assert leak.exact, leak.notes
+
+
+def test_zeros_confirm_what_one_start_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lead to the same samples without the norm and the first layer; where they lead elsewhere, nothing is claimed."""
+    finished, sparsest = solve._finished, solve.sparsest
+
+    def once(condition: MapCondition, ends: Ends, number: int) -> FoundMaps:
+        found = finished(condition, ends, number)
+        return replace(found, hits=torch.ones_like(found.hits))
+
+    def elsewhere(rows: Tensor, number: int, generator: torch.Generator) -> zeros.SparseMaps:
+        found = sparsest(rows, number, generator)
+        return found._replace(y=found.y + 0.1 * found.y.roll(1, 0))
+
+    monkeypatch.setattr(solve, "_finished", once)
+    sent = client(network(), [0, 1, 2], train=False)
+    assert unsum.separate(sent.model, sent.update, "spans", batch_size=3).exact
+    monkeypatch.setattr(solve, "sparsest", elsewhere)
+    assert not unsum.separate(sent.model, sent.update, "spans", batch_size=3).exact
 
 
 @pytest.mark.parametrize(

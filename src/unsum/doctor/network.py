@@ -178,7 +178,9 @@ def tokens(model: nn.Module, samples: int) -> Said:
     if samples > 1 and 2 * samples * T <= d and found.block is not None:
         return "warning", f"{counted}: every token is told apart, and the pictures come back ('tokens')."
     most = d // (2 * T) if found.block is not None else 0
-    told = f"up to {most} pictures they would be" if most > 1 else "one picture would come back" if d > N else "none is"
+    told = (
+        f"up to {most} pictures they would be" if most > 1 else "one picture would come back" if d > N else "one's are"
+    )
     return "ok", f"{counted}: too many to be told apart ({told}); labels and class tokens leak all the same."
 
 

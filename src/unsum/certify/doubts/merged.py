@@ -19,6 +19,7 @@ from torch import Tensor
 from unsum.certify.claim import FALSE_ERROR
 from unsum.certify.doubts.follow import followed
 from unsum.certify.question import Question
+from unsum.deadline import out_of_time
 from unsum.equation.equation import Linearized
 from unsum.equation.noise import FALSE_ALARM
 from unsum.equation.observation import Observation
@@ -45,6 +46,8 @@ def doubt_merged(question: Question) -> list[str]:
     """The doubt that every sample stands for several of its label, none of which was found by itself."""
     if question.batch_size is not None:
         return []
+    if out_of_time("whether samples hide behind each other"):
+        return ["There was no time to ask whether samples of one label pass as one."]
     candidate = question.candidate
     spread = hidden_spread(question.head, question.observation, candidate.at.T, candidate.Y, float(candidate.at.alpha))
     return [*_doubt_proportional(question), *doubt_spread(max(spread, hidden_lengths(question)))]

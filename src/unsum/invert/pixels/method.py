@@ -121,7 +121,7 @@ def guess_pixels(model: nn.Module, leak: Leak, *, seed: int = 0) -> tuple[Tensor
 
 
 @INVERTERS.register(
-    "pixels", summary="least squares on pixels, nothing trained", needs="an exact map with enough numbers"
+    "pixels", summary="least squares on pixels, nothing trained beforehand", needs="an exact map with enough numbers"
 )
 def pixels(model: nn.Module, leak: Leak, *, inverse: str | Path | Inverse | None) -> Tensor:
     """(B, c, h, w) as the model takes them: the pictures that explain the largest map of `leak.inner`."""

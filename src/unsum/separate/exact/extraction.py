@@ -18,6 +18,7 @@ from unsum.equation.observation import Observation
 from unsum.separate.exact.single import SingleSamples
 from unsum.separate.exact.starts import hunt_corners
 
+_UNTRIED = "samples one at a time"
 FITS = 8.0  # misfit of a sample, in units of the noise
 SAME_SAMPLE = 0.05  # relative distance below which two answers are one sample found twice
 _USUAL = 20.0  # times the size of a usual row's ratio: samples are not larger
@@ -41,6 +42,8 @@ class Extracted:
 def extract(observation: Observation, *, smoothed: bool = False) -> Extracted | None:
     """As many samples of hard or smoothed label as can be found, at most R; None where the equations do not allow to try."""
     if observation.grad_b is None or observation.classes < 2 * observation.rank + 1 + smoothed:
+        return None
+    if out_of_time(_UNTRIED):
         return None
     left = _Smoothed(observation, observation.grad_b, smoothed)
     if len(left.label_starts()[0]) == 0:
@@ -96,7 +99,7 @@ class _Smoothed(Remainder):
         hidden = torch.zeros_like(self.grad_b, dtype=torch.bool)
         changed = True  # the same label rows lead to the same samples
         for _ in range(ROUNDS):
-            if self.missing == 0 or bool(hidden.all()) or out_of_time("samples one at a time"):
+            if self.missing == 0 or bool(hidden.all()) or out_of_time(_UNTRIED):
                 return
             if changed and self.accept(*self.label_starts(), faint):
                 continue
@@ -131,7 +134,7 @@ class _Smoothed(Remainder):
 
     def accept(self, T: Tensor, labels: Tensor, faint: bool, sharp: bool = False) -> bool:
         """Refine the starts, keep those that are samples and new, and subtract them; whether any was found."""
-        if len(T) == 0:
+        if len(T) == 0 or out_of_time(_UNTRIED):
             return False
         T = self.singles.refine(T, labels, self.alpha)
         off = (self.alpha * self.singles.couplings(T, labels) - 1).abs()

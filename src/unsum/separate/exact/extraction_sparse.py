@@ -37,6 +37,7 @@ class Wells:
     softmax: float
 
 
+_UNTRIED = "samples by the zeros of their features"
 _WELLS = (Wells(1e-3, 1.0, 3.0), Wells(1e-2, 1.0, 10.0), Wells(1e-4, 1.0, 1.0), Wells(1e-3, 3.0, 1.0))
 _MOVED = (0.0, 0.5, 1.0)  # of the ratios' spread, that starts are moved by after so many turns through the wells
 _SPARE = 16  # equations more than unknowns, and zeros, that a sample must have
@@ -71,7 +72,7 @@ def extract_sparse(observation: Observation, generator: torch.Generator) -> Extr
     if 2 * R > H or 2.0 * _HUNT * R * R * H * R > _WORK:
         return None
     found = _Found(observation, grad_b, generator)
-    while found.missing and not out_of_time("samples by the zeros of their features") and found.hunt():
+    while found.missing and not out_of_time(_UNTRIED) and found.hunt():
         pass
     if len(found.T) == 0:
         return None
@@ -106,6 +107,8 @@ class _Found:
         for moved in _MOVED if len(self.T) else _MOVED[:1]:
             blurred: list[tuple[Tensor, Tensor]] = []
             for wells in _WELLS:
+                if out_of_time(_UNTRIED):
+                    return False
                 T, labels, off = self._hunted(*self._starts(moved, everywhere=moved > 0), wells)
                 if bool((off < _CLEAN).any()):
                     self._take(T[off < _CLEAN], labels[off < _CLEAN])
@@ -216,7 +219,7 @@ class SparseSamples:
         cost = self._cost(T, outside, wells, width, wall)
         damping = torch.full_like(cost, 1e-2)
         for _ in range(iterations):
-            if out_of_time("samples by the zeros of their features"):
+            if out_of_time(_UNTRIED):
                 break
             f = T @ self.A
             pull = wall**2 * (f < 0) + wells.depth * width**2 / (f.square() + width**2).square()
@@ -235,7 +238,7 @@ class SparseSamples:
         return T
 
     def _sharpen(self, T: Tensor, labels: Tensor, width: float) -> Tensor:
-        while width > _SHARPEST:
+        while width > _SHARPEST and not out_of_time(_UNTRIED):
             for _ in range(_SHARP_STEPS):
                 P, outside = self._softmax(T, labels)
                 f = T @ self.A

@@ -16,7 +16,10 @@ from torch import Tensor
 from unsum.deadline import out_of_time
 from unsum.equation.observation import Observation
 
-HELD = 1 << 24  # entries of a batched Jacobian at a time: 128 MiB
+HELD = 1 << 24  # entries of a batched Jacobian at a time on a GPU: 128 MiB
+_HELD_ON_CPU = (
+    1 << 22
+)  # and on a CPU, where a larger one is no faster, and a step takes so long that no time limit is kept
 _LOOK = 5  # steps after which starts that have arrived are left alone
 _FALLING = 0.99  # of its cost that a start must have lost to go on
 
@@ -196,7 +199,7 @@ class SingleSamples:
 
 def in_parts(work: Callable[[Tensor, Tensor], Tensor], entries: int, T: Tensor, labels: Tensor) -> Tensor:
     """`work` on as many starts and their labels at a time as memory allows, with so many entries of a Jacobian for each."""
-    step = max(1, HELD // entries)
+    step = max(1, (HELD if T.is_cuda else _HELD_ON_CPU) // entries)
     return torch.cat([work(t, y) for t, y in zip(T.split(step), labels.split(step), strict=True)])
 
 

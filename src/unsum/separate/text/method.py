@@ -23,7 +23,7 @@ from unsum.separate.method import SEPARATORS
 from unsum.separate.text.admitted import Admitted
 from unsum.separate.text.judge import judge, tokens_told
 from unsum.separate.text.labels import LabelsFound, class_labels, masked_labels, next_labels
-from unsum.separate.text.network import Layer, joined, linear_layers, read_at_ends, read_whole
+from unsum.separate.text.network import Layer, joined, linear_layers, read_whole
 from unsum.separate.text.recovered import Text, labelled
 from unsum.separate.text.replay import embedding, name_of, play
 from unsum.separate.text.walk import Guide, choose_guide, walk
@@ -89,7 +89,7 @@ def _labelled(
         if task is TextTask.NEXT:
             return next_labels(model, head, found, last), found.notes
         if task is TextTask.CLASS:
-            return class_labels(head, found.prefixes, read_at_ends(model, linear, found.prefixes)), found.notes
+            return class_labels(head, found.prefixes, _pooled(model, found.prefixes)), found.notes
         endings = [prefix for i, prefix in enumerate(found.prefixes) if i not in set(found.parents)]
         return masked_labels(model, head, endings, last), found.notes
     if task is TextTask.NEXT:
@@ -99,8 +99,12 @@ def _labelled(
         return None, whole.notes
     if task is TextTask.MASKED:
         return masked_labels(model, head, whole.sequences, last), whole.notes
-    F = torch.stack([read[-1] for read in read_whole(model, linear, whole.sequences)])
-    return class_labels(head, whole.sequences, F), whole.notes
+    return class_labels(head, whole.sequences, _pooled(model, whole.sequences)), whole.notes
+
+
+def _pooled(model: nn.Module, texts: list[tuple[int, ...]]) -> Tensor:
+    """(n, H) what a classifier's head reads of each whole text."""
+    return torch.stack([read[-1] for read in read_whole(model, find_head(model)[1], texts)])
 
 
 def _candidates(model: nn.Module, update: Update) -> Tensor:

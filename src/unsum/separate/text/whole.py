@@ -39,15 +39,19 @@ class Whole:
 
 def search_whole(model: nn.Module, guide: Guide, admitted: Admitted) -> Whole:
     """Every sequence of which every position is admitted, as long as tokens or directions are left that none accounts for."""
-    if guide.first.span.full:
-        return Whole(notes=["There are as many tokens as features, so the first layer tells none of them from others."])
     places = list(_tokens_by_place(admitted))
+    if len(admitted.candidates) > 1 and all(len(place) == len(admitted.candidates) for place in places):
+        return Whole(notes=["There are as many tokens as features, so the first layer tells none of them from others."])
     # A token that stands at two places ties them together: all tokens of one are admitted at the other. But no more tokens
     # are than there are directions.
     if any(len(place) > guide.first.span.rank for place in places):
         return Whole(notes=["More tokens fit the gradient than it can hold: they can no longer be told from chance."])
     if not places:
         return Whole()
+    if guide.deep.span.rank < len(places):
+        return Whole(
+            notes=["Every layer that reads all positions has a gradient of full rank: too many tokens, or noise."]
+        )
     generator = torch.Generator().manual_seed(0)  # the search is the same every time
     found = Whole()
     lengths = _lengths(places)

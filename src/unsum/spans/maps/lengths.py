@@ -28,15 +28,15 @@ _STEPS = 40  # of Gauss–Newton, or bisections
 _GRID, _RANGE = 401, 1e4  # lengths that are tried where features grow with them: from 1 / range to range
 
 
-class Lengths(NamedTuple):
+class MapLengths(NamedTuple):
     """(B,) what each map is to be multiplied by; `told`: whether something told it, or features do not depend on it."""
 
     factors: Tensor
     told: bool
 
 
-def settle_lengths(tail: Tail, head: Head, maps: Tensor) -> Lengths:
-    """Lengths of maps (B, C, h, w) whose directions are known, for cross-entropy where features grow with them."""
+def settle_lengths(tail: Tail, head: Head, maps: Tensor) -> MapLengths:
+    """MapLengths of maps (B, C, h, w) whose directions are known, for cross-entropy where features grow with them."""
     whole = head.grad_W.double()
 
     def features(factors: Tensor) -> Tensor:
@@ -57,16 +57,16 @@ def settle_lengths(tail: Tail, head: Head, maps: Tensor) -> Lengths:
             rows = orthonormal_rows(features(factor * ones))
             return float((whole - (whole @ rows.T) @ rows).norm())
 
-        return Lengths(_by_span(slopes, whole, ones * least(outside, 1.0)), told=True)
+        return MapLengths(_by_span(slopes, whole, ones * least(outside, 1.0)), told=True)
     grows = bool((change.norm(dim=1) > _SEEN * size).any())
     if grows and len(whole) > 2:
         found = _by_softmax(head, here, tail.forward(maps * ones[:, None, None, None])[1])
-        return Lengths(ones * found, told=True)
-    return Lengths(ones, told=not grows)
+        return MapLengths(ones * found, told=True)
+    return MapLengths(ones, told=not grows)
 
 
 def _by_span(slopes: Callable[[Tensor], tuple[Tensor, Tensor]], whole: Tensor, factors: Tensor) -> Tensor:
-    """Lengths for which rows of ∇W (C, H) are mixtures of features: variable projection (Golub and Pereyra, 1973), by
+    """MapLengths for which rows of ∇W (C, H) are mixtures of features: variable projection (Golub and Pereyra, 1973), by
     Gauss–Newton with Kaufman's Jacobian and Levenberg's damping."""
 
     def left(F_: Tensor) -> Tensor:

@@ -113,7 +113,9 @@ def _at_factor(condition: MapCondition, factor: float) -> MapCondition:
 def _with_factor(condition: MapCondition, found: FoundMaps, factor: float) -> FoundMaps:
     """The samples once more."""
     again = settled(_at_factor(condition, factor), Ends.of(found.s), found.s)
-    return replace(again, hits=found.hits, sign=found.sign)
+    return replace(
+        again, hits=found.hits[torch.cdist(again.s, found.s).argmin(1)], sign=found.sign
+    )  # two may be one now
 
 
 def _running_factor(batch: MapBatch, condition: MapCondition, found: FoundMaps) -> float:

@@ -12,7 +12,7 @@ from unsum.deadline import out_of_time
 from unsum.progress import Progress
 from unsum.spans.maps.condition import Affine, Among, MapCondition
 from unsum.spans.maps.search import Ends, apart, beside, descend
-from unsum.spans.maps.zeros import BegunMaps, begin
+from unsum.spans.maps.zeros import BegunMaps, begin, has_zeros, sparsest
 
 _STARTS, _FEWEST = 4, 32  # starts for each sample, and at least
 _EQUATIONS = 64  # for each unknown that a search looks at; all are looked at in the end
@@ -23,6 +23,7 @@ _FIRST_ROUNDS, _FIRST_STEPS = 5, 3  # with the statistics of all starts, before 
 _SETTLED = 1e-3  # relative change of all samples from which rounds look at everything
 _LAST = 60  # rounds at most in the end
 _NEAR = 5e-2  # relative distance of a start's end from a sample, before statistics had settled
+_ALIKE = 1e-2  # distance of directions within which zeros led to the same sample: two samples are farther apart
 _FIXED = 1e-9  # relative change in a round below which nothing moves any more
 _ROOT, _BEST, _NEVER = 1e-3, 1e3, 3e-2  # misfits: always a root; times the lowest one; never
 
@@ -64,7 +65,18 @@ def solve_known(condition: MapCondition, samples: int, seed: int, progress: Prog
         else:
             fresh = _starts(few, max(_FEWEST, _STARTS * samples), generator)
         ends = ends.joined(descend(few, Ends.of(fresh), _STEPS))
-    return _finished(condition, _sized(few, ends[_roots(ends)]), samples)
+    return _confirmed(_finished(condition, _sized(few, ends[_roots(ends)]), samples), generator)
+
+
+def _confirmed(found: FoundMaps, generator: torch.Generator) -> FoundMaps:
+    """With the starts that zeros lead to the same samples, where one start alone did: these use no norm and no first layer."""
+    condition = found.condition
+    if bool((found.hits > 1).all()) or len(found) < 2 or not has_zeros(condition, len(found)):
+        return found
+    assert isinstance(condition.space, Among)
+    other = sparsest(condition.space.rows, len(found), generator)
+    near = torch.cdist(F.normalize(condition.read(found.s).flatten(1)), F.normalize(other.y)) < _ALIKE
+    return replace(found, hits=found.hits + (near * other.hits).sum(1))
 
 
 def _sized(condition: MapCondition, ends: Ends) -> Ends:
@@ -93,7 +105,8 @@ def _from_begun(condition: MapCondition, begun: BegunMaps, samples: int, seed: i
             return replace(found, sign=begun.sign)
         begun, hits = begun._replace(s=found.s), found.hits
     progress.part(samples, samples)
-    return replace(settled(condition, Ends.of(begun.s), begun.s), sign=begun.sign, hits=hits)
+    found = settled(condition, Ends.of(begun.s), begun.s)
+    return replace(found, sign=begun.sign, hits=hits[torch.cdist(found.s, begun.s).argmin(1)])
 
 
 def _rounds(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:

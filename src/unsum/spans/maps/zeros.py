@@ -20,7 +20,7 @@ from unsum.spans.maps.condition import Affine, Among, MapCondition
 _SHRINK, _FINEST = (
     0.75,
     1e-3,
-)  # each step of reweighting counts less as zero, down to this share of the root mean square
+)  # what counts as zero becomes smaller in each step, down to this share of the root mean square
 _BELOW = 4.0  # weight of entries below zero, in units of those of a tenth of the root mean square
 _ENTRIES, _EACH = 4096, 128  # that are looked at, at least, and for each unknown
 _STARTS, _ROUNDS = 3, 6  # starts for each sample in a round
@@ -48,14 +48,20 @@ class BegunMaps(NamedTuple):
 def begin(condition: MapCondition, samples: int, seed: int) -> BegunMaps | None:
     """Samples of a batch whose norm is not known; None where relu does not follow, or too few show."""
     space = condition.space
-    if condition.activation.family != "relu" or not isinstance(space, Among) or condition.norm is not None:
-        return None
-    if condition.unknowns == 0 or len(space.rows) != samples:
+    if not has_zeros(condition, samples) or condition.norm is not None or not isinstance(space, Among):
         return None
     found = sparsest(space.rows, samples, torch.Generator().manual_seed(seed))
     if len(found.y) < 2:
         return None
     return _linear(condition, found)
+
+
+def has_zeros(condition: MapCondition, samples: int) -> bool:
+    """Whether the next convolution's maps show samples by their zeros."""
+    space = condition.space
+    if condition.activation.family != "relu" or not isinstance(space, Among):
+        return False
+    return condition.unknowns > 0 and len(space.rows) == samples
 
 
 def sparsest(rows: Tensor, samples: int, generator: torch.Generator) -> SparseMaps:

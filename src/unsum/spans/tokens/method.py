@@ -136,7 +136,9 @@ def _played(
     features, logits = player.forward(pictures)
     reading = read_loss(head, features, logits, loss, knowledge)
     played = player.play(pictures, reading.Y, reading.weights, reading.loss)
-    errors = deviations(network, update, played.delta, solved.X).clamp_min(solved.error)
+    errors = torch.full((len(pictures),), solved.error, dtype=torch.float64, device=pictures.device)
+    if solved.way != "position embedding":  # which tells D itself, and how well X is known with it
+        errors = torch.maximum(errors, deviations(network, update, played.delta, solved.X))
     told = update.reduction == "mean" and update.scale_known
     scale = float(reading.weights.sum()) * reading.loss.divisor(reading.Y[:1]) if told else None
     return PictureAnswer(pictures, solved.X, errors, reading, played, player, solved.used, scale)

@@ -26,7 +26,8 @@ from unsum.update import Update
 _UNITS = 6  # hidden units that are looked at for each token: five equations for every unknown
 _LAST, _HARDLY = 6, 1e-6  # steps and damping at all units, from roots at some
 _STEPS = 60  # of a start: roots are reached within twenty
-_FEWEST, _LARGEST = 32, 128  # starts of a round: twice as many as tokens that are missing, between these
+_FEWEST = 32  # starts of a round
+_CROWD = {"cpu": (2, 128), "cuda": (8, 2048)}  # for each token that is missing, and in all: a GPU has room for more
 _STUCK = 2  # such rounds, after which all hidden units are looked at
 _PATIENCE = 120.0  # seconds without a new token, after which it ends too: a round of a large network takes one minute
 _BARREN = 12  # rounds in a row without a new token, after which the search ends
@@ -47,7 +48,8 @@ def find_tokens(
     while len(found) < tokens and barren < _BARREN and not out_of_time("further tokens"):
         if time.monotonic() > last + _PATIENCE:
             break
-        number = max(_FEWEST, min(_LARGEST, 2 * (tokens - len(found))))
+        crowd, largest = _CROWD.get(device.type, _CROWD["cpu"])
+        number = max(_FEWEST, min(largest, crowd * (tokens - len(found))))
         new, _ = roots_among(
             condition, *descend(condition, _starts(condition, found, number, generator), _STEPS, least)
         )
