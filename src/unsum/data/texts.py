@@ -99,7 +99,7 @@ def _sequences(
     if data is None:
         return [(tokenizer.encode(line, framed=framed), None) for line in _sentences()]
     if isinstance(data, str | Path):
-        lines = _labelled_lines(Path(data))
+        lines = _labeled_lines(Path(data))
         return [(tokenizer.encode(line, framed=framed), label) for line, label in lines]
     if isinstance(data, Tensor):
         return [([int(token) for token in row if int(token) != IGNORED], None) for row in data]
@@ -109,7 +109,7 @@ def _sequences(
     ]
 
 
-def _labelled_lines(path: Path) -> list[tuple[str, int | None]]:
+def _labeled_lines(path: Path) -> list[tuple[str, int | None]]:
     """Lines of text; of a .jsonl file, a text each, or an object with a `text` and, where it is known, a `label`."""
     if path.suffix != ".jsonl":
         return [(line, None) for line in _lines(path)]

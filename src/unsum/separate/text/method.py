@@ -24,7 +24,7 @@ from unsum.separate.text.admitted import Admitted
 from unsum.separate.text.judge import judge, tokens_told
 from unsum.separate.text.labels import LabelsFound, class_labels, masked_labels, next_labels
 from unsum.separate.text.network import Layer, joined, linear_layers, read_whole
-from unsum.separate.text.recovered import Text, labelled
+from unsum.separate.text.recovered import Text, labeled
 from unsum.separate.text.replay import embedding, name_of, play
 from unsum.separate.text.walk import Guide, choose_guide, walk
 from unsum.separate.text.whole import search_whole
@@ -65,7 +65,7 @@ def _read(head: Head, knowledge: Knowledge, model: nn.Module, update: Update) ->
     # One less than the model reads at once, where the label of the longest prefix is a token as well.
     longest = (longest_text(model) or _LONGEST) - (task_of(model) is TextTask.NEXT)
     admitted = Admitted(model, guide.first, _candidates(model, update), longest)
-    found, notes = _labelled(head, model, guide, admitted, layers)
+    found, notes = _labeled(head, model, guide, admitted, layers)
     if found is None or found.text is None:
         return _nothing(head, *(found.notes if found else notes or [_UNFITTING]))
     searched = [guide.first, guide.deep, *found.used]
@@ -75,7 +75,7 @@ def _read(head: Head, knowledge: Knowledge, model: nn.Module, update: Update) ->
     return _leak(head, knowledge, model, update, found.text, admitted, names, notes)
 
 
-def _labelled(
+def _labeled(
     head: Head, model: nn.Module, guide: Guide, admitted: Admitted, layers: list[Layer]
 ) -> tuple[LabelsFound | None, list[str]]:
     """The text with its labels, None where none fits, and notes."""
@@ -129,7 +129,7 @@ def _leak(
 ) -> Leak:
     if not recovered.tokens:
         return _nothing(head, *notes, "The head's gradient assigns no label to any of them.")
-    features, labels = labelled(model, recovered)
+    features, labels = labeled(model, recovered)
     Y = torch.nn.functional.one_hot(labels, head.classes).double()
     L = head.logits(features.double())
     L = L if head.b is None else L + head.b.double()

@@ -53,7 +53,7 @@ def at_label_places(task: TextTask, read: Tensor) -> Tensor:
     return read[:, :-1] if task is TextTask.NEXT else read
 
 
-def labelled(model: nn.Module, text: Text) -> tuple[Tensor, Tensor]:
+def labeled(model: nn.Module, text: Text) -> tuple[Tensor, Tensor]:
     """(M, H) what the head reads at the positions that have a label, sequence by sequence, and (M,) those labels."""
     task = task_of(model)
     features: list[Tensor] = [torch.empty(0)] * len(text.tokens)
