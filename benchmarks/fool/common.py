@@ -14,8 +14,9 @@ Genome = dict[str, Any]
 FALSE_CLAIM, WRONG_TARGET, UNEXPLAINED = 1e-2, 1e-2, 1e-2
 TRACE = 1e-5  # of the largest sample's own gradient: who sends less may be missing
 _LIMIT = 1e-3  # predicted error from which nothing is claimed
-_MOMENT = 0.05  # seconds after which an import or a tracing is looked at again
-_TRACER = "fx/_symbolic_trace.py"  # PyTorch's file that patches modules while it traces one
+_MOMENT = 0.05  # seconds after which an import, a tracing or a derivative is looked at again
+# PyTorch's files that patch modules while they trace one, or count levels of derivatives that they have entered.
+_PATCHING = ("fx/_symbolic_trace.py", "autograd/forward_ad.py", "_functorch/eager_transforms.py")
 
 
 class TooLongError(BaseException):
@@ -49,9 +50,9 @@ class Try:
 
 
 def _leaves_halves(frame: FrameType | None) -> bool:
-    """Whether a module is being imported or a model traced: cut in the midst, every later try would crash on what is left."""
+    """Whether a module is being imported, traced or derived: cut in the midst, every later try would crash on what is left."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib") or frame.f_code.co_filename.endswith(_TRACER):
+        if frame.f_code.co_filename.startswith("<frozen importlib") or frame.f_code.co_filename.endswith(_PATCHING):
             return True
         frame = frame.f_back
     return False

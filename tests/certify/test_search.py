@@ -202,6 +202,7 @@ def test_bred_cases_are_not_claimed(attempt: ModuleType, monkeypatch: pytest.Mon
 # that is 3 % shorter, behind a network without bias; class weights and smoothing, declared as plain cross-entropy; and smoothed
 # labels of two classes, of which a model that is surer than they are makes the other class; a faint sample that weighs half
 # of what the others do, and gets another length for it; one sample out of a change of weights that rounding blurs by a hundredth.
+# And a twin of 4e-5 of a picture's weight, which nothing but the number of pictures tells of.
 BRED_ELSEWHERE = {
     "losses, weighted": {
         "classes": 11, "batch": 1, "inputs": 24, "spread": -0.039582, "weights": 0.427616, "bias": True, "biased_gradient":
@@ -246,6 +247,15 @@ BRED_ELSEWHERE = {
         "batch size", "loss": "cross-entropy", "method": "spans", "mixed": 0.5601036983746023, "heat":
         0.3642656583427062, "rate": -2.614059696881926, "mixtures": 0, "patterns": "any", "declared": False, "steps":
         1, "momentum": 0.0, "epochs": 1, "training": "all",
+    },
+    "tokens": {
+        "seed": 913472757, "classes": 1.570440178520181, "batch": 1.1895728957895455, "width": 23.542133324041117,
+        "depth": 0.5391117981058514, "side": 2.025864915765525, "twin": -0.8994602764373902, "mixed":
+        0.1843753216498596, "head": 0.10895419631425818, "size": -0.04513209154158648, "noise": -4.074664974379562,
+        "faint": -4.446403146022616, "decay": -3.885202117376534, "forgery": -1.7069239795597904, "blend":
+        0.19388663563349345, "heat": 0.08036154211974877, "gain": 0.3161588322238553, "norms": "plain", "patches":
+        "any", "labels": "same", "alike": "twin", "soft": "hard", "loss": "cross-entropy", "declared": True, "told":
+        "nothing", "reduction": "sum", "scale": 1.0, "frozen": "nothing", "harm": "faint", "dtype": "float32",
     },
     "peel": {
         "seed": 627978571, "classes": 8.5283, "batch": 0.9565, "inputs": 23.6374, "width": 25.04, "depth": 2.4499, "gain":

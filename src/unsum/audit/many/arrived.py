@@ -24,7 +24,15 @@ _ROUND = re.compile(r"round[-_ ]?(\d+)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Arrived:
-    """One client's update in one round, in memory or in a file."""
+    """One client's update in one round, in memory or in a file.
+
+    Examples:
+        >>> import torch, unsum
+        >>> model = torch.nn.Linear(6, 4)
+        >>> update = unsum.capture(model, torch.rand(2, 6), torch.tensor([0, 3]))
+        >>> unsum.Arrived("hospital-3", update, round=7).client
+        'hospital-3'
+    """
 
     client: str
     update: Update | Received

@@ -30,6 +30,14 @@ class Findings:
     """What was found of every client in every round, in the order of rounds and clients; `path` None keeps it in memory.
 
     Iterate over it, or read the table `findings` with any SQLite tool: a column for every figure, and `content` as JSON.
+
+    Examples:
+        >>> import torch, unsum
+        >>> model = torch.nn.Linear(6, 4)
+        >>> update = unsum.capture(model, torch.rand(2, 6), torch.tensor([0, 3]))
+        >>> findings = unsum.attack_many(model, [unsum.Arrived("hospital-3", update, round=7)], processes=1)
+        >>> [(finding.client, finding.round) for finding in findings]
+        [('hospital-3', 7)]
     """
 
     def __init__(self, path: str | Path | None = None, setting: str = "") -> None:

@@ -118,6 +118,9 @@ def _doubt_twins(answer: PictureAnswer, knowledge: Knowledge, seed: int) -> list
     if knowledge.known_batch_size is not None and reading.copies is not None:  # who counts once is one
         hidden &= reading.copies > 1
     several = hidden.nonzero()[:, 0].tolist()
+    if not several and knowledge.known_batch_size is None:
+        # A twin of 4e-5 of its weight was missing beside a picture: it sends less than rounding, and only the number tells of it.
+        return ["A picture that weighs next to nothing may be missing beside these; say the batch size if it is known."]
     if not several:
         return []
     return [

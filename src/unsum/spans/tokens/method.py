@@ -152,7 +152,6 @@ def _leak(head: Head, answer: PictureAnswer, solved: Solved, knowledge: Knowledg
     alpha = float(reading.weights.mean())
     plain = 1 / reading.loss.divisor(reading.Y) if head.reduction == "mean" else 1.0
     dtype = head.W.dtype if head.W.dtype in (torch.float32, torch.float64) else torch.float32
-    sure = grant_each(MARGIN * answer.errors, above=claim.exact)
     return Leak(
         method="tokens",
         targets=reading.Y,
@@ -163,7 +162,7 @@ def _leak(head: Head, answer: PictureAnswer, solved: Solved, knowledge: Knowledg
         exact=claim.exact,
         scale=alpha / plain,
         inputs=answer.pictures.to(dtype),
-        inputs_exact=sure,
+        inputs_exact=grant_each(MARGIN * answer.errors, above=claim.exact),
         loss=reading.loss.name,
         notes=[*claim.notes, _remark(solved)],
     )
