@@ -66,13 +66,28 @@ _ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
 
 
 def random_genome(chance: random.Random, *, tame: bool = False) -> Genome:
+    return draw_genome(chance, Ranges(GENES, CHOICES, ORDINARY, ORDINARY_CHOICES), tame=tame)
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Genes and choices, and those of ordinary cases."""
+
+    genes: dict[str, tuple[float, float]]
+    choices: dict[str, tuple[Any, ...]]
+    ordinary: dict[str, tuple[float, float]]
+    ordinary_choices: dict[str, tuple[Any, ...]]
+
+
+def draw_genome(chance: random.Random, ranges: Ranges, *, tame: bool) -> Genome:
+    """Anywhere, but for a share of genes that are ordinary; a tame one has them all so."""
     share = 1.0 if tame else chance.random()
     genome: Genome = {"seed": chance.randrange(1 << 30)}
-    for name, ends in GENES.items():
-        genome[name] = chance.uniform(*(ORDINARY.get(name, ends) if chance.random() < share else ends))
-    for name, values in CHOICES.items():
+    for name, ends in ranges.genes.items():
+        genome[name] = chance.uniform(*(ranges.ordinary.get(name, ends) if chance.random() < share else ends))
+    for name, values in ranges.choices.items():
         usual = tame or chance.random() < share
-        genome[name] = chance.choice(ORDINARY_CHOICES.get(name, values) if usual else values)
+        genome[name] = chance.choice(ranges.ordinary_choices.get(name, values) if usual else values)
     return genome
 
 
@@ -243,14 +258,20 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
     case = build(genome)
     if not all(bool(torch.isfinite(t).all()) for t in case.update.gradients.values()):
         return Try(genome, "refused")
-    known = {"batch_size": len(case.Y)} if genome["told"] == "batch size" else {}
-    loss = genome["loss"] if genome["declared"] and genome["loss"] in ("cross-entropy", "bce", "mse") else None
+    known = granted(genome, len(case.Y))
     return timed(
         genome,
         seconds,
-        lambda: unsum.separate(case.model, case.update, "spans", loss=loss, **known),
+        lambda: unsum.separate(case.model, case.update, "spans", **known),
         lambda leak: _verdict(case, leak),
     )
+
+
+def granted(genome: Genome, B: int) -> dict[str, Any]:
+    """What the attack is told."""
+    declared = genome["declared"] and genome["loss"] in ("cross-entropy", "bce", "mse")
+    size = {"batch_size": B} if genome["told"] == "batch size" else {}
+    return size | {"loss": genome["loss"] if declared else None}
 
 
 def _verdict(case: Case, leak: unsum.Leak) -> Verdict:
@@ -265,8 +286,13 @@ def _verdict(case: Case, leak: unsum.Leak) -> Verdict:
         near = true[apart.argmin(1)]
         inner = inner * float((inner * near).sum() / inner.square().sum().clamp_min(1e-300))
     apart = torch.maximum(apart, apart_from(inner, true))
-    wrong, missing = float(apart.amin(1).max()), float(apart[:, case.shares > TRACE].amin(0).max())
-    off = max(label_error(case.Y[apart[i] <= FALSE_CLAIM], leak.targets[i]) for i in range(len(inner)))
+    return judged(apart, case.shares, case.Y, leak.targets)
+
+
+def judged(apart: Tensor, shares: Tensor, Y: Tensor, targets: Tensor) -> Verdict:
+    """Of R found and B true samples at distances (R, B): errors, of labels too, and how a claim of them would be false."""
+    wrong, missing = float(apart.amin(1).max()), float(apart[:, shares > TRACE].amin(0).max())
+    off = max(label_error(Y[apart[i] <= FALSE_CLAIM], targets[i]) for i in range(len(apart)))
     how = (
         "a claimed sample is none"
         if not wrong <= FALSE_CLAIM

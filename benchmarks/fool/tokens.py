@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import maps
 import torch
-from common import FALSE_CLAIM, TRACE, WRONG_TARGET, Genome, Try
+from common import Genome, Try
 from judge import Verdict, timed
 from torch import Tensor, nn
 from torchvision.models import VisionTransformer
@@ -52,14 +52,7 @@ _FROZEN = {"positions": "encoder.pos_embedding", "patches": "conv_proj"}
 
 
 def random_genome(chance: random.Random, *, tame: bool = False) -> Genome:
-    share = 1.0 if tame else chance.random()
-    genome: Genome = {"seed": chance.randrange(1 << 30)}
-    for name, ends in GENES.items():
-        genome[name] = chance.uniform(*(ORDINARY.get(name, ends) if chance.random() < share else ends))
-    for name, values in CHOICES.items():
-        usual = tame or chance.random() < share
-        genome[name] = chance.choice(ORDINARY_CHOICES.get(name, values) if usual else values)
-    return genome
+    return maps.draw_genome(chance, maps.Ranges(GENES, CHOICES, ORDINARY, ORDINARY_CHOICES), tame=tame)
 
 
 def kind(genome: Genome) -> str:
@@ -143,12 +136,11 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
     case = build(genome)
     if not all(bool(torch.isfinite(t).all()) for t in case.update.gradients.values()):
         return Try(genome, "refused")
-    known = {"batch_size": len(case.Y)} if genome["told"] == "batch size" else {}
-    loss = genome["loss"] if genome["declared"] and genome["loss"] in ("cross-entropy", "bce", "mse") else None
+    known = maps.granted(genome, len(case.Y))
     return timed(
         genome,
         seconds,
-        lambda: unsum.separate(case.model, case.update, "tokens", loss=loss, **known),
+        lambda: unsum.separate(case.model, case.update, "tokens", **known),
         lambda leak: _verdict(case, leak),
     )
 
@@ -157,14 +149,4 @@ def _verdict(case: Case, leak: unsum.Leak) -> Verdict:
     """Errors of pictures and of labels, and how a claim of them would be false."""
     if leak.batch_size == 0 or leak.inputs is None:
         return math.inf, math.inf, "a claim of nothing"
-    apart = maps.apart_from(leak.inputs, case.x)
-    wrong, missing = float(apart.amin(1).max()), float(apart[:, case.shares > TRACE].amin(0).max())
-    off = max(maps.label_error(case.Y[apart[i] <= FALSE_CLAIM], leak.targets[i]) for i in range(leak.batch_size))
-    how = (
-        "a claimed picture is none"
-        if not wrong <= FALSE_CLAIM
-        else "a picture is missing"
-        if not missing <= FALSE_CLAIM
-        else ""
-    )
-    return max(wrong, missing), off, how or ("labels" if not off <= WRONG_TARGET else "")
+    return maps.judged(maps.apart_from(leak.inputs, case.x), case.shares, case.Y, leak.targets)
