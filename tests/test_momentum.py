@@ -80,7 +80,7 @@ def test_rows_of_earlier_labels_carry_the_rounding_of_what_was_sent() -> None:
     assert error < 10 * leak.predicted_error
 
 
-@pytest.mark.parametrize("momentum", [0.89, *long(0.0, 0.5, 0.8, 0.899)])
+@pytest.mark.parametrize("momentum", long(0.89, 0.0, 0.5, 0.8, 0.899))
 def test_nothing_is_claimed_where_the_declared_momentum_is_wrong(momentum: float) -> None:
     for sent in (rounds(2), rounds(2, rate=1e-6), rounds(2, batch=1, rate=1e-6)):
         (_, before, _), (model, update, _) = sent
