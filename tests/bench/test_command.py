@@ -49,7 +49,7 @@ def test_only_methods_that_lack_something_say_that_they_need_it(smoke: tuple[Pat
     with Store(smoke[0], read_only=True) as store:
         table = read_table(EXPERIMENTS["field"], "smoke", store)
     lacking = {row.cell.attack.name: row.remark for row in table.rows if not row.measured}
-    assert set(lacking) == {"ggl", "gias", "local-steps", "ratio", "residual", "rgap", "spans", "text"}
+    assert set(lacking) == {"ggl", "gias", "local-steps", "ratio", "residual", "rgap", "spans", "text", "tokens"}
     assert "needs: 'gias' needs a generator of pictures" in lacking["gias"]
 
 

@@ -12,7 +12,7 @@ from torchvision.models import resnet18
 
 import unsum
 from support.material import pictures, small_net
-from support.transformers import torchvision_vit
+from support.vision_transformers import torchvision_vit
 from unsum import Update
 from unsum.doctor import network
 

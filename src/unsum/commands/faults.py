@@ -28,7 +28,14 @@ _DISK = {
     errno.ELOOP: "its links lead in a circle",
     errno.ENOTDIR: "a file stands in the place of a folder",
 }
-_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "Cannot allocate memory", "not enough memory")
+_MEMORY = (
+    "can't allocate memory",
+    "out of memory",
+    "bad_alloc",
+    "Cannot allocate memory",
+    "not enough memory",
+    "failed to map segment",
+)
 _DEVICE = ("CUDA error", "CUDA driver", "HIP error", "cudnn", "CUBLAS_STATUS", "NCCL")
 
 
@@ -62,7 +69,9 @@ def sentence_of(error: BaseException) -> str:
         where = f" to {shown(str(error.filename))}" if error.filename else ""
         return f"Nothing more could be written{where}: {_DISK[error.errno]}. {go_on()}"
     text = str(error)
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(part in text for part in _MEMORY)):
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError | ImportError) and any(part in text for part in _MEMORY)
+    ):
         return f"Memory ran out; a smaller --batch, a smaller model or another --device needs less. {go_on()}"
     device = getattr(sys.modules.get("torch"), "AcceleratorError", ())
     if isinstance(error, device) or (isinstance(error, RuntimeError) and any(part in text for part in _DEVICE)):

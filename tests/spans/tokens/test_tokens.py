@@ -11,7 +11,15 @@ from torchvision.models import SwinTransformer, VisionTransformer
 
 import unsum
 from support.long import long
-from support.transformers import PATCH, SIDE, briefly_trained, hugging_face_vit, photos, timm_vit, torchvision_vit
+from support.vision_transformers import (
+    PATCH,
+    SIDE,
+    briefly_trained,
+    hugging_face_vit,
+    photos,
+    timm_vit,
+    torchvision_vit,
+)
 from unsum import UnsumError
 from unsum.attack import separate
 from unsum.head import Head
