@@ -28,3 +28,10 @@ def chi_square_quantile(probability: float, degrees: int) -> float:
     from scipy.special import gammaincinv
 
     return 2 * float(gammaincinv(degrees / 2, probability))
+
+
+def ward_clusters(rows: NDArray[np.float64], number: int) -> NDArray[np.int32]:
+    """Which of `number` clusters each row belongs to, by Ward's method."""
+    from scipy.cluster.hierarchy import fcluster, linkage
+
+    return np.asarray(fcluster(linkage(rows, "ward"), number, "maxclust"))

@@ -12,10 +12,10 @@ import operator
 from typing import Any, NamedTuple
 
 import torch
-from scipy.cluster.hierarchy import fcluster, linkage
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from unsum.late_scipy import ward_clusters
 from unsum.spans.basis import LayerSpan
 from unsum.spans.maps.pair import ConvLayer, conv_layer, module_at, traced
 from unsum.spans.maps.tail import Tail
@@ -97,7 +97,7 @@ def grouped(tail: Tail, found: PlaceVectors, samples: int) -> Tensor | None:
     if samples == 1:
         numbers = torch.ones(len(g), dtype=torch.long)
     else:
-        numbers = torch.as_tensor(fcluster(linkage(g.cpu().numpy(), "ward"), samples, "maxclust"))
+        numbers = torch.as_tensor(ward_clusters(g.cpu().numpy(), samples))
     groups = [vectors[(numbers == i).to(vectors.device)] for i in range(1, samples + 1)]
     if any(len(group) != len(vectors) // samples for group in groups):
         return None
