@@ -46,6 +46,7 @@ class Leak:
     inputs_exact: Tensor | None = None  # (B,) bool, the certificate of each input
     pictures_first: bool = False  # features and logits are those of the pictures found, and add nothing to them
     inner: dict[str, Tensor] = field(default_factory=dict)  # convolution → (B, C, h, w) what it read, if peeled
+    partly: dict[str, Tensor] = field(default_factory=dict)  # the same, NaN where nothing tells an entry
     tokens: list[list[int]] | None = None  # of a language model's batch: its sequences, in the attacker's order
     loss: str = "cross-entropy"  # that the answer explains the gradient with
     readings: dict[str, Tensor] = field(default_factory=dict)  # dense layer → (n, d) inputs of it, mixtures among them

@@ -63,7 +63,8 @@ def walked_down(model: nn.Module, update: Update, leak: Leak, seed: int, progres
         peeled = peel(model, update, leak, "residual", shape=find_reach(model, leak).shape, seed=seed)
     except UnsumError as error:
         return replace(leak, notes=[*leak.notes, str(error)])
-    return replace(leak, inner=leak.inner | peeled.inner, notes=[*leak.notes, *peeled.notes])
+    inner, notes = leak.inner | peeled.inner, [*leak.notes, *peeled.notes]
+    return replace(leak, inner=inner, partly=peeled.partly, notes=notes)
 
 
 def with_pixels(model: nn.Module, update: Update, leak: Leak, seed: int, progress: Progress = SILENT) -> Leak:

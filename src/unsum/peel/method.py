@@ -60,6 +60,7 @@ class Peeled:
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     inner: dict[str, Tensor] = field(default_factory=dict)  # convolution → (B, C, h, w) what it read, on the way down
+    partly: dict[str, Tensor] = field(default_factory=dict)  # the same, NaN where nothing tells an entry
 
     def __repr__(self) -> str:
         where = "inputs" if self.complete else f"inputs of {self.layers[-1].name!r}" if self.layers else "features"

@@ -85,6 +85,7 @@ class Equations:
     layer: str
     maps: Tensor
     norms: Mapping[str, _BatchNorm]  # that normalize by the batch's own statistics, unless these are held
+    known: Tensor  # (B, C, h, w) entries of the maps that count; the others are zero
     end: float = math.inf  # when a search that has not ended by itself does
 
     @property
@@ -102,7 +103,7 @@ class Equations:
             read = read_by(self.model, self.layer, pictures)
         if relus.last is not None and relus.last[1] is read:
             read = torch.where(self.maps > 0, relus.last[0], read)
-        return (read - self.maps) / self.sizes
+        return self.known * (read - self.maps) / self.sizes
 
     def over(self) -> bool:
         """Whether the search must give what it has."""
@@ -110,7 +111,7 @@ class Equations:
 
     def of(self, rows: Tensor) -> Equations:
         """Those of some samples alone."""
-        return replace(self, maps=self.maps[rows])
+        return replace(self, maps=self.maps[rows], known=self.known[rows])
 
     def hold(self, pictures: Tensor, sent: BatchStatistics | None = None) -> None:
         """Take the statistics of these pictures, or those that were sent of as many, for constants: samples stand alone."""
@@ -164,11 +165,15 @@ class Equations:
 
 @contextmanager
 def posed(model: nn.Module, layer: str, maps: Tensor, dtype: torch.dtype, end: float = math.inf) -> Iterator[Equations]:
-    """The equations, computed by a copy of the model in `dtype`; TF32 would leave nothing below 1e-3."""
+    """The equations of maps that are NaN where nothing tells them, computed by a copy of the model in `dtype`.
+
+    TF32 would leave nothing below 1e-3.
+    """
     own = copy.deepcopy(model).to(dtype)
     for module in own.modules():
         if isinstance(module, nn.ReLU):
             module.inplace = False  # its input is needed for the derivative
     norms = {name: m for name, m in own.named_modules() if isinstance(m, _BatchNorm) and m.training}
     with quiet(own, []), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        yield Equations(own, layer, maps.to(next(own.parameters())), norms, end)
+        like = next(own.parameters())
+        yield Equations(own, layer, maps.nan_to_num().to(like), norms, maps.isfinite().to(like), end)

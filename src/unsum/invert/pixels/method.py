@@ -89,10 +89,10 @@ def solve_pixels(
         told = None if update is None else told_scale(model, update, found)
         # What is left after that shows through BatchNorm's ε alone, which float32 does not resolve.
         with posed(model, reach.layer, reach.maps, torch.float64, end) as equations:
-            near = best_scale(equations, found.double()) if told is None else told * found.double()
+            near = best_scale(equations, found.double()) if told is None else told.factor * found.double()
             fine = polish(equations, near, progress, scaled=told is not None)
             found, misfit = fine.z, fine.misfit
-            solution = Solution.at(equations, reach, found, misfit)
+            solution = Solution.at(equations, reach, found, misfit, None if told is None else told.error)
     errors, exact, notes = judge(model, update, leak, solution)
     count = int((misfit < EXPLAINED).sum())
     notes = [

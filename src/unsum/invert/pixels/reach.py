@@ -1,7 +1,7 @@
 """Which map tells the picture, and how much of it: by counting numbers against pixels.
 
 Maps above follow from the largest one, so they add nothing to it. A zero behind a ReLU says only that something was negative,
-so it counts as no equation.
+so it counts as no equation; nor does an entry that nothing tells.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HALF = 4  # times fewer pixels: a picture of half the side
 
 @dataclass(frozen=True)
 class PixelReach:
-    """The layer whose map (B, C, h, w) is used, the shape of one picture, and equations against unknowns."""
+    """The layer whose map (B, C, h, w) is used, NaN where it is not known, the shape of one picture, and equations and unknowns."""
 
     layer: str
     maps: Tensor
@@ -38,7 +38,7 @@ class PixelReach:
     @property
     def equations(self) -> int:
         """Of the sample that has the fewest: entries that are not zero."""
-        return int((self.maps != 0).flatten(1).sum(1).min())
+        return int((self.maps.nan_to_num() != 0).flatten(1).sum(1).min())
 
     @property
     def determined(self) -> bool:
@@ -66,11 +66,11 @@ class PixelReach:
 
 def find_reach(model: nn.Module, leak: Leak, shape: tuple[int, ...] | None = None) -> PixelReach:
     """The largest map of the leak, of several the one nearest to the picture, with the shape of the pictures behind it."""
-    maps = {name: found for name, found in leak.inner.items() if found.ndim == 4}
+    maps = {name: found for name, found in (leak.partly | leak.inner).items() if found.ndim == 4}
     if not maps:
         raise UnsumError("Pixels follow from what a convolution read, and this leak holds no such map.")
     order = [name for name, _ in model.named_modules() if name in maps]
-    layer = max(order, key=lambda name: maps[name][0].numel())  # the first of several
+    layer = max(order, key=lambda name: int(maps[name][0].isfinite().sum()))  # the first of several
     return PixelReach(layer, maps[layer], shape or _shape_behind(model, layer, maps[layer]))
 
 

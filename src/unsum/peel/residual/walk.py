@@ -162,7 +162,7 @@ class _Walk:
         """Where BatchNorm hid means of the block's output, the block itself tells them once its input is read."""
         if known.step >= 0 and not bool(known.told.all()) and bool(self.told.all()):
             maps = torch.where(known.told, known.out, out.relu())
-            self.steps[known.step] = replace(self.steps[known.step], maps=maps, doubts=[])
+            self.steps[known.step] = replace(self.steps[known.step], maps=maps, doubts=[], partly=None)
 
     def _aside(self, reader: Taker, shared: Shared, size: torch.Size) -> None:
         """What the shortcut's convolution alone tells, where that of both does not do; then the walk is over."""
@@ -194,7 +194,7 @@ class _Walk:
                 f"(condition {reading.condition:.1g})"
             )
         self.errors = torch.maximum(self.errors, errors)
-        maps, doubts = reading.maps, []
+        maps, doubts, partly = reading.maps, [], None
         if guessed:
             doubts.append(f"The scale of what {unit.name!r} read is that of the running statistics: a guess.")
         if mask is not None:
@@ -204,12 +204,13 @@ class _Walk:
             self.told = ~hidden
             count = int(hidden.flatten(2).any(2).sum())
             if count:
+                partly = None if guessed else maps.where(self.told, torch.nan)
                 doubts.append(
                     f"{count} of {maps.shape[1]} channels that {unit.name!r} read are positive throughout the batch, so that "
                     "BatchNorm hides their mean; their smallest entry was taken for zero."
                 )
         layer = PeeledLayer(unit.name, float(self.errors.max()), reading.residual, maps.numel(), equations)
-        self.steps.append(_Walked(layer, [reader.unit.name for reader in readers], maps, self.errors, doubts))
+        self.steps.append(_Walked(layer, [reader.unit.name for reader in readers], maps, self.errors, doubts, partly))
         if self.layer in self.steps[-1].names:
             raise _Reached
         return maps
@@ -235,7 +236,9 @@ class _Walk:
         # Others read these maps for exact ones: what is in doubt stays out, unless it is the answer.
         kept = [step for step in steps[:last] if not step.doubts] + [found]
         inner = self.start.inner | {name: step.maps for step in kept for name in step.names}
-        return Peeled("residual", found.maps, errors, exact, False, layers, [*found.doubts, *notes], inner=inner)
+        notes = [*found.doubts, *notes]
+        partly = _next_in_part(steps[last:])
+        return Peeled("residual", found.maps, errors, exact, False, layers, notes, inner=inner, partly=partly)
 
 
 @dataclass(frozen=True)
@@ -260,11 +263,20 @@ class _Walked:
     maps: Tensor
     errors: Tensor
     doubts: list[str]
+    partly: Tensor | None = None  # the maps where only some channels are in doubt: NaN there
 
     @property
     def sure(self) -> bool:
         """Whether at least half of the samples could be certified."""
         return not self.doubts and bool(self.errors.median() < PRECISE)
+
+
+def _next_in_part(steps: list[_Walked]) -> dict[str, Tensor]:
+    """What was read below the last sure maps, where all that speaks against it are means that BatchNorm hides."""
+    for step in steps:
+        if step.partly is not None and bool(step.errors.median() < PRECISE):
+            return dict.fromkeys(step.names, step.partly)
+    return {}
 
 
 @dataclass(frozen=True)
