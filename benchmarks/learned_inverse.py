@@ -20,9 +20,16 @@ WARM_UP = 100  # steps
 
 
 def learn(
-    model: nn.Module, photos: Tensor, layer: str | None, client: int | None, *, seconds: float, mean: float, spread: float
+    model: nn.Module,
+    photos: Tensor,
+    layer: str | None,
+    client: int | None,
+    *,
+    seconds: float,
+    mean: float,
+    spread: float,
 ) -> Decoder:
-    """The decoder of what `layer` reads (None: the head) of photos (n, 3, s, s) in [0, 1], in clients of that many; None: eval."""
+    """The decoder of what `layer` (None: the head) reads of photos (n, 3, s, s) in [0, 1], by clients of so many; None: eval."""
     size, device = photos.shape[-1], photos.device
     torch.manual_seed(0)
     backbone = ClientFeatures(model, layer).to(device)

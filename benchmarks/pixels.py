@@ -69,7 +69,9 @@ def main() -> None:
         for mode in options.mode:
             for B in options.batch:
                 for method in options.rival if options.attacks == "rivals" else ["unsum"]:
-                    found = rival(options, model, method, mode, B) if method in RIVALS else ours(options, model, mode, B)
+                    found = (
+                        rival(options, model, method, mode, B) if method in RIVALS else ours(options, model, mode, B)
+                    )
                     print(f"| {method} | {steps} | {mode} | {B} |{found}", flush=True)
 
 

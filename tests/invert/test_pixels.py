@@ -142,7 +142,7 @@ def test_the_largest_map_is_taken_and_the_shape_of_pictures_found() -> None:
 def test_the_two_products_are_the_derivative_and_its_transpose() -> None:
     model = network(trained=True)
     images, _, leak = attacked(model, train=True)
-    with posed(model, LAYER, leak.inner[LAYER], torch.float64) as equations:
+    with posed(model, leak.inner, torch.float64) as equations:
         x, v = images.double(), torch.randn_like(images.double())
         linear = equations.linear(lambda z: z, x)
         step = 1e-6
@@ -158,7 +158,7 @@ def test_a_regression_guesses_pictures_of_a_batch_in_train_mode(trained: bool) -
     model = network(trained=trained)
     images, _, leak = attacked(model, train=True)
     reach = find_reach(model, leak)
-    with posed(model, LAYER, reach.maps, torch.float32) as equations:
+    with posed(model, reach.layers, torch.float32) as equations:
         guess, explained = linear_guess(equations, reach, 0)
     assert 0.5 < explained < 0.99
     guess, truth = (

@@ -64,7 +64,7 @@ def walked_down(model: nn.Module, update: Update, leak: Leak, seed: int, progres
     except UnsumError as error:
         return replace(leak, notes=[*leak.notes, str(error)])
     inner, notes = leak.inner | peeled.inner, [*leak.notes, *peeled.notes]
-    return replace(leak, inner=inner, partly=peeled.partly, notes=notes)
+    return replace(leak, inner=inner, partly=peeled.partly, hint=peeled.hint, notes=notes)
 
 
 def with_pixels(model: nn.Module, update: Update, leak: Leak, seed: int, progress: Progress = SILENT) -> Leak:

@@ -7,7 +7,7 @@ so it counts as no equation; nor does an entry that nothing tells.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +21,22 @@ from unsum.leak import Leak
 _REDUCTIONS = (*(2**halvings for halvings in range(6, -1, -1)), *(n for n in range(63, 2, -1) if n & (n - 1)))
 _BLURRED = 8  # times fewer numbers than pixels: a regression on them may still show what is on a picture
 _HALF = 4  # times fewer pixels: a picture of half the side
+_PLENTY = 4  # equations for each unknown from which a map needs no help
 
 
 @dataclass(frozen=True)
 class PixelReach:
-    """The layer whose map (B, C, h, w) is used, NaN where it is not known, the shape of one picture, and equations and unknowns."""
+    """The layer whose map (B, C, h, w) is used, NaN where it is unknown, the shape of one picture, equations and unknowns."""
 
     layer: str
     maps: Tensor
     shape: tuple[int, ...]
+    above: dict[str, Tensor] = field(default_factory=dict)  # the next known map, where it may tell more than this one
+
+    @property
+    def layers(self) -> dict[str, Tensor]:
+        """All maps that count, this one first."""
+        return {self.layer: self.maps} | self.above
 
     @property
     def unknowns(self) -> int:
@@ -44,6 +51,11 @@ class PixelReach:
     def determined(self) -> bool:
         """Whether every pixel may follow from the map."""
         return self.equations > self.unknowns
+
+    @property
+    def plenty(self) -> bool:
+        """Whether a search converges without further equations."""
+        return self.equations > _PLENTY * self.unknowns
 
     @property
     def useful(self) -> bool:
@@ -71,7 +83,10 @@ def find_reach(model: nn.Module, leak: Leak, shape: tuple[int, ...] | None = Non
         raise UnsumError("Pixels follow from what a convolution read, and this leak holds no such map.")
     order = [name for name, _ in model.named_modules() if name in maps]
     layer = max(order, key=lambda name: int(maps[name][0].isfinite().sum()))  # the first of several
-    return PixelReach(layer, maps[layer], shape or _shape_behind(model, layer, maps[layer]))
+    reach = PixelReach(layer, maps[layer], shape or _shape_behind(model, layer, maps[layer]))
+    # Inside a block, the next block's input tells what the shortcut added.
+    following = order[order.index(layer) + 1 : order.index(layer) + 2]
+    return reach if reach.plenty else replace(reach, above={name: maps[name] for name in following})
 
 
 def _shape_behind(model: nn.Module, layer: str, maps: Tensor) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ from unsum.peel.method import MARGIN, PEELERS, PRECISE, Peeled, PeeledLayer, Sha
 from unsum.peel.residual.blocks import Block, Blocks, find_blocks
 from unsum.peel.residual.joint import Joint, Output
 from unsum.peel.residual.masks import Mask, confirmed, scale_by
+from unsum.peel.residual.rest import Rest
 from unsum.peel.residual.shared import Shared, Taker
 from unsum.peel.residual.solve import Pin, Reading, undo
 from unsum.peel.residual.start import Origin, at_features, at_maps, known_block
@@ -84,6 +85,7 @@ class _Walk:
         self.errors = self.start.errors  # (B,) of the layer before
         self.told = torch.ones((), dtype=torch.bool)  # entries of a block's output of which the mean is known, too
         self.open = torch.zeros_like(self.errors)  # (B,) share of the gradient behind signs that nothing tells
+        self.rest: tuple[int, Rest] | None = None  # steps before, and what is left of equations where there are too few
         with contextlib.suppress(_Reached):
             self._down()
         return self._answer()
@@ -142,6 +144,8 @@ class _Walk:
         if not shared.condition < _WELL and seen.step == 1:
             everywhere = torch.ones(shared.size, dtype=torch.bool, device=out.device)
             joint = Joint(shared, outputs, everywhere if bounds is None else bounds[0] != bounds[1])
+            if not joint.determined:
+                self.rest = len(self.steps), Rest(shared)
             if not joint.determined and shortcut is not None:
                 self._aside(Taker(shortcut, d), shared, size)
         reading = self._undo(shared, pin, bounds, joint)
@@ -237,8 +241,11 @@ class _Walk:
         kept = [step for step in steps[:last] if not step.doubts] + [found]
         inner = self.start.inner | {name: step.maps for step in kept for name in step.names}
         notes = [*found.doubts, *notes]
-        partly = _next_in_part(steps[last:])
-        return Peeled("residual", found.maps, errors, exact, False, layers, notes, inner=inner, partly=partly)
+        partly, hint = _next_in_part(steps[last:]), None
+        if self.rest is not None and self.rest[0] == last + 1:
+            hint = self.rest[1]
+        maps = found.maps
+        return Peeled("residual", maps, errors, exact, False, layers, notes, inner=inner, partly=partly, hint=hint)
 
 
 @dataclass(frozen=True)
