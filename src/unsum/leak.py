@@ -14,6 +14,7 @@ class MapHint(Protocol):
     """Equations that hold for the maps that `layer` read, though they do not determine them."""
 
     layer: str
+    numbers: int  # equations for each sample
 
     def correction(self, maps: Tensor) -> Tensor:
         """(B, C, h, w) what the equations add to a guess at the maps, differentiable; zero for those that were read."""

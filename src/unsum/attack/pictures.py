@@ -21,7 +21,7 @@ from unsum.progress import SILENT, Progress
 from unsum.update import Update
 
 Inverses = str | Path | Sequence[str | Path] | None
-_RESEMBLES = 0.1  # misfit to a map up to which a picture shows what is on the true one
+_RESEMBLES = 0.2  # misfit to a map up to which a picture shows what is on the true one
 _PATIENCE = 300.0  # seconds for pixels: a GPU needs one of them for pictures of 32², two cores most
 
 

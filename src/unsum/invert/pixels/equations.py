@@ -172,6 +172,12 @@ class Equations:
         found = [part.misfit(read[name]).flatten(1) for part, name in zip(parts, names, strict=True)]
         return torch.cat(found, 1)[:, :, None, None]
 
+    def misfits(self, pictures: Tensor) -> Tensor:
+        """(B,) what each picture leaves of its maps, relative: the mean over layers, and over the hint."""
+        with torch.no_grad():
+            left = self.residual(pictures).flatten(1).norm(dim=1)
+        return left / (len(self.targets) + (self.hint is not None)) ** 0.5
+
     def over(self) -> bool:
         """Whether the search must give what it has."""
         return out_of_time("further steps towards the pictures") or time.monotonic() > self.end

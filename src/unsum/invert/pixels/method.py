@@ -88,6 +88,7 @@ def solve_pixels(
             found, misfit = several_starts(equations, start, reach, seed, progress)
         if not equations.ties:
             solution = Solution.at(equations, reach, found, misfit)
+            misfit = equations.misfits(found)
     if equations.norms and not known:
         told = None if update is None else told_scale(model, update, found)
         # What is left after that shows through BatchNorm's ε alone, which float32 does not resolve.
@@ -96,6 +97,7 @@ def solve_pixels(
             fine = polish(equations, near, progress, scaled=told is not None)
             found, misfit = fine.z, fine.misfit
             solution = Solution.at(equations, reach, found, misfit, None if told is None else told.error)
+            misfit = equations.misfits(found)
     errors, exact, notes = judge(model, update, leak, solution)
     count = int((misfit < EXPLAINED).sum())
     notes = [

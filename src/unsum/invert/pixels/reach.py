@@ -32,6 +32,7 @@ class PixelReach:
     maps: Tensor
     shape: tuple[int, ...]
     above: dict[str, Tensor] = field(default_factory=dict)  # the next known map, where it may tell more than this one
+    hinted: int = 0  # equations of gradients that do not determine the maps below
 
     @property
     def layers(self) -> dict[str, Tensor]:
@@ -45,7 +46,12 @@ class PixelReach:
     @property
     def equations(self) -> int:
         """Of the sample that has the fewest: entries that are not zero."""
-        return int((self.maps.nan_to_num() != 0).flatten(1).sum(1).min())
+        return _fewest(self.maps)
+
+    @property
+    def all_equations(self) -> int:
+        """With those that help; some may say the same."""
+        return self.equations + sum(_fewest(maps) for maps in self.above.values()) + self.hinted
 
     @property
     def determined(self) -> bool:
@@ -60,7 +66,7 @@ class PixelReach:
     @property
     def useful(self) -> bool:
         """Whether the picture may follow at half its size or better."""
-        return _HALF * self.equations > self.unknowns
+        return _HALF * self.all_equations > self.unknowns
 
     @property
     def blurred(self) -> bool:
@@ -70,8 +76,10 @@ class PixelReach:
     @property
     def told(self) -> str:
         """In words, for notes and refusals."""
+        more = self.all_equations - self.equations
+        helped = f" and {more:,} equations beside them" if more else ""
         return (
-            f"what {self.layer!r} read has {self.equations:,} numbers that are not zero, "
+            f"what {self.layer!r} read has {self.equations:,} numbers that are not zero{helped}, "
             f"for {self.unknowns:,} numbers of a picture"
         )
 
@@ -86,7 +94,14 @@ def find_reach(model: nn.Module, leak: Leak, shape: tuple[int, ...] | None = Non
     reach = PixelReach(layer, maps[layer], shape or _shape_behind(model, layer, maps[layer]))
     # Inside a block, the next block's input tells what the shortcut added.
     following = order[order.index(layer) + 1 : order.index(layer) + 2]
-    return reach if reach.plenty else replace(reach, above={name: maps[name] for name in following})
+    if reach.plenty:
+        return reach
+    hinted = 0 if leak.hint is None else leak.hint.numbers
+    return replace(reach, above={name: maps[name] for name in following}, hinted=hinted)
+
+
+def _fewest(maps: Tensor) -> int:
+    return int((maps.nan_to_num() != 0).flatten(1).sum(1).min())
 
 
 def _shape_behind(model: nn.Module, layer: str, maps: Tensor) -> tuple[int, ...]:

@@ -23,17 +23,12 @@ class Rest:
 
     def __init__(self, shared: Shared) -> None:
         self.layer = shared.readers[0].unit.name
-        self.size = shared.size
         self.readers, self.parts = shared.readers, shared.parts
         self.inverses = [_inverse(part) for part in shared.parts]
+        self.numbers = sum(rank for _, rank in self.inverses) * shared.size[1] // shared.size[0]
         self._cast: dict[torch.dtype, tuple[list[Taker], list[PlaceClass]]] = {
             torch.float64: (self.readers, self.parts)
         }
-
-    @property
-    def share(self) -> float:
-        """Of the numbers of the maps, how many the gradients see."""
-        return sum(count for _, count in self.inverses) / sum(part.unknowns for part in self.parts)
 
     def correction(self, maps: Tensor) -> Tensor:
         """(B, I, h, w), differentiable; of two maps with one correction, the gradients cannot say which was read."""
