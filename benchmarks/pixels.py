@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+import resource
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -58,12 +59,13 @@ def main() -> None:
     parser.add_argument("--matching", type=int, help="steps of a rival, instead of those published")
     parser.add_argument("--learn", type=float, default=60.0, help="seconds for the inverse of the features")
     parser.add_argument("--grid", type=Path, help="a PNG: true pictures above those that were found")
+    parser.add_argument("--notes", action="store_true", help="print what the attack says of its answer")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     name = torch.cuda.get_device_name() if options.device.startswith("cuda") else platform.machine()
     print(f"ResNet-18 at {options.size}², on {name}\n")
-    print("| attack | steps | mode | B | from | its error | dB, least | median | certified | s |\n|" + "---|" * 10)
+    print("| attack | steps | mode | B | from | its error | dB, least | median | certified | s | GB |\n|" + "---|" * 11)
     for steps in options.steps:
         model = network(options, steps)
         for mode in options.mode:
@@ -91,7 +93,7 @@ def rival(options: argparse.Namespace, model: nn.Module, method: str, mode: str,
     torch.manual_seed(0)
     images, labels = (given[:B].to(options.device) for given in pictures(options, B))
     shown = images * SPREAD + MEAN
-    begun, said = time.perf_counter(), ""
+    begun, said = started(options), ""
     if method == "features":
         found = drawn_of_features(options, model, shown, None if mode == "eval" else B)
     else:
@@ -107,7 +109,7 @@ def rival(options: argparse.Namespace, model: nn.Module, method: str, mode: str,
         found, said = leak.images.to(images), f"cut before {steps:,} steps" if cut else f"{steps:,} steps"
     seconds = time.perf_counter() - begun
     score = decibels(in_order((found - MEAN) / SPREAD, images), images)
-    return f" {said} | | {float(score.min()):.1f} | {float(score.median()):.1f} | | {seconds:.0f} |"
+    return f" {said} | | {float(score.min()):.1f} | {float(score.median()):.1f} | | {seconds:.0f} | {memory(options)} |"
 
 
 def drawn_of_features(options: argparse.Namespace, model: nn.Module, shown: Tensor, client: int | None) -> Tensor:
@@ -125,12 +127,14 @@ def ours(options: argparse.Namespace, model: nn.Module, mode: str, B: int) -> st
     model.train(mode != "eval")
     images, labels = (given[:B].to(options.device) for given in pictures(options, B))
     update = unsum.capture(model, images, labels, train=mode != "eval", buffers=mode == "sent")
-    begun = time.perf_counter()
+    begun = started(options)
     if options.layer is None:
         leak = unsum.attack(model, update, batch_size=B, time_limit=options.seconds, device=options.device)
     else:
         leak = granted(options, model, update, images, labels)
     seconds = time.perf_counter() - begun
+    if options.notes:
+        print("\n".join(f"    {note}" for note in leak.notes))
     if leak.images is None:
         return f" none: {' '.join(leak.notes)} |"
     order = [name for name, _ in model.named_modules() if name in leak.inner]
@@ -147,8 +151,23 @@ def ours(options: argparse.Namespace, model: nn.Module, mode: str, B: int) -> st
     sure = "" if leak.inputs_exact is None else f"{int(leak.inputs_exact.sum())} of {B}"
     return (
         f" {order[0] if order else ''} | {error} | {float(score.min()):.1f} | {float(score.median()):.1f} | {sure} "
-        f"| {seconds:.0f} |"
+        f"| {seconds:.0f} | {memory(options)} |"
     )
+
+
+def started(options: argparse.Namespace) -> float:
+    """The clock, when the device has done what was asked before; its largest memory counts from here on."""
+    if options.device.startswith("cuda"):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    return time.perf_counter()
+
+
+def memory(options: argparse.Namespace) -> str:
+    """Gigabytes at most: the device's since the clock was started, or the process's since its start."""
+    if options.device.startswith("cuda"):
+        return f"{torch.cuda.max_memory_allocated() / 1e9:.1f}"
+    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f}"
 
 
 def granted(
