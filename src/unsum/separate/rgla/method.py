@@ -9,8 +9,8 @@ With targets Y known and D = (softmax(Ŷ) − Y)/B, the paper minimizes over Ŷ 
 
 and then takes F = pinv(Dᵀ) ∇W. L_loss keeps it away from twin solutions near the labels.
 
-**D is held constant in the backward pass**, as the authors' code does and their Table 3 shows: its rows with and without L_b agree
-to every digit, and without D's derivative L_b has no gradient. `constant_D=False` differentiates it, as the formulas read. Two
+**D is held constant in the backward pass**, as the authors' code does and Table 3 shows: its rows with and without L_b agree to
+every digit, and without D's derivative L_b has no gradient. `constant_D=False` differentiates it, as the formulas read. Two
 samples of one label then drift apart against each other, since their sum alone is seen at first order; their rows of D turn to
 other samples' labels, D loses its rank, and pinv(Dᵀ) spreads the error over the whole batch.
 
@@ -214,7 +214,7 @@ def minimize(
     stop_below: float | None,
     record: Record,
 ) -> Tensor:
-    """(…, B, C) where Adam ends; losses are noted at the start, `every` so many steps and at the end, which `stop_below` may be."""
+    """(…, B, C) where Adam ends; losses are noted at the start, every so many steps and at the end, which `stop_below` may be."""
     logits = start.clone().requires_grad_()
     logits.grad = torch.zeros_like(logits)
     watched, gradient = logits.detach(), logits.grad  # the same memory, outside of autograd

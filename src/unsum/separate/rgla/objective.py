@@ -13,8 +13,8 @@ D depends on Ŷ and is differentiated: for ∂D and ∂Z the partial derivatives
 
 With `constant_D` the part through ∂D is left out, as the authors' released code does: L_b then has no effect.
 
-**Many batches at once.** Every tensor may have leading dimensions: (N, B, C) logits are N batches that know nothing of each other,
-and one step moves them all (`stacked`).
+**Many batches at once.** Every tensor may have leading dimensions: (N, B, C) logits are N batches that know nothing of each
+other, and one step moves them all (`stacked`).
 
 **Without C×C matrices.** M = Gᵀ F Wᵀ has rank B. Write M = Q K, Q (C×R) with orthonormal columns, and split D = S Qᵀ + E with
 S = D Q. Then R = Q V + EᵀZ with V = SᵀZ − K, the two parts are orthogonal, and
