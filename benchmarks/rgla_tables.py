@@ -30,7 +30,7 @@ except ImportError:  # the runner draws with it, and nothing here does
 from unsum.bench import Material, Store, cells_of_all, chosen
 from unsum.bench.material import declaration_of, key_of
 from unsum.bench.measure import Outcome, measure
-from unsum.bench.plan import of_attacks
+from unsum.bench.plan import of_attacks, parse_shard, share
 from unsum.bench.run import origin
 from unsum.models.lpips import weights_file
 
@@ -55,6 +55,7 @@ def main() -> None:
         *(options.data, options.weights, options.inverse, (), options.device, options.threads, options.cifar)
     )
     cells = of_attacks(cells_of_all(chosen(options.tables), options.size), options.attack, options.without)
+    cells = share(cells, parse_shard(options.share))
     if options.draws:
         cells = [cell for cell in cells if cell.draws > 1]
     end = time.monotonic() + 60 * options.minutes
@@ -106,6 +107,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--attack", nargs="*", default=[], help="only the cells of these attacks")
     parser.add_argument("--without", nargs="*", default=[], help="all but the cells of these attacks")
     parser.add_argument("--draws", action="store_true", help="only cells of many batches")
+    parser.add_argument("--share", default="1/1", help="the I-th of N shares, I/N")
     parser.add_argument("--minutes", type=float, default=9.0, help="begin no cell after this time")
     parser.add_argument("--store", default="rgla-tables.sqlite")
     return parser.parse_args()
