@@ -65,9 +65,12 @@ def peeled(size: Size) -> tuple[Grid, ...]:
     name, side = ("fcn, narrow", 16) if size == "smoke" else ("fcn", 64)
     network = Network(name, side, 17, train=False)
     dlg = Attack("dlg", (("steps", {"smoke": 3, "small": 2, "paper": 300}[size]),), "batch size", title="DLG")
+    published = Attack(
+        "layers", (("separator", "soft"),), family="peeler", title="soft-label recovery, then layer by layer"
+    )
     layers = Attack("auto", title="exact, then layer by layer")
     return (
-        Grid((network,), (layers,), (1,), labels=KINDS, seeds=common.SEEDS[size]),
+        Grid((network,), (published, layers), (1,), labels=KINDS, seeds=min(20, common.SEEDS[size])),
         Grid((network,), (dlg,), (1,), labels=KINDS[:1], seeds=1),
     )
 
@@ -104,7 +107,7 @@ TABLES = (
         grids=peeled,
         columns=(common.PSNR, common.SSIM, common.LPIPS, common.LABELS, common.SECONDS, common.PROCESSOR),
         published=(
-            Published(SOFT_FCN, {"attack": "exact, then layer by layer"}),
+            Published(SOFT_FCN, {"attack": "soft-label recovery, then layer by layer", "labels": "smooth"}),
             Published(SOFT_FCN_DLG, {"attack": "DLG"}),
         ),
         published_title="published PSNR / SSIM / LPIPS",

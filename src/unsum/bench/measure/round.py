@@ -145,10 +145,13 @@ def draw(cell: Cell, material: Material) -> Drawn:
         )
     rest = torch.ones(len(order), dtype=torch.bool)
     rest[places[:B]] = False
-    others = (_floats(photos[order[rest]][:_AUXILIARY]), labels[rest][:_AUXILIARY])
+    others = (_floats(photos[order[rest][:_AUXILIARY]]), labels[rest][:_AUXILIARY])
     images, chosen = _floats(photos[order[places[:B]]]), labels[places[:B]].clone()
     chosen[: cell.same] = chosen[0]
-    images, targets = _softened(cell, images, chosen, _floats(photos[order[rest]]), labels[rest])
+    partners = _floats(
+        photos[order[rest][:B]]
+    )  # no more than that: a thousand photos a draw would take longer than the attack
+    images, targets = _softened(cell, images, chosen, partners, labels[rest])
     return Drawn(images, targets, chosen if targets.ndim == 1 else targets.argmax(1), others)
 
 
@@ -171,7 +174,7 @@ def _softened(
     if cell.labels == "smooth":
         rows = [smooth_labels(labels[i : i + 1], float(weight[i]) * _LARGEST_SMOOTHING, C) for i in range(B)]
         return images, torch.cat(rows)
-    both, all_labels = torch.cat([images, others[:B]]), torch.cat([labels, other_labels[:B]])
+    both, all_labels = torch.cat([images, others]), torch.cat([labels, other_labels[:B]])
     if len(both) < 2 * B:
         raise UnsumError(
             f"Mixup of {B} photos needs {B} others, and the data have {len(both) - B}; give more with --data."
