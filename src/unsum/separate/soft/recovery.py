@@ -3,7 +3,7 @@
 The sample lies on a ray of features (`ray`); how far along it, a prior on the label's shape decides (`Spread`). L-BFGS searches
 from both sides of zero (`descend`), particles search where it finds nothing (`swarm`); of several roots the one nearest to
 zero is taken. Success is a loss below 1e-9 or, in a noisy gradient, one that the noise explains. This is the published search,
-and it never looks at the bias gradient. That one tells the length at once and for any label: `bias_gradient=True`, our own option.
+and it never looks at the bias gradient. That one tells the length at once and for any label: `bias_gradient=True`.
 """
 
 from __future__ import annotations
