@@ -17,7 +17,8 @@ The features f̂ are the recovered ones whatever the label, so that only the lab
 class, `wrong` another class. Noise is DP-SGD's for one sample whose gradient the clipping norm spares: Gaussian, on every entry.
 
 All searches of one network and optimizer run as one batch, because samples do not see each other in eval mode. Gradients of
-single samples are never formed: with a layer's inputs a (c × T) and errors δ (o × T), ⟨δ aᵀ, Ĝ⟩ = ⟨δ, Ĝ a⟩ and ‖δ aᵀ‖² = ⟨δᵀδ, aᵀa⟩.
+single samples are never formed: with a layer's inputs a (c × T) and errors δ (o × T), ⟨δ aᵀ, Ĝ⟩ = ⟨δ, Ĝ a⟩ and
+‖δ aᵀ‖² = ⟨δᵀδ, aᵀa⟩.
 At the true picture and label the distance is compared with 0 before anything is searched.
 """
 
