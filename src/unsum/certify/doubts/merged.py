@@ -27,10 +27,10 @@ from unsum.head import Head
 from unsum.late_scipy import chi_square_quantile
 from unsum.losses import Softmax
 
-_TOGETHER = 16  # samples at most that are taken to look like one: the K of usual P×K samplers
-_CHANCE = 3.0  # deviations by which noise may lie against a direction
-_COPIES = 8  # of a sample at most, of which one is not equal to the others
-_STEP = 1e-3  # of a length, for a second difference in float64
+TOGETHER = 16  # samples at most that are taken to look like one: the K of usual P×K samplers
+CHANCE = 3.0  # deviations by which noise may lie against a direction
+COPIES = 8  # of a sample at most, of which one is not equal to the others
+STEP = 1e-3  # of a length, for a second difference in float64
 _PROPORTIONAL = 1e-4  # of a cosine from 1 within which features are proportional
 
 
@@ -80,7 +80,7 @@ def hidden_spread(head: Head, observation: Observation, T: Tensor, Y: Tensor, al
     rows = strength.square().sum(1).square() / strength.pow(4).sum(1).clamp_min(1e-300)  # that answer, effectively
     # Of several heads each answers as the others do; where nothing is finite, as one row.
     rows = rows.nan_to_num(nan=1.0).clamp_max(observation.classes / observation.loss.heads)
-    most = min(_TOGETHER - 1, H - R, most_rows - R)
+    most = min(TOGETHER - 1, H - R, most_rows - R)
     sizes = strength.norm(dim=1).clamp_min(1e-300).tolist()
     return math.sqrt(max(_hidden(rest, int(n), most) / size for n, size in zip(rows.tolist(), sizes, strict=True)))
 
@@ -100,12 +100,12 @@ def hidden_lengths(question: Question) -> float:
         return math.inf
     seen = (D.flatten(1).square().sum(1) - (solved[0] * solved[1]).sum(1)).clamp_min(0)
     variance = question.misfit / (seen + question.misfit**2).sqrt()  # none is larger than 1
-    return math.sqrt((_COPIES - 1) * float(variance.nan_to_num(nan=1.0).max()))
+    return math.sqrt((COPIES - 1) * float(variance.nan_to_num(nan=1.0).max()))
 
 
 def _lengths(here: Linearized) -> Tensor:
     """(B, C, R [+ 1]) what the residual changes by per unit of the variance of each sample's length."""
-    equation, at, h = here.equation, here.at, _STEP
+    equation, at, h = here.equation, here.at, STEP
     grown = at.T @ equation.K
     Y = equation.targets(at)
     up, down = (equation.loss.gradient(grown * s + equation.b, Y) for s in (1 + h, 1 - h))
@@ -117,7 +117,7 @@ def _lengths(here: Linearized) -> Tensor:
 
 def _hidden(rest: Rest, rows: int, most: int) -> float:
     """δ² in units of the strength of an answer, for the worst number of directions d that it may be shared among."""
-    return max(min(rest.norm * math.sqrt(d), rest.largest * d) / _usual(max(1, rows) * d) for d in range(1, most + 1))
+    return max(min(rest.norm * math.sqrt(d), rest.largest * d) / usual(max(1, rows) * d) for d in range(1, most + 1))
 
 
 class Rest:
@@ -133,7 +133,7 @@ class Rest:
     @cached_property
     def largest(self) -> float:
         """The largest singular value."""
-        return float(torch.linalg.eigvalsh(self._gram)[-1].clamp_min(0).sqrt()) + _CHANCE
+        return float(torch.linalg.eigvalsh(self._gram)[-1].clamp_min(0).sqrt()) + CHANCE
 
     @cached_property
     def _gram(self) -> Tensor:
@@ -153,7 +153,7 @@ class Rest:
 
 
 @lru_cache(maxsize=4096)
-def _usual(answers: int) -> float:
+def usual(answers: int) -> float:
     """What the root mean square of so many normal numbers exceeds, but for a false alarm."""
     return math.sqrt(chi_square_quantile(FALSE_ALARM, answers) / answers)
 

@@ -23,8 +23,8 @@ from unsum.equation.observation import Observation
 from unsum.losses import Softmax
 
 TRUSTED_MIXING = 1e-3  # standard deviations of an entry that was read off that are sure enough
-_WRONG_LABEL = 1e-2  # of an entry, from which a label is wrong
-_SURE = 4.0  # deviations that a mixture may lie beyond what the gradient says it is: 3e-5 of a Gaussian
+WRONG_LABEL = 1e-2  # of an entry, from which a label is wrong
+SURE = 4.0  # deviations that a mixture may lie beyond what the gradient says it is: 3e-5 of a Gaussian
 _NEIGHBORS = 4  # samples of other labels, the closest ones, that a sample is tried with
 
 
@@ -36,7 +36,7 @@ def doubt_mixing(question: Question) -> list[str]:
     if candidate.equation.Y is None or candidate.read_off or not candidate.explains:
         return []
     hidden = hidden_mixing(question)
-    if hidden is None or hidden[0] < _WRONG_LABEL:
+    if hidden is None or hidden[0] < WRONG_LABEL:
         return []
     most, i, k = hidden
     return [f"Labels {i} and {k} may be mixed with each other by {100 * min(most, 1.0):.2g} %: it would hardly show."]
@@ -97,7 +97,7 @@ def hidden_mixing(question: Question) -> tuple[float, int, int] | None:
     deviations = misfit * torch.linalg.eigvalsh(blocks)[:, 0].clamp_min(1e-30).rsqrt()
     along = (flat @ here.residual.flatten() - solved[1] @ here.gradient).view(-1, 2)
     said = torch.linalg.lstsq(blocks, along[..., None]).solution[..., 0].abs().amax(1)
-    most = (said + _SURE * deviations).nan_to_num(nan=torch.inf)
+    most = (said + SURE * deviations).nan_to_num(nan=torch.inf)
     worst = int(most.argmax())
     return float(most[worst]), *pairs[worst]
 
