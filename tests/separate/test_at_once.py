@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import unsum
-from unsum.certify.doubts.merged import hidden_lengths, hidden_spread
+from unsum.certify.doubts.merged import CHANCE, Rest, hidden_lengths, hidden_spread
 from unsum.certify.doubts.mixing import hidden_mixing
 from unsum.certify.doubts.nuisance import _added_error, _temperature, _weights
 from unsum.certify.question import Question
@@ -124,7 +124,11 @@ def test_every_doubt_has_the_same_figure(asked: tuple[Question, Points, evidence
     T = here.T @ (question.observation.A @ seen.A[0].T)  # the same features in the other's basis
     there = Points(replace(here.equations, K=seen.K), T)
     spread = hidden_spread(head, question.observation, at.T, question.candidate.Y, float(at.alpha))
-    assert 0.999 * spread < float(evidence._hidden_spread(head, seen, there)) < 1.1 * spread
+    rest = Rest(head, question.observation)
+    norm, largest = seen.rest[0].tolist()
+    assert norm == pytest.approx(rest.norm, rel=1e-6)
+    assert 0.999 * (rest.largest - CHANCE) < largest < 1.1 * (rest.largest - CHANCE)
+    assert 0.2 * spread < float(evidence._hidden_spread(head, seen, there)) < 1.001 * spread  # by its norm alone
     assert float(evidence._hidden_lengths(here, follow, floor)) == pytest.approx(hidden_lengths(question), rel=1e-3)
     mixing = hidden_mixing(question)
     assert mixing is not None

@@ -110,7 +110,9 @@ class _Left:
     def __iter__(self) -> Iterator[Arrived]:
         for one in self._arrived:
             self.seen += 1
-            made = one.fingerprint
+            made = (
+                one.fingerprint if self._findings.path is not None else ""
+            )  # a pass over it, for runs that go on later
             if not self._findings.has(one.round, one.client, made):
                 self.under_way[id(one)] = made
                 yield one

@@ -83,9 +83,9 @@ def hidden_mixing(question: Question) -> tuple[float, int, int] | None:
         pairs = pairs[:1]
     if not pairs:
         return None
-    D = torch.stack([_mixed(here, i, k) for pair in pairs for i, k in (pair, pair[::-1])])
+    D = _mixed(here, torch.tensor([turn for pair in pairs for turn in (pair, pair[::-1])], device=here.G.device))
     misfit = max(candidate.certificate.misfit, 1.0)
-    solved = followed(here, torch.stack([here.pull(column) for column in D]), misfit)
+    solved = followed(here, here.pull_each(D), misfit)
     if solved is None:
         return None if not pairs else (float("inf"), *pairs[0])
     flat = D.flatten(1)
@@ -115,9 +115,9 @@ def _closest_pairs(T: Tensor, labels: Tensor, neighbors: int) -> list[tuple[int,
     return sorted(found, key=found.__getitem__)
 
 
-def _mixed(here: Linearized, i: int, k: int) -> Tensor:
-    """What the residual changes by, per unit, when sample i's label turns into sample k's."""
-    equation = here.equation
+def _mixed(here: Linearized, turns: Tensor) -> Tensor:
+    """(m, C, R [+ 1]) what the residual changes by, per unit, when sample i's label turns into sample k's; turns (m, 2) are i, k."""
+    equation, (i, k) = here.equation, turns.T
     assert equation.Y is not None
-    turned = (equation.Y[i] - equation.Y[k]) * (1 - equation.classes * here.at.floor)
-    return equation.weight[:, None] * (here.at.alpha * turned[:, None] * here.T[i])
+    turned = (equation.Y[i] - equation.Y[k]) * (1 - equation.classes * here.at.floor) * equation.weight * here.at.alpha
+    return turned[:, :, None] * here.T[i][:, None]

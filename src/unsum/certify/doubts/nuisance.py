@@ -112,7 +112,7 @@ def _added_error(question: Question, D: Tensor) -> float:
         return 0.0
     norms = D.flatten(1).norm(dim=1)
     unit = D / norms.view(-1, *[1] * (D.ndim - 1))
-    solved = followed(here, torch.stack([here.pull(column) for column in unit]), misfit)
+    solved = followed(here, here.pull_each(unit), misfit)
     return torch.inf if solved is None else left_open(unit.flatten(1), norms, *solved, misfit, here.at.T)
 
 
