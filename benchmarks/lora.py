@@ -150,7 +150,9 @@ def cell(model: Classifier, sequences: int, length: int, seconds: float) -> str:
 def layers_table(options: argparse.Namespace) -> None:
     """Directions of every layer's gradients, of a batch of 30 tokens, and how well the first ones rank tokens where r < 30."""
     tokens, labels = batch(3, 10)
-    print("| model | rank | rounds |" + "".join(f" layer {i + 1}: ∇B, ∇A |" for i in range(LAYERS)) + " tokens ranked |")
+    print(
+        "| model | rank | rounds |" + "".join(f" layer {i + 1}: ∇B, ∇A |" for i in range(LAYERS)) + " tokens ranked |"
+    )
     print("|---|---|---|" + "---|" * (LAYERS + 1))
     for kind in options.models:
         for rounds in options.rounds:
