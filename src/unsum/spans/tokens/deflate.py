@@ -1,7 +1,7 @@
 """The first MLP's gradients without the tokens that were found: those that are left are far fewer unknowns.
 
 A found token z has δ₂ in the column space of ∇W₂, and δ₁ = (W₂ᵀ δ₂) · act′(W₁ z + b₁) in that of ∇W₁: linear equations for δ₂,
-whose one solution is known but for its length. Wedderburn's identity tells that: taken out with its weight, a token lowers the rank.
+whose one solution is known but for its length. Wedderburn's identity tells that: taken out with its weight, it lowers the rank.
 """
 
 from __future__ import annotations
