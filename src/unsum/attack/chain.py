@@ -189,7 +189,7 @@ def _with_inputs(model: nn.Module, update: Update, leak: Leak, options: AttackOp
     if not options.pictures:
         return leak
     if options.inverse is None:
-        leak = with_pixels(model, update, leak, options.seed, progress)
+        leak = replace(with_pixels(model, update, leak, options.seed, progress), hint=None)
         if leak.images is not None:
             return leak
     leak = with_pictures(model, update, leak, options.inverse, options.refine, progress)
