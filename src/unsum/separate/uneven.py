@@ -240,7 +240,7 @@ class _UnevenResidual:
         """(C·(R [+ 1]), B·R + B): row c of what sample i sends is a_i (p_ic − y_ic) t̃_i."""
         B, equation = len(self.Y), self.observation.equation()
         T, a = at[:-B].view(B, -1), at[-B:].exp()
-        P, extended, R = torch.softmax(equation.logits(T), dim=1), equation.extended(T), T.shape[1]
+        P, extended = torch.softmax(equation.logits(T), dim=1), equation.extended(T)
         sent = (a[:, None] * (P - self.Y) * self.weight).T  # (C, B)
         bent = (a * P.T * self.weight[:, None])[:, :, None] * (equation.K.T[:, None] - P @ equation.K.T)  # (C, B, R)
         J = bent[:, None] * extended.T[:, :, None]  # (C, R [+ 1], B, R)
