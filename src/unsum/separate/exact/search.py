@@ -31,7 +31,7 @@ _FAILED = (torch.linalg.LinAlgError, NoFactorError)  # type: ignore[attr-defined
 def in_order(known: Known) -> list[Start]:
     """The starts that apply: quick ones first, sample by sample before labels where the regression misleads."""
     near, smoothed = known.near_classes, "extracted, smoothed"
-    singly = ("extracted", "thinned", "exchanged") if near else ("extracted", "exchanged")
+    singly = ("extracted", "exchanged", "thinned") if near else ("extracted", "exchanged")
     if known.more_negative_than_labels:
         middle = (smoothed, *singly, *HARD, *SOFT)
     elif known.peaked:
