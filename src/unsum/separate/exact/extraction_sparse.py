@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ from unsum.separate.exact.extraction import Extracted, distinct, extract, label_
 from unsum.separate.exact.single import SingleSamples, in_parts
 from unsum.separate.exact.starts import ratio_starts
 
+_Well = tuple[float, float, float]  # depth, wall and softmax of one kind
+
 
 @dataclass(frozen=True)
 class Wells:
@@ -38,7 +41,7 @@ class Wells:
     softmax: Tensor
 
     @classmethod
-    def by_row(cls, kinds: Sequence[tuple[float, float, float]], counts: list[int], like: Tensor) -> Wells:
+    def by_row(cls, kinds: Sequence[_Well], counts: list[int], like: Tensor) -> Wells:
         """For so many starts of every kind."""
         rows = like.new_tensor(kinds).repeat_interleave(torch.tensor(counts, device=like.device), dim=0)
         return cls(rows[:, :1], rows[:, 1:2], rows[:, 2:])
@@ -112,35 +115,42 @@ class _Found:
 
         The cleanest first: an error in what is subtracted disturbs whatever is sought after it.
         """
-        for moved in _MOVED if len(self.T) else _MOVED[:1]:
+        for found in self._hunts(_MOVED if len(self.T) else _MOVED[:1]):
             blurred: list[tuple[Tensor, Tensor]] = []
-            for T, labels, off in self._hunts(moved):
+            for T, labels, off in found:
                 if bool((off < _CLEAN).any()):
                     self._take(T[off < _CLEAN], labels[off < _CLEAN])
                     return True
                 blurred.append((T, labels))
             if out_of_time(_UNTRIED):
                 return False
-            most = max(blurred, key=lambda found: len(found[0]))
+            most = max(blurred, key=lambda part: len(part[0]))
             if len(most[0]):
                 self._take(*most)
                 return True
         return False
 
-    def _hunts(self, moved: float) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """What is found with each of the wells; all of them at once where that takes hardly longer than one."""
+    def _hunts(self, moves: Sequence[float]) -> Iterator[Iterator[tuple[Tensor, Tensor, Tensor]]]:
+        """What is found from starts that are moved by each of these; all at once where that takes hardly longer than one."""
         R, H = self.left.A.shape
-        for wells in [_WELLS] if R * R * H < _TOGETHER else [(one,) for one in _WELLS]:
-            if out_of_time(_UNTRIED):
-                return
-            starts = [self._starts(moved, everywhere=moved > 0) for _ in wells]
-            samples = SparseSamples(self.left, _bias(self.left), self.size)
-            sizes = [len(T) for T, _ in starts]
-            T, labels = (torch.cat(parts) for parts in zip(*starts, strict=True))
-            if len(T):
-                T = samples.hunt(T, labels, Wells.by_row(wells, sizes, T))
-            for part, named in zip(T.split(sizes), labels.split(sizes), strict=True):
-                yield self._accepted(samples, part, named)
+        if R * R * H < _TOGETHER:
+            hunted = iter(list(self._hunted([(moved, well) for moved in moves for well in _WELLS])))
+            yield from (islice(hunted, len(_WELLS)) for _ in moves)
+        else:
+            yield from (chain.from_iterable(self._hunted([(moved, well)]) for well in _WELLS) for moved in moves)
+
+    def _hunted(self, ways: list[tuple[float, _Well]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """What is found in each of these ways, of starts that are moved and wells that draw them."""
+        if out_of_time(_UNTRIED):
+            return
+        starts = [self._starts(moved, everywhere=moved > 0) for moved, _ in ways]
+        samples = SparseSamples(self.left, _bias(self.left), self.size)
+        sizes = [len(T) for T, _ in starts]
+        T, labels = (torch.cat(parts) for parts in zip(*starts, strict=True))
+        if len(T):
+            T = samples.hunt(T, labels, Wells.by_row([well for _, well in ways], sizes, T))
+        for part, named in zip(T.split(sizes), labels.split(sizes), strict=True):
+            yield self._accepted(samples, part, named)
 
     def _starts(self, moved: float, everywhere: bool) -> tuple[Tensor, Tensor]:
         """The ratios of the rows that are surely labels, or of all of them."""
