@@ -5,6 +5,7 @@ mixture, maps of which channels are missing, noise on maps and gradients, labels
 channels, statistics that were not sent, or wrongly. A claim is false when a picture that it vouches for is more than 1 % away
 from the true one of its place. Where the answer vouches for pictures but for one contrast that all share, they are compared but
 for that.
+"""
 
 from __future__ import annotations
 
