@@ -115,6 +115,15 @@ def run_attack(model: nn.Module, update: Update, options: AttackOptions, progres
     return cut_short(leak, deadline)
 
 
+def finished(model: nn.Module, update: Update, leak: Leak, options: AttackOptions) -> Leak:
+    """What a separator found, with all that comes after it."""
+    with limited_to(options.time_limit) as deadline, sharing():
+        start, before = time.perf_counter(), leak.seconds
+        leak = _with_inputs(model, update, leak, options, SILENT)
+        leak = replace(leak, seconds=before + time.perf_counter() - start)
+    return cut_short(leak, deadline)
+
+
 def _run(model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
     start = time.perf_counter()
     if options.is_matcher:
