@@ -28,8 +28,8 @@ from unsum.leak import Leak
 from unsum.peel.method import MARGIN, PEELERS, PRECISE, Peeled, PeeledLayer, Shape
 from unsum.peel.residual.blocks import Block, Blocks, find_blocks
 from unsum.peel.residual.joint import Joint, Output
-from unsum.peel.residual.masks import Mask, confirmed, scale_by
 from unsum.peel.residual.left_over import LeftOver
+from unsum.peel.residual.masks import Mask, confirmed, scale_by
 from unsum.peel.residual.shared import Shared, Taker
 from unsum.peel.residual.solve import Pin, Reading, undo
 from unsum.peel.residual.start import Origin, at_features, at_maps, known_block
