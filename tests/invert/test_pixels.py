@@ -80,6 +80,11 @@ def test_train_mode_without_statistics_finds_the_pictures_and_vouches_for_no_con
     assert decibels(found, images) > 60
     assert not found.exact.any()
     assert "scale of the whole batch" in " ".join(found.notes)
+    assert "But for one contrast that all pictures share, 2 of 2 are certain" in " ".join(found.notes)
+    apart = (found.images - images).flatten(1).norm(dim=1) / images.flatten(1).norm(dim=1)
+    assert (apart < 5 * found.errors).all()
+    factor = (found.images * images).sum() / found.images.square().sum()
+    assert (factor * found.images - images).norm() < 1e-4 * images.norm()
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
 
 
