@@ -94,6 +94,7 @@ def test_soft_labels_come_back(labels: str) -> None:
     assert measure(soft, EMBEDDED).values["recovered"] == 1
 
 
+@pytest.mark.long  # two processes that import torch
 def test_draws_dealt_out_to_processes_are_the_same_draws() -> None:
     lenet = Network("lenet", 16, 10, train=False)
     soft = replace(
