@@ -94,6 +94,17 @@ def test_soft_labels_come_back(labels: str) -> None:
     assert measure(soft, EMBEDDED).values["recovered"] == 1
 
 
+@pytest.mark.long  # two processes that import torch
+def test_draws_dealt_out_to_processes_are_the_same_draws() -> None:
+    lenet = Network("lenet", 16, 10, train=False)
+    soft = replace(
+        cell(Attack("soft", family="soft"), batch=1), network=lenet, labels="mixup", defense="noise:0.001", draws=8
+    )
+    alone, dealt = (measure(soft, Material(threads=threads)).values for threads in (1, 2))
+    assert 0 < alone["target_error"] < 0.1
+    assert alone | {"attack_seconds": 0} == dealt | {"attack_seconds": 0}
+
+
 def test_an_option_reaches_its_attack_and_its_key() -> None:
     from unsum.bench.material import key_of
 
