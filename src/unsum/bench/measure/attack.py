@@ -91,7 +91,8 @@ def _peeled(cell: Cell, played: CellRound, options: dict[str, Any]) -> Peeled:
     """The inputs that a peeler read."""
     model, update = played.sent.model, played.sent.update
     shape = (3, cell.network.size, cell.network.size)
+    separator = options.pop("separator", "exact")
     # Some peelers continue a separation; the others ignore it, and go without where there is none.
-    leak = separate(model, update, seed=cell.seed) if cell.attack.name in ("layers", "residual") else None
+    leak = separate(model, update, separator, seed=cell.seed) if cell.attack.name in ("layers", "residual") else None
     given = {"batch_size": played.count} if cell.attack.name == "cocktail" else {}
     return peel(model, update, leak, cell.attack.name, shape=shape, seed=cell.seed, **given, **options)

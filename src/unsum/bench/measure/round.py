@@ -153,7 +153,7 @@ def draw(cell: Cell, material: Material) -> Drawn:
     rest[places] = False
     more, other_labels = order[rest][: max(B, _AUXILIARY)], labels[rest][: max(B, _AUXILIARY)]
     images, others = _floats(photos[order[places]]), _floats(photos[more])
-    images, targets = _softened(cell, images, chosen, others, other_labels)
+    images, targets = _softened(cell, images, chosen, others[:B], other_labels)
     auxiliary = (others[:_AUXILIARY], other_labels[:_AUXILIARY])
     return Drawn(images, targets, chosen if targets.ndim == 1 else targets.argmax(1), auxiliary)
 
@@ -189,7 +189,7 @@ def _softened(
     if cell.labels == "smooth":
         rows = [smooth_labels(labels[i : i + 1], float(weight[i]) * _LARGEST_SMOOTHING, C) for i in range(B)]
         return images, torch.cat(rows)
-    both, all_labels = torch.cat([images, others[:B]]), torch.cat([labels, other_labels[:B]])
+    both, all_labels = torch.cat([images, others]), torch.cat([labels, other_labels[:B]])
     if len(both) < 2 * B:
         raise UnsumError(
             f"Mixup of {B} photos needs {B} others, and the data have {len(both) - B}; give more with --data."
