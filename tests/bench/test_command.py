@@ -95,7 +95,7 @@ def test_the_list_has_every_table(bench: Bench) -> None:
     listed = json.loads(bench("list", "--json").out)
     assert [row["name"] for row in listed] == list(EXPERIMENTS)
     assert {row["name"] for row in listed if row["figure"]} == {
-        f"rgla-figure-{n}" for n in (1, "4-left", "4-right", *range(5, 18))
+        f"rgla-figure-{n}" for n in (1, 3, "4-left", "4-right", *range(5, 18))
     }
 
 

@@ -64,6 +64,25 @@ def test_the_drawing_is_a_picture_and_an_empty_one_is_not_made(store: Store, tmp
     assert not (tmp_path / "none.png").exists()
 
 
+def test_right_solutions_and_twins_are_points(tmp_path: Path) -> None:
+    twins = EXPERIMENTS["rgla-figure-3"]
+    with Store(tmp_path / "twins.sqlite") as store:
+        first = cells_of(twins, "small")[0]
+        points = {
+            "w_of_0": 1e-8,
+            "entropy_of_0": 4.6,
+            "psnr_of_0": 20.0,
+            "w_of_1": 1e-3,
+            "entropy_of_1": 0.1,
+            "psnr_of_1": 8.0,
+        }
+        store.put("1", declaration_of(first), first.content(), Outcome("measured", points | {"batches": 2.0}), {})
+        table = read_table(twins, "small", store)
+        assert drawing._points(table.rows[0]) == [(1e-8, 4.6, 20.0), (1e-3, 0.1, 8.0)]
+        assert draw(table, tmp_path / "twins.png")
+        assert not draw(read_table(twins, "smoke", store), tmp_path / "none.png")
+
+
 def test_lines_differ_in_mark_and_dash() -> None:
     marks, dashes = [mark for _, mark, _ in drawing._LINES], [str(dash) for _, _, dash in drawing._LINES]
     assert len(set(marks)) == len(marks)
