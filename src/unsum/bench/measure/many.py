@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from unsum.bench.declare import Cell, Network
 from unsum.bench.material import Material
-from unsum.bench.measure.pictures import Pictures, pictures_for
+from unsum.bench.measure.pictures import PictureScores, pictures_for
 from unsum.bench.measure.round import Drawn, defenses, draw
 from unsum.bench.networks import build
 from unsum.client.capture import capture, in_mode
@@ -68,7 +68,7 @@ class HeadRound:
 
 
 @dataclass(frozen=True)
-class Found:
+class HeadAnswer:
     """An attack's answer for one draw, in its own order."""
 
     features: Tensor
@@ -147,7 +147,7 @@ def _features_of(model: nn.Module, images: Tensor, train: bool) -> Tensor:
         return collect_features(model, images).flatten(1)
 
 
-Answers = Iterator[tuple[HeadRound, Found, dict[str, float]]]
+Answers = Iterator[tuple[HeadRound, HeadAnswer, dict[str, float]]]
 
 
 def _options(cell: Cell, material: Material) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _in_turn(cell: Cell, material: Material, spent: dict[str, float]) -> Answers
         with _clock(material, spent):
             options = _options(cell, material)
             leak = separate(one.head, one.update, cell.attack.name, seed=number, **known, **options)
-        yield one, Found(leak.features, leak.logits, leak.labels), {"exact": float(leak.exact)}
+        yield one, HeadAnswer(leak.features, leak.logits, leak.labels), {"exact": float(leak.exact)}
 
 
 def _together(cell: Cell, material: Material, spent: dict[str, float]) -> Answers:
@@ -207,7 +207,7 @@ def _together(cell: Cell, material: Material, spent: dict[str, float]) -> Answer
         ended = {"loss": float(sums[-1, number]), "arrived": float(record.steps[int(near[number])])}
         noted = range(0, len(record.steps), max(1, len(record.steps) // _NOTED))
         ended |= {f"loss_at_{record.steps[i]}": float(sums[i, number]) for i in noted}
-        yield one, Found(features.float(), logits[number], known[number]), ended
+        yield one, HeadAnswer(features.float(), logits[number], known[number]), ended
 
 
 def _start_logits(start: str, cell: Cell, one: HeadRound, labels: Tensor, material: Material) -> Tensor | None:
@@ -246,7 +246,7 @@ class _clock:  # noqa: N801 (a context manager, read as a word)
 
 
 @torch.no_grad()
-def _scores(one: HeadRound, found: Found, pictures: Pictures) -> dict[str, float]:
+def _scores(one: HeadRound, found: HeadAnswer, pictures: PictureScores) -> dict[str, float]:
     """The figures of one draw; a sample that was not found counts as zeros, and as a gray picture."""
     true, device = one.features.double(), one.features.device
     features = found.features.to(device).double()

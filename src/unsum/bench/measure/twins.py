@@ -18,7 +18,7 @@ from torch.nn import functional
 from unsum.bench.declare import Cell
 from unsum.bench.material import Material
 from unsum.bench.measure.many import HeadRound, backbone, rounds
-from unsum.bench.measure.pictures import Pictures, pictures_for
+from unsum.bench.measure.pictures import PictureScores, pictures_for
 from unsum.head import Head
 from unsum.progress import SILENT
 from unsum.separate.rgla.method import RATE, Record, minimize
@@ -30,7 +30,7 @@ _SURE = 10.0  # logits of a start near the labels: p = 0.996 for a hundred class
 
 
 @dataclass(frozen=True)
-class Solution:
+class TwinPoint:
     """One batch's end: the worst sample's feature error, the losses, the cross-entropies found and true, the pictures' PSNR."""
 
     error: float
@@ -59,7 +59,7 @@ def twins(cell: Cell, material: Material) -> dict[str, float]:
     return values | {"true_entropy": statistics.median(one.true_entropy for one in found)}
 
 
-def solutions(cell: Cell, material: Material) -> list[Solution]:
+def solutions(cell: Cell, material: Material) -> list[TwinPoint]:
     """RGLA's end on every draw of the cell, in the form and from the start that it declares."""
     options: dict[str, Any] = dict(cell.attack.options)
     played = list(rounds(cell, material))
@@ -82,8 +82,8 @@ def solutions(cell: Cell, material: Material) -> list[Solution]:
 
 @torch.no_grad()
 def _solution(
-    one: HeadRound, head: Head, part: LogitObjective, logits: Tensor, losses: list[float], pictures: Pictures
-) -> Solution:
+    one: HeadRound, head: Head, part: LogitObjective, logits: Tensor, losses: list[float], pictures: PictureScores
+) -> TwinPoint:
     D = part.difference(logits.double().softmax(1))
     features = head.mixed_rows(torch.linalg.pinv(D.mT))
     # Samples of one label may change places: each is held against the nearest of its label.
@@ -93,4 +93,4 @@ def _solution(
     entropy, true_entropy = (float(functional.cross_entropy(z, one.labels)) for z in (logits, one.head(one.features)))
     nearest = distances.min(1)
     drawn = pictures.scores(features[nearest.indices].float(), torch.zeros_like(nearest.indices).bool(), one.images)
-    return Solution(float(nearest.values.max()), w, b, entropy, true_entropy, drawn.get("psnr", math.nan))
+    return TwinPoint(float(nearest.values.max()), w, b, entropy, true_entropy, drawn.get("psnr", math.nan))
