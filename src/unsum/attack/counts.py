@@ -18,6 +18,7 @@ from unsum.separate.local_steps.label_counts import count_labels
 from unsum.spans.pair import dense_steps
 from unsum.update import Update
 
+TOO_MANY = "too many to be told apart here"
 _SHOWN = 10  # classes that a sentence names
 _OF_WIDTH = 3  # units of a dense layer for every sample that its spans tell apart from random starts
 
@@ -25,7 +26,13 @@ _OF_WIDTH = 3  # units of a dense layer for every sample that its spans tell apa
 def with_counts(model: nn.Module, update: Update, leak: Leak, options: AttackOptions) -> Leak:
     """The leak with counts of labels and a word on the steps, where several were taken and their samples are not certain."""
     training = update.training
-    if leak.exact or training is None or not training.several_steps or update.kind != "delta":
+    if (
+        leak.exact
+        or leak.label_counts is not None
+        or training is None
+        or not training.several_steps
+        or update.kind != "delta"
+    ):
         return leak
     if options.other_loss or is_language_model(model):
         return leak
@@ -70,8 +77,7 @@ def steps_that_would_do(model: nn.Module, update: Update, options: AttackOptions
     per_epoch = (training.steps or 1) // training.epochs
     samples = options.batch_size or update.num_examples
     size = training.batch_size or (-(-samples // per_epoch) if samples else None)
-    too_many = f"Samples of {training.steps} local steps are too many to be told apart here"
-    beginning = f"{too_many}: this model's layers follow {most} in all"
+    beginning = f"Samples of {training.steps} local steps are {TOO_MANY}: this model's layers follow {most} in all"
     if size is None:
         return f"{beginning} steps together."
     if size > most:
