@@ -6,6 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from unsum.audit.sweep import task
 from unsum.audit.sweep.bench import Point, SampleLeak
 from unsum.audit.sweep.result import Curve
 from unsum.client.capture import capture_trained
+from unsum.commands.audit_tables import show
 
 DATA = pictures(4), torch.tensor([3, 3, 11, 30])
 
@@ -107,6 +109,17 @@ def test_what_cannot_be_attacked_is_said() -> None:
     headless = small_net(bias=False)
     points = unsum.audit(headless, DATA, compare=True).comparison.points
     assert all(point.refused or len(point.samples) == 4 for point in points)
+
+
+def test_the_terminal_shows_a_row_for_each(compared: unsum.Audit, capsys: pytest.CaptureFixture[str]) -> None:
+    show(compared, Path("report.html"))
+    _, table = capsys.readouterr().out.split("The same round under other defenses")
+    for i, point in enumerate(compared.comparison.points):
+        (row,) = [
+            line for line in table.splitlines() if compared.comparison.label(i) in line and f"/{len(DATA[1])}" in line
+        ]
+        assert f"{point.labels_right}/{len(DATA[1])}" in row
+    assert "Against the attacks tried: " in table
 
 
 def test_every_output_has_it(compared: unsum.Audit) -> None:

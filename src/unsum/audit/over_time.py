@@ -161,10 +161,7 @@ def _curves(audited: Sequence[Audited]) -> dict[str, Any]:
     every = range(first, last + 1)
     ticks = [(x(number), number, number in numbers) for number in every[:: max(1, len(every) // 12)]]
     return {
-        "paths": [
-            _path([(x(f.round), y(f.leakage)) for f in findings if not math.isnan(f.leakage)])
-            for findings in lines.values()
-        ],
+        "paths": [_path([(f.round, x(f.round), y(f.leakage)) for f in findings]) for findings in lines.values()],
         "dots": dots,
         "ticks": ticks,
         "heights": [(y(i / 4), f"{25 * i} %") for i in range(5)],
@@ -179,8 +176,14 @@ def _said(finding: ClientFinding) -> str:
     return "not decidable" if math.isnan(finding.leakage) else percent(finding.leakage)
 
 
-def _path(points: list[tuple[float, float]]) -> str:
-    return " ".join(f"{'L' if place else 'M'}{px} {py}" for place, (px, py) in enumerate(points))
+def _path(points: list[tuple[int, float, float]]) -> str:
+    """Through the rounds that follow each other; broken where one is missing or nobody knows."""
+    commands, before = [], math.nan
+    for number, px, py in points:
+        if py != _UNKNOWN:
+            commands.append(f"{'L' if number == before + 1 else 'M'}{px} {py}")
+        before = math.nan if py == _UNKNOWN else number
+    return " ".join(commands)
 
 
 def _bars(one: Audited) -> dict[str, Any]:
