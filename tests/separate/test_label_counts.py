@@ -131,5 +131,5 @@ def test_the_attack_counts_labels_and_says_how_few_steps_would_be_read() -> None
     said = " ".join(leak.notes)
     assert "Of 64 samples by class" in said
     # Two dense layers of 32 units follow 6 visits here (8 classes, less two), fewer than one step of 8.
-    assert "this model's layers follow 6 in all, and one step has 8" in said
+    assert "this model's layers follow at most 6 in all, and one step has 8" in said
     assert leak.label_counts.to_dict()["counts"] == leak.label_counts.counts.tolist()

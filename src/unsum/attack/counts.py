@@ -77,12 +77,17 @@ def steps_that_would_do(model: nn.Module, update: Update, options: AttackOptions
     per_epoch = (training.steps or 1) // training.epochs
     samples = options.batch_size or update.num_examples
     size = training.batch_size or (-(-samples // per_epoch) if samples else None)
-    beginning = f"Samples of {training.steps} local steps are {TOO_MANY}: this model's layers follow {most} in all"
+    if size is not None and size * (training.steps or 1) <= most:
+        return f"Samples of {training.steps} steps of {size} were not found; this model's layers follow at most {most} in all."
+    beginning = (
+        f"Samples of {training.steps} local steps are {TOO_MANY}: this model's layers follow at most {most} in all"
+    )
     if size is None:
         return f"{beginning} steps together."
     if size > most:
-        return f"{beginning}, and one step has {size}; batches of up to {most} would be read after one step."
-    return f"{beginning}: after {most // size} {'step' if most // size == 1 else 'steps'} of {size} they would be read."
+        return f"{beginning}, and one step has {size}; only batches of up to {most} can be read, after one step."
+    few = most // size
+    return f"{beginning}; no more than {few} {'step' if few == 1 else 'steps'} of {size} can be read."
 
 
 def _most_visits(model: nn.Module, update: Update, options: AttackOptions) -> int:
