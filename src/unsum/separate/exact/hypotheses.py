@@ -32,6 +32,11 @@ class Hypothesis:
     scale_free: bool
     floor_free: bool
 
+    @property
+    def rigid(self) -> bool:
+        """Whether label rows tell every sample's start, as labels of their own do: there is one point to start from, then."""
+        return self.Y is not None and int(torch.linalg.matrix_rank(self.Y)) == self.B
+
     def determined(self, observation: Observation, line: ClassLine) -> bool:
         """Whether there are as many equations as unknowns: fewer are solved by anything, and say nothing."""
         labeled = 0 if self.Y is not None else int(line.labeled.sum())
