@@ -108,6 +108,11 @@ class Known:
         """Whether there are too many samples for one to be found alone; most starts lose their way there."""
         return 2 * self.observation.rank > self.observation.classes
 
+    @property
+    def full(self) -> bool:
+        """Whether the gradient has all directions that it can have: there may be any number of samples more."""
+        return self.observation.rank >= self.observation.classes - 1
+
     @cached_property
     def peaked(self) -> bool:
         """Whether some unlabeled class is far more likely than most: a trained model, where the line fits badly."""

@@ -93,7 +93,8 @@ def one_at_a_time(known: Known, _: torch.Generator, smoothed: bool = False) -> P
 def by_thinning(known: Known, generator: torch.Generator) -> Proposals:
     """The same in a crowded batch, where the zeros of their features tell samples apart."""
     extracted = extract_sparse(known.observation, generator)
-    if extracted is not None:
+    # Of a gradient of full rank a few are none: one equation is left for each alone, and more samples than that may be in it.
+    if extracted is not None and not (known.full and len(extracted.T) < known.observation.rank):
         yield from together(known.observation, extracted, sure=True)
 
 
