@@ -180,6 +180,8 @@ def row(setting: Setting, x: Tensor, labels: Tensor, weights: Path | None, devic
     right = int((leak.labels == y[which]).sum())
     distinct = len(set(which[error < 1e-2].tolist()))
     said = "yes" if leak.exact else f"predicted {leak.predicted_error:.0e}"
+    if not leak.exact:
+        said += f": {leak.notes[0]}"
     return (
         f"{_named(setting)} {distinct} of {setting.B} | {right} | {float(error.max()):.0e} | {float(at_head.max()):.0e} | "
         f"{said} | {seconds:.1f} |"
@@ -236,10 +238,14 @@ def speed_row(setting: Setting, x: Tensor, labels: Tensor, device: str) -> str:
     """Seconds of the separation beside those of the client's own gradient, and memory beside the gradient's size."""
     model, x, y = prepared(setting, x, labels, None, device)
     sent(model, setting, x, y)
+    _peak(device)
     start = time.perf_counter()
     update = sent(model, setting, x, y)
+    _peak(device)
     client = time.perf_counter() - start
     size = sum(g.numel() * g.element_size() for g in update.gradients.values())
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
     before = _peak(device)
     start = time.perf_counter()
     leak = unsum.separate(model, update, "spans", batch_size=len(x), device=device)
@@ -252,7 +258,7 @@ def speed_row(setting: Setting, x: Tensor, labels: Tensor, device: str) -> str:
 
 
 def _peak(device: str) -> int:
-    """Bytes at most so far, of the process or of the device."""
+    """Bytes at most so far, of the process or of the device, whose work is done by then."""
     if device == "cpu":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     torch.cuda.synchronize()

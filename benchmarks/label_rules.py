@@ -1,6 +1,7 @@
 """How often are the label rules right? Every rule on the same draws, over batch sizes, on fresh and on trained heads.
 
 uv run python benchmarks/label_rules.py > label-rules.md
+uv run python benchmarks/label_rules.py --imagenet TAR TAR --cifar FILE.npz --device cuda    # iLRG's two published settings
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torchvision
 from torch import Tensor, nn
 
 import unsum
+from unsum.data import read_photos
 from unsum.labels import LABEL_RULES
 
 CLASSES, FEATURES = 100, 512
@@ -38,7 +40,20 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64, 256])
     parser.add_argument("--draws", type=int, default=5, help="batches per cell on synthetic features")
     parser.add_argument("--network-draws", type=int, default=2, help="batches per cell through ResNet-18")
+    parser.add_argument(
+        "--imagenet", nargs="+", help="tars of photos, for a batch of 4096 through an untrained ResNet-50"
+    )
+    parser.add_argument("--cifar", help="npz of photos, for batches of 24 through a ResNet-18 trained on most of them")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--published-draws", type=int, default=20)
     options = parser.parse_args()
+    if options.imagenet or options.cifar:
+        print("| setting | rule | batches | existence / counts / instances | slowest (s) |\n|---|---|---|---|---|")
+        if options.cifar:
+            trained_resnet18(options.cifar, options.device, options.published_draws)
+        if options.imagenet:
+            untrained_resnet50(options.imagenet, options.device)
+        return
     scenes = [
         synthetic(0, options.draws),
         synthetic(60, options.draws),
@@ -91,6 +106,65 @@ def resnet(seeds: int) -> Scene:
     return Scene("ResNet-18, untrained, 64² pictures", model, draw, seeds, skipped=("llg+",))
 
 
+def trained_resnet18(cifar: str, device: str, draws: int, *, B: int = 24, kept: int = 1000, epochs: int = 30) -> None:
+    """Trained on all photos but the last thousand (after shuffling), of which the batches are drawn; BatchNorm in train mode."""
+    photos = read_photos(cifar, size=32)
+    order = torch.randperm(len(photos.labels), generator=torch.Generator().manual_seed(0))
+    images, labels = photos.images[order].float().to(device) / 255, photos.labels[order].to(device)
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18(num_classes=CLASSES).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    for _ in range(epochs):
+        for batch in torch.randperm(len(labels) - kept, device=device).split(128):
+            seen = images[batch].flip(3) if torch.rand(()) < 0.5 else images[batch]
+            loss = nn.functional.cross_entropy(model(seen), labels[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        right = [
+            (model.eval()(images[part]).argmax(1) == labels[part]).float().mean().item()
+            for part in (slice(-kept), slice(-kept, None))
+        ]
+    name = f"ResNet-18, {right[0]:.0%} of its own photos right, {right[1]:.0%} of others, B = {B}"
+    batches = [torch.randperm(kept, generator=torch.Generator().manual_seed(seed))[:B] - kept for seed in range(draws)]
+    updates = [(unsum.capture(model, images[b], labels[b], train=True), labels[b].cpu()) for b in batches]
+    report(name, model.train(), updates, ("ilrg", "llg", "llg*", "bias-sign", "gradinversion", "exact"), CLASSES)
+
+
+def untrained_resnet50(imagenet: list[str], device: str, *, B: int = 4096, draws: int = 3) -> None:
+    """The head's gradient alone, out of features: one pass of the whole batch, BatchNorm in train mode."""
+    photos = read_photos(imagenet, size=224)
+    torch.manual_seed(0)
+    model = torchvision.models.resnet50().to(device)
+    head, model.fc = model.fc, nn.Identity()
+    updates = []
+    for seed in range(draws):
+        chosen = torch.randperm(len(photos.labels), generator=torch.Generator().manual_seed(seed))[:B]
+        with torch.no_grad():
+            features = model.train()(photos.images[chosen].to(device).float() / 255)
+            errors = head(features).softmax(1) - nn.functional.one_hot(photos.labels[chosen], 1000).to(device)
+        gradients = {"fc.weight": errors.T @ features / len(chosen), "fc.bias": errors.mean(0)}
+        updates.append((unsum.Update(gradients), photos.labels[chosen]))
+    model.fc = head
+    report(f"ResNet-50, untrained, C = 1000, B = {len(chosen)}", model, updates, ("ilrg", "llg", "llg*"), 1000)
+
+
+def report(
+    name: str, model: nn.Module, updates: list[tuple[unsum.Update, Tensor]], rules: tuple[str, ...], classes: int
+) -> None:
+    for rule in rules:
+        scores, slowest = [], 0.0
+        for update, truth in updates:
+            start = time.perf_counter()
+            found = found_labels(model, update, rule, len(truth), None)
+            slowest = max(slowest, time.perf_counter() - start)
+            if found is not None:
+                scores.append(agreement(found.cpu(), truth, classes))
+        print(f"| {name} | {rule} | {len(scores)} | {cell(scores)} | {slowest:.2f} |", flush=True)
+
+
 def table(scene: Scene, batches: list[int]) -> str:
     rules = [entry.name for entry in LABEL_RULES if entry.name not in scene.skipped]
     head = ["rule", *(f"B = {B}" for B in batches), "slowest (s)"]
@@ -117,7 +191,7 @@ def table(scene: Scene, batches: list[int]) -> str:
 
 
 def found_labels(
-    model: nn.Module, update: unsum.Update, rule: str, B: int, own: tuple[Tensor, Tensor]
+    model: nn.Module, update: unsum.Update, rule: str, B: int, own: tuple[Tensor, Tensor] | None
 ) -> Tensor | None:
     """What the rule finds, or None where it refuses."""
     known = {} if rule in KNOWS_NO_SIZE else {"batch_size": B, "auxiliary": own}
@@ -127,9 +201,9 @@ def found_labels(
         return None
 
 
-def agreement(found: Tensor, truth: Tensor) -> Tensor:
+def agreement(found: Tensor, truth: Tensor, classes: int = CLASSES) -> Tensor:
     """Classes rightly called present or absent, classes rightly counted, samples whose label was found."""
-    n_found, n_true = (torch.bincount(labels, minlength=CLASSES) for labels in (found, truth))
+    n_found, n_true = (torch.bincount(labels, minlength=classes) for labels in (found, truth))
     existence = ((n_found > 0) == (n_true > 0)).double().mean()
     counts = (n_found == n_true).double().mean()
     return torch.stack([existence, counts, torch.minimum(n_found, n_true).sum() / len(truth)])

@@ -1,26 +1,26 @@
-"""How much text comes back from one gradient of a causal language model (GPT-2's architecture).
+"""How much text comes back from one gradient of a causal language model (GPT-2's architecture, in plain PyTorch).
 
 uv run python benchmarks/language_models.py > tables.md        # the tables of docs/research/language-models.md
-uv run python benchmarks/language_models.py --gpt2             # the same attack at GPT-2's own size, minutes on one core
+uv run python benchmarks/language_models.py --parts noise --seeds 1
+
+At GPT-2's own size: `text_speed.py`.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
 import platform
 import re
-import resource
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import unsum
+from plain_transformers import GPT2
+from unsum.models.language import TextTask, text_loss
 
 VOCABULARY, FEATURES, LAYERS = 2000, 128, 3
 SHAPES = ((2, 9), (4, 9), (8, 9), (6, 17), (7, 17), (4, 32), (14, 10), (8, 17), (16, 17))  # sequences, tokens of each
@@ -33,13 +33,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="batches of text for every line")
     parser.add_argument("--steps", type=int, default=300, help="training steps of the trained models")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--gpt2", action="store_true", help="only the attack at GPT-2's own size")
     options = parser.parse_args()
-    logging.disable(logging.WARNING)
     print(f"{platform.machine()}, PyTorch {torch.__version__}, {torch.get_num_threads()} thread(s)\n")
-    if options.gpt2:
-        print(full_size())
-        return
     text = corpus()
     models = {
         (tied, trained): made(tied, trained, text, options.steps) for tied in (False, True) for trained in (False, True)
@@ -63,20 +58,19 @@ def corpus() -> Tensor:
     return torch.tensor([numbers.get(word, 0) for word in words])
 
 
-def made(tied: bool, trained: bool, text: Tensor, steps: int, dropout: float = 0.0) -> GPT2LMHeadModel:
+def made(tied: bool, trained: bool, text: Tensor, steps: int, dropout: float = 0.0) -> GPT2:
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=VOCABULARY, n_positions=64, n_embd=FEATURES, n_layer=LAYERS, n_head=4, tie_word_embeddings=tied,
-        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    model = GPT2LMHeadModel(config)
+    model = GPT2(VOCABULARY, FEATURES, LAYERS, 4, 64, tied=tied, dropout=dropout)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for _ in range(steps if trained else 0):
+    for step in range(steps if trained else 0):
         batch = sampled(text, 16, 32, int(torch.randint(1 << 30, ())))
-        loss = model(batch, labels=batch).loss
+        loss = text_loss(TextTask.NEXT, model(batch), batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        if step in (0, steps - 1):
+            print(f"{'tied' if tied else 'untied'}, step {step + 1}: loss {float(loss):.2f}", file=sys.stderr)
+    optimizer.zero_grad()
     return model
 
 
@@ -86,7 +80,7 @@ def sampled(text: Tensor, sequences: int, length: int, seed: int) -> Tensor:
     return torch.stack([text[start : start + length] for start in starts])
 
 
-def recovery(models: dict[tuple[bool, bool], GPT2LMHeadModel], text: Tensor, seeds: int) -> str:
+def recovery(models: dict[tuple[bool, bool], GPT2], text: Tensor, seeds: int) -> str:
     lines = [
         "## Tokens recovered over the number of positions\n",
         f"H = {FEATURES}, vocabulary {VOCABULARY}, {LAYERS} layers; {seeds} batches each. Tokens in place / sequences whole / "
@@ -104,7 +98,7 @@ def recovery(models: dict[tuple[bool, bool], GPT2LMHeadModel], text: Tensor, see
     return "\n".join(lines) + "\n"
 
 
-def run(model: GPT2LMHeadModel, batch: Tensor, labels: Tensor | None = None, train: bool = False, **how: object):
+def run(model: GPT2, batch: Tensor, labels: Tensor | None = None, train: bool = False, **how: object):
     """(tokens, sequences, certified, certified wrongly, seconds) of one attack with nothing given."""
     update = unsum.capture_text(model, batch, labels, train=train, **how)
     leak = unsum.separate(model, update, "text")
@@ -128,7 +122,7 @@ def cell(rows: list[tuple[float, float, bool, bool, float]]) -> str:
     return said + (f" **{wrong} wrongly**" if wrong else "")
 
 
-def noise(models: dict[tuple[bool, bool], GPT2LMHeadModel], text: Tensor, seeds: int) -> str:
+def noise(models: dict[tuple[bool, bool], GPT2], text: Tensor, seeds: int) -> str:
     lines = [
         "## Noise on every entry\n",
         "48 positions (6 × 9). Tokens in place / sequences whole / certified exact; mean seconds.\n",
@@ -148,7 +142,7 @@ def noise(models: dict[tuple[bool, bool], GPT2LMHeadModel], text: Tensor, seeds:
     return "\n".join(lines) + "\n"
 
 
-def conditions(models: dict[tuple[bool, bool], GPT2LMHeadModel], text: Tensor) -> str:
+def conditions(models: dict[tuple[bool, bool], GPT2], text: Tensor) -> str:
     batch = sampled(text, 6, 9, 7)
     repeated = batch.clone()
     repeated[1], repeated[2, :5] = repeated[0], repeated[0, :5]
@@ -178,7 +172,7 @@ def conditions(models: dict[tuple[bool, bool], GPT2LMHeadModel], text: Tensor) -
     return "\n".join(lines) + "\n"
 
 
-def head_alone(models: dict[tuple[bool, bool], GPT2LMHeadModel], text: Tensor) -> str:
+def head_alone(models: dict[tuple[bool, bool], GPT2], text: Tensor) -> str:
     """`separate(method="exact")`: the head's gradient and nothing else, labels in no order; also under dropout."""
     lines = [
         "## The head's gradient alone\n",
@@ -198,25 +192,6 @@ def head_alone(models: dict[tuple[bool, bool], GPT2LMHeadModel], text: Tensor) -
         lines.append(f"| {sequences * (length - 1)} | {' | '.join(cells)} |")
         print(lines[-1], file=sys.stderr, flush=True)
     return "\n".join(lines) + "\n"
-
-
-def full_size() -> str:
-    """GPT-2 small as published in size, weights random: 124 M parameters, tied, vocabulary 50 257, H = 768; 64 positions."""
-    torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
-    batch = torch.randint(0, 50257, (4, 17))
-    update = unsum.capture_text(model, batch)
-    before, start = peak(), time.perf_counter()
-    leak = unsum.separate(model, update, "text")
-    scores = unsum.score(leak, tokens=batch)
-    return (
-        f"GPT-2's size, 64 positions: tokens {100 * scores['tokens_correct']:.0f} %, certified {leak.exact}, "
-        f"{time.perf_counter() - start:.0f} s, peak {peak():.1f} GB ({before:.1f} GB before the attack)"
-    )
-
-
-def peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
 if __name__ == "__main__":

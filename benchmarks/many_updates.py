@@ -3,11 +3,13 @@
     uv run python benchmarks/many_updates.py --updates 40
     uv run python benchmarks/many_updates.py --device cuda --updates 200 --one-by-one 20
     uv run python benchmarks/many_updates.py --memory 100 1000 10000
+    uv run python benchmarks/many_updates.py --device cuda --files 1000 10000
 
 The embedded model with 100 classes, 8 random photos a client, one gradient each. One after the other is `unsum.attack` without
-pictures, as `attack_many` does it, on the device and on one CPU thread; many are `unsum.attack_many` on one process, and on as
-many as there are cores. Every row is audited to the end, and all of them must be certified, or the ratio would compare different
-work.
+pictures, as `attack_many` does it, on the device and on one CPU thread; many are `unsum.attack_many` on one process, on a GPU
+with the algebra of many updates at once, and on as many processes as there are cores. `--files` are as many names of DISTINCT
+files in a folder, read from disk and written to SQLite. Every row is audited to the end, and all of them must be certified, or
+the ratio would compare different work.
 """
 
 from __future__ import annotations
@@ -16,8 +18,11 @@ import argparse
 import os
 import platform
 import resource
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,6 +30,7 @@ from torch import nn
 import unsum
 from unsum.attack.chain import run_attack
 from unsum.attack.options import AttackOptions
+from unsum.audit.many.arrived import in_folder
 from unsum.models import load_model
 from unsum.progress import Progress
 
@@ -67,15 +73,16 @@ class Clock(Progress):
 
 
 def together(
-    model: nn.Module, updates: Iterable[unsum.Arrived], processes: int, device: str = "cpu"
+    model: nn.Module, updates: Iterable[unsum.Arrived], first: int, device: str = "cpu", **how: Any
 ) -> tuple[float, float]:
-    """(updates per second once every process has answered, seconds until then): a start is paid once for all updates."""
+    """(updates per second after the `first` ones, seconds until then): a start is paid once for all updates."""
     clock, start = Clock(), time.perf_counter()
-    found = unsum.attack_many(model, updates, processes=processes, device=device, progress=clock)
+    found = unsum.attack_many(model, updates, device=device, progress=clock, **how)
     states = found.counts()
     assert states == {"leaks": len(found)}, states
-    ready = clock.at[processes - 1]
-    return (len(clock.at) - processes) / (clock.at[-1] - ready), ready - start
+    assert all(finding.exact for finding in found)
+    ready = clock.at[first - 1]
+    return (len(clock.at) - first) / (clock.at[-1] - ready), ready - start
 
 
 def megabytes(who: int) -> float:
@@ -100,10 +107,13 @@ def speed(options: argparse.Namespace) -> None:
         there = alone(model, few, options.device)
         say(f"one after the other, {options.device}", there)
         on_device = load_model("default", classes=CLASSES).model.to(options.device)
-        say(f"many, one process, {options.device}", *together(on_device, few, 1, options.device))
-    say("many, one process", *together(model, few, 1))
+        many = list(clients(model, options.updates))
+        for chunk in options.at_once:
+            rate = together(on_device, many, chunk, options.device, at_once=chunk)
+            say(f"many, one process, {options.device}, {chunk} at once", *rate)
+    say("many, one process", *together(model, few, 1, processes=1))
     for count in options.processes:
-        say(f"many, {count} processes", *together(model, clients(model, options.updates), count))
+        say(f"many, {count} processes", *together(model, clients(model, options.updates), count, processes=count))
 
 
 def memory(options: argparse.Namespace) -> None:
@@ -112,9 +122,38 @@ def memory(options: argparse.Namespace) -> None:
     print("|--:|--:|--:|--:|--:|--:|", flush=True)
     for count in options.memory:
         start = time.perf_counter()
-        rate, ready = together(model, clients(model, count), options.processes[-1])
+        processes = options.processes[-1]
+        rate, ready = together(model, clients(model, count), processes, processes=processes)
         peaks = f"{megabytes(resource.RUSAGE_SELF):.0f} | {megabytes(resource.RUSAGE_CHILDREN):.0f}"
         print(f"| {count} | {time.perf_counter() - start:.0f} | {rate:.2f} | {ready:.1f} | {peaks} |", flush=True)
+
+
+def files(options: argparse.Namespace) -> None:
+    """From a folder to a file, on the device: time, rate and memory by the number of updates."""
+    model = load_model("default", classes=CLASSES).model
+    print("| files | seconds | a second | peak MB of the process | peak MB of the GPU |")
+    print("|--:|--:|--:|--:|--:|", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Path(folder) / "distinct"
+        kept.mkdir()
+        for one in clients(model, DISTINCT):
+            assert isinstance(one.update, unsum.Update)
+            one.update.save(kept / f"{one.client}.safetensors")
+        made, model = sorted(kept.iterdir()), model.to(options.device)
+        for count in options.files:
+            names = Path(folder) / f"run-{count}"
+            names.mkdir()
+            for number in range(count):
+                os.link(made[number % len(made)], names / f"client-{number:05}.safetensors")
+            start = time.perf_counter()
+            how = {"results": names / "found.sqlite", "device": options.device, "at_once": options.at_once[0]}
+            found = unsum.attack_many(model, in_folder(names), **how)
+            seconds = time.perf_counter() - start
+            assert found.counts() == {"leaks": count}, next(iter(found))
+            assert all(finding.exact for finding in found)
+            on_gpu = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else 0.0
+            peaks = f"{megabytes(resource.RUSAGE_SELF):.0f} | {on_gpu:.0f}"
+            print(f"| {count} | {seconds:.1f} | {count / seconds:.1f} | {peaks} |", flush=True)
 
 
 def main() -> None:
@@ -123,13 +162,15 @@ def main() -> None:
     parser.add_argument("--one-by-one", type=int, default=10, help="updates for one process")
     parser.add_argument("--processes", type=int, nargs="+", default=[os.cpu_count() or 1])
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--at-once", type=int, nargs="+", default=[80], help="updates of one computation on the device")
+    parser.add_argument("--files", type=int, nargs="+", help="instead of speed: how many files, each in turn")
     parser.add_argument("--memory", type=int, nargs="+", help="instead of speed: how many updates, each in turn")
     options = parser.parse_args()
     chip = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     print(
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {chip}, PyTorch {torch.__version__}\n"
     )
-    (memory if options.memory else speed)(options)
+    (files if options.files else memory if options.memory else speed)(options)
 
 
 if __name__ == "__main__":

@@ -2,18 +2,23 @@
 
 python benchmarks/pixels.py --photos cifar.npz --batch 1 4 8 --steps 0 300 --mode eval sent train --device cuda
 python benchmarks/pixels.py --photos cifar.npz --layer layer3.0.conv1 --batch 4 --mode train --error 1e-6 --device cuda
-python benchmarks/pixels.py --photos cifar.npz --rival ig gradinversion --batch 4 --mode train --device cuda
+python benchmarks/pixels.py rivals --photos cifar.npz --batch 1 4 8 --mode train --seconds 120 --device cuda
 python benchmarks/pixels.py --batch 4 --mode train --grid docs/figures/pixels.png            # embedded photos
 
 Without --layer, everything is chained as `unsum.attack` does it, from the gradient alone. With --layer its true input is granted,
 with a relative error where --error says so: that measures the step from maps to pictures alone. The mode `train` has BatchNorm's
-statistics unknown; in `sent` the client sends them along. Rivals have labels and batch size granted.
+statistics unknown; in `sent` the client sends them along.
+
+`rivals` runs published attacks on the same batches: IG and GradInversion, with labels and batch size granted, at their published
+steps unless --matching says fewer or --seconds ends them; and an inverse of the features, which are granted, learned on other
+photos for --learn seconds. Their pictures lie in [0, 1], as the model behind a normalization takes them.
 """
 
 from __future__ import annotations
 
 import argparse
 import platform
+import resource
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +30,7 @@ from torchvision.models import resnet18
 from torchvision.utils import save_image
 
 import unsum
+from learned_inverse import learn
 from unsum.data import embedded_batch
 from unsum.gradients import same_buffers
 from unsum.invert.pixels import solve_pixels
@@ -34,10 +40,13 @@ from unsum.leak import Leak
 CLASSES = 10
 MEAN, SPREAD = 0.5, 0.25  # of pixels, as the client normalizes them
 OTHERS = 1000  # photos from here on are for training
+RIVALS = ("ig", "gradinversion", "features")
+PUBLISHED = {"ig": 24_000, "gradinversion": 20_000}  # steps
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("attacks", nargs="?", default="unsum", choices=["unsum", "rivals"])
     parser.add_argument("--photos", type=Path, help="an npz with `images` (n, h, w, 3); by default the embedded ones")
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--steps", type=int, nargs="+", default=[0], help="of training, on other photos of the npz")
@@ -46,40 +55,86 @@ def main() -> None:
     parser.add_argument("--mode", nargs="+", default=["eval"], choices=["eval", "train", "sent"])
     parser.add_argument("--error", type=float, default=0.0, help="relative, of the maps that are granted")
     parser.add_argument("--seconds", type=float, default=600.0, help="after which a search ends")
-    parser.add_argument("--rival", nargs="*", default=[], help="methods that match gradients instead")
-    parser.add_argument("--matching", type=int, default=500, help="steps of a rival")
+    parser.add_argument("--rival", nargs="+", default=RIVALS, choices=RIVALS)
+    parser.add_argument("--matching", type=int, help="steps of a rival, instead of those published")
+    parser.add_argument("--learn", type=float, default=60.0, help="seconds for the inverse of the features")
     parser.add_argument("--grid", type=Path, help="a PNG: true pictures above those that were found")
+    parser.add_argument("--notes", action="store_true", help="print what the attack says of its answer")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     name = torch.cuda.get_device_name() if options.device.startswith("cuda") else platform.machine()
     print(f"ResNet-18 at {options.size}², on {name}\n")
-    print("| attack | steps | mode | B | from | its error | dB, least | median | certified | s |\n|" + "---|" * 10)
+    print("| attack | steps | mode | B | from | its error | dB, least | median | certified | s | GB |\n|" + "---|" * 11)
     for steps in options.steps:
         model = network(options, steps)
         for mode in options.mode:
             for B in options.batch:
-                for method in options.rival or ["unsum"]:
-                    print(
-                        f"| {method} | {steps} | {mode} | {B} |{measured(options, model, method, mode, B)}", flush=True
+                for method in options.rival if options.attacks == "rivals" else ["unsum"]:
+                    found = (
+                        rival(options, model, method, mode, B) if method in RIVALS else ours(options, model, mode, B)
                     )
+                    print(f"| {method} | {steps} | {mode} | {B} |{found}", flush=True)
 
 
-def measured(options: argparse.Namespace, model: nn.Module, method: str, mode: str, B: int) -> str:
-    """The rest of one row."""
+class Normalized(nn.Module):
+    """The model behind the client's normalization: takes pictures in [0, 1], where published attacks look for them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return self.model((pictures - MEAN) / SPREAD)
+
+
+def rival(options: argparse.Namespace, model: nn.Module, method: str, mode: str, B: int) -> str:
+    """The rest of a row of a published attack."""
+    torch.manual_seed(0)
+    images, labels = (given[:B].to(options.device) for given in pictures(options, B))
+    shown = images * SPREAD + MEAN
+    begun, said = started(options), ""
+    if method == "features":
+        found = drawn_of_features(options, model, shown, None if mode == "eval" else B)
+    else:
+        whole = Normalized(model).train(mode != "eval")
+        update = unsum.capture(whole, shown, labels, train=mode != "eval")
+        steps = options.matching or PUBLISHED[method]
+        known = {"image_size": options.size, "steps": steps}
+        leak = unsum.attack(
+            whole, update, method, labels=labels, options=known, time_limit=options.seconds, device=options.device
+        )
+        cut = any("Time was over" in note for note in leak.notes)
+        assert leak.images is not None
+        found, said = leak.images.to(images), f"cut before {steps:,} steps" if cut else f"{steps:,} steps"
+    seconds = time.perf_counter() - begun
+    score = decibels(in_order((found - MEAN) / SPREAD, images), images)
+    return f" {said} | | {float(score.min()):.1f} | {float(score.median()):.1f} | | {seconds:.0f} | {memory(options)} |"
+
+
+def drawn_of_features(options: argparse.Namespace, model: nn.Module, shown: Tensor, client: int | None) -> Tensor:
+    """What a decoder, learned on other photos of the npz, draws of what the head reads of pictures in [0, 1]."""
+    others = pictures(options, 5 * OTHERS)[0][OTHERS:].to(options.device) * SPREAD + MEAN
+    decoder = learn(model, others, None, client, seconds=options.learn, mean=MEAN, spread=SPREAD)
+    with torch.no_grad(), same_buffers(model):
+        features = read_by(model.train(client is not None), "fc", (shown - MEAN) / SPREAD)
+        return decoder(features)
+
+
+def ours(options: argparse.Namespace, model: nn.Module, mode: str, B: int) -> str:
+    """The rest of a row of unsum's."""
     torch.manual_seed(0)
     model.train(mode != "eval")
     images, labels = (given[:B].to(options.device) for given in pictures(options, B))
     update = unsum.capture(model, images, labels, train=mode != "eval", buffers=mode == "sent")
-    begun = time.perf_counter()
-    if method != "unsum":
-        known = {"image_size": options.size, "steps": options.matching}
-        leak = unsum.attack(model, update, method, labels=labels, options=known, device=options.device)
-    elif options.layer is None:
+    begun = started(options)
+    if options.layer is None:
         leak = unsum.attack(model, update, batch_size=B, time_limit=options.seconds, device=options.device)
     else:
         leak = granted(options, model, update, images, labels)
     seconds = time.perf_counter() - begun
+    if options.notes:
+        print("\n".join(f"    {note}" for note in leak.notes))
     if leak.images is None:
         return f" none: {' '.join(leak.notes)} |"
     order = [name for name, _ in model.named_modules() if name in leak.inner]
@@ -96,8 +151,23 @@ def measured(options: argparse.Namespace, model: nn.Module, method: str, mode: s
     sure = "" if leak.inputs_exact is None else f"{int(leak.inputs_exact.sum())} of {B}"
     return (
         f" {order[0] if order else ''} | {error} | {float(score.min()):.1f} | {float(score.median()):.1f} | {sure} "
-        f"| {seconds:.0f} |"
+        f"| {seconds:.0f} | {memory(options)} |"
     )
+
+
+def started(options: argparse.Namespace) -> float:
+    """The clock, when the device has done what was asked before; its largest memory counts from here on."""
+    if options.device.startswith("cuda"):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    return time.perf_counter()
+
+
+def memory(options: argparse.Namespace) -> str:
+    """Gigabytes at most: the device's since the clock was started, or the process's since its start."""
+    if options.device.startswith("cuda"):
+        return f"{torch.cuda.max_memory_allocated() / 1e9:.1f}"
+    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f}"
 
 
 def granted(

@@ -52,40 +52,59 @@ class Gated(nn.Module):
 
 class Block(nn.Module):
     def __init__(
-        self, attention: Attention, mlp: nn.Module, norms: tuple[nn.Module, nn.Module], *, first: bool
+        self,
+        attention: Attention,
+        mlp: nn.Module,
+        norms: tuple[nn.Module, nn.Module],
+        *,
+        first: bool,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.attention, self.mlp, self.first = attention, mlp, first
+        self.attention, self.mlp, self.first, self.drop = attention, mlp, first, nn.Dropout(dropout)
         self.norm1, self.norm2 = norms
 
     def forward(self, x: Tensor) -> Tensor:
         if self.first:  # normalized before each part, as all but BERT's kind are
-            x = x + self.attention(self.norm1(x))
-            return x + self.mlp(self.norm2(x))
+            x = x + self.drop(self.attention(self.norm1(x)))
+            return x + self.drop(self.mlp(self.norm2(x)))
         x = self.norm1(x + self.attention(x))
         return self.norm2(x + self.mlp(x))
 
 
 class GPT2(nn.Module):
-    """Learned positions, head and embedding shared."""
+    """Learned positions, head and embedding shared, or not where it is not `tied`."""
 
     def __init__(
-        self, vocabulary: int = 50257, width: int = 768, layers: int = 12, heads: int = 12, positions: int = 1024
+        self,
+        vocabulary: int = 50257,
+        width: int = 768,
+        layers: int = 12,
+        heads: int = 12,
+        positions: int = 1024,
+        *,
+        tied: bool = True,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(positions, width)
+        self.drop = nn.Dropout(dropout)
         self.blocks = nn.Sequential(*(
-            Block(Attention(width, heads, causal=True), _mlp(width), (nn.LayerNorm(width), nn.LayerNorm(width)), first=True)
+            Block(
+                Attention(width, heads, causal=True), _mlp(width), (nn.LayerNorm(width), nn.LayerNorm(width)),
+                first=True, dropout=dropout,
+            )
             for _ in range(layers)
         ))  # fmt: skip
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.apply(_small)
-        self.head.weight = self.tokens.weight
+        if tied:
+            self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
-        return self.head(self.norm(self.blocks(x)))
+        return self.head(self.norm(self.blocks(self.drop(x))))
 
 
 class Llama(nn.Module):
@@ -105,11 +124,11 @@ class Llama(nn.Module):
         self.blocks = nn.Sequential(*(
             Block(
                 Attention(width, heads, causal=True, rotary=True, keys=keys), Gated(width, inner),
-                (nn.RMSNorm(width), nn.RMSNorm(width)), first=True,
+                (nn.RMSNorm(width, eps=1e-5), nn.RMSNorm(width, eps=1e-5)), first=True,
             )
             for _ in range(layers)
         ))  # fmt: skip
-        self.norm = nn.RMSNorm(width)
+        self.norm = nn.RMSNorm(width, eps=1e-5)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.apply(_small)
 
@@ -118,9 +137,7 @@ class Llama(nn.Module):
 
 
 class BERT(nn.Module):
-    """Reads both sides, normalizes after each part, and classifies by its first position."""
-
-    text_task = "class"
+    """Reads both sides, normalizes after each part, and classifies by its first position, or predicts masked tokens."""
 
     def __init__(
         self,
@@ -130,8 +147,11 @@ class BERT(nn.Module):
         heads: int = 12,
         positions: int = 512,
         classes: int = 2,
+        *,
+        masked: bool = False,
     ) -> None:
         super().__init__()
+        self.text_task = "masked" if masked else "class"
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(positions, width)
         self.norm = nn.LayerNorm(width)
         self.blocks = nn.Sequential(*(
@@ -139,12 +159,13 @@ class BERT(nn.Module):
             for _ in range(layers)
         ))  # fmt: skip
         self.pool = nn.Linear(width, width)
-        self.head = nn.Linear(width, classes)
+        self.head = nn.Linear(width, vocabulary if masked else classes)
         self.apply(_small)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
-        return self.head(torch.tanh(self.pool(self.blocks(self.norm(x))[:, 0])))
+        x = self.blocks(self.norm(x))
+        return self.head(torch.tanh(self.pool(x if self.text_task == "masked" else x[:, 0])))
 
 
 def _mlp(width: int) -> nn.Sequential:

@@ -1,8 +1,9 @@
 """Can the claim about several local steps be fooled? Random cases of the attack `local-steps`, each with its truth.
 
-A client trains a small network by SGD for a few steps and sends the change of its weights. What it declares may be less than
-what it does: a momentum, sizes of steps or a learning rate of its own, gradients that were accumulated, siblings of one label
-that look like one.
+A client trains a small network for a few steps and sends the change of its weights. What it declares may be less than what it
+does, or something else: a momentum, sizes of steps or a learning rate of its own, gradients that were accumulated, another
+optimizer, weight decay, averaged weights, layers with rates of their own, a smoothed or weighted loss, another number of steps or
+an order shuffled anew in every epoch; and siblings of one label that look like one.
 """
 
 from __future__ import annotations
@@ -42,12 +43,20 @@ CHOICES = {
     "dtype": ("float32", "float32", "float64", "float16"),
     "told": ("nothing", "batch size"),
     "labels": ("distinct", "random"),
+    "optimizer": ("sgd", "sgd", "sgd", "nesterov", "adam", "adamw", "decay", "averaged", "two rates"),
+    "loss": ("plain", "plain", "plain", "smoothed", "weighted", "both"),
+    "steps_are": ("declared", "declared", "declared", "one more", "one fewer"),  # those that the client says it took
+    "order": ("same", "same", "shuffled"),  # in every further epoch
+    "method": ("local-steps", "local-steps", "local-steps", "exact"),
 }
+# What a client does besides SGD at one rate: declared as plain SGD all the same.
+_DECAY, _AVERAGE, _BODY_RATE, _SMOOTHING = 1e-2, 0.9, 0.1, 0.1
 ORDINARY = {"classes": (19, 24), "inputs": (16, 24), "rate": (-1.7, -0.3), "weights": (-0.3, 0.5), "body": (-1, 0.1),
             "margin": (0, 1)}  # fmt: skip
 ORDINARY_CHOICES = {
     "siblings": (0,), "bias": (True,), "epochs": (1,), "momentum_is": ("none", "declared"), "rates": ("declared",),
     "sizes": ("equal",), "accumulated": (False,), "noisy": (False,), "dtype": ("float32",),
+    "optimizer": ("sgd",), "loss": ("plain",), "steps_are": ("declared",), "order": ("same",), "method": ("local-steps",),
 }  # fmt: skip
 
 
@@ -107,40 +116,73 @@ def _sizes(g: Genome, B: int, steps: int) -> list[int]:
     return [B] * steps if g["sizes"] == "equal" or steps == 1 else [B + 1] * (steps - 1) + [max(1, B - 1)]
 
 
+def _optimizer(g: Genome, local: nn.Sequential) -> torch.optim.Optimizer:
+    rate, momentum = 10 ** g["rate"], 0.0 if g["momentum_is"] == "none" else g["momentum"]
+    if g["optimizer"] in ("adam", "adamw"):
+        return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[g["optimizer"]](local.parameters(), lr=rate)
+    slow = _BODY_RATE if g["optimizer"] == "two rates" else 1.0
+    groups = [{"params": local[0].parameters(), "lr": rate * slow}, {"params": local[2].parameters()}]
+    how = {"weight_decay": _DECAY} if g["optimizer"] == "decay" else {}
+    nesterov = g["optimizer"] == "nesterov"
+    return torch.optim.SGD(groups, lr=rate, momentum=momentum or 0.9 * nesterov, nesterov=nesterov, **how)
+
+
+def _loss(g: Genome, logits: Tensor, labels: Tensor) -> Tensor:
+    weights = 1 + torch.arange(logits.shape[1]).to(logits) % 3 if g["loss"] in ("weighted", "both") else None
+    smoothing = _SMOOTHING if g["loss"] in ("smoothed", "both") else 0.0
+    return nn.functional.cross_entropy(logits, labels, weight=weights, label_smoothing=smoothing)
+
+
 def _trained(g: Genome, model: nn.Sequential, batches: list[tuple[Tensor, Tensor]]) -> tuple[nn.Sequential, Tensor]:
-    local, rate = copy.deepcopy(model), 10 ** g["rate"]
-    momentum = 0.0 if g["momentum_is"] == "none" else g["momentum"]
-    optimizer = torch.optim.SGD(local.parameters(), lr=rate, momentum=momentum)
+    local = copy.deepcopy(model)
+    optimizer = _optimizer(g, local)
+    rates = [group["lr"] for group in optimizer.param_groups]
     features = []
     for epoch in range(g["epochs"]):
+        if epoch:
+            batches = _next_order(g, batches)
         for place, (inputs, labels) in enumerate(batches):
             if epoch == 0:
                 features.append(local[:2](inputs).detach())
-            loss = nn.functional.cross_entropy(local(inputs), labels)
+            loss = _loss(g, local(inputs), labels)
             if g["accumulated"]:
                 (loss / len(batches)).backward()
                 continue
             optimizer.zero_grad()
             loss.backward()
             if g["rates"] == "uneven":
-                optimizer.param_groups[0]["lr"] = rate * (1 + 10 ** g["uneven"] * place)
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate * (1 + 10 ** g["uneven"] * place)
             optimizer.step()
         if g["accumulated"]:
             optimizer.step()
             break
+    if g["optimizer"] == "averaged":
+        with torch.no_grad():
+            for p, q in zip(local.parameters(), model.parameters(), strict=True):
+                p.lerp_(q, _AVERAGE)
     return local, torch.cat(features)
 
 
+def _next_order(g: Genome, batches: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """The samples of all mini-batches, shuffled anew where the genome says so."""
+    if g["order"] == "same":
+        return batches
+    x, y = (torch.cat([batch[i] for batch in batches]) for i in (0, 1))
+    order, sizes = torch.randperm(len(y)), [len(labels) for _, labels in batches]
+    return list(zip(x[order].split(sizes), y[order].split(sizes), strict=True))
+
+
 def _update(g: Genome, delta: dict[str, Tensor]) -> unsum.Update:
+    rate = 10 ** g["rate"] * (1 + 10 ** g["uneven"] * (g["rates"] == "wrong"))
+    known = None if g["rates"] == "unknown" else rate
+    if g["method"] == "exact":  # takes the change for one step, whatever it was
+        return unsum.Update.from_delta(delta, known)
     epochs = 1 if g["accumulated"] else g["epochs"]
-    steps, rate = round(g["steps"]) * epochs, 10 ** g["rate"] * (1 + 10 ** g["uneven"] * (g["rates"] == "wrong"))
-    declared = LocalTraining(
-        None if g["rates"] == "unknown" else rate,
-        steps,
-        momentum=g["momentum"] if g["momentum_is"] == "declared" else 0.0,
-        epochs=epochs,
-    )
-    return unsum.Update.from_delta(delta, None if g["rates"] == "unknown" else rate * steps, training=declared)
+    each = max(1, round(g["steps"]) + {"declared": 0, "one more": 1, "one fewer": -1}[g["steps_are"]])
+    steps = each * epochs
+    declared = LocalTraining(known, steps, momentum=g["momentum"] * (g["momentum_is"] == "declared"), epochs=epochs)
+    return unsum.Update.from_delta(delta, None if known is None else rate * steps, training=declared)
 
 
 def attempt(genome: Genome, seconds: float = math.inf) -> Try:
@@ -151,13 +193,15 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
     known = {"batch_size": len(features)} if genome["told"] == "batch size" else {}
     try:
         with deadline(seconds):
-            leak = unsum.separate(model, update, "local-steps", seed=0, **known)
+            leak = unsum.separate(model, update, genome["method"], seed=0, **known)
     except TooLongError:
         return Try(genome, "stopped", seconds=time.process_time() - start)
     except UnsumError:
         return Try(genome, "refused", seconds=time.process_time() - start)
     Y = nn.functional.one_hot(labels, leak.targets.shape[1]).double()
-    error, label_error = judge(leak, copy.deepcopy(model[2]), features, Y)
+    smooth = Y.lerp(torch.full_like(Y, 1 / Y.shape[1]), _SMOOTHING)  # either is right where the client smoothed
+    truths = [Y, smooth] if genome["loss"] in ("smoothed", "both") else [Y]
+    error, label_error = min((judge(leak, copy.deepcopy(model[2]), features, each) for each in truths), key=max)
     fooled = "features" if error > FALSE_CLAIM else "labels" if label_error > 1e-2 else ""
     predicted = leak.predicted_error if leak.predicted_error == leak.predicted_error else math.inf
     ended = "claimed" if leak.exact else "not claimed"

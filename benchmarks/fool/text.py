@@ -1,7 +1,9 @@
 """False claims of the text path: batches of memorized and fresh sequences, changed on the way, and whether what is claimed is so.
 
-A claim is false when a sequence or a label in it was not in the batch, when features are off by more than 1 %, or when a position
-is missing that sends more than 1e-5 of the gradient.
+Small models of every family in plain PyTorch: next tokens (GPT-2's and Llama's kind), classes of whole texts (both, and BERT's
+kind), masked tokens (BERT's), and classes where only adapters of low rank and the head are trained (LoRA). A claim is false
+when a sequence or a label in it was not in the batch, when features are off by more than 1 %, or when a position is missing that
+sends more than 1e-5 of the gradient.
 """
 
 from __future__ import annotations
@@ -18,22 +20,29 @@ import torch
 from common import Genome, TooLongError, Try, deadline
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import unsum
+from lora import Adapted, parts_of
+from plain_transformers import BERT, GPT2, Llama
 from unsum.errors import UnsumError
-from unsum.models.language import gradients_of, logits_of, next_tokens
+from unsum.models.language import IGNORED, TextTask, gradients_of, targets, task_of, text_loss
 
 FALSE_CLAIM, TRACE = 1e-2, 1e-5
-VOCABULARY, LONGEST, CANARIES = 40, 8, 3
+VOCABULARY, LONGEST, CANARIES, CLASSES, MASK = 40, 8, 3, 3, 0
+FAMILIES = (
+    "gpt2", "gpt2", "llama", "gpt2 classifier", "llama classifier", "bert classifier", "bert masked", "gpt2 lora", "llama lora",
+)  # fmt: skip
 STAGES = (0, 30, 100, 200, 300, 450, 600)  # steps of memorizing
 GENES = {"noise": (-10.0, -3.0), "scale": (-3.0, 3.0)}  # logarithms of base ten
 CHOICES: dict[str, tuple[Any, ...]] = {
+    "family": FAMILIES,
     "model": tuple(range(3)),
     "tied": (False, True),
     "bias": (False, True),
     "width": (32, 64),
-    "layers": (1, 2),
+    "layers": (1, 2, 3),
+    "rank": (4, 8, 16, 24),  # of adapters
+    "init": (0.02, 0.1),
     "rate": (1e-3, 3e-3, 1e-2),
     "steps": STAGES,
     "memorized": (0, 1, 2, 3),
@@ -47,7 +56,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "reduction": ("mean", "mean", "mean", "sum"),
     "told": ("nothing", "nothing", "batch size"),
 }
-NETWORK = {"model", "tied", "bias", "width", "layers", "rate"}
+NETWORK = {"family", "model", "tied", "bias", "width", "layers", "rank", "init", "rate"}
 
 
 def random_genome(chance: random.Random) -> Genome:
@@ -72,7 +81,7 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
     update = _sent(genome, model, tokens, labels)
     if not all(bool(torch.isfinite(g).all()) for g in update.gradients.values()):
         return Try(genome, "refused")
-    known = {"batch_size": int((next_tokens(labels) >= 0).sum())} if genome["told"] == "batch size" else {}
+    known = {"batch_size": int((targets(task_of(model), labels) >= 0).sum())} if genome["told"] == "batch size" else {}
     start = time.process_time()
     try:
         with deadline(seconds):
@@ -85,17 +94,30 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
 
 
 def build(g: Genome) -> tuple[nn.Module, Tensor, Tensor]:
-    """The model, and the client's tokens and labels (n, L)."""
-    key = g["model"], g["tied"], g["bias"], g["width"], g["layers"], g["rate"]
+    """The model, and the client's tokens (n, L) with labels (n, L), or (n,) classes."""
+    key = tuple(g[name] for name in ("family", "model", "tied", "bias", "width", "layers", "rank", "init", "rate"))
     generator = torch.Generator().manual_seed(g["seed"])
     fresh = torch.randint(VOCABULARY, (g["fresh"], LONGEST), generator=generator)
     tokens = torch.cat([_canaries(g["model"])[: g["memorized"]], fresh])
     if len(tokens) == 0:
         tokens = torch.randint(VOCABULARY, (1, LONGEST), generator=generator)
     tokens = _with_siblings(g, tokens[:, : g["length"]], generator)
+    model = _trained(key, STAGES.index(g["steps"]))
+    if task_of(model) is TextTask.CLASS:
+        classes = torch.randint(CLASSES, (len(tokens),), generator=generator)
+        classes[: g["memorized"]] = torch.arange(len(classes[: g["memorized"]])) % CLASSES
+        return model, tokens, classes
+    if task_of(model) is TextTask.MASKED:
+        return model, *_masked(tokens, torch.randint(g["length"], (len(tokens), 1 + g["prompt"]), generator=generator))
     labels = tokens.clone()
-    labels[:, : 1 + min(g["prompt"], g["length"] - 2)] = -100
-    return _trained(key, STAGES.index(g["steps"])), tokens, labels
+    labels[:, : 1 + min(g["prompt"], g["length"] - 2)] = IGNORED
+    return model, tokens, labels
+
+
+def _masked(tokens: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens with some of them out of sight, and those as labels."""
+    hidden = torch.zeros_like(tokens, dtype=torch.bool).scatter(1, places, True)
+    return tokens.where(~hidden, MASK), tokens.where(hidden, IGNORED)
 
 
 def _canaries(seed: int) -> Tensor:
@@ -124,31 +146,60 @@ def _with_siblings(g: Genome, tokens: Tensor, generator: torch.Generator) -> Ten
 @lru_cache(maxsize=256)
 def _trained(key: tuple[Any, ...], stage: int) -> nn.Module:
     """The model after so many stages of memorizing its canaries."""
-    seed, tied, bias, width, layers, rate = key
+    seed, rate = key[1], key[-1]
     if stage == 0:
-        return _fresh_model(seed, tied, bias, width, layers)
+        return _fresh_model(*key[:-1])
     model = copy.deepcopy(_trained(key, stage - 1))
-    optimizer = torch.optim.Adam(model.parameters(), rate, fused=True)
-    canaries = _canaries(seed)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], rate, fused=True)
+    tokens, task = _canaries(seed), task_of(model)
+    labels = torch.arange(CANARIES) % CLASSES if task is TextTask.CLASS else tokens
+    if task is TextTask.MASKED:
+        tokens, labels = _masked(tokens, torch.arange(CANARIES)[:, None])
     for _ in range(STAGES[stage] - STAGES[stage - 1]):
         optimizer.zero_grad()
-        flat = logits_of(model(canaries))[:, :-1].flatten(0, 1)
-        nn.functional.cross_entropy(flat, canaries[:, 1:].flatten()).backward()
+        text_loss(task, model(tokens), labels).backward()
         optimizer.step()
     optimizer.zero_grad()
     return model
 
 
-def _fresh_model(seed: int, tied: bool, bias: bool, width: int, layers: int) -> nn.Module:
+def _fresh_model(
+    family: str, seed: int, tied: bool, bias: bool, width: int, layers: int, rank: int, init: float
+) -> nn.Module:
     torch.manual_seed(seed)
-    config = GPT2Config(
-        vocab_size=VOCABULARY, n_positions=LONGEST, n_embd=width, n_layer=layers, n_head=2, tie_word_embeddings=tied,
-        resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, bos_token_id=0, eos_token_id=0, initializer_range=0.1,
-    )  # fmt: skip
-    model = GPT2LMHeadModel(config)
-    if bias:
-        model.lm_head.bias = nn.Parameter(0.1 * torch.randn(VOCABULARY))
-    return model
+    kind, _, use = family.partition(" ")
+    if kind == "bert":
+        model: nn.Module = BERT(VOCABULARY, width, layers, 2, LONGEST, CLASSES, masked=use == "masked")
+    elif kind == "gpt2":
+        model = GPT2(VOCABULARY, width, layers, 2, LONGEST, tied=tied)
+    else:
+        model = Llama(VOCABULARY, width, layers, heads=4, keys=2, inner=2 * width)
+    with torch.no_grad():
+        for parameter in (p for p in model.parameters() if p.ndim == 2):
+            parameter.mul_(init / 0.02)  # what they are made with
+    if use == "lora":
+        model.requires_grad_(False)
+        for block in model.blocks:
+            block.attention.read = Adapted(block.attention.read, rank, parts_of(kind, block.attention))
+    if use in ("classifier", "lora") and kind != "bert":
+        model.head = nn.Linear(width, CLASSES)
+        model = _OfTexts(model)
+    elif bias and not (kind == "gpt2" and tied) and kind != "bert":
+        model.head.bias = nn.Parameter(0.1 * torch.randn(VOCABULARY))
+    return model.eval()
+
+
+class _OfTexts(nn.Module):
+    """A causal model that reads a class off its last position."""
+
+    text_task = "class"
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.body(tokens)[:, -1]
 
 
 def _sent(g: Genome, model: nn.Module, tokens: Tensor, labels: Tensor) -> unsum.Update:
@@ -156,7 +207,7 @@ def _sent(g: Genome, model: nn.Module, tokens: Tensor, labels: Tensor) -> unsum.
     update = unsum.capture_text(model, tokens, labels)
     factor = {"no": 1.0, "half": 0.5, "twice": 2.0, "anyhow": 10 ** g["scale"]}[g["scaled"]]
     if g["reduction"] == "sum":
-        factor *= int((next_tokens(labels) >= 0).sum())
+        factor *= int((targets(task_of(model), labels) >= 0).sum())
     size = max(float(t.abs().max()) for t in update.gradients.values())
     generator = torch.Generator().manual_seed(g["seed"])
     gradients = {}
@@ -168,33 +219,42 @@ def _sent(g: Genome, model: nn.Module, tokens: Tensor, labels: Tensor) -> unsum.
 
 
 def _judged(g: Genome, model: nn.Module, tokens: Tensor, labels: Tensor, leak: unsum.Leak, seconds: float) -> Try:
-    copies = reduce(math.gcd, Counter(map(tuple, tokens.tolist())).values())
-    rows = [row for row, times in Counter(map(tuple, tokens.tolist())).items() for _ in range(times // copies)]
-    tokens, labels = torch.tensor(rows), labels[:1].where(labels[:1] < 0, torch.tensor(rows))
+    """The mean over a batch that is there twice is that over the batch, so each text counts as often as it must."""
+    pairs = Counter(zip(map(tuple, tokens.tolist()), map(tuple, labels.view(len(labels), -1).tolist()), strict=True))
+    copies = reduce(math.gcd, pairs.values())
+    rows = [pair for pair, times in pairs.items() for _ in range(times // copies)]
+    tokens = torch.tensor([row for row, _ in rows])
+    labels = torch.tensor([row for _, row in rows]).view(len(rows), *labels.shape[1:])
     ended = "claimed" if leak.exact else "not claimed"
     predicted = math.inf if math.isnan(leak.predicted_error) else leak.predicted_error
     if not leak.exact:
         return Try(g, ended, predicted=predicted, seconds=seconds)
     error, label_error = _errors(model, tokens, labels, leak)
     bad = "features" if not error <= FALSE_CLAIM else "labels" if label_error else ""
-    if not bad and not _beginnings(leak.tokens or [], rows):
+    seen = tokens.where(labels < 0, labels) if task_of(model) is TextTask.MASKED else tokens
+    whole = task_of(model) is not TextTask.NEXT
+    if not bad and not _beginnings(leak.tokens or [], list(map(tuple, seen.tolist())), whole=whole):
         bad = "tokens"
     return Try(g, ended, error, label_error, predicted, bad, seconds)
 
 
-def _beginnings(claimed: list[list[int]], rows: list[tuple[int, ...]]) -> bool:
-    """Whether every claimed sequence is one of the true ones, or its beginning, each for itself."""
-    wrong = torch.tensor([[tuple(found) != row[: len(found)] for row in rows] for found in claimed]).double()
+def _beginnings(claimed: list[list[int]], rows: list[tuple[int, ...]], *, whole: bool) -> bool:
+    """Whether every claimed sequence is one of the true ones, or its beginning if not `whole`, each for itself."""
+    wrong = torch.tensor([
+        [tuple(found) != (row if whole else row[: len(found)]) for row in rows] for found in claimed
+    ]).double()  # fmt: skip
     found, true = linear_sum_assignment(wrong)
     return len(found) == len(claimed) and float(wrong[found, true].sum()) == 0
 
 
 def _errors(model: nn.Module, tokens: Tensor, labels: Tensor, leak: unsum.Leak) -> tuple[float, float]:
     """Of features and of labels; infinite where a position was made up, or is missing though it sends something."""
-    kept = next_tokens(labels) >= 0
-    with torch.no_grad():
-        hidden = model.transformer(tokens)[0][:, :-1][kept].double()  # type: ignore[operator, union-attr]
-    true, found = next_tokens(labels)[kept], leak.labels
+    wanted = targets(task_of(model), labels)
+    kept = wanted >= 0
+    hidden = _head_inputs(model, tokens)
+    hidden = hidden[:, -1:] if task_of(model) is TextTask.CLASS else hidden[:, : kept.shape[1]]
+    hidden = hidden[kept].double()
+    true, found = wanted[kept], leak.labels
     apart = torch.cdist(leak.features.double(), hidden) / hidden.norm(dim=1)
     wrong = found[:, None] != true
     ours, theirs = linear_sum_assignment(apart + 10 * wrong)
@@ -204,14 +264,25 @@ def _errors(model: nn.Module, tokens: Tensor, labels: Tensor, leak: unsum.Leak) 
     return float(apart[ours, theirs].max()), float(wrong[ours, theirs].any())
 
 
+def _head_inputs(model: nn.Module, tokens: Tensor) -> Tensor:
+    """(n, positions, H) what the head reads."""
+    read: list[Tensor] = []
+    head = next(module for name, module in model.named_modules() if name.rpartition(".")[2] == "head")
+    with head.register_forward_pre_hook(lambda _, given: read.append(given[0])), torch.no_grad():
+        model(tokens)
+    return read[0] if read[0].ndim == 3 else read[0][:, None]
+
+
 def _share(model: nn.Module, tokens: Tensor, labels: Tensor, position: Tensor) -> float:
     """What one position sends, of the whole gradient."""
     row, place = position.tolist()
-    alone = torch.full_like(labels, -100)
-    alone[row, place + 1] = labels[row, place + 1]
-    names = [name for name, _ in model.named_parameters()]
+    task = task_of(model)
+    at = (row,) if task is TextTask.CLASS else (row, place + (task is TextTask.NEXT))
+    alone = torch.full_like(labels, IGNORED)
+    alone[at] = labels[at]
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     sizes = [
         torch.stack([g.double().norm() for g in gradients_of(model, tokens, some, names).values()]).norm()
         for some in (alone, labels)
     ]
-    return float(sizes[0] / sizes[1].clamp_min(1e-300)) / int((next_tokens(labels) >= 0).sum())
+    return float(sizes[0] / sizes[1].clamp_min(1e-300)) / int((targets(task, labels) >= 0).sum())

@@ -170,10 +170,10 @@ class Head:
             gram.addmm_(block, block.T)
         return gram
 
-    def row_blocks(self) -> list[slice]:
-        """Rows lie together, in memory as in a mapped file: this is the way to stream."""
+    def row_blocks(self, size: int = BLOCK) -> list[slice]:
+        """Rows lie together, in memory as in a mapped file: this is the way to stream; so many values at a time."""
         C, H = self.grad_W.shape
-        return _slices(C, max(1, BLOCK // H))
+        return _slices(C, max(1, size // H))
 
     def column_blocks(self) -> list[slice]:
         C, H = self.grad_W.shape

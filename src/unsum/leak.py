@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor
 
 from unsum.knowledge import Knowledge
+
+
+class MapHint(Protocol):
+    """Equations that hold for the maps that `layer` read, though they do not determine them."""
+
+    layer: str
+    numbers: int  # equations for each sample
+
+    def correction(self, maps: Tensor) -> Tensor:
+        """(B, C, h, w) what the equations add to a guess at the maps, differentiable; zero for those that were read."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,8 @@ class Leak:
     inputs_exact: Tensor | None = None  # (B,) bool, the certificate of each input
     pictures_first: bool = False  # features and logits are those of the pictures found, and add nothing to them
     inner: dict[str, Tensor] = field(default_factory=dict)  # convolution → (B, C, h, w) what it read, if peeled
+    partly: dict[str, Tensor] = field(default_factory=dict)  # the same, NaN where nothing tells an entry
+    hint: MapHint | None = None  # what gradients say of the maps below, which they do not determine
     tokens: list[list[int]] | None = None  # of a language model's batch: its sequences, in the attacker's order
     loss: str = "cross-entropy"  # that the answer explains the gradient with
     readings: dict[str, Tensor] = field(default_factory=dict)  # dense layer → (n, d) inputs of it, mixtures among them

@@ -51,6 +51,24 @@ def test_a_bad_update_is_one_row_with_its_sentence(tmp_path: Path) -> None:
     assert found["0"].label_counts == found["5"].label_counts == {1: 1, 4: 2}
 
 
+def test_many_at_once_find_what_one_by_one_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model, alone = network(), []
+    torch.manual_seed(0)
+    sent: list[unsum.Arrived] = list(clients(5))
+    sent[1] = replace(sent[1], update=unsum.Noise(1e-3)(update(1, model)))
+    sent[3] = replace(sent[3], update=update(3, model).map(lambda _name, tensor: tensor * float("nan")))
+    file = tmp_path / "last.safetensors"
+    update(7, model).save(file)
+    everybody = [*sent, file, tmp_path / "missing.safetensors"]
+    expected = repr(figures(unsum.attack_many(model, everybody, processes=1)))  # NaN is not equal to itself
+    look = unsum.Arrived.look
+    monkeypatch.setattr(unsum.Arrived, "look", lambda one, *given: alone.append(one.client) or look(one, *given))
+    assert repr(figures(unsum.attack_many(model, everybody, at_once=4))) == expected
+    assert alone == ["client-0001", "client-0003", "missing"]  # the rest was solved together
+    with pytest.raises(UnsumError, match="one process"):
+        unsum.attack_many(model, sent, at_once=4, processes=2)
+
+
 def test_updates_are_taken_one_at_a_time() -> None:
     taken: list[int] = []
     done: list[int] = []

@@ -13,8 +13,9 @@ from unsum import Knowledge, Noise, UnsumError, Update, capture, score, separate
 from unsum.head import Head
 from unsum.progress import SILENT
 from unsum.separate.method import SEPARATORS
-from unsum.separate.rgla.method import Record, minimize, rgla
-from unsum.separate.rgla.objective import WEIGHTS, LogitObjective, estimated_loss
+from unsum.separate.rgla.method import Record, explain, minimize, rgla
+from unsum.separate.rgla.objective import WEIGHTS, LogitObjective, estimated_loss, stacked
+from unsum.separate.rgla.reference import minimize_plainly
 
 EVERYTHING = ("w", "b", "loss")
 
@@ -133,19 +134,90 @@ def test_a_noisy_gradient_is_not_forced_into_a_low_rank() -> None:
     torch.testing.assert_close(full.K, noisy.gradients["weight"] @ model.weight.detach().T)
 
 
-def test_steps_are_those_of_adam_under_autograd() -> None:
+@pytest.mark.parametrize("constant_D", [True, False])
+def test_steps_are_those_of_the_reference(constant_D: bool) -> None:
     labels = torch.tensor([2, 5, 5])
-    objective = objective_for(labels, 12)
+    objective = dataclasses.replace(objective_for(labels, 12), constant_D=constant_D)
     start = torch.randn(3, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     found = minimize(objective, start, steps=25, rate=1e-2, every=10, stop_below=None, record=Record(objective, SILENT))
-    plain = start.clone().requires_grad_()
-    optimizer = torch.optim.Adam([plain], 1e-2)
-    for _ in range(25):
-        optimizer.zero_grad()
-        terms = published(objective, objective.K, plain, labels)
-        (WEIGHTS["w"] * terms[0] + WEIGHTS["b"] * terms[1] + WEIGHTS["loss"] * terms[2]).backward()
-        optimizer.step()
-    torch.testing.assert_close(found, plain.detach(), rtol=1e-8, atol=1e-8)
+    model, _features, update = linear_case(labels, 12)
+    head = Head.of(model, update)
+    plain = minimize_plainly(head, labels, start, steps=25, rate=1e-2, constant_D=constant_D)
+    torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"constant_D": False}, {"objectives": ("w", "loss"), "weight_loss": 3.0}])
+def test_the_reference_is_an_option_and_answers_alike(options: dict[str, object]) -> None:
+    labels = torch.tensor([2, 5, 5])
+    model, _features, update = linear_case(labels)
+    summed = Update({name: 3 * g for name, g in update.gradients.items()}, reduction="sum")
+    for sent in (update, summed):
+        fast, plain = (
+            separate(model, sent, "rgla", labels=labels, steps=50, rate=1e-2, reference=r, **options)
+            for r in (False, True)
+        )
+        torch.testing.assert_close(fast.logits, plain.logits, rtol=1e-3, atol=1e-3)
+    assert plain.history == {}
+
+
+def test_weights_are_those_given() -> None:
+    labels = torch.tensor([2, 5, 11])
+    model, _features, update = linear_case(labels)
+    usual, other = (
+        separate(model, update, "rgla", labels=labels, steps=300, rate=1e-2, weight_loss=w) for w in (100.0, 1e5)
+    )
+    assert other.history["loss_loss"][-1] < usual.history["loss_loss"][-1]
+    assert other.history["loss_w"][-1] > usual.history["loss_w"][-1]
+
+
+@pytest.mark.parametrize("classes", [12, 60])  # 12: all of M; 60: its low-rank form
+@pytest.mark.parametrize("constant_D", [True, False])
+def test_many_batches_at_once_are_each_what_they_are_alone(classes: int, constant_D: bool) -> None:
+    batches = [torch.tensor([2, 5, 5]), torch.tensor([1, 7, 3])]
+    alone = [dataclasses.replace(objective_for(labels, classes), constant_D=constant_D) for labels in batches]
+    together = stacked(alone)
+    start = torch.randn(2, 3, classes, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    how = {"steps": 30, "rate": 1e-2, "every": 10, "stop_below": None}
+    record = Record(together, SILENT)
+    found = minimize(together, start, record=record, **how)  # type: ignore[arg-type]
+    for i, objective in enumerate(alone):
+        own = Record(objective, SILENT)
+        torch.testing.assert_close(
+            found[i],
+            minimize(objective, start[i], record=own, **how),
+            rtol=1e-9,
+            atol=1e-9,  # type: ignore[arg-type]
+        )
+        torch.testing.assert_close(record.history["loss_w"][:, i], own.history["loss_w"], rtol=1e-8, atol=0)
+
+
+def test_labels_drawn_at_random_cost_no_sample_of_its_own_label_by_default() -> None:
+    """With D differentiated, samples that share a label drift apart until D has lost a rank, and take others with them."""
+    C, B, N = 40, 10, 4
+    cases = []
+    for seed in range(N):
+        torch.manual_seed(seed)
+        model, features, labels = nn.Linear(128, C), torch.randn(B, 128).relu(), torch.randint(0, C, (B,))
+        cases.append((Head.of(model, capture(model, features, labels)), features, labels))
+    objectives = [LogitObjective.of(head, labels, EVERYTHING, torch.float32) for head, _, labels in cases]
+    start = torch.randn(N, B, C, generator=torch.Generator().manual_seed(0))
+    assert rgla.__kwdefaults__["constant_D"] is True
+    found, least = {}, {}
+    for constant_D in (True, False):
+        objective = dataclasses.replace(stacked(objectives), constant_D=constant_D)
+        how = {"steps": 3000, "rate": 5e-3, "every": 3000, "stop_below": None}
+        logits = minimize(objective, start, record=Record(objective, SILENT), **how)  # type: ignore[arg-type]
+        found[constant_D] = 0
+        for (head, features, labels), answer in zip(cases, logits, strict=True):
+            leak = explain("rgla", head, LogitObjective.of(head, labels, EVERYTHING, torch.float32), answer)
+            single = torch.bincount(labels, minlength=C)[labels] == 1
+            error = (leak.features - features).norm(dim=1) / features.norm(dim=1)
+            found[constant_D] += int((error[single] < 0.1).sum())
+        least[constant_D] = torch.linalg.svdvals(objective.difference(logits.softmax(-1)))[:, -1].min()
+    own_label = sum(int((torch.bincount(y, minlength=C)[y] == 1).sum()) for _, _, y in cases)
+    assert found[True] == own_label
+    assert found[False] <= own_label - 5
+    assert least[False] < 0.5 * least[True]
 
 
 def test_distinct_labels_converge_to_the_truth() -> None:
@@ -286,7 +358,8 @@ def test_starts_are_what_they_are_called() -> None:
     torch.testing.assert_close(begin("ones"), torch.ones(3, 30))
     torch.testing.assert_close(begin("fgla"), separate(model, update, "fgla", labels=labels).logits.float())
     photos = model(torch.rand(2, 64))
-    torch.testing.assert_close(begin("photos", start_logits=photos), photos.detach()[[0, 1, 0]])
+    for given in ("photos", "reconstruction"):
+        torch.testing.assert_close(begin(given, start_logits=photos), photos.detach()[[0, 1, 0]])
 
 
 @pytest.mark.parametrize("method", ["rgla", "rgla-newton"])
@@ -331,8 +404,14 @@ def test_labels_are_found_when_they_are_not_granted() -> None:
         ({"objectives": ()}, "'objectives' takes one or more of w, b, loss"),
         ({"objectives": None}, "'objectives' takes one or more of w, b, loss, not None"),
         ({"objectives": ("w", "c")}, "'objectives' takes one or more of w, b, loss"),
-        ({"start": "normal"}, "'start' must be one of randn, rand, zeros, ones, photos, fgla, not 'normal'"),
+        (
+            {"start": "normal"},
+            "'start' must be one of randn, rand, zeros, ones, photos, reconstruction, fgla, not 'normal'",
+        ),
         ({"start": "photos"}, r"needs start_logits=model\(photos\)"),
+        ({"start": "reconstruction"}, r"'reconstruction' needs start_logits=model\(pictures\)"),
+        ({"weight_w": 0}, "'weight_w' must be a positive number"),
+        ({"reference": "yes"}, "'reference' must be True or False"),
         ({"start_logits": torch.zeros(3, 30)}, "start_logits belong to start='photos'"),
         ({"start": "photos", "start_logits": torch.zeros(3, 29)}, r"must be \(n, 30\)"),
         ({"steps": 0}, "'steps' must be a whole number of at least 1, not 0"),
@@ -340,7 +419,7 @@ def test_labels_are_found_when_they_are_not_granted() -> None:
         ({"rate": -1}, "'rate' must be a positive number"),
         ({"rate": "fast"}, "'rate' must be a positive number"),
         ({"constant_D": 1}, "'constant_D' must be True or False, not 1"),
-        ({"constant_D": True, "objectives": ("b",)}, "'b' has no gradient"),
+        ({"objectives": ("b",)}, "'b' has no gradient"),
         ({"stop_below": 0.0}, "'stop_below' must be a positive number"),
         ({"sample_every": 0}, "'sample_every' must be a whole number"),
     ],

@@ -26,7 +26,8 @@ def test_unknown_options_are_refused_with_those_there_are(net: nn.Sequential) ->
 
 def test_options_are_read_from_the_signature() -> None:
     assert options_of(SEPARATORS["rgla"]) == [
-        "objectives", "start", "start_logits", "steps", "rate", "constant_D", "stop_below", "sample_every"
+        "objectives", "start", "start_logits", "steps", "rate", "constant_D", "weight_w", "weight_b", "weight_loss", "reference",
+        "stop_below", "sample_every",
     ]  # fmt: skip
     assert options_of(SEPARATORS["exact"]) == []
     for entry in SEPARATORS:

@@ -37,8 +37,7 @@ def one_sample(kind: str, classes: int = 20, *, bias: bool = True, sample: int =
 
 
 def search(head: Head, **options: Any) -> Leak:
-    """The published search, which leaves the bias gradient out."""
-    return soft(head, NOTHING, seed=0, bias_gradient=False, **options)
+    return soft(head, NOTHING, seed=0, **options)
 
 
 def assert_recovered(leak: Leak, truth: Case, tolerance: float = 1e-4) -> None:
@@ -147,8 +146,10 @@ def test_particles_find_what_descent_does_not() -> None:
     leak = search(truth.head, kind="mixup", coefficient=1.0)
     assert_recovered(leak, truth)
     assert "particle swarm" in leak.notes[0]
-    again = search(truth.head, kind="mixup", coefficient=1.0)
+    again = search(truth.head, kind="mixup", coefficient=1.0, search="swarm")
     assert torch.equal(leak.targets, again.targets)  # the seed fixes the particles
+    alone = search(truth.head, kind="mixup", coefficient=1.0, search="lbfgs")
+    assert alone.notes[0].startswith("Not recovered")
 
 
 def test_intervals_lead_outward() -> None:
@@ -198,15 +199,23 @@ def test_order_of_classes_a_common_bias_and_the_coefficient_do_not_matter() -> N
     assert float((leak.targets - truth.targets[:, order]).abs().max()) < 1e-4
 
 
-def test_the_bias_gradient_tells_any_label_at_once() -> None:
+def test_the_published_search_never_looks_at_the_bias_gradient() -> None:
+    truth = one_sample("mixup")
+    assert truth.head.grad_b is not None
+    forged = dataclasses.replace(truth.head, grad_b=truth.head.grad_b.flip(0))
+    assert_recovered(search(forged), truth)
+    assert torch.equal(search(forged).targets, search(truth.head).targets)
+
+
+def test_the_bias_gradient_tells_any_label_at_once_where_it_is_asked_for() -> None:
     torch.manual_seed(3)
     truth = case(FEATURES[:1], nn.Linear(512, 8), torch.rand(1, 8).double().softmax(1))
-    leak = soft(truth.head, NOTHING, seed=0)
+    leak = search(truth.head, bias_gradient=True)
     assert float((leak.targets - truth.targets).abs().max()) < 1e-6
     assert float((leak.features - truth.features).norm() / truth.features.norm()) < 1e-5
     assert "neither smoothed nor mixed" in leak.notes[0]
     smoothed = one_sample("smoothing")
-    leak = soft(smoothed.head, NOTHING, seed=0)
+    leak = search(smoothed.head, bias_gradient=True)
     assert_recovered(leak, smoothed, 1e-5)
     assert "read off the bias gradient" in leak.notes[0]
 
@@ -236,6 +245,8 @@ def test_bad_input_is_refused_in_one_sentence() -> None:
         search(dataclasses.replace(head, grad_W=torch.zeros_like(head.grad_W)))
     with pytest.raises(UnsumError, match="NaN or Inf"):
         search(dataclasses.replace(head, grad_W=head.grad_W * math.nan))
+    with pytest.raises(UnsumError, match="no search 'swarms'; did you mean 'swarm'"):
+        search(head, search="swarms")
     with pytest.raises(UnsumError, match="no kind of soft label 'mixed'; did you mean 'mixup'"):
         search(head, kind="mixed")
     binary = case(FEATURES[:1], nn.Linear(512, 2), one_hot([1], 2))

@@ -200,11 +200,12 @@ def _by_ratio(case: Case) -> Leak | None:
 
 def _more_than_the_head(case: Case) -> bool:
     """Whether the head's gradient has its full rank, so that the head alone cannot tell the samples apart."""
-    if not _nothing_usable(case) or case.options.labels is not None or case.defended:
+    if not _nothing_usable(case) or case.options.labels is not None:
         return False
     loss = "cross-entropy" if case.options.loss is None else str(case.options.loss)
     classes, width = case.head.W.shape
-    return observe(case.head, None).rank >= most_samples(classes, width, loss)
+    full = observe(case.head, None).rank >= most_samples(classes, width, loss)
+    return full and not case.defended  # in this order: marks of a defense are looked for in passes of their own
 
 
 def _whole_by_spans(case: Case) -> Leak | None:

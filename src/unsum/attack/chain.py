@@ -115,6 +115,15 @@ def run_attack(model: nn.Module, update: Update, options: AttackOptions, progres
     return cut_short(leak, deadline)
 
 
+def finished(model: nn.Module, update: Update, leak: Leak, options: AttackOptions) -> Leak:
+    """What a separator found, with all that comes after it."""
+    with limited_to(options.time_limit) as deadline, sharing():
+        start, before = time.perf_counter(), leak.seconds
+        leak = _with_inputs(model, update, leak, options, SILENT)
+        leak = replace(leak, seconds=before + time.perf_counter() - start)
+    return cut_short(leak, deadline)
+
+
 def _run(model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
     start = time.perf_counter()
     if options.is_matcher:
@@ -180,7 +189,7 @@ def _with_inputs(model: nn.Module, update: Update, leak: Leak, options: AttackOp
     if not options.pictures:
         return leak
     if options.inverse is None:
-        leak = with_pixels(model, update, leak, options.seed, progress)
+        leak = replace(with_pixels(model, update, leak, options.seed, progress), hint=None)
         if leak.images is not None:
             return leak
     leak = with_pictures(model, update, leak, options.inverse, options.refine, progress)

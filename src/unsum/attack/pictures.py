@@ -21,7 +21,7 @@ from unsum.progress import SILENT, Progress
 from unsum.update import Update
 
 Inverses = str | Path | Sequence[str | Path] | None
-_RESEMBLES = 0.1  # misfit to a map up to which a picture shows what is on the true one
+_RESEMBLES = 0.2  # misfit to a map up to which a picture shows what is on the true one
 _PATIENCE = 300.0  # seconds for pixels: a GPU needs one of them for pictures of 32², two cores most
 
 
@@ -63,7 +63,8 @@ def walked_down(model: nn.Module, update: Update, leak: Leak, seed: int, progres
         peeled = peel(model, update, leak, "residual", shape=find_reach(model, leak).shape, seed=seed)
     except UnsumError as error:
         return replace(leak, notes=[*leak.notes, str(error)])
-    return replace(leak, inner=leak.inner | peeled.inner, notes=[*leak.notes, *peeled.notes])
+    inner, notes = leak.inner | peeled.inner, [*leak.notes, *peeled.notes]
+    return replace(leak, inner=inner, partly=peeled.partly, hint=peeled.hint, notes=notes)
 
 
 def with_pixels(model: nn.Module, update: Update, leak: Leak, seed: int, progress: Progress = SILENT) -> Leak:

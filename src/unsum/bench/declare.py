@@ -14,10 +14,10 @@ from typing import Any, Literal, get_args
 
 Size = Literal["smoke", "small", "paper"]
 SIZES: tuple[Size, ...] = get_args(Size)
-Family = Literal["attack", "peeler", "server", "labels", "estimate", "soft"]
+Family = Literal["attack", "peeler", "server", "labels", "estimate", "soft", "twins"]
 Granted = Literal["nothing", "batch size", "labels"]
 Labels = Literal["hard", "smooth", "mixup"]
-Data = Literal["photos", "embedded"]  # what --data gives, or the photos of the package whatever it gives
+Data = Literal["photos", "embedded", "cifar"]  # what --data gives, the photos of the package, or what --cifar gives
 Value = str | int | float | bool | tuple[str, ...]
 NONE = "none"  # no defense
 
@@ -65,15 +65,19 @@ class Cell:
     draws: int = 1  # rounds that the cell is the mean of, where one says little
     pictures: bool = False  # keep a strip of what was recovered
     seed: int = 0
+    random_labels: bool = False  # drawn with repetition, as RGLA's tables have it by default, instead of distinct
 
     def content(self) -> dict[str, Any]:
-        """What the key is made of: everything but titles."""
+        """What the key is made of: everything but titles. Cells of distinct labels keep the keys that they had before."""
         found = asdict(self)
         del found["attack"]["title"]
+        if not self.random_labels:
+            del found["random_labels"]
         return found
 
     def __str__(self) -> str:
         parts = [str(self.attack), str(self.network.name), f"B = {self.batch}"]
+        parts += [f"{self.draws} batches"] * (self.draws > 1)
         parts += [f"{self.same} alike"] * bool(self.same) + [self.labels] * (self.labels != "hard")
         return ", ".join([*parts, *[self.defense] * (self.defense != NONE), f"seed {self.seed}"])
 
@@ -92,12 +96,13 @@ class Grid:
     seeds: int = 1
     draws: int = 1
     pictures: bool = False
+    random_labels: bool = False
 
     def cells(self) -> Iterator[Cell]:
         axes = (self.networks, self.labels, self.batches, self.same, self.defenses, self.attacks, range(self.seeds))
         for network, labels, batch, same, defense, attack, seed in itertools.product(*axes):
             own = (self.data, self.draws, self.pictures)
-            yield Cell(network, attack, batch, same, labels, defense, *own, seed)
+            yield Cell(network, attack, batch, same, labels, defense, *own, seed, self.random_labels)
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,7 @@ class Column:
     title: str
     form: str = ".2f"
     over: Literal["mean", "median", "max"] = "mean"
+    spread: bool = False  # with its standard error over the batches
 
 
 @dataclass(frozen=True)
@@ -120,9 +126,9 @@ class Published:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing of an experiment: a curve of `y` over `x` for every attack, or a grid of pictures."""
+    """A drawing of an experiment: a curve of `y` over `x` for every attack, of its losses over steps, or a grid of pictures."""
 
-    kind: Literal["curve", "pictures"]
+    kind: Literal["curve", "history", "pictures"]
     x: str = ""
     y: str = ""
     x_title: str = ""

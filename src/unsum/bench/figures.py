@@ -55,7 +55,7 @@ def draw(table: Table, path: Path) -> bool:
 
 
 def _curves(table: Table, figure: Figure) -> Any | None:
-    lines = curves(table, figure)
+    lines = histories(table) if figure.kind == "history" else curves(table, figure)
     if not lines:
         return None
     with _plot() as (drawn, axes):
@@ -89,6 +89,19 @@ def curves(table: Table, figure: Figure) -> dict[str, list[tuple[float, float]]]
         if value is not None:
             found.setdefault(str(row.cell.attack), []).append((coordinate(row.cell, figure.x), value))
     return {name: sorted(points) for name, points in found.items() if len(points) > 1}
+
+
+def histories(table: Table) -> dict[str, list[tuple[float, float]]]:
+    """The losses of every attack over its steps, as its first cell noted them."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in table.rows:
+        values = row.measured[0].outcome.values if row.measured else {}
+        points = [
+            (float(name.removeprefix("loss_at_")), v) for name, v in values.items() if name.startswith("loss_at_")
+        ]
+        if points:
+            found[str(row.cell.attack)] = sorted(points)
+    return found
 
 
 def coordinate(cell: Cell, axis: str) -> float:

@@ -35,10 +35,11 @@ class Material:
     options: Options = ()
     device: str = "cpu"
     threads: int = 1
+    cifar: str | None = None  # photos of CIFAR-100, for the tables that a paper has on them
 
     def data_of(self, cell: Cell) -> str | None:
         """Where the photos of this cell lie; None: the embedded ones."""
-        return None if cell.data == "embedded" else self.data
+        return {"embedded": None, "photos": self.data, "cifar": self.cifar}[cell.data]
 
     def data_name(self, cell: Cell) -> str:
         data = self.data_of(cell)

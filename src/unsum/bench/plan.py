@@ -85,7 +85,7 @@ def share(cells: Iterable[Cell], shard: Shard) -> list[Cell]:
 def _kind(cell: Cell) -> str:
     content = cell.content()
     order = ("network", "attack", "batch", "same", "labels", "defense", "data", "draws", "pictures", "seed")
-    return json.dumps([content[name] for name in order])
+    return json.dumps([cell.random_labels, *(content[name] for name in order)])
 
 
 def of_attacks(cells: Iterable[Cell], wanted: Sequence[str], unwanted: Sequence[str]) -> list[Cell]:

@@ -59,6 +59,19 @@ class Row:
         found = [r.outcome.values[column.value] for r in self.measured if column.value in r.outcome.values]
         return _SUMMED[column.over](found) if found else None
 
+    def error(self, column: Column) -> float | None:
+        """The standard error of that figure: of a cell of many batches its own, else over the batches' cells."""
+        own = [r.outcome.values.get(f"{column.value}_se") for r in self.measured]
+        if len(own) == 1:
+            return own[0]
+        found = [r.outcome.values[column.value] for r in self.measured if column.value in r.outcome.values]
+        return statistics.stdev(found) / len(found) ** 0.5 if len(found) > 2 else None
+
+    @property
+    def batches(self) -> int:
+        """How many were measured."""
+        return sum(int(result.outcome.values.get("batches", 1)) for result in self.measured)
+
     @property
     def remark(self) -> str:
         """What a row without figures says: what it needs, how it failed, or that it was not run."""
@@ -103,9 +116,8 @@ class Table:
         axes = [axis_text(row.cell, axis) for axis in self.axes]
         known = [entry.text for entry in self.experiment.published if _belongs(entry, row.cell)]
         published = [*known, ""][:1] if self.experiment.published else []
-        values = [(row.value(column), column.form) for column in self.columns]
-        figures = ["–" if value is None else format(value, form) for value, form in values]
-        count = f"{len(row.measured)}" if len(row.measured) == row.asked else f"{len(row.measured)} of {row.asked}"
+        figures = [_figure(row, column) for column in self.columns]
+        count = f"{row.batches}" if row.batches == row.asked else f"{row.batches} of {row.asked}"
         remark = [row.remark] if self._remark_title else []
         return [*axes, *published, *figures, count, *remark]
 
@@ -122,6 +134,14 @@ class Table:
         return replace(self, rows=tuple(row for row in self.rows if row.cell.attack.name in names))
 
 
+def _figure(row: Row, column: Column) -> str:
+    value = row.value(column)
+    if value is None:
+        return "–"
+    error = row.error(column) if column.spread else None
+    return format(value, column.form) + ("" if error is None else f" ± {error:{column.form}}")
+
+
 def axis_text(cell: Cell, axis: str) -> str:
     return f"{cell.same}/{cell.batch}" if axis == "same" else str(getattr(cell, axis))
 
@@ -135,7 +155,9 @@ def read_table(experiment: Experiment, size: Size, store: Store) -> Table:
     for first, cells in groups.items():
         present = [name for name in map(declaration_of, cells) if name in known]
         found = [result for name in present if (result := store.newest(name)) is not None]
-        rows.append(Row(first, tuple(found), len(cells)))
+        # Soft labels' draws are tries of one row, not batches of their own.
+        draws = first.draws if first.attack.family == "attack" else 1
+        rows.append(Row(first, tuple(found), len(cells) * draws))
     return Table(experiment, size, tuple(rows))
 
 

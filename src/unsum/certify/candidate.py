@@ -13,7 +13,7 @@ from unsum.equation.equation import Equation, Unknowns, solve
 from unsum.equation.observation import Observation
 
 EXPLAINED = 20.0  # standard deviations: solutions stay below even where a client rounds badly, local minima far above
-_FAR = 20.0  # times the usual length, which no sample has
+FAR = 20.0  # times the usual length, which no sample has
 VAGUE = 0.5  # predicted error from which an answer is hardly one
 _SAME = 5.0  # standard deviations within which an unknown counts as its natural value
 _HARD = 1e-3  # distance from a hard label within which a soft one is taken for it, and from [0, 1] for a probability
@@ -69,7 +69,7 @@ def runaways(observation: Observation, T: Tensor) -> Tensor:
     """(B,) samples far longer than the others with p = e_y: nothing holds them, and an error relative to that length is none."""
     P = observation.equation().probabilities(T)
     lengths = T.norm(dim=1)
-    return ~(lengths <= _FAR * lengths.median()) & (1 - P.amax(1) < 10 * observation.client_precision)
+    return ~(lengths <= FAR * lengths.median()) & (1 - P.amax(1) < 10 * observation.client_precision)
 
 
 def polish(observation: Observation, equation: Equation, at: Unknowns) -> Candidate:

@@ -64,6 +64,9 @@ def run_command(
     size: SizeOption = "smoke",
     store: StoreOption = _STORE,
     data: Annotated[str | None, Option(help="Photos: a folder, tar or npz.", show_default="the embedded ones")] = None,
+    cifar: Annotated[
+        str | None, Option(help="Photos of CIFAR-100, for the tables that RGLA has on them: a folder, tar or npz.")
+    ] = None,
     weights: Annotated[str | None, Option(help="Weights of the ResNet-50 (version 1) of size paper.")] = None,
     inverse: Annotated[
         str | None, Option(help="An inverse from `unsum train-inverse` for that network, for pictures.")
@@ -123,8 +126,9 @@ def run_command(
         tuple(parse_option(text) for text in option or []),
         _device(device) if ray else options.usable_device(device),
         threads,
+        cifar,
     )
-    for path in filter(None, (data, weights, inverse)):
+    for path in filter(None, (data, cifar, weights, inverse)):
         fingerprint(path)  # a file that is not there is refused before anything runs
     cells = share(of_attacks(cells_of_all(experiments, wanted), attack or [], without or []), part)
     say_problems()

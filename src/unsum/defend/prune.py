@@ -36,7 +36,12 @@ class Prune(_Pruning, TensorDefense):
 
     def changed(self, gradient: Tensor) -> Tensor:
         flat = gradient.flatten()
-        smallest = flat.abs().topk(self.dropped(flat.numel()), largest=False).indices
+        dropped = self.dropped(flat.numel())
+        kept = flat.numel() - dropped
+        if kept < dropped:  # the shorter list is found faster
+            largest = flat.abs().topk(kept, sorted=False).indices
+            return torch.zeros_like(flat).index_copy(0, largest, flat[largest]).view_as(gradient)
+        smallest = flat.abs().topk(dropped, largest=False, sorted=False).indices
         return flat.index_fill(0, smallest, 0).view_as(gradient)
 
 

@@ -150,6 +150,16 @@ class Linearized:
         scalars = [V.new_zeros(()) if D is None else (D * V).sum() for D in self._scalar_derivatives()]
         return torch.cat([dT.flatten(), torch.stack(scalars)])
 
+    def pull_each(self, V: Tensor) -> Tensor:
+        """(m, …) Jᵀ of each of V (m, C, R [+ 1]): one product for all of them."""
+        equation, at = self.equation, self.at
+        R = equation.K.shape[0]
+        weighted = equation.weight[:, None] * V
+        Z = self.curvature.times((self.T @ weighted.mT).transpose(0, 1)) @ equation.K.T  # (B, m, R)
+        dT = at.alpha * (self.G @ weighted[..., :R] + Z.transpose(0, 1))
+        scalars = [V.new_zeros(len(V)) if D is None else (D * V).sum((1, 2)) for D in self._scalar_derivatives()]
+        return torch.cat([dT.flatten(1), torch.stack(scalars, dim=1)], dim=1)
+
     def push(self, step: Tensor) -> Tensor:
         """J step, of the residual's shape."""
         equation, at = self.equation, self.at

@@ -17,9 +17,9 @@ from unsum.deadline import out_of_time
 
 SMALL = 300  # unknowns up to which the normal matrix is formed at once
 _AFFORDABLE = 1e9  # floating-point operations up to which it is formed where conjugate gradients give up
-_FIRST_DAMPING, _LEAST_DAMPING, _MOST_DAMPING = 1e-3, 1e-15, 1e12  # of the normal matrix's diagonal
-_NOTHING = 1e-14  # of the cost: a promise below is rounding
-_STALLED, _PATIENCE = 0.999, 3  # a step that keeps more of the cost than this has stalled; so many in a row are the end
+FIRST_DAMPING, LEAST_DAMPING, MOST_DAMPING = 1e-3, 1e-15, 1e12  # of the normal matrix's diagonal
+NOTHING = 1e-14  # of the cost: a promise below is rounding
+STALLED, PATIENCE = 0.999, 3  # a step that keeps more of the cost than this has stalled; so many in a row are the end
 
 
 class LeastSquares(Protocol):
@@ -48,7 +48,7 @@ def minimize(
     here: Problem, iterations: int, *, enough: float = 0.0, accepted: Callable[[Problem], None] | None = None
 ) -> Problem:
     """Where the cost stagnates, or after `iterations`. Below the cost `enough` hardly falling is stagnation, too."""
-    damping, growth, stalled = _FIRST_DAMPING, 2.0, 0
+    damping, growth, stalled = FIRST_DAMPING, 2.0, 0
     for _ in range(iterations):
         if out_of_time("further steps of the solver"):
             break
@@ -58,17 +58,17 @@ def minimize(
         gain = (here.cost - there.cost) / promised if promised > 0 else -1.0
         if not gain > 0:  # also when the new cost is NaN
             damping, growth = damping * growth, growth * 2
-            if damping > _MOST_DAMPING or promised < _NOTHING * here.cost:
+            if damping > MOST_DAMPING or promised < NOTHING * here.cost:
                 break
             continue
-        stalled = stalled + 1 if there.cost > _STALLED * here.cost else 0
+        stalled = stalled + 1 if there.cost > STALLED * here.cost else 0
         # Not where steps are inexact: a long valley may lead on below what the noise was taken for.
         settled = here.dense and 0.9 * here.cost < there.cost < enough
         here = there
-        damping, growth = max(damping * max(1 / 3, 1 - (2 * gain - 1) ** 3), _LEAST_DAMPING), 2.0
+        damping, growth = max(damping * max(1 / 3, 1 - (2 * gain - 1) ** 3), LEAST_DAMPING), 2.0
         if accepted is not None:
             accepted(here)
-        if settled or stalled >= _PATIENCE:
+        if settled or stalled >= PATIENCE:
             break
     return here
 

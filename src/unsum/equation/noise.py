@@ -15,14 +15,14 @@ from unsum.sharing import once
 # How often a bound may fail that is put to the test. Limits that are quantiles are derived from it; those in whole deviations
 # (3 in `certify`: 1.3e-3 of a Gaussian; more where errors are no Gaussians) are chosen.
 FALSE_ALARM = 1e-3
-_LOOKED_AT = 1 << 15  # entries whose low bits are looked at
+LOOKED_AT = 1 << 15  # entries whose low bits are looked at
 _FEWEST_BITS = 7  # of a mantissa that a format keeps: bfloat16's
-_SKETCH = 32  # first width of the sketch; four times as wide whenever the batch fills it
+SKETCH = 32  # first width of the sketch; four times as wide whenever the batch fills it
 # Remainders of a row, in units of its rounding, that surely are noise, and that surely are not. A client's sums round
 # more than once and may reach a few tens; a gradient rounded afterwards to fewer digits has rounded just once, and only
 # the rows subtracted before may add to that.
-_LIMITS, _LIMITS_COARSE = (3.0, 300.0), (7.0, 9.0)
-_ADDED_NOISE = 10.0  # column sums this many times above rounding are no rounding: noise was added or entries removed
+LIMITS, _LIMITS_COARSE = (3.0, 300.0), (7.0, 9.0)
+ADDED_NOISE = 10.0  # column sums this many times above rounding are no rounding: noise was added or entries removed
 _SEVERAL_ROUNDINGS = 3.0  # deviations: optimizers round more than once
 _WITNESSES = 8  # columns below which sums may be proportional by chance
 _DECAY_LEAVES = 1e-2  # of the sums that λW must leave at most
@@ -47,7 +47,7 @@ def unit_of(gradient: Tensor) -> float:
     if gradient.dtype not in (torch.float32, torch.float64):
         return unit
     whole = torch.int32 if gradient.dtype == torch.float32 else torch.int64
-    some = gradient.flatten()[:: max(1, gradient.numel() // _LOOKED_AT)].contiguous().view(whole).cpu().numpy()
+    some = gradient.flatten()[:: max(1, gradient.numel() // LOOKED_AT)].contiguous().view(whole).cpu().numpy()
     used = int(np.bitwise_or.reduce(some, axis=None)) if some.size else 0
     empty = (used & -used).bit_length() - 1 if used else 0
     mantissa = 23 if gradient.dtype == torch.float32 else 52
@@ -105,8 +105,8 @@ def _measured_noise(head: Head) -> Noise:
     rounding = (precision * sent_norms) / H**0.5
     rounding = rounding.clamp_min(torch.finfo(gradient.dtype).smallest_normal * precision + 1e-9 * precision * size)
     column_sums = head.column_sums()[None]
-    limit = _ADDED_NOISE * float(rounding.square().mean().sqrt()) * (C * H) ** 0.5
-    if float(column_sums.norm()) > limit and min(C, H) > 2 * _SKETCH:
+    limit = ADDED_NOISE * float(rounding.square().mean().sqrt()) * (C * H) ** 0.5
+    if float(column_sums.norm()) > limit and min(C, H) > 2 * SKETCH:
         column_sums = _outside_largest(head, column_sums, rounding)
     added = float(column_sums.norm()) / (C * H) ** 0.5
     if float(column_sums.norm()) <= limit:
@@ -124,7 +124,7 @@ def _outside_largest(head: Head, vector: Tensor, rounding: Tensor) -> Tensor:
     noise leaves them anywhere. Noise loses a share there, which is made up for: taken for smaller than it is, it would pass for
     samples. It keeps all of the C − k rows left, and of the k rows picked what samples, whose sums are 0, share with them.
     """
-    picked, _ = _pivots(_sketch(head, _SKETCH) / rounding[:, None], 3 * _SKETCH // 4)
+    picked, _ = _pivots(_sketch(head, SKETCH) / rounding[:, None], 3 * SKETCH // 4)
     rows, (C, H), k = head.grad_W[picked].double(), head.grad_W.shape, len(picked)
     basis = orthonormal_rows(rows)
     outside = (vector - (vector @ basis.T) @ basis) / (1 - k / H) ** 0.5
@@ -163,18 +163,18 @@ def spanning_rows(head: Head, noise: Noise) -> Tensor:
     their own noise, classes with tiny probabilities count as much as labels do.
     """
     C, H = head.grad_W.shape
-    width = min(_SKETCH, H)
+    width = min(SKETCH, H)
     while True:
         sketch = _sketch(head, width) / noise.level[:, None]
-        limits = _LIMITS_COARSE if is_coarse(head) else _LIMITS
+        limits = _LIMITS_COARSE if is_coarse(head) else LIMITS
         picked, sizes = _pivots(sketch, min(width, C), shortest=min(limits) * width**0.5)
-        rank = _count_signals((sizes / width**0.5).tolist(), *limits)
+        rank = count_signals((sizes / width**0.5).tolist(), *limits)
         if rank < 0.75 * width or width >= min(C, H):
             return picked[:rank]
         width = min(4 * width, C, H)
 
 
-def _count_signals(sizes: list[float], noise: float, signal: float) -> int:
+def count_signals(sizes: list[float], noise: float, signal: float) -> int:
     """How many of the falling `sizes` are signals: between what is certain, the widest gap decides."""
     sure = sum(size > signal for size in sizes)
     possible = sum(size > noise for size in sizes)
@@ -187,13 +187,17 @@ def _sketch(head: Head, width: int) -> Tensor:
     H = head.grad_W.shape[1]
     if width >= H:
         return head.grad_W.double()
-    return head.projected(once("sketch", (head.W,), lambda: _directions(head, width), width, of_model=True)) / H**0.5
+    return head.projected(sketch_directions(head, width)) / H**0.5
 
 
-def _directions(head: Head, width: int) -> Tensor:
+def sketch_directions(head: Head, width: int) -> Tensor:
     """(width, H) random ones, the same for every gradient of this head."""
-    generator = torch.Generator(device=head.grad_W.device).manual_seed(0)
-    directions = torch.empty(width, head.grad_W.shape[1], dtype=torch.float64, device=head.grad_W.device)
+    return once("sketch", (head.W,), lambda: _directions(head.W, width), width, of_model=True)
+
+
+def _directions(W: Tensor, width: int) -> Tensor:
+    generator = torch.Generator(device=W.device).manual_seed(0)
+    directions = torch.empty(width, W.shape[1], dtype=torch.float64, device=W.device)
     return directions.normal_(generator=generator)
 
 

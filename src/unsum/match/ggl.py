@@ -98,7 +98,8 @@ class _LatentSearch:
         for step in range(steps):
             asked = [optimizer.ask() for _ in range(population)]
             latents = torch.from_numpy(np.stack([candidate.value for candidate in asked])).to(problem.zero)
-            totals, matches = self.losses(latents)
+            parts = [self.losses(some) for some in latents.split(self.many.at_once)]
+            totals, matches = (torch.cat(column) for column in zip(*parts, strict=True))
             for candidate, value in zip(asked, totals.tolist(), strict=True):
                 optimizer.tell(candidate, value)
             first = int(totals.argmin())

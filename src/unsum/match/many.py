@@ -14,6 +14,7 @@ from unsum.match.evaluate import plain_norms
 from unsum.match.problem import Problem
 
 _ENTRIES_AT_ONCE = 1 << 26  # of gradients and of pixels: a quarter of a gibibyte each
+_ENTRIES_ON_A_GPU = 1 << 30  # four gibibytes each: few candidates at a time leave a large GPU idle
 
 
 class Many:
@@ -25,7 +26,7 @@ class Many:
         self._parameters: dict[str, Tensor] = {name: parameters[name].detach() for name in problem.sent}
         self._together = True
         largest = max(sum(p.numel() for p in parameters.values()), 64 * problem.batch_size * problem.shape[-1] ** 2)
-        self.at_once = max(1, _ENTRIES_AT_ONCE // largest)
+        self.at_once = max(1, (_ENTRIES_AT_ONCE if problem.device.type == "cpu" else _ENTRIES_ON_A_GPU) // largest)
 
     @contextmanager
     def ready(self) -> Iterator[None]:

@@ -80,7 +80,8 @@ def match(
     shape = picture_shape(model, image_size)
     if disclosed is not None and labels is None and batch_size is None:
         check_pictures(disclosed, shape)
-    targets, separated, notes = _targets(model, update, chosen, knowledge, label_rule, seed)
+    separator = options.get("separator", chosen.needs.separator)
+    targets, separated, notes = _targets(model, update, chosen, knowledge, label_rule, separator, seed)
     B = len(targets) if targets is not None else knowledge.known_batch_size
     assert B is not None
     problem = replace(
@@ -112,16 +113,24 @@ def _check_files(checkpoint: str | Path | None, preview: str | Path | None) -> N
 
 
 def _targets(
-    model: nn.Module, update: Update, chosen: Matcher, knowledge: Knowledge, label_rule: str | None, seed: int
+    model: nn.Module,
+    update: Update,
+    chosen: Matcher,
+    knowledge: Knowledge,
+    label_rule: str | None,
+    separator: str,
+    seed: int,
 ) -> tuple[Tensor | None, Leak | None, list[str]]:
     """((B, C) targets or None, the separator's leak where one ran, notes)."""
     B, classes = knowledge.known_batch_size, find_head(model)[1].out_features
     granted = knowledge.targets(classes)
-    if chosen.needs.separator:
-        leak = separate(
-            model, update, chosen.needs.separator, labels=knowledge.labels, batch_size=knowledge.batch_size, seed=seed
-        )
-        if not math.isfinite(leak.predicted_error):
+    if separator:
+        given = {"labels": knowledge.labels, "batch_size": knowledge.batch_size, "seed": seed}
+        leak = separate(model, update, separator, **given)
+        predicts = (
+            separator != "soft"
+        )  # which finds a sample or says that it did not, and how far it is off it never says
+        if leak.predicted_error == math.inf or (predicts and math.isnan(leak.predicted_error)):
             raise UnsumError(f"{chosen.name!r} separates first, and that failed: {leak.notes[0]}")
         return leak.targets, leak, [f"Labels and features were found by the separator {leak.method!r}.", *leak.notes]
     if granted is not None:

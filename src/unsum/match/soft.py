@@ -5,7 +5,8 @@
     soft-gf   both
 
 with D and F by `distance`: squared l2 (L-BFGS, rate 1, 300 steps) or 1 − cos (Adam, rate 0.1 with step decay, 4800 steps).
-Features and targets, soft ones too, come from our own separator, for whole batches and not only for one sample.
+Features and targets, soft ones too, come from our own separator, for whole batches and not only for one sample; from the
+published one, which is for one sample, with `separator="soft"`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def _declare(mode: Literal["g", "f", "gf"]) -> Callable[..., Matched]:
         distance: Distance = "cosine",
         feature_weight: float = 1.0,
         total_variation: float = 1e-2,
+        separator: str = "exact",  # noqa: ARG001 (it has separated the batch before this is called)
     ) -> Matched:
         if distance not in get_args(Distance):
             raise unknown_name("distance", distance, get_args(Distance))

@@ -86,12 +86,35 @@ def embedding_width(model: nn.Module) -> int:
 
 
 def longest_text(model: nn.Module) -> int | None:
-    """How many positions the model reads at once, where its config says so."""
+    """How many positions the model reads at once, as its config says, or its embedding of positions."""
     config = getattr(model, "config", None)
     positions = getattr(config, "max_position_embeddings", None)
+    if positions is None:
+        return _positions_embedded(model)
     # RoBERTa's kind counts positions from behind the padding's number, and has as many fewer.
     offset = int(getattr(config, "pad_token_id", None) or 0) + 1 if "roberta" in type(model).__name__.lower() else 0
-    return None if positions is None else int(positions) - offset
+    return int(positions) - offset
+
+
+def _positions_embedded(model: nn.Module) -> int | None:
+    """The size of an embedding that is asked for one row after another, whatever the tokens are."""
+    asked: dict[nn.Embedding, Tensor] = {}
+
+    def remember(module: nn.Module, given: tuple[Any, ...]) -> None:
+        if isinstance(module, nn.Embedding):
+            asked[module] = given[0].detach().flatten()
+
+    hooks = [m.register_forward_pre_hook(remember) for m in model.modules() if isinstance(m, nn.Embedding)]
+    try:
+        with torch.no_grad():
+            model(torch.zeros(1, 3, dtype=torch.long, device=next(model.parameters()).device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    rising = [
+        (m.num_embeddings, rows) for m, rows in asked.items() if len(rows) == 3 and bool((rows.diff() == 1).all())
+    ]
+    return min((size - int(rows[0]) for size, rows in rising), default=None)
 
 
 def looks_ahead(model: nn.Module) -> bool:

@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from unsum.certify.claim import TRUSTED_ERROR
-from unsum.leak import Leak
+from unsum.leak import Leak, MapHint
 from unsum.registry import Registry
 from unsum.update import Update
 
@@ -60,6 +60,8 @@ class Peeled:
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     inner: dict[str, Tensor] = field(default_factory=dict)  # convolution → (B, C, h, w) what it read, on the way down
+    partly: dict[str, Tensor] = field(default_factory=dict)  # the same, NaN where nothing tells an entry
+    hint: MapHint | None = None  # of the maps at which it ended for want of equations
 
     def __repr__(self) -> str:
         where = "inputs" if self.complete else f"inputs of {self.layers[-1].name!r}" if self.layers else "features"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from unsum.attack.options import AttackOptions
@@ -48,7 +49,10 @@ class Arrived:
             digest.update(repr((self.update, known)).encode())
         else:
             for name, gradient in self.update.gradients.items():
-                digest.update(f"{name} {tuple(gradient.shape)} {float(gradient.double().norm()):.12g}".encode())
+                size = float(
+                    torch.linalg.vector_norm(gradient)
+                )  # to a few digits: sums in another order round differently
+                digest.update(f"{name} {tuple(gradient.shape)} {size:.4g}".encode())
         return digest.hexdigest()[:16]
 
     def look(self, model: nn.Module, options: AttackOptions, train: bool) -> ClientFinding:

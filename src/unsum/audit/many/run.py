@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.audit.many.arrived import Arrived, arrivals
+from unsum.audit.many.at_once import chunk_for, in_chunks
 from unsum.audit.many.on_ray import on_ray
 from unsum.audit.many.store import Findings
 from unsum.audit.many.workers import Answers, Campaign, on_processes, one_by_one
@@ -34,6 +35,7 @@ def attack_many(
     results: str | Path | None = None,
     processes: int | None = None,
     ray: str | None = None,
+    at_once: int | None = None,
     batch_size: int | None = None,
     loss: str | Loss | None = None,
     time_limit: float | None = None,
@@ -57,6 +59,8 @@ def attack_many(
             killed; without a file they are kept in memory.
         processes: how many of this machine; as many as it has cores by default, 1 for this process alone. In scripts, several
             need the usual `if __name__ == "__main__":`.
+        at_once: how many updates one computation solves together, in this process; on a GPU as many as a gigabyte of their last
+            layers by default. Those that leave the usual way are attacked one by one, as all are elsewhere.
         ray: the address of a Ray cluster, `auto` or `local`, instead of processes.
         batch_size, loss: what the attacker knows of all updates, as in `attack`.
         time_limit: seconds for each update.
@@ -79,13 +83,17 @@ def attack_many(
         raise UnsumError(f"The attack {method!r} makes pictures of one update; use 'auto' or a separator for many.")
     if ray is not None and processes is not None:
         raise UnsumError("A Ray cluster has its own processes; leave processes= out, or ray=.")
+    if at_once is not None:
+        check_whole("The number of updates at once", at_once)
+        if ray is not None or (processes or 1) > 1:
+            raise UnsumError("Updates are solved together in one process; leave at_once= out, or processes= and ray=.")
     if processes is not None:
         check_whole("The number of processes", processes)
     find_head(model)  # refused here, in one sentence, rather than in every row
     task = Campaign(model, options, train)
     findings = Findings(results, _setting(task))
     left = _Left(arrivals(updates), findings)
-    for one, finding in _answers(task, left, processes, ray):
+    for one, finding in _answers(task, left, processes, ray, at_once):
         findings.put(finding, left.under_way.pop(id(one)))
         progress.part(left.seen - len(left.under_way), left.seen)
     return findings
@@ -102,15 +110,22 @@ class _Left:
     def __iter__(self) -> Iterator[Arrived]:
         for one in self._arrived:
             self.seen += 1
-            made = one.fingerprint
+            made = (
+                one.fingerprint if self._findings.path is not None else ""
+            )  # a pass over it, for runs that go on later
             if not self._findings.has(one.round, one.client, made):
                 self.under_way[id(one)] = made
                 yield one
 
 
-def _answers(task: Campaign, arrived: Iterable[Arrived], processes: int | None, ray: str | None) -> Answers:
+def _answers(
+    task: Campaign, arrived: Iterable[Arrived], processes: int | None, ray: str | None, at_once: int | None
+) -> Answers:
     if ray is not None:
         return on_ray(task, arrived, ray)
+    chunk = at_once or (chunk_for(task) if processes in (None, 1) else 1)
+    if chunk > 1:
+        return in_chunks(task, arrived, chunk)
     count = processes or os.cpu_count() or 1
     return one_by_one(task, arrived) if count == 1 else on_processes(task, arrived, count)
 

@@ -45,6 +45,8 @@ class Findings:
         with self._sentences():
             self._database = sqlite3.connect(str(self.path or ":memory:"), timeout=_PATIENCE, isolation_level=None)
             self._database.execute("PRAGMA journal_mode=WAL")
+            # A killed process loses nothing so; a machine that loses its power may lose the last rows, which are made again.
+            self._database.execute("PRAGMA synchronous=NORMAL")
             self._database.executescript(_TABLES)
             found = self._database.execute("SELECT setting FROM about").fetchone()
         if found is None:

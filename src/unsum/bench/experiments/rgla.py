@@ -1,7 +1,7 @@
-"""RGLA's tables 2 to 12, and its figures 3 to 9 by their subjects.
+"""RGLA's tables 1 to 12, by the paper's own numbers; its figures are in `rgla_figures`.
 
-Curves draw the cells of tables; only pictures and the noise's curve have their own. Our notes of the paper have the subjects of
-its figures, not which number each carries: the numbers here are an order of ours.
+As in the paper, B = 8, labels are granted to every attack that needs them and drawn at random with repetition, and RGLA holds D
+constant in its backward pass; "D differentiated" is the other reading of its formulas.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from unsum.bench import published as paper
-from unsum.bench.declare import NONE, Attack, Column, Experiment, Figure, Granted, Grid, Network, Published, Size, Value
+from unsum.bench.declare import NONE, Attack, Column, Data, Experiment, Granted, Grid, Network, Published, Size, Value
 from unsum.bench.experiments import common
 
 MATCHING_NETWORK: Mapping[Size, Network] = {
@@ -20,42 +20,41 @@ MATCHING_NETWORK: Mapping[Size, Network] = {
     "paper": Network("resnet50", 224, 1000),
 }
 NETWORK: Mapping[Size, Network] = {**MATCHING_NETWORK, "small": Network("default", 128, 100)}
-TWO: Mapping[Size, int] = {"smoke": 1, "small": 2, "paper": 100}
-ONE: Mapping[Size, int] = {"smoke": 1, "small": 1, "paper": 100}
-FEW: Mapping[Size, int] = {"smoke": 1, "small": 1, "paper": 20}  # for methods that take minutes a batch
 STEPS: Mapping[Size, int] = {"smoke": 200, "small": 20_000, "paper": 20_000}
 BATCHES: Mapping[Size, tuple[int, ...]] = {
     "smoke": (4, 8),
     "small": (8, 16, 32, 64),
     "paper": (8, 16, 32, 64, 128, 256),
 }
-STARTS = ("randn", "rand", "zeros", "ones", "photos", "fgla")
-NOISES = (NONE, "noise:1e-05", "noise:0.0001", "noise:0.001", "noise:0.01", "noise:0.1")
+STARTS = ("randn", "rand", "zeros", "ones", "photos", "reconstruction", "fgla")
+SMALL_BATCH = 32  # up to it a hundred batches fit one Adam
 
+PSNR, SSIM, LPIPS = (replace(column, spread=True) for column in (common.PSNR, common.SSIM, common.LPIPS))
 MEDIAN = Column("median_feature_error", "feature error, median", ".1e", "median")
+ERROR = Column("feature_error", "feature error", ".1e", spread=True)
+RECOVERED = Column("recovered", "within 1 %", ".0%", spread=True)
 TIMES = (common.SECONDS, common.PROCESSOR)
-PICTURES = (
-    *(common.PSNR, common.SSIM, common.LPIPS, Column("feature_error", "feature error", ".1e"), common.LABELS),
-    *(common.LEAKAGE, *TIMES),
-)
+PICTURES = (PSNR, SSIM, LPIPS, ERROR, MEDIAN, RECOVERED, common.LABELS, *TIMES)
 FEATURES = (
     Column("logit_error", "‖Ŷ′−Ŷ‖²", ".1e", "median"),
-    MEDIAN,
-    Column("worst_feature_error", "worst", ".1e", "max"),
-    Column("recovered", "within 1 %", ".0%"),
-    *(common.COSINE, common.PSNR, *TIMES),
+    Column("logit_error_a_sample", "a sample", ".1e", spread=True),
+    *(MEDIAN, Column("worst_feature_error", "worst", ".1e", "max"), RECOVERED, common.COSINE, PSNR, SSIM, LPIPS),
+    *TIMES,
 )
 DEVIATIONS: Mapping[Size, str] = {
     "smoke": "Size smoke: a network of two convolutions, 16² photos, 20 classes and few steps; it shows that everything runs.",
     "small": "Size small: unsum's embedded network (128², 32 768 features under the head, C = 100) in the place of ResNet-50 "
-    "(224², 100 352 features, C = 1000), and its embedded inverse in the place of FGLA's generator; a few batches (the last "
+    "(224², 100 352 features, C = 1000), and its embedded inverse in the place of FGLA's generator; 5 or 20 batches (the last "
     "column counts them) instead of 100.",
-    "paper": "Size paper: pictures come from the inverse given with --inverse, not from the authors' generator.",
+    "paper": "Size paper: pictures come from the inverse given with --inverse, not from the authors' generator. ± is the "
+    "standard error over batches; seconds are a batch's share of those that ran at once.",
 }
 SMALL_MATCHING = (
     "Size small: DLG, IG and GGL run on a network of two convolutions and 32² photos, with 60, 1000 and 50 of their 300, "
     "24 000 and 500 steps; GGL has the generator that --option gives it, such as that of examples/generator.py."
 )
+RIVALS = "DLG, IG and GGL at this size are on the page of pictures."
+REPEATED = "Where a label repeats more often than the data have photos of it, a photo of another class carries it."
 
 FGLA = Attack("fgla", granted="labels", title="FGLA")
 EXACT = Attack("exact", title="exact, nothing granted")
@@ -63,13 +62,14 @@ ADAPTIVE = Attack("adaptive", granted="batch size", title="adaptive, batch size 
 
 
 def rgla(size: Size, title: str = "RGLA", **options: Value) -> Attack:
-    """As the paper writes it, D differentiated; labels granted."""
-    return Attack("rgla", tuple(sorted({"steps": STEPS[size], **options}.items())), "labels", title=title)
+    """As the published figures have it, D constant in the backward pass; labels granted."""
+    chosen = {"steps": STEPS[size], "constant_D": True, **options}
+    return Attack("rgla", tuple(sorted(chosen.items())), "labels", title=title)
 
 
-def released(size: Size, title: str = "released RGLA", **options: Value) -> Attack:
-    """As the authors' code does it: D held constant in the backward pass."""
-    return rgla(size, title, constant_D=True, **options)
+def differentiated(size: Size, title: str = "RGLA, D differentiated", **options: Value) -> Attack:
+    """As the paper's formulas read."""
+    return rgla(size, title, constant_D=False, **options)
 
 
 def newton(size: Size) -> Attack:
@@ -78,55 +78,90 @@ def newton(size: Size) -> Attack:
     return Attack("rgla-newton", few, "labels", title="RGLA's equations, Levenberg–Marquardt")
 
 
-def matching(size: Size, **axes: Any) -> Grid:
-    """DLG, IG and GGL with labels as published; fewer steps where the size says so, GGL with --option ggl:generator=…."""
+def matching(size: Size, **axes: Any) -> tuple[Grid, ...]:
+    """DLG, IG and GGL with labels as published; fewer steps where the size says so, GGL with --option ggl:generator=….
+
+    Not at the paper's size, where a batch takes minutes: benchmarks/picture_tables.py measures them there.
+    """
+    if size == "paper":
+        return ()
     methods: tuple[tuple[str, Granted, Mapping[Size, int]], ...] = (
         ("dlg", "batch size", {"smoke": 3, "small": 60, "paper": 300}),
         ("ig", "labels", {"smoke": 10, "small": 1000, "paper": 24_000}),
         ("ggl", "labels", {"smoke": 2, "small": 50, "paper": 500}),
     )
     attacks = tuple(Attack(name, (("steps", at[size]),), own, title=name.upper()) for name, own, at in methods)
-    return Grid((MATCHING_NETWORK[size],), attacks, seeds=FEW[size], **axes)
+    return (Grid((MATCHING_NETWORK[size],), attacks, **axes),)
 
 
-def separating(size: Size, *attacks: Attack, **axes: Any) -> Grid:
+def _adaptive(size: Size) -> tuple[Attack, ...]:
+    """unsum's own for defended gradients; searches too long for a run that only shows that everything runs."""
+    return () if size == "smoke" else (ADAPTIVE,)
+
+
+def batches_of(size: Size, attack: Attack, batch: int) -> int:
+    """How many batches a cell is the mean of: the paper's hundred where they run at once, twenty elsewhere."""
+    if size == "smoke":
+        return 2
+    if attack.name in ("adaptive", "rgla-newton"):
+        return 5  # seconds a batch
+    once = attack.name == "fgla" or dict(attack.options).get("constant_D") is True
+    if size == "small":
+        return 20 if batch <= SMALL_BATCH else 5
+    return 100 if once and batch <= SMALL_BATCH else 20
+
+
+def separating(
+    size: Size,
+    *attacks: Attack,
+    batches: tuple[int, ...] = (8,),
+    random_labels: bool = True,
+    networks: tuple[Network, ...] = (),
+    **axes: Any,
+) -> tuple[Grid, ...]:
     """These attacks, or where none is named those of most tables, on the network of the size."""
-    return Grid((NETWORK[size],), attacks or (EXACT, rgla(size), FGLA), **axes)
+    listed, on = attacks or (rgla(size), FGLA, EXACT), networks or (NETWORK[size],)
+    return tuple(
+        Grid(on, (one,), (B,), draws=batches_of(size, one, B), random_labels=random_labels, **axes)
+        for B in batches
+        for one in listed
+    )
 
 
-def defended(size: Size, defenses: tuple[str, ...], seeds: int) -> Grid:
-    return separating(size, EXACT, ADAPTIVE, rgla(size), FGLA, defenses=defenses, seeds=seeds)
+def _objectives(objectives: tuple[str, ...]) -> str:
+    return " + ".join(f"L_{part}" for part in objectives)
+
+
+def by_reach(size: Size) -> tuple[Grid, ...]:
+    classes = 8 if size == "smoke" else 100
+    network = replace(NETWORK[size], classes=classes)
+    attacks = (rgla(size), differentiated(size), FGLA)
+    return separating(size, *attacks, batches=(classes - 4, classes + 1), networks=(network,))
 
 
 def by_defense(size: Size) -> tuple[Grid, ...]:
     defenses = tuple(paper.BY_DEFENSE) if size != "smoke" else ("noise:0.01", "clip:4", "prune:0.9")
-    return defended(size, defenses, TWO[size]), matching(size, defenses=defenses)
-
-
-def by_pruning(size: Size) -> tuple[Grid, ...]:
-    return (defended(size, tuple(paper.BY_PRUNING) if size != "smoke" else (NONE, "prune:0.9"), TWO[size]),)
-
-
-def by_noise(size: Size) -> tuple[Grid, ...]:
-    return (defended(size, NOISES if size != "smoke" else (NONE, "noise:0.01"), 1),)
-
-
-def _objectives(objectives: tuple[str, ...]) -> str:
-    return "RGLA, " + " + ".join(f"L_{part}" for part in objectives)
+    attacks = (rgla(size), differentiated(size), FGLA, *_adaptive(size))
+    return *separating(size, *attacks, defenses=defenses), *matching(size, defenses=defenses)
 
 
 def by_objectives(size: Size) -> tuple[Grid, ...]:
-    attacks = []
-    for parts in paper.BY_OBJECTIVES:
-        attacks.append(rgla(size, _objectives(parts), objectives=parts))
-        attacks.append(released(size, f"released {_objectives(parts)}", objectives=parts))
-    return (separating(size, *attacks, newton(size), EXACT, seeds=TWO[size]),)
+    forms = ((rgla, "RGLA"), (differentiated, "D differentiated"))
+    attacks = (
+        make(size, f"{name}, {_objectives(parts)}", objectives=parts)
+        for make, name in forms
+        for parts in paper.BY_OBJECTIVES
+    )
+    return separating(size, *attacks, newton(size), EXACT)
 
 
 def by_classes(size: Size) -> tuple[Grid, ...]:
+    """On CIFAR-100, which has the hundred classes."""
     classes, batches = (8, (6, 12)) if size == "smoke" else (100, (64, 128))
-    grid = separating(size, batches=batches, seeds=ONE[size])
-    return (replace(grid, networks=(replace(NETWORK[size], classes=classes),)),)
+    data: Data = "photos" if size == "smoke" else "cifar"
+    network = replace(NETWORK[size], classes=classes)
+    attacks = (rgla(size), differentiated(size), FGLA)
+    return separating(size, *attacks, batches=batches, networks=(network,), data=data)
 
 
 def _accuracy(accuracy: float) -> str:
@@ -134,48 +169,56 @@ def _accuracy(accuracy: float) -> str:
 
 
 def by_accuracy(size: Size) -> tuple[Grid, ...]:
-    goals, batches = (paper.ACCURACIES, (8, 256)) if size != "smoke" else (paper.ACCURACIES[2:4], (8,))
-    attacks = (Attack("l̂", (("accuracy", g),), "labels", family="estimate", title=_accuracy(g)) for g in goals)
-    return (separating(size, *attacks, batches=batches),)
+    goals, batches = (paper.ACCURACIES, tuple(paper.LOSS_ERRORS)) if size != "smoke" else (paper.ACCURACIES[2:4], (8,))
+    attacks = tuple(Attack("l̂", (("accuracy", g),), "labels", family="estimate", title=_accuracy(g)) for g in goals)
+    network = Network("conv", 16, 20) if size == "smoke" else Network("small resnet", 32, 100)
+    return (Grid((network,), attacks, batches, data="photos" if size == "smoke" else "cifar"),)
+
+
+def logits_by_batch(size: Size) -> tuple[Grid, ...]:
+    return separating(size, rgla(size), differentiated(size), EXACT, batches=BATCHES[size])
 
 
 def by_start(size: Size) -> tuple[Grid, ...]:
-    attacks = (rgla(size, f"RGLA from {start}", start=start) for start in STARTS)
-    return (separating(size, *attacks, EXACT, seeds=TWO[size]),)
+    starts = STARTS if size != "smoke" else tuple(start for start in STARTS if start != "reconstruction")
+    return separating(size, *(rgla(size, f"RGLA from {start}", start=start) for start in starts))
 
 
 def by_duplicates(size: Size) -> tuple[Grid, ...]:
     same = (0, 4) if size == "smoke" else (0, 2, 4, 6, 8)
-    attacks = (EXACT, newton(size), rgla(size), released(size), FGLA)
-    return separating(size, *attacks, same=same, seeds=common.SEEDS[size]), matching(size, same=(same[0], same[-1]))
+    attacks = (rgla(size), differentiated(size), FGLA, EXACT, newton(size))
+    return *separating(size, *attacks, same=same, random_labels=False), *matching(size, same=(same[0], same[-1]))
 
 
-def logits_by_batch(size: Size) -> tuple[Grid, ...]:
-    attacks = (EXACT, newton(size), rgla(size), released(size))
-    return (separating(size, *attacks, batches=BATCHES[size], seeds=ONE[size]),)
+def with_ilrg(size: Size) -> Attack:
+    return replace(rgla(size), granted="batch size", rule="ilrg", title="RGLA, labels by iLRG")
+
+
+def by_labels(size: Size) -> tuple[Grid, ...]:
+    cifar = replace(NETWORK[size], classes=100)
+    grids = separating(size, rgla(size), with_ilrg(size))
+    if size != "paper":
+        return grids
+    return *grids, *separating(size, rgla(size), with_ilrg(size), networks=(cifar,), data="cifar")
 
 
 def pictures_by_batch(size: Size) -> tuple[Grid, ...]:
-    with_ilrg = replace(rgla(size), granted="batch size", rule="ilrg", title="RGLA, labels by iLRG")
-    return separating(size, batches=BATCHES[size], seeds=ONE[size]), separating(size, with_ilrg, seeds=ONE[size])
+    return separating(size, batches=BATCHES[size])
 
 
 def by_side(size: Size) -> tuple[Grid, ...]:
     usual = NETWORK[size]
     larger = replace(usual, size={"smoke": 24, "small": 192, "paper": 336}[size])
-    return (replace(separating(size, same=(0, 8), seeds=TWO[size]), networks=(usual, larger)),)
+    grids = separating(size, networks=(usual,)), separating(size, networks=(larger,))
+    return *grids[0], *(replace(grid, draws=min(grid.draws, 20)) for grid in grids[1])
 
 
-def distinct(size: Size, same: int = 0) -> tuple[Grid, ...]:
-    """On the embedded photos, which may be shown."""
-    return (separating(size, same=(same,), data="embedded", pictures=True),)
+def by_pruning(size: Size) -> tuple[Grid, ...]:
+    defenses = tuple(paper.BY_PRUNING) if size != "smoke" else (NONE, "prune:0.9")
+    return separating(size, rgla(size), FGLA, *_adaptive(size), defenses=defenses)
 
 
-def alike(size: Size) -> tuple[Grid, ...]:
-    return distinct(size, 8)
-
-
-def _table(
+def declared(
     name: str,
     title: str,
     grids: Callable[[Size], tuple[Grid, ...]],
@@ -188,16 +231,10 @@ def _table(
     own = also if isinstance(also, Mapping) else dict.fromkeys(DEVIATIONS, also)
     deviations = {size: tuple(filter(None, (text, own.get(size)))) for size, text in DEVIATIONS.items()}
     slug = name.removeprefix("table ").replace(" ", "-")
-    more = {"published_title": "published PSNR", **more}
+    more = {"published_title": ALL_METRICS, **more}
     return Experiment(
         f"rgla-{slug}", f"RGLA, {name}: {title}", "rgla", grids, columns, deviations=deviations, see=see, **more
     )
-
-
-def _figure(name: str, title: str, grids: Callable[[Size], tuple[Grid, ...]], *see: str, **more: Any) -> Experiment:
-    also = "The numbers of figures are ours: our notes of the paper have its figures' subjects alone."
-    columns = more.pop("columns", (common.LEAKAGE, common.PSNR))
-    return _table(f"figure {name}", title, grids, columns, *see, also=also, **more)
 
 
 def _by(axis: str, attack: str, figures: Mapping[Any, str]) -> tuple[Published, ...]:
@@ -213,40 +250,41 @@ def _by_defense(rows: Mapping[str, Mapping[str, str]]) -> tuple[Published, ...]:
     )
 
 
-def _leakage(x: str, x_title: str, *, log_x: bool = False) -> Figure:
-    return Figure("curve", x, "leakage", x_title, "leakage (1: the sample itself)", log_x=log_x)
-
-
 ALL_METRICS = "published PSNR / SSIM / LPIPS"
 TABLES = (
-    _table(
-        *("table 2", "defenses, B = 8, distinct labels", by_defense, PICTURES, "../defenses.md", "../pictures.md"),
-        published=_by_defense(paper.BY_DEFENSE),
-        published_title=ALL_METRICS,
-        also={"small": SMALL_MATCHING},
+    declared(
+        *("table 1", "how large a batch may be: just below the number of classes, and C + 1", by_reach, PICTURES),
+        published=tuple(Published(text, {"attack": name}) for name, text in paper.BY_REACH.items()),
+        published_title="published largest batch × photo",
+        also=f"The paper's table lists earlier attacks; its other rows are on the page of both papers. {REPEATED}",
     ),
-    _table(
-        *("table 3", "objectives, B = 8, distinct labels", by_objectives, FEATURES, "../exact-features.md"),
+    declared(
+        *("table 2", "three defenses, five attacks", by_defense, PICTURES, "../defenses.md", "../pictures.md"),
+        published=_by_defense(paper.BY_DEFENSE),
+        also={"small": SMALL_MATCHING, "paper": RIVALS},
+    ),
+    declared(
+        *("table 3", "objectives", by_objectives, FEATURES, "../exact-features.md"),
         published=tuple(
-            Published(figure, {"attack": f"released {_objectives(parts)}"})
+            Published(figure, {"attack": f"RGLA, {_objectives(parts)}"})
             for parts, figure in paper.BY_OBJECTIVES.items()
         ),
-        also="Published figures stand beside the released code's objective, whose L_b has no effect, as in the paper's table.",
+        also="Published figures stand beside D constant, where L_b has no effect, as in the paper's table.",
     ),
-    _table(
-        *("table 4", "a batch below and one above the number of classes", by_classes, PICTURES),
+    declared(
+        *("table 4", "a batch below and one above the hundred classes of CIFAR-100", by_classes, PICTURES),
         *("../pictures.md", "exact-map.md"),
         published=_by("batch", "RGLA", paper.BY_CLASSES),
-        published_title=ALL_METRICS,
-        also={"small": "One batch of each size, because the larger one takes minutes."},
+        also="Photos of CIFAR-100 (--cifar), enlarged to the network's size.",
     ),
-    _table(
-        *("table 5", "the estimated loss, by the model's accuracy on its own photos", by_accuracy),
+    declared(
+        *("table 5", "the estimated loss, by the network's accuracy and the batch size", by_accuracy),
         (
             Column("accuracy", "accuracy", ".1%"),
             Column("mean_loss", "mean loss"),
+            Column("loss_error_squared", "mean (l̂ − l)²", ".3f"),
             Column("loss_error", "mean |l̂ − l|", ".3f"),
-            Column("loss_error_l2", "L2 over 100 batches"),
+            Column("loss_error_l2", "root of the sum of squares"),
         ),
         "../exact-features.md",
         published=tuple(
@@ -254,86 +292,57 @@ TABLES = (
             for B, row in paper.LOSS_ERRORS.items()
             for goal, figure in zip(paper.ACCURACIES, row, strict=True)
         ),
-        published_title="published L2",
-        also="The model is a linear head trained on the photos' own features; the paper trained whole networks. Its L2 is taken "
-        "as the root of the sum of 100 squares.",
+        published_title='published "average L2 error"',
+        also="The published figures read as the mean of the squares of 100 batches. The network is a small ResNet, trained from "
+        "its random weights on the photos (--cifar) until it has the accuracy on them, then in eval mode.",
     ),
-    _table(
-        *("table 6", "starts, B = 8, distinct labels (published: all end alike)", by_start, FEATURES),
+    declared(
+        *("table 6", "logits by batch size", logits_by_batch, FEATURES, "../exact-features.md"),
+        published=_by("batch", "RGLA", paper.LOGITS_BY_BATCH),
+        published_title="published ‖Ŷ′−Ŷ‖²",
+        also=f"‖Ŷ′−Ŷ‖² is the sum over the batch, then the same for one sample. {REPEATED}",
+    ),
+    declared(
+        *("table 7", "six starts, and FGLA's features (published: all end alike; zeros and FGLA soonest)", by_start),
+        (Column("arrived", "steps to 10× the last loss", ".0f", "median"), *FEATURES),
         "../exact-features.md",
+        published=tuple(Published(paper.BY_START, {"attack": f"RGLA from {start}"}) for start in STARTS[:-1]),
     ),
-    _table(
-        *("table 7", "how soon each start arrives (published: zeros and FGLA soonest)", by_start),
-        (
-            Column("arrived", "steps to 10× the last loss", ".0f", "median"),
-            Column("loss", "sum of losses at the end", ".1e", "median"),
-            *(MEDIAN, *TIMES),
-        ),
-        "../exact-features.md",
-    ),
-    _table(
-        *("table 8", "duplicate labels, B = 8", by_duplicates, PICTURES),
+    declared(
+        *("table 8", "duplicate labels, five attacks", by_duplicates, PICTURES),
         *("../exact-features.md", "matching.md", "../pictures.md"),
         published=(
             *_by("same", "RGLA", paper.RGLA_BY_DUPLICATES),
             *_by("same", "FGLA", paper.FGLA_BY_DUPLICATES),
             *(entry for name, row in paper.MATCHING_BY_DUPLICATES.items() for entry in _by("same", name.upper(), row)),
         ),
-        also={"small": SMALL_MATCHING},
+        published_title="published PSNR",
+        also={"small": SMALL_MATCHING, "paper": RIVALS},
     ),
-    _table(
-        *("table 9", "logits by batch size, distinct labels", logits_by_batch, FEATURES, "../exact-features.md"),
-        published=_by("batch", "RGLA", paper.LOGITS_BY_BATCH),
-        published_title="published ‖Ŷ′−Ŷ‖²",
-    ),
-    _table(
-        *("table 10", "batch size, distinct labels", pictures_by_batch, PICTURES),
-        *("../pictures.md", "../exact-features.md"),
+    declared(
+        *("table 9", "true labels and iLRG's", by_labels, PICTURES, "../pictures.md"),
         published=(
-            *_by("batch", "RGLA", paper.RGLA_BY_BATCH),
-            *_by("batch", "FGLA", paper.FGLA_BY_BATCH),
-            *_by("batch", "RGLA, labels by iLRG", {8: paper.RGLA_WITH_ILRG}),
+            Published(paper.BY_LABELS["granted"], {"attack": "RGLA", "classes": NETWORK["paper"].classes}),
+            Published(paper.BY_LABELS["ilrg"], {"attack": "RGLA, labels by iLRG", "classes": NETWORK["paper"].classes}),
         ),
-        published_title=ALL_METRICS,
-        also={"small": "Batches end at 64, because 128 is above C = 100; one batch of each size."},
     ),
-    _table(
-        *("table 11", "larger photos, B = 8", by_side, PICTURES, "../pictures.md"),
-        published=_by("size", "RGLA", {336: "somewhat below 224²"}),
+    declared(
+        *("table 10", "batch size", pictures_by_batch, PICTURES),
+        *("../pictures.md", "../exact-features.md"),
+        published=(*_by("batch", "RGLA", paper.RGLA_BY_BATCH), *_by("batch", "FGLA", paper.FGLA_BY_BATCH)),
+        also={"small": f"Batches end at 64, because 128 is above C = 100. {REPEATED}", "paper": REPEATED},
+    ),
+    declared(
+        *("table 11", "larger photos", by_side, PICTURES, "../pictures.md"),
+        published=_by("size", "RGLA", paper.BY_SIDE),
         also={
             "small": "192² in the place of 336²; the embedded inverse draws 128² alone, so larger photos have no PSNR.",
-            "paper": "The figures of the table at 336² are not in our notes of the paper.",
+            "paper": "Photos of 336² are those of 224² enlarged, and the inverse of 224² reads their larger maps.",
         },
     ),
-    _table(
-        *("table 12", "pruning, B = 8, distinct labels", by_pruning, PICTURES, "../defenses.md"),
+    declared(
+        *("table 12", "compression", by_pruning, PICTURES, "../defenses.md"),
         published=_by_defense(paper.BY_PRUNING),
-    ),
-    _figure(
-        *("3", "eight photos of distinct labels, and what came back", distinct, "../pictures.md"),
-        columns=PICTURES,
-        figure=Figure("pictures"),
-    ),
-    _figure(
-        *("4", "eight photos of one label, and what came back", alike, "../pictures.md"),
-        columns=PICTURES,
-        figure=Figure("pictures"),
-    ),
-    _figure("5", "leakage against duplicates", by_duplicates, figure=_leakage("same", "labels alike, of 8")),
-    _figure("6", "leakage against batch size", pictures_by_batch, figure=_leakage("batch", "batch size", log_x=True)),
-    _figure(
-        *("7", "time against batch size", pictures_by_batch),
-        columns=(common.PROCESSOR, common.SECONDS),
-        figure=Figure("curve", "batch", "attack_cpu", "batch size", "seconds of CPU", log_x=True, log_y=True),
-    ),
-    _figure(
-        *("8", "leakage against noise, B = 8", by_noise, "../defenses.md", "../../guides/sweep.md"),
-        columns=(common.LEAKAGE, common.COSINE, common.PSNR, common.LABELS, common.SECONDS),
-        figure=_leakage("strength", "standard deviation of the noise", log_x=True),
-    ),
-    _figure(
-        *("9", "leakage against pruning, B = 8", by_pruning),
-        columns=(common.LEAKAGE, common.COSINE, common.PSNR),
-        figure=_leakage("strength", "share of entries removed"),
+        published_title="published PSNR",
     ),
 )

@@ -23,9 +23,11 @@ from unsum.bench.declare import Cell
 from unsum.bench.material import Material
 from unsum.bench.measure.attack import answer
 from unsum.bench.measure.estimate import estimate
+from unsum.bench.measure.many import many
 from unsum.bench.measure.round import play
 from unsum.bench.measure.scores import figures
 from unsum.bench.measure.soft import soft
+from unsum.bench.measure.twins import twins
 from unsum.errors import UnsumError
 
 __all__ = ["TIMES", "Outcome", "Status", "measure"]
@@ -78,10 +80,16 @@ def _without_folders(trace: str) -> str:
 
 
 def _figures(cell: Cell, material: Material) -> tuple[dict[str, float], bytes | None]:
+    if cell.data == "cifar" and material.cifar is None:
+        raise UnsumError("This cell is measured on photos of CIFAR-100; give their folder, tar or npz with --cifar.")
     if cell.attack.family == "estimate":
         return estimate(cell, material), None
     if cell.attack.family == "soft":
         return soft(cell, material), None
+    if cell.attack.family == "twins":
+        return twins(cell, material), None
+    if cell.draws > 1:
+        return many(cell, material), None
     played = play(cell, material)
     _seed(cell.seed)
     _wait(material.device)

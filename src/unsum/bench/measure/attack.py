@@ -15,6 +15,7 @@ from unsum.attack.pictures import with_pictures
 from unsum.bench.declare import Cell
 from unsum.bench.material import Material
 from unsum.bench.measure.round import CellRound
+from unsum.errors import UnsumError
 from unsum.labels import LABEL_RULES, labels
 from unsum.leak import Leak
 from unsum.match import MATCHERS, match
@@ -59,12 +60,24 @@ def answer(cell: Cell, played: CellRound, material: Material) -> Answer:
     SEPARATORS[name]  # refuses an unknown name with the nearest ones
     if cell.attack.rule:
         granted, size = labels(model, update, cell.attack.rule, batch_size=played.count, seed=cell.seed), None
-    if options.get("start") == "photos":  # RGLA from the model's output for photos of the attacker's own
-        own_photos = played.drawn.others[0][: played.count].to(material.device)
-        with torch.no_grad():
-            options["start_logits"] = model(own_photos)
+    if options.get("start") in ("photos", "reconstruction"):
+        options["start_logits"] = _start_logits(str(options["start"]), played, granted, material)
     leak = separate(model, update, name, labels=granted, batch_size=size, seed=cell.seed, **options)
     return with_pictures(model, update, leak, material.inverse)
+
+
+def _start_logits(start: str, played: CellRound, granted: Tensor | None, material: Material) -> Tensor:
+    """For RGLA: what the model answers to photos of the attacker's own, or to FGLA's pictures of the same update."""
+    model, update = played.sent.model, played.sent.update
+    pictures = played.drawn.others[0][: played.count].to(material.device)
+    if start == "reconstruction":
+        ratio = with_pictures(model, update, separate(model, update, "fgla", labels=granted), material.inverse)
+        if ratio.images is None:
+            raise UnsumError("The start 'reconstruction' needs an inverse that draws FGLA's features; give --inverse.")
+        pictures = ratio.images.to(material.device)
+    with torch.no_grad():
+        answer: Tensor = model(pictures)
+    return answer
 
 
 def _granted(cell: Cell, played: CellRound) -> tuple[Tensor | None, int | None]:
@@ -78,7 +91,8 @@ def _peeled(cell: Cell, played: CellRound, options: dict[str, Any]) -> Peeled:
     """The inputs that a peeler read."""
     model, update = played.sent.model, played.sent.update
     shape = (3, cell.network.size, cell.network.size)
+    separator = options.pop("separator", "exact")
     # Some peelers continue a separation; the others ignore it, and go without where there is none.
-    leak = separate(model, update, seed=cell.seed) if cell.attack.name in ("layers", "residual") else None
+    leak = separate(model, update, separator, seed=cell.seed) if cell.attack.name in ("layers", "residual") else None
     given = {"batch_size": played.count} if cell.attack.name == "cocktail" else {}
     return peel(model, update, leak, cell.attack.name, shape=shape, seed=cell.seed, **given, **options)

@@ -129,7 +129,8 @@ def load(data: str | None, size: int) -> tuple[Tensor, Tensor]:
 
 
 def draw(cell: Cell, material: Material) -> Drawn:
-    """A batch of distinct labels as far as the classes reach, of which `same` then share one; every attack gets the same.
+    """A batch of labels drawn at random with repetition, or of distinct ones as far as the classes reach, of which `same` then
+    share one; every attack gets the same.
 
     Photos of more classes than the network has carry their class number modulo the network's.
     """
@@ -137,19 +138,36 @@ def draw(cell: Cell, material: Material) -> Drawn:
     C, B = cell.network.classes, cell.batch
     order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(cell.seed))
     labels = classes[order] % C
-    places = _distinct(labels) if B <= C else list(range(len(labels)))
+    if cell.random_labels:
+        places, chosen = _at_random(labels, B, C, cell.seed)
+    else:
+        places = (_distinct(labels) if B <= C else list(range(len(labels))))[:B]
+        chosen = labels[places].clone()
     if len(places) < B:
+        distinct = " of distinct classes" if B <= C and not cell.random_labels else ""
         raise UnsumError(
-            f"This cell needs {B} photos{' of distinct classes' if B <= C else ''}, and the data have {len(places)}; "
-            "give more with --data."
+            f"This cell needs {B} photos{distinct}, and the data have {len(places)}; give more with --data."
         )
-    rest = torch.ones(len(order), dtype=torch.bool)
-    rest[places[:B]] = False
-    others = (_floats(photos[order[rest]][:_AUXILIARY]), labels[rest][:_AUXILIARY])
-    images, chosen = _floats(photos[order[places[:B]]]), labels[places[:B]].clone()
     chosen[: cell.same] = chosen[0]
-    images, targets = _softened(cell, images, chosen, _floats(photos[order[rest]]), labels[rest])
-    return Drawn(images, targets, chosen if targets.ndim == 1 else targets.argmax(1), others)
+    rest = torch.ones(len(order), dtype=torch.bool)
+    rest[places] = False
+    more, other_labels = order[rest][: max(B, _AUXILIARY)], labels[rest][: max(B, _AUXILIARY)]
+    images, others = _floats(photos[order[places]]), _floats(photos[more])
+    images, targets = _softened(cell, images, chosen, others[:B], other_labels)
+    auxiliary = (others[:_AUXILIARY], other_labels[:_AUXILIARY])
+    return Drawn(images, targets, chosen if targets.ndim == 1 else targets.argmax(1), auxiliary)
+
+
+def _at_random(labels: Tensor, B: int, C: int, seed: int) -> tuple[list[int], Tensor]:
+    """B labels drawn with repetition, and a photo for each: of its own class while there is one, else any that is left."""
+    wanted = torch.randint(C, (B,), generator=torch.Generator().manual_seed(seed + 1))
+    left: dict[int, list[int]] = {}
+    for place, label in enumerate(labels.tolist()):
+        left.setdefault(label, []).append(place)
+    found = [left[label].pop(0) if left.get(label) else None for label in wanted.tolist()]
+    spare = sorted(place for places in left.values() for place in places)
+    places = [spare.pop(0) if place is None and spare else place for place in found]
+    return [place for place in places if place is not None], wanted
 
 
 def _distinct(labels: Tensor) -> list[int]:
@@ -171,7 +189,7 @@ def _softened(
     if cell.labels == "smooth":
         rows = [smooth_labels(labels[i : i + 1], float(weight[i]) * _LARGEST_SMOOTHING, C) for i in range(B)]
         return images, torch.cat(rows)
-    both, all_labels = torch.cat([images, others[:B]]), torch.cat([labels, other_labels[:B]])
+    both, all_labels = torch.cat([images, others]), torch.cat([labels, other_labels[:B]])
     if len(both) < 2 * B:
         raise UnsumError(
             f"Mixup of {B} photos needs {B} others, and the data have {len(both) - B}; give more with --data."

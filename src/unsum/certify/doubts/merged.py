@@ -11,6 +11,7 @@ direction carries less of it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 
 import torch
@@ -23,14 +24,17 @@ from unsum.deadline import out_of_time
 from unsum.equation.equation import Linearized
 from unsum.equation.noise import FALSE_ALARM
 from unsum.equation.observation import Observation
-from unsum.head import Head
+from unsum.head import BLOCK, Head
 from unsum.late_scipy import chi_square_quantile
 from unsum.losses import Softmax
 
-_TOGETHER = 16  # samples at most that are taken to look like one: the K of usual P×K samplers
-_CHANCE = 3.0  # deviations by which noise may lie against a direction
-_COPIES = 8  # of a sample at most, of which one is not equal to the others
-_STEP = 1e-3  # of a length, for a second difference in float64
+TOGETHER = 16  # samples at most that are taken to look like one: the K of usual P×K samplers
+CHANCE = 3.0  # deviations by which noise may lie against a direction
+COPIES = 8  # of a sample at most, of which one is not equal to the others
+STEP = 1e-3  # of a length, for a second difference in float64
+_CACHED = (
+    1 << 17
+)  # numbers of what is left at a time, where nothing else is done with them: a megabyte stays in the cache
 _PROPORTIONAL = 1e-4  # of a cosine from 1 within which features are proportional
 
 
@@ -65,7 +69,8 @@ def hidden_spread(head: Head, observation: Observation, T: Tensor, Y: Tensor, al
     """The largest relative δ at which a few samples may pass as one, for directions u that are nothing special.
 
     What is left of ∇W outside the span of A holds their other directions, if there are any. So it bounds them: all together by
-    its norm, and each by its largest singular value, which is much smaller where it is noise.
+    its norm, and each by its largest singular value, which is much smaller where it is noise. That value takes longer than all
+    the rest of a solve where there are many classes, so it is only asked for where the norm alone leaves a doubt.
     """
     R, H = observation.A.shape
     # Under softmax the rows of every head sum to zero: where samples take all directions, no further one can show.
@@ -80,9 +85,15 @@ def hidden_spread(head: Head, observation: Observation, T: Tensor, Y: Tensor, al
     rows = strength.square().sum(1).square() / strength.pow(4).sum(1).clamp_min(1e-300)  # that answer, effectively
     # Of several heads each answers as the others do; where nothing is finite, as one row.
     rows = rows.nan_to_num(nan=1.0).clamp_max(observation.classes / observation.loss.heads)
-    most = min(_TOGETHER - 1, H - R, most_rows - R)
+    most = min(TOGETHER - 1, H - R, most_rows - R)
     sizes = strength.norm(dim=1).clamp_min(1e-300).tolist()
-    return math.sqrt(max(_hidden(rest, int(n), most) / size for n, size in zip(rows.tolist(), sizes, strict=True)))
+    answers = list(zip(map(int, rows.tolist()), sizes, strict=True))
+    spread = math.inf
+    for each in (lambda d: rest.norm * math.sqrt(d), lambda d: min(rest.norm * math.sqrt(d), rest.largest * d)):
+        spread = math.sqrt(max(_hidden(each, n, most) / size for n, size in answers))
+        if spread <= FALSE_ERROR:
+            break
+    return spread
 
 
 def hidden_lengths(question: Question) -> float:
@@ -95,17 +106,17 @@ def hidden_lengths(question: Question) -> float:
     if not question.candidate.explains:
         return 0.0
     D = _lengths(here)
-    solved = followed(here, torch.stack([here.pull(column) for column in D]), question.misfit)
+    solved = followed(here, here.pull_each(D), question.misfit)
     if solved is None:
         return math.inf
     seen = (D.flatten(1).square().sum(1) - (solved[0] * solved[1]).sum(1)).clamp_min(0)
     variance = question.misfit / (seen + question.misfit**2).sqrt()  # none is larger than 1
-    return math.sqrt((_COPIES - 1) * float(variance.nan_to_num(nan=1.0).max()))
+    return math.sqrt((COPIES - 1) * float(variance.nan_to_num(nan=1.0).max()))
 
 
 def _lengths(here: Linearized) -> Tensor:
     """(B, C, R [+ 1]) what the residual changes by per unit of the variance of each sample's length."""
-    equation, at, h = here.equation, here.at, _STEP
+    equation, at, h = here.equation, here.at, STEP
     grown = at.T @ equation.K
     Y = equation.targets(at)
     up, down = (equation.loss.gradient(grown * s + equation.b, Y) for s in (1 + h, 1 - h))
@@ -115,9 +126,9 @@ def _lengths(here: Linearized) -> Tensor:
     return equation.weight[:, None] * at.alpha * change
 
 
-def _hidden(rest: Rest, rows: int, most: int) -> float:
+def _hidden(bound: Callable[[int], float], rows: int, most: int) -> float:
     """δ² in units of the strength of an answer, for the worst number of directions d that it may be shared among."""
-    return max(min(rest.norm * math.sqrt(d), rest.largest * d) / _usual(max(1, rows) * d) for d in range(1, most + 1))
+    return max(bound(d) / usual(max(1, rows) * d) for d in range(1, most + 1))
 
 
 class Rest:
@@ -128,12 +139,13 @@ class Rest:
 
     @cached_property
     def norm(self) -> float:
-        return float(self._gram.trace().clamp_min(0).sqrt())
+        parts = self.head.row_blocks(BLOCK if self.head.grad_W.is_cuda else _CACHED)
+        return float(torch.stack([torch.linalg.vector_norm(self._block(rows, slice(None))) for rows in parts]).norm())
 
     @cached_property
     def largest(self) -> float:
         """The largest singular value."""
-        return float(torch.linalg.eigvalsh(self._gram)[-1].clamp_min(0).sqrt()) + _CHANCE
+        return float(torch.linalg.eigvalsh(self._gram)[-1].clamp_min(0).sqrt()) + CHANCE
 
     @cached_property
     def _gram(self) -> Tensor:
@@ -153,7 +165,7 @@ class Rest:
 
 
 @lru_cache(maxsize=4096)
-def _usual(answers: int) -> float:
+def usual(answers: int) -> float:
     """What the root mean square of so many normal numbers exceeds, but for a false alarm."""
     return math.sqrt(chi_square_quantile(FALSE_ALARM, answers) / answers)
 

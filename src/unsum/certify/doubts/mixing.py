@@ -23,8 +23,8 @@ from unsum.equation.observation import Observation
 from unsum.losses import Softmax
 
 TRUSTED_MIXING = 1e-3  # standard deviations of an entry that was read off that are sure enough
-_WRONG_LABEL = 1e-2  # of an entry, from which a label is wrong
-_SURE = 4.0  # deviations that a mixture may lie beyond what the gradient says it is: 3e-5 of a Gaussian
+WRONG_LABEL = 1e-2  # of an entry, from which a label is wrong
+SURE = 4.0  # deviations that a mixture may lie beyond what the gradient says it is: 3e-5 of a Gaussian
 _NEIGHBORS = 4  # samples of other labels, the closest ones, that a sample is tried with
 
 
@@ -36,7 +36,7 @@ def doubt_mixing(question: Question) -> list[str]:
     if candidate.equation.Y is None or candidate.read_off or not candidate.explains:
         return []
     hidden = hidden_mixing(question)
-    if hidden is None or hidden[0] < _WRONG_LABEL:
+    if hidden is None or hidden[0] < WRONG_LABEL:
         return []
     most, i, k = hidden
     return [f"Labels {i} and {k} may be mixed with each other by {100 * min(most, 1.0):.2g} %: it would hardly show."]
@@ -83,9 +83,9 @@ def hidden_mixing(question: Question) -> tuple[float, int, int] | None:
         pairs = pairs[:1]
     if not pairs:
         return None
-    D = torch.stack([_mixed(here, i, k) for pair in pairs for i, k in (pair, pair[::-1])])
+    D = _mixed(here, torch.tensor([turn for pair in pairs for turn in (pair, pair[::-1])], device=here.G.device))
     misfit = max(candidate.certificate.misfit, 1.0)
-    solved = followed(here, torch.stack([here.pull(column) for column in D]), misfit)
+    solved = followed(here, here.pull_each(D), misfit)
     if solved is None:
         return None if not pairs else (float("inf"), *pairs[0])
     flat = D.flatten(1)
@@ -97,7 +97,7 @@ def hidden_mixing(question: Question) -> tuple[float, int, int] | None:
     deviations = misfit * torch.linalg.eigvalsh(blocks)[:, 0].clamp_min(1e-30).rsqrt()
     along = (flat @ here.residual.flatten() - solved[1] @ here.gradient).view(-1, 2)
     said = torch.linalg.lstsq(blocks, along[..., None]).solution[..., 0].abs().amax(1)
-    most = (said + _SURE * deviations).nan_to_num(nan=torch.inf)
+    most = (said + SURE * deviations).nan_to_num(nan=torch.inf)
     worst = int(most.argmax())
     return float(most[worst]), *pairs[worst]
 
@@ -115,9 +115,9 @@ def _closest_pairs(T: Tensor, labels: Tensor, neighbors: int) -> list[tuple[int,
     return sorted(found, key=found.__getitem__)
 
 
-def _mixed(here: Linearized, i: int, k: int) -> Tensor:
-    """What the residual changes by, per unit, when sample i's label turns into sample k's."""
-    equation = here.equation
+def _mixed(here: Linearized, turns: Tensor) -> Tensor:
+    """(m, C, R [+ 1]) what the residual changes by, per unit, when sample i's label turns into sample k's; turns (m, 2) are i, k."""
+    equation, (i, k) = here.equation, turns.T
     assert equation.Y is not None
-    turned = (equation.Y[i] - equation.Y[k]) * (1 - equation.classes * here.at.floor)
-    return equation.weight[:, None] * (here.at.alpha * turned[:, None] * here.T[i])
+    turned = (equation.Y[i] - equation.Y[k]) * (1 - equation.classes * here.at.floor) * equation.weight * here.at.alpha
+    return turned[:, :, None] * here.T[i][:, None]

@@ -17,8 +17,8 @@ from unsum.certify.question import Question
 from unsum.losses import CrossEntropy
 
 TRUSTED = 3e-3  # relative error of features that θ may add: three deviations of it are no false claim
-_NOTHING = 1e-6  # of the noise: a column that is shorter changes nothing, and nothing follows it
-_RESOLVED = 1e-12  # of a column's square that T must leave over, for float64 to tell it from nothing
+NOTHING = 1e-6  # of the noise: a column that is shorter changes nothing, and nothing follows it
+RESOLVED = 1e-12  # of a column's square that T must leave over, for float64 to tell it from nothing
 
 
 def doubt_nuisance(question: Question) -> list[str]:
@@ -107,12 +107,12 @@ def _target_size_open(question: Question) -> bool:
 def _added_error(question: Question, D: Tensor) -> float:
     """The largest relative error of a sample's features that the unknowns behind the columns D leave open."""
     here, misfit = question.here, question.misfit
-    D = D[D.flatten(1).norm(dim=1) > _NOTHING]
+    D = D[D.flatten(1).norm(dim=1) > NOTHING]
     if len(D) == 0:
         return 0.0
     norms = D.flatten(1).norm(dim=1)
     unit = D / norms.view(-1, *[1] * (D.ndim - 1))
-    solved = followed(here, torch.stack([here.pull(column) for column in unit]), misfit)
+    solved = followed(here, here.pull_each(unit), misfit)
     return torch.inf if solved is None else left_open(unit.flatten(1), norms, *solved, misfit, here.at.T)
 
 
@@ -123,7 +123,7 @@ def left_open(unit: Tensor, norms: Tensor, pulled: Tensor, moves: Tensor, misfit
     """
     seen = unit @ unit.T - pulled @ moves.T
     values, vectors = torch.linalg.eigh(0.5 * (seen + seen.T))
-    values = torch.where(values > _RESOLVED, values, torch.zeros_like(values))
+    values = torch.where(values > RESOLVED, values, torch.zeros_like(values))
     # No unknown is larger than 1 in logarithms: a column that nothing tells moves by as much, and takes T along.
     prior = vectors.T @ torch.diag(norms.pow(-2)) @ vectors
     covariance = torch.linalg.inv(torch.diag(values) + misfit**2 * prior) * misfit**2

@@ -6,12 +6,13 @@ Behind a convolution z = W ∗ x, BatchNorm in train mode writes x̂ = (z − μ
     ⟨W, ∇W⟩ = γ ∇γ · ε / (σ² + ε)            for every channel
 
 The left side is a small difference of large numbers. Rounding leaves a hundredth of a channel's σ², and a thousandth or so of
-the scale of the pictures, which all channels share.
+the scale of the pictures, which all channels share. How far the channels scatter about that scale says how well it is known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +25,16 @@ _SCALES = 20_001  # tried, from a tenth to ten times: steps of 2e-4, below what 
 _UNLIKE = 3.0  # times more left at the best scale than without any: then nothing is told
 
 
-def told_scale(model: nn.Module, update: Update, pictures: Tensor) -> float | None:
-    """What to multiply pictures by for the deviations that the first layer's gradients tell; None where they do not."""
+@dataclass(frozen=True)
+class Contrast:
+    """What to multiply pictures by, and the standard error of that factor, relative."""
+
+    factor: float
+    error: float
+
+
+def told_scale(model: nn.Module, update: Update, pictures: Tensor) -> Contrast | None:
+    """The factor for the deviations that the first layer's gradients tell; None where they do not."""
     found = _first_layer(model, pictures)
     if found is None:
         return None
@@ -46,7 +55,22 @@ def told_scale(model: nn.Module, update: Update, pictures: Tensor) -> float | No
     best = int(left.argmin())
     if best in (0, _SCALES - 1) or _UNLIKE * float(left[best]) > float((inner / rounding).square().sum()):
         return None
-    return float(squares[best, 0].sqrt())
+    at = squares[best, 0] * variances
+    off = (inner - along / (at + bn.eps)) / rounding
+    slope = 2 * along * at / (at + bn.eps).square() / rounding  # by the logarithm of the factor
+    between = -(slope * off).sum() / slope.square().sum().clamp_min(1e-300)  # the factors tried
+    return Contrast(float(squares[best, 0].sqrt() * between.exp()), _standard_error(off, slope))
+
+
+def _standard_error(off: Tensor, slope: Tensor) -> float:
+    """Of a number that channels with these slopes tell, from how far they are off; the larger of two ways to reckon.
+
+    One takes all channels to be equally noisy, the other each to be as noisy as it is off.
+    """
+    known = slope.square().sum().clamp_min(1e-300)
+    alike = (off.square().sum() / max(len(off) - 1, 1) / known).sqrt()
+    own = (slope * off).square().sum().sqrt() / known
+    return float(torch.maximum(alike, own))
 
 
 def _first_layer(model: nn.Module, pictures: Tensor) -> tuple[str, str, Tensor] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from unsum.batch_statistics import BatchStatistics
 from unsum.deadline import out_of_time
 from unsum.gradients import TINY, quiet
+from unsum.leak import MapHint
 
 Product = Callable[[Tensor], Tensor]
 
@@ -43,25 +44,42 @@ class _Relus(TorchFunctionMode):
 
 
 class _ReadIt(Exception):  # noqa: N818 (not an error: the rest of the pass is not needed)
-    """The layer has been read."""
+    """All layers have been read."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """(B, C, h, w) what a layer reads, and what went into the ReLU before it, where that is all that stands before it."""
+
+    maps: Tensor
+    before: Tensor | None
 
 
 def read_by(model: nn.Module, layer: str, pictures: Tensor) -> Tensor:
     """(B, C, h, w) what the layer reads of pictures; nothing above it is computed."""
-    seen: list[Tensor] = []
+    return read_all(model, [layer], pictures)[layer].maps
 
-    def reached(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen.append(inputs[0])
-        raise _ReadIt
 
-    hook = model.get_submodule(layer).register_forward_pre_hook(reached)
+def read_all(model: nn.Module, layers: Collection[str], pictures: Tensor) -> dict[str, Read]:
+    """What each of the layers reads of pictures; nothing above them is computed."""
+    seen: dict[str, Read] = {}
+
+    def reached(name: str, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        last = relus.last
+        seen[name] = Read(inputs[0], last[0] if last is not None and last[1] is inputs[0] else None)
+        if len(seen) == len(layers):
+            raise _ReadIt
+
+    hooks = [model.get_submodule(layer).register_forward_pre_hook(partial(reached, layer)) for layer in layers]
     try:
-        model(pictures)
+        with _Relus() as relus:
+            model(pictures)
     except _ReadIt:
         pass
     finally:
-        hook.remove()
-    return seen[0]
+        for hook in hooks:
+            hook.remove()
+    return seen
 
 
 def _note(seen: dict[str, Tensor], name: str, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -78,31 +96,87 @@ class Derivative:
 
 
 @dataclass(frozen=True)
-class Equations:
-    """read(x)/‖map‖ − map/‖map‖ for the maps (B, C, h, w) that `layer` read; every sample counts the same."""
+class Target:
+    """The maps (B, C, h, w) that `layer` read, and which of their entries are known; the others are zero."""
 
-    model: nn.Module
     layer: str
     maps: Tensor
-    norms: Mapping[str, _BatchNorm]  # that normalize by the batch's own statistics, unless these are held
-    end: float = math.inf  # when a search that has not ended by itself does
+    known: Tensor
 
-    @property
-    def together(self) -> bool:
-        """Whether the whole batch is one problem."""
-        return any(norm.training for norm in self.norms.values())
+    @staticmethod
+    def of(layer: str, maps: Tensor, like: Tensor) -> Target:
+        """Of maps that are NaN where nothing tells them."""
+        return Target(layer, maps.nan_to_num().to(like), maps.isfinite().to(like))
 
     @property
     def sizes(self) -> Tensor:
         return self.maps.flatten(1).norm(dim=1).clamp_min(TINY).view(-1, 1, 1, 1)
 
-    def residual(self, pictures: Tensor) -> Tensor:
+    def misfit(self, read: Read) -> Tensor:
         """Where the map is positive, what went into the ReLU before it counts: behind it, a negative one has no derivative."""
-        with _Relus() as relus:
-            read = read_by(self.model, self.layer, pictures)
-        if relus.last is not None and relus.last[1] is read:
-            read = torch.where(self.maps > 0, relus.last[0], read)
-        return (read - self.maps) / self.sizes
+        found = read.maps if read.before is None else torch.where(self.maps > 0, read.before, read.maps)
+        return self.known * (found - self.maps) / self.sizes
+
+    def of_rows(self, rows: Tensor) -> Target:
+        return replace(self, maps=self.maps[rows], known=self.known[rows])
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What gradients say of the maps that `told.layer` reads, which are of that `size`: each sample's share counts alike."""
+
+    told: MapHint
+    size: Tensor
+
+    def misfit(self, read: Read) -> Tensor:
+        return self.told.correction(read.maps) / self.size
+
+
+@dataclass(frozen=True)
+class Equations:
+    """read(x)/‖map‖ − map/‖map‖ for the maps that layers read, the first of them the main one; every sample counts the same."""
+
+    model: nn.Module
+    targets: tuple[Target, ...]
+    norms: Mapping[str, _BatchNorm]  # that normalize by the batch's own statistics, unless these are held
+    hint: Hint | None = None
+    end: float = math.inf  # when a search that has not ended by itself does
+
+    @property
+    def together(self) -> bool:
+        """Whether the whole batch is one problem."""
+        return self.hint is not None or self.ties
+
+    @property
+    def ties(self) -> bool:
+        """Whether BatchNorm's statistics tie the batch together."""
+        return any(norm.training for norm in self.norms.values())
+
+    @property
+    def layer(self) -> str:
+        return self.targets[0].layer
+
+    @property
+    def maps(self) -> Tensor:
+        return self.targets[0].maps
+
+    @property
+    def known(self) -> Tensor:
+        return self.targets[0].known
+
+    def residual(self, pictures: Tensor) -> Tensor:
+        """(B, m, 1, 1), each sample's in one column: the maps', and the hint's."""
+        parts: list[Target | Hint] = [*self.targets, *([] if self.hint is None else [self.hint])]
+        names = [part.layer if isinstance(part, Target) else part.told.layer for part in parts]
+        read = read_all(self.model, dict.fromkeys(names), pictures)
+        found = [part.misfit(read[name]).flatten(1) for part, name in zip(parts, names, strict=True)]
+        return torch.cat(found, 1)[:, :, None, None]
+
+    def misfits(self, pictures: Tensor) -> Tensor:
+        """(B,) what each picture leaves of its maps, relative: the mean over layers, and over the hint."""
+        with torch.no_grad():
+            left = self.residual(pictures).flatten(1).norm(dim=1)
+        return left / (len(self.targets) + (self.hint is not None)) ** 0.5
 
     def over(self) -> bool:
         """Whether the search must give what it has."""
@@ -110,7 +184,7 @@ class Equations:
 
     def of(self, rows: Tensor) -> Equations:
         """Those of some samples alone."""
-        return replace(self, maps=self.maps[rows])
+        return replace(self, targets=tuple(target.of_rows(rows) for target in self.targets))
 
     def hold(self, pictures: Tensor, sent: BatchStatistics | None = None) -> None:
         """Take the statistics of these pictures, or those that were sent of as many, for constants: samples stand alone."""
@@ -118,7 +192,7 @@ class Equations:
         seen: dict[str, Tensor] = {}
         hooks = [norm.register_forward_pre_hook(partial(_note, seen, name)) for name, norm in self.norms.items()]
         with torch.no_grad():
-            read_by(self.model, self.layer, pictures)
+            read_all(self.model, [target.layer for target in self.targets], pictures)
         for hook in hooks:
             hook.remove()
         for name, read in seen.items():
@@ -163,12 +237,29 @@ class Equations:
 
 
 @contextmanager
-def posed(model: nn.Module, layer: str, maps: Tensor, dtype: torch.dtype, end: float = math.inf) -> Iterator[Equations]:
-    """The equations, computed by a copy of the model in `dtype`; TF32 would leave nothing below 1e-3."""
+def posed(
+    model: nn.Module,
+    layers: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    end: float = math.inf,
+    hint: MapHint | None = None,
+    like: Tensor | None = None,
+) -> Iterator[Equations]:
+    """The equations of what layers read, NaN where nothing tells it, computed by a copy of the model in `dtype`.
+
+    `like` are pictures whose maps are as large as those of which there is a hint. TF32 would leave nothing below 1e-3.
+    """
     own = copy.deepcopy(model).to(dtype)
     for module in own.modules():
         if isinstance(module, nn.ReLU):
             module.inplace = False  # its input is needed for the derivative
     norms = {name: m for name, m in own.named_modules() if isinstance(m, _BatchNorm) and m.training}
+    first = next(own.parameters())
+    targets = tuple(Target.of(layer, maps, first) for layer, maps in layers.items())
     with quiet(own, []), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        yield Equations(own, layer, maps.to(next(own.parameters())), norms, end)
+        said = None
+        if hint is not None and like is not None:
+            with torch.no_grad():
+                size = read_by(own, hint.layer, like.to(first)).flatten(1).norm(dim=1).mean()
+            said = Hint(hint, size)
+        yield Equations(own, targets, norms, said, end)

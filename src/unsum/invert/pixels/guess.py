@@ -40,7 +40,7 @@ def linear_guess(equations: Equations, reach: PixelReach, seed: int) -> tuple[Te
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         for number in range(-(-wanted // B) + 1):
             pictures = drawn(B, reach.shape, seed + number).to(equations.maps)
-            rows = _patches(read_by(equations.model, equations.layer, pictures))
+            rows = _patches(equations.known * read_by(equations.model, equations.layer, pictures))
             yield (
                 rows,
                 nn.functional.unfold(_resized(pictures, size), block, stride=block).transpose(1, 2).flatten(0, 1),

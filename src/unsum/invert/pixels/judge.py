@@ -2,7 +2,7 @@
 
 1. **Predicted errors.** Noise as large as what the map was left with, sent back through the derivative, becomes an error of the
    pictures. Train-mode BatchNorm behind the first convolution divides the batch's own scale out of everything above, but for
-   its ε: an error in that direction is taken at its worst.
+   its ε: an error in that direction is taken at its worst, or as the first layer's gradients tell it (`contrast`).
 2. **The whole gradient, computed anew.** The pictures came from one map. Every tensor that was sent must be what they send, but
    for rounding and for what the predicted errors explain; and each sample must be seen in it.
 """
@@ -43,9 +43,12 @@ class Solution:
     pictures: Tensor
     errors: Tensor
     notes: list[str]
+    contrast: float | None = None  # relative error of one factor that all pictures share, where it was read by itself
 
     @staticmethod
-    def at(equations: Equations, reach: PixelReach, pictures: Tensor, misfit: Tensor) -> Solution:
+    def at(
+        equations: Equations, reach: PixelReach, pictures: Tensor, misfit: Tensor, contrast: float | None = None
+    ) -> Solution:
         B = len(pictures)
         if reach.equations < _SPARE * reach.unknowns or not bool((misfit < FALSE_ERROR).any()):
             return Solution(pictures, torch.full((B,), torch.inf, dtype=torch.float64, device=pictures.device), [])
@@ -59,29 +62,33 @@ class Solution:
         for _ in range(_PROBES):
             u = torch.randn(linear.residual.shape, generator=generator).to(pictures)
             d = least_squares(equations, linear, noise * u / equations.dots(u, u).sqrt(), none, tight)
+            if contrast is not None:
+                d = d - equations.dots(pictures, d) / norms.square() * pictures
             errors = torch.maximum(errors, _sizes(d) / own)
         Ju, Jx = (linear.forward(v) for v in (d, pictures))
         usual = equations.dots(Ju, Ju).sqrt() / equations.dots(d, d).sqrt().clamp_min(1e-300)
         along = equations.dots(Jx, Jx).sqrt() / norms
-        errors = torch.maximum(errors, noise / (along * norms).clamp_min(1e-300))
+        if contrast is None:
+            errors = torch.maximum(errors, noise / (along * norms).clamp_min(1e-300))
         errors = torch.where(misfit.view_as(errors) < FALSE_ERROR, errors, torch.inf)
         notes = []
         if bool((along < _HIDES_SCALE * usual).any()):
             notes.append(
                 "BatchNorm hides the scale of the whole batch, but for its ε: contrast is less sure than shapes."
             )
-        return Solution(pictures, errors.flatten().double(), notes)
+        return Solution(pictures, errors.flatten().double(), notes, contrast)
 
 
 def judge(model: nn.Module, update: Update | None, leak: Leak, solution: Solution) -> tuple[Tensor, Tensor, list[str]]:
     """(errors (B,), exact (B,), notes), with the claim granted by `certify.claim` alone."""
     errors, notes = solution.errors, list(solution.notes)
     nothing = grant_each(errors, above=False)
+    whole = errors if solution.contrast is None else errors.clamp_min(solution.contrast)
     if update is None or not bool((_MARGIN * errors < FALSE_ERROR).any()):
-        return errors, nothing, notes
+        return whole, nothing, notes
     if leak.loss != "cross-entropy" or leak.weights is not None:
         return (
-            errors,
+            whole,
             nothing,
             [*notes, "The gradient was not replayed: the loss is not a plain mean of cross-entropies."],
         )
@@ -92,7 +99,15 @@ def judge(model: nn.Module, update: Update | None, leak: Leak, solution: Solutio
         names = name_some(hidden.nonzero()[:, 0].tolist())
         notes.append(f"Sample {names} would send hardly more than rounding: nothing tells that it was there.")
     errors = torch.where(hidden, torch.inf, errors)
-    return errors, grant_each(_MARGIN * errors, above=replay.explains, doubts=doubts), [*notes, *doubts]
+    exact = grant_each(_MARGIN * errors, above=replay.explains, doubts=doubts)
+    if solution.contrast is not None:
+        notes.append(
+            f"But for one contrast that all pictures share, {int(exact.sum())} of {len(exact)} are certain (predicted error "
+            f"{float(errors.max()):.1g}); the contrast is told to {solution.contrast:.1g}."
+        )
+        errors = errors.clamp_min(solution.contrast)
+        exact = grant_each(_MARGIN * errors, above=replay.explains, doubts=doubts)
+    return errors, exact, [*notes, *doubts]
 
 
 def play(model: nn.Module, update: Update, leak: Leak, pictures: Tensor, errors: Tensor) -> Replay:

@@ -22,7 +22,7 @@ from unsum.invert.method import INVERTERS, Inverse
 from unsum.invert.pixels.contrast import told_scale
 from unsum.invert.pixels.descend import polish
 from unsum.invert.pixels.equations import posed
-from unsum.invert.pixels.guess import linear_guess
+from unsum.invert.pixels.guess import drawn, linear_guess
 from unsum.invert.pixels.judge import Solution, judge
 from unsum.invert.pixels.reach import PixelReach, find_reach
 from unsum.invert.pixels.starts import EXPLAINED, best_scale, several_starts, solve_together
@@ -75,7 +75,9 @@ def solve_pixels(
         )
     progress.say("Solving for the pixels")
     sent = BatchStatistics() if update is None else update.statistics
-    with posed(model, reach.layer, reach.maps, torch.float32, end) as equations:
+    hint = None if reach.plenty else leak.hint
+    like = None if hint is None else drawn(len(reach.maps), reach.shape, seed)
+    with posed(model, reach.layers, torch.float32, end, hint, like) as equations:
         known = bool(equations.norms) and equations.norms.keys() <= sent.means.keys()
         start = _given(leak, reach, equations.maps.device)
         if known:
@@ -84,15 +86,18 @@ def solve_pixels(
             found, misfit = solve_together(equations, start, reach, seed, progress)
         else:
             found, misfit = several_starts(equations, start, reach, seed, progress)
+        if not equations.ties:
             solution = Solution.at(equations, reach, found, misfit)
+            misfit = equations.misfits(found)
     if equations.norms and not known:
         told = None if update is None else told_scale(model, update, found)
         # What is left after that shows through BatchNorm's ε alone, which float32 does not resolve.
-        with posed(model, reach.layer, reach.maps, torch.float64, end) as equations:
-            near = best_scale(equations, found.double()) if told is None else told * found.double()
+        with posed(model, reach.layers, torch.float64, end, hint, like) as equations:
+            near = best_scale(equations, found.double()) if told is None else told.factor * found.double()
             fine = polish(equations, near, progress, scaled=told is not None)
             found, misfit = fine.z, fine.misfit
-            solution = Solution.at(equations, reach, found, misfit)
+            solution = Solution.at(equations, reach, found, misfit, None if told is None else told.error)
+            misfit = equations.misfits(found)
     errors, exact, notes = judge(model, update, leak, solution)
     count = int((misfit < EXPLAINED).sum())
     notes = [
@@ -109,13 +114,13 @@ def guess_pixels(model: nn.Module, leak: Leak, *, seed: int = 0) -> tuple[Tensor
     reach = find_reach(model, leak)
     if not reach.blurred:
         raise UnsumError(f"The map says too little for a picture: {reach.told}.")
-    with posed(model, reach.layer, reach.maps, torch.float32) as equations:
+    with posed(model, {reach.layer: reach.maps}, torch.float32) as equations:
         pictures, explained = linear_guess(equations, reach, seed)
     if explained < _RESEMBLES:
         raise UnsumError(
             f"A regression on what {reach.layer!r} read explains {explained:.0%} of a picture: too little."
         )
-    hidden = " BatchNorm hides the batch's own color and contrast from it." if equations.together else ""
+    hidden = " BatchNorm hides the batch's own color and contrast from it." if equations.ties else ""
     told = f"{reach.told}; of pictures that were drawn at random it explains {explained:.0%} of the variance"
     return pictures, f"The pictures are a guess by a linear regression: {told}.{hidden}"
 

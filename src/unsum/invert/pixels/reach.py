@@ -1,13 +1,13 @@
 """Which map tells the picture, and how much of it: by counting numbers against pixels.
 
 Maps above follow from the largest one, so they add nothing to it. A zero behind a ReLU says only that something was negative,
-so it counts as no equation.
+so it counts as no equation; nor does an entry that nothing tells.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +21,23 @@ from unsum.leak import Leak
 _REDUCTIONS = (*(2**halvings for halvings in range(6, -1, -1)), *(n for n in range(63, 2, -1) if n & (n - 1)))
 _BLURRED = 8  # times fewer numbers than pixels: a regression on them may still show what is on a picture
 _HALF = 4  # times fewer pixels: a picture of half the side
+_PLENTY = 4  # equations for each unknown from which a map needs no help
 
 
 @dataclass(frozen=True)
 class PixelReach:
-    """The layer whose map (B, C, h, w) is used, the shape of one picture, and equations against unknowns."""
+    """The layer whose map (B, C, h, w) is used, NaN where it is unknown, the shape of one picture, equations and unknowns."""
 
     layer: str
     maps: Tensor
     shape: tuple[int, ...]
+    above: dict[str, Tensor] = field(default_factory=dict)  # the next known map, where it may tell more than this one
+    hinted: int = 0  # equations of gradients that do not determine the maps below
+
+    @property
+    def layers(self) -> dict[str, Tensor]:
+        """All maps that count, this one first."""
+        return {self.layer: self.maps} | self.above
 
     @property
     def unknowns(self) -> int:
@@ -38,7 +46,12 @@ class PixelReach:
     @property
     def equations(self) -> int:
         """Of the sample that has the fewest: entries that are not zero."""
-        return int((self.maps != 0).flatten(1).sum(1).min())
+        return _fewest(self.maps)
+
+    @property
+    def all_equations(self) -> int:
+        """With those that help; some may say the same."""
+        return self.equations + sum(_fewest(maps) for maps in self.above.values()) + self.hinted
 
     @property
     def determined(self) -> bool:
@@ -46,9 +59,14 @@ class PixelReach:
         return self.equations > self.unknowns
 
     @property
+    def plenty(self) -> bool:
+        """Whether a search converges without further equations."""
+        return self.equations > _PLENTY * self.unknowns
+
+    @property
     def useful(self) -> bool:
         """Whether the picture may follow at half its size or better."""
-        return _HALF * self.equations > self.unknowns
+        return _HALF * self.all_equations > self.unknowns
 
     @property
     def blurred(self) -> bool:
@@ -58,20 +76,32 @@ class PixelReach:
     @property
     def told(self) -> str:
         """In words, for notes and refusals."""
+        more = self.all_equations - self.equations
+        helped = f" and {more:,} equations beside them" if more else ""
         return (
-            f"what {self.layer!r} read has {self.equations:,} numbers that are not zero, "
+            f"what {self.layer!r} read has {self.equations:,} numbers that are not zero{helped}, "
             f"for {self.unknowns:,} numbers of a picture"
         )
 
 
 def find_reach(model: nn.Module, leak: Leak, shape: tuple[int, ...] | None = None) -> PixelReach:
     """The largest map of the leak, of several the one nearest to the picture, with the shape of the pictures behind it."""
-    maps = {name: found for name, found in leak.inner.items() if found.ndim == 4}
+    maps = {name: found for name, found in (leak.partly | leak.inner).items() if found.ndim == 4}
     if not maps:
         raise UnsumError("Pixels follow from what a convolution read, and this leak holds no such map.")
     order = [name for name, _ in model.named_modules() if name in maps]
-    layer = max(order, key=lambda name: maps[name][0].numel())  # the first of several
-    return PixelReach(layer, maps[layer], shape or _shape_behind(model, layer, maps[layer]))
+    layer = max(order, key=lambda name: int(maps[name][0].isfinite().sum()))  # the first of several
+    reach = PixelReach(layer, maps[layer], shape or _shape_behind(model, layer, maps[layer]))
+    # Inside a block, the next block's input tells what the shortcut added.
+    following = order[order.index(layer) + 1 : order.index(layer) + 2]
+    if reach.plenty:
+        return reach
+    hinted = 0 if leak.hint is None else leak.hint.numbers
+    return replace(reach, above={name: maps[name] for name in following}, hinted=hinted)
+
+
+def _fewest(maps: Tensor) -> int:
+    return int((maps.nan_to_num() != 0).flatten(1).sum(1).min())
 
 
 def _shape_behind(model: nn.Module, layer: str, maps: Tensor) -> tuple[int, ...]:

@@ -51,9 +51,9 @@ def several_starts(
 def solve_together(
     equations: Equations, given: Tensor | None, reach: PixelReach, seed: int, progress: Progress
 ) -> Found:
-    """The whole batch, whose statistics nobody knows: pictures of their own make their own, up to a scale."""
+    """The whole batch as one problem. Where nobody knows its statistics, pictures make their own, up to a scale."""
     start = linear_guess(equations, reach, seed)[0] if given is None else given
-    found = descend(equations, start / start.std(), reach.shape, progress)
+    found = descend(equations, start / start.std() if equations.ties else start, reach.shape, progress)
     return found.z, found.misfit
 
 

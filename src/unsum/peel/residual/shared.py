@@ -9,6 +9,7 @@ that read the same maps (a block's first one and the one on its shortcut) stand 
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 
@@ -126,6 +127,12 @@ class PlaceClass:
             for reader, g, met in zip(self.readers, told, self.met, strict=True)
         ]
         return self.R.T @ torch.cat(rows)
+
+    def cast(self, readers: list[Taker], dtype: torch.dtype) -> PlaceClass:
+        """The same equations in another precision."""
+        other = copy.copy(self)
+        other.readers, other.R = readers, self.R.to(dtype)
+        return other
 
     def take(self, maps: Tensor) -> Tensor:
         """(n, I) the entries of the class."""

@@ -29,6 +29,7 @@ from unsum.peel.method import MARGIN, PEELERS, PRECISE, Peeled, PeeledLayer, Sha
 from unsum.peel.residual.blocks import Block, Blocks, find_blocks
 from unsum.peel.residual.joint import Joint, Output
 from unsum.peel.residual.masks import Mask, confirmed, scale_by
+from unsum.peel.residual.rest import Rest
 from unsum.peel.residual.shared import Shared, Taker
 from unsum.peel.residual.solve import Pin, Reading, undo
 from unsum.peel.residual.start import Origin, at_features, at_maps, known_block
@@ -84,6 +85,7 @@ class _Walk:
         self.errors = self.start.errors  # (B,) of the layer before
         self.told = torch.ones((), dtype=torch.bool)  # entries of a block's output of which the mean is known, too
         self.open = torch.zeros_like(self.errors)  # (B,) share of the gradient behind signs that nothing tells
+        self.rest: tuple[int, Rest] | None = None  # steps before, and what is left of equations where there are too few
         with contextlib.suppress(_Reached):
             self._down()
         return self._answer()
@@ -142,6 +144,8 @@ class _Walk:
         if not shared.condition < _WELL and seen.step == 1:
             everywhere = torch.ones(shared.size, dtype=torch.bool, device=out.device)
             joint = Joint(shared, outputs, everywhere if bounds is None else bounds[0] != bounds[1])
+            if not joint.determined:
+                self.rest = len(self.steps), Rest(shared)
             if not joint.determined and shortcut is not None:
                 self._aside(Taker(shortcut, d), shared, size)
         reading = self._undo(shared, pin, bounds, joint)
@@ -162,7 +166,7 @@ class _Walk:
         """Where BatchNorm hid means of the block's output, the block itself tells them once its input is read."""
         if known.step >= 0 and not bool(known.told.all()) and bool(self.told.all()):
             maps = torch.where(known.told, known.out, out.relu())
-            self.steps[known.step] = replace(self.steps[known.step], maps=maps, doubts=[])
+            self.steps[known.step] = replace(self.steps[known.step], maps=maps, doubts=[], partly=None)
 
     def _aside(self, reader: Taker, shared: Shared, size: torch.Size) -> None:
         """What the shortcut's convolution alone tells, where that of both does not do; then the walk is over."""
@@ -194,7 +198,7 @@ class _Walk:
                 f"(condition {reading.condition:.1g})"
             )
         self.errors = torch.maximum(self.errors, errors)
-        maps, doubts = reading.maps, []
+        maps, doubts, partly = reading.maps, [], None
         if guessed:
             doubts.append(f"The scale of what {unit.name!r} read is that of the running statistics: a guess.")
         if mask is not None:
@@ -204,12 +208,13 @@ class _Walk:
             self.told = ~hidden
             count = int(hidden.flatten(2).any(2).sum())
             if count:
+                partly = None if guessed else maps.where(self.told, torch.nan)
                 doubts.append(
                     f"{count} of {maps.shape[1]} channels that {unit.name!r} read are positive throughout the batch, so that "
                     "BatchNorm hides their mean; their smallest entry was taken for zero."
                 )
         layer = PeeledLayer(unit.name, float(self.errors.max()), reading.residual, maps.numel(), equations)
-        self.steps.append(_Walked(layer, [reader.unit.name for reader in readers], maps, self.errors, doubts))
+        self.steps.append(_Walked(layer, [reader.unit.name for reader in readers], maps, self.errors, doubts, partly))
         if self.layer in self.steps[-1].names:
             raise _Reached
         return maps
@@ -235,7 +240,12 @@ class _Walk:
         # Others read these maps for exact ones: what is in doubt stays out, unless it is the answer.
         kept = [step for step in steps[:last] if not step.doubts] + [found]
         inner = self.start.inner | {name: step.maps for step in kept for name in step.names}
-        return Peeled("residual", found.maps, errors, exact, False, layers, [*found.doubts, *notes], inner=inner)
+        notes = [*found.doubts, *notes]
+        partly, hint = _next_in_part(steps[last:]), None
+        if self.rest is not None and self.rest[0] == last + 1:
+            hint = self.rest[1]
+        maps = found.maps
+        return Peeled("residual", maps, errors, exact, False, layers, notes, inner=inner, partly=partly, hint=hint)
 
 
 @dataclass(frozen=True)
@@ -260,11 +270,20 @@ class _Walked:
     maps: Tensor
     errors: Tensor
     doubts: list[str]
+    partly: Tensor | None = None  # the maps where only some channels are in doubt: NaN there
 
     @property
     def sure(self) -> bool:
         """Whether at least half of the samples could be certified."""
         return not self.doubts and bool(self.errors.median() < PRECISE)
+
+
+def _next_in_part(steps: list[_Walked]) -> dict[str, Tensor]:
+    """What was read below the last sure maps, where all that speaks against it are means that BatchNorm hides."""
+    for step in steps:
+        if step.partly is not None and bool(step.errors.median() < PRECISE):
+            return dict.fromkeys(step.names, step.partly)
+    return {}
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from unsum.separate.exact.regression import ClassLine
 
 HARD = ("labels", "labels, smoothed", "labels, scaled", "labels, smoothed and scaled")  # or granted ones
 SOFT = ("soft labels", "soft labels, scaled")
+WHOLE = 0.3  # of a sample that the mass of a label row may be off, to be a number of samples
+PLAIN_SCALE = 0.05  # in logarithms, of a scale that is tried as 1
 _PEAKED = 20.0  # largest over median probability of an unlabeled class
 
 
@@ -42,7 +44,7 @@ def hypotheses(
 ) -> Iterator[tuple[str, Hypothesis]]:
     """By name, from the simplest to the most general."""
     size = observation.rank if batch_size is None else batch_size
-    Y = targets.to(observation.b.device) if targets is not None else hard_targets(line, size, 0.3)
+    Y = targets.to(observation.b.device) if targets is not None else hard_targets(line, size, WHOLE)
     if (
         Y is None and batch_size is None
     ):  # a larger batch: equal samples or dependent features take away directions, not counts
@@ -51,7 +53,7 @@ def hypotheses(
     B = size if Y is None else len(Y)
     guess = line.scale if observation.reduction == "mean" else line.scale / B
     if Y is not None:
-        if guess > 0 and abs(math.log(guess)) < 0.05:
+        if guess > 0 and abs(math.log(guess)) < PLAIN_SCALE:
             yield HARD[0], Hypothesis(Y, B, 1.0, False, False)
         if targets is None and guess < 1:
             yield HARD[1], Hypothesis(Y, B, 1.0, False, True)

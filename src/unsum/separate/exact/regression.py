@@ -18,7 +18,8 @@ Fit = Callable[[Tensor, Tensor, Tensor], Tensor]  # (design, values, square root
 
 # Of a usual row, tried in turn: what a smoothed label's floor took is not known.
 _LIFTS = (0.15, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 4.0)
-_OUTLIER = 8.0  # median deviations off the line that make a row a label
+OUTLIER = 8.0  # median deviations off the line that make a row a label
+CLEAN = 30.0  # deviations of a usual entry of ∇b, from which rows are divided by it
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class ClassLine:
 def fit_class_line(observation: Observation) -> ClassLine:
     """Fit the line over the classes nobody carries, with ∇b as the rows' sizes where it is clean enough to divide by."""
     K, b, U, grad_b = observation.K, observation.b, observation.U, observation.grad_b
-    if grad_b is not None and float((grad_b.abs() * observation.weight).median()) * observation.beta > 30:
+    if grad_b is not None and float((grad_b.abs() * observation.weight).median()) * observation.beta > CLEAN:
         return _fit_ratios(K, b, U, grad_b)
     return _fit_rows(K, b, U, grad_b, observation.weight)
 
@@ -145,7 +146,7 @@ def _robust_line(design: Tensor, values: Tensor, root: Tensor, inside: Tensor, f
         deviation = (values - design @ line) * root[:, None]
         spread = deviation[inside].abs().median(dim=0).values.clamp_min(1e-300)
         score = (deviation / spread).square().mean(1).sqrt()
-        settled = allowed & (score <= _OUTLIER * score[inside].median())
+        settled = allowed & (score <= OUTLIER * score[inside].median())
         if int(settled.sum()) < least or bool((settled == inside).all()):
             break
         inside = settled

@@ -1,4 +1,4 @@
-"""What RGLA minimizes over the logits Ŷ (B×C), with its gradient by hand.
+"""What RGLA minimizes over the logits Ŷ (B×C), with its gradient by hand; `reference` has the same in plain autograd.
 
 With targets Y, P = softmax(Ŷ), D = (P − Y)/B and Z = Ŷ − b,
 
@@ -13,6 +13,9 @@ D depends on Ŷ and is differentiated: for ∂D and ∂Z the partial derivatives
 
 With `constant_D` the part through ∂D is left out, as the authors' released code does: L_b then has no effect.
 
+**Many batches at once.** Every tensor may have leading dimensions: (N, B, C) logits are N batches that know nothing of each
+other, and one step moves them all (`stacked`).
+
 **Without C×C matrices.** M = Gᵀ F Wᵀ has rank B. Write M = Q K, Q (C×R) with orthonormal columns, and split D = S Qᵀ + E with
 S = D Q. Then R = Q V + EᵀZ with V = SᵀZ − K, the two parts are orthogonal, and
 
@@ -24,8 +27,8 @@ B²C products instead of BC², the same numbers, and no difference of large ones
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,17 +44,24 @@ _NEGLIGIBLE = 3e-6  # part of M outside of Q: what rounding alone puts there in 
 class LogitObjective:
     """α_w L_w + α_b L_b + α_loss L_loss; a weight of zero drops its term."""
 
-    Q: Tensor | None  # (C, R) orthonormal columns, None where R = C
-    K: Tensor  # (R, C) with M = Q K
-    b: Tensor  # (C,)
-    grad_b: Tensor  # (C,) of the mean loss
-    Y: Tensor  # (B, C) one-hot
-    loss: Tensor  # l̂
+    Q: Tensor | None  # (…, C, R) orthonormal columns, None where R = C
+    K: Tensor  # (…, R, C) with M = Q K
+    b: Tensor  # (…, C)
+    grad_b: Tensor  # (…, C) of the mean loss
+    Y: Tensor  # (…, B, C) one-hot
+    loss: Tensor  # (…) l̂
     weights: dict[str, float]
     constant_D: bool = False
 
     @classmethod
-    def of(cls, head: Head, labels: Tensor, objectives: Collection[str], dtype: torch.dtype) -> LogitObjective:
+    def of(
+        cls,
+        head: Head,
+        labels: Tensor,
+        objectives: Collection[str],
+        dtype: torch.dtype,
+        weights: Mapping[str, float] = WEIGHTS,
+    ) -> LogitObjective:
         assert head.b is not None
         assert head.grad_b is not None
         B = len(labels)
@@ -60,44 +70,48 @@ class LogitObjective:
         Q, K = _low_rank(M, B)
         grad_b = head.grad_b.to(dtype) * to_mean
         Y = torch.nn.functional.one_hot(labels, head.classes).to(dtype)
-        weights = {name: weight if name in objectives else 0.0 for name, weight in WEIGHTS.items()}
-        return cls(Q, K, head.b.to(dtype), grad_b, Y, estimated_loss(grad_b, labels), weights)
+        kept = {name: weight if name in objectives else 0.0 for name, weight in weights.items()}
+        return cls(Q, K, head.b.to(dtype), grad_b, Y, estimated_loss(grad_b, labels), kept)
 
     def losses(self, logits: Tensor) -> Tensor:
-        """(3,) L_w, L_b and L_loss without their weights, dropped terms too."""
-        D = self.difference(logits.softmax(1))
-        Z = logits - self.b
+        """(…, 3) L_w, L_b and L_loss without their weights, dropped terms too."""
+        D = self.difference(logits.softmax(-1))
+        Z = self.without_bias(logits)
         _S, E, V = self._split(D, Z)
-        outside = 0 if E is None else ((E @ E.T) * (Z @ Z.T)).sum().clamp_min(0)  # ‖EᵀZ‖²
-        bias = (D.sum(0) - self.grad_b).square().sum()
-        return torch.stack([V.square().sum() + outside, bias, (self._entropy(logits) - self.loss).square()])
+        outside = 0 if E is None else ((E @ E.mT) * (Z @ Z.mT)).sum((-2, -1)).clamp_min(0)  # ‖EᵀZ‖²
+        bias = (D.sum(-2) - self.grad_b).square().sum(-1)
+        loss = (self._entropy(logits) - self.loss).square()
+        return torch.stack([V.square().sum((-2, -1)) + outside, bias, loss], -1)
 
     def total(self, losses: Tensor) -> Tensor:
-        """The weighted sum of what `losses` returns."""
-        weighted = [weight * loss for weight, loss in zip(self.weights.values(), losses, strict=True) if weight]
-        return torch.stack(weighted).sum()
+        """(…) the weighted sum of what `losses` returns."""
+        weighted = [
+            weight * loss for weight, loss in zip(self.weights.values(), losses.unbind(-1), strict=True) if weight
+        ]
+        return torch.stack(weighted).sum(0)
 
     def gradient(self, logits: Tensor) -> Tensor:
-        """(B, C) the derivative of the weighted sum; every operation is a fixed kernel, so that it can be recorded."""
-        P = logits.softmax(1)
+        """(…, B, C) the derivative of the weighted sum; every operation is a fixed kernel, so that it can be recorded."""
+        P = logits.softmax(-1)
         D = self.difference(P)
-        result, wrt_D = torch.zeros_like(P), torch.zeros_like(P)
+        result = torch.zeros_like(P)
+        wrt_D = None if self.constant_D else result
         if self.weights["w"]:
-            Z = logits - self.b
+            Z = self.without_bias(logits)
             S, E, V = self._split(D, Z)
-            wrt_Z = S @ V
-            wrt_D = Z @ V.T
-            if self.Q is not None and E is not None:
-                wrt_Z = torch.addmm(wrt_Z, E @ E.T, Z)
-                wrt_D = torch.addmm(wrt_D @ self.Q.T, Z @ Z.T, E)
-            result = wrt_Z.mul_(2 * self.weights["w"])
-            wrt_D = wrt_D.mul_(2 * self.weights["w"])
-        if self.weights["b"]:
-            wrt_D = wrt_D + (D.sum(0) - self.grad_b) * (2 * self.weights["b"])
-        if not self.constant_D:
+            result = S @ V if E is None else S @ V + (E @ E.mT) @ Z
+            result = result.mul_(2 * self.weights["w"])
+            if wrt_D is not None:
+                wrt_D = Z @ V.mT
+                if self.Q is not None and E is not None:
+                    wrt_D = wrt_D @ self.Q.mT + (Z @ Z.mT) @ E
+                wrt_D = wrt_D.mul_(2 * self.weights["w"])
+        if wrt_D is not None:
+            if self.weights["b"]:
+                wrt_D = wrt_D + (D.sum(-2) - self.grad_b)[..., None, :] * (2 * self.weights["b"])
             result = result + self.through_softmax(P, wrt_D)
         if self.weights["loss"]:
-            result = result + D * ((self._entropy(logits) - self.loss) * (2 * self.weights["loss"]))
+            result = result + D * ((self._entropy(logits) - self.loss) * (2 * self.weights["loss"]))[..., None, None]
         return result
 
     def curvature(self, logits: Tensor) -> Callable[[Tensor], Tensor]:
@@ -107,7 +121,7 @@ class LogitObjective:
         C×C matrix.
         """
         P = logits.softmax(1)
-        D, Z = self.difference(P), logits - self.b
+        D, Z = self.difference(P), self.without_bias(logits)
         gram_D, gram_Z = D @ D.T, Z @ Z.T
         a_w, a_b, a_loss = self.weights.values()
 
@@ -121,21 +135,36 @@ class LogitObjective:
 
     def difference(self, P: Tensor) -> Tensor:
         """D = (P − Y)/B."""
-        return (P - self.Y) / len(P)
+        return (P - self.Y) / P.shape[-2]
+
+    def without_bias(self, logits: Tensor) -> Tensor:
+        """Z = Ŷ − b."""
+        return logits - self.b[..., None, :]
 
     def through_softmax(self, P: Tensor, wrt_D: Tensor) -> Tensor:
         """The softmax's Jacobian over B, which is symmetric: dŶ → dD and ∂D → ∂Ŷ alike."""
-        return P * (wrt_D - (P * wrt_D).sum(1, keepdim=True)) / len(P)
+        return P * (wrt_D - (P * wrt_D).sum(-1, keepdim=True)) / P.shape[-2]
 
     def _split(self, D: Tensor, Z: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """S, E and V."""
         if self.Q is None:
-            return D, None, torch.addmm(self.K, D.T, Z, beta=-1)
+            return D, None, D.mT @ Z - self.K
         S = D @ self.Q
-        return S, torch.addmm(D, S, self.Q.T, alpha=-1), torch.addmm(self.K, S.T, Z, beta=-1)
+        return S, D - S @ self.Q.mT, S.mT @ Z - self.K
 
     def _entropy(self, logits: Tensor) -> Tensor:
-        return -(logits.log_softmax(1) * self.Y).sum() / len(logits)
+        return -(logits.log_softmax(-1) * self.Y).sum((-2, -1)) / logits.shape[-2]
+
+
+def stacked(objectives: Sequence[LogitObjective]) -> LogitObjective:
+    """One objective over (N, B, C) logits, whose N batches are those of the objectives given: same sizes, same weights."""
+    first, low = objectives[0], all(one.Q is not None for one in objectives)
+    Q = torch.stack([one.Q for one in objectives if one.Q is not None]) if low else None
+    K = [one.K if low or one.Q is None else one.Q @ one.K for one in objectives]
+    b, grad_b, Y, loss = (
+        torch.stack([getattr(one, name) for one in objectives]) for name in ("b", "grad_b", "Y", "loss")
+    )
+    return replace(first, Q=Q, K=torch.stack(K), b=b, grad_b=grad_b, Y=Y, loss=loss)
 
 
 def _product(head: Head, dtype: torch.dtype) -> Tensor:

@@ -1,9 +1,9 @@
 """Soft-label recovery: one sample's smoothed, mixed or hard label and its features, out of the head's gradient alone.
 
-The sample lies on a ray of features (`ray`); how far along it, a prior on the label's shape decides (`spread`). L-BFGS searches
-from both sides of zero (`descent`), particles search where it finds nothing (`swarm`); of several roots the one nearest to
-zero is taken. Success is a loss below 1e-9 or, in a noisy gradient, one that the noise explains. Where there is a bias
-gradient, it tells the length at once and for any label.
+The sample lies on a ray of features (`ray`); how far along it, a prior on the label's shape decides (`Spread`). L-BFGS searches
+from both sides of zero (`descend`), particles search where it finds nothing (`swarm`); of several roots the one nearest to
+zero is taken. Success is a loss below 1e-9 or, in a noisy gradient, one that the noise explains. This is the published search,
+and it never looks at the bias gradient. That one tells the length at once and for any label: `bias_gradient=True`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from unsum.separate.soft.ray import Ray, find_ray
 from unsum.separate.soft.search import CLEAN, DISTINCT, NOISY, SUCCESS, Spread, bottom, descend, swarm
 
 AUTO = "auto"
+_SEARCHES = (AUTO, "lbfgs", "swarm")
 COEFFICIENT = 1.0  # of the published 4, 2 and 1 the one with which the search reaches the most confident predictions
 _HARD = 1e-3  # a label that is this close to a hard one is called hard
 _NOISE_FACTOR = 2.0  # how far above what noise leaves a loss may lie and still be explained by it
@@ -55,28 +56,34 @@ def soft(
     *,
     seed: int,
     kind: str = AUTO,
-    bias_gradient: bool = True,
+    search: str = AUTO,
     coefficient: float = COEFFICIENT,
+    bias_gradient: bool = False,
 ) -> Leak:
     """ŷ(λ) = softmax(W f(λ) + b) − ∇W_i[a]/f(λ)[a], f(λ) = λ v, at the λ that makes it a smoothed or mixed label.
 
     Args:
         kind: `smoothing` or `mixup` (a hard label is either); `auto` takes smoothing where that explains the gradient
             and mixup, which leaves one number more open, where it does not.
-        bias_gradient: whether to read λ off the head's bias gradient where there is one; the published search does not.
+        search: `lbfgs` or `swarm`, or the published order `auto`: L-BFGS, and particles where it finds nothing. A noisy gradient
+            is left to particles.
         coefficient: κ of v = ∇W_r/κ, published as 4, 2 or 1. |λ*| = κ/|p_r − y_r| is searched up to 70, so that κ = 1
             reaches samples with |p_r − y_r| down to 0.014 and κ = 4 only down to 0.057.
+        bias_gradient: read λ off the head's bias gradient where there is one, instead of the published search.
     """
+    if search not in _SEARCHES:
+        raise unknown_name("search", search, _SEARCHES)
     losses = _losses(kind, find_ray(head, knowledge.known_batch_size, coefficient))
     ray = losses[0].ray
     if bias_gradient and ray.bias_length is not None:
         how, length = "read off the bias gradient", ray.bias_length
         candidates = [Found(loss, length, loss.at(length), how, True) for loss in losses]
         found = next((one for one in candidates if one.explained), candidates[-1])
-    elif ray.noisy:
+    elif ray.noisy and search != "lbfgs":
         found = _through_noise(losses, seed)
     else:
-        found = _by_descent(losses) or _by_swarm(losses, seed)
+        descended = None if search == "swarm" else _by_descent(losses)
+        found = descended or (_lowest([], losses) if search == "lbfgs" else _by_swarm(losses, seed))
     return _leak(head, knowledge, found, sum(loss.evaluations for loss in losses))
 
 

@@ -160,6 +160,9 @@ def _in_float64(model: nn.Module) -> Iterator[nn.Module]:
     torch.set_default_dtype(torch.float64)
     try:
         precise = copy.deepcopy(model).double().requires_grad_()  # frozen parts too: the embedding is watched anyway
+        for mine, client in zip(precise.modules(), model.modules(), strict=True):
+            if isinstance(client, nn.RMSNorm) and client.eps is None:  # it adds what its own precision resolves
+                mine.eps = torch.finfo(next(client.parameters(), torch.empty(0, dtype=before)).dtype).eps
         with _NoFloat32():
             yield precise
     finally:

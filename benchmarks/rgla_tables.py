@@ -1,0 +1,117 @@
+"""RGLA's tables of `unsum bench` on a machine that has PyTorch and little else: the cells asked for, into a store.
+
+    python benchmarks/rgla_tables.py rgla-8 rgla-10 --device cuda --data imagenet-samples-224.tar --cifar cifar100-test-5k.npz \
+        --weights resnet50-v1-imagenet.fp16.safetensors --inverse inverse.safetensors --alexnet alexnet-features.safetensors \
+        --minutes 9 --store part-1.sqlite
+
+The same cells, keys and store as `unsum bench run`, which needs the command line's libraries; LPIPS with AlexNet from a file.
+Stores of several processes are joined by `unsum bench merge`. One line a cell is printed as it is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import torch
+import torchvision
+from safetensors.torch import load_file
+
+try:
+    import rich  # noqa: F401 (only its absence matters)
+except ImportError:  # the runner draws with it, and nothing here does
+    for name in ("rich", "rich.console", "rich.progress", "rich.table", "rich.text"):
+        sys.modules[name] = MagicMock()
+
+from unsum.bench import Material, Store, cells_of_all, chosen
+from unsum.bench.material import declaration_of, key_of
+from unsum.bench.measure import Outcome, measure
+from unsum.bench.plan import of_attacks, parse_shard, share
+from unsum.bench.run import origin
+from unsum.models.lpips import weights_file
+
+SHOWN = (
+    "psnr",
+    "psnr_se",
+    "ssim",
+    "lpips",
+    "feature_error",
+    "recovered",
+    "loss_error_squared",
+    "twins",
+    "attack_seconds",
+)
+
+
+def main() -> None:
+    options = _options()
+    if options.alexnet:
+        provide_alexnet(options.alexnet)
+    material = Material(
+        *(options.data, options.weights, options.inverse, (), options.device, options.threads, options.cifar)
+    )
+    cells = of_attacks(cells_of_all(chosen(options.tables), options.size), options.attack, options.without)
+    cells = share(cells, parse_shard(options.share))
+    if options.draws:
+        cells = [cell for cell in cells if cell.draws > 1]
+    end = time.monotonic() + 60 * options.minutes
+    command = " ".join(["python", *(word if "/" not in word else Path(word).name for word in sys.argv)])
+    with Store(options.store) as store:
+        known = store.declarations("measured")
+        missing = [cell for cell in cells if declaration_of(cell) not in known]
+        print(f"{len(missing)} of {len(cells)} cells to measure", flush=True)
+        for number, cell in enumerate(missing):
+            if time.monotonic() > end:
+                print(f"The time is over with {len(missing) - number} left", flush=True)
+                break
+            outcome = measure(cell, material)
+            source = origin(cell, material, outcome, command)
+            store.put(key_of(cell, material), declaration_of(cell), cell.content(), outcome, source)
+            print(f"{number + 1}: {cell}: {_shown(outcome)}", flush=True)
+
+
+def _shown(outcome: Outcome) -> str:
+    if outcome.status != "measured":
+        return f"{outcome.status}: {outcome.sentence} {outcome.traceback}".strip()
+    figures = (f"{name} {outcome.values[name]:.4g}" for name in SHOWN if name in outcome.values)
+    return f"{', '.join(figures)} ({outcome.seconds:.1f} s, {outcome.peak_mb:,.0f} MB)"
+
+
+def provide_alexnet(features: Path) -> None:
+    """LPIPS takes AlexNet from torch.hub's folder; only its convolutions count, so a file of those will do."""
+    torch.hub.set_dir(tempfile.mkdtemp())
+    network = torchvision.models.alexnet(weights=None)
+    network.features.load_state_dict({name.removeprefix("features."): w for name, w in load_file(features).items()})
+    weights_file().parent.mkdir(parents=True)
+    torch.save(network.state_dict(), weights_file())
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="+")
+    parser.add_argument("--size", choices=["smoke", "small", "paper"], default="paper")
+    for name, text in (
+        ("data", "photos: a folder, tar or npz"),
+        ("cifar", "photos of CIFAR-100"),
+        ("weights", "ResNet-50 version 1"),
+        ("inverse", "an inverse of `unsum train-inverse` for that network; without it there are no pictures"),
+    ):
+        parser.add_argument(f"--{name}", help=text)
+    parser.add_argument("--alexnet", type=Path, help="AlexNet's convolutions, for LPIPS")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--attack", nargs="*", default=[], help="only the cells of these attacks")
+    parser.add_argument("--without", nargs="*", default=[], help="all but the cells of these attacks")
+    parser.add_argument("--draws", action="store_true", help="only cells of many batches")
+    parser.add_argument("--share", default="1/1", help="the I-th of N shares, I/N")
+    parser.add_argument("--minutes", type=float, default=9.0, help="begin no cell after this time")
+    parser.add_argument("--store", default="rgla-tables.sqlite")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

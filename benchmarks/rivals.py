@@ -1,0 +1,319 @@
+"""RGLA's tables 2 and 8 for the attacks it is compared with: DLG, IG and GGL on ResNet-50 at 224², batches of eight.
+
+python examples/generator.py train-a.tar train-b.tar --minutes 2 --out generator.safetensors
+python benchmarks/rivals.py run --weights resnet50.safetensors --photos test.tar --generator generator.safetensors \\
+    --alexnet alexnet-features.safetensors --device cuda --batches 2 --seconds 500 --results rivals.jsonl --picture rivals.png
+python benchmarks/rivals.py show rivals.jsonl
+
+Setting of the paper: ImageNet weights, a fresh head without global pooling, photos in [0, 1], BatchNorm in train mode, labels
+granted to every attack. Defenses of table 2: noise 0.01, clipping at 4, 99.9 % of every tensor pruned; table 8: k of 8 labels
+the same. Settings of the attacks as published, but for the number of steps, which the time allows and every row states: DLG
+300 steps of L-BFGS with 20 passes each, IG 24 000 of signed Adam with its rate cut after 3/8, 5/8 and 7/8 of them, GGL 500
+rounds of 50 candidates. GGL's BigGAN is replaced by the generator of `examples/generator.py`, trained on other photos at 32²
+and enlarged. Pictures and photos are paired so that their distance is smallest, which flatters attacks that found nothing.
+
+The cells of one batch run side by side, each on a stream of its own. `--picture` adds a batch of embedded photos, which may be
+shown: figures 10 (no defense), 13, 14 and 15 (noise, clipping, pruning).
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchvision.utils import save_image
+
+import unsum
+from picture_tables import RESNET, provide_alexnet
+from unsum.bench.published import BY_DEFENSE, MATCHING_BY_DUPLICATES
+from unsum.data import embedded_batch, read_photos
+from unsum.defend import parse_defense
+from unsum.match import ggl as ggl_module
+from unsum.match import match
+from unsum.models import load_model
+from unsum.models.from_file import build_from_file
+from unsum.models.weights_file import load_weights
+from unsum.progress import Progress
+
+B, CLASSES = 8, 1000
+DEFENSES = ("noise:0.01", "clip:4", "prune:0.999")
+CELLS = {f"{same}of8": ("none", same) for same in (0, 2, 4, 6, 8)} | {name: (name, 0) for name in DEFENSES}
+FIGURES = {"0of8": 10, "noise:0.01": 13, "clip:4": 14, "prune:0.999": 15}
+SHARES = {"dlg": 0.2, "ig": 0.5, "ggl": 0.3}  # of the time
+TRIED = {"dlg": 1, "ig": 20, "ggl": 1}  # steps by which the pace is measured
+PUBLISHED_STEPS = {"dlg": 300, "ig": 24_000, "ggl": 500}
+LATENT_GENERATOR = RESNET.parent / "generator.py"
+
+
+class Enlarged(nn.Module):
+    """The small generator's pictures at the model's size."""
+
+    latent_shape = 128
+
+    def __init__(self, weights: Path, size: int) -> None:
+        super().__init__()
+        self.small, self.size = build_from_file(LATENT_GENERATOR, "build", 0), size
+        load_weights(self.small, weights)
+        self.photos = "those that examples/generator.py was given"
+
+    def forward(self, latents: Tensor) -> Tensor:
+        return nn.functional.interpolate(self.small(latents), (self.size, self.size), mode="bilinear")
+
+
+@dataclass(frozen=True)
+class Client:
+    """A cell's photos and labels, the model they were put through, and the update as the server received it."""
+
+    cell: str
+    images: Tensor
+    labels: Tensor
+    model: nn.Module
+    update: unsum.Update
+
+
+class Bench:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        loaded = load_model(options.model, classes=CLASSES, weights=options.weights, fresh_head=True)
+        self.model = loaded.model.to(options.device, memory_format=torch.channels_last).train()
+        self.size = loaded.image_size
+        photos = read_photos(options.photos, size=self.size)
+        self.images, self.labels = photos.images, photos.labels
+        self.generator = None if options.generator is None else Enlarged(options.generator, self.size)
+
+    def photos(self, batch: int | None) -> tuple[Tensor, Tensor]:
+        """Eight photos of distinct labels; None: the embedded ones."""
+        if batch is None:
+            return embedded_batch(B, image_size=self.size).images, torch.arange(B) * 100
+        order = torch.randperm(len(self.labels), generator=torch.Generator().manual_seed(batch))
+        first: dict[int, int] = {}
+        for place in order.tolist():
+            first.setdefault(int(self.labels[place]), place)
+        chosen = torch.tensor(list(first.values())[:B])
+        return self.images[chosen].float() / 255, self.labels[chosen]
+
+    def client(self, cell: str, batch: int | None) -> Client:
+        defense, same = CELLS[cell]
+        images, labels = (t.to(self.options.device) for t in self.photos(batch))
+        labels[:same] = labels[0]
+        torch.manual_seed(batch or 0)
+        model = copy.deepcopy(self.model)  # threads must not share one: matching sets its flags
+        model.fc.reset_parameters()
+        update = unsum.capture(model, images, labels)
+        torch.manual_seed(1000 + (batch or 0))
+        return Client(cell, images, labels, model, update if defense == "none" else parse_defense(defense)(update))
+
+    def attack(self, client: Client, method: str, steps: int, progress: Progress) -> unsum.Leak:
+        further = {"generator": self.generator} if method == "ggl" else {}
+        return match(
+            client.model, client.update, method, labels=client.labels, progress=progress, steps=steps, **further
+        )
+
+
+class _Turns(Progress):
+    """The first steps, in which CUDA graphs are recorded, are taken one client after the other; then all go on together."""
+
+    def __init__(self, lock: threading.Lock, everybody: threading.Barrier) -> None:
+        self._lock, self._everybody, self._first = lock, everybody, True
+
+    def step(self, number: int, *losses: float) -> None:  # noqa: ARG002
+        self.leave()
+
+    def leave(self) -> None:
+        if self._first:
+            self._first = False
+            torch.cuda.synchronize() if torch.cuda.is_available() else None
+            self._lock.release()
+            self._everybody.wait()
+
+
+def side_by_side(tasks: list[Callable[[Progress], unsum.Leak]]) -> list[unsum.Leak | Exception]:
+    """All tasks at once, each in a thread with a stream of its own: one batch of eight leaves most of a large GPU idle."""
+    lock, everybody = threading.Lock(), threading.Barrier(len(tasks))
+    found: list[Any] = [None] * len(tasks)
+
+    def work(place: int) -> None:
+        own = torch.cuda.stream(torch.cuda.Stream()) if torch.cuda.is_available() else nullcontext()
+        with own:
+            lock.acquire()
+            turns = _Turns(lock, everybody)
+            try:
+                found[place] = tasks[place](turns)
+            except Exception as error:  # the others go on
+                found[place] = error
+            turns.leave()
+            if torch.cuda.is_available():
+                torch.cuda.current_stream().synchronize()
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(len(tasks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def attacked(bench: Bench, clients: list[Client], method: str, steps: int) -> list[unsum.Leak | Exception]:
+    tasks = [lambda turns, c=client: bench.attack(c, method, steps, turns) for client in clients]
+    if method == "ggl":  # its candidates fill the GPU by themselves, and its memory
+        return [one for task in tasks for one in side_by_side([task])]
+    return side_by_side(tasks)
+
+
+def affordable(bench: Bench, clients: list[Client], method: str, seconds: float) -> int:
+    """Steps that fit into the time, by the pace of a few: the second of two runs, when kernels are chosen and memory is there."""
+    few = TRIED[method]
+    times = []
+    for steps in (few, 2 * few):
+        start = time.monotonic()
+        attacked(bench, clients, method, steps)
+        times.append(time.monotonic() - start)
+    pace = max(1e-3, (times[1] - times[0]) / few, times[1] / (8 * few))
+    return max(few, min(PUBLISHED_STEPS[method], int((seconds - sum(times) - times[0]) / pace)))
+
+
+def run(options: argparse.Namespace) -> None:
+    if options.alexnet:
+        provide_alexnet(options.alexnet)
+    if options.device != "cpu":
+        torch.backends.cudnn.benchmark = True
+    if find_spec("nevergrad") is None:
+        ggl_module._cma = _pycma  # type: ignore[assignment]
+    end = time.monotonic() + options.seconds
+    bench = Bench(options)
+    steps: dict[str, int] = dict(_named(given) for given in options.steps)
+    rounds: list[tuple[int | None, list[str]]] = [(0, options.cells)]
+    if options.picture:
+        rounds.append((None, [cell for cell in FIGURES if cell in options.cells]))
+    rounds += [(batch, options.cells) for batch in range(1, options.batches)]
+    portion = sum(len(cells) for _, cells in rounds) / len(options.cells)
+    shown: dict[tuple[str, str], Tensor] = {}
+    for batch, cells in rounds:
+        clients = [bench.client(cell, batch) for cell in cells]
+        for method in options.methods:
+            if method not in steps:
+                steps[method] = affordable(bench, clients, method, options.seconds * SHARES[method] / portion)
+            start = time.monotonic()
+            if start > end:
+                break
+            leaks = attacked(bench, clients, method, steps[method])
+            seconds = time.monotonic() - start
+            for client, leak in zip(clients, leaks, strict=True):
+                line: dict[str, Any] = {"cell": client.cell, "batch": batch, "method": method, "steps": steps[method]}
+                line |= {"seconds": seconds, "together": len(clients), "hardware": _hardware(options.device)}
+                if isinstance(leak, Exception):
+                    line["error"] = str(leak)
+                else:
+                    line |= unsum.score(leak, images=client.images, targets=client.labels)
+                    shown[client.cell, method] = leak.images if batch is None else torch.empty(0)
+                with options.results.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+                print(f"{client.cell}, batch {batch}, {method}: {line.get('psnr', line.get('error'))}", flush=True)
+        if batch is None:
+            draw(bench, shown, options)
+
+
+def _named(given: str) -> tuple[str, int]:
+    name, _, value = given.partition("=")
+    return name, int(value)
+
+
+def _hardware(device: str) -> str:
+    return torch.cuda.get_device_name() if device != "cpu" else "CPU"
+
+
+def draw(bench: Bench, shown: dict[tuple[str, str], Tensor], options: argparse.Namespace) -> None:
+    """A block for every figure: the photos, then what every attack made of them."""
+    true = bench.photos(None)[0]
+    rows = []
+    for cell in FIGURES:
+        found = [shown[cell, method] for method in options.methods if (cell, method) in shown]
+        rows += [true, *(images.cpu() for images in found if len(images))]
+    small = nn.functional.interpolate(torch.cat(rows), (112, 112), mode="area")
+    save_image(small, options.picture, nrow=B, padding=2, pad_value=1.0)
+
+
+def _pycma(shape: tuple[int, ...], steps: int, population: int, seed: int) -> Any:  # noqa: ARG001
+    """nevergrad's CMA is pycma: taken as it is where only that is installed."""
+    import cma
+
+    known = {"popsize": population, "seed": seed + 1, "verbose": -9}
+    strategy = cma.CMAEvolutionStrategy(np.zeros(int(np.prod(shape))), 1.0, known)
+    waiting: list[Any] = []
+    told: list[tuple[Any, float]] = []
+
+    def ask() -> Any:
+        waiting.extend([] if waiting else strategy.ask())
+        return SimpleNamespace(value=waiting.pop().reshape(shape))
+
+    def tell(candidate: Any, value: float) -> None:
+        told.append((candidate.value.ravel(), value))
+        if len(told) == population:
+            strategy.tell(*(list(column) for column in zip(*told, strict=True)))
+            told.clear()
+
+    return SimpleNamespace(ask=ask, tell=tell)
+
+
+def show(path: Path) -> None:
+    cells: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        if record["batch"] is not None and "psnr" in record:
+            cells[record["cell"], record["method"]].append(record)
+    print("| cell | attack | published PSNR | PSNR | SSIM | LPIPS | batches | steps | of the published |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for (cell, method), runs in cells.items():
+        table = (
+            BY_DEFENSE[cell] if cell in DEFENSES else {method: MATCHING_BY_DUPLICATES[method].get(CELLS[cell][1], "")}
+        )
+        means = [
+            statistics.mean(r[name] for r in runs) if name in runs[0] else float("nan")
+            for name in ("psnr", "ssim", "lpips")
+        ]
+        done = runs[0]["steps"]
+        print(
+            f"| {cell} | {method} | {table[method]} | {means[0]:.2f} | {means[1]:.3f} | {means[2]:.3f} "
+            f"| {len(runs)} | {done} | {done / PUBLISHED_STEPS[method]:.0%} |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    tasks = parser.add_subparsers(dest="task", required=True)
+    task = tasks.add_parser("run")
+    task.add_argument("--model", default=f"{RESNET}:unpooled")
+    task.add_argument("--weights", required=True, help="of ResNet-50, version 1")
+    task.add_argument("--photos", type=Path, required=True, help="whose batches are attacked")
+    task.add_argument("--generator", type=Path, help="weights that examples/generator.py made, for GGL")
+    task.add_argument("--alexnet", type=Path, help="AlexNet's features, for LPIPS")
+    task.add_argument("--device", default="cpu")
+    task.add_argument("--cells", nargs="+", choices=[*CELLS], default=[*CELLS])
+    task.add_argument("--methods", nargs="+", choices=[*SHARES], default=[*SHARES])
+    task.add_argument("--batches", type=int, default=1)
+    task.add_argument("--seconds", type=float, default=3600.0, help="from which the steps are chosen")
+    task.add_argument("--steps", nargs="*", default=[], help="instead, as ig=1000")
+    task.add_argument("--results", type=Path, default=Path("rivals.jsonl"))
+    task.add_argument("--picture", type=Path, help="for figures 10 and 13 to 15")
+    tasks.add_parser("show").add_argument("results", type=Path)
+    options = parser.parse_args()
+    run(options) if options.task == "run" else show(options.results)
+
+
+if __name__ == "__main__":
+    main()

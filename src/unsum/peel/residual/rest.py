@@ -1,0 +1,63 @@
+"""What gradients say of maps that they do not determine.
+
+Where a walk ends for want of equations, those that there are still hold. `Rest` turns them into the smallest correction that
+they ask of a guess at the maps: zero for the true ones, and the guess's own error as far as the gradients see it.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from unsum.peel.residual.shared import PlaceClass, Shared, Taker
+from unsum.peel.residual.unit import Unit
+
+_SEEN = 1e-5  # of the largest eigenvalue: directions below amplify the rounding of float32 gradients three hundred times and more
+
+
+class Rest:
+    """The equations of `shared` that are left, for maps that its readers read."""
+
+    def __init__(self, shared: Shared) -> None:
+        self.layer = shared.readers[0].unit.name
+        self.readers, self.parts = shared.readers, shared.parts
+        self.inverses = [_inverse(part) for part in shared.parts]
+        self.numbers = sum(rank for _, rank in self.inverses) * shared.size[1] // shared.size[0]
+        self._cast: dict[torch.dtype, tuple[list[Taker], list[PlaceClass]]] = {
+            torch.float64: (self.readers, self.parts)
+        }
+
+    def correction(self, maps: Tensor) -> Tensor:
+        """(B, I, h, w), differentiable; of two maps with one correction, the gradients cannot say which was read."""
+        readers, parts = self._in(maps.dtype)
+        misfit = [r.unit.told(maps)[0] - r.unit.times(r.unit.centered(r.d), maps) for r in readers]
+        found = torch.zeros_like(maps)
+        for part, (inverse, _) in zip(parts, self.inverses, strict=True):
+            part.put(found, inverse.to(maps) @ part.transposed(misfit))
+        return found
+
+    def _in(self, dtype: torch.dtype) -> tuple[list[Taker], list[PlaceClass]]:
+        if dtype not in self._cast:
+            readers = [Taker(_narrow(reader.unit, dtype), reader.d.to(dtype)) for reader in self.readers]
+            self._cast[dtype] = readers, [part.cast(readers, dtype) for part in self.parts]
+        return self._cast[dtype]
+
+
+def _inverse(part: PlaceClass) -> tuple[Tensor, int]:
+    """The pseudoinverse of RᵀR, and its rank."""
+    values, basis = torch.linalg.eigh(part.R.T @ part.R)
+    seen = values > _SEEN * values[-1]
+    basis = basis[:, seen]
+    return (basis / values[seen]) @ basis.T, int(seen.sum())
+
+
+def _narrow(unit: Unit, dtype: torch.dtype) -> Unit:
+    narrow = copy.copy(unit)
+    for one in fields(unit):
+        value = getattr(unit, one.name)
+        if isinstance(value, Tensor):
+            object.__setattr__(narrow, one.name, value.to(dtype))  # frozen, and this copy is nobody else's yet
+    return narrow
