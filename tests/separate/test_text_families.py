@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import unsum
 from separate.text_families import VOCABULARY, WIDTH, adapted, made, trained
@@ -29,6 +29,11 @@ def shortened(tokens: Tensor, lengths: list[int], padding: int) -> tuple[Tensor,
         tokens[row, length - 1] = CLOSES
     tokens = tokens.where(mask, padding)
     return tokens, mask, [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
+
+
+def padded_on_the_left(tokens: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor, list[list[int]]]:
+    mask = torch.arange(tokens.shape[1]) >= tokens.shape[1] - torch.tensor(lengths)[:, None]
+    return tokens.where(mask, 0), mask, [row[-length:].tolist() for row, length in zip(tokens, lengths, strict=True)]
 
 
 def assert_read(leak: unsum.Leak, truth: list[list[int]]) -> None:
@@ -165,3 +170,61 @@ def test_adapters_give_away_as_many_tokens_as_their_rank_holds(rank: int, steps:
     assert (sorted(leak.tokens or []) == sorted(tokens.tolist())) == comes_back
     # Before any training ∇A is zero: in two layers the search has used all that there is, and nothing is left to confirm it.
     assert leak.exact == (comes_back and steps > 0), leak.notes
+
+
+@pytest.mark.parametrize(("rounds", "length"), [(0, 9), (1, 12)])
+def test_adapters_beside_grouped_queries(rounds: int, length: int) -> None:
+    """Before training a layer's rank is the limit. After it A of queries and A of values read the same tokens: twice the rank."""
+    rank = 20
+    model, tokens, labels = (
+        adapted(made("llama classifier", layers=3), rank),
+        sentences(2, length),
+        torch.tensor([2, 1]),
+    )
+    trained(model, sentences(8, 9, seed=3), torch.arange(8) % 3, rounds)
+    assert (2 * length < rank) == (rounds == 0)
+    leak = unsum.separate(model, unsum.capture_text(model, tokens, labels, train=False), "text")
+    assert_read(leak, tokens.tolist())
+
+
+def test_padding_on_the_left_turns_nothing_where_positions_are_rotary() -> None:
+    model, labels = made("llama classifier"), torch.tensor([1, 0, 1, 2])
+    tokens, mask, truth = padded_on_the_left(sentences(4, 9), [9, 6, 9, 5])
+    leak = unsum.separate(model, unsum.capture_text(model, tokens, labels, mask=mask, train=False), "text")
+    assert_read(leak, truth)
+    found = dict(zip(map(tuple, leak.tokens or []), leak.labels.tolist(), strict=True))
+    assert [found[tuple(text)] for text in truth] == labels.tolist()
+
+
+def test_padding_that_is_trained_on_is_missed_and_not_claimed() -> None:
+    """On the left, the last padding predicts the first token. The text comes back; those two positions do not."""
+    model = made("llama")
+    tokens, mask, truth = padded_on_the_left(sentences(4, 9), [9, 6, 9, 5])
+    leak = unsum.separate(
+        model, unsum.capture_text(model, tokens, tokens.where(mask, -100), mask=mask, train=False), "text"
+    )
+    assert sorted(leak.tokens or []) == sorted(truth)
+    assert not leak.exact
+    assert leak.notes[0] == "The mean is one over 27 samples, 25 were found: the others left no trace."
+
+
+def test_pairs_of_sentences_are_refused_in_a_sentence() -> None:
+    model, tokens = made("bert classifier").eval(), sentences(2, 10, framed=True)
+    segments = (torch.arange(10) > 5).long().expand(2, -1)
+    loss = torch.nn.functional.cross_entropy(model(tokens, token_type_ids=segments).logits, torch.tensor([0, 1]))
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    update = unsum.Update(dict(zip(names, torch.autograd.grad(loss, parameters), strict=True)))
+    leak = unsum.separate(model, update, "text")
+    assert not leak.exact
+    assert "The texts are in segments, as pairs of sentences are" in leak.notes[0]
+
+
+def test_a_plain_norm_adds_what_the_client_adds() -> None:
+    """PyTorch's RMSNorm adds its precision's smallest step unless it is told otherwise: float64's is none to the client."""
+    model, tokens = made("llama"), sentences(2, 6)
+    for name, module in list(model.named_modules()):
+        if type(module).__name__ == "LlamaRMSNorm":
+            model.set_submodule(name, nn.RMSNorm(WIDTH))
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(0.1)
+    assert_read(unsum.separate(model, unsum.capture_text(model, tokens, train=False), "text"), tokens.tolist())

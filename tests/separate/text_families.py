@@ -33,7 +33,7 @@ _STILL = _INNER | {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
 _GROUPED = _INNER | {"num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 
 
-def made(kind: str, *, tied: bool = False, classes: int = 3, seed: int = 0) -> nn.Module:
+def made(kind: str, *, tied: bool = False, classes: int = 3, seed: int = 0, layers: int = 2) -> nn.Module:
     torch.manual_seed(seed)
     if kind == "llama":
         return LlamaForCausalLM(LlamaConfig(**_GROUPED, tie_word_embeddings=tied))
@@ -43,7 +43,9 @@ def made(kind: str, *, tied: bool = False, classes: int = 3, seed: int = 0) -> n
         opt = _SIZE | {"ffn_dim": 96, "word_embed_proj_dim": WIDTH, "dropout": 0.0, "init_std": 0.1}
         return OPTForCausalLM(OPTConfig(**opt))
     if kind == "llama classifier":
-        return LlamaForSequenceClassification(LlamaConfig(**_GROUPED, num_labels=classes))
+        return LlamaForSequenceClassification(
+            LlamaConfig(**_GROUPED | {"num_hidden_layers": layers}, num_labels=classes)
+        )
     if kind == "gpt2 classifier":
         still = {
             "resid_pdrop": 0,
@@ -79,7 +81,9 @@ class Adapted(nn.Module):
     def __init__(self, layer: nn.Module, rank: int) -> None:
         super().__init__()
         self.layer = layer
-        inputs, outputs = layer.weight.shape  # of GPT-2's own kind of layer
+        outputs, inputs = layer.weight.shape
+        if not isinstance(layer, nn.Linear):  # GPT-2's own kind of layer
+            inputs, outputs = outputs, inputs
         self.lora_A = nn.Linear(inputs, rank, bias=False)
         self.lora_B = nn.Linear(rank, outputs, bias=False)
         nn.init.zeros_(self.lora_B.weight)
@@ -89,10 +93,10 @@ class Adapted(nn.Module):
 
 
 def adapted(model: nn.Module, rank: int) -> nn.Module:
-    """GPT-2's classifier: only adapters of its attention, and its head, are trained."""
+    """GPT-2's or Llama's classifier: only adapters of its attention (as peft chooses them), and its head, are trained."""
     model.requires_grad_(False)
     for name, module in list(model.named_modules()):
-        if name.endswith("c_attn"):
+        if name.endswith(("c_attn", "q_proj", "v_proj")):
             model.set_submodule(name, Adapted(module, rank))
     model.score.requires_grad_()
     return model

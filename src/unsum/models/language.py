@@ -5,7 +5,7 @@ Between text and the token numbers of a language model: the tokenizer in its Hug
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +18,7 @@ from unsum.errors import UnsumError, first_line, optional
 from unsum.head import find_head
 
 _SAME = 1e-5  # relative difference of two forward passes that compute the same
+_USED = 1e-2  # of an embedding's longest row of the gradient: less is noise
 IGNORED = -100  # the label of a position that takes no part, as PyTorch and Hugging Face have it
 
 
@@ -98,10 +99,40 @@ def longest_text(model: nn.Module) -> int | None:
 
 def _positions_embedded(model: nn.Module) -> int | None:
     """The size of an embedding that is asked for one row after another, whatever the tokens are."""
+    rising = [(m, rows) for m, rows in _rows_asked(model).items() if len(rows) == 3 and bool((rows.diff() == 1).all())]
+    return min((m.num_embeddings - int(rows[0]) for m, rows in rising), default=None)
+
+
+def used_besides(model: nn.Module, gradients: Mapping[str, Tensor]) -> str | None:
+    """The embedding of which tokens alone ask for one row, and of which the client has used others: segments of pairs."""
+    names = {module: name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    for module, rows in _rows_asked(model).items():
+        gradient = gradients.get(f"{names[module]}.weight")
+        if (
+            gradient is not None
+            and len(rows) == 3
+            and bool((rows == rows[0]).all())
+            and not _reads_tokens(model, module)
+        ):
+            sizes = gradient.norm(dim=1)
+            others = sizes > _USED * sizes.max()
+            others[rows[0]] = False
+            if bool(others.any()):
+                return names[module]
+    return None
+
+
+def _reads_tokens(model: nn.Module, module: nn.Module) -> bool:
+    found = embedding_of(model)
+    return found is not None and found[1] is module
+
+
+def _rows_asked(model: nn.Module) -> dict[nn.Embedding, Tensor]:
+    """The rows that each embedding is asked for when the model reads the first token three times."""
     asked: dict[nn.Embedding, Tensor] = {}
 
     def remember(module: nn.Module, given: tuple[Any, ...]) -> None:
-        if isinstance(module, nn.Embedding):
+        if isinstance(module, nn.Embedding) and given:
             asked[module] = given[0].detach().flatten()
 
     hooks = [m.register_forward_pre_hook(remember) for m in model.modules() if isinstance(m, nn.Embedding)]
@@ -111,10 +142,7 @@ def _positions_embedded(model: nn.Module) -> int | None:
     finally:
         for hook in hooks:
             hook.remove()
-    rising = [
-        (m.num_embeddings, rows) for m, rows in asked.items() if len(rows) == 3 and bool((rows.diff() == 1).all())
-    ]
-    return min((size - int(rows[0]) for size, rows in rising), default=None)
+    return asked
 
 
 def looks_ahead(model: nn.Module) -> bool:

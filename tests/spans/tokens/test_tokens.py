@@ -25,10 +25,15 @@ from unsum.attack import separate
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.progress import SILENT
+from unsum.spans.basis import LayerSpan
+from unsum.spans.roots import Condition
+from unsum.spans.search import Roots
 from unsum.spans.tokens import find_patches
+from unsum.spans.tokens.deflate import taken_out
 from unsum.spans.tokens.judge import judge
 from unsum.spans.tokens.method import answered
 from unsum.spans.tokens.replay import Player
+from unsum.spans.tokens.search import _maps, _step
 from unsum.spans.tokens.solve import Solved
 from unsum.update import Update
 
@@ -176,3 +181,29 @@ def test_windows_are_refused() -> None:
     images, labels = photos(1)
     with pytest.raises(UnsumError, match="What lies between the patches and the first attention"):
         separate(model, unsum.capture(model, images, labels, train=False), "tokens")
+
+
+def test_tokens_that_are_found_leave_the_others_behind() -> None:
+    """Half of a batch's tokens, taken out: those that are left are roots of what remains, and those that are gone are none."""
+    model, (images, labels) = torchvision_vit(width=144), photos(2)
+    update = unsum.capture(model, images, labels, train=False)
+    network = find_patches(model)
+    block = network.block
+    assert block is not None
+    device = torch.device("cpu")
+    first = model.get_submodule(block.first.weight.removesuffix(".weight"))
+    read: list[Tensor] = []
+    with first.register_forward_pre_hook(lambda _, given: read.append(given[0].detach())), torch.no_grad():
+        model(images)
+    Z = read[0].reshape(-1, 144).double()
+    here, following = (LayerSpan.of(_step(one, act, update, device)) for one, act in _maps(block))
+    whole = Condition.of(_step(block.first, block.activation, update, device), here, following)
+    ones = torch.ones(17, dtype=torch.float64)
+    rest = taken_out(whole, block.second.W, Roots(Z[:17], 1e-7 * ones, ones, ones), everyone=True)
+    assert rest is not None
+    assert len(rest.here) == len(rest.next) == 17
+    left, gone = (rest.misfit(rest.unknowns_of(part)) for part in (Z[17:], Z[:17]))
+    inside = (rest.inputs(rest.unknowns_of(Z[17:])) - Z[17:]).norm(dim=1) / Z[17:].norm(dim=1)
+    assert float(inside.max()) < 1e-2
+    assert float(left.median()) < 1e-4
+    assert float(gone.min()) > 1e-2

@@ -17,7 +17,7 @@ from unsum.gradients import in_eval_mode
 from unsum.head import Head, find_head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.models.language import TextTask, embedding_of, is_tied, longest_text, looks_ahead, task_of
+from unsum.models.language import TextTask, embedding_of, is_tied, longest_text, looks_ahead, task_of, used_besides
 from unsum.separate.exact.solver import nothing_found
 from unsum.separate.method import SEPARATORS
 from unsum.separate.text.admitted import Admitted
@@ -56,6 +56,13 @@ def text(
 
 
 def _read(head: Head, knowledge: Knowledge, model: nn.Module, update: Update) -> Leak:
+    pairs = used_besides(model, update.gradients)
+    if pairs is not None:
+        return _nothing(
+            head,
+            f"The texts are in segments, as pairs of sentences are ({pairs!r} tells), which are not searched here; this is no "
+            "sign that nothing leaks.",
+        )
     layers = linear_layers(model, update.gradients)
     guide = choose_guide(model, joined(model, layers))
     if guide is None:

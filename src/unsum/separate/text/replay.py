@@ -161,7 +161,8 @@ def _in_float64(model: nn.Module) -> Iterator[nn.Module]:
     try:
         precise = copy.deepcopy(model).double().requires_grad_()  # frozen parts too: the embedding is watched anyway
         for mine, client in zip(precise.modules(), model.modules(), strict=True):
-            if isinstance(client, nn.RMSNorm) and client.eps is None:  # it adds what its own precision resolves
+            # It adds what its own precision resolves.
+            if isinstance(client, nn.RMSNorm) and isinstance(mine, nn.RMSNorm) and client.eps is None:
                 mine.eps = torch.finfo(next(client.parameters(), torch.empty(0, dtype=before)).dtype).eps
         with _NoFloat32():
             yield precise

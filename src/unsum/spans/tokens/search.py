@@ -21,6 +21,7 @@ from unsum.spans.basis import LayerSpan
 from unsum.spans.roots import Condition, descend, starts
 from unsum.spans.search import Roots, least_misfit, roots_among
 from unsum.spans.tokens.block import FirstBlock, Map
+from unsum.spans.tokens.deflate import taken_out
 from unsum.update import Update
 
 _UNITS = 6  # hidden units that are looked at for each token: five equations for every unknown
@@ -28,6 +29,9 @@ _LAST, _HARDLY = 6, 1e-6  # steps and damping at all units, from roots at some
 _STEPS = 60  # of a start: roots are reached within twenty
 _FEWEST = 32  # starts of a round
 _CROWD = {"cpu": (2, 128), "cuda": (8, 2048)}  # for each token that is missing, and in all: a GPU has room for more
+_MOST = 0.9  # of the channels: what tokens may take for their span to leave equations
+_BEST = 16  # ends of such a round that are followed
+_WORTH = 0.1  # of the tokens that are left: so many new ones are worth taking out
 _STUCK = 2  # such rounds, after which all hidden units are looked at
 _PATIENCE = 120.0  # seconds without a new token, after which it ends too: a round of a large network takes one minute
 _BARREN = 12  # rounds in a row without a new token, after which the search ends
@@ -36,42 +40,60 @@ _BARREN = 12  # rounds in a row without a new token, after which the search ends
 def find_tokens(
     block: FirstBlock, update: Update, tokens: int, seed: int, progress: Progress, device: torch.device
 ) -> Roots:
-    """`tokens` of them, or as many as the rounds bring."""
+    """`tokens` of them, or as many as the rounds bring; what is found is taken out, and the rest has fewer unknowns."""
     here, following = (LayerSpan.of(_step(one, act, update, device)) for one, act in _maps(block))
     _check(here, following, tokens)
     whole = Condition.of(_step(block.first, block.activation, update, device), here, following)
+    W2 = block.second.W.to(device)
     generator = torch.Generator().manual_seed(seed)
-    condition = _narrowed(whole, _step(block.second, IDENTITY, update, device), _UNITS * tokens, generator)
-    found, barren = Roots.none(condition.step), 0
-    least = least_misfit(condition)
+    found, barren, out = Roots.none(whole.step), 0, 0
+    rest, condition = whole, _narrowed(whole, generator)
     last = time.monotonic()
     while len(found) < tokens and barren < _BARREN and not out_of_time("further tokens"):
         if time.monotonic() > last + _PATIENCE:
             break
         crowd, largest = _CROWD.get(device.type, _CROWD["cpu"])
         number = max(_FEWEST, min(largest, crowd * (tokens - len(found))))
-        new, _ = roots_among(
-            condition, *descend(condition, _starts(condition, found, number, generator), _STEPS, least)
-        )
-        joined = found.joined(new)
+        drawn = _starts(condition, Roots.none(whole.step) if out else found, number, generator)
+        s, misfits = descend(condition, drawn, _STEPS, least_misfit(condition))
+        if barren < _STUCK:
+            ends = Roots.none(whole.step).joined(roots_among(condition, s, misfits)[0]).X
+        else:  # what was taken out left its errors, so that the best of them may be no roots here
+            ends = condition.inputs(s[misfits.argsort()[:_BEST]])
+        joined = found.joined(_followed(whole, ends))
         barren, last = (barren + 1, last) if len(joined) == len(found) else (0, time.monotonic())
-        if barren == _STUCK:  # some tokens are no isolated roots at so few units
-            condition, least = whole, least_misfit(whole)
         found = joined
         progress.part(min(len(found), tokens), tokens)
-    ends = descend(whole, whole.unknowns_of(found.X), _LAST, least_misfit(whole), _HARDLY)
-    return roots_among(whole, *ends)[0] if len(found) else found
+        if len(found) - out > _WORTH * (tokens - out) and len(found) < tokens:
+            rest, out = taken_out(whole, W2, found, everyone=False) or rest, len(found)
+            condition = _narrowed(rest, generator)
+        elif barren == _STUCK:  # some tokens are no isolated roots at so few units
+            condition = rest
+        elif barren == 2 * _STUCK and out:  # and some are fainter than those that were left
+            condition = taken_out(whole, W2, found, everyone=True) or rest
+    return found
 
 
-def _narrowed(whole: Condition, following: Step, units: int, generator: torch.Generator) -> Condition:
+def _followed(whole: Condition, X: Tensor) -> Roots:
+    """Roots at some hidden units, or among some unknowns, followed to those at all."""
+    if len(X) == 0:
+        return Roots.none(whole.step)
+    ends = descend(whole, whole.unknowns_of(X), _LAST, least_misfit(whole), _HARDLY)
+    return roots_among(whole, *ends)[0]
+
+
+def _narrowed(whole: Condition, generator: torch.Generator) -> Condition:
     """The condition at some of the hidden units: a step costs as much less, and equations enough are left."""
-    m = whole.K.shape[1]
+    m, units = whole.K.shape[1], _UNITS * len(whole.here)
     if units >= m:
         return whole
     some = torch.randperm(m, generator=generator)[:units].to(whole.K.device)
     step = replace(whole.step, W=whole.step.W[some], b=None if whole.step.b is None else whole.step.b[some])
-    span = LayerSpan.of(replace(following, grad_W=following.grad_W[:, some].contiguous()), len(whole.next))
-    return replace(whole, step=step, next=span, K=whole.K[:, some].contiguous(), c=whole.c[some])
+    span = whole.next
+    read = span.core @ span.rows  # ∇W₂ in the coordinates of its own columns
+    sent = replace(whole.step, grad_W=read[:, some].contiguous(), grad_b=read[:, -1] if span.has_bias else None)
+    narrow = replace(LayerSpan.of(sent, len(span)), noise=span.noise)
+    return replace(whole, step=step, next=narrow, K=whole.K[:, some].contiguous(), c=whole.c[some])
 
 
 def directions(block: FirstBlock, update: Update, device: torch.device) -> int:
@@ -97,7 +119,7 @@ def _step(one: Map, activation: Activation, update: Update, device: torch.device
 
 def _check(here: LayerSpan, following: LayerSpan, tokens: int) -> None:
     width = here.rows.shape[1] - here.has_bias
-    if 2 * tokens > width:
+    if tokens > _MOST * width:
         raise UnsumError(
             f"The batch has {tokens} tokens, too many to be told apart in {width} channels; half as many are. 'exact' reads "
             "every picture's class token."
