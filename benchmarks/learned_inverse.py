@@ -1,18 +1,30 @@
-"""An inverse of one layer, learned for a moment on other photos: what pictures a decoder draws of features or maps.
+"""An inverse of one layer, learned for a moment on other photos: what pictures does a decoder draw of features or maps?
 
-`unsum train-inverse` does the same for hours, with Lightning and augmentations; this one needs nothing but torch.
+python benchmarks/learned_inverse.py --layer layer3.0.conv2 --others a.tar b.tar --photos c.tar --batch 8 --device cuda
+python benchmarks/learned_inverse.py --network resnet50 --weights resnet50.safetensors --layer layer4.2.conv2 --others a.tar …
+
+The layer's true input is granted: the attack gives it to 1e-5, which a decoder does not notice. Photos come in clients of
+--batch, in train mode, with statistics that nobody sent. `unsum train-inverse` does the same for hours, with Lightning and
+augmentations; this needs nothing but torch.
 """
 
 from __future__ import annotations
 
+import argparse
+import io
+import tarfile
 import time
+from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from unsum.invert.decoder import Decoder
 from unsum.invert.layout import feature_layout
-from unsum.invert.losses import negative_psnr
+from unsum.invert.losses import negative_psnr, psnr
 from unsum.models.client_batches import ClientFeatures, sharing
 
 BATCH, RATE = 256, 1e-3
@@ -24,25 +36,24 @@ def learn(
     photos: Tensor,
     layer: str | None,
     client: int | None,
-    *,
     seconds: float,
-    mean: float,
-    spread: float,
-) -> Decoder:
-    """The decoder of what `layer` (None: the head) reads of photos (n, 3, s, s) in [0, 1], by clients of so many; None: eval."""
+    normalized: Callable[[Tensor], Tensor],
+    batch: int = BATCH,
+) -> Callable[[Tensor], Tensor]:
+    """Draws what `layer` (None: the head) reads of bytes (n, 3, s, s), by clients of so many; None: eval mode."""
     size, device = photos.shape[-1], photos.device
     torch.manual_seed(0)
     backbone = ClientFeatures(model, layer).to(device)
     decoder = Decoder(feature_layout(model, size, layer), size).to(device).train()
     optimizer = torch.optim.AdamW(decoder.parameters(), RATE, betas=(0.9, 0.98), weight_decay=0.05)
-    drawn = BATCH - BATCH % (client or 1)
+    drawn = batch - batch % (client or 1)
     together = None if client is None else sharing(drawn, client, client).to(device)
     begun, step = time.monotonic(), 0
     while (done := (time.monotonic() - begun) / seconds) < 1:
-        chosen = photos[torch.randint(len(photos), (drawn,), device=device)]
+        chosen = photos[torch.randint(len(photos), (drawn,), device=device)].float() / 255
         chosen = torch.where(torch.rand(drawn, 1, 1, 1, device=device) < 0.5, chosen, chosen.flip(3))
         with torch.no_grad():
-            features = backbone((chosen - mean) / spread, together)
+            features = backbone(normalized(chosen), together)
         if step == 0:
             decoder.calibrate(features)
         for group in optimizer.param_groups:
@@ -52,4 +63,70 @@ def learn(
         nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
         optimizer.step()
         step += 1
-    return decoder.eval()
+    decoder.eval()
+
+    def draw(pictures: Tensor) -> Tensor:
+        """(n, 3, s, s) in [0, 1], of one client's pictures or of several clients'."""
+        clients = None if client is None else sharing(len(pictures), client, client).to(device)
+        with torch.no_grad():
+            return decoder(backbone(normalized(pictures), clients))
+
+    return draw
+
+
+def photos_of(paths: list[Path], most: int, size: int) -> Tensor:
+    """Bytes (n, 3, s, s) of the first JPEG files of tars."""
+    found: list[Tensor] = []
+    for path in paths:
+        with tarfile.open(path) as files:
+            for member in files:
+                if member.isfile() and member.name.lower().endswith((".jpg", ".jpeg")) and len(found) < most:
+                    photo = Image.open(io.BytesIO(files.extractfile(member).read())).convert("RGB")
+                    found.append(torch.tensor(np.array(photo.resize((size, size)))).permute(2, 0, 1))
+    return torch.stack(found)
+
+
+def main() -> None:
+    from convolutions import MEAN, STD, Setting, network
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", default="resnet18", choices=["resnet18", "resnet50"])
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--layer", nargs="+", required=True, help="whose input is drawn; `head` for the features")
+    parser.add_argument("--photos", type=Path, required=True, help="a tar; its first photos are drawn")
+    parser.add_argument("--others", type=Path, nargs="+", required=True, help="tars to learn from")
+    parser.add_argument("--most", type=int, default=4000, help="photos to learn from")
+    parser.add_argument("--count", type=int, default=64, help="photos to draw")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--step", type=int, default=64, help="photos of one step")
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    model = network(Setting(options.network, options.batch, 1000), options.weights)
+    if options.network == "resnet18":  # the network of 224² pictures, with its own first layers
+        model.conv1, model.maxpool = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.MaxPool2d(3, 2, 1)
+    model = model.to(options.device)
+    mean, std = (torch.tensor(part, device=options.device).view(3, 1, 1) for part in (MEAN, STD))
+    others = photos_of(options.others, options.most, options.size).to(options.device)
+    shown = photos_of([options.photos], options.count, options.size).to(options.device).float() / 255
+    print(
+        f"{len(others)} photos to learn from\n\n| network | layer | B | dB, least | median | mean | s |\n|" + "---|" * 7
+    )
+    for layer in options.layer:
+        draw = learn(
+            model,
+            others,
+            None if layer == "head" else layer,
+            options.batch,
+            options.seconds,
+            lambda x: (x - mean) / std,
+            options.step,
+        )
+        score = torch.cat([psnr(draw(part), part) for part in shown.split(options.batch)])
+        figures = f"{float(score.min()):.1f} | {float(score.median()):.1f} | {float(score.mean()):.2f}"
+        print(f"| {options.network} | {layer} | {options.batch} | {figures} | {options.seconds:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -115,10 +115,8 @@ def rival(options: argparse.Namespace, model: nn.Module, method: str, mode: str,
 def drawn_of_features(options: argparse.Namespace, model: nn.Module, shown: Tensor, client: int | None) -> Tensor:
     """What a decoder, learned on other photos of the npz, draws of what the head reads of pictures in [0, 1]."""
     others = pictures(options, 5 * OTHERS)[0][OTHERS:].to(options.device) * SPREAD + MEAN
-    decoder = learn(model, others, None, client, seconds=options.learn, mean=MEAN, spread=SPREAD)
-    with torch.no_grad(), same_buffers(model):
-        features = read_by(model.train(client is not None), "fc", (shown - MEAN) / SPREAD)
-        return decoder(features)
+    bytes_ = (255 * others).round().byte()
+    return learn(model, bytes_, None, client, options.learn, lambda x: (x - MEAN) / SPREAD)(shown)
 
 
 def ours(options: argparse.Namespace, model: nn.Module, mode: str, B: int) -> str:

@@ -113,6 +113,17 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert next(f for f in again if f.client == "client-0002").label_counts == {4: 2, 17: 1}
 
 
+def test_findings_as_parquet(tmp_path: Path) -> None:
+    table = pytest.importorskip("pyarrow.parquet")
+    found = unsum.attack_many(network(), clients(3), processes=1)
+    found.to_parquet(tmp_path / "findings.parquet")
+    rows = table.read_table(tmp_path / "findings.parquet").to_pylist()
+    assert [(row["round"], row["client"], row["exact"], row["batch_size"]) for row in rows] == [
+        (finding.round, finding.client, 1, 3) for finding in found
+    ]
+    assert [row["leakage"] for row in rows] == [finding.leakage for finding in found]
+
+
 def test_findings_of_another_model_or_attack_are_not_mixed(tmp_path: Path) -> None:
     file = tmp_path / "findings.sqlite"
     unsum.attack_many(network(), clients(1), results=file, processes=1)

@@ -80,6 +80,11 @@ def test_train_mode_without_statistics_finds_the_pictures_and_vouches_for_no_con
     assert decibels(found, images) > 60
     assert not found.exact.any()
     assert "scale of the whole batch" in " ".join(found.notes)
+    assert "But for one contrast that all pictures share, 2 of 2 are certain" in " ".join(found.notes)
+    apart = (found.images - images).flatten(1).norm(dim=1) / images.flatten(1).norm(dim=1)
+    assert (apart < 5 * found.errors).all()
+    factor = (found.images * images).sum() / found.images.square().sum()
+    assert (factor * found.images - images).norm() < 1e-4 * images.norm()
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
 
 
@@ -217,3 +222,34 @@ def test_channels_of_which_nothing_is_known_are_left_out() -> None:
     found = solve_pixels(model, update, replace(leak, inner={}, partly={LAYER: maps}))
     assert decibels(found, images) > 90
     assert found.exact.all(), found.notes
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_where_a_walk_ends_its_gradients_still_say_what_the_maps_below_are_not(train: bool) -> None:
+    model = network(trained=True)
+    images, update, leak = attacked(model, "layers.1.1.conv1", train=train)
+    peeled = unsum.peel(model, update, leak, "residual", shape=(3, 16, 16))
+    hint = peeled.hint
+    assert hint is not None
+    assert hint.layer == LAYER
+    true = known_at(model, images, LABELS, LAYER).inner[LAYER].double()
+    assert 0.3 < hint.numbers / true[0].numel() < 0.9  # too few to divide by
+    assert hint.correction(true).norm() < 1e-4 * true.norm()
+    off = 0.01 * torch.randn(true.shape, generator=torch.Generator().manual_seed(0)).double()
+    back = hint.correction(true + off)
+    assert nn.functional.cosine_similarity(back.flatten(), -off.flatten(), 0) > 0.4
+    assert torch.allclose(hint.correction((true + off).float()).double(), back, atol=1e-4)
+
+
+@pytest.mark.long
+def test_a_hint_and_the_next_block_s_input_make_up_for_a_map_that_says_too_little() -> None:
+    model = network(trained=True)
+    images, update, leak = attacked(model, "layers.1.1.conv1")
+    peeled = unsum.peel(model, update, leak, "residual", shape=(3, 16, 16))
+    inner = leak.inner | peeled.inner
+    reach = find_reach(model, replace(leak, inner=inner, hint=peeled.hint))
+    assert list(reach.layers) == ["layers.1.0.conv2", "layers.1.1.conv1"]
+    assert reach.equations < reach.unknowns < reach.all_equations
+    found = solve_pixels(model, update, replace(leak, inner=inner, hint=peeled.hint))
+    assert decibels(found, images) > 60
+    assert not found.exact.any()  # by counting, the map itself does not determine them

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 
 import unsum
 from support.long import long
+from unsum.equation.observation import observe
+from unsum.head import Head
+from unsum.separate.uneven import _UnevenResidual
 
 CASES = [
     ([0, 0, 1, 1, 2], [3.0, 3, 3, 1, 1]),  # two clients' batches, averaged 3:1, labels shared
@@ -129,3 +133,16 @@ def test_too_many_samples_are_refused_in_one_sentence() -> None:
     few = nn.Linear(64, 5)
     told = unsum.separate(few, unsum.capture(copy.deepcopy(few), torch.randn(4, 64), torch.arange(4)), "uneven")
     assert told.notes == ["4 directions are too many for 5 classes, where every sample has a weight of its own."]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_jacobian_is_the_derivative(bias: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(40, 12)
+    head = Head.of(model, unsum.capture(model, torch.randn(3, 40).relu(), torch.tensor([1, 2, 2])))
+    observation = observe(head if bias else replace(head, grad_b=None), None)
+    Y = torch.nn.functional.one_hot(torch.tensor([1, 2, 2]), 12).double()
+    residual = _UnevenResidual(observation, Y, observation.weight)
+    at = torch.randn(3 * observation.rank + 3, dtype=torch.float64)
+    expected = torch.func.jacfwd(residual)(at)
+    assert torch.allclose(residual.jacobian(at), expected, rtol=1e-9, atol=1e-12 * float(expected.abs().max()))

@@ -341,6 +341,16 @@ def test_maps_whose_lengths_are_open_are_not_returned() -> None:
     assert "lengths of its maps open" in leak.notes[0]
 
 
+@pytest.mark.parametrize("affine", [False, True])
+def test_instance_norm_is_refused_in_a_sentence(affine: bool) -> None:
+    sent = client(network(classes=5, norm=lambda channels: nn.InstanceNorm2d(channels, affine=affine)), [0, 1, 2])
+    with pytest.raises(UnsumError, match=r"InstanceNorm.*use 'exact' for the head.*no sign that nothing leaks"):
+        unsum.separate(sent.model, sent.update, "spans", batch_size=3)
+    leak = unsum.separate(sent.model, sent.update, "exact", batch_size=3)
+    assert sorted(leak.labels.tolist()) == [0, 1, 2]
+    assert leak.exact, leak.notes
+
+
 def test_a_bottleneck_of_two_classes_gives_labels_and_maps() -> None:
     """Its features are not determined, and nothing is claimed about them."""
     sent = client(bottleneck(classes=2), [0, 1, 1])

@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 
 from unsum.commands import options
 from unsum.commands.faults import FAILED
-from unsum.commands.methods import say_problems
+from unsum.commands.listing import say_problems
 from unsum.commands.stages import PROGRESS, loading, say
 from unsum.errors import UnsumError, unknown_name
 

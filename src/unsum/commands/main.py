@@ -1,7 +1,8 @@
-"""Where `unsum` begins; `unsum --help` is answered before anything else is loaded."""
+"""Where `unsum` begins; `unsum --help` is answered before anything else is loaded, `unsum list` before Typer is."""
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -13,9 +14,23 @@ def main() -> None:
     if sys.argv[1:] == ["--help"]:
         print(shown())
         raise SystemExit(0)
+    if sys.argv[1:] in (["list"], ["list", "--json"]):
+        _list("--json" in sys.argv)
     from unsum.commands.line import run
 
     run()
+
+
+def _list(as_json: bool) -> None:
+    from unsum.commands.listing import show
+
+    try:
+        show(as_json)
+        sys.stdout.flush()
+    except OSError:  # whoever read the output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise SystemExit(2) from None
+    raise SystemExit(0)
 
 
 def __getattr__(name: str) -> Any:

@@ -2,55 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from importlib.metadata import entry_points
-from importlib.resources import files
 from typing import Annotated
 
-import typer
-from rich.table import Table
 from typer import Option
 
-from unsum.commands.stages import OUT, loading, say
-from unsum.registry import PROBLEMS
-
-Listed = dict[str, list[dict[str, str]]]
-_HEADINGS = {
-    "when": "when it is tried",
-    "says": "what it then says",
-    "summary": "what it does",
-    "needs": "what it needs",
-}
+from unsum.commands.listing import show
 
 
 def command(as_json: Annotated[bool, Option("--json", help="Print as JSON instead of tables.")] = False) -> None:
     """What auto tries in which order; every attack, label rule, peeler, inverter, server and defense, with what it needs."""
-    plugins = any(group.startswith("unsum.") for group in entry_points().groups)
-    listed = _all() if plugins else _own()
-    say_problems()
-    if as_json:
-        typer.echo(json.dumps(listed, indent=2, ensure_ascii=False))
-        return
-    for title, entries in listed.items():
-        table = Table(*(_HEADINGS.get(field, field) for field in entries[0]), title=title, title_justify="left")
-        for entry in entries:
-            table.add_row(*entry.values())
-        OUT.print(table)
-
-
-def _own() -> Listed:
-    """Without plug-ins everything is known beforehand, and PyTorch need not be imported (`scripts/list_methods.py`)."""
-    listed: Listed = json.loads((files("unsum.commands") / "methods.json").read_text("utf-8"))
-    return listed
-
-
-def _all() -> Listed:
-    with loading():
-        from unsum.commands.families import listed_methods
-    return listed_methods()
-
-
-def say_problems() -> None:
-    """What is wrong with methods of other packages."""
-    for sentence in PROBLEMS:
-        say(sentence, "yellow")
+    show(as_json)

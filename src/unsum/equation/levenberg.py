@@ -74,7 +74,11 @@ def minimize(
 
 
 class Dense:
-    """Any residual of a vector of unknowns, by its whole Jacobian; unknowns that are `fixed` stay where they are."""
+    """Any residual of a vector of unknowns, by its whole Jacobian; unknowns that are `fixed` stay where they are.
+
+    A residual that has a `jacobian` of its own is not differentiated: the first time PyTorch does that it imports its compiler,
+    for three seconds that no time limit can cut.
+    """
 
     dense = True
 
@@ -85,7 +89,8 @@ class Dense:
 
     @cached_property
     def jacobian(self) -> Tensor:
-        J: Tensor = torch.func.jacfwd(self.function)(self.at)
+        own = getattr(self.function, "jacobian", None)
+        J: Tensor = torch.func.jacfwd(self.function)(self.at) if own is None else own(self.at)
         return J if self.fixed is None else J.masked_fill(self.fixed, 0.0)
 
     @cached_property

@@ -236,6 +236,18 @@ class _UnevenResidual:
         G = a[:, None] * (torch.softmax(equation.logits(T), dim=1) - self.Y)
         return (self.weight[:, None] * (G.T @ equation.extended(T) - equation.U)).flatten()
 
+    def jacobian(self, at: Tensor) -> Tensor:
+        """(C·(R [+ 1]), B·R + B): row c of what sample i sends is a_i (p_ic − y_ic) t̃_i."""
+        B, equation = len(self.Y), self.observation.equation()
+        T, a = at[:-B].view(B, -1), at[-B:].exp()
+        P, extended = torch.softmax(equation.logits(T), dim=1), equation.extended(T)
+        sent = (a[:, None] * (P - self.Y) * self.weight).T  # (C, B)
+        bent = (a * P.T * self.weight[:, None])[:, :, None] * (equation.K.T[:, None] - P @ equation.K.T)  # (C, B, R)
+        J = bent[:, None] * extended.T[:, :, None]  # (C, R [+ 1], B, R)
+        J.diagonal(dim1=1, dim2=3)[:] += sent[:, :, None]
+        own = sent[:, None] * extended.T
+        return torch.cat([J.flatten(2), own], dim=2).flatten(0, 1)
+
 
 def _minimized(observation: Observation, Y: Tensor, at: Tensor, weight: Tensor, steps: int) -> _Answer:
     here = Dense(_UnevenResidual(observation, Y, weight), at)

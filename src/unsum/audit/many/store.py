@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from unsum.audit.finding import ClientFinding
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, optional
+from unsum.files.writing import write_whole
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS about (setting TEXT NOT NULL);
@@ -23,6 +24,7 @@ _COLUMNS = (
     *("round", "client", "outcome", "state", "exact", "leakage"),
     *("predicted_error", "batch_size", "method", "seconds", "reason"),
 )
+_ROWS = 4096  # of a Parquet file that are in memory at a time
 _PATIENCE = 30.0  # seconds to wait for another process that writes
 
 
@@ -80,6 +82,22 @@ class Findings:
         """Those of the largest leakage, certain ones before others."""
         query = "SELECT content FROM findings WHERE leakage IS NOT NULL ORDER BY exact DESC, leakage DESC LIMIT ?"
         return [ClientFinding.from_dict(json.loads(row)) for (row,) in self._database.execute(query, (count,))]
+
+    def to_parquet(self, path: str | Path) -> None:
+        """Write the table `findings` as Parquet, some thousand rows at a time; needs pyarrow (`unsum[datasets]`)."""
+        arrow = optional("pyarrow", "datasets", "Parquet needs pyarrow")
+        parquet = optional("pyarrow.parquet", "datasets", "Parquet needs pyarrow")
+        kinds = {"INTEGER": arrow.int64(), "REAL": arrow.float64(), "TEXT": arrow.string()}
+        columns = self._database.execute("PRAGMA table_info(findings)").fetchall()
+        schema = arrow.schema([(name, kinds[kind]) for _, name, kind, *_ in columns])
+
+        def write(part: Path) -> None:
+            rows = self._database.execute("SELECT * FROM findings ORDER BY round, client")
+            with parquet.ParquetWriter(part, schema) as file:
+                while some := rows.fetchmany(_ROWS):
+                    file.write_table(arrow.table([list(column) for column in zip(*some, strict=True)], schema=schema))
+
+        write_whole(Path(path), write)
 
     def __len__(self) -> int:
         return int(self._database.execute("SELECT count(*) FROM findings").fetchone()[0])

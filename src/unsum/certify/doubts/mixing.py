@@ -116,7 +116,7 @@ def _closest_pairs(T: Tensor, labels: Tensor, neighbors: int) -> list[tuple[int,
 
 
 def _mixed(here: Linearized, turns: Tensor) -> Tensor:
-    """(m, C, R [+ 1]) what the residual changes by, per unit, when sample i's label turns into sample k's; turns (m, 2): i, k."""
+    """(m, C, R [+ 1]) what the residual changes by, per unit, when label i turns into label k; turns (m, 2) are i, k."""
     equation, (i, k) = here.equation, turns.T
     assert equation.Y is not None
     turned = (equation.Y[i] - equation.Y[k]) * (1 - equation.classes * here.at.floor) * equation.weight * here.at.alpha

@@ -28,6 +28,7 @@ from unsum.leak import MapHint
 Product = Callable[[Tensor], Tensor]
 
 
+_ZERO = 1e-4  # of a map's root mean square: ten times what entries err by at most
 _RELUS = {nn.functional.relu, torch.relu, Tensor.relu}
 
 
@@ -82,6 +83,11 @@ def read_all(model: nn.Module, layers: Collection[str], pictures: Tensor) -> dic
     return seen
 
 
+def least(maps: Tensor) -> Tensor:
+    """(B, 1, 1, 1) what is below may be a ReLU's zero, read back with rounding: maps that a walk gives err by 1e-5."""
+    return _ZERO * maps.square().mean((1, 2, 3), keepdim=True).sqrt()
+
+
 def _note(seen: dict[str, Tensor], name: str, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     seen[name] = inputs[0]
 
@@ -96,7 +102,7 @@ class Derivative:
 
 
 @dataclass(frozen=True)
-class Target:
+class MapTarget:
     """The maps (B, C, h, w) that `layer` read, and which of their entries are known; the others are zero."""
 
     layer: str
@@ -104,9 +110,9 @@ class Target:
     known: Tensor
 
     @staticmethod
-    def of(layer: str, maps: Tensor, like: Tensor) -> Target:
+    def of(layer: str, maps: Tensor, like: Tensor) -> MapTarget:
         """Of maps that are NaN where nothing tells them."""
-        return Target(layer, maps.nan_to_num().to(like), maps.isfinite().to(like))
+        return MapTarget(layer, maps.nan_to_num().to(like), maps.isfinite().to(like))
 
     @property
     def sizes(self) -> Tensor:
@@ -114,10 +120,10 @@ class Target:
 
     def misfit(self, read: Read) -> Tensor:
         """Where the map is positive, what went into the ReLU before it counts: behind it, a negative one has no derivative."""
-        found = read.maps if read.before is None else torch.where(self.maps > 0, read.before, read.maps)
+        found = read.maps if read.before is None else torch.where(self.maps > least(self.maps), read.before, read.maps)
         return self.known * (found - self.maps) / self.sizes
 
-    def of_rows(self, rows: Tensor) -> Target:
+    def of_rows(self, rows: Tensor) -> MapTarget:
         return replace(self, maps=self.maps[rows], known=self.known[rows])
 
 
@@ -137,7 +143,7 @@ class Equations:
     """read(x)/‖map‖ − map/‖map‖ for the maps that layers read, the first of them the main one; every sample counts the same."""
 
     model: nn.Module
-    targets: tuple[Target, ...]
+    targets: tuple[MapTarget, ...]
     norms: Mapping[str, _BatchNorm]  # that normalize by the batch's own statistics, unless these are held
     hint: Hint | None = None
     end: float = math.inf  # when a search that has not ended by itself does
@@ -166,8 +172,8 @@ class Equations:
 
     def residual(self, pictures: Tensor) -> Tensor:
         """(B, m, 1, 1), each sample's in one column: the maps', and the hint's."""
-        parts: list[Target | Hint] = [*self.targets, *([] if self.hint is None else [self.hint])]
-        names = [part.layer if isinstance(part, Target) else part.told.layer for part in parts]
+        parts: list[MapTarget | Hint] = [*self.targets, *([] if self.hint is None else [self.hint])]
+        names = [part.layer if isinstance(part, MapTarget) else part.told.layer for part in parts]
         read = read_all(self.model, dict.fromkeys(names), pictures)
         found = [part.misfit(read[name]).flatten(1) for part, name in zip(parts, names, strict=True)]
         return torch.cat(found, 1)[:, :, None, None]
@@ -255,7 +261,7 @@ def posed(
             module.inplace = False  # its input is needed for the derivative
     norms = {name: m for name, m in own.named_modules() if isinstance(m, _BatchNorm) and m.training}
     first = next(own.parameters())
-    targets = tuple(Target.of(layer, maps, first) for layer, maps in layers.items())
+    targets = tuple(MapTarget.of(layer, maps, first) for layer, maps in layers.items())
     with quiet(own, []), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         said = None
         if hint is not None and like is not None:

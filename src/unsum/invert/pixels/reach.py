@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from unsum.errors import UnsumError
 from unsum.gradients import in_eval_mode
-from unsum.invert.pixels.equations import read_by
+from unsum.invert.pixels.equations import least, read_by
 from unsum.leak import Leak
 
 # Of a side, down to a map: halvings first, from six of them on (a ResNet has five); 28² and 32² may end in maps of one size.
@@ -101,7 +101,8 @@ def find_reach(model: nn.Module, leak: Leak, shape: tuple[int, ...] | None = Non
 
 
 def _fewest(maps: Tensor) -> int:
-    return int((maps.nan_to_num() != 0).flatten(1).sum(1).min())
+    maps = maps.nan_to_num()
+    return int((maps.abs() > least(maps)).flatten(1).sum(1).min())
 
 
 def _shape_behind(model: nn.Module, layer: str, maps: Tensor) -> tuple[int, ...]:

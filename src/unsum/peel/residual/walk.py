@@ -28,8 +28,8 @@ from unsum.leak import Leak
 from unsum.peel.method import MARGIN, PEELERS, PRECISE, Peeled, PeeledLayer, Shape
 from unsum.peel.residual.blocks import Block, Blocks, find_blocks
 from unsum.peel.residual.joint import Joint, Output
+from unsum.peel.residual.left_over import LeftOver
 from unsum.peel.residual.masks import Mask, confirmed, scale_by
-from unsum.peel.residual.rest import Rest
 from unsum.peel.residual.shared import Shared, Taker
 from unsum.peel.residual.solve import Pin, Reading, undo
 from unsum.peel.residual.start import Origin, at_features, at_maps, known_block
@@ -85,7 +85,9 @@ class _Walk:
         self.errors = self.start.errors  # (B,) of the layer before
         self.told = torch.ones((), dtype=torch.bool)  # entries of a block's output of which the mean is known, too
         self.open = torch.zeros_like(self.errors)  # (B,) share of the gradient behind signs that nothing tells
-        self.rest: tuple[int, Rest] | None = None  # steps before, and what is left of equations where there are too few
+        self.rest: tuple[int, LeftOver] | None = (
+            None  # steps before, and what is left of equations where there are too few
+        )
         with contextlib.suppress(_Reached):
             self._down()
         return self._answer()
@@ -145,7 +147,7 @@ class _Walk:
             everywhere = torch.ones(shared.size, dtype=torch.bool, device=out.device)
             joint = Joint(shared, outputs, everywhere if bounds is None else bounds[0] != bounds[1])
             if not joint.determined:
-                self.rest = len(self.steps), Rest(shared)
+                self.rest = len(self.steps), LeftOver(shared)
             if not joint.determined and shortcut is not None:
                 self._aside(Taker(shortcut, d), shared, size)
         reading = self._undo(shared, pin, bounds, joint)

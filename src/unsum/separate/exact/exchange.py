@@ -18,7 +18,8 @@ from unsum.equation.observation import Observation
 from unsum.separate.exact.regression import ClassLine
 from unsum.separate.exact.starts import ratio_starts, usual_rows
 
-_FAILURES = 15  # changes in a row that may lead nowhere
+_FAILURES = 8  # changes in a row that may lead nowhere: batches that were found were found after six at most
+_PROGRESS = 0.7  # of what was unexplained that a change must leave at most, for more of them to be tried
 _ITERATIONS, _FRESH = 25, 60  # to solve after a change from where the last one ended, and from a fresh start
 _EXPLAINED = 1e-11  # share of the squared gradient: rounding is below, local minima far above
 _SPREADS = (0.5, 1.0, 2.0)  # of the label rows' ratios, that starts are moved by: small ones first
@@ -60,10 +61,10 @@ def exchange_labels(
         if here.unexplained < _EXPLAINED or failed > _FAILURES or out_of_time("further exchanges of labels"):
             break
         there = here.varied(failed, grad_b, generator)
-        if there.unexplained < 0.999 * here.unexplained:
-            here, failed = there.pursued(), 0
-        else:
-            failed += 1
+        before = here.unexplained
+        if there.unexplained < 0.999 * before:
+            here = there.pursued()
+        failed = 0 if here.unexplained < _PROGRESS * before else failed + 1
     return here.labels, here.T
 
 

@@ -15,7 +15,9 @@ used, and remains to check what comes out.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
@@ -27,18 +29,27 @@ from unsum.separate.exact.extraction import Extracted, distinct, extract, label_
 from unsum.separate.exact.single import SingleSamples, in_parts
 from unsum.separate.exact.starts import ratio_starts
 
+_Well = tuple[float, float, float]  # depth, wall and softmax of one kind
+
 
 @dataclass(frozen=True)
 class Wells:
-    """How the zeros pull: depth ν of a well, height of the wall in front of negative entries, weight μ of the softmax."""
+    """How zeros pull, (n, 1) each: depth ν of a well, height of the wall against what is negative, weight μ of the softmax."""
 
-    depth: float
-    wall: float
-    softmax: float
+    depth: Tensor
+    wall: Tensor
+    softmax: Tensor
+
+    @classmethod
+    def by_row(cls, kinds: Sequence[_Well], counts: list[int], like: Tensor) -> Wells:
+        """For so many starts of every kind."""
+        rows = like.new_tensor(kinds).repeat_interleave(torch.tensor(counts, device=like.device), dim=0)
+        return cls(rows[:, :1], rows[:, 1:2], rows[:, 2:])
 
 
 _UNTRIED = "samples by the zeros of their features"
-_WELLS = (Wells(1e-3, 1.0, 3.0), Wells(1e-2, 1.0, 10.0), Wells(1e-4, 1.0, 1.0), Wells(1e-3, 3.0, 1.0))
+_WELLS = ((1e-3, 1.0, 3.0), (1e-2, 1.0, 10.0), (1e-4, 1.0, 1.0), (1e-3, 3.0, 1.0))  # depth, wall, softmax
+_TOGETHER = 1 << 15  # numbers of a start below which a few more take hardly longer: calls are most of it
 _MOVED = (0.0, 0.5, 1.0)  # of the ratios' spread, that starts are moved by after so many turns through the wells
 _SPARE = 16  # equations more than unknowns, and zeros, that a sample must have
 _CLEAN, _BLURRED = 15.0, 100.0  # roundings that α q·t may be off where it counts
@@ -104,21 +115,42 @@ class _Found:
 
         The cleanest first: an error in what is subtracted disturbs whatever is sought after it.
         """
-        for moved in _MOVED if len(self.T) else _MOVED[:1]:
+        for found in self._hunts(_MOVED if len(self.T) else _MOVED[:1]):
             blurred: list[tuple[Tensor, Tensor]] = []
-            for wells in _WELLS:
-                if out_of_time(_UNTRIED):
-                    return False
-                T, labels, off = self._hunted(*self._starts(moved, everywhere=moved > 0), wells)
+            for T, labels, off in found:
                 if bool((off < _CLEAN).any()):
                     self._take(T[off < _CLEAN], labels[off < _CLEAN])
                     return True
                 blurred.append((T, labels))
-            most = max(blurred, key=lambda found: len(found[0]))
+            if out_of_time(_UNTRIED):
+                return False
+            most = max(blurred, key=lambda part: len(part[0]))
             if len(most[0]):
                 self._take(*most)
                 return True
         return False
+
+    def _hunts(self, moves: Sequence[float]) -> Iterator[Iterator[tuple[Tensor, Tensor, Tensor]]]:
+        """What is found from starts that are moved by each of these; all at once where that takes hardly longer than one."""
+        R, H = self.left.A.shape
+        if R * R * H < _TOGETHER:
+            hunted = iter(list(self._hunted([(moved, well) for moved in moves for well in _WELLS])))
+            yield from (islice(hunted, len(_WELLS)) for _ in moves)
+        else:
+            yield from (chain.from_iterable(self._hunted([(moved, well)]) for well in _WELLS) for moved in moves)
+
+    def _hunted(self, ways: list[tuple[float, _Well]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """What is found in each of these ways, of starts that are moved and wells that draw them."""
+        if out_of_time(_UNTRIED):
+            return
+        starts = [self._starts(moved, everywhere=moved > 0) for moved, _ in ways]
+        samples = SparseSamples(self.left, _bias(self.left), self.size)
+        sizes = [len(T) for T, _ in starts]
+        T, labels = (torch.cat(parts) for parts in zip(*starts, strict=True))
+        if len(T):
+            T = samples.hunt(T, labels, Wells.by_row([well for _, well in ways], sizes, T))
+        for part, named in zip(T.split(sizes), labels.split(sizes), strict=True):
+            yield self._accepted(samples, part, named)
 
     def _starts(self, moved: float, everywhere: bool) -> tuple[Tensor, Tensor]:
         """The ratios of the rows that are surely labels, or of all of them."""
@@ -126,14 +158,12 @@ class _Found:
         labels = (torch.ones_like(grad_b) if everywhere else grad_b < 0).nonzero()[:, 0]
         return ratio_starts(self.left, grad_b, labels, self.generator, moved), labels
 
-    def _hunted(self, T: Tensor, labels: Tensor, wells: Wells) -> tuple[Tensor, Tensor, Tensor]:
-        """What the hunt finds from these starts, if it is a sample, with how far off α q·t is in units of its rounding."""
+    def _accepted(self, samples: SparseSamples, T: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Those where a hunt ended that are samples, with how far off α q·t is in units of its rounding."""
         if len(T) == 0:
-            return T, labels, T[:, 0]
+            return T @ self.basis, labels, T[:, 0]
         left = self.left
-        samples = SparseSamples(left, _bias(left), self.size)
         singles = SingleSamples(left, label_weights(left, _bias(left)))
-        T = samples.hunt(T, labels, wells)
         misfits, zeros, couplings = singles.misfits(T, labels), samples.zeros(T), singles.couplings(T, labels)
         spare = zeros + self.whole.classes - 2 * self.missing
         good = samples.positive(T) & (spare >= _SPARE) & (zeros >= _SPARE)
@@ -189,7 +219,10 @@ class SparseSamples:
 
     def hunt(self, T: Tensor, labels: Tensor, wells: Wells) -> Tensor:
         """(n, R) where the starts are drawn to, sharpened; most of the rows are no samples."""
-        return in_parts(lambda t, y: self._hunt(t, y, wells), self._entries, T, labels)
+        return in_parts(
+            lambda t, y, depth, wall, softmax: self._hunt(t, y, Wells(depth, wall, softmax)),
+            *(self._entries, T, labels, wells.depth, wells.wall, wells.softmax),
+        )
 
     def sharpen(self, T: Tensor, labels: Tensor, width: float = _BLUNT) -> Tensor:
         """Newton's method with the small entries taken for zeros, those beyond `width` less and less."""
@@ -206,30 +239,33 @@ class SparseSamples:
 
     def _hunt(self, T: Tensor, labels: Tensor, wells: Wells) -> Tensor:
         width, wall = _OPENING
-        T = self._settle(T, labels, Wells(0.0, wall, 1.0), width, wall, _OPENING_STEPS)
+        first = torch.full_like(T[:, :1], wall)
+        T = self._settle(
+            T, labels, Wells(torch.zeros_like(first), first, torch.ones_like(first)), width, _OPENING_STEPS
+        )
         while width > _NARROWEST:
-            wall = max(_LOWEST_WALL, wells.wall * wells.depth**0.5 / width)
-            T = self._settle(T, labels, wells, width, wall, _STEPS)
+            walls = (wells.wall * wells.depth.sqrt() / width).clamp_min(_LOWEST_WALL)
+            T = self._settle(T, labels, replace(wells, wall=walls), width, _STEPS)
             width *= _NARROWING
         return self._sharpen(torch.where(torch.isfinite(T), T, 0.0), labels, _BLUNT)
 
-    def _settle(self, T: Tensor, labels: Tensor, wells: Wells, width: float, wall: float, iterations: int) -> Tensor:
+    def _settle(self, T: Tensor, labels: Tensor, wells: Wells, width: float, iterations: int) -> Tensor:
         """Damped Gauss–Newton on the softmax, t·w = 1, the wall and wells ν f²/(f² + width²)."""
         P, outside = self._softmax(T, labels)
-        cost = self._cost(T, outside, wells, width, wall)
+        cost = self._cost(T, outside, wells, width)
         damping = torch.full_like(cost, 1e-2)
         for _ in range(iterations):
             if out_of_time(_UNTRIED):
                 break
             f = T @ self.A
-            pull = wall**2 * (f < 0) + wells.depth * width**2 / (f.square() + width**2).square()
+            pull = wells.wall.square() * (f < 0) + wells.depth * width**2 / (f.square() + width**2).square()
             M, g = self._normal_equations(T, P, outside, pull, wells.softmax, _NORMALIZED)
             diagonal = M.diagonal(dim1=1, dim2=2)
             diagonal = diagonal + 1e-3 * diagonal.mean(1, keepdim=True)
             step, _ = torch.linalg.solve_ex(M + torch.diag_embed(damping[:, None] * diagonal), g)
             there = T - step
             P_there, outside_there = self._softmax(there, labels)
-            new_cost = self._cost(there, outside_there, wells, width, wall)
+            new_cost = self._cost(there, outside_there, wells, width)
             better = new_cost < cost
             rows = better[:, None]
             T, P = torch.where(rows, there, T), torch.where(rows, P_there, P)
@@ -244,7 +280,7 @@ class SparseSamples:
                 f = T @ self.A
                 near = (1 + (f / width).square()).reciprocal().square()
                 pull = _ZERO_WEIGHT**2 * torch.where(f < 0, 1.0, near)
-                M, g = self._normal_equations(T, P, outside, pull, 1.0, _REFINED_NORMALIZED)
+                M, g = self._normal_equations(T, P, outside, pull, torch.ones_like(T[:, :1]), _REFINED_NORMALIZED)
                 ridge = 1e-9 * M.diagonal(dim1=1, dim2=2) + 1e-300
                 T = T - torch.linalg.solve_ex(M + torch.diag_embed(ridge), g)[0]
             width /= 2
@@ -255,20 +291,24 @@ class SparseSamples:
         P = torch.softmax(T @ self.observation.K + self.observation.b, dim=1)
         return P, P @ self.N.T - self.N.T[labels]
 
-    def _cost(self, T: Tensor, outside: Tensor, wells: Wells, width: float, wall: float) -> Tensor:
+    def _cost(self, T: Tensor, outside: Tensor, wells: Wells, width: float) -> Tensor:
         f = T @ self.A
-        drawn = wells.depth * (f.square() / (f.square() + width**2)) + (wall * f.clamp_max(0)).square()
+        drawn = wells.depth * (f.square() / (f.square() + width**2)) + (wells.wall * f.clamp_max(0)).square()
         missed = _NORMALIZED * (T @ self.w - 1) / self.w.norm()
-        return wells.softmax**2 * outside.square().sum(1) + drawn.sum(1) + missed.square()
+        return wells.softmax[:, 0].square() * outside.square().sum(1) + drawn.sum(1) + missed.square()
 
     def _normal_equations(
-        self, T: Tensor, P: Tensor, outside: Tensor, pull: Tensor, softmax: float, normalized: float
+        self, T: Tensor, P: Tensor, outside: Tensor, pull: Tensor, softmax: Tensor, normalized: float
     ) -> tuple[Tensor, Tensor]:
         """JᵀJ (n, R, R) and Jᵀr (n, R); `pull` (n, H) holds the weight of every entry of t A."""
         K = self.observation.K
         J = (K * P[:, None, :] - (P @ K.T)[:, :, None] * P[:, None, :]) @ self.N.T
         unit = normalized * self.w / self.w.norm()
         missed = normalized * (T @ self.w - 1) / self.w.norm()
-        M = softmax**2 * (J @ J.mT) + (self.A * pull[:, None, :]) @ self.A.T + unit[:, None] * unit
-        g = softmax**2 * (J @ outside[:, :, None])[:, :, 0] + (pull * (T @ self.A)) @ self.A.T + missed[:, None] * unit
+        M = softmax.square()[:, :, None] * (J @ J.mT) + (self.A * pull[:, None, :]) @ self.A.T + unit[:, None] * unit
+        g = (
+            softmax.square() * (J @ outside[:, :, None])[:, :, 0]
+            + (pull * (T @ self.A)) @ self.A.T
+            + missed[:, None] * unit
+        )
         return M, g

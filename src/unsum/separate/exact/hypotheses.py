@@ -32,6 +32,13 @@ class Hypothesis:
     scale_free: bool
     floor_free: bool
 
+    def determined(self, observation: Observation, line: ClassLine) -> bool:
+        """Whether there are as many equations as unknowns: fewer are solved by anything, and say nothing."""
+        labeled = 0 if self.Y is not None else int(line.labeled.sum())
+        rows = min(observation.classes - labeled, observation.classes - 1)
+        columns = observation.rank + (observation.grad_b is not None)
+        return rows * columns >= self.B * observation.rank + self.scale_free + self.floor_free
+
     def equation(self, observation: Observation, line: ClassLine) -> Equation:
         equation = observation.equation()
         if self.Y is None:
@@ -87,7 +94,9 @@ class Known:
 
     @cached_property
     def hypotheses(self) -> dict[str, Hypothesis]:
-        return dict(hypotheses(self.observation, self.line, self.targets, self.batch_size))
+        """By name, those with equations enough."""
+        every = hypotheses(self.observation, self.line, self.targets, self.batch_size)
+        return {name: way for name, way in every if way.determined(self.observation, self.line)}
 
     @property
     def near_classes(self) -> bool:

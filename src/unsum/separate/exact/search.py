@@ -31,7 +31,7 @@ _FAILED = (torch.linalg.LinAlgError, NoFactorError)  # type: ignore[attr-defined
 def in_order(known: Known) -> list[Start]:
     """The starts that apply: quick ones first, sample by sample before labels where the regression misleads."""
     near, smoothed = known.near_classes, "extracted, smoothed"
-    singly = ("extracted", "thinned", "exchanged") if near else ("extracted", "exchanged")
+    singly = ("extracted", "exchanged", "thinned") if near else ("extracted", "exchanged")
     if known.more_negative_than_labels:
         middle = (smoothed, *singly, *HARD, *SOFT)
     elif known.peaked:
@@ -67,7 +67,7 @@ class Search:
             start = waiting.pop(0)
             closest = "" if best is None else f"{best.certificate.misfit:.2g} standard deviations off"
             trying(f"the start {start.name!r}", total - len(waiting), total, closest)
-            candidate = self.first_of(start.propose(self.known, start.generator(self.seed)))
+            candidate = self.led_to(start)
             if candidate is not None and candidate.better_than(best):
                 best = candidate
         return best
@@ -80,6 +80,10 @@ class Search:
             return found.settles
         most = found.verified and len(found.at.T) >= _MOST * self.known.observation.rank
         return (found.explains and found.confirmations > 0) or most
+
+    def led_to(self, start: Start) -> Candidate | None:
+        """The best of what one start proposes."""
+        return self.first_of(start.propose(self.known, start.generator(self.seed)))
 
     def first_of(self, proposals: Proposals) -> Candidate | None:
         """The first proposal that explains the gradient, or the one that comes closest."""

@@ -195,10 +195,10 @@ class SingleSamples:
         return N, g
 
 
-def in_parts(work: Callable[[Tensor, Tensor], Tensor], entries: int, T: Tensor, labels: Tensor) -> Tensor:
-    """`work` on as many starts and their labels at a time as memory allows, with so many entries of a Jacobian for each."""
-    step = max(1, (HELD if T.is_cuda else _HELD_ON_CPU) // entries)
-    return torch.cat([work(t, y) for t, y in zip(T.split(step), labels.split(step), strict=True)])
+def in_parts(work: Callable[..., Tensor], entries: int, *rows: Tensor) -> Tensor:
+    """`work` on as many starts, their labels and so on at a time as memory allows; each has so many entries of a Jacobian."""
+    step = max(1, (HELD if rows[0].is_cuda else _HELD_ON_CPU) // entries)
+    return torch.cat([work(*part) for part in zip(*(tensor.split(step) for tensor in rows), strict=True)])
 
 
 def _first(labels: Tensor) -> Tensor:

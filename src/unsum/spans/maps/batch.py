@@ -86,6 +86,12 @@ def read_batch(model: nn.Module, update: Update, device: torch.device) -> MapBat
             f"'spans' cannot tell the maps apart: the batch's places take all {widest} channels of the last convolutions; "
             "smaller batches, or smaller pictures, are read. Gradient matching ('ig') remains."
         )
+    if any(isinstance(layer.norm, nn.InstanceNorm2d) for pair in pairs for layer in (pair.first, pair.second)):
+        raise UnsumError(
+            "'spans' does not read maps before an InstanceNorm: what each sample sends through it sums to zero over its places, "
+            "so that gradients hold differences of its patches alone; use 'exact' for the head (this is no sign that nothing "
+            "leaks)."
+        )
     raise UnsumError(
         f"No maps were found in the gradients of {counted}: samples need a direction for each of their places, and noise, or "
         "relus that are alike at several places, take some away; this is no sign that nothing leaks."

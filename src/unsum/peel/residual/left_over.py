@@ -1,6 +1,6 @@
 """What gradients say of maps that they do not determine.
 
-Where a walk ends for want of equations, those that there are still hold. `Rest` turns them into the smallest correction that
+Where a walk ends for want of equations, those that there are still hold. `LeftOver` turns them into the smallest correction that
 they ask of a guess at the maps: zero for the true ones, and the guess's own error as far as the gradients see it.
 """
 
@@ -18,7 +18,7 @@ from unsum.peel.residual.unit import Unit
 _SEEN = 1e-5  # of the largest eigenvalue: directions below amplify the rounding of float32 gradients three hundred times and more
 
 
-class Rest:
+class LeftOver:
     """The equations of `shared` that are left, for maps that its readers read."""
 
     def __init__(self, shared: Shared) -> None:
