@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from unsum.attack.auto import auto, only
 from unsum.attack.case import separate_by
+from unsum.attack.counts import with_counts
 from unsum.attack.cut import cut_short
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses, walked_down, with_guess, with_pictures, with_pixels
@@ -136,6 +137,7 @@ def _run(model: nn.Module, update: Update, options: AttackOptions, progress: Pro
         leak = _with_rule(model, update, options, options.label_rule, progress)
     if leak.tokens is None and not is_language_model(model):  # of text there is nothing to draw
         leak = _with_inputs(model, update, leak, options, progress)
+    leak = with_counts(model, update, leak, options)
     return replace(leak, seconds=time.perf_counter() - start)
 
 

@@ -15,6 +15,7 @@ from typer import Option
 import unsum
 from unsum.commands import options
 from unsum.commands.audit_many import audit_many
+from unsum.commands.audit_run import audit_run
 from unsum.commands.stages import OUT, PROGRESS, loading, stages
 from unsum.deadline import interruptible
 from unsum.errors import UnsumError, first_line
@@ -41,6 +42,13 @@ def command(
     ] = None,
     ray: Annotated[
         str | None, Option(help="With --updates: a Ray cluster instead: auto, local or an address, HOST:PORT.")
+    ] = None,
+    flower_run: Annotated[
+        Path | None,
+        Option(
+            help="A federated run that StoreUpdates wrote: every client and round, over time, in run.html under --out; --batch "
+            "is then how many samples one local step sees."
+        ),
     ] = None,
     data: options.DataOption = None,
     target: options.TargetOption = None,
@@ -143,6 +151,26 @@ def command(
         gate: dict[str, Any] = {"fail_above": fail_above, "as_json": as_json}
         audit_many(updates, named, captured, out=out, processes=processes, ray=ray, seed=seed, **gate, **how)
         return
+    if flower_run is not None:
+        _refuse_others(
+            data,
+            sweep,
+            defense,
+            server,
+            labels,
+            inverse,
+            refine,
+            junit,
+            sarif,
+            captured.update,
+            captured.before,
+            buffers,
+            loss,
+        )
+        gated: dict[str, Any] = {"fail_above": fail_above, "as_json": as_json, "seed": seed}
+        told: dict[str, Any] = {"batch": batch, "attack": attack, "time_limit": time_limit, "train": not eval_mode}
+        audit_run(flower_run, named, captured, out=out, **told, **gated)
+        return
     if processes is not None or ray is not None:
         raise UnsumError("--processes and --ray are for many updates; add --updates FOLDER/, or leave them out.")
     received = captured.received()
@@ -202,12 +230,12 @@ def command(
         page = _written(result, out, force)
     held = result.gate(DEFAULT_LEVEL if fail_above is None else fail_above)
     write_gate(result, held, page, junit=junit, sarif=sarif)
-    gated = fail_above is not None
+    has_gate = fail_above is not None
     if as_json:
-        _print(result.to_dict() | ({"gate": held.to_dict()} if gated else {}), page)
+        _print(result.to_dict() | ({"gate": held.to_dict()} if has_gate else {}), page)
     else:
         show(result, page)
-    if gated:
+    if has_gate:
         console = PROGRESS if as_json else OUT
         console.print(held.reason, style="red" if held.exit_code else "green", soft_wrap=True)
         raise typer.Exit(held.exit_code)
@@ -216,7 +244,7 @@ def command(
 def _refuse_others(*given: object) -> None:
     if any(given):
         raise UnsumError(
-            "--updates attacks what was captured, as it is, and writes rows; leave out data, single updates, defenses, sweeps, "
+            "--updates and --flower-run attack what was captured, as it is; leave out data, single updates, defenses, sweeps, "
             "servers, label rules, pictures, --buffers, --junit and --sarif."
         )
 
