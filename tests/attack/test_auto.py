@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import unsum
+from separate import test_local_steps
 from separate.language_models import batch, gpt2
 from separate.test_local_steps import Client
 from support import dense
@@ -78,8 +79,10 @@ def test_after_local_steps_that_answered_exact_is_not_tried(tried: list[str]) ->
 
 
 @pytest.mark.long
-def test_neither_after_steps_that_could_not_be_followed(tried: list[str]) -> None:
+def test_neither_after_steps_that_could_not_be_followed(tried: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """`local-steps` has taken them for one by then, as `exact` would."""
+    monkeypatch.setattr(test_local_steps, "C", 20)  # a small head: what cannot be followed is looked for long
+    monkeypatch.setattr(test_local_steps, "H", 32)
     client = Client()
     update, _ = client.sends(LocalTraining(0.5, 8), 4, 0.5)
     leak = unsum.attack(client.model, update)
