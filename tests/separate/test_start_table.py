@@ -44,7 +44,9 @@ def test_near_the_number_of_classes_zeros_come_first_and_no_sample_is_sought_alo
     order = names(search_over(fresh(25)))
     assert order[0] == "zeros"
     assert order.index("exchanged") < order.index("thinned")
-    assert not set(SOFT) & set(order)  # 25 samples of open targets have more unknowns than the other classes have equations
+    assert not set(SOFT) & set(
+        order
+    )  # 25 samples of open targets have more unknowns than the other classes have equations
     assert not {"alone", "extracted", "extracted, smoothed", "mixed"} & set(order)
 
 
