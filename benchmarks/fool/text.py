@@ -77,6 +77,8 @@ def child(first: Genome, second: Genome, chance: random.Random, step: float) -> 
 
 def attempt(genome: Genome, seconds: float = math.inf) -> Try:
     """The attack on the batch that a genome describes; `seconds` of computing at most."""
+    torch.set_grad_enabled(True)  # a try that was stopped may have left it off
+    torch.set_default_dtype(torch.float32)
     model, tokens, labels = build(genome)
     update = _sent(genome, model, tokens, labels)
     if not all(bool(torch.isfinite(g).all()) for g in update.gradients.values()):

@@ -65,6 +65,25 @@ def test_a_first_token_twice_is_read_once_or_not_claimed() -> None:
     assert not leak.exact or sorted(leak.tokens or []) == sorted(tokens.tolist())
 
 
+def test_a_first_token_that_alone_is_read_may_stand_there_several_times() -> None:
+    """Bred by the search for false claims: [a, a, b] of which b alone counts reads as [a, b] does, and was claimed to be that."""
+    model, tokens = made("llama"), torch.tensor([[17, 17, 39], [14, 31, 30]])
+    labels = torch.tensor([[-100, -100, 39], [-100, 31, 30]])
+    leak = unsum.separate(model, unsum.capture_text(model, tokens, labels, train=False), "text", batch_size=3)
+    assert sorted(leak.tokens or []) == [[14, 31, 30], [17, 39]]
+    assert not leak.exact
+    assert leak.notes[0].startswith("Sequence 0 reads the same however often its first token stands there")
+
+
+def test_counts_that_are_no_whole_numbers_are_not_claimed() -> None:
+    """Bred by the search for false claims: one text with two labels, at a scale that nobody knows, was claimed to be there
+    four times."""
+    model, tokens = made("llama classifier"), sentences(1, 3).repeat(2, 1)
+    update = unsum.capture_text(model, tokens, torch.tensor([1, 0]), train=False)
+    leaks = [unsum.separate(model, update.map(lambda _, g, f=f: f * g), "text") for f in (4.26, 1.0, 0.37)]
+    assert [leak.exact for leak in leaks] == [False, False, False]
+
+
 @pytest.mark.parametrize("kind", ["gpt2 classifier", "llama classifier"])
 @pytest.mark.parametrize("classes", [2, 3])
 def test_causal_classifiers_give_texts_and_classes(kind: str, classes: int) -> None:

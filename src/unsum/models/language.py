@@ -132,7 +132,8 @@ def _rows_asked(model: nn.Module) -> dict[nn.Embedding, Tensor]:
     asked: dict[nn.Embedding, Tensor] = {}
 
     def remember(module: nn.Module, given: tuple[Any, ...]) -> None:
-        if isinstance(module, nn.Embedding) and given:
+        # OPT's positions are given a mask.
+        if isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward and given:
             asked[module] = given[0].detach().flatten()
 
     hooks = [m.register_forward_pre_hook(remember) for m in model.modules() if isinstance(m, nn.Embedding)]

@@ -13,23 +13,33 @@ from torch import Tensor, nn
 
 from unsum.certify.claim import Claim, Evidence, grant
 from unsum.certify.doubts.replay import doubt_exchanged, doubt_invisible, doubt_missing, doubt_rest
+from unsum.certify.question import name_some
+from unsum.head import find_head
 from unsum.knowledge import Knowledge
 from unsum.models.language import TextTask, targets, task_of, vocabulary_of
 from unsum.separate.text.admitted import Admitted
+from unsum.separate.text.network import device_of, read_by
 from unsum.separate.text.recovered import Text, head_reads
 from unsum.separate.text.replay import Played
 from unsum.update import Update
 
+_SAME = 1e-5  # relative difference of two forward passes that compute the same
 _MOST = 2048  # other tokens that are tried in the place of one
 
 
 def judge(
-    played: Played, told: Tensor, open_labels: int, knowledge: Knowledge, update: Update, searched: set[str]
+    played: Played,
+    told: Tensor,
+    open_labels: int,
+    knowledge: Knowledge,
+    update: Update,
+    searched: set[str],
+    besides: list[str],
 ) -> Claim:
     """The claim about a replayed batch of n sequences.
 
     `told` (n,) says whose tokens the gradient tells. `open_labels` were not found. `searched` names the tensors that the
-    search used.
+    search used. `besides` are doubts that the search itself had.
     """
     M = len(played.labels)
     scale = played.scale if update.reduction == "mean" and update.scale_known else None
@@ -41,6 +51,7 @@ def judge(
         *doubt_invisible(told, "Some token of sequence"),
         *doubt_exchanged(played.features, played.labels, played.inputs, abs(played.scale) / M, played.head_level),
         *doubt_missing(played.replay, M, knowledge.known_batch_size, scale),
+        *besides,
     ]
     if open_labels:
         doubts.append(f"{open_labels} positions have a label that was not found.")
@@ -61,6 +72,28 @@ def _confirmations(played: Played, searched: set[str]) -> int:
     unused = torch.tensor([name not in searched for name in played.names], device=played.replay.parts.device)
     everyone: Tensor = played.replay.shows().all(0)
     return int((everyone & unused).sum())
+
+
+def doubt_repeated(model: nn.Module, text: Text) -> list[str]:
+    """Sequences of which a single token is read, once or several times, which a model without positions of its own reads alike.
+
+    With rotary positions two equal first tokens read as one does. What follows tells them apart, as soon as it is read too.
+    """
+    task = task_of(model)
+    several = []
+    for row, (tokens, labels) in enumerate(zip(text.tokens, text.labels, strict=True)):
+        end = max(j for j, label in enumerate(labels) if label >= 0) if task is TextTask.NEXT else len(tokens)
+        if len(set(tokens[:end])) == 1:
+            pair = torch.tensor([tokens[:1] * 2], device=device_of(model))
+            once, twice = (read_by(model, find_head(model)[1], some, -1) for some in (pair[:, :1], pair))
+            if float((once - twice).norm()) <= _SAME * float(once.norm()):
+                several.append(row)
+    if not several:
+        return []
+    return [
+        f"Sequence {name_some(several)} reads the same however often its first token stands there, and where one of its like "
+        "ends another may go on."
+    ]
 
 
 def _doubt_copies(factor: float) -> list[str]:
