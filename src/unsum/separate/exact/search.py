@@ -21,14 +21,9 @@ from unsum.separate.exact.regression import fit_class_line
 
 _LAST_RESORTS = ("lifted", "patient")  # only where nothing else explains the gradient
 # What follows was measured on 1 592 of the certificate's cases, 1 105 of them recovered (benchmarks/start_costs.py).
-_AGREED, _LIKE = (
-    3,
-    1.2,
-)  # so many of the regression's ways with misfits so much alike end in one place, as further ones would
-_NEAR, _VERY_NEAR = (
-    1e4,
-    500.0,
-)  # misfits of a gradient of full rank beyond which zeros, and further points, found no batch
+_AGREED, _LIKE = 3, 1.2  # so many of the regression's ways with misfits so much alike end in one place, as others would
+# Misfits of a gradient of full rank, beyond which zeros of features found no batch, and beyond which further points found none.
+_NEAR, _VERY_NEAR = 5e3, 500.0
 _LONG = 60.0  # estimated seconds of a start, beyond which it is not tried for a remainder
 _MOST = 0.75  # of the samples
 _CONFIRMATIONS, _MORE_CONFIRMATIONS = 4, 30  # further points that may confirm a solution; more where they are cheap
