@@ -178,13 +178,18 @@ class Search:
 
 
 def _agree(misfits: dict[str, float]) -> bool:
-    """Whether labels that are known and labels that are open lead to one misfit, which is none of a solution: the best that
-    samples of equal weight do. So it is where one sample stands for two."""
-    found = sorted(misfits[name] for name in (*HARD, *SOFT) if name in misfits)
-    if len(found) < _AGREED or found[0] < EXPLAINED:
+    """Whether the regression's ways lead to one misfit, which is none of a solution: the best that samples of equal weight do.
+
+    Three of them, with labels that are open in one; or all with known labels to one, and those with open labels to another. So it
+    is where one sample stands for two.
+    """
+    hard, soft = (sorted(misfits[name] for name in names if name in misfits) for names in (HARD, SOFT))
+    every = sorted([*hard, *soft])
+    if not hard or not soft or every[0] < EXPLAINED:
         return False
-    soft = [misfits[name] for name in SOFT if name in misfits]
-    return found[_AGREED - 1] < _LIKE * found[0] and min(soft, default=torch.inf) < _LIKE * found[0]
+    if len(every) >= _AGREED and every[_AGREED - 1] < _LIKE * every[0] and soft[0] < _LIKE * every[0]:
+        return True
+    return len(hard) > 1 and len(soft) > 1 and hard[-1] < _LIKE * hard[0] and soft[-1] < _LIKE * soft[0]
 
 
 def distance(T: Tensor, other: Tensor) -> float:
