@@ -266,9 +266,22 @@ def show(path: Path) -> None:
             f"| {row['loss']} | {row['photos']} | {last['epoch']} | {last['steps']} | {row['psnr']:.2f} | {row['ssim']:.3f} "
             f"| {row.get('lpips', math.nan):.3f} | {last['train']:.2f} | {last['seconds']:.0f} |"
         )
-    curve = sorted((row["photos"], row["psnr"]) for row in runs.values() if row["loss"] == COARSE)
-    for (fewer, low), (more, high) in pairwise(curve):
-        print(f"\n{fewer} → {more} photos: {(high - low) / math.log2(more / fewer):+.2f} dB for every doubling")
+    curve = sorted((row for row in runs.values() if row["loss"] == COARSE), key=lambda row: row["photos"])
+    epochs = curve[-1]["history"][-1]["epoch"]
+    for fewer, more in pairwise(
+        row for row in curve if row["history"][-1]["epoch"] == epochs
+    ):  # time may have ended one
+        gained = (more["psnr"] - fewer["psnr"]) / math.log2(more["photos"] / fewer["photos"])
+        print(
+            f"\n{fewer['photos']} → {more['photos']} photos, {epochs} epochs each: {gained:+.2f} dB for every doubling"
+        )
+    for own in curve[:-1]:  # with as many steps: whether it is photos or steps that were lacking
+        last = own["history"][-1]
+        row = min(curve[-1]["history"], key=lambda row: abs(row["steps"] - last["steps"]))
+        print(
+            f"\n{own['photos']} photos, {last['steps']} steps: {last['test']:.2f} dB of {BENCHED} unseen photos; "
+            f"{curve[-1]['photos']} photos, {row['steps']} steps: {row['test']:.2f} dB"
+        )
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ from unsum.bench.material import declaration_of, key_of
 from unsum.bench.measure import Outcome, measure
 from unsum.bench.plan import of_attacks, parse_shard, share
 from unsum.bench.run import origin
+from unsum.errors import UnsumError
 from unsum.models.lpips import weights_file
 
 SHOWN = (
@@ -60,7 +61,7 @@ def main() -> None:
         cells = [cell for cell in cells if cell.draws > 1]
     end = time.monotonic() + 60 * options.minutes
     command = " ".join(["python", *(word if "/" not in word else Path(word).name for word in sys.argv)])
-    with Store(options.store) as store:
+    with _opened(options.store) as store:
         known = store.declarations("measured")
         missing = [cell for cell in cells if declaration_of(cell) not in known]
         print(f"{len(missing)} of {len(cells)} cells to measure", flush=True)
@@ -72,6 +73,15 @@ def main() -> None:
             source = origin(cell, material, outcome, command)
             store.put(key_of(cell, material), declaration_of(cell), cell.content(), outcome, source)
             print(f"{number + 1}: {cell}: {_shown(outcome)}", flush=True)
+
+
+def _opened(path: str) -> Store:
+    """The store; of several processes that begin at once, one makes it and the others find it made a moment later."""
+    try:
+        return Store(path)
+    except UnsumError:
+        time.sleep(2)
+        return Store(path)
 
 
 def _shown(outcome: Outcome) -> str:

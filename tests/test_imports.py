@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -25,23 +26,26 @@ def _name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-TREES = {_name(path): ast.parse(path.read_text("utf-8")) for path in sorted(ROOT.rglob("*.py"))}
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Every module of ours; parsed by the process that runs these tests, and not by all that collect them."""
+    return {_name(path): ast.parse(path.read_text("utf-8")) for path in sorted(ROOT.rglob("*.py"))}
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:
     """The modules of ours that are imported anywhere in it, in functions and for type checks, too."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in TREES)
-        elif isinstance(node, ast.ImportFrom) and node.module in TREES:
+            yield from (alias.name for alias in node.names if alias.name in trees())
+        elif isinstance(node, ast.ImportFrom) and node.module in trees():
             whole = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (name if name in TREES else node.module for name in whole)
+            yield from (name if name in trees() else node.module for name in whole)
 
 
 def _needed(name: str) -> set[str]:
     """What must be there before module `name`: what it imports, with the packages that importing it opens."""
     needed = set()
-    for module in _imported(TREES[name]):
+    for module in _imported(trees()[name]):
         parts = module.split(".")
         opened = {".".join(parts[:count]) for count in range(2, len(parts) + 1)}
         needed |= {package for package in opened if package != name and not name.startswith(f"{package}.")}
@@ -51,14 +55,14 @@ def _needed(name: str) -> set[str]:
 
 def test_no_import_leads_back_to_its_module() -> None:
     try:
-        list(TopologicalSorter({name: _needed(name) for name in TREES}).static_order())
+        list(TopologicalSorter({name: _needed(name) for name in trees()}).static_order())
     except CycleError as error:
         pytest.fail(" → ".join(reversed(error.args[1])))
 
 
 def test_our_own_modules_are_imported_at_the_top() -> None:
     late = []
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         inside = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         if any(any(_imported(function)) for function in inside):
             late.append(name)
@@ -67,7 +71,7 @@ def test_our_own_modules_are_imported_at_the_top() -> None:
 
 
 def test_what_is_imported_on_first_use_is_what_type_checkers_see() -> None:
-    block = next(node for node in TREES["unsum"].body if isinstance(node, ast.If))
+    block = next(node for node in trees()["unsum"].body if isinstance(node, ast.If))
     seen = {alias.name: node.module for node in block.body for alias in node.names}
     assert seen == unsum._HOMES
     assert sorted([*seen, "__version__"]) == sorted(unsum.__all__)
@@ -97,7 +101,7 @@ def test_a_function_keeps_its_name_when_the_package_of_that_name_is_imported() -
 
 def test_a_class_has_its_name_for_itself() -> None:
     found = defaultdict(list)
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(name)
@@ -108,9 +112,9 @@ def test_a_class_has_its_name_for_itself() -> None:
 def test_no_module_takes_what_another_keeps_to_itself() -> None:
     taken = [
         f"{name} ← {node.module}.{alias.name}"
-        for name, tree in TREES.items()
+        for name, tree in trees().items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module in TREES
+        if isinstance(node, ast.ImportFrom) and node.module in trees()
         for alias in node.names
         if alias.name.startswith("_") and not alias.name.startswith("__")
     ]
@@ -130,7 +134,7 @@ def test_every_number_at_the_top_says_what_it_is() -> None:
     silent = []
     for path in sorted(ROOT.rglob("*.py")):
         lines = path.read_text("utf-8").splitlines()
-        for node in TREES[_name(path)].body:
+        for node in trees()[_name(path)].body:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_number(node.value):
                 around = [lines[node.lineno - 2].lstrip(), *lines[node.lineno - 1 : node.end_lineno]]
                 if not around[0].startswith("#") and not any(" # " in line for line in around[1:]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -63,6 +63,7 @@ class Leak:
     tokens: list[list[int]] | None = None  # of a language model's batch: its sequences, in the attacker's order
     loss: str = "cross-entropy"  # that the answer explains the gradient with
     readings: dict[str, Tensor] = field(default_factory=dict)  # dense layer → (n, d) inputs of it, mixtures among them
+    label_counts: LabelCounts | None = None  # of the client's samples, where many local steps hide who they are
     tried: list[Attempt] = field(default_factory=list)  # every attack on the way to this answer, in order
     notes: list[str] = field(default_factory=list)
     history: dict[str, Tensor] = field(default_factory=dict)
@@ -102,3 +103,24 @@ class Attempt:
     refused: str = ""
     blind: str = ""
     at_head: bool = True  # reads the last layer alone
+
+
+@dataclass(frozen=True)
+class LabelCounts:
+    """How many samples of each class a client has: (C,) counts, and intervals that hold the true one as often as `level` says.
+
+    Without the number of `samples` they are shares of the whole. `sure` is a lower bound that holds whatever the model answered,
+    as long as the client trains as declared.
+    """
+
+    counts: Tensor
+    low: Tensor
+    high: Tensor
+    sure: Tensor
+    level: float
+    samples: int | None
+    steps: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """In plain types."""
+        return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in vars(self).items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
@@ -39,8 +40,9 @@ class Registry(Generic[Method]):
     0
     """
 
-    def __init__(self, family: str, plugins: str | None = None) -> None:
-        self.family, self.plugins = family, plugins
+    def __init__(self, family: str, plugins: str | None = None, *, above: str | None = None) -> None:
+        """`above`: a module of ours that registers methods of this family and stands in a package above it."""
+        self.family, self.plugins, self.above = family, plugins, above
         self._entries: dict[str, Entry[Method]] = {}
 
     def register(self, name: str, *, summary: str, needs: str = "") -> Callable[[Method], Method]:
@@ -58,14 +60,19 @@ class Registry(Generic[Method]):
 
     def __getitem__(self, name: str) -> Method:
         if name not in self._entries:
-            load_plugins(self.plugins)
+            self._load()
         if name not in self._entries:
             raise unknown_name(self.family, name, self._entries)
         return self._entries[name].method
 
     def __iter__(self) -> Iterator[Entry[Method]]:
-        load_plugins(self.plugins)
+        self._load()
         return iter(self._entries[name] for name in sorted(self._entries))
+
+    def _load(self) -> None:
+        if self.above is not None:
+            import_module(self.above)
+        load_plugins(self.plugins)
 
 
 def load_plugins(group: str | None) -> None:

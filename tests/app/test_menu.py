@@ -8,8 +8,11 @@ from unsum.app.order import menu, offer
 from unsum.defend import DEFENSES
 from unsum.errors import UnsumError
 
+# By name: the menu itself takes seconds, for what DP-SGD promises, and every process collects this file.
+OFFERED = [entry.name for entry in DEFENSES if entry.name not in ("secagg", "soteria")]
 
-@pytest.mark.parametrize("name", list(menu()))
+
+@pytest.mark.parametrize("name", OFFERED)
 def test_every_stop_makes_a_defense_and_they_get_stronger(name: str) -> None:
     line = menu()[name]
     made = [line.at(stop) for stop in range(max(1, len(line.strengths)))]
@@ -20,8 +23,8 @@ def test_every_stop_makes_a_defense_and_they_get_stronger(name: str) -> None:
 
 
 def test_what_cannot_run_here_is_not_offered() -> None:
-    assert {"secagg", "soteria"}.isdisjoint(menu())
-    assert {"noise", "clip", "prune", "sign", "drop-head"} <= set(menu())
+    assert list(menu()) == OFFERED
+    assert {"noise", "clip", "prune", "sign", "drop-head"} <= set(OFFERED)
 
 
 @pytest.mark.parametrize("stop", [-1, 25, 10**9])

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import unsum
+from separate import test_local_steps
 from separate.language_models import batch, gpt2
 from separate.test_local_steps import Client
+from support import dense
 from support.material import pictures, small_net
 from unsum.attack.auto import CHOICES
 from unsum.local_training import LocalTraining
@@ -46,11 +48,21 @@ def crowd() -> tuple[nn.Module, unsum.Update, Tensor]:
 
 def test_the_list_can_be_read() -> None:
     order = [choice.method for choice in CHOICES]
-    assert order[:7] == ["text", "exact", "tokens", "local-steps", "spans", "crowded", "crowded"]
+    assert order[:7] == ["text", "exact", "tokens", "spans", "local-steps", "crowded", "crowded"]
     assert order[7:] == ["exact", "exact", "uneven", "adaptive", "fgla", "spans", "ratio"]
     known = [entry.name for entry in (*SEPARATORS, *PEELERS)]
     assert all(choice.method in known and choice.when for choice in CHOICES)
     assert all("{" not in choice.says for choice in CHOICES)
+
+
+def test_layers_below_are_asked_first_where_the_head_cannot_follow_the_steps(tried: list[str]) -> None:
+    net, (x, y) = dense.network(24, 64, 64, 3), dense.batch(12, 24, 3)
+    update = unsum.capture_local(net, x, y, learning_rate=0.1, local_steps=3, training_known=True)
+    leak = unsum.attack(net, update, batch_size=12)
+    assert tried == ["spans"]
+    assert leak.exact
+    assert leak.label_counts is None  # every label is known already
+    assert float(dense.partners(leak, x)[1].max()) < 1e-3
 
 
 def test_a_certain_answer_is_the_only_one(tried: list[str]) -> None:
@@ -67,8 +79,10 @@ def test_after_local_steps_that_answered_exact_is_not_tried(tried: list[str]) ->
 
 
 @pytest.mark.long
-def test_neither_after_steps_that_could_not_be_followed(tried: list[str]) -> None:
+def test_neither_after_steps_that_could_not_be_followed(tried: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """`local-steps` has taken them for one by then, as `exact` would."""
+    monkeypatch.setattr(test_local_steps, "C", 20)  # a small head: what cannot be followed is looked for long
+    monkeypatch.setattr(test_local_steps, "H", 32)
     client = Client()
     update, _ = client.sends(LocalTraining(0.5, 8), 4, 0.5)
     leak = unsum.attack(client.model, update)

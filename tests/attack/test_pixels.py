@@ -7,8 +7,10 @@ from torchvision.models.resnet import BasicBlock
 
 import unsum
 from support.residual_nets import Narrow, known_at
+from unsum.attack.chain import _with_maps_of
 from unsum.attack.pictures import with_guess, with_pixels
 from unsum.data import embedded_batch
+from unsum.leak import Leak
 
 LABELS = torch.tensor([3, 7])
 
@@ -51,3 +53,19 @@ def test_where_nothing_better_is_left_a_map_gives_blurred_pictures_and_says_so()
     assert leak.inputs is None
     assert with_guess(model, replace(leak, images=images), 0).images is images
     assert with_guess(model, known_at(model, images, LABELS, "layers.2.0.conv2"), 0).images is None  # a poor guess
+
+
+def test_maps_that_fit_the_features_of_the_head_are_taken_in_its_order_and_without_a_claim() -> None:
+    torch.manual_seed(0)
+    features, targets, maps = torch.randn(3, 8), torch.eye(3), torch.randn(3, 2, 4, 4)
+    head = Leak("exact", targets, targets, features, 0.0, 1e-7, True)
+    turned = [2, 0, 1]
+    spans = Leak(
+        "spans", targets, targets, features[turned] * (1 + 1e-5), 0.0, 1e-2, False, inner={"conv": maps[turned]}
+    )
+    found = _with_maps_of(spans, head)
+    assert torch.equal(found.inner["conv"], maps)
+    assert found.method == "exact"
+    assert "The maps are not certified." in found.notes
+    assert _with_maps_of(replace(spans, features=features[turned] * 1.01), head).inner == {}
+    assert _with_maps_of(replace(spans, features=features[[2, 2, 1]]), head).inner == {}

@@ -216,9 +216,9 @@ def test_on_ray_a_killed_worker_loses_nothing(tmp_path: Path, monkeypatch: pytes
     pytest.importorskip("ray")
     monkeypatch.setenv("PYTHONPATH", TESTS)
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")
-    total = 1000
+    total = 300
     sent = (
-        Deadly(one.client, one.update, one.round, tmp_path, 1) if number in (3, 500) else one
+        Deadly(one.client, one.update, one.round, tmp_path, 1) if number in (3, 150) else one
         for number, one in enumerate(clients(total))
     )
     found = unsum.attack_many(network(), sent, results=tmp_path / "findings.sqlite", ray="local")

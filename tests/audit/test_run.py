@@ -172,7 +172,8 @@ def test_rules_that_probe_the_model_see_it_as_clients_train_it(train: bool) -> N
 
 def test_features_of_a_picture_that_was_guessed_are_no_leak() -> None:
     """Untrained networks give any two pictures similar features: one step of matching from noise has found nothing."""
-    result = unsum.audit("torchvision:resnet18", batch=1, train=False, attack="ig:steps=1", batch_size_known=True)
+    how = {"batch": 1, "image_size": 64, "train": False, "batch_size_known": True}
+    result = unsum.audit("torchvision:resnet18", attack="ig:steps=1", **how)
     assert result.leak.pictures_first
     assert result.rows[0].leakage < 0.2
 

@@ -308,16 +308,16 @@ class TestPage:
 
 @pytest.fixture(scope="module")
 def default_sweep() -> Sweep:
-    """Four photos under noise that is far below and far above what matters."""
-    return unsum.sweep(over=["noise=1e-7,1", "drop-head"], batch=4, utility=False)
+    """Two photos under noise that is far below and far above what matters."""
+    return unsum.sweep(over=["noise=1e-7,1", "drop-head"], batch=2, utility=False)
 
 
 class TestOnTheDefaultModel:
     def test_weak_noise_stops_nothing_and_strong_noise_everything(self, default_sweep: Sweep) -> None:
         weak, strong = default_sweep.curves[0].points
-        assert [round(row.leakage, 3) for row in default_sweep.undefended.samples] == [1] * 4
-        assert [round(row.leakage, 3) for row in weak.samples] == [1] * 4
-        assert weak.labels_right == 4
+        assert [round(row.leakage, 3) for row in default_sweep.undefended.samples] == [1] * 2
+        assert [round(row.leakage, 3) for row in weak.samples] == [1] * 2
+        assert weak.labels_right == 2
         assert strong.worst < default_sweep.keep_under
         assert not strong.exact
         assert default_sweep.curves[0].enough(default_sweep.keep_under) is strong

@@ -27,6 +27,7 @@ def tiles() -> Pictures:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough to see that it runs."""
+    monkeypatch.setattr(task, "BATCH", 8)
     monkeypatch.setattr(task, "ROUNDS", 2)
     monkeypatch.setattr(task, "RUNS", 1)
     monkeypatch.setattr(task, "_PATIENCE", 600.0)

@@ -15,6 +15,7 @@ from unsum.bench import EXPERIMENTS, Attack, Grid, Material, Network, cells_of, 
 from unsum.bench import material as keys
 from unsum.bench.experiments import field
 from unsum.bench.material import declaration_of, key_of
+from unsum.bench.table import _belongs
 from unsum.labels import LABEL_RULES
 from unsum.match import MATCHERS
 from unsum.peel import PEELERS
@@ -31,7 +32,8 @@ def test_a_grid_is_the_product_of_its_axes() -> None:
 
 
 def test_all_tables_and_figures_of_both_papers_and_the_field_are_declared() -> None:
-    expected = {f"rgla-{n}" for n in range(2, 13)} | {f"rgla-figure-{n}" for n in range(3, 10)}
+    figures = {*range(1, 18)} - {4} | {"4-left", "4-right"}
+    expected = {f"rgla-{n}" for n in range(1, 13)} | {f"rgla-figure-{n}" for n in figures}
     expected |= {"soft-success", "soft-noise", "soft-fcn", "soft-cnn", "field"}
     assert set(EXPERIMENTS) == expected
 
@@ -52,10 +54,45 @@ def test_the_field_is_every_method_of_every_registry_against_the_four_defenses()
 
 
 def test_tables_share_cells_and_first_batches_come_first() -> None:
-    tables = [EXPERIMENTS["rgla-8"], EXPERIMENTS["rgla-10"]]
+    tables = [EXPERIMENTS["rgla-6"], EXPERIMENTS["rgla-10"]]
     together = cells_of_all(tables, "small")
     assert len(together) < sum(len(cells_of(table, "small")) for table in tables)
     assert [c.seed for c in together] == sorted(c.seed for c in together)
+
+
+def test_subjects_stand_under_the_papers_numbers() -> None:
+    """A reader who lays the paper beside the page finds the same subject under the same number."""
+    subjects = {
+        1: "how large a batch", 2: "three defenses", 3: "objectives", 4: "CIFAR-100", 5: "estimated loss", 6: "logits",
+        7: "starts", 8: "duplicate labels", 9: "iLRG", 10: "batch size", 11: "larger photos", 12: "compression",
+    }  # fmt: skip
+    for number, subject in subjects.items():
+        assert subject in EXPERIMENTS[f"rgla-{number}"].title
+    for name, subject in {"3": "twins", "6": "estimated loss", "9": "iterations", "17": "ablation"}.items():
+        assert subject in EXPERIMENTS[f"rgla-figure-{name}"].title
+
+
+def test_every_published_figure_stands_beside_a_row_of_ours() -> None:
+    """Of attacks that the bench measures at the paper's size; the others' rows are those of size small."""
+    for experiment in EXPERIMENTS.values():
+        cells = [*cells_of(experiment, "paper"), *cells_of(experiment, "small")] if experiment.paper == "rgla" else []
+        known = ("Fowl", "R-GAP", "DLG", "IG", "GGL")  # of table 1, and the rivals between 0 and 8 labels alike
+        for entry in experiment.published if cells else ():
+            assert entry.where["attack"] in known or any(_belongs(entry, c) for c in cells), (experiment.name, entry)
+
+
+def test_labels_are_drawn_at_random_by_default_and_rgla_holds_D_constant() -> None:
+    for number in (2, 3, 6, 7, 9, 10, 11, 12):
+        cells = [c for c in cells_of(EXPERIMENTS[f"rgla-{number}"], "paper") if c.attack.name == "rgla"]
+        assert all(c.random_labels for c in cells)
+        assert {dict(c.attack.options)["constant_D"] for c in cells if c.attack.title == "RGLA"} <= {True}
+    assert not any(c.random_labels for c in cells_of(EXPERIMENTS["rgla-8"], "paper"))
+
+
+def test_every_cell_of_a_separator_has_twenty_batches_at_the_papers_size() -> None:
+    for number in (*range(2, 5), *range(6, 13)):
+        for one in cells_of(EXPERIMENTS[f"rgla-{number}"], "paper"):
+            assert one.draws >= 20 or one.attack.name in ("adaptive", "rgla-newton")
 
 
 def test_titles_do_not_make_another_cell() -> None:
@@ -75,6 +112,8 @@ def test_titles_do_not_make_another_cell() -> None:
         cell(Attack("exact", granted="batch size")),
         replace(cell(), network=Network("conv", 16, 11)),
         replace(cell(), labels="smooth"),
+        replace(cell(), random_labels=True),
+        replace(cell(), draws=2),
     ],
 )
 def test_any_other_declaration_is_another_key(other: object) -> None:

@@ -11,42 +11,76 @@ from support.bench_cells import cell
 from unsum import UnsumError
 from unsum.bench import EXPERIMENTS, Store, cells_of
 from unsum.bench import figures as drawing
-from unsum.bench.figures import coordinate, curves, draw
+from unsum.bench.figures import coordinate, curves, draw, histories
 from unsum.bench.material import Material, declaration_of
 from unsum.bench.measure import Outcome
 from unsum.bench.on_ray import _measured
 from unsum.bench.table import matrix, read_table
 
-PRUNING = EXPERIMENTS["rgla-figure-9"]
+DUPLICATES = EXPERIMENTS["rgla-figure-4-left"]
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """Leakages by a rule that is easy to recognize: a tenth of the attack's place less for every step of pruning."""
+    """PSNR by a rule that is easy to recognize: a decibel of the attack's place, a tenth less for every label alike."""
     store = Store(tmp_path / "store.sqlite")
-    cells = cells_of(PRUNING, "small")
+    cells = cells_of(DUPLICATES, "small")
     names = list(dict.fromkeys(str(c.attack) for c in cells))
-    strengths = list(dict.fromkeys(c.defense for c in cells))
     for number, one in enumerate(cells):
-        value = 1 - 0.1 * names.index(str(one.attack)) - 0.01 * strengths.index(one.defense) - 0.001 * one.seed
-        store.put(f"{number}", declaration_of(one), one.content(), Outcome("measured", {"leakage": value}), {})
+        values = {"psnr": 20 - names.index(str(one.attack)) - 0.1 * one.same, "psnr_se": 0.25, "batches": 20.0}
+        store.put(f"{number}", declaration_of(one), one.content(), Outcome("measured", values), {})
     return store
 
 
-def test_curves_are_the_means_over_batches_in_the_order_of_strength(store: Store) -> None:
-    assert PRUNING.figure is not None
-    lines = curves(read_table(PRUNING, "small", store), PRUNING.figure)
-    assert list(lines) == ["exact, nothing granted", "adaptive, batch size granted", "RGLA", "FGLA"]
-    assert [x for x, _ in lines["RGLA"]] == [0, 0.8, 0.9, 0.99, 0.999]
-    assert [y for _, y in lines["RGLA"]] == pytest.approx([0.8 - 0.01 * i - 0.0005 for i in range(5)])
+def test_curves_are_the_figures_of_their_cells_in_the_order_of_x(store: Store) -> None:
+    assert DUPLICATES.figure is not None
+    lines = curves(read_table(DUPLICATES, "small", store), DUPLICATES.figure)
+    assert list(lines) == ["RGLA", "RGLA, D differentiated", "FGLA", "exact, nothing granted"]
+    assert [x for x, _ in lines["FGLA"]] == [0, 2, 4, 6, 8]
+    assert [y for _, y in lines["FGLA"]] == pytest.approx([18 - 0.1 * same for same in (0, 2, 4, 6, 8)])
+
+
+def test_a_row_of_many_batches_has_its_standard_error_and_counts_them(store: Store) -> None:
+    table = read_table(DUPLICATES, "small", store)
+    assert table.cells(table.rows[0]) == ["0/8", "RGLA", "20.00 ± 0.25", "20"]
+
+
+def test_losses_over_steps_are_drawn_as_they_were_noted(tmp_path: Path) -> None:
+    starts = EXPERIMENTS["rgla-figure-9"]
+    with Store(tmp_path / "losses.sqlite") as store:
+        first = cells_of(starts, "small")[0]
+        noted = {"loss_at_0": 1e4, "loss_at_800": 10.0, "loss_at_100": 1e3, "loss": 10.0}
+        store.put("1", declaration_of(first), first.content(), Outcome("measured", noted), {})
+        table = read_table(starts, "small", store)
+        assert histories(table) == {"RGLA from randn": [(0, 1e4), (100, 1e3), (800, 10.0)]}
+        assert draw(table, tmp_path / "losses.png")
 
 
 def test_the_drawing_is_a_picture_and_an_empty_one_is_not_made(store: Store, tmp_path: Path) -> None:
-    assert draw(read_table(PRUNING, "small", store), tmp_path / "drawn.png")
+    assert draw(read_table(DUPLICATES, "small", store), tmp_path / "drawn.png")
     with Image.open(tmp_path / "drawn.png") as picture:
         assert len(picture.convert("L").getcolors(1 << 24) or []) > 20
-    assert not draw(read_table(PRUNING, "paper", store), tmp_path / "none.png")
+    assert not draw(read_table(DUPLICATES, "paper", store), tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
+
+
+def test_right_solutions_and_twins_are_points(tmp_path: Path) -> None:
+    twins = EXPERIMENTS["rgla-figure-3"]
+    with Store(tmp_path / "twins.sqlite") as store:
+        first = cells_of(twins, "small")[0]
+        points = {
+            "w_of_0": 1e-8,
+            "entropy_of_0": 4.6,
+            "psnr_of_0": 20.0,
+            "w_of_1": 1e-3,
+            "entropy_of_1": 0.1,
+            "psnr_of_1": 8.0,
+        }
+        store.put("1", declaration_of(first), first.content(), Outcome("measured", points | {"batches": 2.0}), {})
+        table = read_table(twins, "small", store)
+        assert drawing._points(table.rows[0]) == [(1e-8, 4.6, 20.0), (1e-3, 0.1, 8.0)]
+        assert draw(table, tmp_path / "twins.png")
+        assert not draw(read_table(twins, "smoke", store), tmp_path / "none.png")
 
 
 def test_lines_differ_in_mark_and_dash() -> None:

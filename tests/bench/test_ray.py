@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from support.bench_cells import values
 from support.bench_process import Result, command, with_plugin
 from unsum.bench import Store
 
-pytest.importorskip("ray")
+# Looked for and not imported: every process collects this file, and only one runs it.
+pytestmark = [pytest.mark.long, pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")]
 WORDS = ("rgla-4", "--size", "smoke", "--json", "--store")
 
 
@@ -51,7 +53,6 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result, int]
     return folder / "ray.sqlite", Result(process.returncode, out, err), victim
 
 
-@pytest.mark.long
 def test_results_are_complete_and_those_of_the_serial_run(serial: Path, killed: tuple[Path, Result, int]) -> None:
     path, result, victim = killed
     assert victim, result.err
@@ -61,7 +62,6 @@ def test_results_are_complete_and_those_of_the_serial_run(serial: Path, killed: 
         assert "failed" not in on_ray.statuses().values()
 
 
-@pytest.mark.long
 def test_the_plug_ins_rows_are_measured(serial: Path) -> None:
     with Store(serial, read_only=True) as store:
         rows = store._database.execute("SELECT cell, status FROM cells WHERE cell LIKE '%class-means%'").fetchall()

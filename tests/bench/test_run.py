@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from support.bench_cells import BROKEN, FGLA, UNKNOWN_OPTION, cell, values
+from support.bench_cells import BROKEN, CONV, FGLA, UNKNOWN_OPTION, cell, values
+from unsum import capture, score, separate
 from unsum.bench import Attack, Material, Network, Store, run
 from unsum.bench.measure import measure
+from unsum.bench.measure.many import play_head, rounds
+from unsum.bench.measure.round import defenses, draw
+from unsum.bench.networks import build
 
 EMBEDDED = Material()
 CELLS = [cell(), cell(FGLA), cell(seed=1), cell(FGLA, same=4), cell(UNKNOWN_OPTION), cell(BROKEN)]
@@ -94,6 +100,17 @@ def test_soft_labels_come_back(labels: str) -> None:
     assert measure(soft, EMBEDDED).values["recovered"] == 1
 
 
+@pytest.mark.long  # two processes that import torch
+def test_draws_dealt_out_to_processes_are_the_same_draws() -> None:
+    lenet = Network("lenet", 16, 10, train=False)
+    soft = replace(
+        cell(Attack("soft", family="soft"), batch=1), network=lenet, labels="mixup", defense="noise:0.001", draws=8
+    )
+    alone, dealt = (measure(soft, Material(threads=threads)).values for threads in (1, 2))
+    assert 0 < alone["target_error"] < 0.1
+    assert alone | {"attack_seconds": 0} == dealt | {"attack_seconds": 0}
+
+
 def test_an_option_reaches_its_attack_and_its_key() -> None:
     from unsum.bench.material import key_of
 
@@ -113,3 +130,67 @@ def test_results_of_other_code_may_stand_for_those_of_this(store: Store, tmp_pat
         assert (kept.known, kept.measured, kept.needs) == (4, 0, 1)
         again = run(CELLS[:5], EMBEDDED, older)
         assert (again.known, again.measured, again.needs) == (1, 4, 0)
+
+
+MANY = {"draws": 2, "random_labels": True}
+
+
+def test_a_cell_of_many_batches_is_the_mean_of_its_batches() -> None:
+    """Each draw by itself, through the attack's own door, gives the same figures."""
+    rgla = Attack("rgla", (("constant_D", True), ("steps", 400)), "labels")
+    together = replace(cell(rgla, batch=4), **MANY)  # type: ignore[arg-type]
+    values = measure(together, EMBEDDED).values
+    errors = []
+    for number, one in enumerate(rounds(together, EMBEDDED)):
+        leak = separate(one.head, one.update, "rgla", labels=one.labels, seed=number, steps=400)
+        errors.append(score(leak, features=one.features)["feature_error"])
+    assert values["batches"] == 2
+    assert values["feature_error"] == pytest.approx(sum(errors) / 2, rel=1e-3)
+    assert values["feature_error_se"] == pytest.approx(abs(errors[0] - errors[1]) / 2, rel=1e-2)
+
+
+@pytest.mark.parametrize("defense", ["none", "clip:0.5", "prune:0.5"])
+def test_the_heads_own_update_is_that_of_the_whole_client(defense: str) -> None:
+    """A forward pass and the head are enough, and clipping takes the norm of everything."""
+    one = play_head(cell(defense=defense), EMBEDDED)
+    model = copy.deepcopy(build(CONV, seed=0, weights=None))
+    model[-1] = one.head  # type: ignore[index]
+    whole = capture(model, one.images, one.labels, defenses=defenses(defense))
+    for part in ("weight", "bias"):
+        torch.testing.assert_close(one.update.gradients[part], whole.gradients[f"5.{part}"], rtol=1e-4, atol=1e-7)
+
+
+def test_random_labels_repeat_and_photos_do_not() -> None:
+    drawn = draw(replace(cell(batch=16), random_labels=True), EMBEDDED)
+    assert len(drawn.labels.unique()) < 10 < len(drawn.images.flatten(1).unique(dim=0))
+    other = draw(replace(cell(batch=16, seed=1), random_labels=True), EMBEDDED)
+    assert not torch.equal(drawn.labels, other.labels)
+
+
+def test_exact_features_come_back_of_every_batch() -> None:
+    values = measure(replace(cell(same=2), draws=2), EMBEDDED).values
+    assert values["feature_error"] < 1e-3
+    assert (values["recovered"], values["labels"], values["batches"]) == (1, 1, 2)
+
+
+def test_a_start_near_the_labels_ends_in_twins() -> None:
+    options = (("constant_D", True), ("objectives", ("w", "b", "loss")), ("start", "labels"), ("steps", 300))
+    near = replace(cell(Attack("rgla", options, "labels", family="twins")), draws=2)
+    values = measure(near, EMBEDDED).values
+    assert (values["twins"], values["batches"]) == (1, 2)
+    assert values["twin_entropy"] < 0.2 < values["true_entropy"]
+
+
+def test_cells_of_cifar_say_what_they_need() -> None:
+    outcome = measure(replace(cell(), data="cifar"), EMBEDDED)
+    assert (outcome.status, "--cifar" in outcome.sentence) == ("needs", True)
+
+
+def test_the_estimated_loss_is_measured_on_networks_of_their_accuracy() -> None:
+    goals = {}
+    for accuracy in (0.1, 0.9):
+        attack = Attack("l̂", (("accuracy", accuracy),), "labels", family="estimate")
+        goals[accuracy] = measure(cell(attack, batch=8), EMBEDDED).values
+    assert goals[0.9]["accuracy"] >= 0.9 > goals[0.1]["accuracy"] >= 0.1
+    assert goals[0.9]["mean_loss"] < goals[0.1]["mean_loss"]
+    assert goals[0.9]["loss_error_squared"] == pytest.approx(goals[0.9]["loss_error_l2"] ** 2 / 100)

@@ -124,6 +124,45 @@ def test_a_torchvision_data_set(tmp_path: Path) -> None:
     assert np.array_equal(photos.images[:, 2].numpy(), images)
 
 
+def write_faces(root: Path, people: list[int]) -> None:
+    """CelebA's folder as torchvision keeps it: pictures, and lists with one line a picture; the last is of another split."""
+    folder = root / "celeba"
+    (folder / "img_align_celeba").mkdir(parents=True)
+    names = [f"{number:06}.jpg" for number in range(1, len(people) + 1)]
+    for number, name in enumerate(names):
+        (folder / "img_align_celeba" / name).write_bytes(
+            png(number)
+        )  # PNG under this name: lossless, and read all the same
+
+    def listed(file: str, rows: list[str], header: str = "") -> None:
+        lines = [f"{name} {row}" for name, row in zip(names, rows, strict=True)]
+        head = [str(len(names)), header] if header else []
+        (folder / file).write_text("\n".join([*head, *lines]) + "\n")
+
+    listed("list_eval_partition.txt", ["0"] * (len(names) - 1) + ["2"])
+    listed("identity_CelebA.txt", [str(person) for person in people])
+    listed("list_bbox_celeba.txt", ["0 0 8 8"] * len(names), "image_id x_1 y_1 width height")
+    listed("list_landmarks_align_celeba.txt", ["1 2"] * len(names), "lefteye_x lefteye_y")
+    listed("list_attr_celeba.txt", ["-1 1"] * len(names), "Bald Smiling")
+
+
+def test_faces_are_labeled_by_who_is_on_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    people = [2880, 1, 2880, 10177, 5]
+    write_faces(tmp_path, people)
+    with pytest.raises(UnsumError, match=r"torchvision cannot open CelebA in .*: Dataset not found or corrupted"):
+        open_data(f"torchvision:CelebA:{tmp_path}")  # lists that are not the published ones
+    monkeypatch.setattr("torchvision.datasets.celeba.check_integrity", lambda *_: True)
+    source = open_data(f"torchvision:CelebA:{tmp_path}")
+    assert len(class_names_of(source)) == 10_177
+    photos = read_photos(f"torchvision:CelebA:{tmp_path}", size=8)
+    assert [int(photos.class_names[label]) for label in photos.labels] == people[:4]
+    assert photos.labels.tolist() == [2879, 0, 2879, 10176]
+    for number, image in enumerate(photos.images):
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), pixels(number))
+    batch = client_batch(source, 2, image_size=8, same_label=2)
+    assert [batch.class_names[t] for t in batch.targets] == ["2880", "2880"]
+
+
 def test_a_torchvision_data_set_that_takes_no_download(tmp_path: Path) -> None:
     for i, kind in enumerate(("cat", "dog", "dog")):
         (tmp_path / kind).mkdir(exist_ok=True)

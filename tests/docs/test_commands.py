@@ -25,6 +25,9 @@ OTHERS = {
     "all tests": "runs these tests",
     "uv venv && uv pip sync requirements.lock && uv pip install --no-deps .": "installs",
     'pip install -e ".[flower]" -e examples/flower-audit': "installs; tests/integrations runs the example where Flower is",
+    "unsum audit --flower-run seen --model pytorchexample/task.py:Net --momentum 0.9 --batch 32 --out run-report": (
+        "needs a training of Flower's quickstart; tests/integrations plays it"
+    ),
     "flwr run examples/flower-audit --stream": "leaves a server of Flower's running; tests/integrations runs the same app",
     "uv run mkdocs serve       # the documentation, on a local port": "goes on until it is interrupted; .ci/run builds the site",
     "python scripts/train_embedded.py --photos imagenet-val-224-a.tar --photos imagenet-val-224-b.tar "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -25,6 +27,17 @@ NAMES = [entry.name for entry in LABEL_RULES]
 
 def auxiliary(classes: int, per_class: int = 2) -> tuple[Tensor, Tensor]:
     return pictures(classes * per_class, seed=99), torch.arange(classes).repeat(per_class)
+
+
+def test_the_solvers_rules_are_known_before_anything_else_was_imported() -> None:
+    code = """
+import torch, unsum
+torch.manual_seed(0)
+model = torch.nn.Linear(64, 20)
+update = unsum.capture(model, torch.randn(3, 64).relu(), torch.tensor([4, 4, 1]))
+assert unsum.labels(model, update).tolist() == [1, 4, 4]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def uniform_model(classes: int, inputs: int = 4) -> nn.Linear:

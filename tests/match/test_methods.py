@@ -18,7 +18,7 @@ CASES = [
     Case("ig", convnet, 2, 18.5, {"steps": 500, "total_variation": 1e-3}),
     Case("gradinversion", convnet, 2, 18.5, {"steps": 450, "restarts": 2, "total_variation": 1e-3}),
     Case("soft-g", lenet, 1, 25, LBFGS, soft=True),
-    Case("soft-f", lenet, 1, 20, LBFGS, soft=True),
+    Case("soft-f", lenet, 1, 20, LBFGS | {"separator": "soft"}, soft=True),
     Case("soft-gf", lenet, 1, 24, LBFGS, soft=True),
 ]
 

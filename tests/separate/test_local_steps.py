@@ -223,6 +223,8 @@ def test_what_cannot_be_followed_is_refused_in_a_sentence() -> None:
         unsum.separate(client.model, Update(update.gradients, "delta", 0.1), "local-steps")
     with pytest.raises(UnsumError, match="needs a change of weights"):
         unsum.separate(client.model, Update(update.gradients, training=LocalTraining(0.05, 2)), "local-steps")
+    with pytest.raises(UnsumError, match="8 samples cannot fill 9 steps"):
+        unsum.separate(client.model, replace(update, training=LocalTraining(0.05, 9)), "local-steps", batch_size=8)
     with pytest.raises(UnsumError, match="below 1"):
         LocalTraining(0.1, momentum=1.0)
     with pytest.raises(UnsumError, match="at least 1"):

@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 import unsum
 from flower_audit.task import network
 from unsum.integrations.flower import AuditStrategy, LocalTraining
+from unsum.integrations.flower_store import StoreUpdates
 
 app = ServerApp()
 
@@ -27,7 +28,7 @@ def train(grid: Grid, settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = network()
     strategy = AuditStrategy(
-        FedAvg(fraction_evaluate=0.0),
+        StoreUpdates(FedAvg(fraction_evaluate=0.0), out / "seen"),  # for `unsum audit --flower-run`, afterwards
         model,
         training=LocalTraining(settings["learning-rate"], steps=settings["local-steps"]),
         budget_seconds=10,  # these rounds take less than a second; the default would be a tenth of that

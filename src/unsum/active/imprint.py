@@ -130,14 +130,10 @@ def block_means(flat: Tensor, blocks: int) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class ImprintReader(Reader):
-    name: str
-    shape: tuple[int, ...]
     query: str
     bins: int
     h: Tensor = field(compare=False)  # (D,) the query in units of its spread
     thresholds: Tensor = field(compare=False)
-    pixel_range: tuple[float, float] | None = (0.0, 1.0)
-    photos: str = ""
 
     @property
     def summary(self) -> str:

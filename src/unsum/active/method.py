@@ -42,11 +42,14 @@ class Recovered:
     notes: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, repr=False)
 class Reader(ABC):
     """What the server remembers of its change."""
 
     name: str
     shape: tuple[int, ...]
+    pixel_range: tuple[float, float] | None = field(default=(0.0, 1.0), kw_only=True)
+    photos: str = field(default="", kw_only=True)  # what it knew of inputs
 
     @abstractmethod
     def read(self, update: Update) -> Recovered:
@@ -61,8 +64,6 @@ class Reader(ABC):
     def knowledge(self) -> Knowledge:
         """What an attacker needs who does this."""
         return Knowledge(may_change_model=True, auxiliary_photos=self.photos)
-
-    photos: str = ""
 
     def __repr__(self) -> str:
         return f"Reader({self.name}: {self.summary}, inputs {self.shape})"

@@ -103,12 +103,8 @@ class TrapLayer(nn.Module):
 
 @dataclass(frozen=True, repr=False)
 class TrapReader(Reader):
-    name: str
-    shape: tuple[int, ...]
     rows: int
     factor: float
-    pixel_range: tuple[float, float] | None = (0.0, 1.0)
-    photos: str = ""
 
     @property
     def summary(self) -> str:

@@ -205,13 +205,16 @@ def _more_than_the_head(case: Case) -> bool:
     loss = "cross-entropy" if case.options.loss is None else str(case.options.loss)
     classes, width = case.head.W.shape
     full = observe(case.head, None).rank >= most_samples(classes, width, loss)
-    return full and not case.defended  # in this order: marks of a defense are looked for in passes of their own
+    # In this order: marks of a defense are looked for in passes of their own. Rounding weights after every step looks like noise.
+    return full and not (case.changed if _several_steps(case) else case.defended)
 
 
 def _whole_by_spans(case: Case) -> Leak | None:
-    """The spans' answer where it is certain, or explains the gradient: the head cannot do better."""
+    """The spans' answer where it is certain, explains the gradient, or has the first local steps: the head cannot do better."""
     found = case.read_spans()
-    explains = found.batch_size > 0 and found.residual < UNEXPLAINED and not is_hopeless(found)
+    explains = (
+        found.batch_size > 0 and not is_hopeless(found) and (found.residual < UNEXPLAINED or _several_steps(case))
+    )
     return found if found.exact or explains else None
 
 
@@ -266,17 +269,17 @@ CHOICES = (
         "The first layers of this transformer gave the pictures themselves (tokens).",
     ),
     Choice(
-        "local-steps",
-        "the update is a change of weights, and says that the client took several steps",
-        _several_steps,
-        lambda case: case.separate("local-steps"),
-    ),
-    Choice(
         "spans",
         "the head's gradient has its full rank: two layers below it may hold more samples than it can tell apart",
         _more_than_the_head,
         _whole_by_spans,
         "The last layer alone cannot tell so many samples apart; two layers below it can (spans).",
+    ),
+    Choice(
+        "local-steps",
+        "the update is a change of weights, and says that the client took several steps, which the layers below did not tell",
+        lambda case: case.best is None and _several_steps(case),
+        lambda case: case.separate("local-steps"),
     ),
     Choice(
         "crowded",

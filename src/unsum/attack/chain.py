@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from unsum.attack.auto import auto, only
 from unsum.attack.case import separate_by
+from unsum.attack.counts import with_counts
 from unsum.attack.cut import cut_short
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses, walked_down, with_guess, with_pictures, with_pixels
@@ -34,6 +35,7 @@ from unsum.progress import SILENT, OneLine, Progress
 from unsum.sharing import sharing
 from unsum.update import Update
 
+_SAME_FEATURES = 1e-3  # relative difference up to which two answers tell one sample: what a certificate allows
 _SMALLEST_PICTURE = 11  # side of the window that structural similarity is measured in
 
 
@@ -135,6 +137,7 @@ def _run(model: nn.Module, update: Update, options: AttackOptions, progress: Pro
         leak = _with_rule(model, update, options, options.label_rule, progress)
     if leak.tokens is None and not is_language_model(model):  # of text there is nothing to draw
         leak = _with_inputs(model, update, leak, options, progress)
+    leak = with_counts(model, update, leak, options)
     return replace(leak, seconds=time.perf_counter() - start)
 
 
@@ -211,10 +214,24 @@ def _with_maps(model: nn.Module, update: Update, leak: Leak, options: AttackOpti
         return leak
     attempt = Attempt("spans", found, at_head=False, blind="" if found.exact else "maps that it did not tell apart")
     tried = [*leak.tried, attempt]
-    if not found.exact or found.batch_size != leak.batch_size:
+    if found.batch_size != leak.batch_size:
         return replace(leak, tried=tried)
+    if not found.exact:
+        return _with_maps_of(found, replace(leak, tried=tried))
     note = "The last layer told every sample; two convolutions below it told their maps as well (spans)."
     return replace(found, knowledge=leak.knowledge, tried=tried, notes=[note, *found.notes])
+
+
+def _with_maps_of(found: Leak, leak: Leak) -> Leak:
+    """The head's answer with maps that nothing certifies, where their features are those that its certificate vouches for."""
+    apart = torch.cdist(leak.features.double(), found.features.to(leak.features.device).double())
+    nearest = apart.argmin(1)
+    off = apart.amin(1) / leak.features.double().norm(dim=1)
+    if len(set(nearest.tolist())) < len(nearest) or not bool((off < _SAME_FEATURES).all()):
+        return leak
+    inner = {name: maps[nearest.to(maps.device)] for name, maps in found.inner.items()}
+    note = f"Two convolutions below the last layer told maps that fit its features to {float(off.max()):.1g} (spans)."
+    return replace(leak, inner=inner, notes=[*leak.notes, note, "The maps are not certified.", *found.notes])
 
 
 def _peeled(model: nn.Module, update: Update, leak: Leak, seed: int, progress: Progress) -> Leak:

@@ -84,7 +84,7 @@ def finding_of(number: int, client: str, update: Update, leak: Leak) -> ClientFi
         predicted_error=leak.predicted_error,
         leakage=expected_leakage(leak),
         batch_size=leak.batch_size,
-        label_counts=dict(sorted(Counter(leak.labels.tolist()).items())),
+        label_counts=_label_counts(leak),
         exact_inputs=inputs,
         method=leak.method,
         seconds=leak.seconds,
@@ -95,6 +95,14 @@ def finding_of(number: int, client: str, update: Update, leak: Leak) -> ClientFi
         reason=leak.undecided if math.isnan(expected_leakage(leak)) else "",
         granted=tuple(leak.knowledge.granted()),
     )
+
+
+def _label_counts(leak: Leak) -> dict[int, int]:
+    """Of the samples that were found or, after many local steps, of all that the client has."""
+    counted = leak.label_counts
+    if counted is None or counted.samples is None:
+        return dict(sorted(Counter(leak.labels.tolist()).items()))
+    return {label: int(count) for label, count in enumerate(counted.counts.tolist()) if count}
 
 
 def expected_leakage(leak: Leak) -> float:

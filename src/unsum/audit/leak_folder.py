@@ -23,6 +23,7 @@ def leak_summary(leak: Leak, *, model: str, texts: list[str] | None = None) -> d
             "granted": leak.knowledge.granted(),
             "batch_size": leak.batch_size,
             "labels": leak.labels.tolist(),
+            "label_counts": None if leak.label_counts is None else leak.label_counts.to_dict(),
             "tokens": leak.tokens,
             "texts": texts,
             "exact": leak.exact,

@@ -126,9 +126,9 @@ class Published:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing of an experiment: a curve of `y` over `x` for every attack, of its losses over steps, or a grid of pictures."""
+    """A drawing of an experiment: a curve of `y` over `x` or of losses over steps for every attack, points, or pictures."""
 
-    kind: Literal["curve", "history", "pictures"]
+    kind: Literal["curve", "history", "scatter", "pictures"]
     x: str = ""
     y: str = ""
     x_title: str = ""

@@ -46,7 +46,8 @@ def draw(table: Table, path: Path) -> bool:
     figure = table.experiment.figure
     if figure is None:
         raise UnsumError(f"The table {table.experiment.name!r} has no figure; `unsum bench list` shows which have one.")
-    drawn = _pictures(table) if figure.kind == "pictures" else _curves(table, figure)
+    make = {"pictures": lambda: _pictures(table), "scatter": lambda: _scatter(table)}
+    drawn = make.get(figure.kind, lambda: _curves(table, figure))()
     if drawn is None:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,6 +90,32 @@ def curves(table: Table, figure: Figure) -> dict[str, list[tuple[float, float]]]
         if value is not None:
             found.setdefault(str(row.cell.attack), []).append((coordinate(row.cell, figure.x), value))
     return {name: sorted(points) for name, points in found.items() if len(points) > 1}
+
+
+def _scatter(table: Table) -> Any | None:
+    """Right solutions and twins: their pictures against L_w and against the cross-entropy, one mark for each row."""
+    points = [(str(row.cell.attack), _points(row)) for row in table.rows]
+    known = [(name, found) for name, found in points if found]
+    if not known:
+        return None
+    with _plot((9.0, 6.4), 2) as (drawn, axes):
+        for axis, place, title in zip(axes, (0, 1), ("L_w at the end", "cross-entropy at the end"), strict=True):
+            for (name, found), (color, mark, _) in zip(known, cycle(_LINES), strict=False):
+                axis.scatter(
+                    [one[place] for one in found], [one[2] for one in found], s=12, color=color, marker=mark, label=name
+                )
+            axis.set(xlabel=title, ylabel="PSNR, dB", xscale="log" if place == 0 else "linear")
+        axes[0].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.0))
+        drawn.subplots_adjust(hspace=0.35)
+    return drawn
+
+
+def _points(row: Row) -> list[tuple[float, float, float]]:
+    """(L_w, cross-entropy, PSNR) of every solution that the row's cell noted."""
+    values = row.measured[0].outcome.values if row.measured else {}
+    count = int(values.get("batches", 0))
+    names = [[f"{name}_of_{i}" for name in ("w", "entropy", "psnr")] for i in range(count)]
+    return [(values[w], values[e], values[p]) for w, e, p in names if {w, e, p} <= values.keys()]
 
 
 def histories(table: Table) -> dict[str, list[tuple[float, float]]]:

@@ -86,7 +86,7 @@ def of_torchvision(network: Network) -> Any:  # torchvision says nothing of type
     return torchvision.models.get_model(network.name, weights=None, num_classes=network.classes)
 
 
-class Block(nn.Module):
+class SmallBlock(nn.Module):
     """Two convolutions of 3 × 3 around which the input is carried along."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -105,7 +105,9 @@ class Block(nn.Module):
 def small_resnet(network: Network) -> nn.Sequential:
     """Four blocks for photos of 32²: learns a few thousand of them in seconds on a GPU."""
     widths = (32, 64, 128, 256)
-    blocks = [Block(inputs, outputs, 1 if i == 0 else 2) for i, (inputs, outputs) in enumerate(pairwise((3, *widths)))]
+    blocks = [
+        SmallBlock(inputs, outputs, 1 if i == 0 else 2) for i, (inputs, outputs) in enumerate(pairwise((3, *widths)))
+    ]
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], network.classes))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -18,7 +18,6 @@ from unsum.deadline import interruptible
 from unsum.files.report_folder import check_folder
 
 if TYPE_CHECKING:
-    from unsum.invert.refine import Mode
     from unsum.leak import Leak
 
 
@@ -26,13 +25,9 @@ if TYPE_CHECKING:
 def command(
     named: options.NamedModel,
     captured: options.Captured,
+    asked: options.ChosenAttack,
     previous: options.PreviousOption = None,
-    attack: options.AttackOption = "auto",
-    labels: options.LabelsOption = None,
     batch_size: Annotated[int | None, Option(help="Grant the attacker the batch size.")] = None,
-    loss: options.LossOption = None,
-    inverse: options.InverseOption = None,
-    refine: options.RefineOption = None,
     time_limit: options.TimeLimitOption = None,
     eval_mode: Annotated[bool, Option("--eval-mode", help="The client's BatchNorm used running statistics.")] = False,
     out: Annotated[Path, Option(help="Folder for leak.safetensors, leak.json and pictures.")] = Path("unsum-leak"),
@@ -51,16 +46,9 @@ def command(
         from unsum.audit.text import texts_of
         from unsum.client.step import in_mode
         from unsum.models.received import Received
-    wanted = AttackOptions(
-        attack,
-        batch_size=batch_size,
-        label_rule=labels,
-        inverse=inverse,
-        refine=cast("Mode | None", refine),  # checked below, with a sentence
-        loss=loss,
-        time_limit=options.seconds(time_limit, AttackOptions(attack).steps),
-        seed=seed,
-    )
+    known = {name: value for name, value in vars(asked).items() if name != "attack"}
+    limit = options.seconds(time_limit, AttackOptions(asked.attack).steps)
+    wanted = AttackOptions(asked.attack, **known, batch_size=batch_size, time_limit=limit, seed=seed)
     wanted.check()
     inputs = Inputs(update=Received(**vars(captured), previous=previous), seed=seed, **vars(named))
     chosen = options.usable_device(device)

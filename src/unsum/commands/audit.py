@@ -15,6 +15,7 @@ from typer import Option
 import unsum
 from unsum.commands import options
 from unsum.commands.audit_many import audit_many
+from unsum.commands.audit_run import audit_run
 from unsum.commands.stages import OUT, PROGRESS, loading, stages
 from unsum.deadline import interruptible
 from unsum.errors import UnsumError, first_line
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 def command(
     named: options.NamedModel,
     captured: options.Captured,
+    given: options.ClientData,
+    chosen: options.ChosenAttack,
     updates: Annotated[
         Path | None,
         Option(
@@ -42,13 +45,14 @@ def command(
     ray: Annotated[
         str | None, Option(help="With --updates: a Ray cluster instead: auto, local or an address, HOST:PORT.")
     ] = None,
-    data: options.DataOption = None,
-    target: options.TargetOption = None,
-    columns: options.ColumnsOption = None,
-    loss: options.LossOption = None,
-    inverse: options.InverseOption = None,
+    flower_run: Annotated[
+        Path | None,
+        Option(
+            help="A federated run that StoreUpdates wrote: every client and round, over time, in run.html under --out; --batch "
+            "is then how many samples one local step sees."
+        ),
+    ] = None,
     batch: Annotated[int | None, Option(help="How many photos or rows the client trains on.", show_default="8")] = None,
-    same_label: options.SameLabelOption = 0,
     defense: options.DefenseOption = None,
     sweep: Annotated[
         list[str] | None,
@@ -74,9 +78,6 @@ def command(
         str | None,
         Option(help="A server that changes the model first, from `unsum list`: imprint, imprint:bins=64, traps."),
     ] = None,
-    attack: options.AttackOption = "auto",
-    labels: options.LabelsOption = None,
-    refine: options.RefineOption = None,
     batch_size_known: Annotated[
         bool, Option("--batch-size-known", help="Grant the attacker the batch size (of a captured update: --batch).")
     ] = False,
@@ -122,26 +123,30 @@ def command(
         from unsum.commands.audit_tables import show, show_sweep
         from unsum.defend import parse_defense
     check_gate(fail_above, junit, sarif, sweeping=bool(sweep))
-    limit = options.seconds(time_limit, AttackOptions(attack).steps)
+    limit = options.seconds(time_limit, AttackOptions(chosen.attack).steps)
+    others = (given.data, sweep, defense, server, chosen.label_rule, chosen.inverse, chosen.refine, junit, sarif)
     if updates is not None:
-        _refuse_others(
-            data,
-            sweep,
-            defense,
-            server,
-            labels,
-            inverse,
-            refine,
-            junit,
-            sarif,
-            captured.update,
-            captured.before,
-            buffers,
-        )
-        how: dict[str, Any] = {"method": attack, "loss": loss, "train": not eval_mode, "time_limit": limit}
+        _refuse_others(*others, captured.update, captured.before, buffers)
+        how: dict[str, Any] = {
+            "method": chosen.attack,
+            "loss": chosen.loss,
+            "train": not eval_mode,
+            "time_limit": limit,
+        }
         how |= {"batch_size": batch if batch_size_known else None, "device": options.usable_device(device)}
         gate: dict[str, Any] = {"fail_above": fail_above, "as_json": as_json}
         audit_many(updates, named, captured, out=out, processes=processes, ray=ray, seed=seed, **gate, **how)
+        return
+    if flower_run is not None:
+        _refuse_others(*others, captured.update, captured.before, buffers, chosen.loss)
+        gated: dict[str, Any] = {"fail_above": fail_above, "as_json": as_json, "seed": seed}
+        told: dict[str, Any] = {
+            "batch": batch,
+            "attack": chosen.attack,
+            "time_limit": time_limit,
+            "train": not eval_mode,
+        }
+        audit_run(flower_run, named, captured, out=out, **told, **gated)
         return
     if processes is not None or ray is not None:
         raise UnsumError("--processes and --ray are for many updates; add --updates FOLDER/, or leave them out.")
@@ -157,20 +162,11 @@ def command(
             "--keep-under, --utility-data and --no-utility belong to a sweep; add, say, --sweep noise=1e-5..1e-1."
         )
     shared: dict[str, Any] = {  # what a sweep takes as one round does; refused there, with a sentence
-        **vars(named),
-        "data": data,
-        "target": target,
-        "columns": columns,
+        **vars(named) | vars(given) | vars(chosen),
         "batch": batch,
-        "same_label": same_label,
         "defenses": [parse_defense(text) for text in defense or []],
-        "attack": attack,
-        "label_rule": labels,
-        "refine": refine,
         "batch_size_known": batch_size_known,
-        "inverse": inverse,
         "train": not eval_mode,
-        "loss": loss,
         "time_limit": limit,
         **(captured.simulated() if received is None else {}),
         "device": options.usable_device(device),
@@ -195,19 +191,19 @@ def command(
         else:
             show_sweep(swept, page)
         return
-    with stages(AttackOptions(attack).steps) as shown, interruptible():
+    with stages(AttackOptions(chosen.attack).steps) as shown, interruptible():
         asked: dict[str, Any] = {"update": received, "server": server, "compare": compare, "buffers": buffers}
         result = unsum.audit(**shared, **asked, progress=shown)
         shown.say("Writing the report")
         page = _written(result, out, force)
     held = result.gate(DEFAULT_LEVEL if fail_above is None else fail_above)
     write_gate(result, held, page, junit=junit, sarif=sarif)
-    gated = fail_above is not None
+    has_gate = fail_above is not None
     if as_json:
-        _print(result.to_dict() | ({"gate": held.to_dict()} if gated else {}), page)
+        _print(result.to_dict() | ({"gate": held.to_dict()} if has_gate else {}), page)
     else:
         show(result, page)
-    if gated:
+    if has_gate:
         console = PROGRESS if as_json else OUT
         console.print(held.reason, style="red" if held.exit_code else "green", soft_wrap=True)
         raise typer.Exit(held.exit_code)
@@ -216,7 +212,7 @@ def command(
 def _refuse_others(*given: object) -> None:
     if any(given):
         raise UnsumError(
-            "--updates attacks what was captured, as it is, and writes rows; leave out data, single updates, defenses, sweeps, "
+            "--updates and --flower-run attack what was captured, as it is; leave out data, single updates, defenses, sweeps, "
             "servers, label rules, pictures, --buffers, --junit and --sarif."
         )
 

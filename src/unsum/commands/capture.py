@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,13 +24,10 @@ if TYPE_CHECKING:
 @options.spread
 def command(
     named: options.NamedModel,
-    data: options.DataOption = None,
-    target: options.TargetOption = None,
-    columns: options.ColumnsOption = None,
+    given: options.ClientData,
     batch: Annotated[
         int | None, Option(help="How many photos (or texts) the client trains on.", show_default="8")
     ] = None,
-    same_label: options.SameLabelOption = 0,
     defense: options.DefenseOption = None,
     eval_mode: options.EvalOption = False,
     buffers: options.BuffersOption = False,
@@ -58,8 +54,7 @@ def command(
     chosen = options.usable_device(device)
     with stages() as shown:
         shown.say("Loading the model and the client's photos")
-        inputs = Inputs(data=data, batch=batch, same_label=same_label, seed=seed, **vars(named))
-        inputs = replace(inputs, target=target, columns=columns)
+        inputs = Inputs(batch=batch, seed=seed, **vars(named) | vars(given))
         text = is_text(named.model)
         loaded, images, targets, mask = _of_text(inputs) if text else _of_photos(inputs)
         name, network = loaded.name, loaded.model
@@ -75,7 +70,7 @@ def command(
     out.parent.mkdir(parents=True, exist_ok=True)
     update.save(out)
     values = sum(gradient.numel() for gradient in update.gradients.values())
-    what = "texts" if text else "photos" if target is None else "rows"
+    what = "texts" if text else "photos" if given.target is None else "rows"
     defenses = " | ".join(repr(part) for part in chain) or "none"
     if as_json:
         content = {"update": str(out), "model": name, "samples": len(images), "defenses": defenses, "seed": seed}

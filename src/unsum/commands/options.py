@@ -28,11 +28,6 @@ DataOption = Annotated[
         show_default="the embedded ones",
     ),
 ]
-TargetOption = Annotated[str | None, Option(help="Of a table: the column that the model predicts.")]
-ColumnsOption = Annotated[
-    str | None,
-    Option(help="Of a table: what columns are, where that shall not be guessed: zip=category,age=number,id=skip."),
-]
 PreviousOption = Annotated[
     Path | None,
     Option(
@@ -40,21 +35,8 @@ PreviousOption = Annotated[
         "taken off."
     ),
 ]
-LossOption = Annotated[
-    str | None, Option(help="The client's loss, if not cross-entropy: bce, mse or focal:GAMMA; the attacker is told.")
-]
-InverseOption = Annotated[
-    list[Path] | None,
-    Option(help="What `unsum train-inverse` wrote for this backbone (--out), for pictures; repeat for inner layers."),
-]
-SameLabelOption = Annotated[int, Option(help="How many of them share one label; 0 takes them as they come.")]
 DefenseOption = Annotated[
     list[str] | None, Option(help="noise:STD, clip:NORM, sign … from `unsum list`; repeat to chain, in order.")
-]
-AttackOption = Annotated[str, Option(help="auto, or an attack from `unsum list`.")]
-LabelsOption = Annotated[str | None, Option(help="A label rule from `unsum list` that finds the labels first.")]
-RefineOption = Annotated[
-    str | None, Option(help="Refine the pictures: features (raises PSNR), or the published f, g, gf.")
 ]
 EvalOption = Annotated[bool, Option("--eval-mode", help="The client's BatchNorm uses running statistics.")]
 TimeLimitOption = Annotated[
@@ -109,6 +91,42 @@ class NamedModel:
     download: Annotated[
         bool, Option("--download", help="Fetch published torchvision weights that are not on this disk.")
     ] = False
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """What a simulated client trains on, as `unsum.audit` takes it."""
+
+    data: DataOption = None
+    target: Annotated[str | None, Option(help="Of a table: the column that the model predicts.")] = None
+    columns: Annotated[
+        str | None,
+        Option(help="Of a table: what columns are, where that shall not be guessed: zip=category,age=number,id=skip."),
+    ] = None
+    same_label: Annotated[int, Option(help="How many of them share one label; 0 takes them as they come.")] = 0
+
+
+@dataclass(frozen=True)
+class ChosenAttack:
+    """How its update is attacked, as `unsum.audit` takes it."""
+
+    attack: Annotated[str, Option(help="auto, or an attack from `unsum list`.")] = "auto"
+    label_rule: Annotated[
+        str | None, Option("--labels", help="A label rule from `unsum list` that finds the labels first.")
+    ] = None
+    inverse: Annotated[
+        list[Path] | None,
+        Option(
+            help="What `unsum train-inverse` wrote for this backbone (--out), for pictures; repeat for inner layers."
+        ),
+    ] = None
+    refine: Annotated[
+        str | None, Option(help="Refine the pictures: features (raises PSNR), or the published f, g, gf.")
+    ] = None
+    loss: Annotated[
+        str | None,
+        Option(help="The client's loss, if not cross-entropy: bce, mse or focal:GAMMA; the attacker is told."),
+    ] = None
 
 
 @dataclass(frozen=True)

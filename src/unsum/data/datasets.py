@@ -17,6 +17,10 @@ from unsum.data.sources import Source, open_source, unambiguous
 from unsum.errors import UnsumError, first_line, optional, unknown_name
 
 _PICKLED = ("LSUN", "LSUNClass")
+_FACES, _PEOPLE = (
+    "CelebA",
+    10_177,
+)  # photos are labeled by who is on them, counted from one; so many are in the data set
 # numpy's own way to pickle an array, under the names of its old and new releases.
 _ALLOWED = {
     (f"{package}.multiarray", "_reconstruct") for package in ("numpy.core", "numpy._core")
@@ -67,13 +71,18 @@ def torchvision_source(name: str, root: str) -> Source:
         raise UnsumError(
             f"torchvision's {name} keeps pickles beside its pictures, and unsum runs no code out of files."
         )
-    options = {"download": False} if "download" in inspect.signature(_kind(name)).parameters else {}
+    options: dict[str, Any] = {"download": False} if "download" in inspect.signature(_kind(name)).parameters else {}
+    if name == _FACES:  # by default it gives forty attributes, not one label
+        options["target_type"] = "identity"
     try:
         with plain_pickles():
             held = _kind(name)(root, **options)
         count = len(held)
     except Exception as error:  # each of the data sets has its own ways to fail
         raise UnsumError(f"torchvision cannot open {name} in {root!r}: {first_line(error)}.") from error
+    if name == _FACES:
+        labels, people = [int(person) - 1 for person in held.identity.flatten()], range(1, _PEOPLE + 1)
+        return _source(name, labels, [str(person) for person in people], lambda i: _pixels(held[i][0]))
     labels = _labels(held, name, count)
     return _source(name, labels, getattr(held, "classes", None), lambda i: _pixels(held[i][0]))
 

@@ -13,6 +13,7 @@ UNFINISHED = "unfinished"  # the folder of a sweep that was interrupted, inside 
 _OURS = {
     "result.json": {"schema", "kind", "verdict"},
     "sweep.json": {"schema", "kind", "keep_under"},
+    "run.json": {"schema", "kind", "updates"},
     "leak.json": {"model", "granted", "predicted_error"},
 }
 _LARGEST = 1 << 26  # bytes of such a file

@@ -14,6 +14,7 @@ from torch import nn
 
 from unsum.attack.auto import only, quick
 from unsum.attack.chain import run_attack
+from unsum.attack.counts import with_counts
 from unsum.attack.cut import cut_short
 from unsum.attack.options import AttackOptions
 from unsum.audit.finding import ClientFinding as ClientFinding
@@ -57,6 +58,8 @@ def attack_seen(
     """
     with limited_to(time_limit) as deadline, sharing():
         leak = _attacked_twice(model, seen, attack, train=train, seed=seed)
+        with in_mode(model, train):
+            leak = with_counts(model, seen.update, leak, AttackOptions(seed=seed))
     return cut_short(leak, deadline)
 
 

@@ -54,7 +54,7 @@ class Probe:
     def row_sums(self, inputs: Tensor, label: int | None) -> Tensor:
         """(C,) g for a batch of one label, in float64; None leaves out the label's own share and so gives the offset."""
         W, b = self.head.W, self.head.b
-        features = self._features(inputs).to(W)
+        features = self.features(inputs).to(W)
         sums = features.sum(1, dtype=torch.float64)
         P = torch.nn.functional.linear(features, W, b).double().softmax(1)
         g = (P * sums[:, None]).mean(0)
@@ -66,7 +66,7 @@ class Probe:
         """The shape of one input, found by trying: the first layer tells the channels, the forward pass the rest."""
         for shape in self._likely_shapes():
             try:
-                self._features(torch.zeros(2, *shape))
+                self.features(torch.zeros(2, *shape))
             except RuntimeError:  # what torch raises where shapes do not fit
                 continue
             return shape
@@ -84,7 +84,7 @@ class Probe:
                     yield (channels, side, side)
                 return
 
-    def _features(self, inputs: Tensor) -> Tensor:
+    def features(self, inputs: Tensor) -> Tensor:
         """(n, H) what reaches the head; dropout is drawn anew from the seed, not from the caller's random state."""
         linear = self.model.get_submodule(self.head.name)
         weight = next(self.model.parameters())

@@ -125,11 +125,9 @@ def _targets(
     B, classes = knowledge.known_batch_size, find_head(model)[1].out_features
     granted = knowledge.targets(classes)
     if separator:
-        given = {"labels": knowledge.labels, "batch_size": knowledge.batch_size, "seed": seed}
-        leak = separate(model, update, separator, **given)
-        predicts = (
-            separator != "soft"
-        )  # which finds a sample or says that it did not, and how far it is off it never says
+        labels, B = knowledge.labels, knowledge.batch_size
+        leak = separate(model, update, separator, labels=labels, batch_size=B, seed=seed)
+        predicts = separator != "soft"  # that one finds a sample or says that it did not, and predicts no error
         if leak.predicted_error == math.inf or (predicts and math.isnan(leak.predicted_error)):
             raise UnsumError(f"{chosen.name!r} separates first, and that failed: {leak.notes[0]}")
         return leak.targets, leak, [f"Labels and features were found by the separator {leak.method!r}.", *leak.notes]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from unsum.errors import UnsumError
 from unsum.files.tensor_file import read_tensors
 from unsum.head import find_head
+from unsum.models.strides import refuse_other_version
 
 _SHOWN = 3  # names in an error
 
@@ -28,6 +29,7 @@ def load_weights(model: nn.Module, path: Path) -> bool:
     expected = {name: tensor for name, tensor in own.items() if name not in left_out}
     _check(path, given, expected)
     model.load_state_dict(given, strict=False)
+    refuse_other_version(model, path.name)
     return fits
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from contextlib import ExitStack
 
 import torch
@@ -47,21 +48,25 @@ def picture_shape(step: Step, flattens: bool, shape: Shape | None) -> tuple[Shap
 
 def _observed(chain: Chain, model: nn.Module, shape: Shape) -> list[Shape]:
     """By sending zeros of the given shape through the model."""
+    try:
+        read = shapes_read(model, [step.module for step in chain.steps], shape)
+    except (RuntimeError, ValueError) as error:
+        raise UnsumError(f"The model takes no input of shape {shape}: {str(error).splitlines()[0]}.") from error
+    return [read[step.module] for step in chain.steps]
+
+
+def shapes_read(model: nn.Module, layers: Iterable[nn.Module], shape: Shape) -> dict[nn.Module, Shape]:
+    """The shape of what each layer reads of one input of `shape`; no statistics are touched, and a batch of one is allowed."""
     seen: dict[nn.Module, Shape] = {}
 
     def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         seen[module] = tuple(inputs[0].shape[1:])
 
-    like = next(model.parameters())
-    with ExitStack() as hooks:
-        for step in chain.steps:
-            hooks.enter_context(step.module.register_forward_pre_hook(note))
-        try:
-            with in_eval_mode(model), torch.no_grad():  # no statistics are touched, and a batch of one is allowed
-                model(torch.zeros(1, *shape, dtype=like.dtype, device=like.device))
-        except (RuntimeError, ValueError) as error:
-            raise UnsumError(f"The model takes no input of shape {shape}: {str(error).splitlines()[0]}.") from error
-    return [seen[step.module] for step in chain.steps]
+    with ExitStack() as hooks, in_eval_mode(model), torch.no_grad():
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_pre_hook(note))
+        model(torch.zeros(1, *shape).to(next(model.parameters())))
+    return seen
 
 
 def _guessed(chain: Chain) -> list[Shape]:

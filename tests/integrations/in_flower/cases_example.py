@@ -30,6 +30,12 @@ def _environment() -> dict[str, str]:
 def test_the_example_trains_audits_and_ends_in_a_report(tmp_path: Path) -> None:
     from flower_audit_labels import labels_of
 
+    from unsum.integrations.stored import replies
+    from unsum.local_training import LocalTraining
+
+    sys.path.insert(0, str(PROJECT))
+    from flower_audit.task import network
+
     out = simulate(tmp_path, "--rounds", "2")
     lines = [json.loads(line) for line in (tmp_path / "flower-audit-report" / "leakage.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 1, 2, 2]
@@ -39,6 +45,11 @@ def test_the_example_trains_audits_and_ends_in_a_report(tmp_path: Path) -> None:
         found = [line["label_counts"] for line in lines if line["round"] == number]
         assert sorted(map(str, found)) == sorted(str(labels_of(client, number)) for client in (0, 1))
     assert "The worst was client" in out
+    kept = list(replies(tmp_path / "flower-audit-report" / "seen"))  # what StoreUpdates left gives the same again
+    assert [(one.round, one.client) for one in kept] == sorted((line["round"], line["client"]) for line in lines)
+    again = kept[0].audited(network(), LocalTraining(batch_size=8), None, train=True, seed=0, time_limit=20)
+    first = next(line for line in lines if (line["round"], line["client"]) == (kept[0].round, kept[0].client))
+    assert {str(label): count for label, count in again.finding.label_counts.items()} == first["label_counts"]
     assert "<html" in (tmp_path / "flower-audit-report" / "worst" / "report.html").read_text("utf-8")
 
 

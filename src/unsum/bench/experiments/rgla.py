@@ -169,7 +169,9 @@ def _accuracy(accuracy: float) -> str:
 
 
 def by_accuracy(size: Size) -> tuple[Grid, ...]:
-    goals, batches = (paper.ACCURACIES, tuple(paper.LOSS_ERRORS)) if size != "smoke" else (paper.ACCURACIES[2:4], (8,))
+    goals, batches = (
+        (paper.ACCURACIES, tuple(paper.LOSS_ERRORS)) if size != "smoke" else (paper.ACCURACIES[2:4], (4, 8))
+    )
     attacks = tuple(Attack("l̂", (("accuracy", g),), "labels", family="estimate", title=_accuracy(g)) for g in goals)
     network = Network("conv", 16, 20) if size == "smoke" else Network("small resnet", 32, 100)
     return (Grid((network,), attacks, batches, data="photos" if size == "smoke" else "cifar"),)

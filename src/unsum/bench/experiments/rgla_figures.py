@@ -116,6 +116,8 @@ def _curve(x: str, x_title: str, *, log_x: bool = False) -> Figure:
 
 TWINS = (
     Column("twins", "twins of all", ".0%"),
+    Column("right_psnr", "PSNR, right"),
+    Column("twin_psnr", "twin"),
     Column("right_error", "feature error, right", ".1e"),
     Column("twin_error", "twin", ".1e"),
     Column("right_w", "L_w, right", ".1e"),
@@ -139,6 +141,7 @@ FIGURES = (
         *("figure 3", "right solutions and twins", twins, TWINS),
         also="The embedded network at both sizes: a solution is a twin where a sample's own features are more than 5 % off. "
         '"From labels" starts near the labels, where twins are said to lie.',
+        figure=Figure("scatter"),
     ),
     declared(
         *("figure 4 left", "PSNR against duplicates", by_duplicates, (PSNR,)),

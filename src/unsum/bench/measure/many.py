@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from unsum.bench.declare import Cell, Network
 from unsum.bench.material import Material
-from unsum.bench.measure.pictures import Pictures, pictures_for
+from unsum.bench.measure.pictures import PictureScores, pictures_for
 from unsum.bench.measure.round import Drawn, defenses, draw
 from unsum.bench.networks import build
 from unsum.client.capture import capture, in_mode
@@ -68,7 +68,7 @@ class HeadRound:
 
 
 @dataclass(frozen=True)
-class Found:
+class HeadAnswer:
     """An attack's answer for one draw, in its own order."""
 
     features: Tensor
@@ -78,7 +78,7 @@ class Found:
 
 def many(cell: Cell, material: Material) -> dict[str, float]:
     """The figures of `cell.draws` batches: means with their standard errors (`NAME_se`), and how many batches there were."""
-    pictures = pictures_for(_backbone(cell.network, material), cell.network.size, material)
+    pictures = pictures_for(backbone(cell.network, material), cell.network.size, material)
     spent: dict[str, float] = {}
     answers = _together(cell, material, spent) if cell.attack.name == "rgla" else _in_turn(cell, material, spent)
     rows = [{**_scores(one, found, pictures), **more} for one, found, more in answers]
@@ -105,7 +105,7 @@ def rounds(cell: Cell, material: Material) -> Iterator[HeadRound]:
 
 def play_head(cell: Cell, material: Material) -> HeadRound:
     """One draw: photos and noise depend on seed and defense alone, and the head on the seed."""
-    backbone = _backbone(cell.network, material)
+    model = backbone(cell.network, material)
     photos = replace(cell, attack=replace(cell.attack, name="", options=(), title=""), defense="none", same=0, draws=1)
     drawn, images, labels, features = _features(photos, material)
     if cell.same:
@@ -115,10 +115,10 @@ def play_head(cell: Cell, material: Material) -> HeadRound:
     parts = defenses(cell.defense)
     noise_seed = cell.seed + zlib.crc32(cell.defense.encode())
     if cell.defense.partition(":")[0] in _WHOLE:
-        name = find_head(backbone)[0]
-        backbone.set_submodule(name, head)
+        name = find_head(model)[0]
+        model.set_submodule(name, head)
         torch.manual_seed(noise_seed)
-        whole = capture(backbone, images, labels, train=cell.network.train, defenses=parts)
+        whole = capture(model, images, labels, train=cell.network.train, defenses=parts)
         update = Update({part: whole.gradients[f"{name}.{part}"] for part in ("weight", "bias")})
     else:
         torch.manual_seed(noise_seed)
@@ -127,7 +127,7 @@ def play_head(cell: Cell, material: Material) -> HeadRound:
 
 
 @lru_cache(maxsize=2)
-def _backbone(network: Network, material: Material) -> nn.Module:
+def backbone(network: Network, material: Material) -> nn.Module:
     """The network on its device; its head is replaced by every draw's own."""
     model = build(network, seed=0, weights=material.weights).to(material.device)
     return model.train(network.train)
@@ -138,16 +138,16 @@ def _features(cell: Cell, material: Material) -> tuple[Drawn, Tensor, Tensor, Te
     """What was drawn; its images, labels and features on the device."""
     drawn = draw(cell, material)
     images = drawn.images.to(material.device)
-    features = _features_of(_backbone(cell.network, material), images, cell.network.train)
+    features = _features_of(backbone(cell.network, material), images, cell.network.train)
     return drawn, images, drawn.labels.to(material.device), features
 
 
-def _features_of(backbone: nn.Module, images: Tensor, train: bool) -> Tensor:
-    with in_mode(backbone, train), torch.no_grad():
-        return collect_features(backbone, images).flatten(1)
+def _features_of(model: nn.Module, images: Tensor, train: bool) -> Tensor:
+    with in_mode(model, train), torch.no_grad():
+        return collect_features(model, images).flatten(1)
 
 
-Answers = Iterator[tuple[HeadRound, Found, dict[str, float]]]
+Answers = Iterator[tuple[HeadRound, HeadAnswer, dict[str, float]]]
 
 
 def _options(cell: Cell, material: Material) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _in_turn(cell: Cell, material: Material, spent: dict[str, float]) -> Answers
         with _clock(material, spent):
             options = _options(cell, material)
             leak = separate(one.head, one.update, cell.attack.name, seed=number, **known, **options)
-        yield one, Found(leak.features, leak.logits, leak.labels), {"exact": float(leak.exact)}
+        yield one, HeadAnswer(leak.features, leak.logits, leak.labels), {"exact": float(leak.exact)}
 
 
 def _together(cell: Cell, material: Material, spent: dict[str, float]) -> Answers:
@@ -207,22 +207,22 @@ def _together(cell: Cell, material: Material, spent: dict[str, float]) -> Answer
         ended = {"loss": float(sums[-1, number]), "arrived": float(record.steps[int(near[number])])}
         noted = range(0, len(record.steps), max(1, len(record.steps) // _NOTED))
         ended |= {f"loss_at_{record.steps[i]}": float(sums[i, number]) for i in noted}
-        yield one, Found(features.float(), logits[number], known[number]), ended
+        yield one, HeadAnswer(features.float(), logits[number], known[number]), ended
 
 
 def _start_logits(start: str, cell: Cell, one: HeadRound, labels: Tensor, material: Material) -> Tensor | None:
     """What the model answers to photos of the attacker's own, or to FGLA's pictures, where RGLA starts from there."""
-    backbone = _backbone(cell.network, material)
+    model = backbone(cell.network, material)
     if start == "photos":
         pictures = one.drawn.others[0][: len(labels)].to(material.device)
     elif start == "reconstruction":
-        drawing = pictures_for(backbone, cell.network.size, material).required()
+        drawing = pictures_for(model, cell.network.size, material).required()
         ratio = fgla(Head.of(one.head, one.update), Knowledge(labels=labels), seed=0)
         pictures = drawing(ratio.features.float())
     else:
         return None
     with torch.no_grad():
-        answer: Tensor = one.head(_features_of(backbone, pictures, cell.network.train))
+        answer: Tensor = one.head(_features_of(model, pictures, cell.network.train))
     return answer
 
 
@@ -246,7 +246,7 @@ class _clock:  # noqa: N801 (a context manager, read as a word)
 
 
 @torch.no_grad()
-def _scores(one: HeadRound, found: Found, pictures: Pictures) -> dict[str, float]:
+def _scores(one: HeadRound, found: HeadAnswer, pictures: PictureScores) -> dict[str, float]:
     """The figures of one draw; a sample that was not found counts as zeros, and as a gray picture."""
     true, device = one.features.double(), one.features.device
     features = found.features.to(device).double()

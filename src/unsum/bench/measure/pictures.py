@@ -24,13 +24,13 @@ _LEAST = 1e-10  # mean squared error below which a picture counts as 100 dB
 
 
 @dataclass(frozen=True)
-class Pictures:
+class PictureScores:
     """An inverse, or the reason why there is none."""
 
     decoder: nn.Module | None
     reason: str = ""
 
-    def required(self) -> Pictures:
+    def required(self) -> PictureScores:
         if self.decoder is None:
             raise UnsumError(self.reason)
         return self
@@ -58,7 +58,7 @@ class Pictures:
 
 
 @lru_cache(maxsize=4)
-def pictures_for(model: nn.Module, size: int, material: Material) -> Pictures:
+def pictures_for(model: nn.Module, size: int, material: Material) -> PictureScores:
     """The inverse of the run for photos of this size, or the embedded one where it belongs to this model.
 
     A convolutional inverse of another size reads the larger map as it is.
@@ -66,8 +66,8 @@ def pictures_for(model: nn.Module, size: int, material: Material) -> Pictures:
     try:
         inverse = load_inverse(model) if material.inverse is None else _given(model, size, material.inverse)
     except UnsumError as reason:
-        return Pictures(None, str(reason))
-    return Pictures(inverse.decoder.to(material.device))
+        return PictureScores(None, str(reason))
+    return PictureScores(inverse.decoder.to(material.device))
 
 
 def _given(model: nn.Module, size: int, path: str) -> Inverse:

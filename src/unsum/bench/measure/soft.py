@@ -78,10 +78,15 @@ def _outcomes(draws: _Draws) -> Iterator[tuple[float, bool, float]]:
     if material.threads == 1 or material.device != "cpu":
         yield from map(draws, numbers)
         return
-    draws(0)  # reads the photos, once for all: what a process has when it is forked, its children have
-    forked = get_context("fork")
-    with ProcessPoolExecutor(material.threads, forked, initializer=_OWN.append, initargs=(draws,)) as pool:
+    # Not forked: torch built for CUDA refuses to differentiate in the fork of a process that has done so.
+    fresh = get_context("spawn")
+    with ProcessPoolExecutor(material.threads, fresh, initializer=_begin, initargs=(draws,)) as pool:
         yield from pool.map(_own_draw, numbers, chunksize=_DEALT)
+
+
+def _begin(draws: _Draws) -> None:
+    torch.set_num_threads(1)
+    _OWN.append(draws)
 
 
 def _own_draw(number: int) -> tuple[float, bool, float]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from unsum.equation.conjugate import conjugate_gradients
-from unsum.peel.residual.shared import DEAD, PlaceClass, Shared, taps
+from unsum.peel.residual.shared import DEAD, PlaceClass, Shared
 from unsum.peel.residual.unit import Unit, wide
 
 _ITERATIONS = 400  # of conjugate gradients: systems that are determined take some 60
@@ -147,7 +147,7 @@ class Joint:
         M = part.gram.new_zeros(self.shared.size[1], self.shared.size[1])
         for output in self.outputs:
             unit, squares = output.unit, output.weight.square().mean(_PLACES)
-            for tap in taps(unit, self.shared.step, part.corner):
+            for tap in unit.taps(self.shared.step, part.corner):
                 W = unit.W.flatten(2)[:, :, tap]
                 M += (W.T * squares) @ W / (unit.stride // self.shared.step) ** 2
         values, Q = torch.linalg.eigh(part.gram)

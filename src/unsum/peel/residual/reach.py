@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from unsum.errors import UnsumError
-from unsum.gradients import in_eval_mode
 from unsum.peel.residual.blocks import block_names, convolutions
+from unsum.peel.residual.unit import taps
+from unsum.peel.shapes import shapes_read
 
 _KNOWN = 0.5  # share of a ReLU's outputs that are positive, and thereby known
 # Equations for each unknown from which gradients and outputs together were found to determine a block's input: ResNet-18 for 32²
@@ -55,7 +53,9 @@ def reach(model: nn.Module, batch_size: int, image_size: int) -> Reach:
         raise UnsumError(
             "The model has no residual blocks of convolutions with BatchNorm, so no walk leads down from them."
         )
-    start, shapes = f"{names[-1]}.conv1", _shapes(model, image_size)
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
+    read = shapes_read(model, layers.values(), (3, image_size, image_size))
+    start, shapes = f"{names[-1]}.conv1", {name: read[layer] for name, layer in layers.items() if layer in read}
     depths: list[Depth] = []
     for name in reversed(names[:-1]):
         (first, *others), shortcut = convolutions(model, name)
@@ -93,19 +93,14 @@ def _by_gradients(layers: list[nn.Conv2d], shape: tuple[int, ...]) -> int:
     most = []
     for corner in ((i, j) for i in range(step) for j in range(step)):
         places = math.prod(-(-(side - start) // step) for side, start in zip(shape[1:], corner, strict=True))
-        equations = sum(len(layer.weight) * _taps_met(layer, step, corner) for layer in layers)
+        equations = sum(len(layer.weight) * _taps(layer, step, corner) for layer in layers)
         if equations or step == 1:
             most.append(equations // max(places, 1))
     return min(most)
 
 
-def _taps_met(layer: nn.Conv2d, step: int, corner: tuple[int, int]) -> int:
-    pad, stride = _padding(layer), layer.stride[0]
-    ways = [
-        sum((start + pad - tap) % math.gcd(step, stride) == 0 for tap in range(kernel))
-        for start, kernel in zip(corner, layer.kernel_size, strict=True)
-    ]
-    return math.prod(ways)
+def _taps(layer: nn.Conv2d, step: int, corner: tuple[int, int]) -> int:
+    return len(taps(layer.kernel_size[0], layer.stride[0], _padding(layer), step, corner))
 
 
 def _written(layer: nn.Conv2d, shape: tuple[int, ...]) -> list[int]:
@@ -127,21 +122,3 @@ def _convolution(model: nn.Module, name: str) -> nn.Conv2d:
 def _stop(depth: Depth) -> str:
     most = f"a batch of at most {depth.most} would go on" if depth.most else "no batch is small enough"
     return f"the gradient of {depth.layer!r} has fewer equations than what it read has entries; {most}"
-
-
-def _shapes(model: nn.Module, size: int) -> dict[str, tuple[int, ...]]:
-    """(C, h, w) of what every convolution reads."""
-    shapes: dict[str, tuple[int, ...]] = {}
-
-    def note(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def hook(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            shapes[name] = tuple(inputs[0].shape[1:])
-
-        return hook
-
-    with ExitStack() as hooks, in_eval_mode(model), torch.no_grad():
-        for name, module in model.named_modules():
-            if isinstance(module, nn.Conv2d):
-                hooks.enter_context(module.register_forward_pre_hook(note(name)))
-        model(torch.zeros(1, 3, size, size).to(next(model.parameters())))
-    return shapes

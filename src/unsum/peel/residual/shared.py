@@ -82,7 +82,7 @@ class PlaceClass:
     def __init__(self, readers: list[Taker], spread: list[Tensor], step: int, corner: tuple[int, int]) -> None:
         self.readers, self.corner = readers, corner
         self.places = slice(corner[0], None, step), slice(corner[1], None, step)
-        self.met = [taps(reader.unit, step, corner) for reader in readers]
+        self.met = [reader.unit.taps(step, corner) for reader in readers]
         rows = []
         for reader, D, met in zip(readers, spread, self.met, strict=True):
             seen = D[:, :, :, :, corner[0] :: step, corner[1] :: step]  # (B, O, k, k, h, w)
@@ -151,13 +151,6 @@ def _largest(gram: Tensor) -> float:
     for _ in range(_POWERS):
         vector = gram @ (vector / vector.norm().clamp_min(1e-300))
     return float(vector.norm())
-
-
-def taps(unit: Unit, step: int, corner: tuple[int, int]) -> list[int]:
-    """The taps (u, v) of the kernel, as u k + v, that ever meet a place of the class."""
-    k = unit.kernel
-    met = [[t for t in range(k) if (start + unit.padding - t) % math.gcd(step, unit.stride) == 0] for start in corner]
-    return [u * k + v for u in met[0] for v in met[1]]
 
 
 def _spread(reader: Taker, size: torch.Size) -> Tensor:

@@ -8,6 +8,7 @@ Backwards, with d = ∂loss/∂y and, in train mode,
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -74,10 +75,8 @@ class Unit:
     def kernel(self) -> int:
         return self.W.shape[-1]
 
-    @property
-    def passes_over(self) -> bool:
-        """A 1×1 convolution with a stride looks at some places only."""
-        return self.kernel == 1 and self.stride > 1
+    def taps(self, step: int, corner: tuple[int, int]) -> list[int]:
+        return taps(self.kernel, self.stride, self.padding, step, corner)
 
     def output_size(self, size: torch.Size) -> torch.Size:
         h, w = ((side + 2 * self.padding - self.kernel) // self.stride + 1 for side in size[2:])
@@ -140,6 +139,12 @@ class Unit:
         """How far the gradient of the weights is from what `d` and `maps` make of it, relative."""
         off = self.times(self.behind(d, maps), maps) - self.grad_W
         return float(off.norm() / self.grad_W.norm().clamp_min(1e-300))
+
+
+def taps(kernel: int, stride: int, padding: int, step: int, corner: tuple[int, int]) -> list[int]:
+    """The taps (u, v) of the kernel, as u k + v, that ever meet a place of the class: those at `corner` and every `step` on."""
+    met = [[t for t in range(kernel) if (start + padding - t) % math.gcd(step, stride) == 0] for start in corner]
+    return [u * kernel + v for u in met[0] for v in met[1]]
 
 
 def wide(values: Tensor) -> Tensor:

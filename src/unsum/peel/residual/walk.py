@@ -141,13 +141,12 @@ class _Walk:
             return gradient + d if shortcut is None else gradient
 
         shared = Shared(seen.readers, seen.size(size))
+        self.entered = (len(self.steps), shared) if seen.step == 1 else None
         pin = scale_by(beta, through) if shortcut is not None else None
         joint = None
         if not shared.condition < _WELL and seen.step == 1:
             everywhere = torch.ones(shared.size, dtype=torch.bool, device=out.device)
             joint = Joint(shared, outputs, everywhere if bounds is None else bounds[0] != bounds[1])
-            if not joint.determined:
-                self.rest = len(self.steps), LeftOver(shared)
             if not joint.determined and shortcut is not None:
                 self._aside(Taker(shortcut, d), shared, size)
         reading = self._undo(shared, pin, bounds, joint)
@@ -243,9 +242,9 @@ class _Walk:
         kept = [step for step in steps[:last] if not step.doubts] + [found]
         inner = self.start.inner | {name: step.maps for step in kept for name in step.names}
         notes = [*found.doubts, *notes]
-        partly, hint = _next_in_part(steps[last:]), None
-        if self.rest is not None and self.rest[0] == last + 1:
-            hint = self.rest[1]
+        partly = _next_in_part(steps[last:])
+        # Where the block's input was not read, or badly, its equations hold all the same.
+        hint = LeftOver(self.entered[1]) if self.entered is not None and self.entered[0] == last + 1 else None
         maps = found.maps
         return Peeled("residual", maps, errors, exact, False, layers, notes, inner=inner, partly=partly, hint=hint)
 

@@ -19,6 +19,10 @@ from unsum.separate.exact.regression import ClassLine
 from unsum.separate.exact.starts import ratio_starts, usual_rows
 
 _FAILURES = 8  # changes in a row that may lead nowhere: batches that were found were found after six at most
+_FAR, _FEW = (
+    1e-3,
+    3,
+)  # unexplained share beyond which no batch of C − 1 samples was found, and the changes that are tried there
 _PROGRESS = 0.7  # of what was unexplained that a change must leave at most, for more of them to be tried
 _ITERATIONS, _FRESH = 25, 60  # to solve after a change from where the last one ended, and from a fresh start
 _EXPLAINED = 1e-11  # share of the squared gradient: rounding is below, local minima far above
@@ -58,7 +62,10 @@ def exchange_labels(
     here = _State.solved(observation, labels, ratio_starts(observation, grad_b, labels, generator, _SPREADS[0]), _FRESH)
     failed = 0
     for _ in range(max(1, iterations // _ITERATIONS)):
-        if here.unexplained < _EXPLAINED or failed > _FAILURES or out_of_time("further exchanges of labels"):
+        far = here.unexplained > _FAR and observation.rank >= observation.classes - 1
+        if here.unexplained < _EXPLAINED or failed > (_FEW if far else _FAILURES):
+            break
+        if out_of_time("further exchanges of labels"):
             break
         there = here.varied(failed, grad_b, generator)
         before = here.unexplained

@@ -32,6 +32,11 @@ class Hypothesis:
     scale_free: bool
     floor_free: bool
 
+    @property
+    def rigid(self) -> bool:
+        """Whether label rows tell every sample's start, as labels of their own do: there is one point to start from, then."""
+        return self.Y is not None and int(torch.linalg.matrix_rank(self.Y)) == self.B
+
     def determined(self, observation: Observation, line: ClassLine) -> bool:
         """Whether there are as many equations as unknowns: fewer are solved by anything, and say nothing."""
         labeled = 0 if self.Y is not None else int(line.labeled.sum())
@@ -102,6 +107,11 @@ class Known:
     def near_classes(self) -> bool:
         """Whether there are too many samples for one to be found alone; most starts lose their way there."""
         return 2 * self.observation.rank > self.observation.classes
+
+    @property
+    def full(self) -> bool:
+        """Whether the gradient has all directions that it can have: there may be any number of samples more."""
+        return self.observation.rank >= self.observation.classes - 1
 
     @cached_property
     def peaked(self) -> bool:

@@ -62,7 +62,8 @@ def one_alone(known: Known, _: torch.Generator) -> Proposals:
 def by_regression(known: Known, generator: torch.Generator, name: str) -> Proposals:
     """One hypothesis about the labels, from the regression's moments in random rotations."""
     iterations = ITERATIONS if known.observation.rank <= _LARGE else PATIENT
-    yield from [_rotated(known, known.hypotheses[name], generator, iterations)] * TRIES
+    way = known.hypotheses[name]
+    yield from [_rotated(known, way, generator, iterations)] * (1 if way.rigid else TRIES)
 
 
 def by_lifted_regression(known: Known, generator: torch.Generator) -> Proposals:
@@ -78,7 +79,7 @@ def by_patience(known: Known, generator: torch.Generator) -> Proposals:
     """Every hypothesis again from more points, as far as they can be afforded."""
     affordable = int(PATIENCE / known.seconds(PATIENT))
     for way in known.hypotheses.values():
-        yield from [_rotated(known, way, generator, PATIENT)] * min(PATIENT_TRIES, affordable)
+        yield from [_rotated(known, way, generator, PATIENT)] * min(1 if way.rigid else PATIENT_TRIES, affordable)
         affordable = max(0, affordable - PATIENT_TRIES)
 
 
@@ -92,7 +93,8 @@ def one_at_a_time(known: Known, _: torch.Generator, smoothed: bool = False) -> P
 def by_thinning(known: Known, generator: torch.Generator) -> Proposals:
     """The same in a crowded batch, where the zeros of their features tell samples apart."""
     extracted = extract_sparse(known.observation, generator)
-    if extracted is not None:
+    # Of a gradient of full rank a few are none: one equation is left for each alone, and more samples than that may be in it.
+    if extracted is not None and not (known.full and len(extracted.T) < known.observation.rank):
         yield from together(known.observation, extracted, sure=True)
 
 

@@ -113,6 +113,10 @@ class _Task:
             rate = rate or alpha * (size if mean else 1) / reach
         check_samples(total or size * steps)
         sizes = mini_batches(total or size * steps, steps, training.batch_size)
+        if min(sizes) == 0:
+            raise UnsumError(
+                f"{total} samples cannot fill {steps} steps of an epoch; check the steps that are declared."
+            )
         trajectory = Trajectory(observation, Schedule.of(training, sizes), bias, training.learning_rate is None)
         return cls(trajectory, classes, rate)
 

@@ -1,0 +1,226 @@
+"""What a whole federated run gave away, client by client and round by round, on one page that opens from disk."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from unsum.attack.counts import TOO_MANY
+from unsum.audit.finding import ClientFinding
+from unsum.audit.leakage import DEFAULT_LEVEL
+from unsum.audit.report import environment, together
+from unsum.audit.verdict import DOES_NOT_LEAK, LEAKS, Level
+from unsum.audit.wording import percent
+from unsum.files.writing import write_text
+from unsum.leak import LabelCounts
+
+_LEFT, _RIGHT, _TOP, _BOTTOM, _UNKNOWN = 84, 736, 34, 234, 262  # of the drawing, in its units
+_BAR, _HEIGHT = 16, 120  # of a class in the drawing of counts
+_CLASSES, _CLIENTS = 24, 24  # shown of either; run.json has all
+
+
+@dataclass(frozen=True)
+class Audited:
+    """One client in one round: the finding, and the labels counted where local steps hide the samples."""
+
+    finding: ClientFinding
+    counts: LabelCounts | None = None
+
+    @property
+    def told(self) -> str:
+        """The labels, the most frequent first."""
+        if self.counts is not None and self.counts.samples is not None:
+            rows = zip(self.counts.counts.tolist(), self.counts.low.tolist(), self.counts.high.tolist(), strict=True)
+            every = sorted(((int(n), c, int(low), int(high)) for c, (n, low, high) in enumerate(rows)), reverse=True)
+            return ", ".join(f"{c}: {n} ({low}–{high})" for n, c, low, high in every[:5] if high)
+        found = sorted(self.finding.label_counts.items(), key=lambda item: (-item[1], item[0]))
+        return ", ".join(f"{c}: {n}" for c, n in found[:5])
+
+    @property
+    def why(self) -> str:
+        """Why samples were not found: how few local steps would be read, where there are too many."""
+        steps = (note for note in self.finding.notes if self.counts is not None and TOO_MANY in note)
+        return next(steps, self.finding.reason)
+
+
+@dataclass(frozen=True)
+class RunAudit:
+    """The audit of a stored run; `write` makes the page."""
+
+    model: str
+    folder: str
+    audited: Sequence[Audited]
+    gaps: Sequence[str] = ()
+    command: str = ""
+    seconds: float = 0.0
+    granted: Sequence[str] = field(default_factory=tuple)
+
+    @cached_property
+    def leaking(self) -> int:
+        return sum(one.finding.state == LEAKS for one in self.audited)
+
+    @cached_property
+    def counted(self) -> int:
+        """Updates whose samples were not found, and whose labels were counted."""
+        return sum(one.finding.state != LEAKS and one.counts is not None for one in self.audited)
+
+    @property
+    def level(self) -> Level:
+        if self.leaking:
+            return "severe" if any(one.finding.exact for one in self.audited) else "partial"
+        quiet = all(one.finding.state == DOES_NOT_LEAK for one in self.audited)
+        return "labels" if self.counted else "low" if quiet else "open"
+
+    @property
+    def headline(self) -> str:
+        total = len(self.audited)
+        if self.leaking:
+            return f"{self.leaking} of {total} updates give samples away."
+        if self.counted:
+            return f"The updates tell how many samples of each class a client has, in {self.counted} of {total} cases."
+        if self.level == "low":
+            return f"None of {total} updates gives a sample away to the attacks that were tried."
+        return f"Not decidable: of none of {total} updates it is known whether it leaks."
+
+    @property
+    def sentences(self) -> list[str]:
+        findings = [one.finding for one in self.audited]
+        exact = [finding for finding in findings if finding.exact]
+        said = []
+        if exact:
+            samples = sum(finding.batch_size or 0 for finding in exact)
+            said.append(f"The attack vouches for {len(exact)} of them: {samples} samples in all.")
+        if self.counted:
+            said.append(f"Labels were counted in {self.counted} updates whose samples could not be told apart.")
+        statistics = sum(finding.statistics_layers > 0 for finding in findings)
+        if statistics:
+            said.append(f"{statistics} updates carry BatchNorm statistics of the client's own samples.")
+        unknown = sum(math.isnan(finding.leakage) for finding in findings)
+        if unknown:
+            said.append(f"Of {unknown} updates it is not decidable whether samples leak, which is not safe.")
+        failed = sum(finding.outcome == "failed" for finding in findings)
+        return [*said, *([f"{failed} could not be audited; the table says why."] if failed else []), *self.gaps]
+
+    def to_dict(self) -> dict[str, Any]:
+        rows = [
+            one.finding.to_dict() | {"counted": None if one.counts is None else one.counts.to_dict()}
+            for one in self.audited
+        ]
+        kept = ("model", "folder", "command", "seconds", "headline", "level", "sentences")
+        return {"schema": 1, "kind": "run", **{name: getattr(self, name) for name in kept}, "updates": rows}
+
+    def write(self, folder: Path) -> Path:
+        """`run.html` and `run.json`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "run.json", json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
+        page = environment().get_template("run.html.j2")
+        drawn = [_bars(one) for one in self._latest()]
+        write_text(
+            folder / "run.html",
+            page.render(run=self, plot=_curves(self.audited), drawn=drawn, keep_under=DEFAULT_LEVEL, together=together),
+        )
+        return folder / "run.html"
+
+    def _latest(self) -> list[Audited]:
+        """Of every client the last round whose labels were counted."""
+        latest = {one.finding.client: one for one in self.audited if one.counts is not None}
+        return list(latest.values())[:_CLIENTS]
+
+
+def _curves(audited: Sequence[Audited]) -> dict[str, Any]:
+    """Where everything goes in the drawing: rounds to the right, leakage up; what is not decidable stands below the axis."""
+    numbers = sorted({one.finding.round for one in audited}) or [1]
+    first, last = numbers[0], numbers[-1]
+
+    def x(number: int) -> float:
+        return round(
+            _LEFT + 20 + (_RIGHT - _LEFT - 40) * ((number - first) / (last - first) if last > first else 0.5), 1
+        )
+
+    def y(value: float) -> float:
+        return _UNKNOWN if math.isnan(value) else round(_BOTTOM - (_BOTTOM - _TOP) * min(max(value, 0.0), 1.0), 1)
+
+    lines: dict[str, list[ClientFinding]] = {}
+    for one in audited:
+        lines.setdefault(one.finding.client, []).append(one.finding)
+    dots = [
+        {
+            "x": x(finding.round),
+            "y": y(finding.leakage),
+            "kind": "unknown-dot" if math.isnan(finding.leakage) else "worst-dot" if finding.exact else "sample",
+            "hint": f"client {finding.client}, round {finding.round}: {_said(finding)}",
+        }
+        for findings in lines.values()
+        for finding in findings
+    ]
+    every = range(first, last + 1)
+    ticks = [(x(number), number, number in numbers) for number in every[:: max(1, len(every) // 12)]]
+    return {
+        "paths": [_path([(f.round, x(f.round), y(f.leakage)) for f in findings]) for findings in lines.values()],
+        "dots": dots,
+        "ticks": ticks,
+        "heights": [(y(i / 4), f"{25 * i} %") for i in range(5)],
+        "level": y(DEFAULT_LEVEL),
+        "unknown": _UNKNOWN,
+        "frame": (_LEFT, _RIGHT, _TOP, _BOTTOM),
+        "summary": "; ".join(str(dot["hint"]) for dot in dots[:_CLIENTS]),
+    }
+
+
+def _said(finding: ClientFinding) -> str:
+    return "not decidable" if math.isnan(finding.leakage) else percent(finding.leakage)
+
+
+def _path(points: list[tuple[int, float, float]]) -> str:
+    """Through the rounds that follow each other; broken where one is missing or nobody knows."""
+    commands, before = [], math.nan
+    for number, px, py in points:
+        if py != _UNKNOWN:
+            commands.append(f"{'L' if number == before + 1 else 'M'}{px} {py}")
+        before = math.nan if py == _UNKNOWN else number
+    return " ".join(commands)
+
+
+def _bars(one: Audited) -> dict[str, Any]:
+    """The counts of one client as bars, each with its interval."""
+    counts = one.counts
+    assert counts is not None
+    order = counts.counts.argsort(descending=True, stable=True).tolist()[:_CLASSES]
+    chosen = sorted(order) if len(counts.counts) <= _CLASSES else order
+    top = max(float(counts.high[chosen].max()), 1e-9)
+    bars = [
+        {
+            "x": 30 + _BAR * place,
+            "label": c,
+            "height": round(_HEIGHT * float(counts.counts[c]) / top, 1),
+            "low": round(_HEIGHT * float(counts.low[c]) / top, 1),
+            "high": round(_HEIGHT * float(counts.high[c]) / top, 1),
+            "hint": _hint(counts, c),
+        }
+        for place, c in enumerate(chosen)
+    ]
+    return {
+        "client": one.finding.client,
+        "round": one.finding.round,
+        "bars": bars,
+        "top": _amount(counts, top),
+        "width": 44 + _BAR * len(bars),
+        "left_out": len(counts.counts) - len(bars),
+        "told": one.told,
+        "samples": counts.samples,
+        "level": percent(counts.level),
+    }
+
+
+def _hint(counts: LabelCounts, c: int) -> str:
+    count, low, high = (_amount(counts, values[c]) for values in (counts.counts, counts.low, counts.high))
+    return f"class {c}: {count}, {low} to {high}"
+
+
+def _amount(counts: LabelCounts, value: Any) -> str:
+    return percent(float(value)) if counts.samples is None else f"{float(value):.0f}"
