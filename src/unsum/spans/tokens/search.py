@@ -88,8 +88,8 @@ def _followed(whole: Condition, X: Tensor) -> Roots:
 
 
 def _each_once(found: Roots, new: Roots) -> Roots:
-    """Both. All were followed to the same equations' roots, so what is near is the same, however badly it is known: patches of one
-    color differ by their positions alone."""
+    """Both. All were followed to roots of the same equations, so what is near is the same, however badly it is known: patches of
+    one color differ by their positions alone."""
     X, misfits = torch.cat([found.X, new.X]), torch.cat([found.misfits, new.misfits])
     both = Roots(X, torch.cat([found.errors, new.errors]), torch.cat([found.hits, new.hits]), misfits)
     both = both[misfits.argsort()]
