@@ -141,7 +141,7 @@ def _check(here: LayerSpan, following: LayerSpan, tokens: int) -> None:
     width = here.rows.shape[1] - here.has_bias
     if tokens > _MOST * width:
         raise UnsumError(
-            f"The batch has {tokens} tokens, too many to be told apart in {width} channels; half as many are. 'exact' reads "
+            f"The batch has {tokens} tokens, too many to be told apart in {width} channels; half as many may be. 'exact' reads "
             "every picture's class token."
         )
     seen = min(len(here), len(following))
