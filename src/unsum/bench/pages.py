@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from unsum.bench.declare import Size
@@ -14,7 +15,7 @@ from unsum.bench.experiments import EXPERIMENTS
 from unsum.bench.figures import draw
 from unsum.bench.run import duration
 from unsum.bench.store import Store
-from unsum.bench.table import Table, markdown, matrix, read_table
+from unsum.bench.table import Table, axis_text, markdown, matrix, read_table
 from unsum.errors import UnsumError
 
 _COMMANDS = 8  # of a store that several runs made, the usual ones
@@ -84,7 +85,7 @@ def _missing(tables: list[Table]) -> str:
     """What a run that was stopped early left out, of the tables on this page."""
     rows = [row for table in tables for row in table.rows]
     empty = sum(not row.results for row in rows)
-    short = sum(0 < len(row.results) < row.asked for row in rows)
+    short = sum(0 < row.batches < row.asked for row in rows)
     if not empty and not short:
         return ""
     return (
@@ -116,5 +117,11 @@ def _section(table: Table, page: Path) -> str:
             parts.append(f"![{experiment.title}]({picture.name})")
     if experiment.across:
         parts.append("Entries are leakages; of rules that seek labels alone, the share of labels found.")
-    parts.append(matrix(table) if experiment.across else markdown(table))
+    if experiment.across:
+        parts.append(matrix(table))
+    else:
+        run = replace(table, rows=tuple(row for row in table.rows if row.results))
+        parts.append(markdown(run))
+        absent = [", ".join([*(axis_text(r.cell, a) for a in table.axes)]) for r in table.rows if not r.results]
+        parts.append(f"Declared, and not in this store: {'; '.join(absent)}." if absent else "")
     return "\n\n".join(part for part in parts if part)

@@ -156,7 +156,7 @@ def read_table(experiment: Experiment, size: Size, store: Store) -> Table:
         present = [name for name in map(declaration_of, cells) if name in known]
         found = [result for name in present if (result := store.newest(name)) is not None]
         # Soft labels' draws are tries of one row, not batches of their own.
-        draws = first.draws if first.attack.family == "attack" else 1
+        draws = first.draws if first.attack.family in ("attack", "twins") else 1
         rows.append(Row(first, tuple(found), len(cells) * draws))
     return Table(experiment, size, tuple(rows))
 

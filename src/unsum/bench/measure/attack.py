@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import with_pictures
 from unsum.bench.declare import Cell
 from unsum.bench.material import Material
+from unsum.bench.measure.pictures import pictures_for
 from unsum.bench.measure.round import CellRound
 from unsum.errors import UnsumError
 from unsum.labels import LABEL_RULES, labels
@@ -63,7 +64,11 @@ def answer(cell: Cell, played: CellRound, material: Material) -> Answer:
     if options.get("start") in ("photos", "reconstruction"):
         options["start_logits"] = _start_logits(str(options["start"]), played, granted, material)
     leak = separate(model, update, name, labels=granted, batch_size=size, seed=cell.seed, **options)
-    return with_pictures(model, update, leak, material.inverse)
+    try:
+        return with_pictures(model, update, leak, material.inverse)
+    except UnsumError:  # the inverse is for another size of photos: it may read their maps all the same
+        drawing = pictures_for(model, cell.network.size, material).required()
+        return replace(leak, images=drawing(leak.features.float().to(material.device)))
 
 
 def _start_logits(start: str, played: CellRound, granted: Tensor | None, material: Material) -> Tensor:
