@@ -1,0 +1,45 @@
+"""The page of a federated run, in a real browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from playwright.sync_api import Page
+
+from support.browsing import Heard
+from unsum.audit.finding import ClientFinding
+from unsum.audit.over_time import Audited, RunAudit
+from unsum.leak import LabelCounts
+
+HOSTILE = "<b>bold</b>"
+
+
+def run() -> RunAudit:
+    counts = torch.tensor([12.0, 0.0, 8.0])
+    counted = LabelCounts(counts, counts - torch.tensor([2.0, 0, 1]), counts + 2, counts * 0, 0.9, 20, 40)
+    found = [
+        Audited(ClientFinding(1, HOSTILE, "audited", exact=True, leakage=1.0, batch_size=4, label_counts={2: 4})),
+        Audited(ClientFinding(1, "7", "audited", reason="the client took 40 local steps"), counted),
+        Audited(ClientFinding(3, HOSTILE, "audited", leakage=0.5, batch_size=4, label_counts={2: 4})),
+    ]
+    return RunAudit(
+        "a network", "seen", found, ["Round 2 is missing from the folder."], "unsum audit --flower-run seen", 1.0
+    )
+
+
+def test_the_page_draws_every_round_and_runs_nothing(page: Page, heard: Heard, tmp_path: Path) -> None:
+    page.goto(run().write(tmp_path).as_uri())
+    assert page.locator("h1").inner_text() == "2 of 3 updates give samples away."
+    assert "Round 2 is missing" in page.locator(".verdict").inner_text()
+    dots = page.locator(".drawing circle")
+    heights = [float(dots.nth(place).get_attribute("cy") or "nan") for place in range(dots.count())]
+    assert heights == [34.0, 134.0, 262.0]  # 100 %, 50 %, and below the axis what nobody knows
+    assert page.locator(".counts rect.bar").count() == 3
+    tall = [float(page.locator(".counts rect.bar").nth(place).get_attribute("height") or "nan") for place in range(3)]
+    assert tall[0] > tall[2] > tall[1] == 0
+    assert page.locator("tbody tr").count() == 3
+    assert page.locator("tbody").inner_text().count(HOSTILE) == 2  # as text, not as markup
+    page.set_viewport_size({"width": 400, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    assert heard.complaints == []
