@@ -59,10 +59,12 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 NETWORK = {"family", "model", "tied", "bias", "width", "layers", "rank", "init", "rate"}
 
 
-def random_genome(chance: random.Random) -> Genome:
-    return {name: chance.uniform(*ends) for name, ends in GENES.items()} | {
+def random_genome(chance: random.Random, *, tame: bool = False) -> Genome:
+    """Any case, or a `tame` one: of a model that was not trained, which takes no time, and of a gradient as it is."""
+    genome = {name: chance.uniform(*ends) for name, ends in GENES.items()} | {
         name: chance.choice(values) for name, values in CHOICES.items()
     } | {"seed": chance.randrange(1 << 30)}  # fmt: skip
+    return genome | ({"steps": 0, "noisy": False, "dtype": "float32"} if tame else {})
 
 
 def child(first: Genome, second: Genome, chance: random.Random, step: float) -> Genome:

@@ -19,6 +19,7 @@ from unsum.separate.text.admitted import ROOMY, Admitted, reads_no_context
 from unsum.separate.text.network import Layer, read_by
 
 _NEAR = 4  # layers among which the judge of prefixes is chosen: about one block of a transformer
+_FEW_MORE = 2.0  # times the others' directions: one sequence of two tokens shows one in queries and two in values
 _TRIALS = 1 << 17  # prefixes worth trying for one more token
 _CHANCE = "More prefixes fit the gradient than it can hold: they can no longer be told from chance."
 _SAME = 1e-5  # relative difference of two forward passes that compute the same
@@ -77,6 +78,11 @@ def choose_guide(model: nn.Module, layers: list[Layer]) -> Guide | None:
     oblong = [layer for layer in layers[1:] if layer.gradient.shape[0] != layer.gradient.shape[1]]
     reading = (layer for layer in oblong or layers if not reads_no_context(model, layer))
     near = list(itertools.islice((x for x in reading if not x.span.full and x.span.rank > 0), _NEAR))
+    # Noise would take nearly all of its directions. Who has few more than the others knows of tokens that these miss: the first
+    # query learns nothing.
+    most = max((layer.span.rank for layer in near), default=0)
+    square = (x for x in layers[1:] if x not in oblong and not reads_no_context(model, x) and x.span.rank > most)
+    near += [x for x in itertools.islice(square, 1) if not x.span.full and x.span.rank <= _FEW_MORE * most]
     if not near and all(reads_no_context(model, layer) for layer in layers):  # a model without any context
         near = [layer for layer in layers if not layer.span.full and layer.span.rank > 0]
     if not near:

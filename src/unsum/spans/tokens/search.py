@@ -30,11 +30,11 @@ _STEPS = 60  # of a start: roots are reached within twenty
 _FEWEST = 32  # starts of a round
 _CROWD = {"cpu": (2, 128), "cuda": (8, 2048)}  # for each token that is missing, and in all: a GPU has room for more
 _MOST = 0.9  # of the channels: what tokens may take for their span to leave equations
+_SAME = 1e-3  # relative distance within which two roots are one, with what they are known to
 _BEST = 16  # ends of such a round that are followed
 _WORTH = 0.1  # of the tokens that are left: so many new ones are worth taking out
-_STUCK = 2  # such rounds, after which all hidden units are looked at
+_STUCK, _VIEWS = 3, 4  # rounds in a row without a new token, after which it is sought in the next of four ways
 _PATIENCE = 120.0  # seconds without a new token, after which it ends too: a round of a large network takes one minute
-_BARREN = 12  # rounds in a row without a new token, after which the search ends
 
 
 def find_tokens(
@@ -46,31 +46,36 @@ def find_tokens(
     whole = Condition.of(_step(block.first, block.activation, update, device), here, following)
     W2 = block.second.W.to(device)
     generator = torch.Generator().manual_seed(seed)
-    found, barren, out = Roots.none(whole.step), 0, 0
-    rest, condition = whole, _narrowed(whole, generator)
+    found, barren, out, first = Roots.none(whole.step), 0, 0, 0
+    rest, narrow = whole, _narrowed(whole, generator)
     last = time.monotonic()
-    while len(found) < tokens and barren < _BARREN and not out_of_time("further tokens"):
+    while len(found) < tokens and barren < _STUCK * _VIEWS and not out_of_time("further tokens"):
         if time.monotonic() > last + _PATIENCE:
             break
+        view = (first + barren // _STUCK) % _VIEWS
+        if view < 2:
+            condition = rest if view else narrow  # some tokens are no isolated roots at few units
+        else:  # and some are fainter than what those left behind that were taken out: with none of these, or with all
+            condition = (taken_out(whole, W2, found, everyone=True) or rest) if view == 2 else whole
+        entire = rest is whole or condition is whole
         crowd, largest = _CROWD.get(device.type, _CROWD["cpu"])
         number = max(_FEWEST, min(largest, crowd * (tokens - len(found))))
-        drawn = _starts(condition, Roots.none(whole.step) if out else found, number, generator)
+        drawn = _starts(condition, found if entire else Roots.none(whole.step), number, generator)
         s, misfits = descend(condition, drawn, _STEPS, least_misfit(condition))
-        if barren < _STUCK:
+        if view < 2:
             ends = Roots.none(whole.step).joined(roots_among(condition, s, misfits)[0]).X
         else:  # what was taken out left its errors, so that the best of them may be no roots here
             ends = condition.inputs(s[misfits.argsort()[:_BEST]])
-        joined = found.joined(_followed(whole, ends))
-        barren, last = (barren + 1, last) if len(joined) == len(found) else (0, time.monotonic())
+        joined = _each_once(found, _followed(whole, ends))
+        if len(joined) == len(found):
+            barren += 1
+        else:
+            barren, last, first = 0, time.monotonic(), view
         found = joined
         progress.part(min(len(found), tokens), tokens)
         if len(found) - out > _WORTH * (tokens - out) and len(found) < tokens:
-            rest, out = taken_out(whole, W2, found, everyone=False) or rest, len(found)
-            condition = _narrowed(rest, generator)
-        elif barren == _STUCK:  # some tokens are no isolated roots at so few units
-            condition = rest
-        elif barren == 2 * _STUCK and out:  # and some are fainter than those that were left
-            condition = taken_out(whole, W2, found, everyone=True) or rest
+            rest, out, first = taken_out(whole, W2, found, everyone=False) or rest, len(found), 0
+            narrow = _narrowed(rest, generator)
     return found
 
 
@@ -80,6 +85,21 @@ def _followed(whole: Condition, X: Tensor) -> Roots:
         return Roots.none(whole.step)
     ends = descend(whole, whole.unknowns_of(X), _LAST, least_misfit(whole), _HARDLY)
     return roots_among(whole, *ends)[0]
+
+
+def _each_once(found: Roots, new: Roots) -> Roots:
+    """Both. All were followed to roots of the same equations, so what is near is the same, however badly it is known: patches of
+    one color differ by their positions alone."""
+    X, misfits = torch.cat([found.X, new.X]), torch.cat([found.misfits, new.misfits])
+    both = Roots(X, torch.cat([found.errors, new.errors]), torch.cat([found.hits, new.hits]), misfits)
+    both = both[misfits.argsort()]
+    within = _SAME + both.errors[:, None] + both.errors
+    near = torch.cdist(both.X, both.X) < within * both.X.norm(dim=1, keepdim=True)
+    kept: list[int] = []
+    for i, row in enumerate(near.cpu()):
+        if not bool(row[kept].any()):
+            kept.append(i)
+    return both[torch.tensor(kept, dtype=torch.long, device=X.device)]
 
 
 def _narrowed(whole: Condition, generator: torch.Generator) -> Condition:
@@ -121,7 +141,7 @@ def _check(here: LayerSpan, following: LayerSpan, tokens: int) -> None:
     width = here.rows.shape[1] - here.has_bias
     if tokens > _MOST * width:
         raise UnsumError(
-            f"The batch has {tokens} tokens, too many to be told apart in {width} channels; half as many are. 'exact' reads "
+            f"The batch has {tokens} tokens, too many to be told apart in {width} channels; half as many may be. 'exact' reads "
             "every picture's class token."
         )
     seen = min(len(here), len(following))
