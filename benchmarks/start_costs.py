@@ -62,9 +62,11 @@ def main() -> None:
 
 
 def as_before() -> None:
-    """Undetermined hypotheses, fifteen failing exchanges, and one hunt at a time; zeros before exchanges."""
+    """Undetermined hypotheses, fifteen failing exchanges, one hunt at a time, every start to its end; zeros before exchanges."""
     hypotheses.Hypothesis.determined = lambda *_: True  # type: ignore[method-assign]
-    exchange._FAILURES, exchange._PROGRESS, extraction_sparse._TOGETHER = 15, 0.999, 0
+    hypotheses.Hypothesis.rigid = hypotheses.Known.full = property(lambda _: False)  # type: ignore[assignment, method-assign]
+    exchange._FAILURES, exchange._PROGRESS, exchange._FAR, extraction_sparse._TOGETHER = 15, 0.999, float("inf"), 0
+    search._agree = lambda _: False
     now = search.in_order
 
     def then(known: Any) -> list[Any]:

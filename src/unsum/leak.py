@@ -14,7 +14,11 @@ class MapHint(Protocol):
     """Equations that hold for the maps that `layer` read, though they do not determine them."""
 
     layer: str
-    numbers: int  # equations for each sample
+
+    @property
+    def numbers(self) -> int:
+        """Equations for each sample."""
+        ...
 
     def correction(self, maps: Tensor) -> Tensor:
         """(B, C, h, w) what the equations add to a guess at the maps, differentiable; zero for those that were read."""

@@ -53,6 +53,7 @@ def attempt(fool: ModuleType) -> ModuleType:
         ("head", 8),
         *long(
             ("losses", 30),
+            ("pixels", 8),
             *((path, 15) for path in ("head", "rounds", "steps", "text", "peel", "spans", "maps", "tokens")),
         ),
     ],

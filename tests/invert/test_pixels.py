@@ -253,3 +253,26 @@ def test_a_hint_and_the_next_block_s_input_make_up_for_a_map_that_says_too_littl
     found = solve_pixels(model, update, replace(leak, inner=inner, hint=peeled.hint))
     assert decibels(found, images) > 60
     assert not found.exact.any()  # by counting, the map itself does not determine them
+
+
+class _Wrong:
+    """A hint that contradicts the maps."""
+
+    layer, numbers = LAYER, 1000
+
+    def correction(self, maps: Tensor) -> Tensor:
+        return maps - maps.mean((2, 3), keepdim=True)
+
+
+@pytest.mark.long
+def test_a_hint_that_contradicts_the_maps_is_left_out() -> None:
+    model = Narrow(BasicBlock, [24, 48, 8]).eval()
+    images = embedded_batch(2, image_size=16).images * 4 - 2
+    update = unsum.capture(model, images, LABELS, train=False)
+    inner = {
+        name: known_at(model, images, LABELS, name).inner[name] for name in ("layers.1.0.conv2", "layers.1.1.conv1")
+    }
+    leak = known_at(model, images, LABELS, "layers.1.0.conv2")
+    found = solve_pixels(model, update, replace(leak, inner=inner, hint=_Wrong()))
+    assert found.misfit.max() < 1e-3
+    assert decibels(found, images) > 60

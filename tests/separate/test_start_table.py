@@ -43,7 +43,10 @@ def test_labels_come_first_for_a_fresh_head_and_samples_one_by_one_for_a_trained
 def test_near_the_number_of_classes_zeros_come_first_and_no_sample_is_sought_alone() -> None:
     order = names(search_over(fresh(25)))
     assert order[0] == "zeros"
-    assert order.index("thinned") < order.index("exchanged") < order.index(SOFT[0])
+    assert order.index("exchanged") < order.index("thinned")
+    assert not set(SOFT) & set(
+        order
+    )  # 25 samples of open targets have more unknowns than the other classes have equations
     assert not {"alone", "extracted", "extracted, smoothed", "mixed"} & set(order)
 
 

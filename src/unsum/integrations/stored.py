@@ -50,9 +50,19 @@ def store_sent(
     return store(folder, number, f"{_SENT}-{client}" if client else _SENT, weights, config=plain)
 
 
-def store_back(folder: Path, number: int, weights: Mapping[str, Tensor], client: str, num_examples: int | None) -> Path:
-    """What a client sent back."""
-    return store(folder, number, f"{_BACK}-{client}", weights, num_examples=num_examples)
+def store_back(
+    folder: Path,
+    number: int,
+    weights: Mapping[str, Tensor],
+    client: str,
+    num_examples: int | None,
+    *,
+    steps: int | None = None,
+    change: bool = False,
+) -> Path:
+    """What a client sent back, with what it said of itself; `change` where that is the change of its weights."""
+    told = {"num_examples": num_examples, "steps": steps, "change": change}
+    return store(folder, number, f"{_BACK}-{client}", weights, **told)
 
 
 @dataclass(frozen=True)
@@ -76,10 +86,15 @@ class StoredReply:
         if not self.sent.exists():
             raise UnsumError(f"The weights that round {self.round} sent out are missing ({self.sent.name}).")
         sent, back = read_tensors(self.sent, "update"), read_tensors(self.back, "update")
-        examples = _told(back.metadata).get("num_examples")
-        fill(model, sent.tensors)
-        training = trained_as(declared, _told(sent.metadata).get("config", {}), examples)
-        found = seen(model, sent.tensors, back.tensors, training, num_examples=examples)
+        told, before = _told(back.metadata), sent.tensors
+        examples, steps = told.get("num_examples"), told.get("steps")
+        after = (
+            {name: before[name] + value for name, value in back.tensors.items()} if told.get("change") else back.tensors
+        )
+        fill(model, before)
+        known = declared if declared.steps is not None or not steps else replace(declared, steps=steps)
+        training = trained_as(known, _told(sent.metadata).get("config", {}), examples)
+        found = seen(model, before, after, training, num_examples=examples)
         leak = attack_seen(model, found, attack, **how)
         return Audited(finding_of(self.round, self.client, found.update, leak), leak.label_counts)
 

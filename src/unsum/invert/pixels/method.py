@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -30,6 +30,7 @@ from unsum.leak import Leak
 from unsum.progress import SILENT, Progress
 from unsum.update import Update
 
+_CONTRADICTED = 0.1  # misfit from which a hint is left out: where a walk has lost its way, gradients are taken wrongly
 _RESEMBLES = 0.5  # share of a picture's variance from which a guess shows what is on it
 
 
@@ -84,6 +85,9 @@ def solve_pixels(
             equations.hold(torch.zeros(len(reach.maps), *reach.shape).to(equations.maps), sent)
         if equations.together:
             found, misfit = solve_together(equations, start, reach, seed, progress)
+            if equations.hint is not None and bool((equations.misfits(found) > _CONTRADICTED).any()):
+                hint, equations = None, replace(equations, hint=None)
+                found, misfit = solve_together(equations, found, reach, seed, progress)
         else:
             found, misfit = several_starts(equations, start, reach, seed, progress)
         if not equations.ties:

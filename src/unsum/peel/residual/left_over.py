@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import fields
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -24,11 +25,19 @@ class LeftOver:
     def __init__(self, shared: Shared) -> None:
         self.layer = shared.readers[0].unit.name
         self.readers, self.parts = shared.readers, shared.parts
-        self.inverses = [_inverse(part) for part in shared.parts]
-        self.numbers = sum(rank for _, rank in self.inverses) * shared.size[1] // shared.size[0]
+        self.size = shared.size
         self._cast: dict[torch.dtype, tuple[list[Taker], list[PlaceClass]]] = {
             torch.float64: (self.readers, self.parts)
         }
+
+    @cached_property
+    def inverses(self) -> list[tuple[Tensor, int]]:
+        """Of every class of places, and their ranks: only who asks for a correction has to wait for them."""
+        return [_inverse(part) for part in self.parts]
+
+    @property
+    def numbers(self) -> int:
+        return sum(rank for _, rank in self.inverses) * self.size[1] // self.size[0]
 
     def correction(self, maps: Tensor) -> Tensor:
         """(B, I, h, w), differentiable; of two maps with one correction, the gradients cannot say which was read."""

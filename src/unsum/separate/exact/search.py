@@ -21,14 +21,9 @@ from unsum.separate.exact.regression import fit_class_line
 
 _LAST_RESORTS = ("lifted", "patient")  # only where nothing else explains the gradient
 # What follows was measured on 1 592 of the certificate's cases, 1 105 of them recovered (benchmarks/start_costs.py).
-_AGREED, _LIKE = (
-    3,
-    1.2,
-)  # so many of the regression's ways with misfits so much alike end in one place, as further ones would
-_NEAR, _VERY_NEAR = (
-    1e4,
-    500.0,
-)  # misfits of a gradient of full rank beyond which zeros, and further points, found no batch
+_AGREED, _LIKE = 3, 1.2  # so many of the regression's ways with misfits so much alike end in one place, as others would
+# Misfits of a gradient of full rank, beyond which zeros of features found no batch, and beyond which further points found none.
+_NEAR, _VERY_NEAR = 5e3, 500.0
 _LONG = 60.0  # estimated seconds of a start, beyond which it is not tried for a remainder
 _MOST = 0.75  # of the samples
 _CONFIRMATIONS, _MORE_CONFIRMATIONS = 4, 30  # further points that may confirm a solution; more where they are cheap
@@ -183,13 +178,18 @@ class Search:
 
 
 def _agree(misfits: dict[str, float]) -> bool:
-    """Whether labels that are known and labels that are open lead to one misfit, which is none of a solution: the best that
-    samples of equal weight do. So it is where one sample stands for two."""
-    found = sorted(misfits[name] for name in (*HARD, *SOFT) if name in misfits)
-    if len(found) < _AGREED or found[0] < EXPLAINED:
+    """Whether the regression's ways lead to one misfit, which is none of a solution: the best that samples of equal weight do.
+
+    Three of them, with labels that are open in one; or all with known labels to one, and those with open labels to another. So it
+    is where one sample stands for two.
+    """
+    hard, soft = (sorted(misfits[name] for name in names if name in misfits) for names in (HARD, SOFT))
+    every = sorted([*hard, *soft])
+    if not hard or not soft or every[0] < EXPLAINED:
         return False
-    soft = [misfits[name] for name in SOFT if name in misfits]
-    return found[_AGREED - 1] < _LIKE * found[0] and min(soft, default=torch.inf) < _LIKE * found[0]
+    if len(every) >= _AGREED and every[_AGREED - 1] < _LIKE * every[0] and soft[0] < _LIKE * every[0]:
+        return True
+    return len(hard) > 1 and len(soft) > 1 and hard[-1] < _LIKE * hard[0] and soft[-1] < _LIKE * soft[0]
 
 
 def distance(T: Tensor, other: Tensor) -> float:

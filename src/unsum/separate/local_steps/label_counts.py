@@ -37,8 +37,9 @@ LEVEL = 0.9  # of all intervals that hold the true count
 _DEVIATIONS = 1.645  # of a Gaussian, that hold 90 % of it
 _SURE = 4.0  # deviations that no draw of a loader's order reaches
 # Times the distance of the two guesses, and times the correction: the narrowest intervals that held 90 % of the true counts in
-# every one of sixteen settings (benchmarks/local_epochs.py checks others), and a tenth more.
-_APART, _CORRECTED = 2.2, 0.33
+# every one of sixteen settings (benchmarks/local_epochs.py checks others), and a tenth more. Where training went far, both
+# guesses err alike: the distance counts by so much more for every unit of κ / (1 − e^{−κ}).
+_APART, _CORRECTED, _FAR = 2.2, 0.33, 0.25
 _ROUNDED = 1e-2  # of a sample: a whole bound may come out as much above itself
 _WHOLE = 0.3  # of a sample: counts are whole, so that half of one is 90 % of nothing
 _PROBES = 64  # inputs of noise: their mean answer is off by an eighth of their spread
@@ -75,7 +76,7 @@ def count_labels(model: nn.Module, update: Update, *, samples: int | None = None
     shares = ((1 + 1 / far) * first + (1 - 1 / far) * second) / 2
     chance = _chance(shares, training, N)
     width = _DEVIATIONS * (chance + (_WHOLE / N if N else 0.0) ** 2 + error**2).sqrt()
-    apart = (first - second).square().mean().sqrt()
+    apart = (1 + _FAR * (far - 1)) * (first - second).square().mean().sqrt()
     width = (width**2 + (_APART * apart) ** 2 + (_CORRECTED * (far - 1) * G) ** 2).sqrt()
     sure = (low - _SURE * chance.sqrt()).clamp_min(0)
     ends = torch.maximum(shares - width, sure), torch.minimum(shares + width, 1 - (sure.sum() - sure))
