@@ -200,11 +200,14 @@ def test_depth_counts_places_against_channels() -> None:
 
 
 def test_tokens_are_counted_against_channels() -> None:
-    said = {B: next(f for f in unsum.doctor(torchvision_vit(), batch=B) if f.check == "tokens") for B in (1, 2, 4)}
+    said = {B: next(f for f in unsum.doctor(torchvision_vit(), batch=B) if f.check == "tokens") for B in (1, 2, 4, 6)}
     assert "One picture of 16 patches in 96 channels" in said[1].sentence
     assert said[1].mark == "warning"
     assert "2 pictures have 34 tokens" in said[2].sentence
     assert "the pictures come back" in said[2].sentence
     assert "4 pictures have 68 tokens" in said[4].sentence
-    assert "up to 2 pictures they would be" in said[4].sentence
-    assert said[4].mark == "ok"
+    assert "crowded" in said[4].sentence
+    assert said[4].mark == "warning"
+    assert "6 pictures have 102 tokens" in said[6].sentence
+    assert "up to 5 pictures they may be" in said[6].sentence
+    assert said[6].mark == "ok"

@@ -18,6 +18,7 @@ from unsum.invert import load_inverse
 from unsum.invert.layout import feature_layout
 from unsum.peel.residual.reach import reach
 from unsum.spans.tokens import find_patches
+from unsum.spans.tokens.search import MOST
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _DOUBLE = 8  # bytes
@@ -177,10 +178,13 @@ def tokens(model: nn.Module, samples: int) -> Said:
         return "warning", f"One picture of {N} patches in {d} channels: one linear solve gives it back ('tokens')."
     if samples > 1 and 2 * samples * T <= d and found.block is not None:
         return "warning", f"{counted}: every token is told apart, and the pictures come back ('tokens')."
-    most = d // (2 * T) if found.block is not None else 0
-    told = (
-        f"up to {most} pictures they would be" if most > 1 else "one picture would come back" if d > N else "one's are"
-    )
+    if samples > 1 and samples * T <= MOST * d and found.block is not None:
+        return (
+            "warning",
+            f"{counted}: crowded, but some such batches were told apart, and their pictures come back ('tokens').",
+        )
+    most = int(MOST * d) // T if found.block is not None else 0
+    told = f"up to {most} pictures they may be" if most > 1 else "one picture would come back" if d > N else "one's are"
     return "ok", f"{counted}: too many to be told apart ({told}); labels and class tokens leak all the same."
 
 

@@ -29,7 +29,7 @@ _LAST, _HARDLY = 6, 1e-6  # steps and damping at all units, from roots at some
 _STEPS = 60  # of a start: roots are reached within twenty
 _FEWEST = 32  # starts of a round
 _CROWD = {"cpu": (2, 128), "cuda": (8, 2048)}  # for each token that is missing, and in all: a GPU has room for more
-_MOST = 0.9  # of the channels: what tokens may take for their span to leave equations
+MOST = 0.9  # of the channels: what tokens may take for their span to leave equations
 _SAME = 1e-3  # relative distance within which two roots are one, with what they are known to
 _BEST = 16  # ends of such a round that are followed
 _WORTH = 0.1  # of the tokens that are left: so many new ones are worth taking out
@@ -139,7 +139,7 @@ def _step(one: Map, activation: Activation, update: Update, device: torch.device
 
 def _check(here: LayerSpan, following: LayerSpan, tokens: int) -> None:
     width = here.rows.shape[1] - here.has_bias
-    if tokens > _MOST * width:
+    if tokens > MOST * width:
         raise UnsumError(
             f"The batch has {tokens} tokens, too many to be told apart in {width} channels; half as many may be. 'exact' reads "
             "every picture's class token."
