@@ -75,6 +75,22 @@ def test_a_first_token_that_alone_is_read_may_stand_there_several_times() -> Non
     assert leak.notes[0].startswith("Sequence 0 reads the same however often its first token stands there")
 
 
+def test_a_masked_token_that_the_model_is_sure_of_is_not_claimed_to_be_the_mask() -> None:
+    """Bred by the search for false claims: nothing is sent of such a token, and the mask was claimed to be the text."""
+    model, tokens = made("bert"), sentences(2, 6, framed=True)
+    head = next(module for module in model.modules() if isinstance(module, nn.Linear) and len(module.weight) == VOCABULARY)
+    with torch.no_grad():
+        head.bias[9] = 40.0  # whatever stands behind a mask, the model says 9
+    tokens[0, 1] = 9
+    masked, labels = tokens.clone(), torch.full_like(tokens, -100)
+    for row, place in ((0, 1), (0, 3), (1, 2)):
+        masked[row, place], labels[row, place] = MASK, tokens[row, place]
+    leak = unsum.separate(model, unsum.capture_text(model, masked, labels, train=False), "text")
+    assert any(MASK in row for row in leak.tokens or [])
+    assert not leak.exact
+    assert any("masked token that sends too little" in note for note in leak.notes)
+
+
 def test_counts_that_are_no_whole_numbers_are_not_claimed() -> None:
     """Bred by the search for false claims: one text with two labels, at a scale that nobody knows, was claimed to be there
     four times."""

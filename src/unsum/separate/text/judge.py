@@ -96,6 +96,16 @@ def doubt_repeated(model: nn.Module, text: Text) -> list[str]:
     ]
 
 
+def doubt_hidden(model: nn.Module, text: Text) -> list[str]:
+    """Sequences that hold the mask where no label was found: the model is sure of what stands there, and sends nothing of it."""
+    if task_of(model) is not TextTask.MASKED:
+        return []
+    pairs = [list(zip(tokens, labels, strict=True)) for tokens, labels in zip(text.tokens, text.labels, strict=True)]
+    masks = {token for row in pairs for token, label in row if label >= 0 and label != token}
+    rows = [i for i, row in enumerate(pairs) if any(label < 0 and token in masks for token, label in row)]
+    return [f"Sequence {name_some(rows)} holds a masked token that sends too little to be told."] if rows else []
+
+
 def _doubt_copies(factor: float) -> list[str]:
     """A sum, unlike a mean, grows with copies of the whole batch; so does a sum that was multiplied."""
     times = round(min(factor, 1e9))

@@ -21,7 +21,7 @@ from unsum.models.language import TextTask, embedding_of, is_tied, longest_text,
 from unsum.separate.exact.solver import nothing_found
 from unsum.separate.method import SEPARATORS
 from unsum.separate.text.admitted import Admitted
-from unsum.separate.text.judge import doubt_repeated, judge, tokens_told
+from unsum.separate.text.judge import doubt_hidden, doubt_repeated, judge, tokens_told
 from unsum.separate.text.labels import NOT_WHOLE, LabelsFound, class_labels, masked_labels, next_labels
 from unsum.separate.text.network import Layer, joined, linear_layers, read_whole
 from unsum.separate.text.recovered import Text, labeled
@@ -145,7 +145,8 @@ def _leak(
         claim = nothing("The model cannot be computed in float64, so nothing tells rounding from what is missing.")
     else:
         told = tokens_told(model, played, recovered, admitted)
-        besides = [*doubt_repeated(model, recovered), *(note for note in notes if note == NOT_WHOLE)]
+        besides = [note for note in notes if note == NOT_WHOLE]
+        besides += doubt_repeated(model, recovered) + doubt_hidden(model, recovered)
         notes = [note for note in notes if note not in besides]
         claim = judge(played, told, recovered.open, knowledge, update, searched, besides)
         notes.append(f"The recovered batch explains the gradient to {played.replay.residual:.1g} of it.")
