@@ -78,7 +78,9 @@ def test_a_first_token_that_alone_is_read_may_stand_there_several_times() -> Non
 def test_a_masked_token_that_the_model_is_sure_of_is_not_claimed_to_be_the_mask() -> None:
     """Bred by the search for false claims: nothing is sent of such a token, and the mask was claimed to be the text."""
     model, tokens = made("bert"), sentences(2, 6, framed=True)
-    head = next(module for module in model.modules() if isinstance(module, nn.Linear) and len(module.weight) == VOCABULARY)
+    head = next(
+        module for module in model.modules() if isinstance(module, nn.Linear) and len(module.weight) == VOCABULARY
+    )
     with torch.no_grad():
         head.bias[9] = 40.0  # whatever stands behind a mask, the model says 9
     tokens[0, 1] = 9
