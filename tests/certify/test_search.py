@@ -275,6 +275,22 @@ def test_cases_bred_on_other_paths_are_not_claimed(fool: ModuleType, name: str) 
     assert not tried.claimed
 
 
+# Two texts share a beginning; the model is sure of one's only label and sends next to nothing of it, which stayed unfound.
+UNPLACED = {
+    "noise": -6.867, "scale": 1.598, "family": "bert masked", "model": 2, "tied": False, "bias": False, "width": 64, "layers": 2,
+    "rank": 16, "init": 0.02, "rate": 0.001, "steps": 300, "memorized": 2, "fresh": 0, "length": 3, "siblings": "same beginning",
+    "prompt": 0, "dtype": "float32", "noisy": False, "scaled": "no", "reduction": "mean", "told": "batch size",
+    "seed": 644139599,
+}  # fmt: skip
+
+
+def test_tokens_that_no_sequence_holds_are_a_doubt(fool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = importlib.import_module("text")
+    assert not text.attempt(UNPLACED).claimed
+    monkeypatch.setattr(importlib.import_module("unsum.separate.text.method"), "UNPLACED", "")
+    assert text.attempt(UNPLACED).fooled
+
+
 def test_without_doubts_bred_cases_would_be_claimed(attempt: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = importlib.import_module("unsum.certify.judge")
     for name in ("_QUICK", "_SLOW"):

@@ -27,7 +27,7 @@ from unsum.separate.text.network import Layer, joined, linear_layers, read_whole
 from unsum.separate.text.recovered import Text, labeled
 from unsum.separate.text.replay import embedding, name_of, play
 from unsum.separate.text.walk import Guide, choose_guide, walk
-from unsum.separate.text.whole import search_whole
+from unsum.separate.text.whole import UNPLACED, search_whole
 from unsum.update import Update
 
 _LONGEST = 4096  # positions of a sequence, where the model does not say
@@ -145,7 +145,7 @@ def _leak(
         claim = nothing("The model cannot be computed in float64, so nothing tells rounding from what is missing.")
     else:
         told = tokens_told(model, played, recovered, admitted)
-        besides = [note for note in notes if note == NOT_WHOLE]
+        besides = [note for note in notes if note in (NOT_WHOLE, UNPLACED)]
         besides += doubt_repeated(model, recovered) + doubt_hidden(model, recovered)
         notes = [note for note in notes if note not in besides]
         claim = judge(played, told, recovered.open, knowledge, update, searched, besides)

@@ -23,6 +23,7 @@ _STARTS = 16  # mixtures that are improved at once
 _ROUNDS = 40  # of so many starts for a batch
 _SWEEPS = 6  # times through all places; a start that has not ended in a sequence by then is given up
 _TOKENS = 1 << 20  # read by the deep layer in the whole search, before it is given up
+UNPLACED = "Some tokens of the batch were put into no sequence."
 
 
 @dataclass
@@ -66,7 +67,7 @@ def search_whole(model: nn.Module, guide: Guide, admitted: Admitted) -> Whole:
             if sequence not in found.sequences:
                 found.sequences.append(sequence)
     if found.positions < guide.deep.span.rank:
-        found.notes.append("Some tokens of the batch were put into no sequence.")
+        found.notes.append(UNPLACED)
     return found
 
 
