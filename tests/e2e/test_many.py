@@ -67,4 +67,4 @@ def test_updates_of_which_nobody_knows_do_not_pass_the_gate() -> None:
 @pytest.mark.usefixtures("folder")
 def test_what_does_not_go_together(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "--defense", "sign") == 2
-    assert "--updates attacks what was captured" in " ".join(capsys.readouterr().err.split())
+    assert "--updates and --flower-run attack what was captured" in " ".join(capsys.readouterr().err.split())
