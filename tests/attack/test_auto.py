@@ -87,9 +87,8 @@ def test_neither_after_steps_that_could_not_be_followed(tried: list[str], monkey
     update, _ = client.sends(LocalTraining(0.5, 8), 4, 0.5)
     leak = unsum.attack(client.model, update)
     assert not leak.exact
-    assert tried[0] == "local-steps"
+    assert {"local-steps", "fgla"} <= set(tried)
     assert "exact" not in tried
-    assert "fgla" in tried
 
 
 def test_a_gradient_without_marks_is_tried_without_its_bias(tried: list[str]) -> None:

@@ -63,7 +63,9 @@ COMPARED = {
 TOO_SLOW = "import importlib\nimportlib.import_module('unsum.audit.compare').LITTLE = 0.0"
 
 SHOWN = sorted({(shown.text, shown.page) for shown in pages.commands()})
-OURS = {" ".join(shlex.split(text, comments=True)) for text, _ in SHOWN if text.startswith("unsum ")}
+OURS = {
+    " ".join(shlex.split(text, comments=True)) for text, _ in SHOWN if text.startswith("unsum ") and text not in OTHERS
+}
 
 
 class Ran(NamedTuple):

@@ -89,7 +89,15 @@ def test_prefixes_that_carry_nothing_are_no_crash(fool: ModuleType) -> None:
 @pytest.mark.long
 def test_no_claim_is_false_and_nothing_crashes(fool: ModuleType) -> None:
     chance = random.Random(4)
-    few = {"model": 0, "width": 32, "layers": 1, "rate": 1e-2, "bias": False}  # models that are trained once
+    few = {
+        "family": "gpt2",
+        "init": 0.02,
+        "model": 0,
+        "width": 32,
+        "layers": 1,
+        "rate": 1e-2,
+        "bias": False,
+    }  # models that are trained once
     tries = [fool.attempt(fool.random_genome(chance) | few, 3.0) for _ in range(40)]
     assert [tried.genome for tried in tries if tried.fooled] == []
     assert sum(tried.ended == "claimed" for tried in tries) >= 5  # a search without claims would show nothing
