@@ -216,7 +216,7 @@ def test_on_ray_a_killed_worker_loses_nothing(tmp_path: Path, monkeypatch: pytes
     pytest.importorskip("ray")
     monkeypatch.setenv("PYTHONPATH", TESTS)
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")
-    total = 300
+    total = 1000
     sent = (
         Deadly(one.client, one.update, one.round, tmp_path, 1) if number in (3, 150) else one
         for number, one in enumerate(clients(total))
