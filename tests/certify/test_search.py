@@ -284,6 +284,7 @@ UNPLACED = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 def test_tokens_that_no_sequence_holds_are_a_doubt(fool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     text = importlib.import_module("text")
     assert not text.attempt(UNPLACED).claimed

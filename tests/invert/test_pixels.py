@@ -109,6 +109,7 @@ def test_a_map_that_is_off_by_a_hundredth_is_not_certified() -> None:
     assert decibels(found, images) > 30  # near, and no more is said
 
 
+@pytest.mark.long
 def test_a_client_that_sums_in_another_order_is_certified_as_well() -> None:
     model = network(trained=True)
     images, _, leak = attacked(model)
@@ -216,6 +217,7 @@ def test_time_that_is_over_ends_the_search() -> None:
     assert not found.exact.any()
 
 
+@pytest.mark.long
 def test_channels_of_which_nothing_is_known_are_left_out() -> None:
     model = network(trained=True)
     images, update, leak = attacked(model)

@@ -71,6 +71,7 @@ def test_order_is_that_of_the_leak() -> None:
     assert float((peeled.inputs[partner] - true).norm() / true.norm()) < 1e-5
 
 
+@pytest.mark.long
 def test_version_1_5_reaches_the_shortcut_up_to_scale() -> None:
     """Its first convolution reads more places than it has equations for: the scale stays a guess."""
     model = unpooled(Bottleneck)
@@ -84,6 +85,7 @@ def test_version_1_5_reaches_the_shortcut_up_to_scale() -> None:
     assert error(peeled.inputs * scale, true) < 0.05
 
 
+@pytest.mark.long
 def test_where_places_outnumber_equations_it_ends_and_says_which_batch_would_go_on() -> None:
     model = unpooled(BasicBlock)
     images, update = client(model, 6)
