@@ -15,11 +15,10 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unsum
+from pooled import rows_within
 from unsum.client.step import in_mode
 from unsum.errors import UnsumError
 from unsum.head import collect_features
@@ -231,17 +231,7 @@ def main(given: argparse.Namespace) -> None:
     names = [network[0] for network in networks(0)]
     chosen = [number for number, client in enumerate(CLIENTS) if given.only in client.name]
     tasks = [(n, seed, name, given.seconds) for seed in range(given.draws) for n in chosen for name in names]
-    rows, end = [], time.monotonic() + 60 * given.minutes
-    with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
-        answers = pool.imap_unordered(attempt, tasks)
-        for _ in tasks:
-            try:
-                rows.append(answers.next(max(0.0, end - time.monotonic())))
-            except multiprocessing.TimeoutError:
-                break
-            if given.json:
-                given.json.write_text(json.dumps([asdict(row) for row in rows], indent=0))
-        pool.terminate()
+    rows = rows_within(attempt, tasks, given.processes, given.minutes, given.json)
     print(table(rows))
 
 

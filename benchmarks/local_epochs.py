@@ -13,10 +13,9 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import multiprocessing
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import unsum
+from pooled import rows_within
 from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
 from unsum.separate.local_steps.label_counts import count_labels
@@ -265,17 +265,7 @@ def main() -> None:
         return
     chosen = [number for number, setting in enumerate(SETTINGS) if given.only in setting.name]
     tasks = [(number, seed, given.photos) for seed in range(given.draws) for number in chosen]
-    rows, end = [], time.monotonic() + 60 * given.minutes
-    with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
-        answers = pool.imap_unordered(attempt, tasks)
-        for _ in tasks:
-            try:
-                rows.append(answers.next(max(0.0, end - time.monotonic())))
-            except multiprocessing.TimeoutError:
-                break
-            if given.json:
-                given.json.write_text(json.dumps([asdict(row) for row in rows], indent=0))
-        pool.terminate()
+    rows = rows_within(attempt, tasks, given.processes, given.minutes, given.json)
     print(shown(rows))
 
 

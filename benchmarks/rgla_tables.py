@@ -12,14 +12,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from pathlib import Path
 from unittest.mock import MagicMock
-
-import torch
-import torchvision
-from safetensors.torch import load_file
 
 try:
     import rich  # noqa: F401 (only its absence matters)
@@ -27,13 +22,13 @@ except ImportError:  # the runner draws with it, and nothing here does
     for name in ("rich", "rich.console", "rich.progress", "rich.table", "rich.text"):
         sys.modules[name] = MagicMock()
 
+from picture_tables import provide_alexnet
 from unsum.bench import Material, Store, cells_of_all, chosen
 from unsum.bench.material import declaration_of, key_of
 from unsum.bench.measure import Outcome, measure
 from unsum.bench.plan import of_attacks, parse_shard, share
 from unsum.bench.run import origin
 from unsum.errors import UnsumError
-from unsum.models.lpips import weights_file
 
 SHOWN = (
     "psnr",
@@ -89,15 +84,6 @@ def _shown(outcome: Outcome) -> str:
         return f"{outcome.status}: {outcome.sentence} {outcome.traceback}".strip()
     figures = (f"{name} {outcome.values[name]:.4g}" for name in SHOWN if name in outcome.values)
     return f"{', '.join(figures)} ({outcome.seconds:.1f} s, {outcome.peak_mb:,.0f} MB)"
-
-
-def provide_alexnet(features: Path) -> None:
-    """LPIPS takes AlexNet from torch.hub's folder; only its convolutions count, so a file of those will do."""
-    torch.hub.set_dir(tempfile.mkdtemp())
-    network = torchvision.models.alexnet(weights=None)
-    network.features.load_state_dict({name.removeprefix("features."): w for name, w in load_file(features).items()})
-    weights_file().parent.mkdir(parents=True)
-    torch.save(network.state_dict(), weights_file())
 
 
 def _options() -> argparse.Namespace:

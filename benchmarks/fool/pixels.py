@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from common import FALSE_CLAIM, Genome, Try
 from judge import Verdict, timed
-from maps import Ranges, draw_genome
+from maps import Ranges, draw_genome, harmed
 from torch import Tensor, nn
 
 import unsum
@@ -85,7 +85,7 @@ def build(g: Genome) -> Case:
     if g["statistics"] == "wrong" and update.statistics.means:
         moved = {name: mean + g["shift"] * mean.std() for name, mean in update.statistics.means.items()}
         update = replace(update, statistics=replace(update.statistics, means=moved))
-    update = replace(update, gradients=_harmed(g, model, update.gradients))
+    update = replace(update, gradients=harmed(g | {"scale": 1.0, "harm": g["gradient"]}, model, update.gradients))
     update = update.map(lambda _, t: t.to(getattr(torch, g["dtype"])))
     model.train(g["train"])
     with torch.no_grad():
@@ -141,19 +141,6 @@ def _granted(g: Genome, maps: Tensor, strangers: Tensor) -> Tensor:
     if g["maps"] == "channels missing":
         return maps.masked_fill(torch.rand(maps.shape[1], 1, 1) < g["missing"], torch.nan)
     return maps
-
-
-def _harmed(g: Genome, model: nn.Module, sent: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What becomes of the gradient on its way."""
-    if g["gradient"] == "noise":
-        return {name: t + 10 ** g["noise"] * t.abs().max() * torch.randn_like(t) for name, t in sent.items()}
-    if g["gradient"] == "decay":
-        weights = dict(model.named_parameters())
-        return {name: t + 10 ** g["decay"] * weights[name].detach() for name, t in sent.items()}
-    if g["gradient"] == "one tensor":
-        name = list(sent)[g["seed"] % len(sent)]
-        return sent | {name: sent[name] * (1 + 10 ** g["forgery"])}
-    return sent
 
 
 def attempt(genome: Genome, seconds: float = math.inf) -> Try:
