@@ -86,11 +86,7 @@ def time_limit(seconds: float | None, progress: Progress = SILENT) -> Iterator[D
 def interruptible() -> Iterator[Deadline]:
     """Let the first Ctrl-C during a search inside end it, and all that follow, with what they have; a second one quits."""
     outer = _CURRENT.get()
-    if outer is None:
-        made = Deadline(float("inf"), armed=True)
-    else:
-        made = replace(outer, cut=[], armed=True)
-    with _within(made, outer) as deadline:
+    with _within(replace(outer or Deadline(float("inf")), cut=[], armed=True), outer) as deadline:
         yield deadline
 
 

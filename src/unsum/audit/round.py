@@ -20,7 +20,7 @@ from unsum.audit.leakage import DEFAULT_LEVEL, Tried, leakages, leakages_of_rows
 from unsum.audit.table_rows import TableRows, rows_of
 from unsum.client.capture import capture_trained, in_mode
 from unsum.client.local import train_locally
-from unsum.client.step import ClientStep, Stage, ordered
+from unsum.client.step import ClientStep, Stage, first_step, ordered
 from unsum.data import Batch
 from unsum.defend import Defense
 from unsum.gradients import inputs_of
@@ -159,9 +159,9 @@ def send(
     Of several local steps, samples and features are noted as each step of the first epoch saw them.
     """
     torch.manual_seed(seed)
-    how: dict[str, Any] = {"train": train, "defenses": defenses, "loss": loss}
+    whole = first_step(model, images, targets, train, loss)
     if training is None:
-        update, images, targets = capture_trained(model, images, targets, **how, buffers=buffers)
+        update, images, targets = capture_trained(whole, defenses, buffers=buffers)
         return Sent(model, images, targets, update, train, seed)
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
     first_epoch = (training.steps or 1) // training.epochs
@@ -171,7 +171,7 @@ def send(
             with torch.random.fork_rng(), in_mode(step.model, train):  # dropout falls alike in the step itself
                 seen.append((step.images, step.targets, collect_features(step.model, step.images)))
 
-    update = train_locally(model, images, targets, training, **how, watch=watch)
+    update = train_locally(whole, training, defenses, watch=watch)
     own, rows, features = (torch.cat(parts) for parts in zip(*seen, strict=True))
     return Sent(model, own, rows, update, train, seed, watched=features)
 

@@ -71,7 +71,8 @@ def feature_layout(model: nn.Module, size: int, layer: str | None = None) -> Lay
     if features.ndim == 3:
         return Layout("map", tuple(features.shape))
     for output in reversed(seen):
-        if output[0].numel() != features.numel() or not _same(output[0].flatten(), features):
+        flat = output[0].flatten()
+        if not torch.equal(flat, features) and not torch.equal(flat.relu(), features):
             continue
         if output.ndim == 4 and output[0, 0].numel() > 1:
             return Layout("map", tuple(output.shape[1:]))
@@ -83,10 +84,6 @@ def feature_layout(model: nn.Module, size: int, layer: str | None = None) -> Lay
 def _picture(model: nn.Module, size: int) -> Tensor:
     parameter = next(model.parameters())
     return torch.linspace(0, 1, 3 * size * size).to(parameter).view(1, 3, size, size)
-
-
-def _same(output: Tensor, features: Tensor) -> bool:
-    return torch.equal(output, features) or torch.equal(output.relu(), features)
 
 
 def _is_grid(tokens: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, optional
 from unsum.invert import checkpoint
 from unsum.invert.augment import augment
 from unsum.invert.decoder import DECODERS, to_size
@@ -106,10 +106,7 @@ def train_inverse(
 
 def new_fabric(**options: Any) -> Any:
     """A launched Fabric: mixed precision on GPUs, several of them or several nodes under `torchrun`."""
-    try:
-        from lightning_fabric import Fabric
-    except ImportError as error:
-        raise UnsumError("Training needs Lightning Fabric; install it with: pip install 'unsum[train]'.") from error
+    Fabric = optional("lightning_fabric", "train", "Training needs Lightning Fabric").Fabric
     options.setdefault("precision", "bf16-mixed" if torch.cuda.is_available() else "32-true")
     fabric = Fabric(**options)
     fabric.launch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,12 @@ def fresh_head(model: nn.Module, classes: int, seed: int) -> None:
         torch.manual_seed(seed)
         new = nn.Linear(old.in_features, classes, bias=old.bias is not None)
     model.set_submodule(name, new.to(old.weight))
+
+
+def dense_layers(*widths: int) -> nn.Sequential:
+    """Linear layers of these widths, ReLU between them."""
+    layers = [layer for width, following in pairwise(widths) for layer in (nn.Linear(width, following), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
 
 
 class Normalize:
