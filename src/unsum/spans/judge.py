@@ -181,7 +181,9 @@ def judge_steps(answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> Clai
     """The claim about the samples of all steps: played step by step, they leave no more than rounded weights do."""
     found = answer.found
     explained = answer.missing <= 0 and found.unexplained < _ROUNDED
-    doubts = [] if answer.missing > 0 else [*_doubt_sizes(answer, knowledge), *_doubt_lengths(found, knowledge)]
+    doubts = [] if answer.missing > 0 else _doubt_sizes(answer, knowledge)
+    if answer.missing <= 0 and knowledge.loss is None and all(step.b is None for step in found.left):
+        doubts.append(_LENGTHS)
     if answer.missing <= 0 and not explained:
         doubts.append(
             f"Trained again with these samples, the weights differ by {found.unexplained:.1g} times what rounding makes."
@@ -213,11 +215,6 @@ def _doubt_sizes(answer: UnrolledAnswer, knowledge: Knowledge) -> list[str]:
     if knowledge.labels is None and not answer.sizes_told and len(answer.found.left[-1].W) == 2:
         return ["Two classes and an unknown rate: smoothed labels at another rate would send the same."]
     return []
-
-
-def _doubt_lengths(found: Unrolled, knowledge: Knowledge) -> list[str]:
-    biased = any(step.b is not None for step in found.left)
-    return [] if biased or knowledge.loss is not None else [_LENGTHS]
 
 
 def _doubt_steps(answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> list[str]:

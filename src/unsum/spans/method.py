@@ -20,7 +20,7 @@ from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.losses import PLAIN, BinaryCrossEntropy, CrossEntropy, Loss
 from unsum.peel.blocks import left_product
-from unsum.peel.chain import Chain
+from unsum.peel.chain import Chain, forward
 from unsum.peel.dense import rounding
 from unsum.peel.method import MARGIN, Shape
 from unsum.peel.replay import PlayedBatch, Replayed, replay
@@ -35,7 +35,6 @@ from unsum.spans.labels import deflate, read_labels
 from unsum.spans.maps import separate_maps
 from unsum.spans.missing import told_again, with_missing
 from unsum.spans.pair import Pair, choose_pair, dense_steps
-from unsum.spans.passes import forward
 from unsum.spans.roots import Condition
 from unsum.spans.search import Roots, blurred, refined, search
 from unsum.spans.settle import Sample, settle
@@ -252,7 +251,9 @@ def _answered(asked: _Asked, pair: Pair, roots: Roots) -> Answer | None:
     if len(roots) == 0 or missing < 0:
         return None
     if missing:  # what is missing would spoil every least-squares solve
-        reading = _each_by_itself(pair, roots)
+        labels, weights = read_labels(pair.steps, pair.here, pair.next, roots.X)  # of each by itself
+        Y = torch.nn.functional.one_hot(labels, len(pair.steps[-1].W)).to(roots.X)
+        reading = LossReading(CrossEntropy(), Y, weights, 0.0)
         return Answer(roots, roots.X, roots.errors, reading, _played(pair, roots.X, reading, roots.errors), missing)
     reading = asked.reading(pair, roots.X)
     played, errors, X = _polished(pair, roots, reading)
@@ -301,13 +302,6 @@ def _leak(asked: _Asked, pair: Pair, answer: Answer) -> Leak:
         notes=[*claim.notes, *_remarks(pair, answer.roots, times)],
     )
     return _with_inputs(asked.chain, FoundSamples(leak, pair, answer.errors.repeat_interleave(times, 0)))
-
-
-def _each_by_itself(pair: Pair, roots: Roots) -> LossReading:
-    """Labels and weights of a part of the batch, by the backward spans."""
-    found = read_labels(pair.steps, pair.here, pair.next, roots.X)
-    Y = torch.nn.functional.one_hot(found.labels, len(pair.steps[-1].W)).to(roots.X)
-    return LossReading(CrossEntropy(), Y, found.weights, 0.0)
 
 
 def _polished(pair: Pair, roots: Roots, reading: LossReading) -> tuple[Replayed, Tensor, Tensor]:

@@ -69,7 +69,7 @@ class SpanLayer:
 
     def forward(self, read: Moved) -> Part:
         """What was read lies in the row space."""
-        V, a = self.span.rows, self._extended(read.at)
+        V, a = self.span.rows, self.span.extended(read.at)
         outside = read.by - (read.by @ V[:, : read.by.shape[2]].T) @ V[:, : read.by.shape[2]]
         rest = a - (a @ V.T) @ V
         return Part(rest[:, : outside.shape[2]], outside, self.span.noise * ((a @ V.T) / self.span.values).norm(dim=1))
@@ -85,16 +85,12 @@ class SpanLayer:
     def weight(self, read: Moved, delta: Moved, sent: Tensor) -> Part:
         """aᵀ ∇W⁺ δ."""
         V, U = self.span.rows, self.span.columns
-        a, d = self._extended(read.at) @ V.T, delta.at @ U.T
+        a, d = self.span.extended(read.at) @ V.T, delta.at @ U.T
         left, right = a @ self.inverse, d @ self.inverse.T
         value = (a * right).sum(1)
         by = ((read.by @ V[:, : read.by.shape[2]].T) @ right[..., None] + (delta.by @ U.T) @ left[..., None])[..., 0]
         noise = self.span.noise * left.norm(dim=1) * right.norm(dim=1) + self.rounding / sent * value.abs()
         return Part(value[:, None], by[..., None], noise)
-
-    def _extended(self, rows: Tensor) -> Tensor:
-        """With the 1 that a bias reads."""
-        return torch.cat([rows, torch.ones_like(rows[:, :1])], 1) if self.span.has_bias else rows
 
 
 class Sample:

@@ -14,12 +14,11 @@ from unsum.leak import Leak
 from unsum.local_training import LocalTraining
 from unsum.losses import PLAIN, CrossEntropy
 from unsum.peel.blocks import left_product
-from unsum.peel.chain import Chain
+from unsum.peel.chain import Chain, forward
 from unsum.progress import Progress
 from unsum.spans.joint import MOST, AllSamples, solve_together
 from unsum.spans.judge import UnrolledAnswer, judge_steps
 from unsum.spans.pair import Pair, choose_pair
-from unsum.spans.passes import forward
 from unsum.spans.roots import Condition
 from unsum.spans.search import blurred
 from unsum.spans.settle import Sample
