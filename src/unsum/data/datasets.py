@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsum.data.sources import Source, open_source, unambiguous
-from unsum.errors import UnsumError, first_line, optional, unknown_name
+from unsum.errors import UnsumError, check_name, first_line, optional
 
 _PICKLED = ("LSUN", "LSUNClass")
 _FACES, _PEOPLE = (
@@ -64,8 +64,7 @@ def torchvision_source(name: str, root: str) -> Source:
 
     kinds: dict[str, Any] = {kind: getattr(datasets, kind) for kind in datasets.__all__}
     kinds = {kind: made for kind, made in kinds.items() if isinstance(made, type)}
-    if name not in kinds:
-        raise unknown_name("torchvision data set", name, kinds)
+    check_name("torchvision data set", name, kinds)
     if not root:
         raise UnsumError(f"Say where the data set lies on disk: torchvision:{name}:FOLDER.")
     if name in _PICKLED:

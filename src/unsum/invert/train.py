@@ -20,8 +20,8 @@ from unsum.invert.decoder import DECODERS, to_size
 from unsum.invert.layout import feature_layout
 from unsum.invert.losses import check_loss, psnr
 from unsum.invert.method import FILE, Inverse
+from unsum.models.built import backbone_fingerprint
 from unsum.models.client_batches import ClientFeatures, sharing
-from unsum.models.fingerprint import backbone_fingerprint
 
 _WARM_UP = 150  # steps
 _FLOOR = 1e-3  # of the learning rate, at the end of the cosine

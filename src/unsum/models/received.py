@@ -46,24 +46,28 @@ class Received:
 
     def __post_init__(self) -> None:
         pair = self.before is not None or self.after is not None
-        if pair and (self.before is None or self.after is None):
-            raise UnsumError("Two checkpoints make an update; give both --before and --after.")
-        if pair and self.update is not None:
-            raise UnsumError("Give either an update (--update) or two checkpoints (--before and --after), not both.")
-        if not pair and self.update is None:
-            raise UnsumError("Give an update (--update FILE), or two checkpoints (--before FILE --after FILE).")
-        if self.delta and pair:
-            raise UnsumError("Two checkpoints are a delta already; leave --delta out.")
-        if pair and self.previous is not None:
-            raise UnsumError(
-                "The update before is taken off an update; give --update with --previous, not two checkpoints."
-            )
-        if self._declared and not pair and not self.delta:
-            raise UnsumError(
-                "A gradient needs no learning rate or local steps; add --delta if it is a change of weights, or leave them out."
-            )
-        if self.epochs != 1 and self.steps is None:
-            raise UnsumError("Epochs are of so many steps; say how many all epochs have together (--local-steps).")
+        refused = {
+            "Two checkpoints make an update; give both --before and --after.": pair
+            and None in (self.before, self.after),
+            "Give either an update (--update) or two checkpoints (--before and --after), not both.": pair
+            and self.update,
+            "Give an update (--update FILE), or two checkpoints (--before FILE --after FILE).": not (
+                pair or self.update
+            ),
+            "Two checkpoints are a delta already; leave --delta out.": self.delta and pair,
+            "The update before is taken off an update; give --update with --previous, not two checkpoints.": (
+                pair and self.previous
+            ),
+            "A gradient needs no learning rate or local steps; add --delta if it is a change of weights, or leave them out.": (
+                self._declared and not pair and not self.delta
+            ),
+            "Epochs are of so many steps; say how many all epochs have together (--local-steps).": (
+                self.epochs != 1 and self.steps is None
+            ),
+        }
+        for sentence, holds in refused.items():
+            if holds:
+                raise UnsumError(sentence)
         self.training  # noqa: B018 (refuses what cannot be)
 
     @property

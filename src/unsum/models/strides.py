@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
@@ -111,9 +111,6 @@ def _photos() -> Tensor:
     folder, found = files("unsum") / "data" / "photos", []
     for name in _PHOTOS:
         with (folder / f"{name}.jpg").open("rb") as file, Image.open(file) as opened:
-            image = opened.convert("RGB")
-        side = min(image.size)
-        left, top = (image.width - side) // 2, (image.height - side) // 2
-        square = image.resize((_SIDE, _SIDE), Image.Resampling.LANCZOS, (left, top, left + side, top + side))
+            square = ImageOps.fit(opened.convert("RGB"), (_SIDE, _SIDE), Image.Resampling.LANCZOS)
         found.append(torch.from_numpy(np.array(square)).permute(2, 0, 1).float() / 255)
     return (torch.stack(found) - torch.tensor(_MEAN).view(3, 1, 1)) / torch.tensor(_DEVIATION).view(3, 1, 1)

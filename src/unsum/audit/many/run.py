@@ -21,7 +21,7 @@ from unsum.declared import check_whole
 from unsum.errors import UnsumError
 from unsum.head import find_head
 from unsum.losses import Loss
-from unsum.models.fingerprint import backbone_fingerprint
+from unsum.models.built import backbone_fingerprint
 from unsum.models.received import Received
 from unsum.progress import SILENT, Progress
 from unsum.update import Update

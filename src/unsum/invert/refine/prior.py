@@ -20,7 +20,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from unsum.errors import UnsumError, unknown_name
+from unsum.errors import UnsumError, check_name
 from unsum.invert.method import Inverse
 from unsum.leak import Leak
 
@@ -42,8 +42,7 @@ class Correction:
 
 def correction(prior: Prior, images: Tensor, leak: Leak, inverse: Inverse | None) -> Correction:
     """The unknowns of `prior`, which begin at `images` (at the inverse's own pictures for the decoder's priors)."""
-    if prior not in PRIORS:
-        raise unknown_name("prior of refinement", prior, PRIORS)
+    check_name("prior of refinement", prior, PRIORS)
     if prior.startswith("decoder"):
         if inverse is None:
             raise UnsumError(f"The prior {prior!r} draws with the inverse; pass inverse=load_inverse(model).")
