@@ -76,7 +76,8 @@ def feature_layout(model: nn.Module, size: int, layer: str | None = None) -> Lay
             continue
         if output.ndim == 4 and output[0, 0].numel() > 1:
             return Layout("map", tuple(output.shape[1:]))
-        if output.ndim == 3 and _is_grid(output.shape[1]):
+        sides = [math.isqrt(count) ** 2 == count for count in (output.shape[1], output.shape[1] - 1)]
+        if output.ndim == 3 and output.shape[1] > 1 and any(sides):
             return Layout("tokens", tuple(output.shape[1:]))
     return Layout("vector", (features.numel(),))
 
@@ -84,7 +85,3 @@ def feature_layout(model: nn.Module, size: int, layer: str | None = None) -> Lay
 def _picture(model: nn.Module, size: int) -> Tensor:
     parameter = next(model.parameters())
     return torch.linspace(0, 1, 3 * size * size).to(parameter).view(1, 3, size, size)
-
-
-def _is_grid(tokens: int) -> bool:
-    return tokens > 1 and (math.isqrt(tokens) ** 2 == tokens or math.isqrt(tokens - 1) ** 2 == tokens - 1 > 0)

@@ -87,18 +87,14 @@ class Matcher:
         """Refuse the first option that the method does not have, or that is of another kind than its default."""
         check_options(self.name, self.find, options)
         for name, value in options.items():
-            _check_kind(name, value, self.options[name])
-
-
-def _check_kind(name: str, value: Any, default: Any) -> None:
-    if isinstance(default, bool):
-        yes_or_no(name, value)
-    elif isinstance(default, int):
-        whole(name, value, 1)
-    elif isinstance(default, float) and (
-        not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf")
-    ):
-        raise UnsumError(f"The option {name!r} must be a number of at least 0, not {value!r}.")
+            default = self.options[name]
+            number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+            if isinstance(default, bool):
+                yes_or_no(name, value)
+            elif isinstance(default, int):
+                whole(name, value, 1)
+            elif isinstance(default, float) and not number:
+                raise UnsumError(f"The option {name!r} must be a number of at least 0, not {value!r}.")
 
 
 MATCHERS: Registry[Matcher] = Registry("attack", "unsum.attacks")

@@ -148,21 +148,17 @@ def _build(spec: str, classes: int, seed: int, size: int | None, download: bool,
         return build_hugging_face(Path(name), classes, seed, fresh=fresh)
     file, _, factory = spec.rpartition(":") if not spec.endswith(".py") else (spec, "", "")
     if file.endswith(".py"):
-        return _own_model(Path(file), factory, classes)
+        model, path = build_from_file(Path(file), factory, classes), Path(file)
+        own = getattr(model, "image_size", None)
+        if own is not None and (not isinstance(own, int) or own < 1):
+            raise UnsumError(f"`image_size` of the model in {path.name!r} must be the side of its photos, not {own!r}.")
+        return Built(model, f"{factory} of {path.name}", own or 0, any_size=True, guessed=own is None)
     if spec.endswith(".pt2"):
         return build_from_program(Path(spec))
     if spec.endswith((".pt", ".pth")):
         raise refuse_torchscript(Path(spec))
     known = [DEFAULT_MODEL, MLP, "torchvision:resnet18", "torchvision:mobilenet_v2", "timm:NAME", "hf:PATH"]
     raise unknown_name("model", spec, [*known, "path/to/file.py:factory", "path/to/model.pt2"])
-
-
-def _own_model(path: Path, factory: str, classes: int) -> Built:
-    model = build_from_file(path, factory, classes)
-    size = getattr(model, "image_size", None)
-    if size is not None and (not isinstance(size, int) or size < 1):
-        raise UnsumError(f"`image_size` of the model in {path.name!r} must be the side of its photos, not {size!r}.")
-    return Built(model, f"{factory} of {path.name}", size or 0, any_size=True, guessed=size is None)
 
 
 def _default(classes: int, size: int) -> SmallResNet:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from unsum.errors import UnsumError
-from unsum.files.tensor_file import TensorFile, read_tensors
+from unsum.files.tensor_file import read_tensors
 from unsum.head import find_head
 from unsum.local_training import LocalTraining
 from unsum.models import LoadedModel, load_model
@@ -133,7 +133,9 @@ class Received:
         weight = f"{name}.weight" if name else "weight"
         tensor = file.tensors.get(weight)
         if tensor is None:
-            tensor = _at_place_of(weight, [[n for n, _ in built.named_parameters()], list(built.state_dict())], file)
+            orders = [[n for n, _ in built.named_parameters()], list(built.state_dict())] if file.ordered else []
+            fitting = [order for order in orders if len(order) == len(file.tensors) and weight in order]
+            tensor = list(file.tensors.values())[fitting[0].index(weight)] if fitting else None
         if tensor is not None and tensor.ndim == 2:
             return len(tensor)
         if head.out_features > 1:  # the model's own: it was not built for one class
@@ -142,12 +144,3 @@ class Received:
             f"The update holds no {weight!r}, the last layer of {model!r}; pass the model that the client trained or, if the "
             "layer was left out on purpose, say with --classes how many classes it has."
         )
-
-
-def _at_place_of(weight: str, orders: list[list[str]], file: TensorFile) -> Tensor | None:
-    if not file.ordered:
-        return None
-    tensors = list(file.tensors.values())
-    return next(
-        (tensors[order.index(weight)] for order in orders if len(order) == len(tensors) and weight in order), None
-    )

@@ -149,7 +149,10 @@ class Sample:
                 scaled += [False, True]
         noises = [part.noise * (alpha[:, 0] if weighs else 1) for part, weighs in zip(parts, scaled, strict=True)]
         units = torch.stack(noises, 1).clamp_min(1e-300) if units is None else units
-        rows, slopes = [pin.strength * (u[:, -1:] - pin.value)], [_last(pin.strength, read.by)]
+        rows, slopes = (
+            [pin.strength * (u[:, -1:] - pin.value)],
+            [torch.nn.functional.pad(read.by.new_full((len(u), 1, 1), pin.strength), (read.by.shape[1], 0))],
+        )
         for i, (part, weighs) in enumerate(zip(parts, scaled, strict=True)):
             unit = units[:, i : i + 1]
             rows.append((alpha * part.value - 1 if weighs else part.value) / unit)
@@ -165,11 +168,6 @@ class Pin:
 
     value: float
     strength: float
-
-
-def _last(value: float, by: Tensor) -> Tensor:
-    """(S, 1, k + 1) a row with an entry for the last unknown alone."""
-    return torch.cat([by.new_zeros(len(by), 1, by.shape[1]), by.new_full((len(by), 1, 1), value)], 2)
 
 
 def _bend(activation: Activation, z: Tensor) -> Tensor:
