@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, refuse
 from unsum.match.engine import Matched
 from unsum.match.problem import Problem
 from unsum.registry import Registry
@@ -48,23 +48,18 @@ class MatcherNeeds:
         return ", ".join(text for text, needed in texts.items() if needed)
 
     def check(self, name: str, update: Update, batch_size: int | None, *, auxiliary: bool = True) -> None:
-        if self.auxiliary and not auxiliary:
-            raise UnsumError(
-                f"{name!r} learns from photos of the attacker's own; give auxiliary=(images, labels), or on the command line "
-                f"{name}:auxiliary=FILE.npz with arrays images and labels."
-            )
-        if self.scale and not update.scale_known:
-            raise UnsumError(
-                f"{name!r} needs the gradient's scale; give the learning rate of the delta, or use 'ig', "
-                "which works at any scale."
-            )
-        if self.one_sample and batch_size not in (None, 1):
-            raise UnsumError(f"{name!r} is for one sample; for {batch_size} samples use 'ig' or 'gradinversion'.")
-        if self.batch_size and batch_size is None:
-            raise UnsumError(
-                f"{name!r} needs the batch size; give batch_size= (unsum audit: --batch-size-known), or use 'ig', "
-                "which finds it."
-            )
+        reasons = {
+            f"{name!r} learns from photos of the attacker's own; give auxiliary=(images, labels), or on the command line "
+            f"{name}:auxiliary=FILE.npz with arrays images and labels.": self.auxiliary and not auxiliary,
+            f"{name!r} needs the gradient's scale; give the learning rate of the delta, or use 'ig', "
+            "which works at any scale.": self.scale and not update.scale_known,
+            f"{name!r} is for one sample; for {batch_size} samples use 'ig' or 'gradinversion'.": (
+                self.one_sample and batch_size not in (None, 1)
+            ),
+            f"{name!r} needs the batch size; give batch_size= (unsum audit: --batch-size-known), or use 'ig', "
+            "which finds it.": self.batch_size and batch_size is None,
+        }
+        refuse(reasons)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, refuse
 from unsum.files.tensor_file import read_tensors
 from unsum.head import find_head
 from unsum.local_training import LocalTraining
@@ -46,7 +46,7 @@ class Received:
 
     def __post_init__(self) -> None:
         pair = self.before is not None or self.after is not None
-        refused = {
+        reasons = {
             "Two checkpoints make an update; give both --before and --after.": pair
             and None in (self.before, self.after),
             "Give either an update (--update) or two checkpoints (--before and --after), not both.": pair
@@ -65,9 +65,7 @@ class Received:
                 self.epochs != 1 and self.steps is None
             ),
         }
-        for sentence, holds in refused.items():
-            if holds:
-                raise UnsumError(sentence)
+        refuse(reasons)
         self.training  # noqa: B018 (refuses what cannot be)
 
     @property

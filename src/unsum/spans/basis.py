@@ -119,19 +119,9 @@ class LayerSpan:
         # Units that no sample drives leave rows of zeros, and those that none switches on columns of zeros.
         most = min(int(matrix.any(1).sum()), int(matrix.any(0).sum()) + (bias is not None))
         share = noise * (m * n) ** 0.5 / max(float(values.norm()), 1e-300)
-        noisy = rank is None and noise > rounding
-        return cls(
-            rows,
-            columns,
-            values[:found],
-            _times(columns, matrix, bias) @ rows.T,
-            noise,
-            share,
-            bias is not None,
-            noisy,
-            not noisy and found < most,
-            found >= most,
-        )
+        noisy, full = rank is None and noise > rounding, found >= most
+        core, has_bias = _times(columns, matrix, bias) @ rows.T, bias is not None
+        return cls(rows, columns, values[:found], core, noise, share, has_bias, noisy, not noisy and not full, full)
 
 
 def rounding_of(matrix: Tensor) -> float:

@@ -79,16 +79,15 @@ def judge(answer: Answer, knowledge: Knowledge, seed: int) -> Claim:
     if explained and not doubts:
         doubts += doubt_mirror(replayed, answer.errors, limit, knowledge)
         doubts += _doubt_samples(replayed, reading.copies, knowledge, seed)
-    return grant(
-        Evidence(
-            MARGIN * answer.errors,
-            explained=explained,
-            confirmations=int(answer.roots.hits.min()) - 1,
-            missing=answer.missing,
-            doubts=doubts,
-            assumed=[f"The claim stands on the declared loss: {reading.loss.name}."] if knowledge.loss else [],
-        )
+    evidence = Evidence(
+        MARGIN * answer.errors,
+        explained=explained,
+        confirmations=int(answer.roots.hits.min()) - 1,
+        missing=answer.missing,
+        doubts=doubts,
+        assumed=[f"The claim stands on the declared loss: {reading.loss.name}."] if knowledge.loss else [],
     )
+    return grant(evidence)
 
 
 def doubt_reading(reading: LossReading, knowledge: Knowledge) -> list[str]:
@@ -190,19 +189,16 @@ def judge_steps(answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> Clai
         )
     if explained and not doubts:
         doubts += _doubt_steps(answer, knowledge, seed)
-    hits = min(int(seen.roots.hits.min()) for seen in found.seen)
-    return grant(
-        Evidence(
-            MARGIN * torch.cat([seen.roots.errors for seen in found.seen]),
-            explained=explained,
-            confirmations=hits - 1,
-            missing=max(0, answer.missing),
-            doubts=doubts,
-            assumed=[
-                f"The claim stands on what is declared. {replace(answer.training, steps=len(found.seen)).described()}"
-            ],
-        )
+    declared = replace(answer.training, steps=len(found.seen)).described()
+    evidence = Evidence(
+        MARGIN * torch.cat([seen.roots.errors for seen in found.seen]),
+        explained=explained,
+        confirmations=min(int(seen.roots.hits.min()) for seen in found.seen) - 1,
+        missing=max(0, answer.missing),
+        doubts=doubts,
+        assumed=[f"The claim stands on what is declared. {declared}"],
     )
+    return grant(evidence)
 
 
 def _doubt_sizes(answer: UnrolledAnswer, knowledge: Knowledge) -> list[str]:

@@ -122,14 +122,10 @@ class Sample:
             z.append(Moved(above if b is None else above + b, read[-1].by @ W.T))
         logits, moved = z[-1].at, z[-1].by
         k = moved.shape[1]
-        curved = self.loss.curvature(logits.repeat_interleave(k, 0), Y.repeat_interleave(k, 0)).times(
-            moved.flatten(0, 1)
-        )
-        sent = Moved(self.loss.gradient(logits, Y), curved.view_as(moved))
+        curvature = self.loss.curvature(logits.repeat_interleave(k, 0), Y.repeat_interleave(k, 0))
+        sent = Moved(self.loss.gradient(logits, Y), curvature.times(moved.flatten(0, 1)).view_as(moved))
         passed = [sent]
-        for W, below, activation in zip(
-            reversed(self.W), reversed(z[:-1]), reversed(self.activations[:-1]), strict=True
-        ):
+        for W, below, activation in reversed(list(zip(self.W, z, self.activations, strict=False))):
             slope, bend = activation.slope(below.at), _bend(activation, below.at)
             back = passed[-1].at @ W
             passed.append(Moved(back * slope, (passed[-1].by @ W) * slope[:, None] + (back * bend)[:, None] * below.by))

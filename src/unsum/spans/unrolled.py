@@ -126,10 +126,7 @@ def _answered(head: Head, pair: Pair, answer: UnrolledAnswer, knowledge: Knowled
     found, groups = answer.found, answer.groups
     passed = [forward(met.steps, seen.roots.X) for seen, met in zip(found.seen, found.met, strict=True)]
     times = torch.cat([answer.copies(seen) for seen in found.seen])
-    order = torch.arange(len(groups), device=groups.device)
-    first = torch.full((int(groups.max()) + 1,), len(groups), device=groups.device).scatter_reduce(
-        0, groups, order, "amin"
-    )
+    first = torch.stack([(groups == group).nonzero()[0, 0] for group in groups.unique()])  # visit of each sample
     chosen = first.repeat_interleave(times[first])
     X = torch.cat([seen.roots.X for seen in found.seen])[chosen]
     labels = torch.cat([seen.labels for seen in found.seen])[chosen]
