@@ -53,6 +53,8 @@ def main() -> None:
         *(options.data, options.weights, options.inverse, (), options.device, options.threads, options.cifar)
     )
     cells = of_attacks(cells_of_all(chosen(options.tables), options.size), options.attack, options.without)
+    if options.network:
+        cells = [cell for cell in cells if cell.network.name in options.network]
     if options.draws:
         cells = [cell for cell in cells if cell.draws > 1]
     if options.known:
@@ -108,6 +110,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--attack", nargs="*", default=[], help="only the cells of these attacks")
     parser.add_argument("--without", nargs="*", default=[], help="all but the cells of these attacks")
+    parser.add_argument("--network", nargs="*", default=[], help="only the cells of these networks")
     parser.add_argument("--known", help="a store whose measured cells are left out")
     parser.add_argument("--draws", action="store_true", help="only cells of many batches")
     parser.add_argument("--share", default="1/1", help="the I-th of N shares, I/N")
