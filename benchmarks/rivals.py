@@ -52,6 +52,7 @@ from unsum.cuda_graph import recorded
 from unsum.data import embedded_batch, read_photos
 from unsum.defend import parse_defense
 from unsum.gradients import quiet
+from unsum.match import evaluate
 from unsum.match import ggl as ggl_module
 from unsum.match import match
 from unsum.match.many import Many
@@ -234,6 +235,8 @@ def prepare(options: argparse.Namespace) -> Bench:
     if options.device != "cpu":
         torch.backends.cudnn.benchmark = True
         ggl_module.Many = Replayed  # type: ignore[misc]
+    if options.plain:
+        evaluate.cheap_twice = lambda _model: nullcontext()  # type: ignore[assignment]
     if find_spec("nevergrad") is None:
         ggl_module._cma = lambda shape, _steps, population, seed: Evolution(shape, population, seed)
     return Bench(options)
@@ -364,6 +367,7 @@ def main() -> None:
         task.add_argument("--generator", type=Path, help="weights that examples/generator.py made, for GGL")
         task.add_argument("--alexnet", type=Path, help="AlexNet's features, for LPIPS")
         task.add_argument("--device", default="cpu")
+        task.add_argument("--plain", action="store_true", help="torch's own second derivatives, to see what ours save")
         task.add_argument("--at-once", type=int, default=4, help="cells side by side")
         task.add_argument("--seconds", type=float, default=3600.0, help="from which the steps are chosen")
         task.add_argument("--results", type=Path, default=Path("rivals.jsonl"))
