@@ -52,9 +52,8 @@ from unsum.cuda_graph import recorded
 from unsum.data import embedded_batch, read_photos
 from unsum.defend import parse_defense
 from unsum.gradients import quiet
-from unsum.match import evaluate
+from unsum.match import evaluate, match
 from unsum.match import ggl as ggl_module
-from unsum.match import match
 from unsum.match.many import Many
 from unsum.models import load_model
 from unsum.models.from_file import build_from_file
