@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MOST = 8192  # pixels of a picture: a matrix of 270 MB
 _RIDGE = 1e-6  # of the mean of the diagonal: what float32 leaves of JᵀJ
-# Columns take one product each, many at once. A GPU does hundreds in the time of a few, so a matrix is worth fewer products there.
+# Columns take one product each, many at once: a GPU does hundreds in the time of a few, so a matrix costs fewer products there.
 _WORTH = {"cpu": 1.0, "cuda": 0.04}  # products, beside the number of pixels, after which a matrix would have paid
 _AT_ONCE = {"cpu": 16, "cuda": 256}
 
