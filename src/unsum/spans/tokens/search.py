@@ -76,7 +76,7 @@ def find_tokens(
         if len(found) - out > _WORTH * (tokens - out) and len(found) < tokens:
             rest, out, first = taken_out(whole, W2, found, everyone=False) or rest, len(found), 0
             narrow = _narrowed(rest, generator)
-    return found
+    return _at_most(found, tokens)
 
 
 def _followed(whole: Condition, X: Tensor) -> Roots:
@@ -100,6 +100,16 @@ def _each_once(found: Roots, new: Roots) -> Roots:
         if not bool(row[kept].any()):
             kept.append(i)
     return both[torch.tensor(kept, dtype=torch.long, device=X.device)]
+
+
+def _at_most(found: Roots, number: int) -> Roots:
+    """So many: one that is known badly may have been found at two places, and these are nearest to each other."""
+    while len(found) > number:
+        apart = torch.cdist(found.X, found.X).fill_diagonal_(torch.inf)
+        pair = torch.tensor(divmod(int(apart.argmin()), len(found)), device=apart.device)
+        worse = pair[found.errors[pair].argmax()]
+        found = found[torch.arange(len(found), device=apart.device) != worse]
+    return found
 
 
 def _narrowed(whole: Condition, generator: torch.Generator) -> Condition:
