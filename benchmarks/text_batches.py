@@ -3,8 +3,8 @@
 uv run python benchmarks/text_batches.py --device cuda
 uv run python benchmarks/text_batches.py --models bert --lengths 11 --batches 1 2 4 8
 
-Weights are random and texts are random tokens, framed and padded as a tokenizer does; lengths vary by a third around a mean that is
-usual for the data that the paper has. So nothing is guessed from language, and nothing is known of it.
+Weights are random and texts are random tokens, framed and padded as a tokenizer does; lengths vary by a third around a mean that
+is usual for the data that the paper has. So nothing is guessed from language, and nothing is known of it.
 """
 
 from __future__ import annotations

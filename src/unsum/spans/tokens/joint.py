@@ -98,11 +98,12 @@ class _Here:
         at_Z = (self.D1 @ rest[0])[:, : mlp.W1.shape[1]] / u1
         return at_Z + at_H @ mlp.W1, self.A @ rest[1].T + (at_D1 * self.slope) @ mlp.W2.T
 
-    def step(self, damping: float) -> Pair:
-        """The damped step, by conjugate gradients."""
+    def step(self, damping: float, moves: float = 1.0) -> Pair:
+        """The damped step, by conjugate gradients; tokens stay where they are if `moves` is zero."""
         rest = self.left
         v: Pair = (torch.zeros_like(self.D), torch.zeros_like(self.D))
-        r = self.pulled(rest)
+        pulled = self.pulled(rest)
+        r: Pair = (moves * pulled[0], pulled[1])
         z = self._conditioned(r)
         p, rz = z, _dot(r, z)
         enough = _CLOSE * float(rz)
@@ -111,7 +112,7 @@ class _Here:
             alpha = rz / (_dot(q, q) + damping * _dot(p, metric)).clamp_min(1e-300)  # type: ignore[arg-type]
             v, rest = _sum(v, p, alpha), _sum(rest, q, -alpha)
             pulled = self.pulled(rest)
-            r = (pulled[0] - damping * (self.grams[0] @ v[0]), pulled[1] - damping * (self.grams[1] @ v[1]))
+            r = (moves * pulled[0] - damping * (self.grams[0] @ v[0]), pulled[1] - damping * (self.grams[1] @ v[1]))
             z = self._conditioned(r)
             rz, before = _dot(r, z), rz
             if not float(rz) > enough:
@@ -131,6 +132,13 @@ def _sum(one: Pair, other: Pair, times: Tensor) -> Pair:
     return one[0] + times * other[0], one[1] + times * other[1]
 
 
+def _refitted(here: _Here, Z: Tensor) -> _Here:
+    """With the D that fits these tokens best: of two tokens that are alike, one that moves changes both of theirs by much, and steps
+    of both at once keep to a narrow bent valley (Golub and Pereyra's variable projection)."""
+    here.linearize()
+    return _Here(here.mlp, Z, here.D + here.step(0.0, moves=0.0)[1])
+
+
 def together(block: FirstBlock, update: Update, Z: Tensor) -> Tensor:
     """Tokens Z (N, d) moved until both gradients of the first MLP fit as well as they can."""
     mlp = _MLP.of(block, update, Z)
@@ -143,12 +151,12 @@ def together(block: FirstBlock, update: Update, Z: Tensor) -> Tensor:
             break
         here.linearize()
         v = here.step(damping)
-        there = _Here(mlp, Z + v[0], D + v[1])
+        there = _refitted(_Here(mlp, Z + v[0], D + v[1]), Z + v[0])
         left = float(_dot(there.left, there.left))
         if not left < cost:
             damping *= _MORE
             continue
-        (Z, D), here, damping, done = (Z + v[0], D + v[1]), there, damping * _LESS, left > _STILL * cost
+        Z, D, here, damping, done = Z + v[0], there.D, there, damping * _LESS, left > _STILL * cost
         cost = left
         if done:
             break

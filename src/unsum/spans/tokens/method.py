@@ -28,9 +28,9 @@ from unsum.spans.tokens.solve import Solved, by_positions, by_spans, deviations
 from unsum.spans.tokens.unwind import by_tokens
 from unsum.update import Update
 
-_NEAR = 100.0  # times what rounding explains of a tensor, a thousandth of it: steps from farther away lead nowhere
+_NEAR = 1e4  # times what rounding explains of a tensor, a tenth of it: steps from farther away lead nowhere
 _NEARLY = 0.05  # of a label or a weight: what is this near to the usual is tried as if it were the usual
-_POLISHES = 4  # Gauss–Newton steps: after the third hardly anything moves
+_POLISHES = 6  # Gauss–Newton steps: crowded batches need them all
 
 
 @SEPARATORS.register(
