@@ -22,7 +22,7 @@ from unsum.audit.leakage import Tried
 from unsum.audit.report import Audit
 from unsum.audit.result import Setting
 from unsum.audit.round import attacked, play
-from unsum.audit.sweep.bench import shown
+from unsum.audit.sweep.bench import Bench, shown
 from unsum.audit.text import audit_text, captured_texts, is_text
 from unsum.client.capture import in_mode
 from unsum.data.table_file import is_table
@@ -184,15 +184,14 @@ def audit(
     if server is not None:
         network, reader = modify(network, server, shape=tuple(own.images.shape[1:]), seed=seed)
         name = f"{name}, changed by the server ({reader.name}: {reader.summary})"
-    how: dict[str, Any] = {"train": train, "training": training}
-    played = play(network, own, chain, options, reader=reader, buffers=buffers, progress=progress, **how)
-    leak, defended = played.leak, shown(chain)
+    bench = Bench(network, own, options, train, training, reader, buffers, progress=progress)
+    played = play(bench, chain, progress)
+    leak = played.leak
+    how: dict[str, Any] = {"train": train, "training": training, "defenses": shown(chain), "command": command}
     return Audit(
-        Setting.of(name, leak, options, samples=len(own.images), defenses=defended, command=command, **how),
+        Setting.of(name, leak, options, samples=len(own.images), **how),
         scores=summarize(leak, played.samples),
-        comparison=Comparison(absent=_BUFFERS)
-        if buffers
-        else under_others(played, network, own, chain, options, progress, wanted=compare, reader=reader, **how),
+        comparison=Comparison(absent=_BUFFERS) if buffers else under_others(played, bench, chain, compare),
         seconds=time.perf_counter() - start,
         depth=DepthRead.of(network, leak),
         **vars(played),

@@ -141,9 +141,9 @@ def sweep(
     if truth.resized:
         progress.say(truth.resized)
     network = loaded.model.to(options.device)
-    bench = Bench(network, truth, options, progress, client_trains=train, training=training, pictures=pictures)
+    bench = Bench(network, truth, options, train, training, pictures=pictures, progress=progress)
     for p in plans:
-        bench.check([*before, p.defenses[0]])
+        bench.sent([*before, p.defenses[0]])
     done, total = itertools.count(1), 1 + bool(before) + sum(len(p.defenses) for p in plans)
 
     def counted(point: Point) -> Point:
