@@ -16,14 +16,14 @@ from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses
 from unsum.audit.compare import CAPTURED, Comparison
 from unsum.audit.compare import compare as under_others
-from unsum.audit.depth import DepthRead
 from unsum.audit.inputs import Data, Inputs, simulated_training
 from unsum.audit.leakage import Tried
 from unsum.audit.report import Audit
-from unsum.audit.result import Setting
+from unsum.audit.result import DepthRead, Setting
 from unsum.audit.round import attacked, play
 from unsum.audit.sweep.bench import Bench, shown
-from unsum.audit.text import audit_text, captured_texts, is_text
+from unsum.audit.text import audit_text, is_text, texts_of
+from unsum.audit.verdict import Texts
 from unsum.client.capture import in_mode
 from unsum.data.table_file import is_table
 from unsum.data.texts import TextData
@@ -213,6 +213,7 @@ def _audit_captured(inputs: Inputs, options: AttackOptions, *, train: bool, comm
     with in_mode(network, train):
         leak = attacked(network, sent, options, progress)
     leak = replace(leak, notes=[*update.notes, *leak.notes])
+    texts = texts_of(leak, inputs.model)
     how: dict[str, Any] = {"train": train, "defenses": _UNKNOWN, "command": command, "training": update.training}
     return Audit(
         Setting.of(loaded.name, leak, options, samples=leak.batch_size, **how),
@@ -222,5 +223,5 @@ def _audit_captured(inputs: Inputs, options: AttackOptions, *, train: bool, comm
         undecided=leak.undecided,
         depth=DepthRead.of(network, leak),
         class_names=names,
-        texts=captured_texts(leak, inputs.model),
+        texts=None if texts is None else Texts([], texts),
     )

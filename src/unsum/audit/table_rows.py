@@ -99,16 +99,13 @@ def rows_of(
         if best[place] >= WHOLE:
             candidates.append(alone[(alone - x).square().sum(1).argmin()])
         answer = min(candidates, key=lambda row: float((row - x).square().sum()), default=None)
-        rows.append(_compared(schema, title, truth[place], answer))
+        if answer is None or not bool(answer.isfinite().all()):
+            rows.append(RecoveredRow(title, truth[place], None, []))
+            continue
+        cells = schema.decode(answer[None])[0]
+        same = [column.same(*pair) for column, *pair in zip(schema.columns, cells, truth[place], strict=True)]
+        rows.append(RecoveredRow(title, truth[place], cells, same))
     return TableRows([column.name for column in schema.columns], rows, _named(model, update, schema))
-
-
-def _compared(schema: TableSchema, title: str, true: list[str], answer: Tensor | None) -> RecoveredRow:
-    if answer is None or not bool(answer.isfinite().all()):
-        return RecoveredRow(title, true, None, [])
-    cells = schema.decode(answer[None])[0]
-    same = [column.same(*pair) for column, *pair in zip(schema.columns, cells, true, strict=True)]
-    return RecoveredRow(title, true, cells, same)
 
 
 def _inputs_of(model: nn.Module, leak: Leak, schema: TableSchema) -> Tensor | None:

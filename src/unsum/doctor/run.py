@@ -14,7 +14,7 @@ from unsum.audit.text import is_text, text_inputs
 from unsum.data import Batch, photo_count
 from unsum.data.table_file import is_table
 from unsum.data.texts import TextData
-from unsum.doctor import gradient, language, network
+from unsum.doctor import gradient, network
 from unsum.doctor.finding import Finding, Said
 from unsum.doctor.tampering import tampering
 from unsum.errors import UnsumError
@@ -76,7 +76,11 @@ def doctor(
         return [Finding("will not work", "loading", str(error))]
     module = loaded.model
     size = loaded.image_size if data is None or held is None else int(held.images.shape[-1])
-    findings = [_loaded(loaded, sent), *tampering(module), *_named({"head": network.head(module)})]
+    read: Said = "ok", f"{loaded.name}."
+    if sent is not None and loaded.random:
+        needed = "an update can only be read with the very weights it was computed with; give --weights."
+        read = "warning", f"{loaded.name}: {needed}"
+    findings = [*_named({"loading": read}), *tampering(module), *_named({"head": network.head(module)})]
     if findings[-1].mark == "will not work":
         return findings
     findings += _named(
@@ -145,9 +149,9 @@ def _of_text(given: Inputs, train: bool) -> list[Finding]:
             {
                 "head": network.head(module),
                 "training": network.trainable_head(module),
-                "tokenizer": language.tokenizer(inputs.tokenizer),
-                "positions": language.positions(inputs),
-                "dropout": language.dropout(module, train),
+                "tokenizer": network.tokenizer(inputs.tokenizer),
+                "positions": network.positions(inputs),
+                "dropout": network.text_dropout(module, train),
                 "precision": network.precision(module),
                 "weights": network.finite_weights(module),
             }
@@ -167,13 +171,6 @@ def _of_weights(path: Path) -> list[Finding]:
     if broken is not None:
         said["weights"] = "warning", f"The weights {broken!r} hold NaN or Inf."
     return _named(said) + tampering(tensors)
-
-
-def _loaded(loaded: LoadedModel, sent: Update | None) -> Finding:
-    if sent is None or not loaded.random:
-        return Finding("ok", "loading", f"{loaded.name}.")
-    needed = "an update can only be read with the very weights it was computed with; give --weights."
-    return Finding("warning", "loading", f"{loaded.name}: {needed}")
 
 
 def _of_update(module: nn.Module, sent: Update) -> list[Finding]:

@@ -9,14 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.audit.many.arrived import Arrived, arrivals
 from unsum.audit.many.at_once import chunk_for, in_chunks
-from unsum.audit.many.on_ray import on_ray
 from unsum.audit.many.store import Findings
-from unsum.audit.many.workers import Answers, Campaign, on_processes, one_by_one
+from unsum.audit.many.workers import Answers, Campaign, on_processes, on_ray, one_by_one
 from unsum.declared import check_whole
 from unsum.errors import UnsumError
 from unsum.head import find_head
@@ -133,11 +132,8 @@ def _answers(
 def _setting(task: Campaign) -> str:
     """What findings in one file have in common, in words and a fingerprint of the weights."""
     _, head = find_head(task.model)
-    weights = hashlib.sha256(_bytes(head.weight)).hexdigest()[:8]
+    content = head.weight.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()
+    weights = hashlib.sha256(content).hexdigest()[:8]
     options = task.options
     known = f"batch size {options.batch_size}, loss {options.loss}, limit {options.time_limit}, seed {options.seed}"
     return f"model {backbone_fingerprint(task.model)}-{weights}, attack {options.method}, {known}, train {task.train}"
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()

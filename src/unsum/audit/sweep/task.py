@@ -194,7 +194,11 @@ def _train_once(pictures: Pictures, chain: list[AnyDefense], seed: int) -> float
             updates.append(capture(model, images[batch], labels[batch], defenses=chain))
         rate = _LEARNING_RATE * (1 - done / ROUNDS * (1 - 1 / ROUNDS))  # falls to 1 / ROUNDS of itself
         server.step(dict(model.named_parameters()), aggregate(updates).gradients, rate)
-        _check_pace(time.perf_counter() - start, done)
+        expected = (time.perf_counter() - start) * ROUNDS * RUNS
+        if done == 1 and expected > _PATIENCE:
+            raise UnsumError(
+                f"Training with it would take about {expected:.0f} s, more than the {_PATIENCE:.0f} s allowed."
+            )
     with torch.no_grad():
         right = model(pictures.test[0]).argmax(1) == pictures.test[1]
     return float(right.float().mean())
@@ -216,14 +220,6 @@ class _Adam:
             m.lerp_(g, 1 - _BETA_1)
             v.mul_(_BETA_2).addcmul_(g, g, value=1 - _BETA_2)
             parameters[name].addcdiv_(m, (v.sqrt() / spread).add_(_EPSILON), value=-rate / size)
-
-
-def _check_pace(elapsed: float, rounds: int) -> None:
-    expected = elapsed * ROUNDS * RUNS
-    if rounds == 1 and expected > _PATIENCE:
-        raise UnsumError(
-            f"Training with it would take about {expected:.0f} s, more than the {_PATIENCE:.0f} s allowed."
-        )
 
 
 def _network(classes: int, seed: int) -> nn.Sequential:
