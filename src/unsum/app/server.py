@@ -60,7 +60,20 @@ class _Site:
         self._shelf = Shelf(self._loaded.image_size)
         self.worker = Worker()
         self._decoding = asyncio.Lock()  # one large picture in memory at a time
-        self._setting = self._describe()
+        names = tags()
+        photos = [
+            {"id": key, "title": p.title, "label": names[p.label or 0], "picture": shown(p.pixels)}
+            for key, p in self._shelf.embedded.items()
+        ]
+        self._setting = {
+            "model": self._loaded.name,
+            "size": self._loaded.image_size,
+            "labels": names,
+            "photos": photos,
+            "credits": credits_of([photo.title for photo in self._shelf.embedded.values()]),
+            "defenses": [asdict(offer) for offer in menu().values()],
+            "limits": {"photos": MOST_PHOTOS, "own": MOST_OWN, "bytes": MOST_BYTES},
+        }
 
     async def setting(self, _request: Request) -> Response:
         return JSONResponse(self._setting)
@@ -89,22 +102,6 @@ class _Site:
         job = self.worker.start(page, lambda: play(self._loaded, order, self._device))
         lines = (json.dumps(answer) + "\n" async for answer in job.answers())
         return StreamingResponse(lines, media_type="application/x-ndjson")
-
-    def _describe(self) -> dict[str, Any]:
-        names = tags()
-        photos = [
-            {"id": key, "title": p.title, "label": names[p.label or 0], "picture": shown(p.pixels)}
-            for key, p in self._shelf.embedded.items()
-        ]
-        return {
-            "model": self._loaded.name,
-            "size": self._loaded.image_size,
-            "labels": names,
-            "photos": photos,
-            "credits": credits_of([photo.title for photo in self._shelf.embedded.values()]),
-            "defenses": [asdict(offer) for offer in menu().values()],
-            "limits": {"photos": MOST_PHOTOS, "own": MOST_OWN, "bytes": MOST_BYTES},
-        }
 
 
 def create_app(*, device: str = "cpu", remote: bool = False) -> Starlette:

@@ -95,7 +95,14 @@ def compare(played: Round, bench: Bench, chain: list[Defense], wanted: bool | No
         climbed, stopped = _climb(replace(bench, options=quick))
         tried += climbed
     pictures = photo_tiles()
-    priced = _priced(tried, replace(bench, pictures=pictures))
+    pricing, under = replace(bench, pictures=pictures), [point.under(DEFAULT_LEVEL) for _, point in tried]
+    under[0] = not under[0] and any(
+        under
+    )  # no defense is priced beside others; where it is enough, nothing is to be paid
+    priced = [
+        replace(point, **(pricing.trained(other) if wanted_price else {"untrained": _UNPRICED}))
+        for (other, point), wanted_price in zip(tried, under, strict=True)
+    ]
     return Comparison(priced, "", audited_second=bool(chain), chance=pictures.chance, stopped=stopped)
 
 
@@ -112,13 +119,3 @@ def _climb(bench: Bench) -> tuple[list[Tried], str]:
         if time.perf_counter() - start > PATIENCE:
             return tried, f"; there was no time to try noise stronger than {tried[-1][1].defenses}"
     return tried, ""
-
-
-def _priced(tried: list[Tried], bench: Bench) -> list[Point]:
-    """The points, with the accuracy of those under the level and of no defense beside them."""
-    under = [point.under(DEFAULT_LEVEL) for _, point in tried]
-    priced = [not under[0] and any(under), *under[1:]]  # where nothing is to be defended, nothing is to be paid
-    return [
-        replace(point, **(bench.trained(chain) if wanted else {"untrained": _UNPRICED}))
-        for (chain, point), wanted in zip(tried, priced, strict=True)
-    ]

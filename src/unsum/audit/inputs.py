@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
@@ -86,7 +87,9 @@ class Inputs:
             truth = (
                 data if isinstance(data, Batch) else Batch(*data, [f"sample {i + 1}" for i in range(len(data[0]))], [])
             )
-        return loaded, _all_named(truth, made)
+        # The model may have more classes than the data name, and an attack may find any of them.
+        further = [f"class {c}" for c in range(len(truth.class_names), made)]
+        return loaded, replace(truth, class_names=[*truth.class_names, *further])
 
     def _table(self, path: Path) -> tuple[LoadedModel, Batch]:
         """Rows of a table, and a network for them: with one output where binary cross-entropy tells two classes apart."""
@@ -149,6 +152,15 @@ class Inputs:
         )
 
 
+Kind = TypeVar("Kind")
+
+
+def taken(kind: type[Kind], given: Mapping[str, Any], **others: Any) -> Kind:
+    """`kind`, a dataclass, of those arguments that a function was `given` that bear its fields' names, and of the others."""
+    own = [part.name for part in fields(kind)]  # type: ignore[arg-type] # a dataclass
+    return kind(**{name: value for name, value in given.items() if name in own} | others)
+
+
 def simulated_training(
     learning_rate: float | None, local_steps: int | None, epochs: int, momentum: float, weight_decay: float
 ) -> LocalTraining | None:
@@ -188,9 +200,3 @@ def _classes(data: Known | None) -> int:
 
 def _count(targets: Tensor) -> int:
     return targets.shape[1] if targets.ndim == 2 else int(targets.max()) + 1
-
-
-def _all_named(batch: Batch, classes: int) -> Batch:
-    """The model may have more classes than the data name, and an attack may find any of them."""
-    further = [f"class {c}" for c in range(len(batch.class_names), classes)]
-    return replace(batch, class_names=[*batch.class_names, *further])

@@ -124,10 +124,14 @@ def play(case: Case, defenses: Sequence[Defense], progress: Progress = SILENT) -
     progress.say("Comparing with the truth")
     compared = compare_with_truth(sent, leak)
     truth = as_trained(batch, sent)
-    trained_on = "" if torch.equal(truth.images, batch.images.cpu()) else _blends(defenses)
-    rows = None
-    if batch.schema is not None:
-        rows = rows_of(model, sent.update, leak, compared.samples, truth.images, truth.titles, batch.schema)
+    trained_on = ""
+    if not torch.equal(truth.images, batch.images.cpu()):
+        mixers = " | ".join(repr(part) for part in ordered(defenses) if getattr(part, "stage", None) == Stage.BATCH)
+        trained_on = (
+            f"{mixers} blends the client's samples before it trains on them. What came back is compared with these blends, not "
+            "with single samples: each stands under the name of one of its two samples and the larger of its two labels."
+        )
+    rows = rows_of(model, sent.update, leak, compared.samples, truth)
     return Round(**vars(compared), truth=truth, trained_on=trained_on, table=rows)
 
 
@@ -221,11 +225,3 @@ def _leakages(sent: Sent, leak: Leak | None, samples: list[SampleScore] | None =
 def as_trained(batch: Batch, sent: Sent) -> Batch:
     """The batch that the gradient was computed on, under the names of the client's own."""
     return replace(batch, images=sent.images.cpu(), targets=sent.targets.cpu())
-
-
-def _blends(defenses: Sequence[Defense]) -> str:
-    mixers = " | ".join(repr(part) for part in ordered(defenses) if getattr(part, "stage", None) == Stage.BATCH)
-    return (
-        f"{mixers} blends the client's samples before it trains on them. What came back is compared with these blends, not with "
-        "single samples: each stands under the name of one of its two samples and the larger of its two labels."
-    )

@@ -37,7 +37,9 @@ class Cluster:
         waiting = iter(cells)
         flying: dict[Any, Cell] = {}
         while True:
-            for cell in islice(waiting, max(0, _AHEAD * self._places(material) - len(flying))):
+            found = self.ray.cluster_resources()
+            places = found.get("GPU", 0) / self.gpus if self.gpus else found.get("CPU", 1) / material.threads
+            for cell in islice(waiting, max(0, _AHEAD * max(1, int(places)) - len(flying))):
                 flying[task.remote(cell, material, code_version())] = cell
             if not flying:
                 return
@@ -45,13 +47,6 @@ class Cluster:
             done, _ = self.ray.wait(list(flying), num_returns=1)
             for reference in done:
                 yield flying.pop(reference), self._outcome(reference)
-
-    def _places(self, material: Material) -> int:
-        """How many cells the cluster can measure at a time."""
-        found = self.ray.cluster_resources()
-        if self.gpus:
-            return max(1, int(found.get("GPU", 0) / self.gpus))
-        return max(1, int(found.get("CPU", 1) / material.threads))
 
     def _outcome(self, reference: Any) -> Outcome:
         try:

@@ -117,7 +117,6 @@ def _section(table: Table, page: Path) -> str:
             parts.append(f"![{experiment.title}]({picture.name})")
     if experiment.across:
         parts.append("Entries are leakages; of rules that seek labels alone, the share of labels found.")
-    if experiment.across:
         parts.append(matrix(table))
     else:
         run = replace(table, rows=tuple(row for row in table.rows if row.results))

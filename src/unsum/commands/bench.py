@@ -144,7 +144,7 @@ def run_command(
                 minutes=minutes,
                 any_code=any_code,
                 console=PROGRESS,
-                command=_command(),
+                command=shlex.join(["unsum", *map(_without_folders, sys.argv[1:])]),
             )
         if as_json:
             typer.echo(json.dumps({**vars(summary), "store": str(store)}, indent=2))
@@ -307,13 +307,9 @@ def _out() -> Console:
     return Console(width=None if Console().is_terminal else _WIDE)
 
 
-def _command() -> str:
-    """As it was given, files by their names alone: pages that quote it say nothing of the machine's folders."""
-    return shlex.join(["unsum", *map(_without_folders, sys.argv[1:])])
-
-
 def _without_folders(word: str) -> str:
-    """A shard's I/N has a slash too, and an option's file stands behind its name."""
+    """Files by their names alone: pages that quote the command say nothing of the machine's folders. A shard's I/N has a slash,
+    too, and an option's file stands behind its name."""
     return word if _SHARD.fullmatch(word) else re.sub(r"(^|[=:])[^=:]*/", r"\1", word.rstrip("/"))
 
 

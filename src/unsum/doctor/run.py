@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from unsum.audit.inputs import USUAL_BATCH, Data, Inputs, own_model
+from unsum.audit.inputs import USUAL_BATCH, Data, Inputs, own_model, taken
 from unsum.audit.text import is_text, text_inputs
 from unsum.data import Batch, photo_count
 from unsum.data.table_file import is_table
@@ -60,6 +60,7 @@ def doctor(
         >>> {finding.mark for finding in unsum.doctor(model, data)} <= {"ok", "warning"}
         True
     """
+    given = taken(Inputs, locals())
     alone = isinstance(model, str) and Path(model).suffix.lower() in _WEIGHTS  # weights in the place of a model
     if alone and data is None and update is None:
         return _of_weights(Path(str(model)))
@@ -67,10 +68,8 @@ def doctor(
         said = "Tables have no checks before an audit; unsum audit --data FILE --target COLUMN says what does not fit."
         return [Finding("warning", "loading", said)]
     if update is None and is_text(model):
-        return _of_text(Inputs(model, data, weights=weights, batch=batch, seed=seed), train)
+        return _of_text(given, train)
     try:
-        given = Inputs(model, data, update, weights, classes, download, batch, same_label, seed)
-        given = replace(given, image_size=image_size, classes_from=classes_from, fresh_head=fresh_head)
         loaded, held, sent = _load(given)
     except UnsumError as error:
         return [Finding("will not work", "loading", str(error))]

@@ -110,7 +110,14 @@ def _processes() -> Any:
 
 def on_processes(task: Campaign, arrived: Iterable[Arrived], processes: int) -> Answers:
     """On so many processes; answers come as they are ready."""
-    packed, waiting = _packed(task), iter(arrived)
+    try:
+        packed = pickle.dumps(task)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UnsumError(
+            f"The model cannot be sent to other processes ({error}); define it in a file that can be imported, or give "
+            "processes=1."
+        ) from error
+    waiting = iter(arrived)
     threads = max(1, (os.cpu_count() or 1) // processes)
     workers: list[_Worker] = []
     tries: dict[int, int] = {}
@@ -161,18 +168,6 @@ def _given(worker: _Worker, one: Arrived) -> None:
         worker.end()
         worker.start()
         worker.give(one)
-
-
-def _packed(task: Campaign) -> bytes:
-    content = io.BytesIO()
-    try:
-        pickle.dump(task, content)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise UnsumError(
-            f"The model cannot be sent to other processes ({error}); define it in a file that can be imported, or give "
-            "processes=1."
-        ) from error
-    return content.getvalue()
 
 
 def _serve(line: Connection, threads: int) -> None:
