@@ -186,7 +186,11 @@ class AuditStrategy(WrappedStrategy):
         if not self._sent:
             return {}
         start = time.perf_counter()
-        budget = self._allowance() if self._budget is None else self._budget
+        if self._budget is not None:
+            budget = self._budget
+        else:  # none while saving up for an audit that twice the last allowance may be enough for
+            left = _SHARE * self.training_seconds - self.audit_seconds
+            budget = left if left >= self._saved_up else 0.0
         findings = []
         for reply in self._chosen(replies):
             left = start + budget - time.perf_counter()
@@ -237,11 +241,6 @@ class AuditStrategy(WrappedStrategy):
         self._journal.write(number, findings, figures)
         self._say(number, findings)
         return figures
-
-    def _allowance(self) -> float:
-        """Seconds by default; none while saving up for an audit that twice the last allowance may be enough for."""
-        left = _SHARE * self.training_seconds - self.audit_seconds
-        return left if left >= self._saved_up else 0.0
 
     def _chosen(self, replies: list[Message]) -> list[Message]:
         """Those to be audited, the ones with the fewest turns so far first; a client's error takes nobody's place."""

@@ -145,7 +145,11 @@ class Task:
 
 def train(pictures: Pictures, defenses: Iterable[Defense], *, scale: float = 1.0, seed: int = 0) -> Accuracy:
     """Accuracy after the federated training, with every client's update defended; the same seeds for every defense."""
-    chain = _scaled(ordered(list(defenses)), scale)
+    parts = ordered(list(defenses))
+    # The scaling stands where a gradient first exists: before what changes the update.
+    stages = [getattr(part, "stage", Stage.UPDATE) for part in parts]
+    first = stages.index(Stage.UPDATE) if Stage.UPDATE in stages else len(parts)
+    chain = [*parts[:first], lambda update: update.map(lambda _name, gradient: gradient * scale), *parts[first:]]
     results = [_train_once(pictures, chain, seed + run) for run in range(RUNS)]
     return Accuracy(math.fsum(results) / len(results), min(results), max(results))
 
@@ -235,18 +239,6 @@ def _network(classes: int, seed: int) -> nn.Sequential:
             nn.Flatten(),
             nn.Linear(128, classes),
         )
-
-
-def _scaled(parts: list[AnyDefense], factor: float) -> list[AnyDefense]:
-    """The chain with the scaling where a gradient first exists: before what changes the update."""
-
-    def scale(update: Update) -> Update:
-        return update.map(lambda _name, gradient: gradient * factor)
-
-    first = next(
-        (i for i, part in enumerate(parts) if getattr(part, "stage", Stage.UPDATE) == Stage.UPDATE), len(parts)
-    )
-    return [*parts[:first], scale, *parts[first:]]
 
 
 def _weights(model: nn.Module) -> int:
