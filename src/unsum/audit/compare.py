@@ -96,9 +96,7 @@ def compare(played: Round, bench: Bench, chain: list[Defense], wanted: bool | No
         tried += climbed
     pictures = photo_tiles()
     pricing, under = replace(bench, pictures=pictures), [point.under(DEFAULT_LEVEL) for _, point in tried]
-    under[0] = not under[0] and any(
-        under
-    )  # no defense is priced beside others; where it is enough, nothing is to be paid
+    under[0] = not under[0] and any(under)  # where nothing is to be defended, nothing is to be paid
     priced = [
         replace(point, **(pricing.trained(other) if wanted_price else {"untrained": _UNPRICED}))
         for (other, point), wanted_price in zip(tried, under, strict=True)

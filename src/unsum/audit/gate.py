@@ -185,8 +185,19 @@ def render_sarif(audit: AuditResult, gate: Gate, report: Path | None = None) -> 
     found = {"above": "sample-leakage", "unknown": "leakage-unknown"}
     named = [found.get(gate.outcome(row), "label-leakage" if row.label_correct else None) for row in gate.rows]
     findings = [(rule, i) for i, rule in enumerate(named) if rule is not None]
+    rules = [
+        {
+            "id": name,
+            "shortDescription": {"text": short + "."},
+            "fullDescription": {"text": full},
+            "help": {"text": full},
+            "defaultConfiguration": {"level": level},
+            "properties": {"tags": ["security", "privacy"], "security-severity": severity},
+        }
+        for name, (short, full, level, severity) in _RULES.items()
+    ]
     run = {
-        "tool": {"driver": {"name": "unsum", "version": __version__, "rules": [_describe(name) for name in ids]}},
+        "tool": {"driver": {"name": "unsum", "version": __version__, "rules": rules}},
         "invocations": [
             {
                 "executionSuccessful": True,
@@ -206,18 +217,6 @@ def render_sarif(audit: AuditResult, gate: Gate, report: Path | None = None) -> 
         "results": [_result(audit, gate, i, rule, ids.index(rule), report) for rule, i in findings],
     }
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, allow_nan=False) + "\n"
-
-
-def _describe(name: str) -> dict[str, Any]:
-    short, full, level, severity = _RULES[name]
-    return {
-        "id": name,
-        "shortDescription": {"text": short + "."},
-        "fullDescription": {"text": full},
-        "help": {"text": full},
-        "defaultConfiguration": {"level": level},
-        "properties": {"tags": ["security", "privacy"], "security-severity": severity},
-    }
 
 
 def _result(audit: AuditResult, gate: Gate, i: int, rule: str, index: int, report: Path | None) -> dict[str, Any]:

@@ -117,15 +117,7 @@ class Inputs:
             read = update if isinstance(update, Update) else update.read(self.model)
             return own_model(self.model, self.weights, self.image_size), read
         if isinstance(update, Received):
-            return update.open(
-                self.model,
-                weights=self.weights,
-                classes=self.classes,
-                seed=self.seed,
-                size=self.image_size,
-                fresh_head=self.fresh_head,
-                download=self.download,
-            )
+            return update.open(self.model, classes=self.classes, **self._loading)
         raise UnsumError("Give the model itself along with an Update, or the update's file along with a model's name.")
 
     def class_names(self, model: nn.Module) -> list[str]:
@@ -139,17 +131,14 @@ class Inputs:
         needed = len(order) if order is not None else _classes(data)
         if data is not None and self.classes is not None and self.classes < needed:
             raise UnsumError(f"The data have {needed} classes; a model of {self.classes} cannot learn them.")
-        return load_model(
-            name,
-            classes=self.classes or needed,
-            seed=self.seed,
-            weights=self.weights,
-            size=self.image_size,
-            likely_sizes=own,
-            fresh_head=self.fresh_head,
-            fewer_will_do=data is None and self.classes is None,
-            download=self.download,
-        )
+        fewer, classes = data is None and self.classes is None, self.classes or needed
+        return load_model(name, classes=classes, likely_sizes=own, fewer_will_do=fewer, **self._loading)
+
+    @property
+    def _loading(self) -> dict[str, Any]:
+        """How a model is loaded by its name, whatever its classes."""
+        same = {name: getattr(self, name) for name in ("weights", "seed", "fresh_head", "download")}
+        return same | {"size": self.image_size}
 
 
 Kind = TypeVar("Kind")

@@ -1,4 +1,7 @@
-"""The report: one HTML page that opens from disk (no network, one small script, every picture inside), and its companions."""
+"""The report: one HTML page that opens from disk (no network, one small script, every picture inside), and its companions.
+
+First the sentences that no figure changes: what to do now, and the words in plain language.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,24 +20,19 @@ from markupsafe import Markup
 
 from unsum.audit.gate import Gate, check_level
 from unsum.audit.leakage import DEFAULT_LEVEL
-from unsum.audit.pictures import data_uri, picture_grid
+from unsum.audit.pictures import data_uri, is_picture, picture_grid
 from unsum.audit.result import AuditResult, SampleRow
 from unsum.audit.sweep.bench import mean_of
 from unsum.audit.sweep.plot import plot_side_by_side
-from unsum.audit.verdict import UNVOUCHED
+from unsum.audit.verdict import UNVOUCHED, Level
 from unsum.audit.wording import error, fixed, markdown, percent, plain, sample_count
 from unsum.files.report_folder import check_folder
 from unsum.files.writing import write_text, write_whole
 from unsum.knowledge import CHANGES_MODEL
+from unsum.models.lpips import lpips_status
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-from dataclasses import dataclass
-from importlib.resources import files
-
-from unsum.audit.pictures import is_picture
-from unsum.audit.verdict import Level
-from unsum.models.lpips import lpips_status
 
 
 @dataclass(frozen=True)

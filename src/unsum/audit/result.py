@@ -139,9 +139,7 @@ class SampleRow:
     title: str
     label: str | None  # the true one
     found_label: str | None
-    leakage: (
-        float  # measured, of the strongest attack; without the truth what the certificate vouches for; NaN: unknown
-    )
+    leakage: float  # measured; without the truth what the certificate vouches for; NaN: unknown
     score: SampleScore | None  # None without the truth
     original: Tensor | None
     recovered: Tensor | None
@@ -171,9 +169,7 @@ class AuditResult:
     samples: list[SampleScore]
     scores: dict[str, float]
     seconds: float
-    leakages: list[float] = field(
-        default_factory=list
-    )  # of every true sample by the strongest attack; NaN: nobody knows
+    leakages: list[float] = field(default_factory=list)  # of every true sample, by the strongest attack; NaN: unknown
     by: list[str] = field(default_factory=list)  # that attack
     tried: list[Tried] = field(default_factory=list)
     undecided: str = ""  # why samples that no attack found may leak all the same
@@ -216,7 +212,7 @@ class AuditResult:
             "granted": self.granted,
             "setting": asdict(self.setting),
             "attack": {name: getattr(self.leak, name) for name in _ATTACK},
-            "tried": [one.to_dict() for one in self.tried],
+            "tried": [asdict(one) for one in self.tried],
             "depth": self.depth.to_dict(),
             "truth_known": self.truth is not None,
             "scores": self.scores,

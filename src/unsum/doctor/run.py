@@ -65,8 +65,10 @@ def doctor(
     if alone and data is None and update is None:
         return _of_weights(Path(str(model)))
     if is_table(data):
-        said = "Tables have no checks before an audit; unsum audit --data FILE --target COLUMN says what does not fit."
-        return [Finding("warning", "loading", said)]
+        sentence = (
+            "Tables have no checks before an audit; unsum audit --data FILE --target COLUMN says what does not fit."
+        )
+        return [Finding("warning", "loading", sentence)]
     if update is None and is_text(model):
         return _of_text(given, train)
     try:
@@ -82,36 +84,29 @@ def doctor(
     findings = [*_named({"loading": read}), *tampering(module), *_named({"head": network.head(module)})]
     if findings[-1].mark == "will not work":
         return findings
-    findings += _named(
-        {
-            "training": network.trainable_head(module),
-            "bias": network.bias(module),
-            "features": network.features(module, size),
-            "BatchNorm": network.batch_norm(module, train),
-            "dropout": network.dropout(module, train),
-            "precision": network.precision(module),
-            "weights": network.finite_weights(module),
-            "inverse": network.inverse(module, None if inverse is None else str(inverse)),
-        }
-    )
+    said = {
+        "training": network.trainable_head(module),
+        "bias": network.bias(module),
+        "features": network.features(module, size),
+        "BatchNorm": network.batch_norm(module, train),
+        "dropout": network.dropout(module, train),
+        "precision": network.precision(module),
+        "weights": network.finite_weights(module),
+        "inverse": network.inverse(module, None if inverse is None else str(inverse)),
+    }
     samples = batch if batch is not None or held is None else len(held.images)
     if samples is not None:
-        findings += _named(
-            {
-                "batch size": network.size_against_classes(module, samples),
-                "feature width": network.size_against_features(module, samples),
-                **(
-                    {"tokens": network.tokens(module, samples)}
-                    if is_patched(module)
-                    else {"depth": network.depth(module, samples, size)}
-                ),
-            }
-        )
+        said["batch size"] = network.size_against_classes(module, samples)
+        said["feature width"] = network.size_against_features(module, samples)
+        if is_patched(module):
+            said["tokens"] = network.tokens(module, samples)
+        else:
+            said["depth"] = network.depth(module, samples, size)
     if held is not None:
-        findings += _named({"labels": network.labels(module, held), "pictures": network.variety(held)})
+        said |= {"labels": network.labels(module, held), "pictures": network.variety(held)}
     if sent is not None:
-        findings += _of_update(module, sent)
-    return findings + _named({"memory": network.memory(module, torch.device(device))})
+        said |= _of_update(module, sent)
+    return findings + _named(said | {"memory": network.memory(module, torch.device(device))})
 
 
 def _named(said: Mapping[str, Said]) -> list[Finding]:
@@ -172,7 +167,7 @@ def _of_weights(path: Path) -> list[Finding]:
     return _named(said) + tampering(tensors)
 
 
-def _of_update(module: nn.Module, sent: Update) -> list[Finding]:
+def _of_update(module: nn.Module, sent: Update) -> dict[str, Said]:
     said = {"names": gradient.names(module, sent)}
     if said["names"][0] != "will not work":
         said["head's gradient"] = gradient.head_gradient(module, sent)
@@ -182,4 +177,4 @@ def _of_update(module: nn.Module, sent: Update) -> list[Finding]:
         said["scale"] = gradient.scale(sent)
         if said["head's gradient"][0] != "will not work":
             said["rank"] = gradient.rank(module, sent)
-    return _named(said)
+    return said

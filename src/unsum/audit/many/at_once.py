@@ -47,9 +47,7 @@ def in_chunks(task: Campaign, arrived: Iterable[Arrived], chunk: int) -> Answers
         return
     waiting, ready = iter(arrived), deque[_Read]()
     with sharing_models(), ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as readers:
-        layer = LastLayer.of(
-            task.model
-        )  # traces the model, which changes it for all threads meanwhile: before they begin
+        layer = LastLayer.of(task.model)  # traces the model, which changes it for all threads: before they begin
 
         def read_ahead(count: int) -> None:
             ready.extend((one, readers.submit(_read, one, task, layer)) for one in islice(waiting, count))
