@@ -26,6 +26,7 @@ from unsum.audit.sweep.bench import mean_of
 from unsum.audit.sweep.plot import plot_side_by_side
 from unsum.audit.verdict import UNVOUCHED, Level
 from unsum.audit.wording import error, fixed, markdown, percent, plain, sample_count
+from unsum.deadline import LEFT_UNTRIED
 from unsum.files.report_folder import check_folder
 from unsum.files.writing import write_text, write_whole
 from unsum.knowledge import CHANGES_MODEL
@@ -100,6 +101,11 @@ def unpictured(audit: AuditResult) -> str:
         return " ".join(audit.table.sentences)
     if audit.truth is not None and not any(is_picture(row.original) for row in audit.rows):
         return "The samples are no pictures; what came back of each is in the table below."
+    if any(LEFT_UNTRIED in note for note in audit.leak.notes):
+        return (
+            "Time was over before the attack had drawn pictures; a larger --time-limit lets it go on. What it did recover is in "
+            "the table below."
+        )
     return (
         "No inverse fits this model, so the attack ends with features and makes no pictures. What it did recover is in the table "
         "below."
