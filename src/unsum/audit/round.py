@@ -89,7 +89,7 @@ class Round(Compared):
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class ClientCase:
     """A client and who attacks it, whatever its defense. It minimizes the loss that the options declare."""
 
     model: nn.Module
@@ -106,7 +106,7 @@ class Case:
         return self.batch.images.to(device), self.batch.targets.to(device)
 
 
-def play(case: Case, defenses: Sequence[Defense], progress: Progress = SILENT) -> Round:
+def play(case: ClientCase, defenses: Sequence[Defense], progress: Progress = SILENT) -> Round:
     """Client, attack, score."""
     progress.say("The client computes its update")
     model, batch, options, reader = case.model, case.batch, case.options, case.reader

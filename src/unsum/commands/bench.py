@@ -109,9 +109,8 @@ def run_command(
     with loading():
         from unsum.bench import Material, Store, cells_of_all, chosen
         from unsum.bench.material import fingerprint, parse_option
-        from unsum.bench.on_ray import cluster
         from unsum.bench.plan import of_attacks, parse_shard, share
-        from unsum.bench.run import one_by_one, run
+        from unsum.bench.run import cluster, one_by_one, run
         from unsum.bench.table import read_table
         from unsum.bench.table import show as show_table
     experiments = chosen(tables or [])

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsum.audit.round import Case, Round, play
+from unsum.audit.round import ClientCase, Round, play
 from unsum.audit.sweep.task import Accuracy, Pictures, scale_to, train
 from unsum.client import capture
 from unsum.defend import Defense
@@ -93,7 +93,7 @@ class Point:
 
 
 @dataclass(frozen=True, eq=False)
-class Bench(Case):
+class Bench(ClientCase):
     """What stays the same for every strength; `pictures` are the small task, where accuracy is asked for."""
 
     pictures: Pictures | None = None
