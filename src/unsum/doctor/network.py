@@ -88,10 +88,12 @@ def batch_norm(model: nn.Module, train: bool) -> Said:
     )
 
 
-def dropout(model: nn.Module, train: bool) -> Said:
+def dropout(model: nn.Module, train: bool, *, text: bool = False) -> Said:
     rates = [module.p for module in model.modules() if isinstance(module, _DROPOUTS) and module.p > 0]
     if not rates or not train:
         return "ok", "There is none to reckon with." if not rates else "Switched off in eval mode."
+    if text:
+        return "warning", f"It drops up to {max(rates):.0%} in train mode, which the attack on text cannot follow."
     return "warning", (
         f"{len(rates)} layers drop up to {max(rates):.0%} in train mode: features come back as they were after dropping, and "
         "pictures of them are worse."
@@ -275,10 +277,3 @@ def positions(inputs: TextInputs) -> Said:
     if number >= width:
         return "warning", f"{count}, and the attack on text reads fewer than the {width} features; it will not decide."
     return "ok", f"{count}, fewer than the {width} features: the texts come back whole."
-
-
-def text_dropout(model: nn.Module, train: bool) -> Said:
-    rates = [module.p for module in model.modules() if isinstance(module, nn.Dropout) and module.p > 0]
-    if rates and train:
-        return "warning", f"It drops up to {max(rates):.0%} in train mode, which the attack on text cannot follow."
-    return "ok", "There is none to reckon with." if not rates else "Switched off in eval mode."

@@ -145,7 +145,7 @@ def _of_text(given: Inputs, train: bool) -> list[Finding]:
                 "training": network.trainable_head(module),
                 "tokenizer": network.tokenizer(inputs.tokenizer),
                 "positions": network.positions(inputs),
-                "dropout": network.text_dropout(module, train),
+                "dropout": network.dropout(module, train, text=True),
                 "precision": network.precision(module),
                 "weights": network.finite_weights(module),
             }
