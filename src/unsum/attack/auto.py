@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
 
 from unsum.attack.case import Case, separate_by
-from unsum.attack.options import AttackOptions
+from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.reach import UNEXPLAINED, blind_at_the_head, is_hopeless, most_samples
 from unsum.certify.claim import TRUSTED_ERROR
 from unsum.deadline import out_of_time, trying
@@ -67,7 +68,9 @@ class NothingReadError(UnsumError):
 
 
 def auto(model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
-    """The best answer of the methods that suit this update."""
+    """The best answer of the methods that suit this update, or of the one that the options name."""
+    if options.method != AUTO:
+        return only(options.method, model, update, options, progress)
     return _best(CHOICES, Case(model, update, options, progress))
 
 
@@ -118,16 +121,14 @@ def _nothing_usable(case: Case) -> bool:
 
 def _crowd(case: Case) -> bool:
     known = case.options
-    if known.labels is None or known.other_loss or not _nothing_usable(case):
-        return False
-    return suits_crowded(case.head, Knowledge(labels=known.labels))
+    possible = known.labels is not None and not known.other_loss and _nothing_usable(case)
+    return possible and suits_crowded(case.head, Knowledge(labels=known.labels))
 
 
 def _crowd_of_known_size(case: Case) -> bool:
     known = case.options
-    if known.batch_size is None or known.labels is not None or known.other_loss or not _nothing_usable(case):
-        return False
-    return known.batch_size >= case.head.classes
+    possible = known.labels is None and not known.other_loss and _nothing_usable(case)
+    return possible and known.batch_size is not None and known.batch_size >= case.head.classes
 
 
 def _with_found_labels(case: Case) -> Leak | None:
@@ -209,40 +210,27 @@ def _more_than_the_head(case: Case) -> bool:
     return full and not (case.changed if _several_steps(case) else case.defended)
 
 
-def _whole_by_spans(case: Case) -> Leak | None:
-    """The spans' answer where it is certain, explains the gradient, or has the first local steps: the head cannot do better."""
-    found = case.read_spans()
-    explains = (
-        found.batch_size > 0 and not is_hopeless(found) and (found.residual < UNEXPLAINED or _several_steps(case))
-    )
-    return found if found.exact or explains else None
+def _whole_below(method: str, case: Case) -> Leak | None:
+    """The answer where it is certain, explains the gradient, or has the first local steps: the head cannot do better."""
+    found = case.read_below(method)
+    explains = found.residual < UNEXPLAINED or _several_steps(case)
+    return found if found.exact or (explains and found.batch_size > 0 and not is_hopeless(found)) else None
 
 
 def _spans_not_tried(case: Case) -> bool:
     tried = any(attempt.method == "spans" for attempt in case.tried)
-    if tried or case.language or (case.best and case.best.exact):
-        return False
-    return not case.changed
-
-
-def _pictures(case: Case) -> Leak | None:
-    """The pictures where they are certain, or explain the gradient."""
-    found = case.read_tokens()
-    explains = found.batch_size > 0 and found.residual < UNEXPLAINED and not is_hopeless(found)
-    return found if found.exact or explains else None
+    return not (tried or case.language or (case.best and case.best.exact) or case.changed)
 
 
 def _better_spans(case: Case) -> Leak | None:
     """The spans' answer where it is certain, or where the head has none that is worth anything."""
-    found = case.read_spans()
-    useless = case.best is None or is_hopeless(case.best)
-    return found if found.exact or (useless and found.batch_size and not is_hopeless(found)) else None
+    found = case.read_below("spans")
+    return found if found.exact or (case.useless and found.batch_size and not is_hopeless(found)) else None
 
 
 def _by_rows(case: Case) -> Leak | None:
     found = case.read_rows()
-    useless = case.best is None or is_hopeless(case.best)
-    return found if found.batch_size and useless else None
+    return found if found.batch_size and case.useless else None
 
 
 RATIO = Choice(
@@ -265,14 +253,14 @@ CHOICES = (
         "tokens",
         "the model reads patches of the picture as tokens (a vision transformer)",
         lambda case: not case.language and not _several_steps(case) and is_patched(case.model),
-        _pictures,
+        partial(_whole_below, "tokens"),
         "The first layers of this transformer gave the pictures themselves (tokens).",
     ),
     Choice(
         "spans",
         "the head's gradient has its full rank: two layers below it may hold more samples than it can tell apart",
         _more_than_the_head,
-        _whole_by_spans,
+        partial(_whole_below, "spans"),
         "The last layer alone cannot tell so many samples apart; two layers below it can (spans).",
     ),
     Choice(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from unsum.certify.candidate import EXPLAINED
+from unsum.certify.scatter import prior_of
 from unsum.deadline import out_of_time
 from unsum.equation.equation import NoFactorError
 from unsum.equation.levenberg import Dense, minimize
@@ -100,8 +101,7 @@ class _Answer:
     def errors(self) -> Tensor:
         """(B,) predicted relative errors of the features: T and the factors scatter together."""
         B, size, spread = len(self.Y), self.T.norm(dim=1).clamp_min(1e-300), max(self.misfit, 1.0) ** 2
-        # The prior that features are not larger than they came out, nor factors other by more than their own size.
-        prior = torch.cat([size.pow(-2).repeat_interleave(self.T.shape[1]), size.new_ones(B)]) * spread
+        prior = prior_of(self.T, max(self.misfit, 1.0), B)  # nor are factors other by more than their own size
         factor, failed = torch.linalg.cholesky_ex(self.here.normal_matrix + torch.diag(prior))
         if bool(failed) or self.misfit > EXPLAINED:
             return torch.full_like(size, torch.inf)

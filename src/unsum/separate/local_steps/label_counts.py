@@ -66,7 +66,8 @@ def count_labels(model: nn.Module, update: Update, *, samples: int | None = None
     """
     head = Head.of(model, update, None)
     training = _checked(head, update)
-    N = samples or update.num_examples or _declared(training)
+    declared = (training.batch_size or 0) * ((training.steps or 1) // training.epochs)
+    N = samples or update.num_examples or declared or None
     G, error = _mean_gradient(head, update, training)
     low = (-G - error).clamp_min(0)  # whatever the model answered
     if float(low.sum()) > 1 + _ZERO:
@@ -101,11 +102,6 @@ def _checked(head: Head, update: Update) -> LocalTraining:
             "Labels of local steps are counted under a softmax over two classes or more, and a loss that is a mean."
         )
     return training
-
-
-def _declared(training: LocalTraining) -> int | None:
-    steps = (training.steps or 1) // training.epochs
-    return None if training.batch_size is None else training.batch_size * steps
 
 
 def _mean_gradient(head: Head, update: Update, training: LocalTraining) -> tuple[Tensor, float]:
@@ -158,21 +154,14 @@ def reach(training: LocalTraining) -> Tensor:
     return (1 - training.momentum**left) / (1 - training.momentum) if training.momentum else torch.ones_like(left)
 
 
-def _movement(update: Update, training: LocalTraining, name: str, weight: Tensor) -> Tensor:
-    """before − after: the update holds it over the rate, less what a decay took of the first weights."""
-    g = update.gradients[name].to(weight)
-    return (update.learning_rate or 1.0) * (g + training.weight_decay * weight.detach())
-
-
 def _guesses(head: Head, model: nn.Module, update: Update, G: Tensor, seed: int) -> tuple[Guess, Guess]:
     """By the mean feature, and by noise."""
     assert update.training is not None
-    weights = dict(model.named_parameters())
-    after = {
-        name: weights[name].detach() - _movement(update, update.training, name, weights[name])
-        for name in update.gradients
-    }
     assert head.grad_b is not None
+    rate, decay = update.learning_rate or 1.0, update.training.weight_decay
+    sent = {name: weight.detach() for name, weight in model.named_parameters() if name in update.gradients}
+    # The update holds before − after over the rate, less what a decay took of the first weights.
+    after = {name: W - rate * (update.gradients[name].to(W) + decay * W) for name, W in sent.items()}
     of_W = head.grad_W.double() * float(G @ G / (G @ head.grad_b.double()))
     m = of_W.T @ G / (G @ G)
     return _at_mean_feature(head, after, G, m), _by_noise(head, model, after, G, m, seed)
