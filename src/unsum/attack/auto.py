@@ -107,9 +107,7 @@ def _best(choices: tuple[Choice, ...], case: Case) -> Leak:
 
 
 def _several_steps(case: Case) -> bool:
-    training = case.update.training
-    several = training is not None and training.several_steps and case.update.kind == "delta"
-    return several and not case.language and not case.options.other_loss
+    return not case.language and case.options.follows_steps(case.update)
 
 
 def _nothing_usable(case: Case) -> bool:
@@ -143,10 +141,6 @@ def _with_found_labels(case: Case) -> Leak | None:
     blind = blind_at_the_head(case.head, case.update, leak)
     case.tried.append(Attempt(f"crowded, labels by {_CROWD_RULE}", leak, blind=blind))
     return None if is_hopeless(leak) else leak
-
-
-def _bias_disagrees(case: Case) -> bool:
-    return case.by == "exact" and case.uncertain and case.head.grad_b is not None and not case.defended
 
 
 def _marked(case: Case) -> bool:
@@ -291,7 +285,7 @@ CHOICES = (
     Choice(
         "exact",
         "the exact solver is not certain, and no defense left its marks: once more, without the bias",
-        _bias_disagrees,
+        lambda case: case.by == "exact" and case.uncertain and case.head.grad_b is not None and not case.defended,
         _weights_alone,
         "The gradients of the head's weights and of its bias disagree, as clipping each by itself makes them; "
         "the weights' alone was used.",

@@ -182,8 +182,7 @@ def _with_rule(model: nn.Module, update: Update, options: AttackOptions, name: s
     found = rule(evidence)
     progress.say("Separating the batch")
     leak = auto(model, update, replace(options, labels=found, batch_size=None), progress)
-    remarks = rule.needs.remarks(name, evidence.head, model, evidence.knowledge)
-    notes = [f"Labels were found by the rule {name!r}.", *remarks, *leak.notes]
+    notes = [f"Labels were found by the rule {name!r}.", *rule.needs.remarks(name, evidence), *leak.notes]
     return replace(leak, knowledge=evidence.knowledge, notes=notes)
 
 

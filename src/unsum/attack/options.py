@@ -19,6 +19,7 @@ from unsum.losses import Loss, declared
 from unsum.match import MATCHERS
 from unsum.separate import SEPARATORS
 from unsum.separate.options import read_value
+from unsum.update import Update
 
 AUTO = "auto"
 _OF_EVERY_MATCHER = ("image_size", "auxiliary", "checkpoint", "checkpoint_seconds", "preview")
@@ -87,6 +88,12 @@ class AttackOptions:
             return None
         option = inspect.signature(SEPARATORS[self.name]).parameters.get("steps")
         return None if option is None else int(option.default)
+
+    def follows_steps(self, update: Update) -> bool:
+        """Whether the update says that the client took several steps, which are followed under cross-entropy."""
+        training = update.training
+        several = training is not None and training.several_steps and update.kind == "delta"
+        return several and not self.other_loss
 
     def of_batch(self, size: int) -> AttackOptions:
         """The same for a batch of `size` samples, which the attacker hears where that is granted."""

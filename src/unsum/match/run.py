@@ -139,7 +139,7 @@ def _targets(
     evidence = gather(model, update, batch_size=B, auxiliary=knowledge.auxiliary, seed=seed)
     rule = LABEL_RULES[name]
     found = rule(evidence)
-    remarks = rule.needs.remarks(name, evidence.head, model, evidence.knowledge)
+    remarks = rule.needs.remarks(name, evidence)
     rows = torch.nn.functional.one_hot(found.long(), classes).double()
     return rows, None, [f"Labels were found by the rule {name!r}.", *remarks]
 

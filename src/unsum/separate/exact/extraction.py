@@ -136,19 +136,19 @@ class _Smoothed(Remainder):
         """α and e from the samples themselves: each label row's start, refined without the coupling, says q·t = 1/α."""
         T, labels = self.label_starts()
         T = self.singles.refine(T, labels, None)
-        couplings, floors = self.singles.couplings(T, labels), self.singles.amounts(T, labels)
-        samples = self.are_samples(T, labels) & (couplings > 0)
+        state = self.singles.state(T, labels)
+        samples = self.are_samples(T, labels) & (state.coupling > 0)
         if not bool(samples.any()):
             return self.observation.alpha(1.0, self.observation.rank), 0.0
-        alpha = positive_factor(1 / float(couplings[samples].median()))
-        return snapped(alpha, self.observation), float(floors[samples].median())
+        alpha = positive_factor(1 / float(state.coupling[samples].median()))
+        return snapped(alpha, self.observation), float(state.amount[samples].median())
 
     def accept(self, T: Tensor, labels: Tensor, faint: bool, sharp: bool = False) -> bool:
         """Refine the starts, keep those that are samples and new, and subtract them; whether any was found."""
         if len(T) == 0 or out_of_time(_UNTRIED):
             return False
         T = self.singles.refine(T, labels, self.alpha)
-        off = (self.alpha * self.singles.couplings(T, labels) - 1).abs()
+        off = (self.alpha * self.singles.state(T, labels).coupling - 1).abs()
         accepted = self.are_samples(T, labels, faint) & (off < 10 * self.singles.slack(T, labels, faint))
         if sharp:
             accepted &= self.singles.steps(T, labels, self.alpha) < _SHARP
@@ -224,7 +224,8 @@ class _Mixed(Remainder):
         outside = self.singles.outside(T, pairs).nan_to_num(nan=torch.inf)
         chosen = outside.argsort()[: max(_FEW, len(T) // _PART)]
         T, pairs = self.singles.refine(T[chosen], pairs[chosen], self.alpha), pairs[chosen]
-        couplings, amounts = self.singles.couplings(T, pairs), self.singles.amounts(T, pairs)
+        state = self.singles.state(T, pairs)
+        couplings, amounts = state.coupling, state.amount
         misfits = self.singles.misfits(T, pairs).nan_to_num(nan=torch.inf)
         good = self.are_samples(T, pairs) & (couplings > 0)
         good &= (amounts > -_SLACK) & (amounts < 1 + _SLACK)

@@ -145,7 +145,7 @@ class _Found:
             return T @ self.basis, labels, T[:, 0]
         left = self.left
         singles = SingleSamples(left, label_weights(left, _bias(left)))
-        misfits, f, couplings = singles.misfits(T, labels), T @ samples.A, singles.couplings(T, labels)
+        misfits, f, couplings = singles.misfits(T, labels), T @ samples.A, singles.state(T, labels).coupling
         zeros = (f.abs() < _ZERO).sum(1)
         spare = zeros + self.whole.classes - 2 * self.missing
         good = (f.amin(1) > -3 * _ZERO) & (spare >= _SPARE) & (zeros >= _SPARE)
@@ -168,7 +168,7 @@ class _Found:
         """
         sharp = SparseSamples(self.whole, _bias(self.whole), self.size).sharpen(T, labels, _RESHARPENED)
         singles = SingleSamples(self.whole, label_weights(self.whole, _bias(self.whole)))
-        off, off_sharp = ((self.alpha * singles.couplings(t, labels) - 1).abs() for t in (T, sharp))
+        off, off_sharp = ((self.alpha * singles.state(t, labels).coupling - 1).abs() for t in (T, sharp))
         T = torch.where((off_sharp < off)[:, None], sharp, T)
         self.T, self.labels = torch.cat([self.T, T]), torch.cat([self.labels, labels])
         whole, T = self.whole, self.T

@@ -94,7 +94,7 @@ class _Step:
                 T = singles.refine(T, self.classes, self.alpha, iterations=10)
             T, y = _relabeled(singles, T, self.classes, self.alpha)
             misfits = singles.misfits(T, y).nan_to_num(nan=torch.inf)
-            off = (self.alpha * singles.couplings(T, y) - 1).abs()
+            off = (self.alpha * singles.state(T, y).coupling - 1).abs()
             good = (misfits < limit) & (off < _COUPLED + 100 * left.noise.relative) & (T.norm(dim=1) < USUAL * usual)
             if not faint:
                 P = torch.softmax(T @ left.K + left.b, dim=1)

@@ -164,16 +164,12 @@ def _guesses(head: Head, model: nn.Module, update: Update, G: Tensor, seed: int)
     after = {name: W - rate * (update.gradients[name].to(W) + decay * W) for name, W in sent.items()}
     of_W = head.grad_W.double() * float(G @ G / (G @ head.grad_b.double()))
     m = of_W.T @ G / (G @ G)
-    return _at_mean_feature(head, after, G, m), _by_noise(head, model, after, G, m, seed)
-
-
-def _at_mean_feature(head: Head, moved: dict[str, Tensor], G: Tensor, m: Tensor) -> Guess:
-    assert head.b is not None
-    z = head.W.double() @ m + head.b.double()
     prefix = f"{head.name}." if head.name else ""
-    last = moved[f"{prefix}weight"].detach().double() @ m + moved[f"{prefix}bias"].detach().double()
-    path = torch.stack([torch.lerp(z, last, s / (_PATH - 1)).softmax(0) for s in range(_PATH)])
-    return _guess(path[0], path[-1], G, path.mean(0))
+    first, last = (
+        weights[f"{prefix}weight"].double() @ m + weights[f"{prefix}bias"].double() for weights in (sent, after)
+    )
+    path = torch.stack([torch.lerp(first, last, s / (_PATH - 1)).softmax(0) for s in range(_PATH)])
+    return _guess(path[0], path[-1], G, path.mean(0)), _by_noise(head, model, after, G, m, seed)
 
 
 def _by_noise(head: Head, model: nn.Module, moved: dict[str, Tensor], G: Tensor, m: Tensor, seed: int) -> Guess:
