@@ -21,6 +21,8 @@ _TRANSPARENT_CALLS: set[Any] = {
     "flatten", "squeeze", "view", "reshape", "contiguous", "float", "log_softmax",
 }  # fmt: skip
 BLOCK = 1 << 22  # values converted to float64 at a time: 32 MB, whatever the gradient's size
+# On a CPU a megabyte of them, which stays in its cache, but rows enough for a product: a quarter faster than a whole copy.
+_CACHED, _ROWS = 1 << 17, 16
 
 
 @dataclass(frozen=True)
@@ -130,27 +132,18 @@ class Head:
         """(C,) norms of the rows of W or ∇W in float64, block by block."""
 
         def norms() -> Tensor:
-            wide = self._wide(matrix)
-            return torch.cat([wide[rows].double().norm(dim=1) for rows in self.row_blocks()])
+            return torch.cat([matrix[rows].double().norm(dim=1) for rows in self.row_blocks()])
 
         return once("row norms", (matrix,), norms, version(matrix), of_model=matrix is self.W)
 
     def _times(self, matrix: Tensor, A: Tensor) -> Tensor:
-        wide = self._wide(matrix)
-        return torch.cat([wide[rows].double() @ A.T for rows in self.row_blocks()])
-
-    def _wide(self, matrix: Tensor) -> Tensor:
-        """W or ∇W in float64 where that is a block's worth of memory; else as it is, to be converted in blocks."""
-        if matrix.numel() > BLOCK:
-            return matrix
-        return once("wide", (matrix,), matrix.double, version(matrix), of_model=matrix is self.W)
+        return torch.cat([matrix[rows].double() @ A.T for rows in self.row_blocks()])
 
     def mixed_rows(self, mixing: Tensor) -> Tensor:
         """mixing ∇W (R, H) for mixing (R, C), in float64, block by block."""
         mixed = torch.zeros(len(mixing), self.grad_W.shape[1], dtype=torch.float64, device=mixing.device)
-        wide = self._wide(self.grad_W)
         for rows in self.row_blocks():
-            mixed.addmm_(mixing[:, rows], wide[rows].double())
+            mixed.addmm_(mixing[:, rows], self.grad_W[rows].double())
         return mixed
 
     def column_sums(self) -> Tensor:
@@ -158,10 +151,11 @@ class Head:
         ones = torch.ones(1, self.classes, dtype=torch.float64, device=self.grad_W.device)
         return once("column sums", (self.grad_W,), lambda: self.mixed_rows(ones)[0], version(self.grad_W))
 
-    def row_blocks(self, size: int = BLOCK) -> list[slice]:
-        """Rows lie together, in memory as in a mapped file: this is the way to stream; so many values at a time."""
+    def row_blocks(self) -> list[slice]:
+        """Rows lie together, in memory as in a mapped file: this is the way to stream."""
         C, H = self.grad_W.shape
-        return _slices(C, max(1, size // H))
+        most = BLOCK // H
+        return _slices(C, max(1, most if self.grad_W.is_cuda else min(most, max(_ROWS, _CACHED // H))))
 
     def column_blocks(self) -> list[slice]:
         C, H = self.grad_W.shape

@@ -51,6 +51,7 @@ def attempt(fool: ModuleType) -> ModuleType:
     ("path", "tries"),
     [
         ("head", 8),
+        ("many", 20),
         *long(
             ("losses", 30),
             ("pixels", 8),

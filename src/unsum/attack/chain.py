@@ -19,7 +19,7 @@ from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses, walked_down, with_guess, with_pictures, with_pixels
 from unsum.attack.reach import HOPELESS
 from unsum.certify.claim import grant_each
-from unsum.deadline import LEFT_UNTRIED, Deadline, is_interactive, out_of_time
+from unsum.deadline import LEFT_UNTRIED, Deadline, is_interactive, out_of_time, trying
 from unsum.deadline import time_limit as limited_to
 from unsum.errors import UnsumError
 from unsum.head import find_head
@@ -150,6 +150,7 @@ def _run(model: nn.Module, update: Update, options: AttackOptions, progress: Pro
         leak = auto(model, update, options, progress)
     else:
         leak = _with_rule(model, update, options, options.label_rule, progress)
+    trying("")  # the attack that was tried last is over: parts below the head name themselves
     if leak.tokens is None and not is_language_model(model):  # of text there is nothing to draw
         leak = _with_inputs(model, update, leak, options, progress)
     leak = with_counts(model, update, leak, options)

@@ -11,6 +11,7 @@ from unsum.audit.pictures import is_picture
 from unsum.audit.result import AuditResult
 from unsum.audit.verdict import Level
 from unsum.audit.wording import percent
+from unsum.deadline import LEFT_UNTRIED
 from unsum.models.lpips import lpips_status
 
 
@@ -79,6 +80,11 @@ def unpictured(audit: AuditResult) -> str:
         return " ".join(audit.table.sentences)
     if audit.truth is not None and not any(is_picture(row.original) for row in audit.rows):
         return "The samples are no pictures; what came back of each is in the table below."
+    if any(LEFT_UNTRIED in note for note in audit.leak.notes):
+        return (
+            "Time was over before the attack had drawn pictures; a larger --time-limit lets it go on. What it did recover is in "
+            "the table below."
+        )
     return (
         "No inverse fits this model, so the attack ends with features and makes no pictures. What it did recover is in the table "
         "below."

@@ -104,8 +104,8 @@ class Received:
         """The update under the names of `model`'s parameters."""
         if self.update is not None:
             update = self._load(self.update, model)
-            start = {name: weight.detach().cpu() for name, weight in model.named_parameters()}
             if self.training is not None:
+                start = {name: weight.detach().cpu() for name, weight in model.named_parameters()}
                 update = update.of_training(self.training, start)
             if self.previous is None:
                 return update

@@ -23,7 +23,7 @@ from unsum.deadline import out_of_time
 from unsum.equation.equation import Linearized
 from unsum.equation.noise import FALSE_ALARM
 from unsum.equation.observation import Observation
-from unsum.head import BLOCK, Head
+from unsum.head import Head
 from unsum.late_scipy import chi_square_quantile
 from unsum.losses import Softmax
 
@@ -31,8 +31,6 @@ TOGETHER = 16  # samples at most that are taken to look like one: the K of usual
 CHANCE = 3.0  # deviations by which noise may lie against a direction
 COPIES = 8  # of a sample at most, of which one is not equal to the others
 STEP = 1e-3  # of a length, for a second difference in float64
-# Numbers of what is left at a time, where nothing else is done with them: a megabyte stays in the cache.
-_CACHED = 1 << 17
 _PROPORTIONAL = 1e-4  # of a cosine from 1 within which features are proportional
 
 
@@ -134,8 +132,8 @@ class Rest:
 
     @cached_property
     def norm(self) -> float:
-        parts = self.head.row_blocks(BLOCK if self.head.grad_W.is_cuda else _CACHED)
-        return float(torch.stack([torch.linalg.vector_norm(self._block(rows, slice(None))) for rows in parts]).norm())
+        parts = [torch.linalg.vector_norm(self._block(rows, slice(None))) for rows in self.head.row_blocks()]
+        return float(torch.stack(parts).norm())
 
     @cached_property
     def largest(self) -> float:
@@ -154,8 +152,8 @@ class Rest:
         return gram
 
     def _block(self, rows: slice, columns: slice) -> Tensor:
-        seen = self.head.grad_W[rows, columns].double()
-        rest = torch.addmm(seen, self.observation.U[rows], self.observation.A[:, columns], alpha=-1)
+        seen = self.head.grad_W[rows, columns].to(torch.float64, copy=True)
+        rest = seen.addmm_(self.observation.U[rows], self.observation.A[:, columns], alpha=-1)
         return rest.div_(self.observation.noise.level[rows, None])
 
 

@@ -89,6 +89,8 @@ class _Step:
         usual = _usual(left, self.samples.T)
         starts = self._starts(kind, left, usual)[self.classes]
         for coupled in (None, self.alpha):
+            if out_of_time(_UNTRIED):
+                break
             T = singles.refine(starts, self.classes, coupled, iterations=40)
             if coupled is None:
                 T = singles.refine(T, self.classes, self.alpha, iterations=10)
