@@ -142,7 +142,13 @@ class Linearized:
 
     def pull(self, V: Tensor) -> Tensor:
         """Jᵀ V for V of the residual's shape."""
-        return self.pull_each(V[None])[0]
+        equation, at = self.equation, self.at
+        R = equation.K.shape[0]
+        weighted = equation.weight[:, None] * V
+        Z = self.curvature.times(self.T @ weighted.T)
+        dT = at.alpha * (self.G @ weighted[:, :R] + Z @ equation.K.T)
+        scalars = [V.new_zeros(()) if D is None else (D * V).sum() for D in self._scalar_derivatives()]
+        return torch.cat([dT.flatten(), torch.stack(scalars)])
 
     def pull_each(self, V: Tensor, rows: Tensor | None = None) -> Tensor:
         """(m, …) Jᵀ of each of V (m, C, R [+ 1]): one product for all of them. V (m, n, …) holds n `rows`, the others are 0."""

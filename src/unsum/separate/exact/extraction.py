@@ -248,8 +248,9 @@ class _Mixed(Remainder):
         """(n, R) ratios of the rows that stand out, and (n, 2) the classes that are paired for each."""
         rows, ratios = self._outstanding(_ROWS * self.missing + 2)
         a, b = torch.triu_indices(len(rows), len(rows), 1, device=rows.device)
-        pairs = torch.stack([rows[a], rows[b]], dim=1).repeat(3, 1)
-        return _sound(torch.cat([ratios[a], ratios[b], (ratios[a] + ratios[b]) / 2]), pairs)
+        T = torch.cat([ratios[a], ratios[b], (ratios[a] + ratios[b]) / 2])
+        finite = torch.isfinite(T).all(1)
+        return T[finite], torch.stack([rows[a], rows[b]], dim=1).repeat(3, 1)[finite]
 
     def corners(self) -> tuple[Tensor, Tensor]:
         """Classes that nobody carries are mixtures of the samples: near their corners the sample's prediction is one label."""
@@ -261,18 +262,13 @@ class _Mixed(Remainder):
             return self.U[:0], rows[:0, None].expand(0, 2)
         T = ratios[hunt_corners(ratios, self.missing)]
         first = torch.softmax(T @ self.observation.K + self.observation.b, dim=1).argmax(1)
-        pairs = torch.stack([first[:, None].expand(-1, len(rows)), rows.expand(len(T), -1)], dim=2).flatten(0, 1)
-        other = pairs[:, 0] != pairs[:, 1]
-        return _sound(T.repeat_interleave(len(rows), 0)[other], pairs[other])
+        return _paired(T, first, rows)
 
     def pairs_with_any(self) -> tuple[Tensor, Tensor]:
         """The same with every other class as the second."""
         C = self.observation.classes
         rows, ratios = self._outstanding(min(_ROWS * self.missing + 2, _PAIRS // C))
-        a, second = torch.meshgrid(torch.arange(len(rows)), torch.arange(C), indexing="ij")
-        a, second = a.flatten().to(rows.device), second.flatten().to(rows.device)
-        other = rows[a] != second
-        return _sound(ratios[a[other]], torch.stack([rows[a], second], dim=1)[other])
+        return _paired(ratios, rows, torch.arange(C, device=rows.device))
 
     def _outstanding(self, count: int) -> tuple[Tensor, Tensor]:
         """The rows with the most of ∇b, and their ratios."""
@@ -280,9 +276,12 @@ class _Mixed(Remainder):
         return rows, self.U[rows] / self.grad_b[rows][:, None]
 
 
-def _sound(T: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-    finite = torch.isfinite(T).all(1)
-    return T[finite], pairs[finite]
+def _paired(T: Tensor, first: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor]:
+    """Every start with its first class and each of the second ones."""
+    pairs = torch.cartesian_prod(torch.arange(len(first), device=first.device), seconds)
+    T, pairs = T[pairs[:, 0]], torch.stack([first[pairs[:, 0]], pairs[:, 1]], dim=1)
+    kept = torch.isfinite(T).all(1) & (pairs[:, 0] != pairs[:, 1])
+    return T[kept], pairs[kept]
 
 
 def distinct(

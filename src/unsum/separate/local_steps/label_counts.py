@@ -23,7 +23,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from unsum.errors import UnsumError
 from unsum.head import Head
@@ -179,18 +178,9 @@ def _by_noise(head: Head, model: nn.Module, moved: dict[str, Tensor], G: Tensor,
     uniform = torch.rand(_PROBES, *shape, generator=torch.Generator().manual_seed(seed)).to(weight)
     # Pictures from 0 to 1, pictures around 0, and columns of a table that are standardized.
     kinds = [uniform, 2 * uniform - 1, 12**0.5 * (uniform - 0.5)]
-    noise = min(kinds, key=lambda kind: float((probe.features(kind).double().mean(0) - m).norm()))
-    return _guess(_answers(model, {}, noise, seed), _answers(model, moved, noise, seed), G)
-
-
-def _answers(model: nn.Module, weights: dict[str, Tensor], inputs: Tensor, seed: int) -> Tensor:
-    """(C,) the mean answer, in the mode that the model is in; BatchNorm writes into copies of its buffers."""
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    devices = [inputs.device] if inputs.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)  # dropout's, not the caller's
-        answer: Tensor = functional_call(model, weights | buffers, (inputs,))
-    return answer.double().softmax(1).mean(0)
+    noise = min(kinds, key=lambda kind: float((probe.send(kind)[0].double().mean(0) - m).norm()))
+    before, after = (probe.send(noise, weights)[1].double().softmax(1).mean(0) for weights in ({}, moved))
+    return _guess(before, after, G)
 
 
 def _guess(before: Tensor, after: Tensor, G: Tensor, mean: Tensor | None = None) -> Guess:

@@ -59,27 +59,20 @@ def local_steps(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
         return _as_one(head, plain, seed, reason if R else "Nothing in the movement stands out of its rounding.")
     try:
         with few_threads(observation.U.numel()):
-            return _followed(head, observation, knowledge, plain, excess, seed)
+            task = _Task.of(observation, training, total, knowledge.targets(C), head.b is not None)
+            if task is None:
+                reason = "No sample of the first step was found, so its learning rate is unknown."
+                return _as_one(head, plain, seed, reason)
+            found = task.run(head, plain, seed)
+            if found is None or found.samples.number < task.trajectory.schedule.samples / 2:
+                return _as_one(head, plain, seed, "Following the steps found less than half of the samples.")
+            known = total is not None
+            confirmations = task.confirmations(found, seed + 1) if found.completes(task.trajectory.schedule) else 0
+            case = StepsAnswer(head, task.trajectory, training, knowledge, found, known, excess, confirmations)
+            return task.leak(head, found, judge(case))
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         # Samples that ran away, or that left no trace in float64.
         return _as_one(head, plain, seed, "Following the steps left nothing that could be inverted.")
-
-
-def _followed(
-    head: Head, observation: Observation, knowledge: Knowledge, plain: Knowledge, excess: int, seed: int
-) -> Leak:
-    training = knowledge.training
-    assert training is not None
-    total = knowledge.known_batch_size or training.samples
-    task = _Task.of(observation, training, total, knowledge.targets(observation.classes), head.b is not None)
-    if task is None:
-        return _as_one(head, plain, seed, "No sample of the first step was found, so its learning rate is unknown.")
-    found = task.run(head, plain, seed)
-    if found is None or found.samples.number < task.trajectory.schedule.samples / 2:
-        return _as_one(head, plain, seed, "Following the steps found less than half of the samples.")
-    confirmations = task.confirmations(found, seed + 1) if found.completes(task.trajectory.schedule) else 0
-    case = StepsAnswer(head, task.trajectory, training, knowledge, found, total is not None, excess, confirmations)
-    return task.leak(head, found, judge(case))
 
 
 @dataclass(frozen=True)
