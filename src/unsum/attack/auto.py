@@ -24,7 +24,7 @@ from unsum.equation.observation import observe
 from unsum.errors import UnsumError
 from unsum.head import Head, find_head
 from unsum.knowledge import Knowledge
-from unsum.labels import LABEL_RULES, gather
+from unsum.labels import LABEL_RULES
 from unsum.leak import Attempt, Leak
 from unsum.models.language import is_tied
 from unsum.progress import Progress
@@ -131,7 +131,7 @@ def _crowd_of_known_size(case: Case) -> bool:
 
 def _with_found_labels(case: Case) -> Leak | None:
     """`crowded` with the labels that a rule finds; they are not recorded as granted. None where that promises nothing."""
-    evidence = gather(case.model, case.update, **case.options.shared)
+    evidence = case.options.clues(case.model, case.update)
     labels = LABEL_RULES[_CROWD_RULE](evidence)
     if not suits_crowded(case.head, Knowledge(labels=labels)):
         return None
@@ -183,14 +183,6 @@ def _contradicted(head: Head, other: Leak, leak: Leak) -> bool:
         return False
     left = [relative_misfit(head, one.logits, one.targets, one.scale * one.features) for one in (other, leak)]
     return left[0] > _CLEARLY * left[1]
-
-
-def _by_ratio(case: Case) -> Leak | None:
-    try:
-        return case.separate("fgla")
-    except UnsumError as reason:  # no bias gradient, or every class present: nothing to fall back to
-        case.tried.append(Attempt("fgla", refused=str(reason)))
-        return None
 
 
 def _more_than_the_head(case: Case) -> bool:
@@ -309,7 +301,7 @@ CHOICES = (
         "fgla",
         "the exact solver expects to have failed",
         lambda case: case.by in ("exact", "local-steps") and case.uncertain and is_hopeless(case.answer),
-        _by_ratio,
+        lambda case: case.separate("fgla"),
         "The {before.method} solver predicted an error of {before.predicted_error:.1g}, so the ratio method (fgla) is used.",
     ),
     Choice(

@@ -25,7 +25,7 @@ from unsum.errors import UnsumError
 from unsum.head import find_head
 from unsum.invert import load_inverse
 from unsum.invert.refine import Mode
-from unsum.labels import LABEL_RULES, gather
+from unsum.labels import LABEL_RULES
 from unsum.leak import Attempt, Leak
 from unsum.losses import Loss
 from unsum.match import match
@@ -179,7 +179,7 @@ def _with_rule(model: nn.Module, update: Update, options: AttackOptions, name: s
     """Labels by a rule, then the batch with those labels. What was found is not recorded as granted."""
     progress.say("Finding the labels")
     rule = LABEL_RULES[name]
-    evidence = gather(model, update, auxiliary=options.auxiliary, **options.shared)
+    evidence = options.clues(model, update)
     found = rule(evidence)
     progress.say("Separating the batch")
     leak = auto(model, update, replace(options, labels=found, batch_size=None), progress)

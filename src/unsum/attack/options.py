@@ -9,12 +9,13 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unsum.attack.pictures import Inverses
 from unsum.errors import UnsumError, unknown_name
 from unsum.invert.refine import MODES, Mode
-from unsum.labels import LABEL_RULES
+from unsum.knowledge import Knowledge
+from unsum.labels import LABEL_RULES, Clues
 from unsum.losses import Loss, declared
 from unsum.match import MATCHERS
 from unsum.separate import SEPARATORS
@@ -67,6 +68,12 @@ class AttackOptions:
     def shared(self) -> dict[str, Any]:
         """What every method takes, in its own arguments' names."""
         return {"batch_size": self.batch_size, "device": self.device, "seed": self.seed}
+
+    def clues(self, model: nn.Module, update: Update) -> Clues:
+        """What a label rule is given."""
+        return Clues.of(
+            model, update, Knowledge(None, self.batch_size, auxiliary=self.auxiliary), self.device, self.seed
+        )
 
     @property
     def other_loss(self) -> bool:

@@ -4,7 +4,7 @@ in one place, shown by `unsum list`."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -94,6 +94,20 @@ class Clues:
     update: Update
     knowledge: Knowledge
     seed: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        update: Update,
+        granted: Knowledge,
+        device: torch.device | str | None = None,
+        seed: int = 0,
+    ) -> Clues:
+        """Of one update; the batch size is taken from it where nobody granted it and the protocol discloses it."""
+        if granted.batch_size is None:
+            granted = replace(granted, batch_size=update.batch_size)
+        return cls(Head.of(model, update, device), model, update, granted, seed)
 
     @property
     def B(self) -> int:

@@ -84,7 +84,7 @@ def _solved(heads: list[Head], single: list[Leak], knowledge: Knowledge, seed: i
     targets = _hard(best, knowledge)
     if targets is None:
         return "their labels are soft, and are read off one round only."
-    B, whole = best.batch_size, stack(heads)
+    B, whole = best.batch_size, _joined(heads, torch.cat)  # one head of all rounds' classes
     observation = observe_stacked(whole, heads, None)
     if observation.rank > B:
         return f"they have {observation.rank} directions, and {B} samples were found in one of them."
@@ -190,11 +190,6 @@ def merged(group: list[Head]) -> Head:
         return group[0]
     like = group[0].W
     return _joined(group, lambda parts: torch.stack([part.double() for part in parts]).mean(0).to(like))
-
-
-def stack(heads: list[Head]) -> Head:
-    """One head of all rounds' classes."""
-    return _joined(heads, torch.cat)
 
 
 def _joined(heads: list[Head], join: Callable[[list[Tensor]], Tensor]) -> Head:
