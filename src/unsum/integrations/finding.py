@@ -13,9 +13,8 @@ from typing import Any
 from torch import nn
 
 from unsum.attack.auto import only, quick
-from unsum.attack.chain import run_attack
+from unsum.attack.chain import cut_short, run_attack
 from unsum.attack.counts import with_counts
-from unsum.attack.cut import cut_short
 from unsum.attack.options import AttackOptions
 from unsum.audit.finding import ClientFinding as ClientFinding
 from unsum.audit.finding import expected_leakage as expected_leakage
