@@ -123,8 +123,13 @@ class InPlace:
 
 
 def pool(lines: list[str], pairs: int, steps: int) -> None:
-    """Rounds with audits behind them beside rounds without, and what handing over took of them by the strategy's own clock."""
+    """Rounds with audits behind them beside rounds without, and what handing over and the pool's own thread take of a round."""
     from flwr.serverapp.strategy import FedAvg
+
+    from unsum.integrations.flower import AuditStrategy
+    from unsum.integrations.pool import AuditPool
+
+    spent = [counted(AuditStrategy, "_hand_over"), counted(AuditPool, "_run")]
 
     def rounds_of(strategy: Any) -> float:
         """Processor seconds a round from the first one's end to the last one's; by then the pool has started."""
@@ -133,18 +138,33 @@ def pool(lines: list[str], pairs: int, steps: int) -> None:
         return (ends[ROUNDS + 1] - ends[1]) / ROUNDS
 
     rounds_of(FedAvg(fraction_evaluate=0.0))
-    without, with_, inside, done = [], [], [], []
+    without, with_, done = [], [], []
     for _ in range(pairs):
         without.append(rounds_of(FedAvg(fraction_evaluate=0.0)))
         strategy = audited(steps, processes=1, budget_seconds=5.0)
         with_.append(rounds_of(strategy))
-        inside.append(strategy.audit_seconds / strategy.training_seconds)
         done.append(sum(finding.outcome == "audited" for finding in strategy.findings))
     ratios = [two / one for one, two in zip(without, with_, strict=True)]
     times = f"{statistics.median(without):.3f} s | {statistics.median(with_):.3f} s"
     part = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+    shares = [sum(one) / (pairs * (ROUNDS + 1)) / statistics.median(without) for one in spent]
     count = f"{statistics.median(done):g} of {CLIENTS * (ROUNDS + 1)}"
-    lines.append(f"| {steps} | {times} | {part} | {statistics.median(inside):.2%} | {count} |")
+    lines.append(f"| {steps} | {times} | {part} | {shares[0]:.2%} | {shares[1]:.2%} | {count} |")
+
+
+def counted(owner: type, name: str) -> list[float]:
+    """Processor seconds of every call of a method, in the thread that calls it."""
+    plain, seconds = getattr(owner, name), list[float]()
+
+    def count(*arguments: Any) -> Any:
+        start = time.thread_time()
+        try:
+            return plain(*arguments)
+        finally:
+            seconds.append(time.thread_time() - start)
+
+    setattr(owner, name, count)
+    return seconds
 
 
 def memory(lines: list[str], rounds: int) -> Callable[[Any], None]:
