@@ -297,7 +297,7 @@ def test_samples_of_a_bottleneck_that_send_nothing_are_not_returned(monkeypatch:
         gates = torch.zeros(samples, len(E) // samples, E.shape[1], dtype=torch.bool)
         return pooled.Above(E.new_zeros(samples, len(head.W)), gates, 1.0)
 
-    sent = client(bottleneck(), [4, 1, 4], train=False)
+    sent = client(_closed(bottleneck()), [4, 1, 4], train=False)
     monkeypatch.setattr(bottlenecks, "read_above", nothing)
     leak = unsum.separate(sent.model, sent.update, "spans", batch_size=len(sent.labels))
     assert leak.batch_size == 0
@@ -351,10 +351,29 @@ def test_instance_norm_is_refused_in_a_sentence(affine: bool) -> None:
     assert leak.exact, leak.notes
 
 
+def _closed(model: nn.Sequential) -> nn.Sequential:
+    """A bottleneck whose first norm is frozen, so that nothing tells what the block itself read."""
+    model[1].bn1.requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(("train", "labels"), [(True, [0, 1, 1]), (False, [1, 1, 1])])
+def test_a_bottleneck_s_own_input_needs_no_classes(train: bool, labels: list[int]) -> None:
+    """Two classes do not determine features; what the block read does, and it is claimed with its mean and its factor."""
+    sent = client(bottleneck(classes=2), labels, train=train)
+    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
+    assert list(leak.inner) == ["1.conv1", "1.conv2"]
+    assert float(sent.errors(leak).max()) < 2e-5
+    assert unsum.score(leak, features=sent.features)["worst_feature_error"] < 1e-5
+    assert leak.exact, leak.notes
+    assert leak.predicted_error < 2e-4
+
+
 def test_a_bottleneck_of_two_classes_gives_labels_and_maps() -> None:
-    """Its features are not determined, and nothing is claimed about them."""
-    sent = client(bottleneck(classes=2), [0, 1, 1])
+    """Where its input is not told features are not determined, and nothing is claimed about them."""
+    sent = client(_closed(bottleneck(classes=2)), [0, 1, 1])
     leak = unsum.separate(sent.model, sent.update, "spans", batch_size=len(sent.labels))
+    assert list(leak.inner) == ["1.conv2"]
     assert sorted(leak.labels.tolist()) == [0, 1, 1]
     assert not leak.exact
     assert leak.predicted_error == float("inf")

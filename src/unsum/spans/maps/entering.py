@@ -98,7 +98,7 @@ class _Block:
         if entrance is None or module is None or beside is None:
             return None
         layers, head = (entrance.layer, pair.first, pair.second), asked.head
-        tail = Tail.of(module, head, layers, asked.update, train=train, watched=(entrance.layer.norm_name,))
+        tail = Tail.of(module, head, layers, asked.update, train=train)
         return cls(asked, pair, entrance, tail, in_client_mode(beside.to(head.W.device), train=train))
 
     def placed(self, rows: Tensor, written: Tensor) -> Tensor:
@@ -127,6 +127,9 @@ def enter(asked: Asked, batch: MapBatch, found: FoundMaps, factor: float) -> Map
     behind, (maps, d) = block.entrance.behind, sent
     written = _through(batch.pair, maps, train=batch.train)
     normed, on = where_on(as_rows(maps * (d != 0)), behind)
+    first = next((gate for gate in block.tail.gates if gate.bias == f"{block.entrance.layer.norm_name}.bias"), None)
+    if first is None:
+        return None
     best = None
     for _ in range(_ROUNDS):
         read = read_rows(behind, as_rows(d), normed, on)
@@ -137,11 +140,11 @@ def enter(asked: Asked, batch: MapBatch, found: FoundMaps, factor: float) -> Map
         stretch = (maps - maps.mean((0, 2, 3), keepdim=True)).norm() / read.rows.norm() if batch.train else 1.0
         errors = stretch * read.deviations.unflatten(0, (len(maps), -1)).norm(dim=1) / sizes
         moves = errors + (torch.inf if best is None else (maps - best.maps).flatten(1).norm(dim=1) / sizes)
-        reading, played = block.tail.answer(asked, maps)
+        tail, reading, played = block.tail.settled(asked, maps, errors)
         if best is not None and not played.unexplained < best.played.unexplained:
             return replace(best, errors=torch.minimum(best.errors, moves))
-        best = MapAnswer(maps, moves, found.hits, reading, played, block.tail, batch.missing, lengths_open=False)
-        d = played.sent[block.entrance.layer.norm_name]
+        best = MapAnswer(maps, moves, found.hits, reading, played, tail, batch.missing, lengths_open=False)
+        d = played.sent[first.before]
     return best
 
 
