@@ -234,6 +234,22 @@ def test_zeros_tell_samples_and_statistics_together(monkeypatch: pytest.MonkeyPa
     assert leak.exact, leak.notes
 
 
+def test_zeros_lead_to_samples_that_no_start_came_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All starts are one and the same: it leads to one sample at most, and relu's zeros to all of them."""
+    drawn = solve._starts
+
+    def one(condition: MapCondition, number: int, generator: torch.Generator) -> Tensor:
+        return drawn(condition, 1, torch.Generator().manual_seed(0)).expand(number, -1)
+
+    monkeypatch.setattr(solve, "_starts", one)
+    monkeypatch.setattr(solve, "beside", lambda found, number, _: found[:1].expand(number, -1))
+    sent = client(network(), [0, 1, 2], train=False)
+    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
+    assert float(sent.errors(leak).max()) < 5e-6
+    monkeypatch.setattr(solve, "starts", lambda condition, *_: condition.K.new_zeros(0, condition.unknowns))
+    assert unsum.separate(sent.model, sent.update, "spans", batch_size=3).batch_size < 3
+
+
 def test_zeros_confirm_what_one_start_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """They lead to the same samples without the norm and the first layer; where they lead elsewhere, nothing is claimed."""
     finished, sparsest = solve._finished, solve.sparsest
@@ -277,7 +293,7 @@ def test_maps_grow_from_the_corner() -> None:
 
 def test_a_batch_beyond_the_channels_is_refused() -> None:
     sent = client(network(), [0, 1, 2, 3, 4, 0, 1], train=False)
-    with pytest.raises(UnsumError, match="take all 96 channels"):
+    with pytest.raises(UnsumError, match=r"take all 96 channels.*smaller batches.*'ig'\) remains"):
         unsum.separate(sent.model, sent.update, "spans", batch_size=len(sent.labels))
 
 

@@ -33,6 +33,8 @@ from unsum.spans.maps.tail import Tail, in_client_mode
 
 _CLEAR = 10.0  # times the predicted error: entries above are no zeros
 _ALIKE = 1e-4  # of a channel's range: zeros agree to that, and hardly ever anything else
+_ROUNDED = 1e-6  # of maps: what sums in float32 err by at least
+_WORTH = 0.9  # of what was left before: a round that leaves more than this was the last one
 _ROUNDS = 4  # solves at most, each with what the last one's maps send
 
 
@@ -141,10 +143,10 @@ def enter(asked: Asked, batch: MapBatch, found: FoundMaps, factor: float) -> Map
         normed, maps = read.normed, block.placed(read.rows, written)
         sizes = maps.flatten(1).norm(dim=1).clamp_min(1e-300)
         stretch = (maps - maps.mean((0, 2, 3), keepdim=True)).norm() / read.rows.norm() if batch.train else 1.0
-        errors = stretch * read.deviations.unflatten(0, (len(maps), -1)).norm(dim=1) / sizes
+        errors = stretch * read.deviations.unflatten(0, (len(maps), -1)).norm(dim=1) / sizes + _ROUNDED
         moves = errors + (torch.inf if best is None else (maps - best.maps).flatten(1).norm(dim=1) / sizes)
         tail, reading, played = block.tail.settled(asked, maps, errors)
-        if best is not None and not played.unexplained < best.played.unexplained:
+        if best is not None and not played.unexplained < _WORTH * best.played.unexplained:
             return replace(best, errors=torch.minimum(best.errors, moves))
         best = MapAnswer(maps, moves, found.hits, reading, played, tail, batch.missing, lengths_open=False)
         # What the pair read is known better than what its entrance read: so only what comes from above is played.
