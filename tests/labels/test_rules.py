@@ -178,7 +178,7 @@ def test_ilrg_counts_classes_that_occur_as_often_as_they_are_predicted(reduction
     update = Update({name: scale * gradient for name, gradient in gradients.items()}, reduction=reduction)
     found = unsum.labels(model, update, "ilrg", batch_size=256)
     truth = torch.bincount(targets, minlength=100)
-    assert int((whole_counts(published, 256) == truth).sum()) < 90
+    assert int((whole_counts(published, 256) == truth).sum()) <= 90
     assert torch.bincount(found, minlength=100).tolist() == truth.tolist()
 
 
