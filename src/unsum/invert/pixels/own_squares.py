@@ -53,15 +53,19 @@ class OwnSquares:
         """v ↦ (JᵀJ + damping)⁻¹ v for v as large as `like`; v itself where there are no matrices of that size."""
         if self.squares is None or self.squares.shape[:2] != like.flatten(1).shape:
             return lambda v: v
-        squares = self.squares.double()
-        ridge = _RIDGE * squares.diagonal(dim1=1, dim2=2).mean(1)
-        squares.diagonal(dim1=1, dim2=2).add_((damping.flatten().double() + ridge)[:, None])
-        factors = torch.linalg.cholesky(squares).to(like.dtype)
+        dampings = damping.flatten().double()
+        inverses = torch.stack(
+            [
+                _inverse(square.double(), more).to(like.dtype)
+                for square, more in zip(self.squares, dampings, strict=True)
+            ]
+        )
+        return lambda v: (inverses @ v.flatten(1)[:, :, None]).view_as(v)
 
-        def divided(v: Tensor) -> Tensor:
-            return torch.cholesky_solve(v.flatten(1)[:, :, None], factors).view_as(v)
 
-        return divided
+def _inverse(square: Tensor, damping: Tensor) -> Tensor:
+    square.diagonal().add_(damping + _RIDGE * square.diagonal().mean())
+    return torch.cholesky_inverse(torch.linalg.cholesky(square))
 
 
 def _square(alone: Equations, pictures: Tensor, row: int) -> Tensor:
