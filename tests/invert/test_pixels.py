@@ -14,9 +14,10 @@ from unsum.deadline import time_limit
 from unsum.errors import UnsumError
 from unsum.invert.pixels import SolvedPixels, find_reach, solve_pixels
 from unsum.invert.pixels.contrast import Contrast, told_scale
-from unsum.invert.pixels.descend import sizes
+from unsum.invert.pixels.descend import least_squares, sizes
 from unsum.invert.pixels.equations import posed
 from unsum.invert.pixels.guess import drawn, linear_guess
+from unsum.invert.pixels.own_squares import OwnSquares
 from unsum.invert.pixels.photos import on_levels
 from unsum.leak import Leak
 from unsum.models.built import Normalize
@@ -311,3 +312,29 @@ def test_photos_behind_the_model_s_own_normalization_come_back_with_their_contra
     assert worst > 85
     assert "one of 256 levels" in " ".join(found.notes)
     assert not found.exact.any()  # levels are likely, not certain
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_each_picture_s_own_squares_save_products(train: bool) -> None:
+    model = network(trained=True)
+    images, _, leak = attacked(model, train=train)
+    with posed(model, leak.inner, torch.float64) as equations:
+        x = images.double() + 0.01 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
+        modes = [norm.training for norm in equations.norms.values()]
+        equations.own.look(equations, x)
+        assert [norm.training for norm in equations.norms.values()] == modes
+        squares = equations.own.squares
+        assert squares is not None
+        linear = equations.linear(lambda z: z, x)
+        if not train:  # then the whole problem is one picture's beside the other's
+            column = torch.zeros_like(x)
+            column[:, 1, 7, 3] = 1
+            product = linear.back(linear.forward(column)).flatten(1)
+            assert torch.allclose(squares[:, :, 256 + 7 * 16 + 3].double(), product, atol=1e-6 * float(squares.max()))
+        helped, alone = equations, replace(equations, own=OwnSquares())
+        none, tight = torch.zeros(2, 1, 1, 1).double(), torch.full((2, 1, 1, 1), 1e-6).double()
+        steps = [least_squares(one, linear, -linear.residual, none, tight) for one in (helped, alone)]
+        left = [float((linear.residual + linear.forward(step)).norm()) for step in steps]
+        assert left[0] == pytest.approx(left[1], rel=1e-4)
+        assert helped.own.products < (40 if train else 8)
+        assert alone.own.products > 4 * helped.own.products
