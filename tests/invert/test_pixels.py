@@ -186,8 +186,8 @@ def test_the_first_layers_gradients_tell_the_contrast_of_a_batch_in_train_mode(t
     for factor in (0.4, 1.0, 2.5):
         told = told_scale(model, update, factor * images, leak.targets)
         assert told is not None
-        assert told.factor == pytest.approx(1 / factor, rel=0.01)
-        assert 1e-6 < told.error < 0.01
+        assert told.factor == pytest.approx(1 / factor, rel=1e-3)
+        assert 1e-6 < told.error < 2e-3
         assert abs(told.factor * factor - 1) < 5 * told.error
     without = replace(update, gradients={name: g for name, g in update.gradients.items() if name != "bn1.weight"})
     noisy = update.map(lambda _, g: g + 0.1 * g.norm() / g.numel() ** 0.5 * torch.randn_like(g))
