@@ -31,12 +31,16 @@ _ROUNDED = (
 
 @dataclass(frozen=True)
 class Solved:
-    """Patches X (B, N, n), the relative error that the solve predicts for all of them, and the tensors that were used."""
+    """Patches X (B, N, n), the relative error that the solve predicts for all of them, and the tensors that were used.
+
+    `spread` (B, N) is how far each patch's numbers are off by what its place shows; None where no place was looked for.
+    """
 
     X: Tensor
     error: float
     used: tuple[str, ...]
     way: str
+    spread: Tensor | None = None
 
 
 def by_positions(network: PatchNetwork, update: Update, device: torch.device) -> Solved | None:

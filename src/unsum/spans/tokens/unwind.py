@@ -21,13 +21,17 @@ from torch import Tensor, nn
 from unsum.errors import UnsumError
 from unsum.late_scipy import linear_sum_assignment
 from unsum.progress import Progress
+from unsum.spans.tokens.joint import together
 from unsum.spans.tokens.network import FirstNorms, PatchNetwork
 from unsum.spans.tokens.search import find_tokens
 from unsum.spans.tokens.solve import Solved, row_space
 from unsum.update import Update
 
 _FITS = 0.05  # of a token: what may be left outside of its place; the next best place leaves as much at least
-_TOLD = 0.3  # how far from 0 and 1 a membership may be
+_TOLD, _MOST = (
+    0.5,
+    0.8,
+)  # how far from 0 and 1 memberships may be, at how many of the places: who is known badly is told so
 
 
 def by_tokens(
@@ -52,14 +56,17 @@ def by_tokens(
             f"{len(found)} of the batch's {T * B} tokens were told apart, too few to go on. This is no sign that nothing leaks; "
             "'exact' reads every picture's class token."
         )
-    return Solved(unwind(network, update, found.X).X, float(found.errors.max()), needed, "tokens")
+    progress.say("Solving for all tokens together")
+    unwound = unwind(network, update, together(block, update, found.X))
+    return Solved(unwound.X, float(found.errors.max()), needed, "tokens", unwound.spread)
 
 
 @dataclass(frozen=True)
 class Unwound:
-    """Patches (B, N, n) of every picture."""
+    """Patches (B, N, n) of every picture, and how far each one's numbers are off, (B, N)."""
 
     X: Tensor
+    spread: Tensor
     memberships: float  # how far from 0 and 1 the furthest was
 
 
@@ -82,8 +89,8 @@ def unwind(network: PatchNetwork, update: Update, Z: Tensor) -> Unwound:
     D = D2 + (at_z - at_z.mean(1, keepdim=True) - z * (at_z * z).mean(1, keepdim=True)) / s
     o = torch.linalg.lstsq(D.T, sent(block.out.weight)).solution
     u = _centered(s * z - block.out(o))
-    X, places = _placed(network, first, sent(f"{network.name}.weight").flatten(1), u)
-    return _grouped(network, X, places, _normed(block.norm, u), o)
+    X, places, spread = _placed(network, first, sent(f"{network.name}.weight").flatten(1), u)
+    return _grouped(network, X, places, spread, _normed(block.norm, u), o)
 
 
 def _centered(rows: Tensor) -> Tensor:
@@ -116,8 +123,9 @@ def _lengths(network: PatchNetwork, gradient: Tensor, z: Tensor, written: Tensor
     return -(ours * theirs).sum(1, keepdim=True) / ours.square().sum(1, keepdim=True).clamp_min(1e-300)
 
 
-def _placed(network: PatchNetwork, first: FirstNorms, gradient: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """((tokens, n) patches, (tokens,) places: 0…N−1, or −1 − i for token i of those beside the patches)."""
+def _placed(network: PatchNetwork, first: FirstNorms, gradient: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """((tokens, n) patches, (tokens,) places: 0…N−1, or −1 − i for token i of those beside the patches, (tokens,) deviations of a
+    patch's numbers). A token errs in all directions alike, and what its place leaves outside is the part of it that shows."""
     B = len(u) // network.tokens
     basis = row_space(gradient, network.count * B)
     E, e = network.weight.to(u), 0.0 if network.bias is None else network.bias.detach().to(u)
@@ -135,16 +143,19 @@ def _placed(network: PatchNetwork, first: FirstNorms, gradient: Tensor, u: Tenso
     capacity = left.repeat(1, B)  # every place has a token of every picture
     rows, columns = linear_sum_assignment(capacity.cpu().numpy())
     chosen = torch.as_tensor(columns, device=u.device)[torch.as_tensor(rows).argsort()] % left.shape[1]
-    if float(left.gather(1, chosen[:, None]).max()) > _FITS:
+    beyond = left.gather(1, chosen[:, None])
+    if float(beyond.max()) > _FITS:
         raise UnsumError(
             "The tokens that were found do not fit the positions, so no picture is drawn; 'exact' reads the head."
         )
     places = torch.where(chosen < network.count, chosen, network.count - 1 - chosen)
     t = torch.linalg.lstsq(M.T, (u - fixed[places.clamp_min(0)]).T).solution.T
-    return t @ basis, places
+    gain = (E.square().sum() / min(E.shape)).sqrt()  # what E multiplies a deviation by
+    spread = (beyond * size)[:, 0] / max(u.shape[1] - len(M), 1) ** 0.5 / gain
+    return t @ basis, places, spread
 
 
-def _grouped(network: PatchNetwork, X: Tensor, places: Tensor, z: Tensor, o: Tensor) -> Unwound:
+def _grouped(network: PatchNetwork, X: Tensor, places: Tensor, spread: Tensor, z: Tensor, o: Tensor) -> Unwound:
     """Whose patches they are, by what the first token of every picture attended to."""
     block, N = network.block, network.count
     assert block is not None
@@ -169,17 +180,18 @@ def _grouped(network: PatchNetwork, X: Tensor, places: Tensor, z: Tensor, o: Ten
         pi[seed] = 1.0
         memberships.append(pi)
     pi = torch.stack(memberships)  # (B, tokens)
-    pictures = X.new_zeros(len(seeds), N, X.shape[1])
-    worst = 0.0
+    pictures, deviations = X.new_zeros(len(seeds), N, X.shape[1]), X.new_zeros(len(seeds), N)
+    apart: list[float] = []
     for place in range(N):
         here = (places == place).nonzero()[:, 0]
         _, columns = linear_sum_assignment(-pi[:, here].cpu().numpy())
         chosen = torch.zeros_like(pi[:, here])
         chosen[torch.arange(len(seeds)), torch.as_tensor(columns)] = 1
-        worst = max(worst, float((pi[:, here] - chosen).abs().max()))
-        pictures[:, place] = X[here[torch.as_tensor(columns, device=here.device)]]
-    if worst > _TOLD:
+        apart.append(float((pi[:, here] - chosen).abs().max()))
+        mine = here[torch.as_tensor(columns, device=here.device)]
+        pictures[:, place], deviations[:, place] = X[mine], spread[mine]
+    if sorted(apart)[int(_MOST * (N - 1))] > _TOLD:
         raise UnsumError(
             "Attention does not tell which patches belong together, so no picture is drawn; 'exact' reads the head."
         )
-    return Unwound(pictures, worst)
+    return Unwound(pictures, deviations, max(apart))
