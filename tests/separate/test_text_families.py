@@ -292,8 +292,8 @@ def test_pairs_of_masked_text_are_refused_in_a_sentence() -> None:
 def test_segments_are_refused_where_nothing_reads_them() -> None:
     with pytest.raises(UnsumError, match="takes no segments"):
         unsum.capture_text(made("llama"), sentences(2, 6), segments=torch.zeros(2, 6, dtype=torch.long))
+    model, labels = made("bert classifier"), torch.tensor([0, 1])
     with pytest.raises(UnsumError, match=r"as the tokens, \(2, 6\), not \(2, 5\)"):
-        model, labels = made("bert classifier"), torch.tensor([0, 1])
         unsum.capture_text(model, sentences(2, 6), labels, segments=torch.zeros(2, 5, dtype=torch.long))
 
 

@@ -56,14 +56,15 @@ def command(
         shown.say("Loading the model and the client's photos")
         inputs = Inputs(batch=batch, seed=seed, **vars(named) | vars(given))
         text = is_text(named.model)
-        loaded, images, targets, mask = _of_text(inputs) if text else _of_photos(inputs)
+        loaded, images, targets, besides = _of_text(inputs) if text else _of_photos(inputs)
         name, network = loaded.name, loaded.model
         shown.say("The client computes its update")
         torch.manual_seed(seed)
         sent = network.to(chosen), images.to(chosen), targets.to(chosen)
+        besides = [None if part is None else part.to(chosen) for part in besides]
         train = not eval_mode
         update = (
-            capture_text(*sent, mask=None if mask is None else mask.to(chosen), train=train, defenses=chain)
+            capture_text(*sent, mask=besides[0], segments=besides[1], train=train, defenses=chain)
             if text
             else capture(*sent, train=train, defenses=chain, buffers=buffers)
         )
@@ -80,15 +81,16 @@ def command(
     typer.echo(f"Model: {name}. Defense: {defenses}. The file says nothing about the {what} or their number.")
 
 
-def _of_photos(inputs: Inputs) -> tuple[LoadedModel, Tensor, Tensor, None]:
+def _of_photos(inputs: Inputs) -> tuple[LoadedModel, Tensor, Tensor, list[Tensor | None]]:
     loaded, truth = inputs.simulated()
     if truth.resized:
         say(truth.resized)
-    return loaded, truth.images, truth.targets, None
+    return loaded, truth.images, truth.targets, []
 
 
-def _of_text(inputs: Inputs) -> tuple[LoadedModel, Tensor, Tensor, Tensor | None]:
+def _of_text(inputs: Inputs) -> tuple[LoadedModel, Tensor, Tensor, list[Tensor | None]]:
     from unsum.audit.text import text_inputs
 
     found = text_inputs(inputs)
-    return found.loaded, *found.step
+    tokens, labels, mask, segments = found.step
+    return found.loaded, tokens, labels, [mask, segments]

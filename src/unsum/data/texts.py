@@ -32,7 +32,7 @@ class TextStep(NamedTuple):
 
 @dataclass(frozen=True)
 class TextBatch:
-    """One client's sequences of token numbers, what each reads like, its class where the data say so, and the segments of pairs."""
+    """One client's sequences of token numbers, what each reads like, its class where the data say so, and segments of pairs."""
 
     sequences: list[list[int]]
     texts: list[str]
