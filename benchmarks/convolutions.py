@@ -57,6 +57,7 @@ class Setting:
     noise: float = 0.0
     precision: str = ""
     steps: int = 0  # of training, on other photos
+    seed: int = 0  # of the weights, and of the training
 
 
 def photos(path: Path, number: int) -> tuple[Tensor, Tensor]:
@@ -76,7 +77,7 @@ def photos(path: Path, number: int) -> tuple[Tensor, Tensor]:
 
 
 def network(setting: Setting, weights: Path | None) -> nn.Module:
-    torch.manual_seed(0)
+    torch.manual_seed(setting.seed)
     if setting.network == "resnet18":
         model = torchvision.models.resnet18(num_classes=setting.C)
         model.conv1, model.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
@@ -111,11 +112,22 @@ def sent(model: nn.Module, setting: Setting, x: Tensor, y: Tensor) -> unsum.Upda
     return update.map(noisy)
 
 
-def trained(model: nn.Module, steps: int, x: Tensor, y: Tensor) -> nn.Module:
+_TRAINED: dict[tuple[int, int, int], nn.Module] = {}  # (steps, seed, classes) → the model, for rows that share it
+
+
+def trained(model: nn.Module, setting: Setting, x: Tensor, y: Tensor) -> nn.Module:
     """By SGD with momentum on batches of 64."""
-    optimizer, generator = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9), torch.Generator().manual_seed(0)
+    asked = setting.steps, setting.seed, setting.C
+    if asked not in _TRAINED:
+        _TRAINED[asked] = _train(model, setting, x, y)
+    return copy.deepcopy(_TRAINED[asked])
+
+
+def _train(model: nn.Module, setting: Setting, x: Tensor, y: Tensor) -> nn.Module:
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    generator = torch.Generator().manual_seed(setting.seed)
     model.train()
-    for _ in range(steps):
+    for _ in range(setting.steps):
         drawn = torch.randint(len(x), (64,), generator=generator)
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x[drawn]), y[drawn]).backward()
@@ -130,7 +142,7 @@ def prepared(
     model = network(setting, weights).to(device)
     if setting.steps:
         others = x[1000:].to(device), labels[1000:].to(device) % setting.C
-        model = trained(model, setting.steps, *others)
+        model = trained(model, setting, *others)
     x, y = x[: setting.B].to(device), (labels[: setting.B] % setting.C).to(device)
     return model.train(setting.train), x, torch.full_like(y, int(y[0])) if setting.equal else y
 
@@ -325,6 +337,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, help="only rows of this batch size")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights, and of the training")
     parser.add_argument("--names", nargs="*", default=NETWORKS, help="of other networks")
     options = parser.parse_args()
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = (
@@ -339,7 +352,8 @@ def main() -> None:
         return
     if options.photos is None:
         parser.error("--photos is needed")
-    chosen = [one for one in settings(options.table) if options.batch in (None, one.B)]
+    rows = (replace(one, seed=options.seed) for one in settings(options.table))
+    chosen = [one for one in rows if options.batch in (None, one.B)]
     x, labels = photos(options.photos, 5000 if chosen[0].steps or chosen[-1].steps else max(one.B for one in chosen))
     if options.table == "speed":
         columns = "found | s | times the client's gradient | MB more | times the gradient's size |"

@@ -104,9 +104,8 @@ def rival(options: argparse.Namespace, model: nn.Module, method: str, mode: str,
         leak = unsum.attack(
             whole, update, method, labels=labels, options=known, time_limit=options.seconds, device=options.device
         )
-        cut = any("Time was over" in note for note in leak.notes)
         assert leak.images is not None
-        found, said = leak.images.to(images), f"cut before {steps:,} steps" if cut else f"{steps:,} steps"
+        found, said = leak.images.to(images), f"{int(leak.history['step'][-1]):,} of {steps:,} steps"
     seconds = time.perf_counter() - begun
     score = decibels(in_order((found - MEAN) / SPREAD, images), images)
     return f" {said} | | {float(score.min()):.1f} | {float(score.median()):.1f} | | {seconds:.0f} | {memory(options)} |"

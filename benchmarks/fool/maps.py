@@ -129,6 +129,7 @@ def _network(g: Genome) -> nn.Sequential:
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.normal_(module.bias, 0, 0.2)
     with torch.no_grad():
+        stem[0].bias += g.get("lifted", 0.0) * 10 ** g["size"] * torch.rand(block.channels)  # up to positive throughout
         head.weight *= 10 ** g["head"]
         for _ in range(10):
             model(_pictures(g, 8))

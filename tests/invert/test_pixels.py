@@ -179,18 +179,18 @@ def test_a_regression_guesses_pictures_of_a_batch_in_train_mode(trained: bool) -
 @pytest.mark.parametrize("trained", [False, True])
 def test_the_first_layers_gradients_tell_the_contrast_of_a_batch_in_train_mode(trained: bool) -> None:
     model = network(trained=trained)
-    images, update, _ = attacked(model, train=True)
+    images, update, leak = attacked(model, train=True)
     for factor in (0.4, 1.0, 2.5):
-        told = told_scale(model, update, factor * images)
+        told = told_scale(model, update, factor * images, leak.targets)
         assert told is not None
         assert told.factor == pytest.approx(1 / factor, rel=0.01)
         assert 1e-6 < told.error < 0.01
         assert abs(told.factor * factor - 1) < 5 * told.error
     without = replace(update, gradients={name: g for name, g in update.gradients.items() if name != "bn1.weight"})
     noisy = update.map(lambda _, g: g + 0.1 * g.norm() / g.numel() ** 0.5 * torch.randn_like(g))
-    assert told_scale(model, without, images) is None
-    assert told_scale(model, noisy, images) is None  # nothing is told, and no factor made up
-    assert told_scale(model.eval(), update, images) is None
+    assert told_scale(model, without, images, leak.targets) is None
+    assert told_scale(model, noisy, images, leak.targets) is None  # nothing is told, and no factor made up
+    assert told_scale(model.eval(), update, images, leak.targets) is None
 
 
 def test_drawn_pictures_differ_and_have_the_contrast_of_a_normalized_batch() -> None:

@@ -108,6 +108,8 @@ def _at_size(
     state = State(z, torch.full_like(cost, damping), cost)
     patience = torch.zeros_like(cost)
     for number in range(_STEPS):
+        if last and equations.own.due(state.z):
+            equations.own.look(equations, pictures_of(state.z))
         linear = equations.linear(pictures_of, state.z)
         d = _step(equations, linear, _damping(equations, linear, state))
         before = state.cost
@@ -139,21 +141,25 @@ def _step(equations: Equations, linear: Derivative, damping: Tensor) -> Tensor:
 def least_squares(
     equations: Equations, linear: Derivative, target: Tensor, damping: Tensor, tolerance: Tensor
 ) -> Tensor:
-    """Conjugate gradients on (JᵀJ + damping) d = Jᵀ target, all samples at once."""
+    """Conjugate gradients on (JᵀJ + damping) d = Jᵀ target, all samples at once, with each sample's own inverse where known."""
     rest = linear.back(target)
-    d, p = torch.zeros_like(rest), rest
-    size = first = equations.dots(rest, rest)
+    divided = equations.own.divide(damping, rest)
+    p = divided(rest)
+    d = torch.zeros_like(rest)
+    size = first = equations.dots(rest, p)
     unknowns = rest[0].numel() * (len(rest) if equations.together else 1)
     for _ in range(min(_PRODUCTS, 2 * unknowns)):
         Jp = linear.forward(p)
+        equations.own.products += 1
         curvature = equations.dots(Jp, Jp) + damping * equations.dots(p, p)
         length = torch.where(curvature > 0, size / curvature, 0)
         d = d + length * p
         rest = rest - length * (linear.back(Jp) + damping * p)
-        before, size = size, equations.dots(rest, rest)
+        towards = divided(rest)
+        before, size = size, equations.dots(rest, towards)
         if bool((size <= tolerance.square() * first).all()) or equations.over():
             break
-        p = rest + torch.where(before > 0, size / before, 0) * p
+        p = towards + torch.where(before > 0, size / before, 0) * p
     return d
 
 

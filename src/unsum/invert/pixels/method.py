@@ -94,9 +94,11 @@ def solve_pixels(
             solution = Solution.at(equations, reach, found, misfit)
             misfit = equations.misfits(found)
     if equations.norms and not known:
-        told = None if update is None else told_scale(model, update, found)
+        own = equations.own
+        told = None if update is None else told_scale(model, update, found, leak.targets)
         # What is left after that shows through BatchNorm's ε alone, which float32 does not resolve.
         with posed(model, reach.layers, torch.float64, end, hint, like) as equations:
+            equations = replace(equations, own=own)
             near = best_scale(equations, found.double()) if told is None else told.factor * found.double()
             fine = polish(equations, near, progress, scaled=told is not None)
             found, misfit = fine.z, fine.misfit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -14,15 +15,18 @@ from unsum.certify.question import name_some
 from unsum.equation.noise import unit_of
 from unsum.head import Head, orthonormal_rows
 from unsum.knowledge import Knowledge
-from unsum.losses import PLAIN, Loss
+from unsum.losses import PLAIN
 from unsum.peel.activations import Activation
 from unsum.peel.dense import SPARE, rounding
 from unsum.peel.method import MARGIN
 from unsum.peel.walk import FAR
 from unsum.spans.judge import doubt_number, doubt_reading
+from unsum.spans.maps.asked import Asked
+from unsum.spans.maps.batch import MapBatch
 from unsum.spans.maps.judge import at_least
 from unsum.spans.maps.pair import ConvLayer, ConvPair
 from unsum.spans.maps.pooled import Above, Normed, read_above
+from unsum.spans.maps.solve import FoundMaps
 from unsum.spans.maps.tail import shared_sizes
 from unsum.spans.maps.twins import Passed, SentMaps, assumed, doubt_samples, largest
 from unsum.spans.targets import LossReading, read_targets
@@ -49,26 +53,19 @@ class BottleneckAnswer:
     W: Tensor  # of the head
     head_left: Tensor  # of its gradient
 
+    @property
+    def readable(self) -> bool:
+        """Whether what the last convolution sends is what pooling sends back."""
+        return math.isfinite(self.unexplained)
 
-def answer_bottleneck(
-    head: Head,
-    pair: ConvPair,
-    update: Update,
-    maps: Tensor,
-    read: Tensor,
-    hits: Tensor,
-    *,
-    train: bool,
-    missing: int,
-    loss: Loss | None,
-    knowledge: Knowledge,
-) -> BottleneckAnswer:
-    """From maps (B, C, h, w) of the first convolution and what the second one reads, (B, C', P)."""
+
+def answer_bottleneck(asked: Asked, batch: MapBatch, found: FoundMaps, maps: Tensor) -> BottleneckAnswer:
+    """From maps (B, C, h, w) of the first convolution."""
+    head, update, pair, train = asked.head, asked.update, batch.pair, batch.train
+    read = found.condition.read(found.s)  # (B, C', P) by the second one
     second = pair.second
     rows = read.mT.flatten(0, 1)  # (B · P, C')
-    centered = rows - rows.mean(0) if train else rows
-    grad = second.grad.to(rows).flatten(1)
-    delta = torch.linalg.pinv(centered).T @ grad.T  # (B · P, channels)
+    delta = sent_behind(second, read, train=train)
     norm = second.batch_norm
     assert norm is not None
     written = rows @ second.conv.weight.detach().to(rows).flatten(1).T
@@ -79,7 +76,7 @@ def answer_bottleneck(
     above = read_above(normed, E, head, len(maps))
     features, errors = _features(head, above.G)
     logits = features @ head.W.double().T if head.b is None else features @ head.W.double().T + head.b.double()
-    reading = read_targets(above.G, logits, loss, knowledge.loss == PLAIN, head.reduction)
+    reading = read_targets(above.G, logits, asked.loss, asked.knowledge.loss == PLAIN, head.reduction)
     sums = _PooledSum(head, pair, above, reading, features, train)
     out = sums.written(maps)
     played, passed = sums.play(maps, out)
@@ -91,7 +88,7 @@ def answer_bottleneck(
     sent = SentMaps(maps, passed, rest, lambda moved: sums.play(moved, out)[1])
     return BottleneckAnswer(
         maps,
-        hits,
+        found.hits,
         features,
         logits,
         errors,
@@ -99,11 +96,18 @@ def answer_bottleneck(
         above,
         shares[worst],
         worst,
-        missing,
+        batch.missing,
         sent,
         head.W.to(maps),
         left[f"{head.name}.weight"],
     )
+
+
+def sent_behind(layer: ConvLayer, read: Tensor, *, train: bool) -> Tensor:
+    """(B · P, channels) δ at what a 1×1 convolution wrote, from its gradient and what it read, (B, C, P)."""
+    rows = read.mT.flatten(0, 1)
+    centered = rows - rows.mean(0) if train else rows
+    return torch.linalg.pinv(centered).T @ layer.grad.to(rows).flatten(1).T
 
 
 def _features(head: Head, G: Tensor) -> tuple[Tensor, Tensor]:
@@ -157,12 +161,12 @@ class _PooledSum:
     def written(self, maps: Tensor) -> Tensor:
         """(B, P, channels) what is added to what stands beside."""
         with torch.no_grad():
-            return self._forward(maps, _Noted()).flatten(2).mT
+            return self._forward(maps, Noted()).flatten(2).mT
 
     def play(self, maps: Tensor, out: Tensor) -> tuple[dict[str, Tensor], dict[str, Passed]]:
         """Gradients of all parameters, and what the convolutions read and sent; features and gates move with what is written,
         from `out`. What stands beside stays: two samples that are alike differ in it as well, and show all the more."""
-        noted, reading = _Noted(), self.reading
+        noted, reading = Noted(), self.reading
         with torch.enable_grad():
             end = self._forward(maps, noted)
             sums = self.sums.to(maps)
@@ -184,13 +188,13 @@ class _PooledSum:
         }
         return played, passed
 
-    def _forward(self, maps: Tensor, noted: _Noted) -> Tensor:
-        hidden = _layer(self.pair.first, self.pair.activation, maps, noted, train=self.train)
-        return _layer(self.pair.second, None, hidden, noted, train=self.train)
+    def _forward(self, maps: Tensor, noted: Noted) -> Tensor:
+        hidden = played_layer(self.pair.first, self.pair.activation, maps, noted, train=self.train)
+        return played_layer(self.pair.second, None, hidden, noted, train=self.train)
 
 
 @dataclass(frozen=True)
-class _Noted:
+class Noted:
     """Parameters, and what each convolution read and wrote, as they are met."""
 
     parameters: dict[str, Tensor] = field(default_factory=dict)
@@ -198,7 +202,7 @@ class _Noted:
     written: list[Tensor] = field(default_factory=list)
 
 
-def _layer(layer: ConvLayer, activation: Activation | None, x: Tensor, noted: _Noted, *, train: bool) -> Tensor:
+def played_layer(layer: ConvLayer, activation: Activation | None, x: Tensor, noted: Noted, *, train: bool) -> Tensor:
     """Convolution, BatchNorm and activation in the precision of x, with their parameters noted."""
     norm = layer.batch_norm
     assert norm is not None

@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,10 @@ from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.losses import Loss
 from unsum.progress import SILENT, Progress
+from unsum.spans.maps.asked import Asked
 from unsum.spans.maps.batch import MapBatch, read_batch
-from unsum.spans.maps.bottleneck import BottleneckAnswer, answer_bottleneck, judge_bottleneck
+from unsum.spans.maps.bottleneck import answer_bottleneck, judge_bottleneck
+from unsum.spans.maps.entering import enter
 from unsum.spans.maps.judge import MapAnswer, judge
 from unsum.spans.maps.lengths import settle_lengths
 from unsum.spans.maps.pair import ConvLayer, find_pairs, tail_above
@@ -30,7 +32,7 @@ from unsum.spans.maps.polish import maps_given
 from unsum.spans.maps.samples import Factor, maps_of, solve_batch
 from unsum.spans.maps.solve import FoundMaps
 from unsum.spans.maps.tail import PlayedTail, Tail
-from unsum.spans.targets import LossReading, read_loss
+from unsum.spans.targets import LossReading
 from unsum.update import Update
 
 _UNLIKE = 0.1  # of a gradient left unexplained, from where lengths that were tried are not the maps'
@@ -48,16 +50,17 @@ def separate_maps(
     progress: Progress = SILENT,
 ) -> Leak:
     """The samples of the last convolutions whose gradients have room for the batch."""
-    placed = None if find_pairs(model, update) else _by_places(head, model, update, loss, knowledge, seed)
+    asked = Asked(head, knowledge, model, update, loss, seed)
+    placed = None if find_pairs(model, update) else _by_places(asked)
     if placed is not None:
         return placed
     batch = read_batch(model, update, head.W.device)
     found, factor = solve_batch(batch, model, head, update, seed, progress)
     if len(found) < batch.space.samples:
-        return _part(head, batch, model, update, found, factor, loss, knowledge)
+        return _part(asked, batch, found, factor)
     if tail_above(model, batch.pair.source) is None:
-        return _bottleneck(head, batch, update, found, factor, loss, knowledge, seed)
-    answer = _answered(head, batch, model, update, found, factor.value, loss, knowledge)
+        return _bottleneck(asked, batch, found, factor)
+    answer = _answered(asked, batch, found, factor.value)
     claim, played = judge(answer, knowledge, seed), answer.played
     if answer.lengths_open or (found.condition.homogeneous and not played.unexplained < _UNLIKE):
         return _none(
@@ -65,92 +68,73 @@ def separate_maps(
             f"What adds no bias to {batch.pair.first.name!r} leaves the lengths of its maps open, and those that were found do "
             "not send this gradient; this is no sign that nothing leaks, and 'exact' reads the head alone.",
         )
-    return _leak(head, batch, answer.reading, played, played.unexplained, answer.maps, claim, factor)
+    inner = {batch.pair.first.name: answer.maps}
+    return _said(head, Said.of(answer), claim, inner, _remarks(batch, factor, len(found)))
 
 
-def _bottleneck(
-    head: Head,
-    batch: MapBatch,
-    update: Update,
-    found: FoundMaps,
-    factor: Factor,
-    loss: Loss | None,
-    knowledge: Knowledge,
-    seed: int,
-) -> Leak:
-    read, maps = found.condition.read(found.s), maps_of(batch, found, factor.value)
-    answer = answer_bottleneck(
-        head,
-        batch.pair,
-        update,
-        maps,
-        read,
-        found.hits,
-        train=batch.train,
-        missing=batch.missing,
-        loss=loss,
-        knowledge=knowledge,
-    )
-    if not math.isfinite(answer.unexplained):
+def _bottleneck(asked: Asked, batch: MapBatch, found: FoundMaps, factor: Factor) -> Leak:
+    """With what the block itself read, where its gradients tell that; else features are the head's to tell."""
+    head, pair = asked.head, batch.pair
+    entered = enter(asked, batch, found, factor.value)
+    claim = None if entered is None else judge(entered, asked.knowledge, asked.seed)
+    answer = None
+    if claim is None or not claim.exact:
+        answer = answer_bottleneck(asked, batch, found, maps_of(batch, found, factor.value))
+        beside = judge_bottleneck(answer, asked.knowledge, head.grad_W.dtype, asked.seed)
+        if claim is None or (answer.readable and not claim.predicted_error < beside.predicted_error):
+            claim, entered = beside, None
+    if entered is not None:
+        read = entered.played.read
+        inner = {name: read[name] for name in (entered.tail.convs[0], pair.first.name)}
+        return _said(head, Said.of(entered), claim, inner, _remarks(batch, Factor(1.0), len(found)))
+    assert answer is not None
+    if not answer.readable:
         return _none(
             head,
-            f"What the convolution {batch.pair.second.name!r} sends is not what pooling sends back, so neither labels nor "
+            f"What the convolution {pair.second.name!r} sends is not what pooling sends back, so neither labels nor "
             "features were read; this is no sign that nothing leaks, and 'exact' reads the head alone.",
         )
-    claim = judge_bottleneck(answer, knowledge, head.grad_W.dtype, seed)
-    return _leak(head, batch, answer.reading, answer, answer.unexplained, maps, claim, factor)
+    said = Said(answer.reading, answer.features, answer.logits, answer.unexplained)
+    return _said(head, said, claim, {pair.first.name: answer.maps}, _remarks(batch, factor, len(found)))
 
 
 def answer_of(head: Head, knowledge: Knowledge, model: nn.Module, update: Update) -> MapAnswer:
     """What is judged: all samples, of an update in which all are found."""
+    asked = Asked(head, knowledge, model, update, None, 0)
     batch = read_batch(model, update, head.W.device)
     found, factor = solve_batch(batch, model, head, update, 0, SILENT)
-    return _answered(head, batch, model, update, found, factor.value, None, knowledge)
+    if tail_above(model, batch.pair.source) is not None:
+        return _answered(asked, batch, found, factor.value)
+    entered = enter(asked, batch, found, factor.value)
+    assert entered is not None
+    return entered
 
 
-def _answered(
-    head: Head,
-    batch: MapBatch,
-    model: nn.Module,
-    update: Update,
-    found: FoundMaps,
-    factor: float,
-    loss: Loss | None,
-    knowledge: Knowledge,
-) -> MapAnswer:
+def _answered(asked: Asked, batch: MapBatch, found: FoundMaps, factor: float) -> MapAnswer:
     """The samples with what the head says about them, after last solves given what the layers above send."""
-    module = tail_above(model, batch.pair.source)
+    head, pair = asked.head, batch.pair
+    module = tail_above(asked.model, pair.source)
     assert module is not None
-    tail = Tail.of(module, head, (batch.pair.first, batch.pair.second), update, train=batch.train)
+    tail = Tail.of(module, head, (pair.first, pair.second), asked.update, train=batch.train)
     maps, told = maps_of(batch, found, factor), True
     errors: Tensor | None = found.errors * factor / maps.flatten(1).norm(dim=1).clamp_min(1e-300)
     if found.condition.homogeneous:
         lengths, told = settle_lengths(tail, head, maps)
         maps, errors = maps * lengths[:, None, None, None], None
-    polished = _polished(head, batch.pair.first, tail, maps, errors, loss, knowledge)
+    polished = _polished(asked, pair.first, tail, maps, errors)
     return MapAnswer(*polished[:2], found.hits, *polished[2:], tail, batch.missing, lengths_open=not told)
 
 
 def _polished(
-    head: Head,
-    first: ConvLayer,
-    tail: Tail,
-    maps: Tensor,
-    errors: Tensor | None,
-    loss: Loss | None,
-    knowledge: Knowledge,
+    asked: Asked, first: ConvLayer, tail: Tail, maps: Tensor, errors: Tensor | None
 ) -> tuple[Tensor, Tensor, LossReading, PlayedTail]:
     """(maps, errors, what the head says, what they send); where no errors are given, they are what the convolution's own gradient
     says otherwise."""
-    features, logits = tail.forward(maps)
-    reading = read_loss(head, features, logits, loss, knowledge)
-    played = tail.play(maps, reading.Y, reading.weights, reading.loss)
+    reading, played = tail.answer(asked, maps)
     grad = first.grad.to(maps.device)
     for _ in range(_POLISHES):
         moved, deviations = maps_given(played.sent[first.name], grad)
-        features, logits = tail.forward(moved)
-        again = read_loss(head, features, logits, loss, knowledge)
-        replayed = tail.play(moved, again.Y, again.weights, again.loss)
+        again, replayed = tail.answer(asked, moved)
         sizes = moved.flatten(1).norm(dim=1).clamp_min(1e-300)
         moves = (deviations + (moved - maps).flatten(1).norm(dim=1)) / sizes
         if not replayed.unexplained < played.unexplained:
@@ -161,10 +145,9 @@ def _polished(
     return maps, errors, reading, played
 
 
-def _by_places(
-    head: Head, model: nn.Module, update: Update, loss: Loss | None, knowledge: Knowledge, seed: int
-) -> Leak | None:
+def _by_places(asked: Asked) -> Leak | None:
     """Samples of a network whose last convolutions have no overlap to use; None where these do not tell them."""
+    head, model, update, seed = asked.head, asked.model, asked.update, asked.seed
     read = read_places(model, update, head.W.device, seed)
     module = None if read is None else tail_above(model, read.source)
     if read is None or module is None:
@@ -172,65 +155,57 @@ def _by_places(
     tail = Tail.of(module, head, (read.layer,), update, train=False)
     if read.layer.grad_shift is None or not is_placewise(tail, read.layer.conv.in_channels):
         return None
-    known = knowledge.known_batch_size
+    known = asked.knowledge.known_batch_size
     sizes = [known] if known is not None else [n for n in range(1, len(read.vectors) + 1) if len(read.vectors) % n == 0]
     best: MapAnswer | None = None
     for samples in sizes:
         maps = grouped(tail, read, samples)
         if maps is None:
             continue
-        polished = _polished(head, read.layer, tail, maps, None, loss, knowledge)
+        polished = _polished(asked, read.layer, tail, maps, None)
         hits = read.hits.min().expand(samples)
         answer = MapAnswer(*polished[:2], hits, *polished[2:], tail, 0, lengths_open=False)
         if best is None or answer.played.unexplained < best.played.unexplained:
             best = answer
     if best is None or not best.played.unexplained < _UNLIKE:
         return None
-    claim = judge(best, knowledge, seed)
+    claim = judge(best, asked.knowledge, seed)
     note = (
         f"{len(best.maps)} samples were read out of the {best.maps.shape[3]} places each of the 1×1 convolution "
         f"{read.layer.name!r}; the order of the places is open."
     )
-    return _said(head, best.reading, best.played, best.played.unexplained, best.maps, claim, {}, [note])
+    return _said(head, Said.of(best), claim, {}, [note])
 
 
-def _leak(
-    head: Head,
-    batch: MapBatch,
-    reading: LossReading,
-    read: PlayedTail | BottleneckAnswer,
-    unexplained: float,
-    maps: Tensor,
-    claim: Claim,
-    factor: Factor,
-) -> Leak:
-    inner = {batch.pair.first.name: maps}
-    return _said(head, reading, read, unexplained, maps, claim, inner, _remarks(batch, factor, len(maps)))
+class Said(NamedTuple):
+    """Of every sample: what the head says, features and logits; and what all of them leave unexplained."""
+
+    reading: LossReading
+    features: Tensor
+    logits: Tensor
+    unexplained: float
+
+    @classmethod
+    def of(cls, answer: MapAnswer) -> Said:
+        played = answer.played
+        return cls(answer.reading, played.features, played.logits, played.unexplained)
 
 
-def _said(
-    head: Head,
-    reading: LossReading,
-    read: PlayedTail | BottleneckAnswer,
-    unexplained: float,
-    maps: Tensor,
-    claim: Claim,
-    inner: dict[str, Tensor],
-    remarks: list[str],
-) -> Leak:
+def _said(head: Head, said: Said, claim: Claim, inner: dict[str, Tensor], remarks: list[str]) -> Leak:
     """Every sample as often as it counts."""
-    copies = reading.copies
-    times = torch.ones(len(maps), dtype=torch.long, device=maps.device) if copies is None else copies
-    Y = reading.Y.repeat_interleave(times, 0)
+    reading = said.reading
+    copies, Y = reading.copies, reading.Y
+    times = torch.ones(len(Y), dtype=torch.long, device=Y.device) if copies is None else copies
+    Y = Y.repeat_interleave(times, 0)
     alpha = float(reading.weights.sum() / times.sum())
     plain = 1 / reading.loss.divisor(Y) if head.reduction == "mean" else 1.0
     dtype = head.W.dtype if head.W.dtype in (torch.float32, torch.float64) else torch.float32
     return Leak(
         method="spans",
         targets=Y,
-        logits=read.logits.repeat_interleave(times, 0),
-        features=read.features.repeat_interleave(times, 0).to(dtype),
-        residual=min(unexplained, 1.0),
+        logits=said.logits.repeat_interleave(times, 0),
+        features=said.features.repeat_interleave(times, 0).to(dtype),
+        residual=min(said.unexplained, 1.0),
         predicted_error=claim.predicted_error,
         exact=claim.exact,
         scale=alpha / plain,
@@ -255,33 +230,24 @@ def _remarks(batch: MapBatch, factor: Factor, samples: int) -> list[str]:
     return notes
 
 
-def _part(
-    head: Head,
-    batch: MapBatch,
-    model: nn.Module,
-    update: Update,
-    found: FoundMaps,
-    factor: Factor,
-    loss: Loss | None,
-    knowledge: Knowledge,
-) -> Leak:
+def _part(asked: Asked, batch: MapBatch, found: FoundMaps, factor: Factor) -> Leak:
     """Those samples of a batch that were told apart. Their labels and features stand on no check: the others are in all sums."""
-    name, samples = batch.pair.first.name, batch.space.samples
-    found, module = found.fitting(), tail_above(model, batch.pair.source)
+    head, name, samples = asked.head, batch.pair.first.name, batch.space.samples
+    found, module = found.fitting(), tail_above(asked.model, batch.pair.source)
     many = f"{len(found)} of {samples} samples were told apart among the maps of {name!r}"
     if len(found) == 0 or module is None:
         return _none(head, f"{many}. This is no sign that nothing leaks.")
-    tail = Tail.of(module, head, (batch.pair.first, batch.pair.second), update, train=batch.train)
+    tail = Tail.of(module, head, (batch.pair.first, batch.pair.second), asked.update, train=batch.train)
     maps = maps_of(batch, found, factor.value)
-    features, logits = tail.forward(maps)
-    reading = read_loss(head, features, logits, loss, knowledge)
+    reading = asked.read_loss(*tail.forward(maps))
     reading = replace(reading, weights=torch.full_like(reading.weights, 1 / samples))
     played = tail.play(maps, reading.Y, reading.weights, reading.loss)
     claim = nothing(
         f"{many}; {samples - len(found)} are missing, which is no sign that they do not leak. Labels and features of a part "
         "are the likeliest ones and were not checked."
     )
-    return _leak(head, batch, reading, played, played.unexplained, maps, claim, factor)
+    said = Said(reading, played.features, played.logits, played.unexplained)
+    return _said(head, said, claim, {name: maps}, _remarks(batch, factor, len(maps)))
 
 
 def _none(head: Head, why: str) -> Leak:

@@ -69,19 +69,19 @@ def _pair(model: nn.Module, node: fx.Node, update: Update) -> ConvPair | None:
     second = conv_layer(model, node, update)
     if second is None:
         return None
-    below = _read_by(model, node)
+    below = read_by(model, node)
     activation = None if below is None else activation_at(below, module_at(model, below))
     if below is None or activation is None or len(below.users) > 1:
         return None
-    below = _read_by(model, below)
+    below = read_by(model, below)
     if below is not None and isinstance(module_at(model, below), NORMS) and len(below.users) == 1:
-        below = _read_by(model, below)
+        below = read_by(model, below)
     first = None if below is None else conv_layer(model, below, update)
     if below is None or first is None or len(below.users) > 1 or first.placewise or not _overlaps(first.conv):
         return None
     if not second.placewise and not _overlaps(second.conv):
         return None
-    source = _read_by(model, below)
+    source = read_by(model, below)
     return None if source is None else ConvPair(first, second, activation, source, node)
 
 
@@ -114,7 +114,7 @@ def module_at(model: nn.Module, node: fx.Node) -> nn.Module | None:
     return model.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
-def _read_by(model: nn.Module, node: fx.Node) -> fx.Node | None:
+def read_by(model: nn.Module, node: fx.Node) -> fx.Node | None:
     """What a node reads, past what changes nothing."""
     below = node.args[0] if node.args else None
     while isinstance(below, fx.Node) and isinstance(module_at(model, below), nn.Identity) and len(below.users) == 1:

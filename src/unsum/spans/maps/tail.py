@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, fx, nn
@@ -13,7 +13,9 @@ from torch import Tensor, fx, nn
 from unsum.gradients import inputs_of
 from unsum.head import Head
 from unsum.losses import Loss
+from unsum.spans.maps.asked import Asked
 from unsum.spans.maps.pair import ConvLayer
+from unsum.spans.targets import LossReading
 from unsum.update import Update
 
 _SILENT = 1e-5  # of the largest gradient: tensors that BatchNorm makes useless (biases below it) hold rounding alone
@@ -65,22 +67,30 @@ class Tail:
     head: str
     convs: tuple[str, ...]
     gradients: dict[str, Tensor] = field(repr=False)
+    watched: tuple[str, ...] = ()  # other layers of which δ at what they write is wanted
 
     @classmethod
     def of(
-        cls, module: fx.GraphModule, head: Head, layers: tuple[ConvLayer, ...], update: Update, *, train: bool
+        cls,
+        module: fx.GraphModule,
+        head: Head,
+        layers: tuple[ConvLayer, ...],
+        update: Update,
+        *,
+        train: bool,
+        watched: tuple[str, ...] = (),
     ) -> Tail:
         module = in_client_mode(module.to(head.W.device), train=train)
         held = {name: update.gradients[name] for name, _ in module.named_parameters() if name in update.gradients}
         gradients = {name: gradient.to(head.W.device).double() for name, gradient in held.items()}
         largest = max(float(gradient.norm()) for gradient in gradients.values())
         heard = {name: gradient for name, gradient in gradients.items() if float(gradient.norm()) > _SILENT * largest}
-        return cls(module, head.name, tuple(layer.name for layer in layers), heard)
+        return cls(module, head.name, tuple(layer.name for layer in layers), heard, watched)
 
     def coarse(self) -> Tail:
         """The same in float32: enough for differences of a hundredth."""
         gradients = {name: gradient.float() for name, gradient in self.gradients.items()}
-        return Tail(copy.deepcopy(self.module).float(), self.head, self.convs, gradients)
+        return replace(self, module=copy.deepcopy(self.module).float(), gradients=gradients)
 
     def forward(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """(features (B, H), logits (B, C)) of maps (B, C, h, w)."""
@@ -88,9 +98,14 @@ class Tail:
             logits: Tensor = self.module(maps)
         return seen[-1].flatten(1), logits
 
+    def answer(self, asked: Asked, maps: Tensor) -> tuple[LossReading, PlayedTail]:
+        """What the head says of the samples, and all that they send."""
+        reading = asked.read_loss(*self.forward(maps))
+        return reading, self.play(maps, reading.Y, reading.weights, reading.loss)
+
     def play(self, maps: Tensor, Y: Tensor, weights: Tensor, loss: Loss) -> PlayedTail:
         """The gradients that samples with targets Y and weights (B,) send."""
-        names = (*self.convs, self.head)
+        names = (*self.convs, *self.watched, self.head)
         layers = {name: self.module.get_submodule(name) for name in names}
         read: dict[str, Tensor] = {}
         written: dict[str, Tensor] = {}
