@@ -28,8 +28,9 @@ from unsum.spans.tokens.solve import Solved, row_space
 from unsum.update import Update
 
 _FITS = 0.05  # of a token: what may be left outside of its place; the next best place leaves as much at least
-_TOLD = 0.5  # how far from 0 and 1 a membership may be
-_MOST = 0.8  # of the tokens, and of the places, that must be told: the whole gradient may tell the rest
+_MOST = (
+    0.8  # of the tokens must be told, have a place, and be surest in one picture: the whole gradient may tell the rest
+)
 
 
 def by_tokens(
@@ -72,7 +73,6 @@ class Unwound:
     X: Tensor
     spread: Tensor
     missing: int
-    memberships: float  # how far from 0 and 1 the furthest was
 
 
 def unwind(network: PatchNetwork, update: Update, Z: Tensor, B: int) -> Unwound:
@@ -225,16 +225,14 @@ def _drawn(network: PatchNetwork, placed: _Placed, pi: Tensor, patches: Tensor) 
     B, X = len(pi), placed.X
     pictures = X.new_full((B, network.count, X.shape[1]), torch.nan)
     spread = X.new_zeros(B, network.count)
-    apart: list[float] = []
+    told = 0
     for place in range(network.count):
         here = patches[placed.places[patches] == place]
         owners, columns = (torch.as_tensor(part) for part in linear_sum_assignment(-pi[:, here].cpu().numpy()))
-        chosen = torch.zeros_like(pi[:, here])
-        chosen[owners, columns] = 1
-        apart.append(float((pi[:, here] - chosen).abs().max()) if len(here) else 1.0)
+        told += int((pi[:, here].argmax(0)[columns] == owners.to(pi.device)).sum())
         mine = here[columns.to(here.device)]
         pictures[owners, place], spread[owners, place] = X[mine], placed.spread[mine]
-    if sorted(apart)[int(_MOST * (network.count - 1))] > _TOLD:
+    if told < _MOST * len(patches):
         raise UnsumError(
             "Attention does not tell which patches belong together, so no picture is drawn; 'exact' reads the head."
         )
@@ -245,5 +243,4 @@ def _drawn(network: PatchNetwork, placed: _Placed, pi: Tensor, patches: Tensor) 
         torch.where(missing[..., None], means, pictures),
         torch.where(missing, deviation, spread),
         int(missing.sum()),
-        max(apart),
     )
