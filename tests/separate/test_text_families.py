@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import unsum
-from separate.text_families import VOCABULARY, WIDTH, adapted, made, trained
+from separate.text_families import VOCABULARY, WIDTH, PeftModel, adapted, made, trained
 from unsum.errors import UnsumError
 from unsum.models.language import TextTask, embedding_of, looks_ahead, task_of
 
@@ -224,6 +224,22 @@ def test_adapters_beside_grouped_queries(rounds: int, length: int, rank: int) ->
     assert (2 * length < rank) == (rounds == 0)
     leak = unsum.separate(model, unsum.capture_text(model, tokens, labels, train=False), "text")
     assert_read(leak, tokens.tolist())
+
+
+@pytest.mark.parametrize("alpha", [8.0, 48.0])
+def test_adapters_as_peft_names_and_scales_them(alpha: float) -> None:
+    """Its names, its factor alpha / r, its frozen layers and the copy of the head that is trained; checked with peft 0.21."""
+    model = PeftModel(made("llama classifier", layers=3), 24, alpha)
+    tokens, labels = sentences(2, 9), torch.tensor([2, 1])
+    update = unsum.capture_text(model, tokens, labels, train=False)
+    layer = "base_model.model.model.layers.0.self_attn.v_proj"
+    assert {f"{layer}.lora_A.default.weight", f"{layer}.lora_B.default.weight"} < set(update.gradients)
+    assert "base_model.model.score.modules_to_save.default.weight" in update.gradients
+    assert not any("base_layer" in name or "original_module" in name for name in update.gradients)
+    leak = unsum.attack(model, update)
+    assert leak.method == "text"
+    assert_read(leak, tokens.tolist())
+    assert abs(leak.scale - 1) < 1e-5
 
 
 def test_padding_on_the_left_turns_nothing_where_positions_are_rotary() -> None:
