@@ -48,9 +48,8 @@ class Head:
     grad_b: Tensor | None  # (C,)
     reduction: str = "mean"
     divisor: float | None = None  # of a weight delta: grad_W = −delta / divisor; None for a gradient
-    sent_W: Tensor | None = (
-        None  # (C, H) what was sent and rounded, where something was taken off it; None for grad_W itself
-    )
+    # (C, H) what was sent and rounded, where something was taken off it; None for grad_W itself.
+    sent_W: Tensor | None = None
     sent_b: Tensor | None = None  # (C,)
 
     @classmethod
@@ -203,7 +202,10 @@ def _find_head(model: nn.Module) -> tuple[str, nn.Linear]:
     try:
         graph = trace(model)
     except Exception:  # tracing runs the user's own forward on proxies: any exception means "cannot be traced"
-        return _last_registered(model)
+        linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        if not linears:
+            raise _no_head(model, "it has no nn.Linear at all") from None
+        return linears[-1]
     node = output_source(graph)
     while node is not None and _is_transparent(node, model):
         node = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
@@ -226,12 +228,12 @@ def collect_features(model: nn.Module, images: Tensor) -> Tensor:
 
 def trace(model: nn.Module) -> fx.Graph:
     """The data flow of `model` in eval mode; whatever its own forward raises on proxies comes through."""
-    return once("trace", (model,), lambda: _traced(model), of_model=True)
 
+    def traced() -> fx.Graph:
+        with in_eval_mode(model):  # auxiliary classifiers (GoogLeNet, Inception) add outputs in train mode
+            return fx.Tracer().trace(model)
 
-def _traced(model: nn.Module) -> fx.Graph:
-    with in_eval_mode(model):  # auxiliary classifiers (GoogLeNet, Inception) add outputs in train mode
-        return fx.Tracer().trace(model)
+    return once("trace", (model,), traced, of_model=True)
 
 
 def output_source(graph: fx.Graph) -> fx.Node | None:
@@ -248,13 +250,6 @@ def _is_transparent(node: fx.Node, model: nn.Module) -> bool:
     if node.op == "call_function" and node.target is operator.getitem:
         return bool(node.args[1] == 0)
     return node.op in ("call_function", "call_method") and node.target in _TRANSPARENT_CALLS
-
-
-def _last_registered(model: nn.Module) -> tuple[str, nn.Linear]:
-    linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    if not linears:
-        raise _no_head(model, "it has no nn.Linear at all")
-    return linears[-1]
 
 
 def _no_head(model: nn.Module, reason: str) -> UnsumError:

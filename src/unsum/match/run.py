@@ -70,7 +70,9 @@ def match(
     start = time.perf_counter()
     chosen = MATCHERS[method]
     chosen.check_options(options)
-    _check_files(checkpoint, preview)
+    for what, path, suffix in (("checkpoint", checkpoint, ".safetensors"), ("preview", preview, ".png")):
+        if path is not None and Path(path).suffix != suffix:
+            raise UnsumError(f"A {what} is a {suffix} file; rename {Path(path).name!r} accordingly.")
     if device is not None and torch.device(device).type != next(model.parameters()).device.type:
         raise UnsumError(f"The model is on {next(model.parameters()).device}, not {device}; move it there first.")
     owned = read_auxiliary(auxiliary) if isinstance(auxiliary, str | Path) else auxiliary
@@ -104,12 +106,6 @@ def read_auxiliary(path: str | Path) -> tuple[Tensor, Tensor]:
         raise UnsumError(f"{Path(path).name!r} must hold arrays called images and labels, not {', '.join(tensors)}.")
     images = tensors["images"]
     return images.float() / (1 if images.is_floating_point() else 255), tensors["labels"].long()
-
-
-def _check_files(checkpoint: str | Path | None, preview: str | Path | None) -> None:
-    for what, path, suffix in (("checkpoint", checkpoint, ".safetensors"), ("preview", preview, ".png")):
-        if path is not None and Path(path).suffix != suffix:
-            raise UnsumError(f"A {what} is a {suffix} file; rename {Path(path).name!r} accordingly.")
 
 
 def _targets(

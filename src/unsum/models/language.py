@@ -5,7 +5,8 @@ Between text and the token numbers of a language model: the tokenizer in its Hug
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -30,10 +31,8 @@ class TextTask(StrEnum):
     CLASS = "class"  # one class for every sequence
 
 
-_ENDINGS = {
-    "ForSequenceClassification": TextTask.CLASS,
-    "ForMaskedLM": TextTask.MASKED,
-}  # as Hugging Face names its classes
+# As Hugging Face names its classes.
+_ENDINGS = {"ForSequenceClassification": TextTask.CLASS, "ForMaskedLM": TextTask.MASKED}
 
 
 def task_of(model: nn.Module) -> TextTask:
@@ -106,25 +105,17 @@ def _positions_embedded(model: nn.Module) -> int | None:
 def used_besides(model: nn.Module, gradients: Mapping[str, Tensor]) -> str | None:
     """The embedding of which tokens alone ask for one row, and of which the client has used others: segments of pairs."""
     names = {module: name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    found = embedding_of(model)
     for module, rows in _rows_asked(model).items():
         gradient = gradients.get(f"{names[module]}.weight")
-        if (
-            gradient is not None
-            and len(rows) == 3
-            and bool((rows == rows[0]).all())
-            and not _reads_tokens(model, module)
-        ):
+        same = len(rows) == 3 and bool((rows == rows[0]).all())
+        if gradient is not None and same and (found is None or found[1] is not module):
             sizes = gradient.norm(dim=1)
             others = sizes > _USED * sizes.max()
             others[rows[0]] = False
             if bool(others.any()):
                 return names[module]
     return None
-
-
-def _reads_tokens(model: nn.Module, module: nn.Module) -> bool:
-    found = embedding_of(model)
-    return found is not None and found[1] is module
 
 
 def _rows_asked(model: nn.Module) -> dict[nn.Embedding, Tensor]:
@@ -136,31 +127,28 @@ def _rows_asked(model: nn.Module) -> dict[nn.Embedding, Tensor]:
         if isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward and given:
             asked[module] = given[0].detach().flatten()
 
-    hooks = [m.register_forward_pre_hook(remember) for m in model.modules() if isinstance(m, nn.Embedding)]
-    try:
-        with torch.no_grad():
-            model(torch.zeros(1, 3, dtype=torch.long, device=next(model.parameters()).device))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    _watched(model, [[0, 0, 0]], remember)
     return asked
+
+
+def _watched(model: nn.Module, tokens: list[list[int]], remember: Callable[[nn.Module, tuple[Any, ...]], None]) -> None:
+    """Let the model read tokens, and `remember` what each of its layers is given."""
+    with ExitStack() as hooks, torch.no_grad():
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_pre_hook(remember))
+        model(torch.tensor(tokens, device=next(model.parameters()).device))
 
 
 def looks_ahead(model: nn.Module) -> bool:
     """Whether any layer reads at a position what depends on what comes after it."""
     read: list[Tensor] = []
 
-    def remember(_module: nn.Module, given: tuple[Any, ...]) -> None:
-        if given and isinstance(given[0], Tensor) and given[0].ndim == 3:
+    def remember(module: nn.Module, given: tuple[Any, ...]) -> None:
+        layer = isinstance(module, nn.Linear | nn.LayerNorm)
+        if layer and given and isinstance(given[0], Tensor) and given[0].ndim == 3:
             read.append(given[0][:, 1])
 
-    hooks = [m.register_forward_pre_hook(remember) for m in model.modules() if isinstance(m, nn.Linear | nn.LayerNorm)]
-    try:
-        with torch.no_grad():
-            model(torch.tensor([[1, 2, 1], [1, 2, 0]], device=next(model.parameters()).device))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    _watched(model, [[1, 2, 1], [1, 2, 0]], remember)
     return any(float((x[0] - x[1]).norm()) > _SAME * float(x[0].norm()) for x in read)
 
 
