@@ -74,14 +74,17 @@ class ClientFinding:
 
 
 def finding_of(number: int, client: str, update: Update, leak: Leak) -> ClientFinding:
-    same = {name: getattr(leak, name) for name in ("exact", "predicted_error", "batch_size", "method", "seconds")}
     expected = expected_leakage(leak)
     return ClientFinding(
         *(number, client, "audited"),
-        **same,
+        exact=leak.exact,
+        predicted_error=leak.predicted_error,
         leakage=expected,
+        batch_size=leak.batch_size,
         label_counts=_label_counts(leak),
         exact_inputs=0 if leak.inputs_exact is None else int(leak.inputs_exact.sum()),
+        method=leak.method,
+        seconds=leak.seconds,
         num_examples=update.num_examples,
         statistics_layers=len(update.statistics.layers),
         local_steps=update.statistics.steps,

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from unsum.attack.options import AUTO
-from unsum.audit.inputs import taken
 from unsum.errors import UnsumError
 from unsum.integrations.guard import Action, Guard, WhenUnsure
 from unsum.local_training import LocalTraining
@@ -58,12 +57,22 @@ class LeakageGuard(DXOFilter):
         train: bool = True,
         seed: int = 0,
     ) -> None:
-        given, kinds = locals(), [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
+        kinds = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
         super().__init__(supported_data_kinds=kinds, data_kinds_to_filter=kinds)
         if isinstance(model, str) and classes is None:
             raise UnsumError(f"Say how many classes {model!r} has with classes=.")
         module = load_model(model, classes=classes or 1).model if isinstance(model, str) else model
-        self._guard = taken(Guard, given, model=module, training=LocalTraining(learning_rate, steps))
+        self._guard = Guard(
+            module,
+            threshold,
+            action,
+            attack=attack,
+            training=LocalTraining(learning_rate, steps),
+            when_unsure=when_unsure,
+            budget_seconds=budget_seconds,
+            train=train,
+            seed=seed,
+        )
 
     def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> DXO | None:  # noqa: ARG002 (NVFlare's)
         if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
