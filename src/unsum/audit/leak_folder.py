@@ -6,27 +6,38 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from unsum.audit.pictures import to_image
 from unsum.audit.result import finite
 from unsum.files.writing import save_tensors, write_folder
 from unsum.leak import Leak
 
-_FIGURES = (
-    *("model", "method", "granted", "batch_size", "labels", "label_counts", "tokens", "texts", "exact", "undecided"),
-    *("predicted_error", "residual", "scale", "weights", "inputs_exact", "seconds", "notes"),
-)
 _TENSORS = ("targets", "logits", "features", "images", "inputs", "inputs_exact")
 
 
 def leak_summary(leak: Leak, *, model: str, texts: list[str] | None = None) -> dict[str, Any]:
     """Everything but the tensors, in plain types."""
-    counts = None if leak.label_counts is None else leak.label_counts.to_dict()
-    given = {"model": model, "granted": leak.knowledge.granted(), "label_counts": counts, "texts": texts}
-    given["undecided"] = leak.undecided or None  # why what was not found may leak all the same
-    told = {name: given[name] if name in given else getattr(leak, name) for name in _FIGURES}
-    return finite({name: value.tolist() if isinstance(value, Tensor) else value for name, value in told.items()})
+    return finite(
+        {
+            "model": model,
+            "method": leak.method,
+            "granted": leak.knowledge.granted(),
+            "batch_size": leak.batch_size,
+            "labels": leak.labels.tolist(),
+            "label_counts": None if leak.label_counts is None else leak.label_counts.to_dict(),
+            "tokens": leak.tokens,
+            "segments": leak.segments,
+            "texts": texts,
+            "exact": leak.exact,
+            "undecided": leak.undecided or None,  # why what was not found may leak all the same
+            "predicted_error": leak.predicted_error,
+            "residual": leak.residual,
+            "scale": leak.scale,
+            "weights": None if leak.weights is None else leak.weights.tolist(),
+            "inputs_exact": None if leak.inputs_exact is None else leak.inputs_exact.tolist(),
+            "seconds": leak.seconds,
+            "notes": leak.notes,
+        }
+    )
 
 
 def write_leak(leak: Leak, folder: Path, *, model: str, texts: list[str] | None = None) -> list[Path]:
