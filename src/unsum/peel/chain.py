@@ -189,10 +189,9 @@ def _step(
     device: torch.device | str | None = None,
 ) -> Step:
     prefix, target = f"{name}." if name else "", device or module.weight.device
-    tensors = module.weight, module.bias, update.gradients[f"{prefix}weight"], update.gradients.get(f"{prefix}bias")
-    W, b, grad_W, grad_b = (None if tensor is None else tensor.detach().to(target) for tensor in tensors)
-    assert W is not None
-    assert grad_W is not None
+    W, grad_W = (tensor.detach().to(target) for tensor in (module.weight, update.gradients[f"{prefix}weight"]))
+    biases = module.bias, update.gradients.get(f"{prefix}bias")
+    b, grad_b = (None if tensor is None else tensor.detach().to(target) for tensor in biases)
     return Step(name or type(module).__name__, module, activation, W, b, grad_W, grad_b)
 
 

@@ -131,9 +131,8 @@ def _round(condition: Condition, wanted: int, share: float, generator: torch.Gen
     if condition.unknowns:
         near = walked(sets, onto, point, WALK).double()
     else:  # one sample, and biases that tell its length: it is the only point of either set
-        near = torch.cat(
-            [flat.closest(part) for flat, part in zip(sets, point[:2].split(m, 1), strict=True)], 1
-        ).double()
+        parts = zip(sets, point[:2].split(m, 1), strict=True)
+        near = torch.cat([flat.closest(part) for flat, part in parts], 1).double()
     z, a = near.split(m, 1)
     return _settled(condition, condition.unknowns_at(z / SCALE), _kept(z, a, share), share)
 
