@@ -94,7 +94,7 @@ class Head:
         default).
         """
         C, H = self.grad_W.shape
-        eigenvalues, vectors = torch.linalg.eigh(self._gram())
+        eigenvalues, vectors = torch.linalg.eigh(gram(self.grad_W))
         singular_values = eigenvalues.flip(0).clamp_min(0).sqrt()
         if rank is None:
             limit = 1e-6 * float(singular_values[0]) if threshold is None else threshold
@@ -147,18 +147,6 @@ class Head:
         ones = torch.ones(1, self.classes, dtype=torch.float64, device=self.grad_W.device)
         return once("column sums", (self.grad_W,), lambda: self.mixed_rows(ones)[0], version(self.grad_W))
 
-    def _gram(self) -> Tensor:
-        """∇W ∇Wᵀ, or ∇Wᵀ ∇W where that is the smaller of the two."""
-        C, H = self.grad_W.shape
-        if H < C:
-            whole = self.grad_W.double()
-            return whole.T @ whole
-        gram = torch.zeros(C, C, dtype=torch.float64, device=self.grad_W.device)
-        for columns in self.column_blocks():
-            block = self.grad_W[:, columns].double()
-            gram.addmm_(block, block.T)
-        return gram
-
     def row_blocks(self) -> list[slice]:
         """Rows lie together, in memory as in a mapped file: this is the way to stream."""
         C, H = self.grad_W.shape
@@ -172,6 +160,16 @@ class Head:
 
 def _slices(length: int, step: int) -> list[slice]:
     return [slice(start, start + step) for start in range(0, length, step)]
+
+
+def gram(matrix: Tensor) -> Tensor:
+    """M Mᵀ, or Mᵀ M where that is the smaller of the two, in float64, block by block."""
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    products = torch.zeros(len(wide), len(wide), dtype=torch.float64, device=matrix.device)
+    for columns in _slices(wide.shape[1], max(1, BLOCK // len(wide))):
+        block = wide[:, columns].double()
+        products.addmm_(block, block.T)
+    return products
 
 
 def orthonormal_rows(rows: Tensor) -> Tensor:

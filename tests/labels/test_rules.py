@@ -16,7 +16,8 @@ import unsum
 from support.material import pictures, small_net
 from unsum import UnsumError, Update, capture
 from unsum.defend import Prune
-from unsum.labels import LABEL_RULES, gather
+from unsum.knowledge import Knowledge
+from unsum.labels import LABEL_RULES, Clues
 from unsum.labels.ilrg import solve_counts, whole_counts
 from unsum.labels.llg import count_down
 from unsum.labels.probe import Probe
@@ -168,7 +169,7 @@ def test_the_system_of_ilrg_is_exact_for_the_true_class_means() -> None:
 def test_llg_plus_measures_what_autograd_measures(net: nn.Sequential) -> None:
     """The closed form of the probe is the gradient that a client with those inputs would have sent."""
     update = capture(net, pictures(4), torch.tensor([1, 2, 3, 4]))
-    probe = Probe.of(gather(net, update, batch_size=4))
+    probe = Probe.of(Clues.of(net, update, Knowledge(batch_size=4)))
     expected = capture(net, pictures(4, seed=5), torch.full((4,), 7)).gradients["5.weight"].sum(1)
     torch.testing.assert_close(probe.row_sums(pictures(4, seed=5), 7).float(), expected, rtol=1e-4, atol=1e-6)
 

@@ -24,7 +24,13 @@ from unsum.labels.method import Clues, RuleNeeds, label_rule
 )
 def ilrg(evidence: Clues) -> Tensor:
     """(B,) labels, each class as often as the system says."""
-    counts = solve_counts(_class_probabilities(evidence), evidence.grad_b, evidence.B)
+    head = evidence.head
+    assert head.grad_b is not None
+    # W e_c = (∇W_c Wᵀ)/∇b_c: dividing last spares a copy of the gradient. A row without any gradient tells nothing.
+    logits = (head.grad_W.to(head.W) @ head.W.T).double() / head.grad_b.double()[:, None]
+    logits = torch.nan_to_num(logits, nan=0.0, posinf=0.0, neginf=0.0)
+    P = (logits if head.b is None else logits + head.b.double()).softmax(1)
+    counts = solve_counts(P, evidence.grad_b, evidence.B)
     return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
 
 
@@ -33,15 +39,6 @@ def solve_counts(P: Tensor, grad_b: Tensor, B: int) -> Tensor:
     equations = torch.cat([torch.ones_like(P[:1]), P.T - torch.eye(len(P)).to(P)])
     values = B * torch.cat([torch.ones_like(grad_b[:1]), grad_b])
     return whole_counts(torch.linalg.pinv(equations) @ values, B)
-
-
-def _class_probabilities(evidence: Clues) -> Tensor:
-    """(C, C) p̂_c in row c, float64. W e_c = (∇W_c Wᵀ)/∇b_c: dividing last spares a copy of the gradient."""
-    head = evidence.head
-    assert head.grad_b is not None
-    logits = (head.grad_W.to(head.W) @ head.W.T).double() / head.grad_b.double()[:, None]
-    logits = torch.nan_to_num(logits, nan=0.0, posinf=0.0, neginf=0.0)  # a row without any gradient tells nothing
-    return (logits if head.b is None else logits + head.b.double()).softmax(1)
 
 
 def whole_counts(shares: Tensor, B: int) -> Tensor:

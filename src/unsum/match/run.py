@@ -17,7 +17,7 @@ from unsum.files.tensor_file import read_tensors
 from unsum.gradients import norm, quiet, with_features
 from unsum.head import find_head
 from unsum.knowledge import Knowledge
-from unsum.labels import LABEL_RULES, gather
+from unsum.labels import LABEL_RULES, Clues
 from unsum.leak import Leak
 from unsum.match.engine import Matched
 from unsum.match.method import MATCHERS, Matcher
@@ -132,10 +132,10 @@ def _targets(
     name = label_rule or chosen.needs.rule
     if not name:
         return None, None, ["Labels were optimized along with the pictures."]
-    evidence = gather(model, update, batch_size=B, auxiliary=knowledge.auxiliary, seed=seed)
+    evidence = Clues.of(model, update, Knowledge(batch_size=B, auxiliary=knowledge.auxiliary), seed=seed)
     rule = LABEL_RULES[name]
     found = rule(evidence)
-    remarks = rule.needs.remarks(name, evidence.head, model, evidence.knowledge)
+    remarks = rule.needs.remarks(name, evidence)
     rows = torch.nn.functional.one_hot(found.long(), classes).double()
     return rows, None, [f"Labels were found by the rule {name!r}.", *remarks]
 

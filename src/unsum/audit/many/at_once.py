@@ -47,9 +47,7 @@ def in_chunks(task: Campaign, arrived: Iterable[Arrived], chunk: int) -> Answers
         return
     waiting, ready = iter(arrived), deque[_Read]()
     with sharing_models(), ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as readers:
-        layer = LastLayer.of(
-            task.model
-        )  # traces the model, which changes it for all threads meanwhile: before they begin
+        layer = LastLayer.of(task.model)  # traces the model, which changes it for all threads: before they begin
 
         def read_ahead(count: int) -> None:
             ready.extend((one, readers.submit(_read, one, task, layer)) for one in islice(waiting, count))
@@ -58,20 +56,16 @@ def in_chunks(task: Campaign, arrived: Iterable[Arrived], chunk: int) -> Answers
         while ready:
             now = [ready.popleft() for _ in range(min(chunk, len(ready)))]
             read_ahead(chunk)
-            yield from _answered(task, [(one, read.result()) for one, read in now])
-
-
-def _answered(task: Campaign, chunk: list[tuple[Arrived, Update | None]]) -> Answers:
-    usual = [(one, update) for one, update in chunk if update is not None]
-    with in_mode(task.model, task.train):
-        leaks = attack_at_once(task.model, [update for _, update in usual], task.options)
-    found = {id(one): (update, leak) for (one, update), leak in zip(usual, leaks, strict=True) if leak is not None}
-    for one, _ in chunk:
-        if id(one) in found:
-            update, leak = found[id(one)]
-            yield one, finding_of(one.round, one.client, update, leak)
-        else:
-            yield one, task.look(one)
+            usual = [(one, update) for one, read in now if (update := read.result()) is not None]
+            with in_mode(task.model, task.train):
+                leaks = attack_at_once(task.model, [update for _, update in usual], task.options)
+            found = {
+                id(one): finding_of(one.round, one.client, update, leak)
+                for (one, update), leak in zip(usual, leaks, strict=True)
+                if leak is not None
+            }
+            for one, _ in now:
+                yield one, found[id(one)] if id(one) in found else task.look(one)
 
 
 def _read(one: Arrived, task: Campaign, layer: LastLayer) -> Update | None:

@@ -11,15 +11,14 @@ direction carries less of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
 from unsum.certify.claim import FALSE_ERROR
-from unsum.certify.doubts.follow import followed
 from unsum.certify.question import Question
+from unsum.certify.scatter import followed
 from unsum.deadline import out_of_time
 from unsum.equation.equation import Linearized
 from unsum.equation.noise import FALSE_ALARM
@@ -87,7 +86,9 @@ def hidden_spread(head: Head, observation: Observation, T: Tensor, Y: Tensor, al
     answers = list(zip(map(int, rows.tolist()), sizes, strict=True))
     spread = math.inf
     for each in (lambda d: rest.norm * math.sqrt(d), lambda d: min(rest.norm * math.sqrt(d), rest.largest * d)):
-        spread = math.sqrt(max(_hidden(each, n, most) / size for n, size in answers))
+        # δ² in units of the strength of an answer, for the worst number of directions d that it may be shared among.
+        shared = (each(d) / usual(max(1, n) * d) / size for n, size in answers for d in range(1, most + 1))
+        spread = math.sqrt(max(shared))
         if spread <= FALSE_ERROR:
             break
     return spread
@@ -121,11 +122,6 @@ def _lengths(here: Linearized) -> Tensor:
     change = 0.5 * torch.einsum("ic,ik->ick", second, here.T)
     change[..., : at.T.shape[1]] += torch.einsum("ic,ik->ick", first, at.T)
     return equation.weight[:, None] * at.alpha * change
-
-
-def _hidden(bound: Callable[[int], float], rows: int, most: int) -> float:
-    """δ² in units of the strength of an answer, for the worst number of directions d that it may be shared among."""
-    return max(bound(d) / usual(max(1, rows) * d) for d in range(1, most + 1))
 
 
 class Rest:

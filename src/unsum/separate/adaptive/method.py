@@ -14,7 +14,7 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.labels.bias_sign import are_soft
 from unsum.leak import Leak
-from unsum.separate.adaptive.apart import Starts, ToldApart, tell_apart
+from unsum.separate.adaptive.apart import ToldApart, tell_apart
 from unsum.separate.adaptive.batch import Groups, find_batch
 from unsum.separate.adaptive.recognize import RecognizedDefense, recognize
 from unsum.separate.adaptive.rounds import fit_hits, fit_noisy, fit_pruned, fit_signs
@@ -59,9 +59,8 @@ def adaptive(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
 
 def _noisy(head: Head, knowledge: Knowledge, defense: RecognizedDefense, batch: Groups, seed: int) -> Leak:
     """Rounds over groups; the exact solver where samples share labels, or where the rounds did not settle it."""
-    if (
-        defense.lattice is not None
-    ):  # most of what was rounded to the grid point nearest to zero was nothing, or next to it
+    if defense.lattice is not None:
+        # Most of what was rounded to the grid point nearest to zero was nothing, or next to it.
         head = replace(head, grad_W=head.grad_W.masked_fill(head.grad_W.abs() <= 0.5 * defense.lattice.step, 0.0))
     fit = fit_noisy(head, batch, defense)
     done = (
@@ -92,20 +91,10 @@ def _removed(head: Head, defense: RecognizedDefense, batch: Groups, seed: int) -
     else:
         fit = fit_pruned(head, batch, defense)
         done = "Only surviving entries were fitted; features that pruning hid are set to what is usual below the threshold."
-    starts = _logits_first(head, batch, seed) if defense.kind == "pruned" else None
-    return answer(head, batch, defense, tell_apart(head, batch, defense, fit, starts), done)
-
-
-def _logits_first(head: Head, batch: Groups, seed: int) -> Starts:
-    """RGLA's equations start where too few columns survived to start from: they need ∇W Wᵀ only, which sums over all."""
-
-    @cache
-    def rough() -> Tensor | None:
-        if head.b is None or head.grad_b is None:
-            return None
-        return _in_order(rgla_newton(head, Knowledge(labels=batch.members), seed=seed))
-
-    return rough
+    # RGLA's equations start where too few columns survived to start from: they need ∇W Wᵀ only, which sums over all.
+    rough = cache(lambda: _in_order(rgla_newton(head, Knowledge(labels=batch.members), seed=seed)))
+    started = defense.kind == "pruned" and head.b is not None and head.grad_b is not None
+    return answer(head, batch, defense, tell_apart(head, batch, defense, fit, rough if started else None), done)
 
 
 def _in_order(leak: Leak) -> Tensor:
