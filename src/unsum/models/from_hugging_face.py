@@ -141,7 +141,7 @@ _COUNTS = re.compile(r"(?:layers?|depths?|blocks|stages)$")  # num_hidden_layers
 
 
 def check_config(folder: Path) -> Any:
-    """The settings, unless with more layers than the folder holds tensors, or for pictures larger than any that is classified."""
+    """The settings; more layers than the folder holds tensors, or pictures of a size that nobody classifies, are refused."""
     file = folder / "config.json"
     if file.stat().st_size > _MOST_BYTES:
         raise UnsumError(f"{str(file)!r} has {file.stat().st_size:,} bytes, too many for the settings of a model.")
