@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from unsum.attack.options import AUTO, AttackOptions
-from unsum.audit.inputs import taken
 from unsum.audit.many.arrived import Arrived, arrivals
 from unsum.audit.many.at_once import chunk_for, in_chunks
 from unsum.audit.many.store import Findings
@@ -77,7 +76,9 @@ def attack_many(
         [('0', True, {0: 1, 4: 2}), ('1', True, {1: 1, 4: 2}), ('2', True, {2: 1, 4: 2})]
     """
     where = torch.device(device or next(model.parameters()).device)
-    options = taken(AttackOptions, locals(), device=where, pictures=False)
+    options = AttackOptions(
+        method, batch_size=batch_size, loss=loss, time_limit=time_limit, pictures=False, device=where, seed=seed
+    )
     options.check()
     if options.is_matcher:
         raise UnsumError(f"The attack {method!r} makes pictures of one update; use 'auto' or a separator for many.")
