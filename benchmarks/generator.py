@@ -38,8 +38,8 @@ from unsum.invert.decoder import FglaGenerator
 from unsum.invert.layout import Layout, feature_layout
 from unsum.invert.losses import Loss, psnr, published
 from unsum.models import load_model
+from unsum.models.built import backbone_fingerprint
 from unsum.models.client_batches import ClientFeatures, sharing
-from unsum.models.fingerprint import backbone_fingerprint
 from unsum.models.lpips import lpips_network, lpips_status, weights_file
 from unsum.score.pictures import structural_similarity
 

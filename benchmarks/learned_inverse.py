@@ -1,11 +1,14 @@
 """An inverse of one layer, learned for a moment on other photos: what pictures does a decoder draw of features or maps?
 
 python benchmarks/learned_inverse.py --layer layer3.0.conv2 --others a.tar b.tar --photos c.tar --batch 8 --device cuda
+python benchmarks/learned_inverse.py --layer layer2.0.conv2 --others a.tar b.tar --photos c.tar --batch 1 --gradients 4 --solve 60
 python benchmarks/learned_inverse.py --network resnet50 --weights resnet50.safetensors --layer layer4.2.conv2 --others a.tar …
 
-The layer's true input is granted: the attack gives it to 1e-5, which a decoder does not notice. Photos come in clients of
---batch, in train mode, with statistics that nobody sent. `unsum train-inverse` does the same for hours, with Lightning and
-augmentations; this needs nothing but torch.
+The layer's true input is granted for --count photos, and for the first --gradients batches it comes out of the gradient: samples,
+maps, the walk below them, with nothing granted but the batch size. With --solve the pixel equations begin at the decoder's
+pictures, for so many seconds. Photos come in clients of --batch; in train mode with statistics that nobody sent. `unsum
+train-inverse` does the same for hours, with Lightning and augmentations; this needs nothing but torch. The decoder is trained in
+bfloat16, the maps are float32.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import io
 import tarfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +26,37 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+import unsum
+from unsum.errors import UnsumError
 from unsum.invert.decoder import Decoder
 from unsum.invert.layout import feature_layout
 from unsum.invert.losses import negative_psnr, psnr
+from unsum.invert.pixels import solve_pixels
 from unsum.models.client_batches import ClientFeatures, sharing
 
 BATCH, RATE = 256, 1e-3
 WARM_UP = 100  # steps
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Draws pictures (n, 3, s, s) in [0, 1] of what a layer reads."""
+
+    backbone: ClientFeatures
+    decoder: Decoder
+    client: int | None
+    normalized: Callable[[Tensor], Tensor]
+    steps: int
+
+    @torch.no_grad()
+    def __call__(self, pictures: Tensor) -> Tensor:
+        """Of one client's pictures or of several clients'."""
+        clients = None if self.client is None else sharing(len(pictures), self.client, self.client).to(pictures.device)
+        return self.of(self.backbone(self.normalized(pictures), clients))
+
+    @torch.no_grad()
+    def of(self, maps: Tensor) -> Tensor:
+        return self.decoder(maps.flatten(1).float())
 
 
 def learn(
@@ -39,7 +67,7 @@ def learn(
     seconds: float,
     normalized: Callable[[Tensor], Tensor],
     batch: int = BATCH,
-) -> Callable[[Tensor], Tensor]:
+) -> Learned:
     """Draws what `layer` (None: the head) reads of bytes (n, 3, s, s), by clients of so many; None: eval mode."""
     size, device = photos.shape[-1], photos.device
     torch.manual_seed(0)
@@ -59,19 +87,13 @@ def learn(
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(1, (step + 1) / WARM_UP) * (1 - done)
         optimizer.zero_grad()
-        negative_psnr(decoder(features), chosen).backward()
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            drawn_pictures = decoder(features)
+        negative_psnr(drawn_pictures, chosen).backward()
         nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
         optimizer.step()
         step += 1
-    decoder.eval()
-
-    def draw(pictures: Tensor) -> Tensor:
-        """(n, 3, s, s) in [0, 1], of one client's pictures or of several clients'."""
-        clients = None if client is None else sharing(len(pictures), client, client).to(device)
-        with torch.no_grad():
-            return decoder(backbone(normalized(pictures), clients))
-
-    return draw
+    return Learned(backbone, decoder.eval(), client, normalized, step)
 
 
 def photos_of(paths: list[Path], most: int, size: int) -> Tensor:
@@ -84,6 +106,46 @@ def photos_of(paths: list[Path], most: int, size: int) -> Tensor:
                     photo = Image.open(io.BytesIO(files.extractfile(member).read())).convert("RGB")
                     found.append(torch.tensor(np.array(photo.resize((size, size)))).permute(2, 0, 1))
     return torch.stack(found)
+
+
+def out_of_gradient(model: nn.Module, layer: str, shown: Tensor, labels: Tensor, draw: Learned, solve: float) -> str:
+    """The rest of a row: what came back of one batch, drawn, and solved for from there."""
+    train, B = draw.client is not None, len(shown)
+    inputs = draw.normalized(shown)
+    model.train(train)
+    update = unsum.capture(model, inputs, labels, train=train)
+    begun = time.perf_counter()
+    notes = []
+    try:
+        leak = unsum.separate(model, update, "spans", batch_size=B, device=shown.device)
+        if layer not in leak.inner:
+            peeled = unsum.peel(model, update, leak, "residual", shape=tuple(shown.shape[1:]))
+            notes = peeled.notes
+            leak = replace(leak, inner=leak.inner | peeled.inner, partly=peeled.partly, hint=peeled.hint)
+    except UnsumError as reason:
+        return f" {reason} | | |"
+    if layer not in leak.inner:
+        deepest = next((name for name, _ in model.named_modules() if name in leak.inner), "nothing")
+        return f" {deepest} only. {' '.join(notes)} | | |"
+    walked = time.perf_counter() - begun
+    found = draw.of(leak.inner[layer].to(shown))
+    row = f" {layer}, {walked:.0f} s | {_scored(found, shown)} |"
+    if not solve:
+        return f"{row} |"
+    leak = replace(leak, images=draw.normalized(found))
+    try:
+        solved = solve_pixels(model, update, leak, shape=tuple(shown.shape[1:]), seconds=solve)
+    except UnsumError as reason:
+        return f"{row} {reason} |"
+    zero, one = (draw.normalized(torch.full_like(shown[:1], value)) for value in (0.0, 1.0))
+    pictures = (solved.images.to(shown) - zero) / (one - zero)
+    return f"{row} {_scored(pictures, shown)}, misfit {float(solved.misfit.max()):.1g} |"
+
+
+def _scored(found: Tensor, shown: Tensor) -> str:
+    nearest = found[torch.cdist(shown.flatten(1), found.flatten(1)).argmin(1)]
+    score = psnr(nearest, shown)
+    return f"{float(score.min()):.1f} / {float(score.median()):.1f}"
 
 
 def main() -> None:
@@ -101,8 +163,13 @@ def main() -> None:
     parser.add_argument("--step", type=int, default=64, help="photos of one step")
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--mode", default="train", choices=["eval", "train"])
+    parser.add_argument("--gradients", type=int, default=0, help="batches whose maps come out of the gradient")
+    parser.add_argument("--solve", type=float, default=0.0, help="seconds for the pixel equations from there")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False  # gradients in float32
+    client = options.batch if options.mode == "train" else None
     model = network(Setting(options.network, options.batch, 1000), options.weights)
     if options.network == "resnet18":  # the network of 224² pictures, with its own first layers
         model.conv1, model.maxpool = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.MaxPool2d(3, 2, 1)
@@ -111,21 +178,30 @@ def main() -> None:
     others = photos_of(options.others, options.most, options.size).to(options.device)
     shown = photos_of([options.photos], options.count, options.size).to(options.device).float() / 255
     print(
-        f"{len(others)} photos to learn from\n\n| network | layer | B | dB, least | median | mean | s |\n|" + "---|" * 7
+        f"{len(others)} photos to learn from\n\n| network | layer | B | dB, least | median | mean | s | steps |\n|"
+        + "---|" * 8
     )
     for layer in options.layer:
         draw = learn(
             model,
             others,
             None if layer == "head" else layer,
-            options.batch,
+            client,
             options.seconds,
             lambda x: (x - mean) / std,
             options.step,
         )
         score = torch.cat([psnr(draw(part), part) for part in shown.split(options.batch)])
         figures = f"{float(score.min()):.1f} | {float(score.median()):.1f} | {float(score.mean()):.2f}"
-        print(f"| {options.network} | {layer} | {options.batch} | {figures} | {options.seconds:.0f} |", flush=True)
+        print(
+            f"| {options.network} | {layer} | {options.batch} | {figures} | {options.seconds:.0f} | {draw.steps} |",
+            flush=True,
+        )
+        for number, part in enumerate(shown.split(options.batch)[: options.gradients]):
+            labels = torch.arange(len(part), device=part.device)
+            print(
+                f"    batch {number}: |{out_of_gradient(model, layer, part, labels, draw, options.solve)}", flush=True
+            )
 
 
 if __name__ == "__main__":

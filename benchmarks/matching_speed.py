@@ -4,11 +4,12 @@ uv run --with breaching python benchmarks/matching_speed.py                     
 python benchmarks/matching_speed.py --model resnet18 --size 224 --batches 1 8 --device cuda --steps 200
 
 A pass is one evaluation of the objective and its derivative; an L-BFGS step is up to twenty of these, so that passes are
-counted: at the model, and for unsum, which replays a recorded pass on a GPU, at its evaluator. Times are processor seconds of one
-thread on a CPU, so that other work on the machine does not count, and wall-clock seconds on a GPU; the best of the repeats is
-given. Memory is the peak of what torch's allocator held above the start; on a GPU, of what it had reserved, which a recording
-keeps. PSNR is that of the worst picture after equal steps, the median over repeats, each from another start; of unsum and
-breaching at the step of lowest loss, of the plain form at the last. Labels are granted to IG in all three; DLG optimizes them.
+counted: at the model, and for unsum, which replays a recorded pass on a GPU, at its evaluator. Times are processor seconds of
+one thread on a CPU, so that other work on the machine does not count, and wall-clock seconds on a GPU; the best of the repeats
+is given. Memory is the peak of what torch's allocator held above the start; on a GPU, of what it had reserved, which a
+recording keeps, and in brackets of what it had given out. PSNR is that of the worst picture after equal steps, the median over
+repeats, each from another start; of unsum and breaching at the step of lowest loss, of the plain form at the last. Labels are
+granted to IG in all three; DLG optimizes them.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ ATTACKS: dict[str, dict[str, Attack]] = {
 }
 
 
-def measure(case: Case, method: str, library: str, seed: int) -> tuple[float, float, float]:
+def measure(case: Case, method: str, library: str, seed: int) -> tuple[float, str, float]:
     """(milliseconds a pass, peak MiB above the start, PSNR of the worst picture) of one run after a short one."""
     net, images, labels, update = case.build()
     attack = ATTACKS[method][library]
@@ -198,7 +199,7 @@ def measure(case: Case, method: str, library: str, seed: int) -> tuple[float, fl
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    held = torch.cuda.memory_reserved() if on_gpu else 0
+    held = (torch.cuda.memory_reserved(), torch.cuda.memory_allocated()) if on_gpu else (0, 0)
     clock = time.perf_counter if on_gpu else time.process_time
     with counted(library, net) as passes:
         start = clock()
@@ -206,9 +207,10 @@ def measure(case: Case, method: str, library: str, seed: int) -> tuple[float, fl
         if on_gpu:
             torch.cuda.synchronize()
         seconds = clock() - start
-    memory = torch.cuda.max_memory_reserved() - held if on_gpu else 0
+    peaks = (torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()) if on_gpu else (0, 0)
+    reserved, given = ((peak - before) / 2**20 for peak, before in zip(peaks, held, strict=True))
     apart = (found.nan_to_num(0.5).clamp(0, 1) - images).square().flatten(1).mean(1)
-    return seconds / len(passes) * 1000, memory / 2**20, float(-10 * apart.max().log10())
+    return seconds / len(passes) * 1000, f"{reserved:.0f} ({given:.0f})", float(-10 * apart.max().log10())
 
 
 @contextmanager
@@ -286,7 +288,7 @@ def main() -> None:
 
 def compare(case: Case, method: str, libraries: list[str], options: argparse.Namespace) -> None:
     """Repeats go round the libraries, so that a busy minute of the machine falls on all of them."""
-    rows: dict[str, list[tuple[float, float, float]]] = {library: [] for library in libraries}
+    rows: dict[str, list[tuple[float, str, float]]] = {library: [] for library in libraries}
     for seed in range(options.repeats):
         for library in libraries:
             rows[library].append(measure(case, method, library, seed))
@@ -295,10 +297,10 @@ def compare(case: Case, method: str, libraries: list[str], options: argparse.Nam
         milliseconds, memory, _ = min(rows[library])
         quality = statistics.median(psnr for _, _, psnr in rows[library])
         if case.device == "cpu":
-            memory = float("nan") if options.no_memory else peak_memory(case, method, library)
+            memory = "" if options.no_memory else f"{peak_memory(case, method, library):.1f}"
         ratio = first / milliseconds
         print(
-            f"| {method} | {case.batch} | {library} | {milliseconds:.2f} | {ratio:.2f} | {memory:.1f} | {quality:.1f} |",
+            f"| {method} | {case.batch} | {library} | {milliseconds:.2f} | {ratio:.2f} | {memory} | {quality:.1f} |",
             flush=True,
         )
 

@@ -24,7 +24,6 @@ from unsum.audit.sweep import task
 from unsum.audit.sweep.bench import Bench, Point
 from unsum.audit.sweep.task import photo_tiles, ruins
 from unsum.defend import parse_defense
-from unsum.progress import SILENT
 
 FILTERS = (
     "flower:fixed-clipping", "flower:adaptive-clipping", "flower:local-dp", "nvflare:percentile", "nvflare:svt",
@@ -52,9 +51,8 @@ def main(seconds: float, names: list[str]) -> None:
         path = Path(folder) / "people.csv"
         write("people", path)
         photos, rows = Inputs().simulated(), Inputs("mlp", path, target="target").simulated()
-    how = {"client_trains": False, "training": training}
-    priced = Bench(photos[0].model, photos[1], options, SILENT, **how, pictures=pictures)
-    table = Bench(rows[0].model, rows[1], options, SILENT, **how)
+    priced = Bench(photos[0].model, photos[1], options, False, training, pictures=pictures)
+    table = Bench(rows[0].model, rows[1], options, False, training)
     print("| filter | photos: worst, mean, labels | rows: worst, mean, labels | rows whole | accuracy |")
     print("|---|---|---|--:|--:|")
     before = None

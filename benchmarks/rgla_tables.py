@@ -1,8 +1,10 @@
-"""RGLA's tables of `unsum bench` on a machine that has PyTorch and little else: the cells asked for, into a store.
+"""Tables of `unsum bench` on a machine that has PyTorch and little else: the cells asked for, into a store.
 
     python benchmarks/rgla_tables.py rgla-8 rgla-10 --device cuda --data imagenet-samples-224.tar --cifar cifar100-test-5k.npz \
         --weights resnet50-v1-imagenet.fp16.safetensors --inverse inverse.safetensors --alexnet alexnet-features.safetensors \
         --minutes 9 --store part-1.sqlite
+
+    python benchmarks/rgla_tables.py soft-noise soft-success --data imagenet-samples-224.tar --known paper.sqlite --threads 8
 
 The same cells, keys and store as `unsum bench run`, which needs the command line's libraries; LPIPS with AlexNet from a file.
 Stores of several processes are joined by `unsum bench merge`. One line a cell is printed as it is measured.
@@ -51,9 +53,15 @@ def main() -> None:
         *(options.data, options.weights, options.inverse, (), options.device, options.threads, options.cifar)
     )
     cells = of_attacks(cells_of_all(chosen(options.tables), options.size), options.attack, options.without)
-    cells = share(cells, parse_shard(options.share))
+    if options.network:
+        cells = [cell for cell in cells if cell.network.name in options.network]
     if options.draws:
         cells = [cell for cell in cells if cell.draws > 1]
+    if options.known:
+        with Store(options.known, read_only=True) as earlier:
+            measured = earlier.declarations("measured")
+        cells = [cell for cell in cells if declaration_of(cell) not in measured]
+    cells = share(cells, parse_shard(options.share))
     end = time.monotonic() + 60 * options.minutes
     command = " ".join(["python", *(word if "/" not in word else Path(word).name for word in sys.argv)])
     with _opened(options.store) as store:
@@ -102,6 +110,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--attack", nargs="*", default=[], help="only the cells of these attacks")
     parser.add_argument("--without", nargs="*", default=[], help="all but the cells of these attacks")
+    parser.add_argument("--network", nargs="*", default=[], help="only the cells of these networks")
+    parser.add_argument("--known", help="a store whose measured cells are left out")
     parser.add_argument("--draws", action="store_true", help="only cells of many batches")
     parser.add_argument("--share", default="1/1", help="the I-th of N shares, I/N")
     parser.add_argument("--minutes", type=float, default=9.0, help="begin no cell after this time")

@@ -1,8 +1,9 @@
 """RGLA's tables 2 and 8 for the attacks it is compared with: DLG, IG and GGL on ResNet-50 at 224², batches of eight.
 
-python examples/generator.py train-a.tar train-b.tar --minutes 2 --out generator.safetensors
-python benchmarks/rivals.py run --weights resnet50.safetensors --photos test.tar --generator generator.safetensors \\
-    --alexnet alexnet-features.safetensors --device cuda --batches 2 --seconds 500 --results rivals.jsonl --picture rivals.png
+python examples/generator.py train-a.tar train-b.tar --minutes 5 --out latent.safetensors
+python benchmarks/rivals.py run --weights resnet50.safetensors --photos test.tar --generator latent.safetensors \\
+    --alexnet alexnet-features.safetensors --device cuda --batches 0 1 --seconds 500 --results rivals.jsonl --picture rivals.jpg
+python benchmarks/rivals.py curve --weights … --photos … --device cuda --steps 250 500 1000 2000 --results curve.jsonl
 python benchmarks/rivals.py show rivals.jsonl
 
 Setting of the paper: ImageNet weights, a fresh head without global pooling, photos in [0, 1], BatchNorm in train mode, labels
@@ -12,8 +13,14 @@ the same. Settings of the attacks as published, but for the number of steps, whi
 rounds of 50 candidates. GGL's BigGAN is replaced by the generator of `examples/generator.py`, trained on other photos at 32²
 and enlarged. Pictures and photos are paired so that their distance is smallest, which flatters attacks that found nothing.
 
-The cells of one batch run side by side, each on a stream of its own. `--picture` adds a batch of embedded photos, which may be
-shown: figures 10 (no defense), 13, 14 and 15 (noise, clipping, pruning).
+What a pass of IG costs at least, at B = 8: ResNet-50 has 4.1 billion products for a photo of 224², 33 for the batch; forward,
+backward by inputs and by weights, and four more to differentiate these by the pictures: 0.46 TFLOP, 1 to 3 ms of an H200 in
+TF32. Its maps are 0.35 GB and pass through memory some forty times, the head's 100 million weights and their gradient (0.4 GB
+each) a dozen times: 4 ms more. The published steps of one cell of one batch are then 2 to 3 minutes of IG, 40 s of DLG.
+
+Several cells of one batch run side by side, each on a stream of its own. `--picture` adds a batch of embedded photos, which may
+be shown: figures 10 (no defense), 13, 14 and 15 (noise, clipping, pruning). `curve` runs IG on one batch with several numbers
+of steps, each with its own cuts of the rate, so that one sees what more steps would bring; and in full float32 beside TF32.
 """
 
 from __future__ import annotations
@@ -25,26 +32,30 @@ import statistics
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torchvision.utils import save_image
 
 import unsum
+from evolution import Evolution
 from picture_tables import RESNET, provide_alexnet
+from twice import cheap_twice
 from unsum.bench.published import BY_DEFENSE, MATCHING_BY_DUPLICATES
+from unsum.cuda_graph import recorded
 from unsum.data import embedded_batch, read_photos
 from unsum.defend import parse_defense
+from unsum.gradients import quiet
+from unsum.match import evaluate, match
 from unsum.match import ggl as ggl_module
-from unsum.match import match
+from unsum.match.many import Many
 from unsum.models import load_model
 from unsum.models.from_file import build_from_file
 from unsum.models.weights_file import load_weights
@@ -54,10 +65,35 @@ B, CLASSES = 8, 1000
 DEFENSES = ("noise:0.01", "clip:4", "prune:0.999")
 CELLS = {f"{same}of8": ("none", same) for same in (0, 2, 4, 6, 8)} | {name: (name, 0) for name in DEFENSES}
 FIGURES = {"0of8": 10, "noise:0.01": 13, "clip:4": 14, "prune:0.999": 15}
-SHARES = {"dlg": 0.2, "ig": 0.5, "ggl": 0.3}  # of the time
+SHARES = {"ig": 0.5, "dlg": 0.2, "ggl": 0.3}  # of the time
+MARGIN = 0.85  # of the time that is planned with: other programs may come
 TRIED = {"dlg": 1, "ig": 20, "ggl": 1}  # steps by which the pace is measured
 PUBLISHED_STEPS = {"dlg": 300, "ig": 24_000, "ggl": 500}
 LATENT_GENERATOR = RESNET.parent / "generator.py"
+
+
+class Replayed(Many):
+    """One candidate's pass, recorded once: at 224² its kernels fill a GPU, and starting them takes longer than they do."""
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        with quiet(self.problem.model, []):
+            yield
+
+    def _some(self, images: Tensor) -> list[Tensor]:
+        if not hasattr(self, "_input"):
+            self._input, self._found = images[0].clone(), []
+            self._run = recorded(self._work, images.device)[0]
+        passes = [self._passed(batch) for batch in images]
+        return [torch.stack(tensors) for tensors in zip(*passes, strict=True)]
+
+    def _work(self) -> None:
+        self._found[:] = self._one(self._input)
+
+    def _passed(self, batch: Tensor) -> list[Tensor]:
+        self._input.copy_(batch)
+        self._run()
+        return [found.clone() for found in self._found]
 
 
 class Enlarged(nn.Module):
@@ -118,8 +154,9 @@ class Bench:
         torch.manual_seed(1000 + (batch or 0))
         return Client(cell, images, labels, model, update if defense == "none" else parse_defense(defense)(update))
 
-    def attack(self, client: Client, method: str, steps: int, progress: Progress) -> unsum.Leak:
-        further = {"generator": self.generator} if method == "ggl" else {}
+    def attack(self, client: Client, method: str, steps: int, progress: Progress, **further: Any) -> unsum.Leak:
+        if method == "ggl":
+            further["generator"] = self.generator
         return match(
             client.model, client.update, method, labels=client.labels, progress=progress, steps=steps, **further
         )
@@ -169,63 +206,119 @@ def side_by_side(tasks: list[Callable[[Progress], unsum.Leak]]) -> list[unsum.Le
 
 
 def attacked(bench: Bench, clients: list[Client], method: str, steps: int) -> list[unsum.Leak | Exception]:
-    tasks = [lambda turns, c=client: bench.attack(c, method, steps, turns) for client in clients]
-    if method == "ggl":  # its candidates fill the GPU by themselves, and its memory
-        return [one for task in tasks for one in side_by_side([task])]
-    return side_by_side(tasks)
+    """GGL's candidates fill the GPU by themselves, and its memory: one client after the other."""
+    found: list[unsum.Leak | Exception] = []
+    at_once = 1 if method == "ggl" else bench.options.at_once
+    for start in range(0, len(clients), at_once):
+        some = clients[start : start + at_once]
+        found += side_by_side([lambda turns, c=client: bench.attack(c, method, steps, turns) for client in some])
+    return found
 
 
 def affordable(bench: Bench, clients: list[Client], method: str, seconds: float) -> int:
-    """Steps that fit into the time, by the pace of a few: the second of two runs, when kernels are chosen and memory is there."""
-    few = TRIED[method]
+    """Steps of all clients that fit into the time, by the pace of a few of some: the second of two runs, when all is warm."""
+    few, some = TRIED[method], clients[: 1 if method == "ggl" else bench.options.at_once]
     times = []
-    for steps in (few, 2 * few):
+    for steps in (few, 3 * few):
         start = time.monotonic()
-        attacked(bench, clients, method, steps)
+        attacked(bench, some, method, steps)
         times.append(time.monotonic() - start)
-    pace = max(1e-3, (times[1] - times[0]) / few, times[1] / (8 * few))
-    return max(few, min(PUBLISHED_STEPS[method], int((seconds - sum(times) - times[0]) / pace)))
+    pace = max(1e-3, (times[1] - times[0]) / (2 * few), times[1] / (8 * few))
+    groups = -(-len(clients) // len(some))
+    print(f"{method}: {pace:.3f} s a step of {len(some)} cells, {times} s", flush=True)
+    return max(few, min(PUBLISHED_STEPS[method], int((MARGIN * seconds / groups - times[0]) / pace)))
 
 
-def run(options: argparse.Namespace) -> None:
+@contextmanager
+def cheap_quiet(model: nn.Module, names: Collection[str]) -> Iterator[None]:
+    with quiet(model, names), cheap_twice(model):
+        yield
+
+
+def prepare(options: argparse.Namespace) -> Bench:
     if options.alexnet:
         provide_alexnet(options.alexnet)
     if options.device != "cpu":
         torch.backends.cudnn.benchmark = True
+        ggl_module.Many = Replayed  # type: ignore[misc]
+    if options.cheap:
+        evaluate.quiet = cheap_quiet  # type: ignore[assignment]
     if find_spec("nevergrad") is None:
-        ggl_module._cma = _pycma  # type: ignore[assignment]
+        ggl_module._cma = lambda shape, _steps, population, seed: Evolution(shape, population, seed)
+    return Bench(options)
+
+
+def run(options: argparse.Namespace) -> None:
     end = time.monotonic() + options.seconds
-    bench = Bench(options)
+    bench = prepare(options)
     steps: dict[str, int] = dict(_named(given) for given in options.steps)
-    rounds: list[tuple[int | None, list[str]]] = [(0, options.cells)]
+    rounds: list[tuple[int | None, list[str]]] = [(batch, options.cells) for batch in options.batches]
     if options.picture:
-        rounds.append((None, [cell for cell in FIGURES if cell in options.cells]))
-    rounds += [(batch, options.cells) for batch in range(1, options.batches)]
+        rounds.insert(1, (None, [cell for cell in FIGURES if cell in options.cells]))
     portion = sum(len(cells) for _, cells in rounds) / len(options.cells)
-    shown: dict[tuple[str, str], Tensor] = {}
     for batch, cells in rounds:
+        shown: dict[tuple[str, str], Tensor] = {}
         clients = [bench.client(cell, batch) for cell in cells]
         for method in options.methods:
             if method not in steps:
-                steps[method] = affordable(bench, clients, method, options.seconds * SHARES[method] / portion)
-            start = time.monotonic()
-            if start > end:
+                share = SHARES[method] / sum(SHARES[name] for name in options.methods)
+                steps[method] = affordable(bench, clients, method, options.seconds * share / portion)
+            if time.monotonic() > end:
                 break
-            leaks = attacked(bench, clients, method, steps[method])
-            seconds = time.monotonic() - start
-            for client, leak in zip(clients, leaks, strict=True):
-                line: dict[str, Any] = {"cell": client.cell, "batch": batch, "method": method, "steps": steps[method]}
-                line |= {"seconds": seconds, "together": len(clients), "hardware": _hardware(options.device)}
-                if isinstance(leak, Exception):
-                    line["error"] = str(leak)
-                else:
-                    line |= unsum.score(leak, images=client.images, targets=client.labels)
-                    shown[client.cell, method] = leak.images if batch is None else torch.empty(0)
-                with options.results.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
-                print(f"{client.cell}, batch {batch}, {method}: {line.get('psnr', line.get('error'))}", flush=True)
-        if batch is None:
-            draw(bench, shown, options)
+            shown |= noted(bench, clients, batch, method, steps[method])
+            if batch is None:
+                draw(bench, shown, options)
+
+
+def noted(
+    bench: Bench, clients: list[Client], batch: int | None, method: str, steps: int
+) -> dict[tuple[str, str], Tensor]:
+    """One attack on all cells of a batch, a line for each; returns the pictures."""
+    start, options = time.monotonic(), bench.options
+    leaks = attacked(bench, clients, method, steps)
+    seconds, shown = time.monotonic() - start, {}
+    for client, leak in zip(clients, leaks, strict=True):
+        line: dict[str, Any] = {"cell": client.cell, "batch": batch, "method": method, "steps": steps}
+        line |= {"seconds": seconds, "together": len(clients), "hardware": _hardware(options.device)}
+        if isinstance(leak, Exception):
+            line["error"] = str(leak)
+        else:
+            line |= unsum.score(leak, images=client.images, targets=client.labels)
+            shown[client.cell, method] = leak.images
+        _write(options, line)
+        print(f"{client.cell}, batch {batch}, {method}: {line.get('psnr', line.get('error'))}", flush=True)
+    return shown
+
+
+def curve(options: argparse.Namespace) -> None:
+    """IG on batch 0 without a defense: PSNR by the number of steps and the weight of total variation; TF32 and float32."""
+    bench = prepare(options)
+    client = bench.client("0of8", 0)
+    end = time.monotonic() + options.seconds
+    shortest = min(options.steps)
+    runs = [(shortest, 1e-2, False), *((steps, 1e-2, True) for steps in options.steps), (shortest, 1e-1, True)]
+    for steps, variation, tf32 in runs:
+        if time.monotonic() > end:
+            break
+        torch.backends.cudnn.allow_tf32 = tf32
+        start = time.monotonic()
+        task = partial(bench.attack, client, "ig", steps, total_variation=variation)
+        (leak,) = side_by_side([task])
+        if isinstance(leak, Exception):
+            raise leak
+        seconds = time.monotonic() - start
+        line = {"steps": steps, "total_variation": variation, "tf32": tf32, "seconds": seconds}
+        line |= {
+            "match": float(leak.history["match"][-1]),
+            **unsum.score(leak, images=client.images, targets=client.labels),
+        }
+        _write(options, line)
+        print({name: value for name, value in line.items() if not isinstance(value, str)}, flush=True)
+
+
+def _write(options: argparse.Namespace, line: dict[str, Any]) -> None:
+    with options.results.open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def _named(given: str) -> tuple[str, int]:
@@ -248,32 +341,9 @@ def draw(bench: Bench, shown: dict[tuple[str, str], Tensor], options: argparse.N
     save_image(small, options.picture, nrow=B, padding=2, pad_value=1.0)
 
 
-def _pycma(shape: tuple[int, ...], steps: int, population: int, seed: int) -> Any:  # noqa: ARG001
-    """nevergrad's CMA is pycma: taken as it is where only that is installed."""
-    import cma
-
-    known = {"popsize": population, "seed": seed + 1, "verbose": -9}
-    strategy = cma.CMAEvolutionStrategy(np.zeros(int(np.prod(shape))), 1.0, known)
-    waiting: list[Any] = []
-    told: list[tuple[Any, float]] = []
-
-    def ask() -> Any:
-        waiting.extend([] if waiting else strategy.ask())
-        return SimpleNamespace(value=waiting.pop().reshape(shape))
-
-    def tell(candidate: Any, value: float) -> None:
-        told.append((candidate.value.ravel(), value))
-        if len(told) == population:
-            strategy.tell(*(list(column) for column in zip(*told, strict=True)))
-            told.clear()
-
-    return SimpleNamespace(ask=ask, tell=tell)
-
-
-def show(path: Path) -> None:
+def show(paths: list[Path]) -> None:
     cells: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for line in path.read_text().splitlines():
-        record = json.loads(line)
+    for record in (json.loads(line) for path in paths for line in path.read_text().splitlines()):
         if record["batch"] is not None and "psnr" in record:
             cells[record["cell"], record["method"]].append(record)
     print("| cell | attack | published PSNR | PSNR | SSIM | LPIPS | batches | steps | of the published |")
@@ -296,23 +366,27 @@ def show(path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tasks = parser.add_subparsers(dest="task", required=True)
-    task = tasks.add_parser("run")
-    task.add_argument("--model", default=f"{RESNET}:unpooled")
-    task.add_argument("--weights", required=True, help="of ResNet-50, version 1")
-    task.add_argument("--photos", type=Path, required=True, help="whose batches are attacked")
-    task.add_argument("--generator", type=Path, help="weights that examples/generator.py made, for GGL")
-    task.add_argument("--alexnet", type=Path, help="AlexNet's features, for LPIPS")
-    task.add_argument("--device", default="cpu")
+    for task in (tasks.add_parser("run"), tasks.add_parser("curve")):
+        task.add_argument("--model", default=f"{RESNET}:unpooled")
+        task.add_argument("--weights", required=True, help="of ResNet-50, version 1")
+        task.add_argument("--photos", type=Path, required=True, help="whose batches are attacked")
+        task.add_argument("--generator", type=Path, help="weights that examples/generator.py made, for GGL")
+        task.add_argument("--alexnet", type=Path, help="AlexNet's features, for LPIPS")
+        task.add_argument("--device", default="cpu")
+        task.add_argument("--cheap", action="store_true", help="second derivatives of twice.py instead of torch's own")
+        task.add_argument("--at-once", type=int, default=4, help="cells side by side")
+        task.add_argument("--seconds", type=float, default=3600.0, help="from which the steps are chosen")
+        task.add_argument("--results", type=Path, default=Path("rivals.jsonl"))
+    task = tasks.choices["run"]
     task.add_argument("--cells", nargs="+", choices=[*CELLS], default=[*CELLS])
     task.add_argument("--methods", nargs="+", choices=[*SHARES], default=[*SHARES])
-    task.add_argument("--batches", type=int, default=1)
-    task.add_argument("--seconds", type=float, default=3600.0, help="from which the steps are chosen")
+    task.add_argument("--batches", type=int, nargs="+", default=[0])
     task.add_argument("--steps", nargs="*", default=[], help="instead, as ig=1000")
-    task.add_argument("--results", type=Path, default=Path("rivals.jsonl"))
     task.add_argument("--picture", type=Path, help="for figures 10 and 13 to 15")
-    tasks.add_parser("show").add_argument("results", type=Path)
+    tasks.choices["curve"].add_argument("--steps", type=int, nargs="+", default=[250, 500, 1000, 2000, 4000])
+    tasks.add_parser("show").add_argument("results", type=Path, nargs="+")
     options = parser.parse_args()
-    run(options) if options.task == "run" else show(options.results)
+    {"run": run, "curve": curve, "show": lambda given: show(given.results)}[options.task](options)
 
 
 if __name__ == "__main__":

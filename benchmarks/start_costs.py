@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--seconds", type=float, default=500.0, help="after which no further case is begun")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--not-recovered-in", type=Path, help="only those cases of a file: no other can have been lost")
     parser.add_argument("--as-before", action="store_true", help="as it was when every start was tried to its end")
     parser.add_argument("--compare", type=Path, nargs=2)
     options = parser.parse_args()
@@ -46,7 +47,10 @@ def main() -> None:
     if options.as_before:
         as_before()
     end = time.time() + options.seconds
-    jobs = [(options.first_seed + i, options.limit, end) for i in range(options.cases)]
+    seeds = [options.first_seed + i for i in range(options.cases)]
+    if options.not_recovered_in:
+        seeds = [row["seed"] for row in json.loads(options.not_recovered_in.read_text()) if not row["recovered"]]
+    jobs = [(seed, options.limit, end) for seed in seeds]
     rows = []
     with ProcessPoolExecutor(options.workers, mp_context=get_context("fork")) as pool:
         for done in as_completed([pool.submit(run, job) for job in jobs]):

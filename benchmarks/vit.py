@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import platform
 import resource
+import sys
 import time
 from pathlib import Path
 
@@ -25,6 +26,7 @@ import unsum
 from unsum import UnsumError
 from unsum.attack import separate
 from unsum.data import embedded_batch
+from unsum.progress import SILENT, Progress
 
 CLASSES = 20
 SIDES = {"tiny": 32, "small": 64, "b32": 224, "b16": 224}
@@ -68,6 +70,19 @@ def peak_gib(device: str) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
+class Stages(Progress):
+    """Says on stderr when each stage begins and how many tokens each round of the search has."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+
+    def say(self, sentence: str) -> None:
+        print(f"  {time.perf_counter() - self.start:6.1f} s  {sentence}", file=sys.stderr, flush=True)
+
+    def part(self, done: int, total: int) -> None:
+        self.say(f"{done} of {total} tokens")
+
+
 def row(name: str, B: int, args: argparse.Namespace) -> tuple[str, Tensor | None]:
     model, side = build(name, args.seed), SIDES[name]
     if args.trained:
@@ -77,7 +92,8 @@ def row(name: str, B: int, args: argparse.Namespace) -> tuple[str, Tensor | None
     start = time.perf_counter()
     past = f"{args.trained} steps" if args.trained else "random"
     try:
-        leak = separate(model, update, "tokens", batch_size=B, device=args.device, seed=args.seed)
+        progress = Stages() if args.stages else SILENT
+        leak = separate(model, update, "tokens", batch_size=B, device=args.device, seed=args.seed, progress=progress)
     except UnsumError as error:
         return (
             f"| {WHAT[name]} | {past} | {B} | refused | – | – | – | {time.perf_counter() - start:.0f} s | – | {error} |",
@@ -113,6 +129,7 @@ def main() -> None:
     parser.add_argument("--trained", type=int, default=0, help="steps of Adam on eight photos first")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--stages", action="store_true", help="say when each stage begins")
     parser.add_argument("--grid", type=Path, help="photos above, what came back below, of the last row")
     args = parser.parse_args()
     print(f"{machine(args.device)}, torch {torch.__version__}, embedded photos\n")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from unsum.commands.families import listed_methods
+from unsum.commands.listing import listed_methods
 
 
 def main() -> None:

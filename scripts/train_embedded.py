@@ -25,8 +25,8 @@ from unsum.data import read_photos
 from unsum.invert import Inverse
 from unsum.invert.decoder import Decoder
 from unsum.invert.layout import Layout
+from unsum.models.built import backbone_fingerprint
 from unsum.models.client_batches import ClientFeatures, sharing
-from unsum.models.fingerprint import backbone_fingerprint
 from unsum.models.small_resnet import FEATURE_SHAPE, INPUT_SIZE, SmallResNet
 
 STORED_SIZE = 160  # photos are kept a little larger than the input, for random crops

@@ -70,6 +70,18 @@ def test_a_search_says_what_it_tries_how_far_it_is_and_how_near() -> None:
     assert seconds == sorted(seconds)
 
 
+@pytest.mark.usefixtures("at_once")
+def test_what_comes_after_the_attacks_is_not_called_the_last_of_them() -> None:
+    torch.manual_seed(0)
+    model, heard = nn.Sequential(nn.Flatten(), nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 20)), Heard()
+    unsum.attack(
+        model, unsum.capture(model, torch.rand(2, 3, 4, 4), torch.tensor([4, 1])), progress=heard, time_limit=60
+    )
+    below = [state for state in heard.states if state.part == "layers below the last one"]
+    assert below, "peeling asks for its time"
+    assert all("the attack" not in str(state) for state in below)
+
+
 def test_a_quick_search_says_nothing() -> None:
     torch.manual_seed(0)
     model, heard = nn.Linear(64, 20), Heard()

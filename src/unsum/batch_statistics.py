@@ -62,15 +62,15 @@ def read_statistics(model: nn.Module, before: Mapping[str, Tensor], after: Mappi
         counted.add(count - _whole(before[counter]))
         share = _share(module, count)
         if variance in before and share is not None:
-            values = [_batch_value(before[name], after[name], share) for name in (mean, variance)]
+            old, new = ([tensors[name].double() for name in (mean, variance)] for tensors in (before, after))
+            values = [one + (other - one) / share for one, other in zip(old, new, strict=True)]
             if all(bool(value.isfinite().all()) for value in values):
                 means[layer], variances[layer] = values[0], values[1].clamp_min(0)
     steps = counted.pop() if len(counted) == 1 else None
-    if steps is None or steps < 1:  # layers that disagree, or counters that were reset, say nothing
-        return BatchStatistics(tuple(moved))
-    return (
-        BatchStatistics(tuple(moved), steps, means, variances) if steps == 1 else BatchStatistics(tuple(moved), steps)
-    )
+    if steps == 1:
+        return BatchStatistics(tuple(moved), steps, means, variances)
+    # Layers that disagree, or counters that were reset, say nothing.
+    return BatchStatistics(tuple(moved), steps if steps is not None and steps > 1 else None)
 
 
 def _named_as_its_own(model: nn.Module, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -89,7 +89,3 @@ def _share(layer: _BatchNorm, count: int) -> float | None:
     if layer.momentum is not None:
         return layer.momentum or None
     return 1 / count if count > 0 else None
-
-
-def _batch_value(before: Tensor, after: Tensor, share: float) -> Tensor:
-    return before.double() + (after.double() - before.double()) / share

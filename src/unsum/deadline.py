@@ -86,11 +86,7 @@ def time_limit(seconds: float | None, progress: Progress = SILENT) -> Iterator[D
 def interruptible() -> Iterator[Deadline]:
     """Let the first Ctrl-C during a search inside end it, and all that follow, with what they have; a second one quits."""
     outer = _CURRENT.get()
-    if outer is None:
-        made = Deadline(float("inf"), armed=True)
-    else:
-        made = replace(outer, cut=[], armed=True)
-    with _within(made, outer) as deadline:
+    with _within(replace(outer or Deadline(float("inf")), cut=[], armed=True), outer) as deadline:
         yield deadline
 
 
@@ -100,8 +96,10 @@ def out_of_time(untried: str) -> bool:
     if deadline is None:
         return False
     now = time.monotonic()
-    if deadline.watch is not None:
-        _report(deadline.watch, untried, now)
+    watch = deadline.watch
+    if watch is not None and now - watch.start >= _QUIET and now - watch.told >= _EVERY:
+        watch.told = now
+        watch.progress.looking(replace(watch.state, part=untried, seconds=now - watch.start))
     if now < deadline.end and not deadline.stop.is_set():
         return False
     if untried not in deadline.cut:
@@ -120,13 +118,6 @@ def trying(what: str, done: int = 0, total: int = 0, best: str = "") -> None:
 def is_interactive() -> bool:
     """Whether a person types here: a notebook or an interpreter's prompt."""
     return hasattr(sys, "ps1")
-
-
-def _report(watch: Watched, untried: str, now: float) -> None:
-    if now - watch.start < _QUIET or now - watch.told < _EVERY:
-        return
-    watch.told = now
-    watch.progress.looking(replace(watch.state, part=untried, seconds=now - watch.start))
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 _LONGEST_REASON = 200  # characters of another library's message inside a sentence
@@ -35,6 +35,19 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UnsumError:
     hint = nearest(name[:_LONGEST_SHOWN], names)
     known = "" if hint and len(names) > _LISTABLE else f"{'K' if hint else 'k'}nown: {', '.join(names)}."
     return UnsumError(f"There is no {kind} {shown(name)}; {hint}{known}".rstrip())
+
+
+def check_name(kind: str, name: str, valid: Collection[str]) -> None:
+    """Refuse a name that does not exist."""
+    if name not in valid:
+        raise unknown_name(kind, name, valid)
+
+
+def refuse(reasons: Mapping[str, object]) -> None:
+    """Raise the first sentence that holds."""
+    for sentence, holds in reasons.items():
+        if holds:
+            raise UnsumError(sentence)
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -75,11 +75,8 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 def inputs_of(layer: nn.Module) -> Iterator[list[Tensor]]:
     """What the layer reads, pass by pass."""
     seen: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
-    try:
+    with layer.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0])):
         yield seen
-    finally:
-        hook.remove()
 
 
 def main_output(output: Tensor | Sequence[Tensor]) -> Tensor:

@@ -59,18 +59,17 @@ class LocalTraining:
 
     def described(self) -> str:
         """One plain sentence."""
-        rate = (
-            "an unknown learning rate" if self.learning_rate is None else f"a learning rate of {self.learning_rate:g}"
-        )
+        rate = "an unknown learning rate"
+        if self.learning_rate is not None:
+            rate = f"a learning rate of {self.learning_rate:g}"
         steps = "1 local step" if (self.steps or 1) == 1 else f"{self.steps} local steps"
-        parts = [f"{steps} of SGD at {rate}"]
-        if self.momentum:
-            parts.append(f"a momentum of {self.momentum:g}")
-        if self.weight_decay:
-            parts.append(f"a weight decay of {self.weight_decay:g}")
-        if self.epochs > 1:
-            parts.append(f"{self.epochs} epochs over the same mini-batches")
-        return f"How the client trains: {', '.join(parts)}."
+        parts = {
+            f"{steps} of SGD at {rate}": True,
+            f"a momentum of {self.momentum:g}": self.momentum,
+            f"a weight decay of {self.weight_decay:g}": self.weight_decay,
+            f"{self.epochs} epochs over the same mini-batches": self.epochs > 1,
+        }
+        return f"How the client trains: {', '.join(part for part, holds in parts.items() if holds)}."
 
 
 def mini_batches(samples: int, steps: int, size: int | None = None) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
-from unsum.errors import unknown_name
+from unsum.errors import check_name
 
 Method = TypeVar("Method")
 PROBLEMS: list[str] = []  # a sentence for every plug-in that could not be loaded; commands that list methods print them
@@ -61,8 +61,7 @@ class Registry(Generic[Method]):
     def __getitem__(self, name: str) -> Method:
         if name not in self._entries:
             self._load()
-        if name not in self._entries:
-            raise unknown_name(self.family, name, self._entries)
+        check_name(self.family, name, self._entries)
         return self._entries[name].method
 
     def __iter__(self) -> Iterator[Entry[Method]]:

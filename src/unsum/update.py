@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from unsum.batch_statistics import BatchStatistics, read_statistics
 from unsum.declared import check_positive, check_whole
-from unsum.errors import UnsumError, nearest, shown, unknown_name
+from unsum.errors import UnsumError, check_name, nearest, shown
 from unsum.files.naming import named_as
 from unsum.files.tensor_file import read_header, read_tensors
 from unsum.files.writing import save_tensors, write_whole
@@ -75,10 +75,8 @@ class Update:
     def __post_init__(self) -> None:
         if not self.gradients:
             raise UnsumError("The update holds no tensors; capture it again or check the file.")
-        if self.kind not in ("gradient", "delta"):
-            raise unknown_name("kind of update", str(self.kind), ["gradient", "delta"])
-        if self.reduction not in ("mean", "sum"):
-            raise unknown_name("loss reduction", str(self.reduction), ["mean", "sum"])
+        check_name("kind of update", str(self.kind), ["gradient", "delta"])
+        check_name("loss reduction", str(self.reduction), ["mean", "sum"])
         if self.learning_rate is not None:
             check_positive("The learning rate", self.learning_rate)
         for name in ("batch_size", "num_examples"):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from unsum.app.serve import _Server, bind, serve
+from unsum.app.server import _Server, bind, serve
 from unsum.app.shelf import MOST_BYTES
 
 PAGE = {"X-Unsum-Page": "a-page-of-the-tests"}

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from unsum.app.guard import is_loopback
-from unsum.app.serve import bind, url_of
+from unsum.app.server import bind, url_of
 from unsum.errors import UnsumError
 
 
@@ -49,7 +49,7 @@ def test_what_counts_as_this_machine(host: str, loopback: bool) -> None:
 
 _INTERRUPTED = """
 import signal
-from unsum.app.serve import serve
+from unsum.app.server import serve
 
 def say(line):
     print(line, flush=True)

@@ -20,6 +20,7 @@ from unsum.audit.sweep import task
 from unsum.audit.sweep.bench import Point, SampleLeak
 from unsum.audit.sweep.result import Curve
 from unsum.client.capture import capture_trained
+from unsum.client.step import first_step
 from unsum.commands.audit_tables import show
 
 DATA = pictures(4), torch.tensor([3, 3, 11, 30])
@@ -155,7 +156,7 @@ def test_where_it_is_absent_the_reason_stands_in_its_place(audit: object, reason
 def test_mixed_samples_are_what_is_compared_with() -> None:
     net, (images, targets) = small_net(), DATA
     torch.manual_seed(7)
-    _, mixed, rows = capture_trained(net, images, targets, train=True, defenses=unsum.Mixup(1.0), loss=None)
+    _, mixed, rows = capture_trained(first_step(net, images, targets, True), unsum.Mixup(1.0))
     result = unsum.audit(net, DATA, defenses=unsum.Mixup(1.0), seed=7)
     assert result.truth is not None
     torch.testing.assert_close(result.truth.images, mixed)

@@ -8,8 +8,8 @@ from torch import nn
 
 import unsum
 from support.maps import network
-from unsum.audit.depth import DepthRead
 from unsum.audit.report import render, render_markdown
+from unsum.audit.result import DepthRead
 
 
 @pytest.mark.long

@@ -108,6 +108,14 @@ def test_without_an_inverse_only_the_originals_are_shown() -> None:
     assert "–" in page.text
 
 
+def test_pictures_that_time_was_too_short_for_are_not_blamed_on_the_inverse() -> None:
+    audit = synthetic(pictures=False)
+    cut = replace(audit.leak, notes=["Time was over; left untried: pixels out of the maps."])
+    page = Page(render(replace(audit, leak=cut)))
+    assert "Time was over before the attack had drawn pictures" in page.text
+    assert "No inverse fits this model" not in page.text
+
+
 def test_a_sample_that_was_not_found_has_a_placeholder() -> None:
     audit = synthetic(found=2)
     assert audit.samples[2].found is None

@@ -18,10 +18,10 @@ from unsum.audit.leakage import leakages
 from unsum.audit.result import Setting
 from unsum.audit.sweep import task
 from unsum.audit.sweep.bench import Point, SampleLeak
-from unsum.audit.sweep.plan import plan
 from unsum.audit.sweep.plot import plot
 from unsum.audit.sweep.report import Sweep, render
 from unsum.audit.sweep.result import Curve, closer, headline, level, sentences
+from unsum.audit.sweep.run import plan
 from unsum.audit.sweep.task import Accuracy, Task
 from unsum.defend import DEFENSES
 from unsum.defend.defense import FRACTION, NORM, SCALE, has_strength

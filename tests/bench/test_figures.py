@@ -14,7 +14,7 @@ from unsum.bench import figures as drawing
 from unsum.bench.figures import coordinate, curves, draw, histories
 from unsum.bench.material import Material, declaration_of
 from unsum.bench.measure import Outcome
-from unsum.bench.on_ray import _measured
+from unsum.bench.run import _measured
 from unsum.bench.table import matrix, read_table
 
 DUPLICATES = EXPERIMENTS["rgla-figure-4-left"]

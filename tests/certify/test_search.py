@@ -51,6 +51,7 @@ def attempt(fool: ModuleType) -> ModuleType:
     ("path", "tries"),
     [
         ("head", 8),
+        ("many", 20),
         *long(
             ("losses", 30),
             ("pixels", 8),
@@ -294,7 +295,7 @@ def test_tokens_that_no_sequence_holds_are_a_doubt(fool: ModuleType, monkeypatch
 
 def test_without_doubts_bred_cases_would_be_claimed(attempt: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = importlib.import_module("unsum.certify.judge")
-    for name in ("_QUICK", "_SLOW"):
+    for name in ("_QUICK", "_EXPLAINED", "_SLOW"):
         monkeypatch.setattr(judge, name, ())
     monkeypatch.setattr(judge, "doubt_misfit", lambda *_: [])
     fooled = [name for name, genome in BRED.items() if attempt.attempt(USUAL | genome).fooled]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from unsum.commands.families import listed_methods
-from unsum.commands.listing import _own
+from unsum.commands.listing import _own, listed_methods
 
 
 def test_an_attack_is_in_one_group() -> None:

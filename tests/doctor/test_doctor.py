@@ -171,7 +171,9 @@ def test_memory_is_compared_with_what_is_free(monkeypatch: pytest.MonkeyPatch) -
     assert network.needed_bytes(1000, 10) == 8 * (3 * 100 + 2 * 10 * 1010 + 3 * 10_000)
     net = sized(small_net())
     assert marks(unsum.doctor(net))["memory"] == "ok"
-    monkeypatch.setattr(network, "free_bytes", lambda _device: 1000)
+    weights = sum(4 * one.numel() for one in net.parameters())
+    assert 1000 < network.needed_bytes(10, 10) < 20 * weights  # the layers below the head take more than the head
+    monkeypatch.setattr(network, "free_bytes", lambda _device: 20 * weights)
     assert marks(unsum.doctor(net))["memory"] == "warning"
 
 

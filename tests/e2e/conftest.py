@@ -12,8 +12,7 @@ import uvicorn
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from support.browsing import ARGUMENTS, Heard
-from unsum.app.serve import bind, url_of
-from unsum.app.server import create_app
+from unsum.app.server import bind, create_app, url_of
 
 
 @pytest.fixture(scope="session")

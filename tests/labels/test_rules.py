@@ -16,8 +16,9 @@ import unsum
 from support.material import pictures, small_net
 from unsum import UnsumError, Update, capture
 from unsum.defend import Prune
-from unsum.labels import LABEL_RULES, gather
-from unsum.labels.ilrg import solve_counts, whole_counts
+from unsum.knowledge import Knowledge
+from unsum.labels import LABEL_RULES, Clues
+from unsum.labels.ilrg import solve_shares, whole_counts
 from unsum.labels.llg import count_down
 from unsum.labels.probe import Probe
 
@@ -162,13 +163,30 @@ def test_the_system_of_ilrg_is_exact_for_the_true_class_means() -> None:
     for label in targets.unique():
         means[label] = P[targets == label].mean(0)
     assert float(P.max()) > 0.9
-    assert solve_counts(means, grad_b, 7).tolist() == torch.bincount(targets, minlength=12).tolist()
+    assert whole_counts(solve_shares(means, grad_b, 7), 7).tolist() == torch.bincount(targets, minlength=12).tolist()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_ilrg_counts_classes_that_occur_as_often_as_they_are_predicted(reduction: str) -> None:
+    """A fresh head and more samples than classes: bias gradients near zero, whose ratios alone give wrong counts."""
+    torch.manual_seed(0)
+    model, targets = nn.Linear(512, 100), torch.randint(100, (256,))
+    features = (torch.randn(512) + 0.7 * torch.randn(256, 512)).relu()
+    gradients = capture(model, features, targets).gradients
+    rows, grad_b = (gradients["weight"] @ model.weight.T).double(), gradients["bias"].double()
+    published = solve_shares((rows / grad_b[:, None] + model.bias.double()).softmax(1), grad_b, 256)
+    scale = 256 if reduction == "sum" else 1
+    update = Update({name: scale * gradient for name, gradient in gradients.items()}, reduction=reduction)
+    found = unsum.labels(model, update, "ilrg", batch_size=256)
+    truth = torch.bincount(targets, minlength=100)
+    assert int((whole_counts(published, 256) == truth).sum()) <= 90
+    assert torch.bincount(found, minlength=100).tolist() == truth.tolist()
 
 
 def test_llg_plus_measures_what_autograd_measures(net: nn.Sequential) -> None:
     """The closed form of the probe is the gradient that a client with those inputs would have sent."""
     update = capture(net, pictures(4), torch.tensor([1, 2, 3, 4]))
-    probe = Probe.of(gather(net, update, batch_size=4))
+    probe = Probe.of(Clues.of(net, update, Knowledge(batch_size=4)))
     expected = capture(net, pictures(4, seed=5), torch.full((4,), 7)).gradients["5.weight"].sum(1)
     torch.testing.assert_close(probe.row_sums(pictures(4, seed=5), 7).float(), expected, rtol=1e-4, atol=1e-6)
 

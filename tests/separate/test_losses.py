@@ -101,6 +101,14 @@ def test_the_normal_matrix_is_that_of_the_residual(name: str) -> None:
     assert torch.allclose(here.gradient[free], J.T @ r, rtol=1e-9, atol=1e-9)
     assert torch.allclose(here.normal_diagonal()[free], (J.T @ J).diagonal(), rtol=1e-9, atol=1e-9)
     assert here.cost == pytest.approx(float(r.square().sum()))
+    few = torch.tensor([0, 2])
+    some = torch.randn(3, len(few), equation.U.shape[1], dtype=torch.float64)
+    V = some.new_zeros(3, *equation.U.shape).index_copy(1, few, some)
+    for pulled in (here.pull_each(V), here.pull_each(some, few)):
+        assert torch.allclose(pulled[:, free], V.flatten(1) @ J, rtol=1e-9, atol=1e-9)
+    steps = torch.randn(3, B * R + 2, dtype=torch.float64)
+    assert torch.allclose(here.push_each(steps).flatten(1), steps[:, free] @ J.T, rtol=1e-9, atol=1e-9)
+    assert torch.allclose(here.push_each(steps)[1], here.push(steps[1]), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", LOSSES)

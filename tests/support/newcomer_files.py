@@ -23,7 +23,7 @@ from unsum.invert import Inverse
 from unsum.invert.decoder import Decoder
 from unsum.invert.layout import Layout
 from unsum.models import load_model
-from unsum.models.fingerprint import backbone_fingerprint
+from unsum.models.built import backbone_fingerprint
 
 CLASSES, PER_CLASS, SIDE = 20, 2, 40
 LABELS = [3, 3, 11, 17]  # of the client whose update was captured

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from unsum.errors import UnsumError, unknown_name
+from unsum.errors import UnsumError, check_name
 from unsum.knowledge import Knowledge
 from unsum.registry import Registry
 from unsum.separate.options import read_value
@@ -135,8 +135,7 @@ def check_server(name: str, options: dict[str, Any]) -> dict[str, Any]:
     parameters = inspect.signature(SERVERS[name]).parameters
     own = {key: p.default for key, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
     for key, value in options.items():
-        if key not in own:
-            raise unknown_name(f"option of the server {name!r}", key, own)
+        check_name(f"option of the server {name!r}", key, own)
         if isinstance(own[key], int) and not isinstance(value, int):
             raise UnsumError(f"The option {key!r} of the server {name!r} is a whole number, not {value!r}.")
         if isinstance(own[key], float) and not isinstance(value, int | float):

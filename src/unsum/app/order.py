@@ -133,7 +133,9 @@ def read_order(content: Any, shelf: Shelf, page: str) -> Order:
         shown = {photo.label for photo in photos}
         names = [name if number in shown else f"class {number + 1}" for number, name in enumerate(names)]
     truth = Batch(images, torch.tensor(labels), [photo.title for photo in photos], names)
-    return Order(truth, keys, _defense(content.get("defense")))
+    wanted = content.get("defense")
+    chosen = None if wanted is None else offer(_text(wanted, "name")).at(_whole(wanted.get("stop", 0), "stop"))
+    return Order(truth, keys, chosen)
 
 
 def _label(row: dict[str, Any], photo: Photo, names: list[str]) -> int:
@@ -143,12 +145,6 @@ def _label(row: dict[str, Any], photo: Photo, names: list[str]) -> int:
     if label not in names:
         raise UnsumError(f"There is no label {label[:40]!r}; choose one of the {len(names)} tags.")
     return names.index(label)
-
-
-def _defense(content: Any) -> Defense | None:
-    if content is None:
-        return None
-    return offer(_text(content, "name")).at(_whole(content.get("stop", 0), "stop"))
 
 
 def _text(content: Any, field: str) -> str:

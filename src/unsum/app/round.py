@@ -101,8 +101,12 @@ def _result(order: Order, compared: Compared, blended: bool) -> Answer:
 
 def _sample(order: Order, leak: Leak, row: SampleScore, i: int, leaked: float) -> Answer:
     recovered: Tensor | None = None if row.found is None or leak.images is None else leak.images[row.found]
-    return _named(order, i) | {
-        "found_label": None if row.found is None else order.truth.class_names[int(leak.labels[row.found])],
+    truth, target = order.truth, order.truth.targets[i]
+    return {
+        "id": order.keys[i],
+        "title": truth.titles[i],
+        "label": truth.class_names[int(target if target.ndim == 0 else target.argmax())],  # of soft ones the largest
+        "found_label": None if row.found is None else truth.class_names[int(leak.labels[row.found])],
         "label_correct": row.label_correct == 1.0,
         "feature_error": row.feature_error,
         "psnr": row.psnr if recovered is not None else None,
@@ -110,10 +114,3 @@ def _sample(order: Order, leak: Leak, row: SampleScore, i: int, leaked: float) -
         "leakage": leaked,
         "picture": shown(recovered),
     }
-
-
-def _named(order: Order, i: int) -> Answer:
-    """What sample `i` and its class are called; of smoothed or mixed labels, the largest."""
-    truth, target = order.truth, order.truth.targets[i]
-    label = truth.class_names[int(target if target.ndim == 0 else target.argmax())]
-    return {"id": order.keys[i], "title": truth.titles[i], "label": label}

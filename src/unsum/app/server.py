@@ -1,16 +1,24 @@
-"""The routes: one page and its parts, the menu, photos in, rounds out. No path of a request reaches the file system."""
+"""The routes: one page and its parts, the menu, photos in, rounds out; and a socket that serves them until Ctrl-C.
+
+No path of a request reaches the file system.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator
+import socket
+import threading
+import webbrowser
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
 import torch
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -18,12 +26,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from unsum.app.guard import BODY_SECONDS, CLOSED, PAGE_HEADER, Doorkeeper
+from unsum.app.guard import BODY_SECONDS, CLOSED, MOST_SILENT, PAGE_HEADER, Doorkeeper, PatientProtocol, is_loopback
 from unsum.app.order import MOST_PHOTOS, menu, read_order
-from unsum.app.round import Answer, play
+from unsum.app.round import play
 from unsum.app.shelf import MOST_BYTES, MOST_OWN, Shelf, shown
 from unsum.app.worker import Worker
-from unsum.audit.texts import credits_of
+from unsum.audit.report import credits_of
 from unsum.data import tags
 from unsum.errors import UnsumError
 from unsum.models import DEFAULT_MODEL, load_model
@@ -52,7 +60,20 @@ class _Site:
         self._shelf = Shelf(self._loaded.image_size)
         self.worker = Worker()
         self._decoding = asyncio.Lock()  # one large picture in memory at a time
-        self._setting = self._describe()
+        names = tags()
+        photos = [
+            {"id": key, "title": p.title, "label": names[p.label or 0], "picture": shown(p.pixels)}
+            for key, p in self._shelf.embedded.items()
+        ]
+        self._setting = {
+            "model": self._loaded.name,
+            "size": self._loaded.image_size,
+            "labels": names,
+            "photos": photos,
+            "credits": credits_of([photo.title for photo in self._shelf.embedded.values()]),
+            "defenses": [asdict(offer) for offer in menu().values()],
+            "limits": {"photos": MOST_PHOTOS, "own": MOST_OWN, "bytes": MOST_BYTES},
+        }
 
     async def setting(self, _request: Request) -> Response:
         return JSONResponse(self._setting)
@@ -79,23 +100,8 @@ class _Site:
         page = request.headers[PAGE_HEADER]
         order = read_order(wanted, self._shelf, page)
         job = self.worker.start(page, lambda: play(self._loaded, order, self._device))
-        return StreamingResponse(_lines(job.answers()), media_type="application/x-ndjson")
-
-    def _describe(self) -> dict[str, Any]:
-        names = tags()
-        photos = [
-            {"id": key, "title": p.title, "label": names[p.label or 0], "picture": shown(p.pixels)}
-            for key, p in self._shelf.embedded.items()
-        ]
-        return {
-            "model": self._loaded.name,
-            "size": self._loaded.image_size,
-            "labels": names,
-            "photos": photos,
-            "credits": credits_of([photo.title for photo in self._shelf.embedded.values()]),
-            "defenses": [asdict(offer) for offer in menu().values()],
-            "limits": {"photos": MOST_PHOTOS, "own": MOST_OWN, "bytes": MOST_BYTES},
-        }
+        lines = (json.dumps(answer) + "\n" async for answer in job.answers())
+        return StreamingResponse(lines, media_type="application/x-ndjson")
 
 
 def create_app(*, device: str = "cpu", remote: bool = False) -> Starlette:
@@ -153,6 +159,78 @@ async def _body(request: Request, most: int, sentence: str) -> bytes:
     return bytes(content)
 
 
-async def _lines(answers: AsyncIterator[Answer]) -> AsyncIterator[str]:
-    async for answer in answers:
-        yield json.dumps(answer) + "\n"
+_LAST_WORDS = 2  # seconds that answers under way are given when the server stops
+_MOST_CONNECTIONS = 64 + MOST_SILENT  # those with a request, and those that have not asked yet
+
+
+def serve(
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    allow_remote: bool = False,
+    browser: bool = True,
+    device: str = "cpu",
+    say: Callable[[str], None] = print,
+) -> None:
+    """Serve the live page; `port` 0 takes a free one. Returns after Ctrl-C."""
+    bound = bind(host, port, allow_remote=allow_remote)
+
+    def announce() -> None:
+        say(f"unsum is at {url_of(bound)} (Ctrl-C stops it).")
+        if browser:
+            threading.Thread(target=webbrowser.open, args=(url_of(bound),), daemon=True).start()
+
+    with bound:
+        app = create_app(device=device, remote=allow_remote)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            http=PatientProtocol,
+            timeout_graceful_shutdown=_LAST_WORDS,
+            limit_concurrency=_MOST_CONNECTIONS,
+            server_header=False,
+        )
+        server = _Server(config, started=announce)
+        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has closed everything
+            server.run(sockets=[bound])
+    say("Stopped.")
+
+
+class _Server(uvicorn.Server):
+    """Says that it is there once Ctrl-C stops it in order: before that, an interrupt breaks its set-up in half."""
+
+    def __init__(self, config: uvicorn.Config, *, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._when_started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._when_started()
+
+
+def bind(host: str, port: int, *, allow_remote: bool = False) -> socket.socket:
+    """A listening socket, or a sentence; anything but this machine itself only when that was asked for."""
+    if not is_loopback(host) and not allow_remote:
+        raise UnsumError(
+            f"--host {host} would let other machines in, and the page asks for no password; add --allow-remote if you want that."
+        )
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise UnsumError(f"There is no address {host!r} to serve at: {error.strerror}.") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(place)
+        bound.listen()
+    except OSError as error:
+        bound.close()
+        raise UnsumError(f"{host}:{port} cannot be used ({error.strerror}); choose another --port, or 0.") from error
+    return bound
+
+
+def url_of(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):  # every address of this machine: print one that works here
+        host = "127.0.0.1" if host == "0.0.0.0" else "::1"
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"

@@ -48,7 +48,8 @@ class Shelf:
         """Keep one more photo of a page, cropped to a square in its middle."""
         if sum(photo.page == page for photo in self._own.values()) >= MOST_OWN:
             raise UnsumError(f"This page holds {MOST_OWN} photos of your own already; remove one first.")
-        title = _title(name)
+        last = re.split(r"[\\/]", name)[-1]  # a name from a browser is text and nothing else
+        title = "".join(c for c in last if c.isprintable()).strip()[:_LONGEST_TITLE] or "own photo"
         try:
             picture = square(content, self._size, formats=_FORMATS, most_pixels=MOST_PIXELS)
         except Exception as error:  # a hostile file can make a decoder raise nearly anything
@@ -77,9 +78,3 @@ class Shelf:
 def shown(picture: Tensor | None) -> str | None:
     """As PNG that a page can show without asking for it: it goes to this very machine, so soon rather than small."""
     return data_uri(picture, compress_level=1)
-
-
-def _title(name: str) -> str:
-    """What the photo is called on the page; a name from a browser is text and nothing else."""
-    last = re.split(r"[\\/]", name)[-1]
-    return "".join(c for c in last if c.isprintable()).strip()[:_LONGEST_TITLE] or "own photo"

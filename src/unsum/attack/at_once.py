@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,9 @@ def attack_at_once(model: nn.Module, updates: Sequence[Update], options: AttackO
     answers: list[Leak | None] = [None] * len(updates)
     if not updates:
         return answers
-    sent = [_moved(update, layer, options.device) for update in updates]
+    # The last layer's gradients go to the device; others follow where they are needed.
+    moved = partial(layer.changed, change=lambda gradient: gradient.detach().to(options.device, non_blocking=True))
+    sent = [moved(update) for update in updates]
     sizes = [options.batch_size if options.batch_size is not None else update.batch_size for update in sent]
     head = Head.of(model, sent[0], options.device)
     grad_W, grad_b = (torch.stack([update.gradients[name] for update in sent]) for name in (layer.weight, layer.bias))
@@ -82,8 +85,3 @@ class LastLayer:
         precise = all(gradient is not None and gradient.dtype == self.dtype for gradient in given)
         plain = update.kind == "gradient" and update.reduction == "mean"
         return precise and plain and update.training is None and update.carried is None
-
-
-def _moved(update: Update, layer: LastLayer, device: torch.device | str | None) -> Update:
-    """The update with the last layer's gradients on the device; others follow where they are needed."""
-    return layer.changed(update, lambda gradient: gradient.detach().to(device, non_blocking=True))

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
 
 from unsum.attack.case import Case, separate_by
-from unsum.attack.options import AttackOptions
+from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.reach import UNEXPLAINED, blind_at_the_head, is_hopeless, most_samples
 from unsum.certify.claim import TRUSTED_ERROR
 from unsum.deadline import out_of_time, trying
@@ -23,7 +24,7 @@ from unsum.equation.observation import observe
 from unsum.errors import UnsumError
 from unsum.head import Head, find_head
 from unsum.knowledge import Knowledge
-from unsum.labels import LABEL_RULES, gather
+from unsum.labels import LABEL_RULES
 from unsum.leak import Attempt, Leak
 from unsum.models.language import is_tied
 from unsum.progress import Progress
@@ -67,7 +68,9 @@ class NothingReadError(UnsumError):
 
 
 def auto(model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
-    """The best answer of the methods that suit this update."""
+    """The best answer of the methods that suit this update, or of the one that the options name."""
+    if options.method != AUTO:
+        return only(options.method, model, update, options, progress)
     return _best(CHOICES, Case(model, update, options, progress))
 
 
@@ -104,9 +107,7 @@ def _best(choices: tuple[Choice, ...], case: Case) -> Leak:
 
 
 def _several_steps(case: Case) -> bool:
-    training = case.update.training
-    several = training is not None and training.several_steps and case.update.kind == "delta"
-    return several and not case.language and not case.options.other_loss
+    return not case.language and case.options.follows_steps(case.update)
 
 
 def _nothing_usable(case: Case) -> bool:
@@ -118,21 +119,19 @@ def _nothing_usable(case: Case) -> bool:
 
 def _crowd(case: Case) -> bool:
     known = case.options
-    if known.labels is None or known.other_loss or not _nothing_usable(case):
-        return False
-    return suits_crowded(case.head, Knowledge(labels=known.labels))
+    possible = known.labels is not None and not known.other_loss and _nothing_usable(case)
+    return possible and suits_crowded(case.head, Knowledge(labels=known.labels))
 
 
 def _crowd_of_known_size(case: Case) -> bool:
     known = case.options
-    if known.batch_size is None or known.labels is not None or known.other_loss or not _nothing_usable(case):
-        return False
-    return known.batch_size >= case.head.classes
+    possible = known.labels is None and not known.other_loss and _nothing_usable(case)
+    return possible and known.batch_size is not None and known.batch_size >= case.head.classes
 
 
 def _with_found_labels(case: Case) -> Leak | None:
     """`crowded` with the labels that a rule finds; they are not recorded as granted. None where that promises nothing."""
-    evidence = gather(case.model, case.update, **case.options.shared)
+    evidence = case.options.clues(case.model, case.update)
     labels = LABEL_RULES[_CROWD_RULE](evidence)
     if not suits_crowded(case.head, Knowledge(labels=labels)):
         return None
@@ -142,10 +141,6 @@ def _with_found_labels(case: Case) -> Leak | None:
     blind = blind_at_the_head(case.head, case.update, leak)
     case.tried.append(Attempt(f"crowded, labels by {_CROWD_RULE}", leak, blind=blind))
     return None if is_hopeless(leak) else leak
-
-
-def _bias_disagrees(case: Case) -> bool:
-    return case.by == "exact" and case.uncertain and case.head.grad_b is not None and not case.defended
 
 
 def _marked(case: Case) -> bool:
@@ -190,14 +185,6 @@ def _contradicted(head: Head, other: Leak, leak: Leak) -> bool:
     return left[0] > _CLEARLY * left[1]
 
 
-def _by_ratio(case: Case) -> Leak | None:
-    try:
-        return case.separate("fgla")
-    except UnsumError as reason:  # no bias gradient, or every class present: nothing to fall back to
-        case.tried.append(Attempt("fgla", refused=str(reason)))
-        return None
-
-
 def _more_than_the_head(case: Case) -> bool:
     """Whether the head's gradient has its full rank, so that the head alone cannot tell the samples apart."""
     if not _nothing_usable(case) or case.options.labels is not None:
@@ -209,40 +196,27 @@ def _more_than_the_head(case: Case) -> bool:
     return full and not (case.changed if _several_steps(case) else case.defended)
 
 
-def _whole_by_spans(case: Case) -> Leak | None:
-    """The spans' answer where it is certain, explains the gradient, or has the first local steps: the head cannot do better."""
-    found = case.read_spans()
-    explains = (
-        found.batch_size > 0 and not is_hopeless(found) and (found.residual < UNEXPLAINED or _several_steps(case))
-    )
-    return found if found.exact or explains else None
+def _whole_below(method: str, case: Case) -> Leak | None:
+    """The answer where it is certain, explains the gradient, or has the first local steps: the head cannot do better."""
+    found = case.read_below(method)
+    explains = found.residual < UNEXPLAINED or _several_steps(case)
+    return found if found.exact or (explains and found.batch_size > 0 and not is_hopeless(found)) else None
 
 
 def _spans_not_tried(case: Case) -> bool:
     tried = any(attempt.method == "spans" for attempt in case.tried)
-    if tried or case.language or (case.best and case.best.exact):
-        return False
-    return not case.changed
-
-
-def _pictures(case: Case) -> Leak | None:
-    """The pictures where they are certain, or explain the gradient."""
-    found = case.read_tokens()
-    explains = found.batch_size > 0 and found.residual < UNEXPLAINED and not is_hopeless(found)
-    return found if found.exact or explains else None
+    return not (tried or case.language or (case.best and case.best.exact) or case.changed)
 
 
 def _better_spans(case: Case) -> Leak | None:
     """The spans' answer where it is certain, or where the head has none that is worth anything."""
-    found = case.read_spans()
-    useless = case.best is None or is_hopeless(case.best)
-    return found if found.exact or (useless and found.batch_size and not is_hopeless(found)) else None
+    found = case.read_below("spans")
+    return found if found.exact or (case.useless and found.batch_size and not is_hopeless(found)) else None
 
 
 def _by_rows(case: Case) -> Leak | None:
     found = case.read_rows()
-    useless = case.best is None or is_hopeless(case.best)
-    return found if found.batch_size and useless else None
+    return found if found.batch_size and case.useless else None
 
 
 RATIO = Choice(
@@ -265,14 +239,14 @@ CHOICES = (
         "tokens",
         "the model reads patches of the picture as tokens (a vision transformer)",
         lambda case: not case.language and not _several_steps(case) and is_patched(case.model),
-        _pictures,
+        partial(_whole_below, "tokens"),
         "The first layers of this transformer gave the pictures themselves (tokens).",
     ),
     Choice(
         "spans",
         "the head's gradient has its full rank: two layers below it may hold more samples than it can tell apart",
         _more_than_the_head,
-        _whole_by_spans,
+        partial(_whole_below, "spans"),
         "The last layer alone cannot tell so many samples apart; two layers below it can (spans).",
     ),
     Choice(
@@ -303,7 +277,7 @@ CHOICES = (
     Choice(
         "exact",
         "the exact solver is not certain, and no defense left its marks: once more, without the bias",
-        _bias_disagrees,
+        lambda case: case.by == "exact" and case.uncertain and case.head.grad_b is not None and not case.defended,
         _weights_alone,
         "The gradients of the head's weights and of its bias disagree, as clipping each by itself makes them; "
         "the weights' alone was used.",
@@ -327,7 +301,7 @@ CHOICES = (
         "fgla",
         "the exact solver expects to have failed",
         lambda case: case.by in ("exact", "local-steps") and case.uncertain and is_hopeless(case.answer),
-        _by_ratio,
+        lambda case: case.separate("fgla"),
         "The {before.method} solver predicted an error of {before.predicted_error:.1g}, so the ratio method (fgla) is used.",
     ),
     Choice(

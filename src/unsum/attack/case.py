@@ -26,6 +26,10 @@ UNREAD = (
     "entries of the update were removed or rounded, and no attack that was tried reads the dense layers below the last one "
     "from what is left"
 )
+_BLIND_BELOW = {
+    "spans": "samples may be there that these layers do not tell apart",
+    "tokens": "pictures may be there that the first layers do not tell apart",
+}
 
 
 @dataclass
@@ -58,6 +62,11 @@ class Case:
         return recognize(self.head).kind != "none"
 
     @property
+    def useless(self) -> bool:
+        """Whether there is no answer yet that is worth anything."""
+        return self.best is None or is_hopeless(self.best)
+
+    @property
     def uncertain(self) -> bool:
         """Whether the solver answered, is not certain, and others may know better: they assume cross-entropy."""
         solver = self.by in ("exact", "crowded") or (self.by == "local-steps" and is_hopeless(self.answer))
@@ -88,18 +97,10 @@ class Case:
             return "time was over"
         return blind_at_the_head(self.head, self.update, leak) or ("" if leak.exact else self.unread)
 
-    def read_spans(self) -> Leak:
-        """Two dense layers below the head, which may hold more samples than the head can tell apart."""
-        leak = separate_by("spans", self.model, self.update, self.options, self.progress)
-        blind = "" if leak.exact else "samples may be there that these layers do not tell apart"
-        self.tried.append(Attempt("spans", leak, blind=blind, at_head=False))
-        return leak
-
-    def read_tokens(self) -> Leak:
-        """A vision transformer's pictures, out of the gradients of its first layers."""
-        leak = separate_by("tokens", self.model, self.update, self.options, self.progress)
-        blind = "" if leak.exact else "pictures may be there that the first layers do not tell apart"
-        self.tried.append(Attempt("tokens", leak, blind=blind, at_head=False))
+    def read_below(self, method: str) -> Leak:
+        """Layers below the head, which may hold more than it can tell apart: two (`spans`), a transformer's first (`tokens`)."""
+        leak = separate_by(method, self.model, self.update, self.options, self.progress)
+        self.tried.append(Attempt(method, leak, blind="" if leak.exact else _BLIND_BELOW[method], at_head=False))
         return leak
 
     def read_rows(self) -> Leak:

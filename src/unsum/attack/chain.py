@@ -12,20 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.attack.auto import auto, only
+from unsum.attack.auto import auto
 from unsum.attack.case import separate_by
 from unsum.attack.counts import with_counts
-from unsum.attack.cut import cut_short
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses, walked_down, with_guess, with_pictures, with_pixels
 from unsum.attack.reach import HOPELESS
-from unsum.deadline import is_interactive, out_of_time
+from unsum.certify.claim import grant_each
+from unsum.deadline import LEFT_UNTRIED, Deadline, is_interactive, out_of_time, trying
 from unsum.deadline import time_limit as limited_to
 from unsum.errors import UnsumError
 from unsum.head import find_head
 from unsum.invert import load_inverse
 from unsum.invert.refine import Mode
-from unsum.labels import LABEL_RULES, gather
+from unsum.labels import LABEL_RULES
 from unsum.leak import Attempt, Leak
 from unsum.losses import Loss
 from unsum.match import match
@@ -126,15 +126,31 @@ def finished(model: nn.Module, update: Update, leak: Leak, options: AttackOption
     return cut_short(leak, deadline)
 
 
+def cut_short(leak: Leak, deadline: Deadline) -> Leak:
+    """The leak as it is where its search came to its end under this limit.
+
+    A certificate of the batch stays: a separator that was cut short gives none itself, so what was cut came after it.
+    """
+    if not deadline.cut:
+        return leak
+    sure = [attempt.leak is not None and attempt.leak.exact for attempt in leak.tried]
+    tried = [one if ended else replace(one, blind=deadline.over) for one, ended in zip(leak.tried, sure, strict=True)]
+    notes = [deadline.sentence, *(note for note in leak.notes if LEFT_UNTRIED not in note)]
+    if leak.inputs_exact is not None:  # peeling that was cut short vouches for nothing
+        leak = replace(leak, inputs_exact=grant_each(leak.inputs_exact.double(), above=False))
+    return replace(leak, tried=tried, notes=notes)
+
+
 def _run(model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
     start = time.perf_counter()
     if options.is_matcher:
         return _matched(model, update, options, progress)
     if options.label_rule is None:
         progress.say("Separating the batch")
-        leak = _separated(model, update, options, progress)
+        leak = auto(model, update, options, progress)
     else:
         leak = _with_rule(model, update, options, options.label_rule, progress)
+    trying("")  # the attack that was tried last is over: parts below the head name themselves
     if leak.tokens is None and not is_language_model(model):  # of text there is nothing to draw
         leak = _with_inputs(model, update, leak, options, progress)
     leak = with_counts(model, update, leak, options)
@@ -159,22 +175,15 @@ def _matched(model: nn.Module, update: Update, options: AttackOptions, progress:
     )
 
 
-def _separated(model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
-    if options.method == AUTO:
-        return auto(model, update, options, progress)
-    return only(options.method, model, update, options, progress)
-
-
 def _with_rule(model: nn.Module, update: Update, options: AttackOptions, name: str, progress: Progress) -> Leak:
     """Labels by a rule, then the batch with those labels. What was found is not recorded as granted."""
     progress.say("Finding the labels")
     rule = LABEL_RULES[name]
-    evidence = gather(model, update, auxiliary=options.auxiliary, **options.shared)
+    evidence = options.clues(model, update)
     found = rule(evidence)
     progress.say("Separating the batch")
-    leak = _separated(model, update, replace(options, labels=found, batch_size=None), progress)
-    remarks = rule.needs.remarks(name, evidence.head, model, evidence.knowledge)
-    notes = [f"Labels were found by the rule {name!r}.", *remarks, *leak.notes]
+    leak = auto(model, update, replace(options, labels=found, batch_size=None), progress)
+    notes = [f"Labels were found by the rule {name!r}.", *rule.needs.remarks(name, evidence), *leak.notes]
     return replace(leak, knowledge=evidence.knowledge, notes=notes)
 
 

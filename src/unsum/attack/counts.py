@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from torch import nn
+from torch import Tensor, nn
 
 from unsum.attack.options import AttackOptions
 from unsum.attack.reach import is_hopeless
@@ -25,16 +25,7 @@ _OF_WIDTH = 3  # units of a dense layer for every sample that its spans tell apa
 
 def with_counts(model: nn.Module, update: Update, leak: Leak, options: AttackOptions) -> Leak:
     """The leak with counts of labels and a word on the steps, where several were taken and their samples are not certain."""
-    training = update.training
-    if (
-        leak.exact
-        or leak.label_counts is not None
-        or training is None
-        or not training.several_steps
-        or update.kind != "delta"
-    ):
-        return leak
-    if options.other_loss or is_language_model(model):
+    if leak.exact or leak.label_counts is not None or not options.follows_steps(update) or is_language_model(model):
         return leak
     told = [steps_that_would_do(model, update, options)] if is_hopeless(leak) else []
     try:
@@ -48,7 +39,10 @@ def sentence(counts: LabelCounts) -> str:
     """The largest counts with their intervals."""
     order = counts.counts.argsort(descending=True, stable=True).tolist()
     present = [c for c in order if float(counts.high[c]) > 0][:_SHOWN]
-    shown = _number if counts.samples else _share
+
+    def shown(value: Tensor) -> str:
+        return f"{float(value):.0f}" if counts.samples else f"{100 * float(value):.2g} %"
+
     parts = [f"{c}: {shown(counts.counts[c])} ({shown(counts.low[c])} to {shown(counts.high[c])})" for c in present]
     left = [c for c in order if c not in present]
     more = f"; {len(left)} further classes: at most {shown(max(counts.high[c] for c in left))} each" if left else ""
@@ -57,14 +51,6 @@ def sentence(counts: LabelCounts) -> str:
         f"{what} by class, with intervals that hold the true one in {100 * counts.level:.0f} % of all cases if the client trains "
         f"as declared: {', '.join(parts)}{more}."
     )
-
-
-def _number(value: object) -> str:
-    return f"{float(value):.0f}"  # type: ignore[arg-type] # a tensor of one number
-
-
-def _share(value: object) -> str:
-    return f"{100 * float(value):.2g} %"  # type: ignore[arg-type]
 
 
 def steps_that_would_do(model: nn.Module, update: Update, options: AttackOptions) -> str:

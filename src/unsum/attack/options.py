@@ -9,16 +9,18 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unsum.attack.pictures import Inverses
 from unsum.errors import UnsumError, unknown_name
 from unsum.invert.refine import MODES, Mode
-from unsum.labels import LABEL_RULES
+from unsum.knowledge import Knowledge
+from unsum.labels import LABEL_RULES, Clues
 from unsum.losses import Loss, declared
 from unsum.match import MATCHERS
 from unsum.separate import SEPARATORS
 from unsum.separate.options import read_value
+from unsum.update import Update
 
 AUTO = "auto"
 _OF_EVERY_MATCHER = ("image_size", "auxiliary", "checkpoint", "checkpoint_seconds", "preview")
@@ -67,6 +69,12 @@ class AttackOptions:
         """What every method takes, in its own arguments' names."""
         return {"batch_size": self.batch_size, "device": self.device, "seed": self.seed}
 
+    def clues(self, model: nn.Module, update: Update) -> Clues:
+        """What a label rule is given."""
+        return Clues.of(
+            model, update, Knowledge(None, self.batch_size, auxiliary=self.auxiliary), self.device, self.seed
+        )
+
     @property
     def other_loss(self) -> bool:
         """Whether a loss other than cross-entropy was declared, which most methods do not know."""
@@ -87,6 +95,12 @@ class AttackOptions:
             return None
         option = inspect.signature(SEPARATORS[self.name]).parameters.get("steps")
         return None if option is None else int(option.default)
+
+    def follows_steps(self, update: Update) -> bool:
+        """Whether the update says that the client took several steps, which are followed under cross-entropy."""
+        training = update.training
+        several = training is not None and training.several_steps and update.kind == "delta"
+        return several and not self.other_loss
 
     def of_batch(self, size: int) -> AttackOptions:
         """The same for a batch of `size` samples, which the attacker hears where that is granted."""

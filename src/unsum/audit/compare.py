@@ -10,20 +10,14 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import nn
-
-from unsum.active import Reader
-from unsum.attack.options import AUTO, AttackOptions
+from unsum.attack.options import AUTO
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.round import Round
 from unsum.audit.sweep.bench import Bench, Point, shown
 from unsum.audit.sweep.task import photo_tiles, ruins
 from unsum.audit.wording import percent
-from unsum.data import Batch
 from unsum.deadline import out_of_time
 from unsum.defend import Defense, Noise, parse_defense
-from unsum.local_training import LocalTraining
-from unsum.progress import Progress
 
 # One of each common kind, at a usual strength. Not noise: it keeps the attack busy for longer than all of these together.
 STANDARD = ("clip:1", "prune:0.9", "sign")
@@ -80,29 +74,16 @@ class Comparison:
         return {"points": points, "absent": self.absent or None, "answer": self.answer or None}
 
 
-def compare(
-    played: Round,
-    model: nn.Module,
-    batch: Batch,
-    chain: list[Defense],
-    options: AttackOptions,
-    progress: Progress,
-    *,
-    train: bool,
-    wanted: bool | None,
-    training: LocalTraining | None = None,
-    reader: Reader | None = None,
-) -> Comparison:
+def compare(played: Round, bench: Bench, chain: list[Defense], wanted: bool | None) -> Comparison:
     """`wanted` None compares where it costs little: by the usual attack, on a round that did not take long."""
     if wanted is False:
         return Comparison(absent=NOT_ASKED)
+    options = bench.options
     iterates = options.method != AUTO or options.refine is not None
     if wanted is None and (played.leak.seconds > LITTLE or iterates):
         return Comparison(absent=SLOW)
     if out_of_time("other defenses"):  # interrupted: whoever waits wants what there is
         return Comparison(absent=INTERRUPTED)
-    how: dict[str, Any] = {"client_trains": train, "training": training, "reader": reader}
-    bench = Bench(model, batch, options, progress, **how)
     tried: list[Tried] = [(chain, bench.point(played, chain))]
     if chain:
         tried.insert(0, ([], bench.defended([], None)))
@@ -110,18 +91,16 @@ def compare(
     tried += [(other, bench.defended(other, None)) for other in standard if shown(other) != shown(chain)]
     stopped = ""
     if not any(point.under(DEFAULT_LEVEL) for _, point in tried):
-        climbed, stopped = _climb(
-            Bench(
-                model,
-                batch,
-                replace(options, time_limit=min(PATIENCE, options.time_limit or PATIENCE)),
-                progress,
-                **how,
-            )
-        )
+        quick = replace(options, time_limit=min(PATIENCE, options.time_limit or PATIENCE))
+        climbed, stopped = _climb(replace(bench, options=quick))
         tried += climbed
     pictures = photo_tiles()
-    priced = _priced(tried, Bench(model, batch, options, progress, **how, pictures=pictures))
+    pricing, under = replace(bench, pictures=pictures), [point.under(DEFAULT_LEVEL) for _, point in tried]
+    under[0] = not under[0] and any(under)  # where nothing is to be defended, nothing is to be paid
+    priced = [
+        replace(point, **(pricing.trained(other) if wanted_price else {"untrained": _UNPRICED}))
+        for (other, point), wanted_price in zip(tried, under, strict=True)
+    ]
     return Comparison(priced, "", audited_second=bool(chain), chance=pictures.chance, stopped=stopped)
 
 
@@ -138,13 +117,3 @@ def _climb(bench: Bench) -> tuple[list[Tried], str]:
         if time.perf_counter() - start > PATIENCE:
             return tried, f"; there was no time to try noise stronger than {tried[-1][1].defenses}"
     return tried, ""
-
-
-def _priced(tried: list[Tried], bench: Bench) -> list[Point]:
-    """The points, with the accuracy of those under the level and of no defense beside them."""
-    under = [point.under(DEFAULT_LEVEL) for _, point in tried]
-    priced = [not under[0] and any(under), *under[1:]]  # where nothing is to be defended, nothing is to be paid
-    return [
-        replace(point, **(bench.trained(chain) if wanted else {"untrained": _UNPRICED}))
-        for (chain, point), wanted in zip(tried, priced, strict=True)
-    ]

@@ -182,9 +182,22 @@ def render_junit(audit: AuditResult, gate: Gate) -> str:
 def render_sarif(audit: AuditResult, gate: Gate, report: Path | None = None) -> str:
     """The complete file; `report` is where the page lies, the only file that a finding can point at."""
     ids = list(_RULES)
-    findings = [(rule, i) for i, row in enumerate(gate.rows) if (rule := _rule(gate, row))]
+    found = {"above": "sample-leakage", "unknown": "leakage-unknown"}
+    named = [found.get(gate.outcome(row), "label-leakage" if row.label_correct else None) for row in gate.rows]
+    findings = [(rule, i) for i, rule in enumerate(named) if rule is not None]
+    rules = [
+        {
+            "id": name,
+            "shortDescription": {"text": short + "."},
+            "fullDescription": {"text": full},
+            "help": {"text": full},
+            "defaultConfiguration": {"level": level},
+            "properties": {"tags": ["security", "privacy"], "security-severity": severity},
+        }
+        for name, (short, full, level, severity) in _RULES.items()
+    ]
     run = {
-        "tool": {"driver": {"name": "unsum", "version": __version__, "rules": [_describe(name) for name in ids]}},
+        "tool": {"driver": {"name": "unsum", "version": __version__, "rules": rules}},
         "invocations": [
             {
                 "executionSuccessful": True,
@@ -204,25 +217,6 @@ def render_sarif(audit: AuditResult, gate: Gate, report: Path | None = None) -> 
         "results": [_result(audit, gate, i, rule, ids.index(rule), report) for rule, i in findings],
     }
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, allow_nan=False) + "\n"
-
-
-def _rule(gate: Gate, row: SampleRow) -> str | None:
-    outcome = gate.outcome(row)
-    if outcome == "within":
-        return "label-leakage" if row.label_correct else None
-    return "sample-leakage" if outcome == "above" else "leakage-unknown"
-
-
-def _describe(name: str) -> dict[str, Any]:
-    short, full, level, severity = _RULES[name]
-    return {
-        "id": name,
-        "shortDescription": {"text": short + "."},
-        "fullDescription": {"text": full},
-        "help": {"text": full},
-        "defaultConfiguration": {"level": level},
-        "properties": {"tags": ["security", "privacy"], "security-severity": severity},
-    }
 
 
 def _result(audit: AuditResult, gate: Gate, i: int, rule: str, index: int, report: Path | None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
@@ -86,7 +87,9 @@ class Inputs:
             truth = (
                 data if isinstance(data, Batch) else Batch(*data, [f"sample {i + 1}" for i in range(len(data[0]))], [])
             )
-        return loaded, _all_named(truth, made)
+        # The model may have more classes than the data name, and an attack may find any of them.
+        further = [f"class {c}" for c in range(len(truth.class_names), made)]
+        return loaded, replace(truth, class_names=[*truth.class_names, *further])
 
     def _table(self, path: Path) -> tuple[LoadedModel, Batch]:
         """Rows of a table, and a network for them: with one output where binary cross-entropy tells two classes apart."""
@@ -114,15 +117,7 @@ class Inputs:
             read = update if isinstance(update, Update) else update.read(self.model)
             return own_model(self.model, self.weights, self.image_size), read
         if isinstance(update, Received):
-            return update.open(
-                self.model,
-                weights=self.weights,
-                classes=self.classes,
-                seed=self.seed,
-                size=self.image_size,
-                fresh_head=self.fresh_head,
-                download=self.download,
-            )
+            return update.open(self.model, classes=self.classes, **self._loading)
         raise UnsumError("Give the model itself along with an Update, or the update's file along with a model's name.")
 
     def class_names(self, model: nn.Module) -> list[str]:
@@ -136,17 +131,14 @@ class Inputs:
         needed = len(order) if order is not None else _classes(data)
         if data is not None and self.classes is not None and self.classes < needed:
             raise UnsumError(f"The data have {needed} classes; a model of {self.classes} cannot learn them.")
-        return load_model(
-            name,
-            classes=self.classes or needed,
-            seed=self.seed,
-            weights=self.weights,
-            size=self.image_size,
-            likely_sizes=own,
-            fresh_head=self.fresh_head,
-            fewer_will_do=data is None and self.classes is None,
-            download=self.download,
-        )
+        fewer, classes = data is None and self.classes is None, self.classes or needed
+        return load_model(name, classes=classes, likely_sizes=own, fewer_will_do=fewer, **self._loading)
+
+    @property
+    def _loading(self) -> dict[str, Any]:
+        """How a model is loaded by its name, whatever its classes."""
+        same = {name: getattr(self, name) for name in ("weights", "seed", "fresh_head", "download")}
+        return same | {"size": self.image_size}
 
 
 def simulated_training(
@@ -188,9 +180,3 @@ def _classes(data: Known | None) -> int:
 
 def _count(targets: Tensor) -> int:
     return targets.shape[1] if targets.ndim == 2 else int(targets.max()) + 1
-
-
-def _all_named(batch: Batch, classes: int) -> Batch:
-    """The model may have more classes than the data name, and an attack may find any of them."""
-    further = [f"class {c}" for c in range(len(batch.class_names), classes)]
-    return replace(batch, class_names=[*batch.class_names, *further])

@@ -25,6 +25,7 @@ def leak_summary(leak: Leak, *, model: str, texts: list[str] | None = None) -> d
             "labels": leak.labels.tolist(),
             "label_counts": None if leak.label_counts is None else leak.label_counts.to_dict(),
             "tokens": leak.tokens,
+            "segments": leak.segments,
             "texts": texts,
             "exact": leak.exact,
             "undecided": leak.undecided or None,  # why what was not found may leak all the same
@@ -43,17 +44,18 @@ def write_leak(leak: Leak, folder: Path, *, model: str, texts: list[str] | None 
     """`leak.safetensors`, `leak.json` and `sample-1.png` and so on where there are pictures; the files written."""
     pictures = [] if leak.images is None else [f"sample-{place}.png" for place in range(1, len(leak.images) + 1)]
     stale = set(folder.glob("sample-*.png"))  # an earlier leak's pictures must not stand beside this one
-    write_folder(folder, lambda part: _fill(part, leak, pictures, leak_summary(leak, model=model, texts=texts)))
+    summary = leak_summary(leak, model=model, texts=texts)
+
+    def fill(part: Path) -> None:
+        held = {name: getattr(leak, name) for name in _TENSORS if getattr(leak, name) is not None}
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in held.items()}
+        save_tensors(tensors, part / "leak.safetensors", {"unsum-leak": json.dumps(summary)})
+        (part / "leak.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        for name, picture in zip(pictures, () if leak.images is None else leak.images, strict=True):
+            to_image(picture).save(part / name)
+
+    write_folder(folder, fill)
     written = [folder / name for name in ("leak.safetensors", "leak.json", *pictures)]
     for picture in stale.difference(written):
         picture.unlink()
     return written
-
-
-def _fill(folder: Path, leak: Leak, pictures: list[str], summary: dict[str, Any]) -> None:
-    held = {name: getattr(leak, name) for name in _TENSORS if getattr(leak, name) is not None}
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in held.items()}
-    save_tensors(tensors, folder / "leak.safetensors", {"unsum-leak": json.dumps(summary)})
-    (folder / "leak.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    for name, picture in zip(pictures, () if leak.images is None else leak.images, strict=True):
-        to_image(picture).save(folder / name)

@@ -19,8 +19,7 @@ What each attack that was tried got, held against the truth once it is over; the
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -144,9 +143,6 @@ class Tried:
         if over:
             return f"{over} of {len(self.leakages)} samples, up to {percent(self.worst)}"
         return "nothing, and does not apply" if self.remark else f"nothing (at most {percent(self.worst)})"
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def strongest(tried: list[Tried], samples: int) -> list[tuple[float, str]]:

@@ -119,17 +119,14 @@ class RunAudit:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "run.json", json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
         page = environment().get_template("run.html.j2")
-        drawn = [_bars(one) for one in self._latest()]
+        # Of every client the last round whose labels were counted.
+        latest = {one.finding.client: one for one in self.audited if one.counts is not None}
+        drawn = [_bars(one) for one in list(latest.values())[:_CLIENTS]]
         write_text(
             folder / "run.html",
             page.render(run=self, plot=_curves(self.audited), drawn=drawn, keep_under=DEFAULT_LEVEL, together=together),
         )
         return folder / "run.html"
-
-    def _latest(self) -> list[Audited]:
-        """Of every client the last round whose labels were counted."""
-        latest = {one.finding.client: one for one in self.audited if one.counts is not None}
-        return list(latest.values())[:_CLIENTS]
 
 
 def _curves(audited: Sequence[Audited]) -> dict[str, Any]:
@@ -153,7 +150,8 @@ def _curves(audited: Sequence[Audited]) -> dict[str, Any]:
             "x": x(finding.round),
             "y": y(finding.leakage),
             "kind": "unknown-dot" if math.isnan(finding.leakage) else "worst-dot" if finding.exact else "sample",
-            "hint": f"client {finding.client}, round {finding.round}: {_said(finding)}",
+            "hint": f"client {finding.client}, round {finding.round}: "
+            + ("not decidable" if math.isnan(finding.leakage) else percent(finding.leakage)),
         }
         for findings in lines.values()
         for finding in findings
@@ -170,10 +168,6 @@ def _curves(audited: Sequence[Audited]) -> dict[str, Any]:
         "frame": (_LEFT, _RIGHT, _TOP, _BOTTOM),
         "summary": "; ".join(str(dot["hint"]) for dot in dots[:_CLIENTS]),
     }
-
-
-def _said(finding: ClientFinding) -> str:
-    return "not decidable" if math.isnan(finding.leakage) else percent(finding.leakage)
 
 
 def _path(points: list[tuple[int, float, float]]) -> str:
@@ -193,17 +187,13 @@ def _bars(one: Audited) -> dict[str, Any]:
     order = counts.counts.argsort(descending=True, stable=True).tolist()[:_CLASSES]
     chosen = sorted(order) if len(counts.counts) <= _CLASSES else order
     top = max(float(counts.high[chosen].max()), 1e-9)
-    bars = [
-        {
-            "x": 30 + _BAR * place,
-            "label": c,
-            "height": round(_HEIGHT * float(counts.counts[c]) / top, 1),
-            "low": round(_HEIGHT * float(counts.low[c]) / top, 1),
-            "high": round(_HEIGHT * float(counts.high[c]) / top, 1),
-            "hint": _hint(counts, c),
-        }
-        for place, c in enumerate(chosen)
-    ]
+    bars = []
+    for place, c in enumerate(chosen):
+        found = {"height": counts.counts[c], "low": counts.low[c], "high": counts.high[c]}
+        count, low, high = (_amount(counts, value) for value in found.values())
+        heights = {name: round(_HEIGHT * float(value) / top, 1) for name, value in found.items()}
+        hint = f"class {c}: {count}, {low} to {high}"
+        bars.append({"x": 30 + _BAR * place, "label": c, **heights, "hint": hint})
     return {
         "client": one.finding.client,
         "round": one.finding.round,
@@ -215,11 +205,6 @@ def _bars(one: Audited) -> dict[str, Any]:
         "samples": counts.samples,
         "level": percent(counts.level),
     }
-
-
-def _hint(counts: LabelCounts, c: int) -> str:
-    count, low, high = (_amount(counts, values[c]) for values in (counts.counts, counts.low, counts.high))
-    return f"class {c}: {count}, {low} to {high}"
 
 
 def _amount(counts: LabelCounts, value: Any) -> str:

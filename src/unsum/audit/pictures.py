@@ -10,7 +10,7 @@ import textwrap
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from unsum.audit.result import AuditResult, SampleRow
+from unsum.audit.result import AuditResult
 
 _TILE, _GAP, _MARGIN, _CAPTION = 192, 8, 96, 44  # pixels
 _PER_LINE = 8  # pictures
@@ -56,20 +56,14 @@ def picture_grid(audit: AuditResult) -> Image.Image:
     for i, row in enumerate(shown):
         left = _MARGIN + i % _PER_LINE * (_TILE + _GAP)
         top = _GAP + i // _PER_LINE * line_height
-        for tile in ([row.original] if audit.truth else []) + [row.recovered]:
-            page.paste(_tile(tile), (left, top))
+        for picture in ([row.original] if audit.truth else []) + [row.recovered]:
+            tile = Image.new("RGB", (_TILE, _TILE), "lightgrey")
+            if picture is not None and is_picture(picture):
+                tile = to_image(picture).resize((_TILE, _TILE), Image.Resampling.BICUBIC)
+            page.paste(tile, (left, top))
             top += _TILE + _GAP
-        draw.text((left, top - 4), _caption(row), "black", font)
+        quality = math.nan if row.score is None else row.score.psnr
+        decibels = "" if math.isnan(quality) else f", {quality:.1f} dB"
+        found = textwrap.shorten(row.found_label or "not found", 20, placeholder="…")
+        draw.text((left, top - 4), found + decibels, "black", font)
     return page
-
-
-def _tile(picture: Tensor | None) -> Image.Image:
-    if picture is None or not is_picture(picture):
-        return Image.new("RGB", (_TILE, _TILE), "lightgrey")
-    return to_image(picture).resize((_TILE, _TILE), Image.Resampling.BICUBIC)
-
-
-def _caption(row: SampleRow) -> str:
-    quality = math.nan if row.score is None else row.score.psnr
-    decibels = "" if math.isnan(quality) else f", {quality:.1f} dB"
-    return textwrap.shorten(row.found_label or "not found", 20, placeholder="…") + decibels

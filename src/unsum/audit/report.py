@@ -1,4 +1,7 @@
-"""The report: one HTML page that opens from disk (no network, one small script, every picture inside), and its companions."""
+"""The report: one HTML page that opens from disk (no network, one small script, every picture inside), and its companions.
+
+First the sentences that no figure changes: what to do now, and the words in plain language.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +11,143 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from unsum.audit.compare import Comparison
 from unsum.audit.gate import Gate, check_level
 from unsum.audit.leakage import DEFAULT_LEVEL
-from unsum.audit.pictures import data_uri, picture_grid
+from unsum.audit.pictures import data_uri, is_picture, picture_grid
 from unsum.audit.result import AuditResult, SampleRow
 from unsum.audit.sweep.bench import mean_of
-from unsum.audit.sweep.plot import Plot, plot_side_by_side
-from unsum.audit.texts import BADGES, BLURRED, PRICED, advice, credits_of, glossary, unpictured
-from unsum.audit.verdict import UNVOUCHED
+from unsum.audit.sweep.plot import plot_side_by_side
+from unsum.audit.verdict import UNVOUCHED, Level
 from unsum.audit.wording import error, fixed, markdown, percent, plain, sample_count
+from unsum.deadline import LEFT_UNTRIED
 from unsum.files.report_folder import check_folder
 from unsum.files.writing import write_text, write_whole
 from unsum.knowledge import CHANGES_MODEL
+from unsum.models.lpips import lpips_status
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A sentence, and a command that goes with it, if any."""
+
+    text: str
+    command: str = ""
+
+
+_KEEP = Advice(
+    "Treat updates like these as the personal data they were computed from: who may see them, how long they are kept, and what "
+    "the people concerned are told."
+)
+_SUM = Advice(
+    "Let the server see only sums over clients (secure aggregation) that hold several times as many samples together as the "
+    "model has classes and its widest dense layer has units: a sum over fewer is as readable as one client's update."
+)
+_SWEEP = Advice(
+    "Find out how strong a defense must be here, and what it costs in accuracy.",
+    "unsum audit … --sweep noise=1e-5..1e-1",
+)
+_GATE = Advice(
+    f"Keep it from coming back: fail the build when any sample leaks more than, say, {percent(DEFAULT_LEVEL)}.",
+    f"unsum audit … --fail-above {DEFAULT_LEVEL:g}",
+)
+_MEASURE = Advice(
+    "Measure with samples of your own whose truth you know: simulate the same round and compare.", "unsum audit"
+)
+_GRANT = Advice(
+    "Where the batch is the reason, grant the attacker what a server may know (its size, the labels), or audit a smaller one.",
+    "unsum audit … --batch-size-known",
+)
+_STRONGER = Advice("Try the other attacks, and more of the attacker's knowledge, before relying on it.", "unsum list")
+
+_LEVELS: dict[Level, tuple[str, str, list[Advice]]] = {
+    "severe": ("Severe leakage", "bold red", [_KEEP, _SUM, _SWEEP, _GATE]),
+    "partial": ("Partial leakage", "bold yellow", [_KEEP, _SWEEP, _SUM, _GATE]),
+    "labels": ("Label leakage", "bold yellow", [_KEEP, _SUM, _STRONGER, _GATE]),
+    "low": ("Low leakage", "bold green", [_STRONGER, _GATE]),
+    "open": ("Not decidable", "bold", [_KEEP, _GRANT, _MEASURE, _STRONGER]),
+}
+BLURRED = (
+    "A leakage of 100 % is of the features: the attack read exactly what the model makes of the sample. The picture beside it is "
+    "as good as the inverse that draws it from those features, and may be blurred where nothing is missing."
+)
+PRICED = (
+    "Accuracy is that of a small network after a short federated training under the defense. It is measured without any defense "
+    "and where every sample stays under the level."
+)
+BADGES = {level: badge for level, (badge, _, _) in _LEVELS.items()}
+COLORS = {level: color for level, (_, color, _) in _LEVELS.items()}  # on a terminal
+
+
+def advice(level: Level, *, truth_known: bool) -> list[Advice]:
+    """What to do now, the most urgent first; who has the truth need not be told to bring it."""
+    return [step for step in _LEVELS[level][2] if step is not _MEASURE or not truth_known]
+
+
+def unpictured(audit: AuditResult) -> str:
+    """Why the report shows no recovered pictures."""
+    if not audit.leak.batch_size and not audit.leak.readings:
+        return "No attack gave an answer, so there is nothing to show beside the samples."
+    if audit.table is not None:
+        return " ".join(audit.table.sentences)
+    if audit.truth is not None and not any(is_picture(row.original) for row in audit.rows):
+        return "The samples are no pictures; what came back of each is in the table below."
+    if any(LEFT_UNTRIED in note for note in audit.leak.notes):
+        return (
+            "Time was over before the attack had drawn pictures; a larger --time-limit lets it go on. What it did recover is in "
+            "the table below."
+        )
+    return (
+        "No inverse fits this model, so the attack ends with features and makes no pictures. What it did recover is in the table "
+        "below."
+    )
+
+
+def glossary() -> list[tuple[str, str]]:
+    """Words and what they mean, in the order in which they are needed."""
+    perceived = "A distance between pictures as a neural network perceives them; lower is closer."
+    words = {
+        "Federated learning": "Many clients (phones, hospitals) train one model together: each trains on its own "
+        "data and sends only the change of the model to a server.",
+        "Update": "What a client sends to the server after training on its own data; here, one gradient. The "
+        "samples themselves never leave the client.",
+        "Gradient": "The direction in which a client's samples would change each weight of the model: a sum over "
+        "those samples.",
+        "Sample": "One private item that the client trained on, such as a photo. A batch is the samples of one update.",
+        "Leakage": "How much of what sets a sample apart from the client's other samples came back, from 0 % (no "
+        "better than a typical sample of this client) to 100 % (the sample itself). It is measured on features and "
+        "on pixels, and the larger one counts, of the strongest attack tried. Where no attack applies it is not known, "
+        "which is shown as –, never as 0 %. A label that was found is not part of it.",
+        "Label": "The class that the client assigned to a sample, such as what a photo shows.",
+        "Feature": "The numbers that the model computes from one sample just before its last layer. The feature "
+        "error is the distance between found and true features, relative to the true ones: 0 is perfect, 1 is no "
+        "better than guessing zero. Cosine compares directions alone: 1 is the same.",
+        "PSNR": "Peak signal-to-noise ratio in decibels: how close the pixels are, higher is closer. It is "
+        "computed for each picture; the mean is the mean of these values.",
+        "SSIM": "Structural similarity: whether edges and textures agree. 1 is the same picture, 0 is unrelated.",
+        "LPIPS": " ".join(filter(None, [perceived, lpips_status()])),
+        "Certificate": "The attacker's own statement that its answer is right. It is worked out from the update "
+        "alone, so a real attacker would have it, too.",
+        "Defense": "A change that the client makes before or while it computes the update, such as added noise.",
+    }
+    return list(words.items())
+
+
+def credits_of(titles: list[str]) -> list[dict[str, str]]:
+    """Author and license of every photo, if all carry titles of embedded ones, else nothing: somebody's own photos."""
+    manifest = (files("unsum.data") / "photos" / "manifest.json").read_text("utf-8")
+    known: dict[str, dict[str, str]] = {photo["title"]: photo for photo in json.loads(manifest)}
+    return [known[title] for title in titles] if all(title in known for title in titles) else []
+
 
 _SHOWN = 5  # samples of a printed audit
 _MEANS = ("label_correct", "feature_error", "feature_cosine", "psnr", "ssim", "lpips")
@@ -93,16 +212,24 @@ def render(audit: AuditResult) -> str:
     pictures = [(row, data_uri(row.original), data_uri(row.recovered)) for row in audit.rows]
     shown = [{"row": row, "original": original, "recovered": recovered} for row, original, recovered in pictures]
     drawn = any(original or recovered for _, original, recovered in pictures)  # rows of a table are not
+    comparison = audit.comparison
+    labels = [comparison.label(i) for i in range(len(comparison.points))]
+    if comparison.audited_second:
+        labels[1] = "audited"  # a chain of defenses would run into its neighbors; the table names it
+    compared = plot_side_by_side(comparison.points, labels, DEFAULT_LEVEL) if labels else None
     page = environment().get_template("report.html.j2")
-    return page.render(**_told(audit), shown=shown, drawn=drawn, compared=_compared(audit.comparison))
+    return page.render(**_told(audit), shown=shown, drawn=drawn, compared=compared)
 
 
 def render_markdown(audit: AuditResult) -> str:
     """The same for a pull request, a wiki or a ticket; the pictures lie beside it in `pictures.png`."""
     pages = environment(lambda value: Markup(markdown(value)) if type(value) is str else value)
     pages.filters |= {"percent": percent, "sample_count": sample_count}
-    command = audit.setting.command
-    again = _block(command) if command else "Started from Python: call `unsum.audit` with this setting."
+    command, again = audit.setting.command, "Started from Python: call `unsum.audit` with this setting."
+    if command:  # in a fence longer than any run of backticks inside, so that the command cannot end it
+        command = "\n".join(plain(command).splitlines())
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", command)), default=0))
+        again = f"{fence}console\n{command}\n{fence}"
     return pages.get_template("report.md.j2").render(**_told(audit), again=Markup(again))
 
 
@@ -131,21 +258,6 @@ def _told(audit: AuditResult) -> dict[str, Any]:
         "glossary": glossary(),
         "credits": credits_of(audit.truth.titles) if audit.truth else [],
     }
-
-
-def _block(command: str) -> str:
-    """A fence longer than any run of backticks inside, so that the command cannot end it."""
-    command = "\n".join(plain(command).splitlines())
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", command)), default=0))
-    return f"{fence}console\n{command}\n{fence}"
-
-
-def _compared(comparison: Comparison) -> Plot | None:
-    """The drawing of leakage by defense, where the round was played under several."""
-    labels = [comparison.label(i) for i in range(len(comparison.points))]
-    if comparison.audited_second:
-        labels[1] = "audited"  # a chain of defenses would run into its neighbors; the table names it
-    return plot_side_by_side(comparison.points, labels, DEFAULT_LEVEL) if labels else None
 
 
 def _fit(value: Any) -> Any:

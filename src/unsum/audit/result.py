@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unsum.attack.options import AttackOptions
 from unsum.audit.compare import Comparison
-from unsum.audit.depth import DepthRead
 from unsum.audit.leakage import Tried, vouched
 from unsum.audit.table_rows import TableRows
 from unsum.audit.verdict import Texts, Verdict, judge, judge_captured
@@ -27,6 +27,51 @@ from unsum.losses import Loss
 from unsum.score import SampleScore
 from unsum.score.samples import is_distribution
 from unsum.version import __version__
+
+_KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+
+
+@dataclass(frozen=True)
+class LayerDepth:
+    """A layer with weights, and whether what it read is known: it came back, or a layer below came back and the model tells."""
+
+    name: str
+    read: bool = False
+
+
+@dataclass(frozen=True)
+class DepthRead:
+    """How deep into the network the attack read: its layers from the input to the head; empty where nothing below the head."""
+
+    layers: Sequence[LayerDepth] = ()
+    numbers: int = 0  # of each sample, that the deepest one read
+
+    @classmethod
+    def of(cls, model: nn.Module, leak: Leak) -> DepthRead:
+        counts = {name: maps[0].numel() for name, maps in leak.inner.items() if len(maps)}
+        names = [name for name, module in model.named_modules() if isinstance(module, _KINDS)]
+        if leak.inputs is not None and len(leak.inputs) and names:
+            counts.setdefault(names[0], leak.inputs[0].numel())
+        deepest = next((i for i, name in enumerate(names) if name in counts), None)
+        if deepest is None:
+            return cls()
+        layers = [LayerDepth(name, i >= deepest) for i, name in enumerate(names)]
+        return cls(layers, counts[names[deepest]])
+
+    @property
+    def deepest(self) -> LayerDepth:
+        return next(layer for layer in self.layers if layer.read)
+
+    @property
+    def sentence(self) -> str:
+        where = "the model's own input" if self.layers[0].read else f"what the layer {self.deepest.name!r} read"
+        return (
+            f"The attack read down to {where}: {self.numbers:,} numbers of each sample. Its notes say how sure it is."
+        )
+
+    def to_dict(self) -> list[dict[str, object]]:
+        return [{"layer": layer.name, "read": layer.read} for layer in self.layers]
+
 
 _ATTACK = ("method", "batch_size", "exact", "predicted_error", "residual", "scale", "seconds", "notes")  # of a leak
 SCHEMA_VERSION = "1.4"  # of result.json and sweep.json; described in schema/result.schema.json
@@ -64,6 +109,8 @@ class Setting:
     ) -> Setting:
         """Of an attack that ran, on this machine."""
         rule = "" if options.label_rule is None else f", labels by {options.label_rule}"
+        device = torch.device(options.device or "cpu")
+        machine = f"{device.type}, {torch.get_num_threads()} threads"
         return cls(
             model=model,
             batch_size=samples,
@@ -72,7 +119,7 @@ class Setting:
             defenses=defenses,
             attack=leak.method + rule,
             seed=options.seed,
-            device=_device_name(torch.device(options.device or "cpu")),
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else machine,
             command=command,
             versions={
                 "unsum": __version__,
@@ -92,9 +139,7 @@ class SampleRow:
     title: str
     label: str | None  # the true one
     found_label: str | None
-    leakage: (
-        float  # measured, of the strongest attack; without the truth what the certificate vouches for; NaN: unknown
-    )
+    leakage: float  # measured; without the truth what the certificate vouches for; NaN: unknown
     score: SampleScore | None  # None without the truth
     original: Tensor | None
     recovered: Tensor | None
@@ -124,9 +169,7 @@ class AuditResult:
     samples: list[SampleScore]
     scores: dict[str, float]
     seconds: float
-    leakages: list[float] = field(
-        default_factory=list
-    )  # of every true sample by the strongest attack; NaN: nobody knows
+    leakages: list[float] = field(default_factory=list)  # of every true sample, by the strongest attack; NaN: unknown
     by: list[str] = field(default_factory=list)  # that attack
     tried: list[Tried] = field(default_factory=list)
     undecided: str = ""  # why samples that no attack found may leak all the same
@@ -169,7 +212,7 @@ class AuditResult:
             "granted": self.granted,
             "setting": asdict(self.setting),
             "attack": {name: getattr(self.leak, name) for name in _ATTACK},
-            "tried": [one.to_dict() for one in self.tried],
+            "tried": [asdict(one) for one in self.tried],
             "depth": self.depth.to_dict(),
             "truth_known": self.truth is not None,
             "scores": self.scores,
@@ -226,22 +269,12 @@ class AuditResult:
         )
 
 
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type}, {torch.get_num_threads()} threads"
-
-
-def finite(content: dict[str, Any]) -> dict[str, Any]:
+def finite(value: Any) -> Any:
     """The same as JSON can hold it: without NaN, infinity and the characters that are not text."""
-    return {plain(key): _finite(value) for key, value in content.items()}
-
-
-def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return finite(value)
+        return {plain(key): finite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return plain(value) if isinstance(value, str) else value

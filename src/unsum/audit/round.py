@@ -20,7 +20,7 @@ from unsum.audit.leakage import DEFAULT_LEVEL, Tried, leakages, leakages_of_rows
 from unsum.audit.table_rows import TableRows, rows_of
 from unsum.client.capture import capture_trained, in_mode
 from unsum.client.local import train_locally
-from unsum.client.step import ClientStep, Stage, ordered
+from unsum.client.step import ClientStep, Stage, first_step, ordered
 from unsum.data import Batch
 from unsum.defend import Defense
 from unsum.gradients import inputs_of
@@ -88,27 +88,31 @@ class Round(Compared):
     table: TableRows | None = None
 
 
-def play(
-    model: nn.Module,
-    batch: Batch,
-    defenses: Sequence[Defense],
-    options: AttackOptions,
-    *,
-    train: bool,
-    training: LocalTraining | None = None,
-    reader: Reader | None = None,
-    buffers: bool = False,
-    progress: Progress = SILENT,
-) -> Round:
-    """Client, attack, score. The client minimizes the loss that the options declare, in one step or as `training` says, which
-    the server knows. `reader` is that of a server that changed the model first. `buffers` are BatchNorm's, sent along."""
+@dataclass(frozen=True, eq=False)
+class ClientCase:
+    """A client and who attacks it, whatever its defense. It minimizes the loss that the options declare."""
+
+    model: nn.Module
+    batch: Batch
+    options: AttackOptions
+    train: bool  # BatchNorm's mode
+    training: LocalTraining | None = None  # one step by default; the server knows
+    reader: Reader | None = None  # of a server that changed the model first
+    buffers: bool = False  # BatchNorm's, sent along
+
+    @cached_property
+    def samples(self) -> tuple[Tensor, Tensor]:
+        device = torch.device(self.options.device or "cpu")
+        return self.batch.images.to(device), self.batch.targets.to(device)
+
+
+def play(case: ClientCase, defenses: Sequence[Defense], progress: Progress = SILENT) -> Round:
+    """Client, attack, score."""
     progress.say("The client computes its update")
-    device = torch.device(options.device or "cpu")
-    images, targets = batch.images.to(device), batch.targets.to(device)
-    how: dict[str, Any] = {"train": train, "seed": options.seed, "training": training, "loss": options.loss}
-    how["buffers"] = buffers
-    sent = send(model, images, targets, defenses, **how)
-    with in_mode(model, train):  # how clients train is the server's own protocol
+    model, batch, options, reader = case.model, case.batch, case.options, case.reader
+    how: dict[str, Any] = {"train": case.train, "training": case.training, "buffers": case.buffers}
+    sent = send(model, *case.samples, defenses, seed=options.seed, loss=options.loss, **how)
+    with in_mode(model, case.train):  # how clients train is the server's own protocol
         leak = attacked(model, sent.update, options.of_batch(len(sent.images)), progress)
         told = sent.update.statistics.note
         leak = leak if told is None else replace(leak, notes=[told, *leak.notes])
@@ -120,10 +124,14 @@ def play(
     progress.say("Comparing with the truth")
     compared = compare_with_truth(sent, leak)
     truth = as_trained(batch, sent)
-    trained_on = "" if torch.equal(truth.images, batch.images.cpu()) else _blends(defenses)
-    rows = None
-    if batch.schema is not None:
-        rows = rows_of(model, sent.update, leak, compared.samples, truth.images, truth.titles, batch.schema)
+    trained_on = ""
+    if not torch.equal(truth.images, batch.images.cpu()):
+        mixers = " | ".join(repr(part) for part in ordered(defenses) if getattr(part, "stage", None) == Stage.BATCH)
+        trained_on = (
+            f"{mixers} blends the client's samples before it trains on them. What came back is compared with these blends, not "
+            "with single samples: each stands under the name of one of its two samples and the larger of its two labels."
+        )
+    rows = rows_of(model, sent.update, leak, compared.samples, truth)
     return Round(**vars(compared), truth=truth, trained_on=trained_on, table=rows)
 
 
@@ -159,9 +167,9 @@ def send(
     Of several local steps, samples and features are noted as each step of the first epoch saw them.
     """
     torch.manual_seed(seed)
-    how: dict[str, Any] = {"train": train, "defenses": defenses, "loss": loss}
+    whole = first_step(model, images, targets, train, loss)
     if training is None:
-        update, images, targets = capture_trained(model, images, targets, **how, buffers=buffers)
+        update, images, targets = capture_trained(whole, defenses, buffers=buffers)
         return Sent(model, images, targets, update, train, seed)
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
     first_epoch = (training.steps or 1) // training.epochs
@@ -171,7 +179,7 @@ def send(
             with torch.random.fork_rng(), in_mode(step.model, train):  # dropout falls alike in the step itself
                 seen.append((step.images, step.targets, collect_features(step.model, step.images)))
 
-    update = train_locally(model, images, targets, training, **how, watch=watch)
+    update = train_locally(whole, training, defenses, watch=watch)
     own, rows, features = (torch.cat(parts) for parts in zip(*seen, strict=True))
     return Sent(model, own, rows, update, train, seed, watched=features)
 
@@ -217,11 +225,3 @@ def _leakages(sent: Sent, leak: Leak | None, samples: list[SampleScore] | None =
 def as_trained(batch: Batch, sent: Sent) -> Batch:
     """The batch that the gradient was computed on, under the names of the client's own."""
     return replace(batch, images=sent.images.cpu(), targets=sent.targets.cpu())
-
-
-def _blends(defenses: Sequence[Defense]) -> str:
-    mixers = " | ".join(repr(part) for part in ordered(defenses) if getattr(part, "stage", None) == Stage.BATCH)
-    return (
-        f"{mixers} blends the client's samples before it trains on them. What came back is compared with these blends, not with "
-        "single samples: each stands under the name of one of its two samples and the larger of its two labels."
-    )

@@ -16,14 +16,14 @@ from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses
 from unsum.audit.compare import CAPTURED, Comparison
 from unsum.audit.compare import compare as under_others
-from unsum.audit.depth import DepthRead
 from unsum.audit.inputs import Data, Inputs, simulated_training
 from unsum.audit.leakage import Tried
 from unsum.audit.report import Audit
-from unsum.audit.result import Setting
+from unsum.audit.result import DepthRead, Setting
 from unsum.audit.round import attacked, play
-from unsum.audit.sweep.bench import shown
-from unsum.audit.text import audit_text, captured_texts, is_text
+from unsum.audit.sweep.bench import Bench, shown
+from unsum.audit.text import audit_text, is_text, texts_of
+from unsum.audit.verdict import Texts
 from unsum.client.capture import in_mode
 from unsum.data.table_file import is_table
 from unsum.data.texts import TextData
@@ -152,9 +152,10 @@ def audit(
     )
     options.check()  # before the client computes anything
     training = simulated_training(learning_rate, local_steps, epochs, momentum, weight_decay)
-    inputs = Inputs(model, data, update, weights, classes, download, batch, same_label, seed)
-    inputs = replace(inputs, image_size=image_size, classes_from=classes_from, fresh_head=fresh_head)
-    inputs = replace(inputs, target=target, columns=columns, loss=loss)
+    inputs = Inputs(
+        model, data, update, weights, classes, download, batch, same_label, seed,
+        image_size, classes_from, fresh_head, target, columns, loss,
+    )  # fmt: skip
     chain = [defenses] if isinstance(defenses, Defense) else list(defenses)
     if buffers and (update is not None or training is not None or is_text(model)):
         raise UnsumError(
@@ -184,15 +185,14 @@ def audit(
     if server is not None:
         network, reader = modify(network, server, shape=tuple(own.images.shape[1:]), seed=seed)
         name = f"{name}, changed by the server ({reader.name}: {reader.summary})"
-    how: dict[str, Any] = {"train": train, "training": training}
-    played = play(network, own, chain, options, reader=reader, buffers=buffers, progress=progress, **how)
-    leak, defended = played.leak, shown(chain)
+    bench = Bench(network, own, options, train, training, reader, buffers, progress=progress)
+    played = play(bench, chain, progress)
+    leak = played.leak
+    how: dict[str, Any] = {"train": train, "training": training, "defenses": shown(chain), "command": command}
     return Audit(
-        Setting.of(name, leak, options, samples=len(own.images), defenses=defended, command=command, **how),
+        Setting.of(name, leak, options, samples=len(own.images), **how),
         scores=summarize(leak, played.samples),
-        comparison=Comparison(absent=_BUFFERS)
-        if buffers
-        else under_others(played, network, own, chain, options, progress, wanted=compare, reader=reader, **how),
+        comparison=Comparison(absent=_BUFFERS) if buffers else under_others(played, bench, chain, compare),
         seconds=time.perf_counter() - start,
         depth=DepthRead.of(network, leak),
         **vars(played),
@@ -214,6 +214,7 @@ def _audit_captured(inputs: Inputs, options: AttackOptions, *, train: bool, comm
     with in_mode(network, train):
         leak = attacked(network, sent, options, progress)
     leak = replace(leak, notes=[*update.notes, *leak.notes])
+    texts = texts_of(leak, inputs.model)
     how: dict[str, Any] = {"train": train, "defenses": _UNKNOWN, "command": command, "training": update.training}
     return Audit(
         Setting.of(loaded.name, leak, options, samples=leak.batch_size, **how),
@@ -223,5 +224,5 @@ def _audit_captured(inputs: Inputs, options: AttackOptions, *, train: bool, comm
         undecided=leak.undecided,
         depth=DepthRead.of(network, leak),
         class_names=names,
-        texts=captured_texts(leak, inputs.model),
+        texts=None if texts is None else Texts([], texts),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.audit.leakage import WHOLE, leakages_of_rows
+from unsum.data import Batch
 from unsum.data.table_schema import TableSchema
 from unsum.leak import Leak
 from unsum.models.table_network import first_dense, read_by_first_layer
@@ -80,57 +81,44 @@ class TableRows:
 
 
 def rows_of(
-    model: nn.Module,
-    update: Update,
-    leak: Leak,
-    samples: Sequence[SampleScore],
-    inputs: Tensor,
-    titles: Sequence[str],
-    schema: TableSchema,
-) -> TableRows:
-    """What came back of every row: of the answer itself, or of a row that some unit saw alone, whichever is nearer."""
-    truth, found = schema.decode(inputs), _inputs_of(model, leak, schema)
-    alone = _seen_alone(model, leak, schema)
-    best = leakages_of_rows(alone, inputs) if len(alone) else [0.0] * len(inputs)
+    model: nn.Module, update: Update, leak: Leak, samples: Sequence[SampleScore], batch: Batch
+) -> TableRows | None:
+    """What came back of every row: of the answer itself, or of a row that some unit saw alone, whichever is nearer.
+
+    None where the batch is no table's.
+    """
+    if batch.schema is None:
+        return None
+    schema, inputs, dense = batch.schema, batch.images, first_dense(model)
+
+    def at_first(held: Mapping[str, Tensor]) -> Tensor | None:
+        """(n, width) rows, of what the first dense layer read."""
+        read = None if dense is None else held.get(dense[0])
+        if read is None or not len(read):
+            return None
+        return read_by_first_layer(model, schema.shape, read.detach().double().cpu().flatten(1))
+
+    whole = leak.inputs
+    found = at_first(leak.inner) if whole is None or whole.ndim != 2 else whole.double().cpu()
+    # Rows of every attack that was tried that reads them one by one, mixtures among them.
+    answers = [leak, *(attempt.leak for attempt in leak.tried if attempt.leak is not None)]
+    seen = [at_first(answer.readings) for answer in answers]
+    alone = torch.cat([torch.zeros(0, schema.width, dtype=torch.float64), *(one for one in seen if one is not None)])
+    truth, best = schema.decode(inputs), leakages_of_rows(alone, inputs) if len(alone) else [0.0] * len(inputs)
     rows = []
-    for place, (title, score) in enumerate(zip(titles, samples, strict=True)):
+    for place, (title, score) in enumerate(zip(batch.titles, samples, strict=True)):
         x = inputs[place].double().cpu()
         candidates = [] if found is None or score.found is None else [found[score.found]]
         if best[place] >= WHOLE:
             candidates.append(alone[(alone - x).square().sum(1).argmin()])
         answer = min(candidates, key=lambda row: float((row - x).square().sum()), default=None)
-        rows.append(_compared(schema, title, truth[place], answer))
+        if answer is None or not bool(answer.isfinite().all()):
+            rows.append(RecoveredRow(title, truth[place], None, []))
+            continue
+        cells = schema.decode(answer[None])[0]
+        same = [column.same(*pair) for column, *pair in zip(schema.columns, cells, truth[place], strict=True)]
+        rows.append(RecoveredRow(title, truth[place], cells, same))
     return TableRows([column.name for column in schema.columns], rows, _named(model, update, schema))
-
-
-def _compared(schema: TableSchema, title: str, true: list[str], answer: Tensor | None) -> RecoveredRow:
-    if answer is None or not bool(answer.isfinite().all()):
-        return RecoveredRow(title, true, None, [])
-    cells = schema.decode(answer[None])[0]
-    same = [column.same(*pair) for column, *pair in zip(schema.columns, cells, true, strict=True)]
-    return RecoveredRow(title, true, cells, same)
-
-
-def _inputs_of(model: nn.Module, leak: Leak, schema: TableSchema) -> Tensor | None:
-    """(n, width) rows of the answer, where it reads the input or what the first dense layer makes of it."""
-    if leak.inputs is not None and leak.inputs.ndim == 2:
-        return leak.inputs.double().cpu()
-    first = first_dense(model)
-    read = None if first is None else leak.inner.get(first[0])
-    return None if read is None else _as_rows(model, schema, read)
-
-
-def _seen_alone(model: nn.Module, leak: Leak, schema: TableSchema) -> Tensor:
-    """Rows of every attack that was tried that reads them one by one, mixtures among them."""
-    first = first_dense(model)
-    answers = [attempt.leak for attempt in leak.tried if attempt.leak is not None]
-    parts = [answer.readings.get(first[0]) for answer in [leak, *answers]] if first is not None else []
-    rows = [_as_rows(model, schema, part) for part in parts if part is not None and len(part)]
-    return torch.cat([torch.zeros(0, schema.width, dtype=torch.float64), *(row for row in rows if row is not None)])
-
-
-def _as_rows(model: nn.Module, schema: TableSchema, read: Tensor) -> Tensor | None:
-    return read_by_first_layer(model, schema.shape, read.detach().double().cpu().flatten(1))
 
 
 def _named(model: nn.Module, update: Update, schema: TableSchema) -> dict[str, list[str]]:

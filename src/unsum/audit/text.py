@@ -120,9 +120,9 @@ def audit_text(
     network, batch = inputs.loaded.model.to(options.device), inputs.batch
     progress.say("The client computes its update")
     torch.manual_seed(options.seed)
-    tokens, labels, mask = (None if part is None else part.to(options.device) for part in inputs.step)
+    tokens, labels, mask, segments = (None if part is None else part.to(options.device) for part in inputs.step)
     assert tokens is not None
-    update = capture_text(network, tokens, labels, mask=mask, train=train, defenses=chain)
+    update = capture_text(network, tokens, labels, mask=mask, segments=segments, train=train, defenses=chain)
     samples = int((targets(task_of(network), inputs.step.labels) >= 0).sum())
     with in_mode(network, train):
         leak = attacked(network, update, options.of_batch(samples), progress)
@@ -135,7 +135,8 @@ def audit_text(
         Setting.of(inputs.loaded.name, leak, options, samples=len(batch.texts), **how),
         Batch(tokens.cpu(), torch.zeros(len(tokens)), [f"text {i + 1}" for i in range(len(tokens))], []),
         leak,
-        [_scored(found, whole) for found, _, whole in pairs],
+        # A text has no features or pixels of its own to measure.
+        [SampleScore(found, float(whole), *[_NAN] * 6) for found, _, whole in pairs],
         {} if leak.tokens is None else score_text(leak.tokens, batch.sequences),
         time.perf_counter() - start,
         leakages=[share if decided else _NAN for share in shares],
@@ -151,23 +152,12 @@ def _shares(leak: Leak | None, sequences: Sequence[Sequence[int]]) -> list[float
     return [] if leak is None or leak.tokens is None else [share for _, share, _ in pair_text(leak.tokens, sequences)]
 
 
-def captured_texts(leak: Leak, model: nn.Module | str) -> Texts | None:
-    """What was found in an update that came without the truth; None where it is no language model's."""
-    found = texts_of(leak, model)
-    return None if found is None else Texts([], found)
-
-
 def texts_of(leak: Leak, model: nn.Module | str) -> list[str] | None:
     """The sequences that were found, as text; None where the attack does not look for any."""
     if leak.tokens is None:
         return None
     tokenizer = tokenizer_of(model)
     return [tokenizer.decode(sequence) for sequence in leak.tokens]
-
-
-def _scored(found: int | None, whole: bool) -> SampleScore:
-    """A text has no features or pixels of its own to measure."""
-    return SampleScore(found, float(whole), _NAN, _NAN, _NAN, _NAN, _NAN, _NAN)
 
 
 def _tokens_alone(leak: Leak, sequences: Sequence[Sequence[int]]) -> float:

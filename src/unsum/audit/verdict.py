@@ -182,35 +182,29 @@ class Texts:
     def judge(self, leak: Leak, leakages: Sequence[float]) -> Verdict:
         """The verdict, by the same levels as over any other sample."""
         if not self.true:
-            return _judge_captured(leak, len(self.found))
+            found = len(self.found)
+            details = [f"Found in the update: {found} {'text' if found == 1 else 'texts'}.", certificate(leak)]
+            if leak.exact and found:
+                return Verdict("severe", 1.0, "This update gives away every text that was found in it.", details)
+            return Verdict.undecided(UNVOUCHED, details)
         total = len(self.true)
         whole, part = (sum(value >= level for value in leakages) for level in (WHOLE, DEFAULT_LEVEL))
-        details = [_amount(leakages), certificate(leak)]
+        known = [value for value in leakages if not math.isnan(value)]
+        mean, most = (math.fsum(known) / len(known), max(known)) if known else (math.nan, math.nan)
+        amount = f"{percent(mean)} of a text's tokens were found in their place on average, {percent(most)} at most."
+        details = [amount, certificate(leak)]
         if part:
             headline = (
                 f"This update gives away {_count(whole, total) if whole else f'a part of {_count(part, total)}'}."
             )
             return Verdict("severe" if whole == total else "partial", part / total, headline, details)
         if self.tokens_alone >= DEFAULT_LEVEL:
-            found = f"{percent(self.tokens_alone)} of all tokens were found, in no order."
-            return Verdict("labels", math.nan, "This update gives away the words of the texts, in no order.", [found])
+            words = f"{percent(self.tokens_alone)} of all tokens were found, in no order."
+            return Verdict("labels", math.nan, "This update gives away the words of the texts, in no order.", [words])
         reason = leak.notes[0] if leak.notes else "it gives no reason"
         return Verdict.undecided(
             f"the attack on text did not get through: {reason[:1].lower()}{reason[1:]}", details[1:]
         )
-
-
-def _judge_captured(leak: Leak, found: int) -> Verdict:
-    details = [f"Found in the update: {found} {'text' if found == 1 else 'texts'}.", certificate(leak)]
-    if leak.exact and found:
-        return Verdict("severe", 1.0, "This update gives away every text that was found in it.", details)
-    return Verdict.undecided(UNVOUCHED, details)
-
-
-def _amount(leakages: Sequence[float]) -> str:
-    known = [value for value in leakages if not math.isnan(value)]
-    mean, most = (math.fsum(known) / len(known), max(known)) if known else (math.nan, math.nan)
-    return f"{percent(mean)} of a text's tokens were found in their place on average, {percent(most)} at most."
 
 
 def _count(number: int, total: int) -> str:

@@ -2,7 +2,7 @@
 
 - `declare`: what an experiment is; `experiments`: the tables of each paper; `plan`: tables → cells, shares;
 - `material`: photos, weights, device, and what makes two cells the same; `store`: the file of results;
-- `measure`: one cell → its figures; `run`, `on_ray`: all cells, and what a person sees meanwhile;
+- `measure`: one cell → its figures; `run`: all cells, here or on Ray, and what a person sees meanwhile;
 - `table`: tables; `figures`: drawings; `pages`: both as pages of the documentation.
 """
 

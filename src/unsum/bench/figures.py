@@ -140,7 +140,11 @@ def coordinate(cell: Cell, axis: str) -> float:
 
 def _pictures(table: Table) -> Any | None:
     """The client's photos above, then what each attack made of them."""
-    strips = [(row, picture) for row in table.rows if (picture := _strip(row)) is not None]
+    strips = []
+    for row in table.rows:
+        blob = next((result.outcome.picture for result in row.measured if result.outcome.picture), None)
+        if blob is not None:
+            strips.append((row, Image.open(io.BytesIO(blob)).convert("RGB")))
     if not strips:
         return None
     width, height = strips[0][1].size
@@ -156,11 +160,6 @@ def _pictures(table: Table) -> Any | None:
             for side in one.spines.values():
                 side.set_visible(False)
     return drawn
-
-
-def _strip(row: Row) -> Image.Image | None:
-    blob = next((result.outcome.picture for result in row.measured if result.outcome.picture), None)
-    return None if blob is None else Image.open(io.BytesIO(blob)).convert("RGB")
 
 
 @contextmanager

@@ -38,23 +38,19 @@ def write_pages(store: Store, size: Size, out: Path) -> list[Path]:
         title_end, name_end = (", in the papers' own size", "-paper") if size == "paper" else ("", "")
         pages = []
         for paper, title in TITLES.items():
-            own = [table for table in tables if table.experiment.paper == paper]
-            if any(table.begun for table in own):
-                pages.append(_write(title + title_end, own, out / f"bench-{paper}{name_end}.md"))
+            own, path = [t for t in tables if t.experiment.paper == paper], out / f"bench-{paper}{name_end}.md"
+            begun, waiting = [table for table in own if table.begun], [table for table in own if not table.begun]
+            if not begun:
+                continue
+            parts = [f"# {title}{title_end}", _introduction(begun), *(_section(table, path) for table in begun)]
+            if waiting:
+                listed = ", ".join(f"`{table.experiment.name}` ({table.experiment.title})" for table in waiting)
+                parts.append(f"## Not run\n\nDeclared, and not in this store: {listed}.")
+            path.write_text("\n\n".join(parts) + "\n", "utf-8")
+            pages.append(path)
         return pages
     except OSError as error:
         raise UnsumError(f"The pages cannot be written to {str(out)!r}: {error.strerror or error}.") from error
-
-
-def _write(title: str, tables: list[Table], path: Path) -> Path:
-    begun = [table for table in tables if table.begun]
-    waiting = [table for table in tables if not table.begun]
-    parts = [f"# {title}", _introduction(begun), *(_section(table, path) for table in begun)]
-    if waiting:
-        listed = ", ".join(f"`{table.experiment.name}` ({table.experiment.title})" for table in waiting)
-        parts.append(f"## Not run\n\nDeclared, and not in this store: {listed}.")
-    path.write_text("\n\n".join(parts) + "\n", "utf-8")
-    return path
 
 
 def _introduction(tables: list[Table]) -> str:
@@ -117,7 +113,6 @@ def _section(table: Table, page: Path) -> str:
             parts.append(f"![{experiment.title}]({picture.name})")
     if experiment.across:
         parts.append("Entries are leakages; of rules that seek labels alone, the share of labels found.")
-    if experiment.across:
         parts.append(matrix(table))
     else:
         run = replace(table, rows=tuple(row for row in table.rows if row.results))

@@ -78,14 +78,10 @@ def share(cells: Iterable[Cell], shard: Shard) -> list[Cell]:
     """
     number, count = shard
     listed = list(cells)
-    mine = set(sorted(listed, key=_kind)[number - 1 :: count])
-    return [cell for cell in listed if cell in mine]
-
-
-def _kind(cell: Cell) -> str:
-    content = cell.content()
     order = ("network", "attack", "batch", "same", "labels", "defense", "data", "draws", "pictures", "seed")
-    return json.dumps([cell.random_labels, *(content[name] for name in order)])
+    kinds = {cell: json.dumps([cell.random_labels, *(cell.content()[name] for name in order)]) for cell in listed}
+    mine = set(sorted(listed, key=kinds.__getitem__)[number - 1 :: count])
+    return [cell for cell in listed if cell in mine]
 
 
 def of_attacks(cells: Iterable[Cell], wanted: Sequence[str], unwanted: Sequence[str]) -> list[Cell]:

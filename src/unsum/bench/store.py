@@ -52,19 +52,15 @@ class Store:
             raise UnsumError(
                 f"There is no store {str(self.path)!r}; run `unsum bench` first, or name another with --store."
             )
-        with _sentences(self.path):
-            self._database = self._open(read_only)
-            self._check(read_only)
-
-    def _open(self, read_only: bool) -> sqlite3.Connection:
         if not read_only and not self.path.parent.is_dir():
             raise UnsumError(f"There is no folder {str(self.path.parent)!r} for the store; make it first.")
-        # Shown stores may lie in folders that cannot be written: SQLite then must not look for its own side files.
         flag = "mode=rwc"
-        if read_only:
+        if read_only:  # it may lie in a folder that cannot be written: SQLite then must not look for its own side files
             flag = "mode=ro" if Path(f"{self.path}-wal").exists() else "immutable=1"
         address = f"{self.path.absolute().as_uri()}?{flag}"
-        return sqlite3.connect(address, uri=True, timeout=_PATIENCE, isolation_level=None)
+        with _sentences(self.path):
+            self._database = sqlite3.connect(address, uri=True, timeout=_PATIENCE, isolation_level=None)
+            self._check(read_only)
 
     def _check(self, read_only: bool) -> None:
         """Refuse files that are not ours; make the tables of a new one."""

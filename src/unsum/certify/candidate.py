@@ -87,7 +87,7 @@ def polish(observation: Observation, equation: Equation, at: Unknowns) -> Candid
 def targets_of(equation: Equation, at: Unknowns) -> Tensor:
     """(B, C) the targets: those of the equation with their smoothing, or read off it at the label rows."""
     if equation.Y is not None:
-        return equation.Y * (1 - equation.classes * at.floor) + at.floor
+        return equation.targets(at)
     E = torch.linalg.lstsq(equation.extended(at.T).T, equation.U.T / at.alpha).solution
     Y = equation.probabilities(at.T) - E
     return torch.where(equation.weight > 0, at.floor, Y)
@@ -112,15 +112,8 @@ def _simplifications(observation: Observation, candidate: Candidate) -> list[tup
         at, equation = replace(at, log_alpha=torch.full_like(at.log_alpha, plain)), replace(equation, alpha_free=False)
     simpler = [(equation, at)] if at is not candidate.at else []
     if equation.Y is None:
-        hard = _hard_targets(candidate, equation.classes)
-        if hard is not None:
-            labeled = replace(equation, Y=hard, weight=observation.weight)
-            simpler.append((labeled, at))
+        Y = (candidate.Y - candidate.at.floor) / (1 - equation.classes * candidate.at.floor)
+        hard = torch.nn.functional.one_hot(Y.argmax(1), equation.classes).double()
+        if float((Y - hard).abs().max()) < _HARD:
+            simpler.append((replace(equation, Y=hard, weight=observation.weight), at))
     return simpler
-
-
-def _hard_targets(candidate: Candidate, C: int) -> Tensor | None:
-    floor = candidate.at.floor
-    Y = (candidate.Y - floor) / (1 - C * floor)
-    hard = torch.nn.functional.one_hot(Y.argmax(1), C).double()
-    return hard if float((Y - hard).abs().max()) < _HARD else None

@@ -50,7 +50,8 @@ class Claim:
 
 def grant(evidence: Evidence) -> Claim:
     """The claim that the evidence allows."""
-    predicted = _largest(evidence.errors)
+    errors = evidence.errors.nan_to_num(nan=torch.inf, posinf=torch.inf)
+    predicted = float(errors.max()) if len(errors) else float("inf")
     doubts = list(evidence.doubts)
     if not evidence.explained and not doubts:
         doubts.append("The answer does not explain the gradient.")
@@ -68,14 +69,9 @@ def grant_each(errors: Tensor, *, above: bool, doubts: Sequence[str] = ()) -> Te
     """(B,) which samples' inputs are exact: all that they were computed from is (`above`), and each one's own error is small."""
     if not above or doubts:
         return torch.zeros(len(errors), dtype=torch.bool, device=errors.device)
-    sure: Tensor = errors < TRUSTED_ERROR  # NaN is not below
-    return sure
+    return errors < TRUSTED_ERROR  # NaN is not below
 
 
 def nothing(reason: str) -> Claim:
     """The claim of an answer that is none."""
     return Claim(False, float("inf"), [reason])
-
-
-def _largest(errors: Tensor) -> float:
-    return float(errors.nan_to_num(nan=torch.inf, posinf=torch.inf).max()) if len(errors) else float("inf")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,31 +19,34 @@ from unsum.certify.doubts.number import doubt_number
 from unsum.certify.question import Question, name_some
 from unsum.equation.noise import is_rounding_of_weights
 
-# Cheap ones first; what follows is asked only while nobody has doubted.
-_QUICK = (
-    doubt_explanation, doubt_runaways, doubt_number, doubt_merged, doubt_faint, doubt_labels, doubt_smoothing,
-    doubt_class_weights, doubt_read_off,
-)  # fmt: skip
-_SLOW = (doubt_mixing, doubt_nuisance, doubt_mirror)
+_QUICK = (doubt_explanation, doubt_runaways, doubt_number, doubt_merged)
+_EXPLAINED = (
+    doubt_faint,
+    doubt_labels,
+    doubt_smoothing,
+    doubt_class_weights,
+    doubt_read_off,
+)  # of what explains the gradient
+_SLOW = (
+    doubt_mixing,
+    doubt_nuisance,
+    doubt_mirror,
+)  # only while nobody has doubted; `doubt_explanation` is the first to
 
 
-@dataclass(frozen=True)
-class Judgment:
-    """The claim, and T (B, R) with the mean in the place of samples that cannot be told apart."""
+def judge(question: Question) -> tuple[Claim, Tensor]:
+    """What may be claimed about the candidate, with a note for each reason why not more.
 
-    claim: Claim
-    T: Tensor
-
-
-def judge(question: Question) -> Judgment:
-    """What may be claimed about the candidate, with a note for each reason why not more."""
+    And T (B, R) with the mean in the place of samples that cannot be told apart.
+    """
     candidate = question.candidate
     groups, errors = candidate.merged()
     T = candidate.at.T
     for group in groups:
         T = T.index_copy(0, T.new_tensor(group, dtype=torch.long), T[group].mean(0).expand(len(group), -1))
     predicted = float(errors.max())
-    doubts = [*doubt_groups(groups), *(said for doubt in _QUICK for said in doubt(question))]
+    asked = (*_QUICK, *_EXPLAINED) if candidate.explains else _QUICK
+    doubts = [*doubt_groups(groups), *(said for doubt in asked for said in doubt(question))]
     doubts += doubt_misfit(question, predicted)
     if not doubts and predicted < TRUSTED_ERROR:
         doubts = [said for doubt in _SLOW for said in doubt(question)]
@@ -58,7 +61,7 @@ def judge(question: Question) -> Judgment:
             else [],
         )
     )
-    return Judgment(replace(claim, notes=[*claim.notes, *_remarks(question)]), T)
+    return replace(claim, notes=[*claim.notes, *_remarks(question)]), T
 
 
 def _remarks(question: Question) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -14,6 +16,8 @@ from unsum.equation.observation import Observation
 from unsum.losses import Softmax
 
 SPARE = 3  # equations left over without which a perfect fit proves nothing
+# Entries of an array that all systems which are solved at once share: 64 MiB on a GPU, 2 MiB on a CPU, for its cache.
+_HELD, _HELD_ON_CPU = 1 << 23, 1 << 18
 _DIRECTIONS = 256  # that simulated noise is averaged over, where the normal matrix is too large to invert
 
 
@@ -46,8 +50,7 @@ def certify(equation: Equation, at: Unknowns, observation: Observation) -> Certi
     equations = min(int((equation.weight > 0).sum()), rows) * equation.U.shape[1]
     misfit = (here.cost / max(equations - unknowns, 1)) ** 0.5
     size = at.T.norm(dim=1).clamp_min(1e-300)
-    # The prior that features are not larger than they came out: a direction nothing determines has an error of 100 %.
-    prior = torch.cat([size.pow(-2).repeat_interleave(R), size.new_ones(2)]) * max(misfit, 1.0) ** 2
+    prior = prior_of(at.T, max(misfit, 1.0))
     scatter = _scatter(here, prior) if can_be_dense(at.T, len(equation.b)) else _simulated_scatter(here, prior)
     if equations < unknowns + SPARE or scatter is None:
         nothing = torch.full((B,), torch.inf, dtype=torch.float64, device=size.device)
@@ -56,6 +59,46 @@ def certify(equation: Equation, at: Unknowns, observation: Observation) -> Certi
     covariance = covariance + torch.diag(_outside(here, observation).square())
     errors = covariance.diagonal().clamp_min(0).sqrt() / size
     return Certificate(misfit, errors.nan_to_num(nan=torch.inf), covariance, float(deviations[0]), float(deviations[1]))
+
+
+def prior_of(T: Tensor, misfit: float, scalars: int = 2) -> Tensor:
+    """The prior that features are not larger than they came out: a direction nothing determines has an error of 100 %.
+
+    One over the variance of every entry of T (B, R), then of so many scalars, in units of the noise.
+    """
+    size = T.norm(dim=1).clamp_min(1e-300)
+    return torch.cat([size.pow(-2).repeat_interleave(T.shape[1]), size.new_ones(scalars)]) * misfit**2
+
+
+def moved_by(N: Tensor, prior: Tensor, pulled: Tensor) -> Tensor:
+    """(n, …) (N + prior)⁻¹ JᵀD for the normal matrix N and n rows JᵀD."""
+    N = N + torch.diag(prior)
+    scale = N.diagonal().rsqrt()
+    return (scale[:, None] * torch.linalg.solve(scale[:, None] * N * scale, scale[:, None] * pulled.T)).T
+
+
+def followed(here: Linearized, pulled: Tensor, misfit: float) -> tuple[Tensor, Tensor] | None:
+    """How T follows a change D of the residual, which every doubt about an unknown of its own asks.
+
+    (n, …) JᵀD itself and (JᵀJ + prior)⁻¹ JᵀD for n columns; None where the matrix is too large and does not converge.
+    """
+    prior = prior_of(here.at.T, misfit)
+    if can_be_dense(here.at.T, len(here.equation.b)):
+        return pulled, moved_by(here.normal_matrix, prior, pulled)
+    moves = _iterated(here, prior, pulled)
+    return None if moves is None else (pulled, moves)
+
+
+def _iterated(here: Linearized, prior: Tensor, rights: Iterable[Tensor]) -> Tensor | None:
+    """(n, …) solutions without the matrix; one that does not converge leaves a direction unexplored, so there are none then."""
+    system, solved, waiting = NormalSystem.of(here, prior, 1e-9), [], iter(rights)
+    together = max(1, (_HELD if prior.is_cuda else _HELD_ON_CPU) // here.G.numel())
+    while some := list(islice(waiting, together)):
+        x, converged = system.solve(torch.stack(some), tolerance=1e-4, iterations=1000)
+        if not converged:
+            return None
+        solved.append(x)
+    return torch.cat(solved)
 
 
 def _scatter(here: Linearized, prior: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -75,23 +118,20 @@ def _simulated_scatter(here: Linearized, prior: Tensor) -> tuple[Tensor, Tensor]
     """The same without the matrix: solve for what simulated noise of unit variance does to T.
 
     N x = Jᵀ r + √prior·z with standard normal r and z has covariance N⁻¹ exactly; one draw already averages over the R
-    directions. A solve that does not converge leaves a direction unexplored, so nothing is certified then.
+    directions.
     """
     B, R = here.at.T.shape
     generator = torch.Generator(device=prior.device).manual_seed(0)
-    system = NormalSystem.of(here, prior, 1e-9)
-    draws = []
-    for _ in range(min(4, max(1, _DIRECTIONS // R))):
+
+    def simulated() -> Tensor:
         r, z = torch.empty_like(here.residual), torch.empty_like(prior)
-        right = here.pull(r.normal_(generator=generator)) + prior.sqrt() * z.normal_(generator=generator)
-        x, converged = system.solve(right, tolerance=1e-4, iterations=1000)
-        if not converged:
-            return None
-        draws.append(x)
-    X = torch.stack(draws)
+        return here.pull(r.normal_(generator=generator)) + prior.sqrt() * z.normal_(generator=generator)
+
+    X = _iterated(here, prior, (simulated() for _ in range(min(4, max(1, _DIRECTIONS // R)))))
+    if X is None:
+        return None
     T = X[:, : B * R].view(-1, B, R)
-    covariance = torch.einsum("nik,njk->ij", T, T) / len(draws)
-    return covariance, X[:, -2:].square().mean(0).sqrt()
+    return torch.einsum("nik,njk->ij", T, T) / len(X), X[:, -2:].square().mean(0).sqrt()
 
 
 def indistinguishable(certificate: Certificate, T: Tensor, labels: Tensor) -> list[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from unsum.batch_statistics import BatchStatistics
-from unsum.client.step import Defenses, after, before, first_step, in_mode, ordered, sent_statistics
+from unsum.client.step import ClientStep, Defenses, after, before, first_step, in_mode, ordered, sent_statistics
 from unsum.losses import Loss
 from unsum.update import Update
 
@@ -52,21 +52,12 @@ def capture(
         >>> torch.allclose(update.gradients["weight"], ((P - Y) / 3).T @ inputs, atol=1e-6)  # ∇W = Gᵀ F
         True
     """
-    return capture_trained(model, images, targets, train=train, defenses=defenses, loss=loss, buffers=buffers)[0]
+    return capture_trained(first_step(model, images, targets, train, loss), defenses, buffers=buffers)[0]
 
 
-def capture_trained(
-    model: nn.Module,
-    images: Tensor,
-    targets: Tensor,
-    *,
-    train: bool = True,
-    defenses: Defenses = (),
-    loss: str | Loss | None = None,
-    buffers: bool = False,
-) -> tuple[Update, Tensor, Tensor]:
+def capture_trained(step: ClientStep, defenses: Defenses, *, buffers: bool = False) -> tuple[Update, Tensor, Tensor]:
     """`capture`, with the images and targets that the client trained on: other ones where a defense changes the batch."""
     parts = ordered(defenses)
-    step = before(parts, first_step(model, images, targets, train, loss))
+    step = before(parts, step)
     sent = sent_statistics(step) if buffers else BatchStatistics()
     return after(parts, Update(step.gradient(step), statistics=sent), step), step.images, step.targets

@@ -80,44 +80,30 @@ def capture_local(
     size = batch_size or count
     steps = local_steps or epochs * max(1, -(-count // size))
     training = LocalTraining(learning_rate, steps, batch_size, weight_decay, momentum, epochs)
-    return train_locally(
-        model,
-        images,
-        targets,
-        training,
-        rate_known=rate_known,
-        training_known=training_known,
-        train=train,
-        defenses=defenses,
-        loss=loss,
-    )
+    step = first_step(model, images, targets, train, loss)
+    return train_locally(step, training, defenses, rate_known=rate_known, training_known=training_known)
 
 
 def train_locally(
-    model: nn.Module,
-    images: Tensor,
-    targets: Tensor,
+    whole: ClientStep,
     training: LocalTraining,
+    defenses: Defenses,
     *,
     rate_known: bool = True,
     training_known: bool = True,
-    train: bool = True,
-    defenses: Defenses = (),
-    loss: str | Loss | None = None,
     watch: Watch = lambda _number, _step: None,
 ) -> Update:
     """`capture_local`, by what is declared; `watch(number, step)` sees every step before its gradient is computed."""
     assert training.learning_rate is not None
-    whole = first_step(model, images, targets, train, loss)
-    parts, sizes = ordered(defenses), list(_sizes(len(images), training))
-    trained = copy.deepcopy(model)
+    parts, sizes = ordered(defenses), list(_sizes(len(whole.images), training))
+    trained = copy.deepcopy(whole.model)
     weights = dict(trained.named_parameters())
     start = {name: p.detach().clone() for name, p in weights.items()}
     moved: dict[str, Tensor] = {}
     optimizer = torch.optim.SGD(
         trained.parameters(), training.learning_rate, training.momentum, weight_decay=training.weight_decay
     )
-    batches = list(zip(images.split(sizes), targets.split(sizes), strict=True))
+    batches = list(zip(whole.images.split(sizes), whole.targets.split(sizes), strict=True))
     for number, (batch, rows) in enumerate(batches * training.epochs):
         step = before(parts, replace(whole, model=trained, images=batch, targets=rows))
         watch(number, step)

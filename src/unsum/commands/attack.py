@@ -74,7 +74,7 @@ def command(
 
 def _show(leak: Leak, model: str, texts: list[str] | None, names: list[str]) -> None:
     from unsum.audit.leakage import Tried
-    from unsum.audit.wording import error
+    from unsum.audit.wording import error, plain
     from unsum.commands.audit_tables import show_tried
 
     facts = Table(show_header=False, title="What the update gives away", title_justify="left")
@@ -88,28 +88,19 @@ def _show(leak: Leak, model: str, texts: list[str] | None, names: list[str]) -> 
     facts.add_row("gradient scale found", f"{leak.scale:.6g}")
     facts.add_row("time", f"{leak.seconds:.2f} s")
     OUT.print(facts)
-    OUT.print(_samples(leak, names) if texts is None else _sequences(texts))
+    if texts is None:
+        found = Table("sample", "label", "its probability", "input certified", title="Found", title_justify="left")
+        for i, label in enumerate(map(int, leak.labels)):
+            certified = "–" if leak.inputs_exact is None else "yes" if bool(leak.inputs_exact[i]) else "no"
+            name = names[label] if names else f"class {label}"
+            found.add_row(str(i + 1), Text(name), f"{float(leak.targets[i, label]):.3f}", certified)
+    else:
+        found = Table("sequence", "text", title="Found", title_justify="left")
+        for place, text in enumerate(texts, 1):
+            found.add_row(str(place), Text(plain(text)))
+    OUT.print(found)
     show_tried([Tried.of(attempt, []) for attempt in leak.tried])
     for sentence in leak.notes:
         OUT.print(f"• {sentence}")
     if leak.undecided and not leak.exact:
         OUT.print(f"• What was not found may leak all the same: {leak.undecided}.")
-
-
-def _samples(leak: Leak, names: list[str]) -> Table:
-    samples = Table("sample", "label", "its probability", "input certified", title="Found", title_justify="left")
-    for i in range(leak.batch_size):
-        label = int(leak.labels[i])
-        certified = "–" if leak.inputs_exact is None else "yes" if bool(leak.inputs_exact[i]) else "no"
-        name = names[label] if names else f"class {label}"
-        samples.add_row(str(i + 1), Text(name), f"{float(leak.targets[i, label]):.3f}", certified)
-    return samples
-
-
-def _sequences(texts: list[str]) -> Table:
-    from unsum.audit.wording import plain
-
-    lines = Table("sequence", "text", title="Found", title_justify="left")
-    for place, text in enumerate(texts, 1):
-        lines.add_row(str(place), Text(plain(text)))
-    return lines

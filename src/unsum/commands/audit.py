@@ -14,8 +14,7 @@ from typer import Option
 
 import unsum
 from unsum.commands import options
-from unsum.commands.audit_many import audit_many
-from unsum.commands.audit_run import audit_run
+from unsum.commands.audit_many import audit_many, audit_run
 from unsum.commands.stages import OUT, PROGRESS, loading, stages
 from unsum.deadline import interruptible
 from unsum.errors import UnsumError, first_line
@@ -125,28 +124,21 @@ def command(
     check_gate(fail_above, junit, sarif, sweeping=bool(sweep))
     limit = options.seconds(time_limit, AttackOptions(chosen.attack).steps)
     others = (given.data, sweep, defense, server, chosen.label_rule, chosen.inverse, chosen.refine, junit, sarif)
-    if updates is not None:
-        _refuse_others(*others, captured.update, captured.before, buffers)
-        how: dict[str, Any] = {
-            "method": chosen.attack,
-            "loss": chosen.loss,
-            "train": not eval_mode,
-            "time_limit": limit,
-        }
-        how |= {"batch_size": batch if batch_size_known else None, "device": options.usable_device(device)}
-        gate: dict[str, Any] = {"fail_above": fail_above, "as_json": as_json}
-        audit_many(updates, named, captured, out=out, processes=processes, ray=ray, seed=seed, **gate, **how)
-        return
-    if flower_run is not None:
-        _refuse_others(*others, captured.update, captured.before, buffers, chosen.loss)
-        gated: dict[str, Any] = {"fail_above": fail_above, "as_json": as_json, "seed": seed}
-        told: dict[str, Any] = {
-            "batch": batch,
-            "attack": chosen.attack,
-            "time_limit": time_limit,
-            "train": not eval_mode,
-        }
-        audit_run(flower_run, named, captured, out=out, **told, **gated)
+    if updates is not None or flower_run is not None:
+        single = (*others, captured.update, captured.before, buffers, chosen.loss if updates is None else None)
+        if any(single):
+            raise UnsumError(
+                "--updates and --flower-run attack what was captured, as it is; leave out data, single updates, defenses, "
+                "sweeps, servers, label rules, pictures, --buffers, --junit and --sarif."
+            )
+        many: dict[str, Any] = {"out": out, "fail_above": fail_above, "as_json": as_json, "seed": seed}
+        many["train"] = not eval_mode
+        if updates is not None:
+            known = batch if batch_size_known else None
+            many |= {"processes": processes, "ray": ray, "device": options.usable_device(device), "batch_size": known}
+            audit_many(updates, named, captured, method=chosen.attack, loss=chosen.loss, time_limit=limit, **many)
+        elif flower_run is not None:
+            audit_run(flower_run, named, captured, attack=chosen.attack, batch=batch, time_limit=time_limit, **many)
         return
     if processes is not None or ray is not None:
         raise UnsumError("--processes and --ray are for many updates; add --updates FOLDER/, or leave them out.")
@@ -207,14 +199,6 @@ def command(
         console = PROGRESS if as_json else OUT
         console.print(held.reason, style="red" if held.exit_code else "green", soft_wrap=True)
         raise typer.Exit(held.exit_code)
-
-
-def _refuse_others(*given: object) -> None:
-    if any(given):
-        raise UnsumError(
-            "--updates and --flower-run attack what was captured, as it is; leave out data, single updates, defenses, sweeps, "
-            "servers, label rules, pictures, --buffers, --junit and --sarif."
-        )
 
 
 def _written(result: Audit, out: Path, force: bool) -> Path:

@@ -1,10 +1,15 @@
-"""`unsum audit --updates FOLDER/`: every update under a folder, a row each, in one SQLite file that grows as they come."""
+"""`unsum audit` of many clients' updates: `--updates FOLDER/`, a row each in one SQLite file that grows as they come; and
+`--flower-run FOLDER`, a stored federated run, every client and round on one page."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import math
+import shlex
+import sys
+import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +20,18 @@ from rich.text import Text
 
 from unsum.commands import options
 from unsum.commands.stages import OUT, stages
+from unsum.deadline import interruptible
 from unsum.errors import UnsumError
 
 if TYPE_CHECKING:
     from unsum.audit.many import Findings
+    from unsum.audit.over_time import RunAudit
     from unsum.models.load import LoadedModel
-    from unsum.models.received import Received
 
 FILE = "findings.sqlite"
-_SHOWN = 10  # clients on the screen, those that leak most; the file has them all
+_SHOWN, _SHOWN_OF_RUN = 10, 20  # updates on the screen; the file and the page have them all
 _LOOKED_AT = 10  # updates that may be damaged before one tells the model's classes
+_SECONDS = 10.0  # for one update of a run, unless --time-limit says otherwise: a run has many
 
 
 def audit_many(
@@ -33,8 +40,6 @@ def audit_many(
     captured: options.Captured,
     *,
     out: Path,
-    processes: int | None,
-    ray: str | None,
     fail_above: float | None,
     as_json: bool,
     seed: int,
@@ -48,19 +53,11 @@ def audit_many(
     alike = Received(**vars(replace(captured, update=folder)))
     with stages() as shown:
         shown.say("Loading the model")
-        loaded = _model(folder, alike, named, seed)
+        loaded = _model((one.update for one in itertools.islice(in_folder(folder, alike), _LOOKED_AT)), named, seed)
         out.mkdir(parents=True, exist_ok=True)
         shown.say("Auditing the updates")
-        findings = attack_many(
-            loaded.model,
-            in_folder(folder, alike),
-            results=out / FILE,
-            processes=processes,
-            ray=ray,
-            seed=seed,
-            progress=shown,
-            **how,
-        )
+        updates = in_folder(folder, alike)
+        findings = attack_many(loaded.model, updates, results=out / FILE, seed=seed, progress=shown, **how)
     content = summary(findings, fail_above)
     if as_json:
         typer.echo(json.dumps(content | {"findings": str(out / FILE)}, indent=2))
@@ -92,15 +89,14 @@ def summary(findings: Findings, fail_above: float | None) -> dict[str, Any]:
     return content | {"gate": {"exit_code": 1 if above else 2 if unknown else 0, "reason": reason}}
 
 
-def _model(folder: Path, alike: Received, named: options.NamedModel, seed: int) -> LoadedModel:
+def _model(updates: Iterable[Any], named: options.NamedModel, seed: int) -> LoadedModel:
     """The model, with as many classes as the first update that can be read has."""
     from unsum.audit.inputs import Inputs
-    from unsum.audit.many.arrived import in_folder
 
     refused: UnsumError | None = None
-    for one in itertools.islice(in_folder(folder, alike), _LOOKED_AT):
+    for update in updates:
         try:
-            return Inputs(update=one.update, seed=seed, **vars(named)).captured()[0]
+            return Inputs(update=update, seed=seed, **vars(named)).captured()[0]
         except UnsumError as error:
             refused = refused or error
     assert refused is not None
@@ -124,3 +120,69 @@ def _show(findings: Findings, model: str) -> None:
         OUT.print(table)
     for finding in itertools.islice((one for one in findings if one.outcome == "failed"), 3):
         OUT.print(f"• {finding.client} was not audited: {finding.reason}")
+
+
+def audit_run(
+    folder: Path,
+    named: options.NamedModel,
+    captured: options.Captured,
+    *,
+    out: Path,
+    batch: int | None,
+    attack: str,
+    time_limit: float | None,
+    train: bool,
+    fail_above: float | None,
+    as_json: bool,
+    seed: int,
+) -> None:
+    """Audit what was stored, write the page, and leave with the gate's exit code."""
+    from unsum.audit.over_time import RunAudit
+    from unsum.integrations.stored import gaps, replies
+    from unsum.local_training import LocalTraining
+    from unsum.models.received import Received
+
+    declared = LocalTraining(
+        captured.learning_rate, captured.steps, batch, captured.weight_decay, captured.momentum, captured.epochs
+    )
+    waiting, start, missing = list(replies(folder)), time.perf_counter(), gaps(folder)
+    if not waiting:
+        raise UnsumError(
+            f"{str(folder)!r} holds no client's answer; {missing[-1] if missing else 'run the training again.'}"
+        )
+    limit = _SECONDS if time_limit is None else time_limit or None
+    with stages() as shown, interruptible():
+        shown.say("Loading the model")
+        loaded = _model((Received(before=one.sent, after=one.back) for one in waiting), named, seed)
+        done = []
+        for place, one in enumerate(waiting, 1):
+            shown.say(f"Auditing client {one.client} in round {one.round} ({place} of {len(waiting)})")
+            done.append(one.audited(loaded.model, declared, attack, train=train, seed=seed, time_limit=limit))
+    granted = next((one.finding.granted for one in done if one.finding.granted), ())
+    command, seconds = shlex.join(["unsum", *sys.argv[1:]]), time.perf_counter() - start
+    run = RunAudit(loaded.name, str(folder), done, missing, command, seconds, granted)
+    page = run.write(out)
+    if as_json:
+        typer.echo(json.dumps(run.to_dict() | {"report": str(page)}, indent=2))
+    else:
+        _show_run(run)
+        OUT.print(f"Report: {page}")
+    if fail_above is not None:  # 1 where an update leaks more, 2 where nobody knows of one
+        leakages = [one.finding.leakage for one in done]
+        above, unknown = any(value > fail_above for value in leakages), any(map(math.isnan, leakages))
+        raise typer.Exit(1 if above else 2 if unknown else 0)
+
+
+def _show_run(run: RunAudit) -> None:
+    from unsum.audit.wording import percent
+
+    headings = ("round", "client", "leakage", "certain", "labels")
+    table = Table(*headings, title="What leaked, over time", title_justify="left")
+    for one in run.audited[:_SHOWN_OF_RUN]:
+        finding = one.finding
+        sure = "yes" if finding.exact else "no"
+        table.add_row(str(finding.round), Text(finding.client), percent(finding.leakage), sure, Text(one.told))
+    OUT.print(table)
+    OUT.print(run.headline)
+    for sentence in run.sentences:
+        OUT.print(f"• {sentence}", markup=False)

@@ -12,11 +12,11 @@ from rich.text import Text
 from unsum.audit import Audit
 from unsum.audit.compare import Comparison
 from unsum.audit.leakage import Tried
+from unsum.audit.report import COLORS
 from unsum.audit.result import SampleRow
 from unsum.audit.sweep.bench import Point
 from unsum.audit.sweep.result import Curve, SweepResult, closer, headline, level, sentences, short
 from unsum.audit.table_rows import TableRows
-from unsum.audit.texts import COLORS
 from unsum.audit.wording import error, fixed, percent, plain
 from unsum.commands.stages import OUT
 from unsum.knowledge import CHANGES_MODEL

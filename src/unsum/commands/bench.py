@@ -109,9 +109,8 @@ def run_command(
     with loading():
         from unsum.bench import Material, Store, cells_of_all, chosen
         from unsum.bench.material import fingerprint, parse_option
-        from unsum.bench.on_ray import cluster
         from unsum.bench.plan import of_attacks, parse_shard, share
-        from unsum.bench.run import one_by_one, run
+        from unsum.bench.run import cluster, one_by_one, run
         from unsum.bench.table import read_table
         from unsum.bench.table import show as show_table
     experiments = chosen(tables or [])
@@ -144,7 +143,7 @@ def run_command(
                 minutes=minutes,
                 any_code=any_code,
                 console=PROGRESS,
-                command=_command(),
+                command=shlex.join(["unsum", *map(_without_folders, sys.argv[1:])]),
             )
         if as_json:
             typer.echo(json.dumps({**vars(summary), "store": str(store)}, indent=2))
@@ -307,13 +306,9 @@ def _out() -> Console:
     return Console(width=None if Console().is_terminal else _WIDE)
 
 
-def _command() -> str:
-    """As it was given, files by their names alone: pages that quote it say nothing of the machine's folders."""
-    return shlex.join(["unsum", *map(_without_folders, sys.argv[1:])])
-
-
 def _without_folders(word: str) -> str:
-    """A shard's I/N has a slash too, and an option's file stands behind its name."""
+    """Files by their names alone: pages that quote the command say nothing of the machine's folders. A shard's I/N has a slash,
+    too, and an option's file stands behind its name."""
     return word if _SHARD.fullmatch(word) else re.sub(r"(^|[=:])[^=:]*/", r"\1", word.rstrip("/"))
 
 

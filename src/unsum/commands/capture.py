@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Option
@@ -13,12 +13,6 @@ from unsum.commands import options
 from unsum.commands.stages import loading, say, stages
 from unsum.errors import UnsumError
 from unsum.files.report_folder import check_writable
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from unsum.audit.inputs import Inputs
-    from unsum.models import LoadedModel
 
 
 @options.spread
@@ -47,7 +41,7 @@ def command(
         import torch
 
         from unsum.audit.inputs import Inputs
-        from unsum.audit.text import is_text
+        from unsum.audit.text import is_text, text_inputs
         from unsum.client import capture, capture_text
         from unsum.defend import parse_defense
     chain = [parse_defense(text) for text in defense or []]
@@ -56,14 +50,22 @@ def command(
         shown.say("Loading the model and the client's photos")
         inputs = Inputs(batch=batch, seed=seed, **vars(named) | vars(given))
         text = is_text(named.model)
-        loaded, images, targets, mask = _of_text(inputs) if text else _of_photos(inputs)
+        if text:
+            read = text_inputs(inputs)
+            loaded, (images, targets, *besides) = read.loaded, read.step
+        else:
+            loaded, truth = inputs.simulated()
+            images, targets, besides = truth.images, truth.targets, []
+            if truth.resized:
+                say(truth.resized)
         name, network = loaded.name, loaded.model
         shown.say("The client computes its update")
         torch.manual_seed(seed)
         sent = network.to(chosen), images.to(chosen), targets.to(chosen)
+        mask, segments = (None if part is None else part.to(chosen) for part in besides or (None, None))
         train = not eval_mode
         update = (
-            capture_text(*sent, mask=None if mask is None else mask.to(chosen), train=train, defenses=chain)
+            capture_text(*sent, mask=mask, segments=segments, train=train, defenses=chain)
             if text
             else capture(*sent, train=train, defenses=chain, buffers=buffers)
         )
@@ -78,17 +80,3 @@ def command(
         return
     typer.echo(f"{out}: {len(update.gradients)} tensors, {values:,} values, of {len(images)} {what}.")
     typer.echo(f"Model: {name}. Defense: {defenses}. The file says nothing about the {what} or their number.")
-
-
-def _of_photos(inputs: Inputs) -> tuple[LoadedModel, Tensor, Tensor, None]:
-    loaded, truth = inputs.simulated()
-    if truth.resized:
-        say(truth.resized)
-    return loaded, truth.images, truth.targets, None
-
-
-def _of_text(inputs: Inputs) -> tuple[LoadedModel, Tensor, Tensor, Tensor | None]:
-    from unsum.audit.text import text_inputs
-
-    found = text_inputs(inputs)
-    return found.loaded, *found.step

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -15,9 +15,6 @@ from typer import Option
 
 from unsum.commands import options
 from unsum.commands.stages import OUT, loading
-
-if TYPE_CHECKING:
-    from unsum.doctor import Finding
 
 _SHOWN = {
     "ok": ("✓ ok", "green"),
@@ -62,17 +59,13 @@ def command(
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
-        _show(findings)
+        table = Table("", "check", "what was found", title="Before the audit", title_justify="left")
+        for finding in findings:
+            mark, color = _SHOWN[finding.mark]
+            table.add_row(Text(mark, color), finding.check, Text(finding.sentence))
+        OUT.print(table)
+        counts: Counter[str] = Counter(finding.mark for finding in findings)
+        OUT.print(", ".join(f"{counts[mark]} {mark}" for mark in _SHOWN if counts[mark]) + ".")
     marks = {finding.mark for finding in findings}
     if marks & {"will not work", "tampered"}:
         raise typer.Exit(2 if "will not work" in marks else 1)
-
-
-def _show(findings: list[Finding]) -> None:
-    table = Table("", "check", "what was found", title="Before the audit", title_justify="left")
-    for finding in findings:
-        mark, color = _SHOWN[finding.mark]
-        table.add_row(Text(mark, color), finding.check, Text(finding.sentence))
-    OUT.print(table)
-    counts: Counter[str] = Counter(finding.mark for finding in findings)
-    OUT.print(", ".join(f"{counts[mark]} {mark}" for mark in _SHOWN if counts[mark]) + ".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from functools import partial
 
 ABOUT = "What does one federated-learning update give away? Audit systems that you operate or may test."
 SUMMARIES = {  # the first sentences of the commands' own help, which a test holds against them
@@ -29,10 +30,7 @@ def shown() -> str:
     """The whole help."""
     parts = [f"Usage: unsum [OPTIONS] COMMAND [ARGS]...\n\n{ABOUT}"]
     for title, rows in (("Options", OPTIONS), ("Commands", SUMMARIES)):
-        parts.append("\n".join([f"{title}:", *(_row(name, text) for name, text in rows.items())]))
+        wrap = partial(textwrap.fill, width=_WIDTH, subsequent_indent=" " * 16)
+        lines = (wrap(text, initial_indent=f"  {name:<14}") for name, text in rows.items())
+        parts.append("\n".join([f"{title}:", *lines]))
     return "\n\n".join(parts)
-
-
-def _row(name: str, text: str) -> str:
-    lines = textwrap.wrap(text, _WIDTH - 16)
-    return f"  {name:<14}" + f"\n{' ' * 16}".join(lines)

@@ -14,8 +14,9 @@ from typing import Annotated
 import typer
 
 from unsum.commands import app as live_page
-from unsum.commands import attack, audit, bench, capture, doctor, faults, methods, train_inverse
+from unsum.commands import attack, audit, bench, capture, doctor, faults, train_inverse
 from unsum.commands.help import ABOUT
+from unsum.commands.listing import show
 from unsum.commands.stages import say
 from unsum.version import __version__
 
@@ -26,6 +27,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _list(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON instead of tables.")] = False) -> None:
+    """What auto tries in which order; every attack, label rule, peeler, inverter, server and defense, with what it needs."""
+    show(as_json)
+
+
 COMMANDS: dict[str, Callable[..., None]] = {
     "audit": audit.command,
     "capture": capture.command,
@@ -33,7 +41,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor.command,
     "train-inverse": train_inverse.command,
     "app": live_page.command,
-    "list": methods.command,
+    "list": _list,
 }
 _VERBOSE = "--verbose"
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from importlib.metadata import entry_points
 from importlib.resources import files
+from typing import Any
 
 from rich.table import Table
 
 from unsum.commands.stages import OUT, loading, say
-from unsum.registry import PROBLEMS
+from unsum.registry import PROBLEMS, Registry
 
 Listed = dict[str, list[dict[str, str]]]
 _HEADINGS = {
@@ -23,7 +24,11 @@ _HEADINGS = {
 def show(as_json: bool) -> None:
     """Print them as tables or JSON."""
     plugins = any(group.startswith("unsum.") for group in entry_points().groups)
-    listed = _all() if plugins else _own()
+    if plugins:
+        with loading():
+            listed = listed_methods()
+    else:
+        listed = _own()
     say_problems()
     if as_json:
         print(json.dumps(listed, indent=2, ensure_ascii=False))
@@ -41,10 +46,31 @@ def _own() -> Listed:
     return listed
 
 
-def _all() -> Listed:
-    with loading():
-        from unsum.commands.families import listed_methods
-    return listed_methods()
+def listed_methods() -> Listed:
+    """Every family's methods, with those of plug-ins; what `auto` tries comes first."""
+    from unsum.active import SERVERS
+    from unsum.attack.auto import CHOICES
+    from unsum.defend import DEFENSES
+    from unsum.invert import INVERTERS
+    from unsum.labels import LABEL_RULES
+    from unsum.match import MATCHERS
+    from unsum.peel import PEELERS
+    from unsum.separate import SEPARATORS
+
+    families: dict[str, Registry[Any]] = {
+        "attacks (--attack)": SEPARATORS,
+        "gradient matching (--attack)": MATCHERS,
+        "label rules (--labels)": LABEL_RULES,
+        "peelers": PEELERS,
+        "inverters": INVERTERS,
+        "servers that change the model (--server)": SERVERS,
+        "defenses (--defense)": DEFENSES,
+    }
+    tried = [{"name": choice.method, "when": choice.when, "says": choice.says} for choice in CHOICES]
+    return {"what --attack auto tries, in this order": tried} | {
+        title: [{"name": e.name, "summary": e.summary, "needs": e.needs} for e in family]
+        for title, family in families.items()
+    }
 
 
 def say_problems() -> None:

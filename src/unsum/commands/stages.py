@@ -14,9 +14,7 @@ from rich.progress import Progress as Bars
 
 from unsum.progress import Looking, Progress
 
-PROGRESS = Console(
-    stderr=True, markup=False, highlight=False
-)  # results alone go to stdout, so that --json can be piped
+PROGRESS = Console(stderr=True, markup=False, highlight=False)  # stdout has results alone: --json can be piped
 OUT = Console(markup=False, highlight=False)
 LINE_EVERY = 5.0  # seconds, where there is no terminal to draw a bar on
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsum.data.sources import Source, open_source, unambiguous
-from unsum.errors import UnsumError, first_line, optional, unknown_name
+from unsum.errors import UnsumError, check_name, first_line, optional
 
 _PICKLED = ("LSUN", "LSUNClass")
 _FACES, _PEOPLE = (
@@ -60,23 +60,23 @@ def open_data(spec: str | Path) -> Source:
 
 def torchvision_source(name: str, root: str) -> Source:
     """`torchvision:NAME:ROOT`, the split that the data set gives by default; nothing is downloaded."""
-    import torchvision
+    from torchvision import datasets
 
-    kinds: list[str] = [kind for kind in torchvision.datasets.__all__ if isinstance(_kind(kind), type)]
-    if name not in kinds:
-        raise unknown_name("torchvision data set", name, kinds)
+    kinds: dict[str, Any] = {kind: getattr(datasets, kind) for kind in datasets.__all__}
+    kinds = {kind: made for kind, made in kinds.items() if isinstance(made, type)}
+    check_name("torchvision data set", name, kinds)
     if not root:
         raise UnsumError(f"Say where the data set lies on disk: torchvision:{name}:FOLDER.")
     if name in _PICKLED:
         raise UnsumError(
             f"torchvision's {name} keeps pickles beside its pictures, and unsum runs no code out of files."
         )
-    options: dict[str, Any] = {"download": False} if "download" in inspect.signature(_kind(name)).parameters else {}
+    options: dict[str, Any] = {"download": False} if "download" in inspect.signature(kinds[name]).parameters else {}
     if name == _FACES:  # by default it gives forty attributes, not one label
         options["target_type"] = "identity"
     try:
         with plain_pickles():
-            held = _kind(name)(root, **options)
+            held = kinds[name](root, **options)
         count = len(held)
     except Exception as error:  # each of the data sets has its own ways to fail
         raise UnsumError(f"torchvision cannot open {name} in {root!r}: {first_line(error)}.") from error
@@ -107,12 +107,6 @@ def hugging_face_source(path: Path) -> Source:
         )
     names = getattr(held.features[labels[0]], "names", None)
     return _source(path.name, list(held[labels[0]]), names, lambda i: _pixels(held[i][pictures[0]]))
-
-
-def _kind(name: str) -> Any:
-    import torchvision
-
-    return getattr(torchvision.datasets, name)
 
 
 def _labels(held: Any, name: str, count: int) -> list[Any]:

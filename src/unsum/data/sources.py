@@ -119,7 +119,9 @@ def _tar(path: Path) -> Source:
             members, labels = [], {}
             for member in checked_members(archive, path):
                 if _is_picture(PurePosixPath(member.name).name):
-                    _check_size(member, path)
+                    if member.size > _MOST_BYTES:
+                        what = f"{member.name!r} in {path.name!r}"
+                        raise UnsumError(f"{what} is too large for a picture: {member.size:,} bytes.")
                     members.append(member)
                 elif member.name.endswith(_LABEL) and member.size <= _LONGEST_LABEL:
                     labels[_key(member.name)] = _content(archive, member)
@@ -146,11 +148,6 @@ def _tar(path: Path) -> Source:
     names = [str(PurePosixPath(member.name)) for member in members]
     classes = _web_classes(names, labels, path) if labels else [_tar_class(name, path) for name in names]
     return Source(names, classes, pictures)
-
-
-def _check_size(member: tarfile.TarInfo, path: Path) -> None:
-    if member.size > _MOST_BYTES:
-        raise UnsumError(f"{member.name!r} in {path.name!r} is too large for a picture: {member.size:,} bytes.")
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -41,7 +41,10 @@ class TableFile:
 
     def pieces(self) -> Iterator[Piece]:
         """Some thousand rows at a time."""
-        return self._parquet_pieces() if self.parquet else self._csv_pieces()
+        if self.parquet:
+            return self._parquet_pieces()
+        rows = self._csv_rows()
+        return iter(lambda: list(islice(rows, _PIECE)), [])
 
     def rows(self, places: Sequence[int]) -> list[Sequence[str]]:
         """The rows with these numbers, counted from 0, in the order of `places`."""
@@ -67,11 +70,6 @@ class TableFile:
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise self._unreadable(error) from error
         return [name.strip() or f"column {place + 1}" for place, name in enumerate(names)]
-
-    def _csv_pieces(self) -> Iterator[Piece]:
-        rows = self._csv_rows()
-        while piece := list(islice(rows, _PIECE)):
-            yield piece
 
     def _csv_rows(self) -> Iterator[list[str]]:
         width = len(self.names)
@@ -101,7 +99,9 @@ class TableFile:
         parquet = optional("pyarrow.parquet", "datasets", "Parquet needs pyarrow")
         try:
             for batch in parquet.ParquetFile(self.path).iter_batches(_PIECE):
-                columns = [_as_text(column.to_pylist()) for column in batch.columns]
+                columns = [
+                    ["" if value is None else str(value) for value in column.to_pylist()] for column in batch.columns
+                ]
                 yield list(zip(*columns, strict=True))
         except Exception as error:
             raise self._unreadable(error) from error
@@ -109,7 +109,3 @@ class TableFile:
     def _unreadable(self, error: Exception) -> UnsumError:
         kind = "Parquet" if self.parquet else "CSV in UTF-8"
         return UnsumError(f"{self.path.name!r} cannot be read as {kind}: {first_line(error)}.")
-
-
-def _as_text(values: Iterable[object]) -> list[str]:
-    return ["" if value is None else str(value) for value in values]

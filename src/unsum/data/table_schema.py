@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from unsum.errors import UnsumError, shown, unknown_name
+from unsum.errors import UnsumError, check_name, shown
 from unsum.models.table_network import RowShape
 
 Kind = Literal["number", "category", "skip"]
@@ -128,8 +128,7 @@ def declared_kinds(text: str | Mapping[str, str] | None, names: Sequence[str]) -
         text = {name.strip(): kind.strip() for name, _, kind in pairs}
     found: dict[str, Kind] = {}
     for name, said in text.items():
-        if name not in names:
-            raise unknown_name("column", name, names)
+        check_name("column", name, names)
         kind = next((kind for kind in KINDS if kind == said), None)
         if kind is None:
             raise UnsumError(f"The column {shown(name)} is said to be {shown(said)}; say {', '.join(KINDS)}.")

@@ -24,7 +24,7 @@ from unsum.data.table_schema import (
     is_missing,
     number,
 )
-from unsum.errors import UnsumError, shown, unknown_name
+from unsum.errors import UnsumError, check_name, shown
 
 _MOST_VALUES = 1000  # of a category: more are names or identifiers, which nobody trains on
 _LISTED = 4  # columns that a sentence names
@@ -93,8 +93,7 @@ class ClientTable:
             raise UnsumError(
                 f"Say which column of {path.name!r} the model predicts: --target, one of {_listed(names)}."
             )
-        if target not in names:
-            raise unknown_name("column", target, names)
+        check_name("column", target, names)
         kinds = declared_kinds(columns, names)
         profiles, answers = {name: _Profile() for name in names if kinds.get(name) != "skip"}, list[str]()
         for piece in file.pieces():

@@ -93,13 +93,14 @@ class ClientDefense(Defense):
 
 
 class Switch(Defense):
-    """A defense that is on or off: no strength to choose."""
+    """A defense that is on or off: no strength to choose. Its `repr` shows whatever else it was given."""
 
     def __init__(self) -> None:
         super().__init__(1.0)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        said = ", ".join(f"{name}={value}" for name, value in vars(self).items() if name != "strength")
+        return f"{type(self).__name__}({said})"
 
 
 class DefenseChain(Defense):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from unsum.client.step import ClientStep, Gradients, Stage, in_mode, loss_rows, mean_loss
 from unsum.defend.defense import DEFENSES, Axis, ClientDefense, require
-from unsum.errors import UnsumError, optional, unknown_name
+from unsum.errors import UnsumError, check_name, optional
 from unsum.gradients import main_output
 
 _ACCOUNTANTS = ("prv", "rdp", "gdp")
@@ -102,8 +102,7 @@ def privacy_spent(noise: float, *, steps: int, sampling_rate: float, delta: floa
             "Privacy is accounted for at least one step, a sampling rate above 0 and up to 1, and a delta between 0 and 1; "
             f"found {steps}, {sampling_rate} and {delta}."
         )
-    if accountant not in _ACCOUNTANTS:
-        raise unknown_name("privacy accountant", accountant, _ACCOUNTANTS)
+    check_name("privacy accountant", accountant, _ACCOUNTANTS)
     accounts = _opacus().accountants.create_accountant(accountant)
     accounts.history = [(noise, sampling_rate, steps)]
     with warnings.catch_warnings():  # where its best order is the smallest it tries, the bound is loose and still one

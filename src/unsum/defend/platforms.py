@@ -1,4 +1,5 @@
-"""What platforms ship, as they ship it: the part of each filter that a client's update passes before the server sees it.
+"""What platforms ship, at the values that they ship with: the part of each filter that an update passes before the server
+sees it.
 
 Written after the platforms' documentation and checked against their own code (tests/integrations). Filters of Flower and NVFlare
 act on the change of the weights; where a client sends its gradient, they act on that.
@@ -19,27 +20,16 @@ import torch
 from torch import Tensor
 
 from unsum.defend.clip import Clip
-from unsum.defend.defense import DEFENSES, Defense, require
+from unsum.defend.defense import DEFENSES, Switch, require
 from unsum.defend.dp import DPSGD
 from unsum.defend.noise import Noise
 from unsum.update import Update
 
 
-class _Shipped(Defense):
-    """At the values that it ships with: nothing to choose on the command line."""
-
-    def __init__(self) -> None:
-        super().__init__(1.0)
-
-    def __repr__(self) -> str:
-        said = ", ".join(f"{name}={value}" for name, value in vars(self).items() if name != "strength")
-        return f"{type(self).__name__}({said})"
-
-
 @DEFENSES.register(
     "flower:fixed-clipping", summary="Flower's central DP with fixed clipping, as a server sees a client: clipped"
 )
-class FlowerFixedClipping(_Shipped):
+class FlowerFixedClipping(Switch):
     """`fixedclipping_mod`: the change of the weights, scaled down to norm 10 as in Flower's example of central DP.
 
     Examples:
@@ -68,7 +58,7 @@ class FlowerAdaptiveClipping(FlowerFixedClipping):
 
 
 @DEFENSES.register("flower:local-dp", summary="Flower's LocalDpMod at ε = 1, δ = 1e-5: clipped to norm 1, then noise")
-class FlowerLocalDP(_Shipped):
+class FlowerLocalDP(Switch):
     """Clipping, then N(0, (s √(2 ln(1.25/δ)) / ε)²) on every entry. Flower asks for all four numbers; these are textbook ones."""
 
     def __init__(
@@ -94,7 +84,7 @@ class FlowerLocalDP(_Shipped):
     "nvflare:percentile",
     summary="NVFlare's PercentilePrivacy: the smallest 10 % of entries zero, the others cut to ±0.01",
 )
-class NvflarePercentile(_Shipped):
+class NvflarePercentile(Switch):
     """Entries below the percentile of all absolute values are not sent (Shokri and Shmatikov 2015); those above `gamma` are cut.
 
     Examples:
@@ -122,7 +112,7 @@ class NvflarePercentile(_Shipped):
 
 
 @DEFENSES.register("nvflare:svt", summary="NVFlare's SVTPrivacy: a noisy tenth of the entries, each cut to ±1e-5")
-class NvflareSVT(_Shipped):
+class NvflareSVT(Switch):
     """The sparse vector technique (Lyu et al. 2017): entries that pass a noisy threshold are candidates; a tenth is drawn from
     them with replacement and sent with noise, cut to ±`gamma`; all others are zero."""
 
@@ -170,7 +160,7 @@ class NvflareSVT(_Shipped):
 @DEFENSES.register(
     "nvflare:exclude-vars", summary="NVFlare's ExcludeVars, which leaves nothing out unless it is told what"
 )
-class NvflareExcludeVars(_Shipped):
+class NvflareExcludeVars(Switch):
     """Tensors whose names match (a regular expression, or one of a list) are not sent; at the default all are.
 
     Examples:

@@ -1,4 +1,4 @@
-"""Checks of the model, of a batch against it, and of the machine: can it be taken apart, and does that fit into memory?"""
+"""Checks of the model, of a batch or text against it, and of the machine: can it be taken apart, and does it fit into memory?"""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ import torch
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from unsum.audit.text import TextInputs
 from unsum.data import Batch
 from unsum.doctor.finding import Said
 from unsum.errors import UnsumError
 from unsum.head import BLOCK, find_head
 from unsum.invert import load_inverse
 from unsum.invert.layout import feature_layout
+from unsum.models.language import TextTask, Tokenizer, embedding_width, looks_ahead, task_of
 from unsum.peel.residual.reach import reach
 from unsum.spans.tokens import find_patches
 from unsum.spans.tokens.search import MOST
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _DOUBLE = 8  # bytes
+_BELOW = 20  # times the update's own size, the most that reading the layers below the head took (a ViT-B/32; convolutions: 7)
 
 
 def head(model: nn.Module) -> Said:
@@ -85,10 +88,12 @@ def batch_norm(model: nn.Module, train: bool) -> Said:
     )
 
 
-def dropout(model: nn.Module, train: bool) -> Said:
+def dropout(model: nn.Module, train: bool, *, text: bool = False) -> Said:
     rates = [module.p for module in model.modules() if isinstance(module, _DROPOUTS) and module.p > 0]
     if not rates or not train:
         return "ok", "There is none to reckon with." if not rates else "Switched off in eval mode."
+    if text:
+        return "warning", f"It drops up to {max(rates):.0%} in train mode, which the attack on text cannot follow."
     return "warning", (
         f"{len(rates)} layers drop up to {max(rates):.0%} in train mode: features come back as they were after dropping, and "
         "pictures of them are worse."
@@ -236,13 +241,39 @@ def free_bytes(device: torch.device) -> int | None:
 
 def memory(model: nn.Module, device: torch.device) -> Said:
     _, linear = find_head(model)
-    needed, free = needed_bytes(linear.out_features, linear.in_features), free_bytes(device)
+    head = needed_bytes(linear.out_features, linear.in_features)
+    below = _BELOW * sum(weights.nbytes for weights in model.parameters() if weights.requires_grad)
+    needs = (
+        f"The attack on the last layer needs about {_size(head)}, attacks on the layers below it up to {_size(below)}"
+    )
+    free = free_bytes(device)
     if free is None:
-        return "warning", f"The attack needs about {_size(needed)}; how much is free cannot be told here."
-    if needed > free:
-        return "warning", f"The attack needs about {_size(needed)}, and {_size(free)} are free on {device.type}."
-    return "ok", f"The attack needs about {_size(needed)} of the {_size(free)} that are free on {device.type}."
+        return "warning", f"{needs}; how much is free cannot be told here."
+    return "warning" if head + below > free else "ok", f"{needs}; {_size(free)} are free on {device.type}."
 
 
 def _size(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6))} MB"
+
+
+def tokenizer(found: Tokenizer) -> Said:
+    if found.own is None:
+        return "warning", "There is none beside the model, so text is token numbers; save one into its folder."
+    return "ok", "There is one in the folder: the report shows text."
+
+
+def positions(inputs: TextInputs) -> Said:
+    """Fewer positions that read something different than features: then each of them is a direction of its own."""
+    model = inputs.loaded.model
+    width = embedding_width(model)
+    sequences = {tuple(sequence) for sequence in inputs.batch.sequences}
+    if looks_ahead(model):
+        number, what = sum(map(len, sequences)), "tokens"
+    else:
+        unread = 1 if task_of(model) is TextTask.NEXT else 0  # the last token of all is predicted, never read
+        ends = {sequence[:end] for sequence in sequences for end in range(1, len(sequence) + 1 - unread)}
+        number, what = len(ends), "distinct prefixes"
+    count = f"{len(inputs.batch.sequences)} texts have {number} {what}"
+    if number >= width:
+        return "warning", f"{count}, and the attack on text reads fewer than the {width} features; it will not decide."
+    return "ok", f"{count}, fewer than the {width} features: the texts come back whole."

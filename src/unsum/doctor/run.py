@@ -14,7 +14,7 @@ from unsum.audit.text import is_text, text_inputs
 from unsum.data import Batch, photo_count
 from unsum.data.table_file import is_table
 from unsum.data.texts import TextData
-from unsum.doctor import gradient, language, network
+from unsum.doctor import gradient, network
 from unsum.doctor.finding import Finding, Said
 from unsum.doctor.tampering import tampering
 from unsum.errors import UnsumError
@@ -60,55 +60,56 @@ def doctor(
         >>> {finding.mark for finding in unsum.doctor(model, data)} <= {"ok", "warning"}
         True
     """
+    given = Inputs(
+        model, data, update, weights, classes, download, batch, same_label, seed,
+        image_size=image_size, classes_from=classes_from, fresh_head=fresh_head,
+    )  # fmt: skip
     alone = isinstance(model, str) and Path(model).suffix.lower() in _WEIGHTS  # weights in the place of a model
     if alone and data is None and update is None:
         return _of_weights(Path(str(model)))
     if is_table(data):
-        said = "Tables have no checks before an audit; unsum audit --data FILE --target COLUMN says what does not fit."
-        return [Finding("warning", "loading", said)]
+        sentence = (
+            "Tables have no checks before an audit; unsum audit --data FILE --target COLUMN says what does not fit."
+        )
+        return [Finding("warning", "loading", sentence)]
     if update is None and is_text(model):
-        return _of_text(Inputs(model, data, weights=weights, batch=batch, seed=seed), train)
+        return _of_text(given, train)
     try:
-        given = Inputs(model, data, update, weights, classes, download, batch, same_label, seed)
-        given = replace(given, image_size=image_size, classes_from=classes_from, fresh_head=fresh_head)
         loaded, held, sent = _load(given)
     except UnsumError as error:
         return [Finding("will not work", "loading", str(error))]
     module = loaded.model
     size = loaded.image_size if data is None or held is None else int(held.images.shape[-1])
-    findings = [_loaded(loaded, sent), *tampering(module), *_named({"head": network.head(module)})]
+    read: Said = "ok", f"{loaded.name}."
+    if sent is not None and loaded.random:
+        needed = "an update can only be read with the very weights it was computed with; give --weights."
+        read = "warning", f"{loaded.name}: {needed}"
+    findings = [*_named({"loading": read}), *tampering(module), *_named({"head": network.head(module)})]
     if findings[-1].mark == "will not work":
         return findings
-    findings += _named(
-        {
-            "training": network.trainable_head(module),
-            "bias": network.bias(module),
-            "features": network.features(module, size),
-            "BatchNorm": network.batch_norm(module, train),
-            "dropout": network.dropout(module, train),
-            "precision": network.precision(module),
-            "weights": network.finite_weights(module),
-            "inverse": network.inverse(module, None if inverse is None else str(inverse)),
-        }
-    )
+    said = {
+        "training": network.trainable_head(module),
+        "bias": network.bias(module),
+        "features": network.features(module, size),
+        "BatchNorm": network.batch_norm(module, train),
+        "dropout": network.dropout(module, train),
+        "precision": network.precision(module),
+        "weights": network.finite_weights(module),
+        "inverse": network.inverse(module, None if inverse is None else str(inverse)),
+    }
     samples = batch if batch is not None or held is None else len(held.images)
     if samples is not None:
-        findings += _named(
-            {
-                "batch size": network.size_against_classes(module, samples),
-                "feature width": network.size_against_features(module, samples),
-                **(
-                    {"tokens": network.tokens(module, samples)}
-                    if is_patched(module)
-                    else {"depth": network.depth(module, samples, size)}
-                ),
-            }
-        )
+        said["batch size"] = network.size_against_classes(module, samples)
+        said["feature width"] = network.size_against_features(module, samples)
+        if is_patched(module):
+            said["tokens"] = network.tokens(module, samples)
+        else:
+            said["depth"] = network.depth(module, samples, size)
     if held is not None:
-        findings += _named({"labels": network.labels(module, held), "pictures": network.variety(held)})
+        said |= {"labels": network.labels(module, held), "pictures": network.variety(held)}
     if sent is not None:
-        findings += _of_update(module, sent)
-    return findings + _named({"memory": network.memory(module, torch.device(device))})
+        said |= _of_update(module, sent)
+    return findings + _named(said | {"memory": network.memory(module, torch.device(device))})
 
 
 def _named(said: Mapping[str, Said]) -> list[Finding]:
@@ -145,9 +146,9 @@ def _of_text(given: Inputs, train: bool) -> list[Finding]:
             {
                 "head": network.head(module),
                 "training": network.trainable_head(module),
-                "tokenizer": language.tokenizer(inputs.tokenizer),
-                "positions": language.positions(inputs),
-                "dropout": language.dropout(module, train),
+                "tokenizer": network.tokenizer(inputs.tokenizer),
+                "positions": network.positions(inputs),
+                "dropout": network.dropout(module, train, text=True),
                 "precision": network.precision(module),
                 "weights": network.finite_weights(module),
             }
@@ -169,14 +170,7 @@ def _of_weights(path: Path) -> list[Finding]:
     return _named(said) + tampering(tensors)
 
 
-def _loaded(loaded: LoadedModel, sent: Update | None) -> Finding:
-    if sent is None or not loaded.random:
-        return Finding("ok", "loading", f"{loaded.name}.")
-    needed = "an update can only be read with the very weights it was computed with; give --weights."
-    return Finding("warning", "loading", f"{loaded.name}: {needed}")
-
-
-def _of_update(module: nn.Module, sent: Update) -> list[Finding]:
+def _of_update(module: nn.Module, sent: Update) -> dict[str, Said]:
     said = {"names": gradient.names(module, sent)}
     if said["names"][0] != "will not work":
         said["head's gradient"] = gradient.head_gradient(module, sent)
@@ -186,4 +180,4 @@ def _of_update(module: nn.Module, sent: Update) -> list[Finding]:
         said["scale"] = gradient.scale(sent)
         if said["head's gradient"][0] != "will not work":
             said["rank"] = gradient.rank(module, sent)
-    return _named(said)
+    return said

@@ -56,40 +56,32 @@ def tampering(model: nn.Module | Mapping[str, Tensor]) -> list[Finding]:
     looked = f"in {len(layers)} weight matrices"
     bands = [(layer.name, *band) for layer in layers if (band := parallel_rows(layer)) is not None]
     trapped = [(layer.name, count) for layer in layers if (count := trap_rows(layer))]
-    return [_imprint(bands, looked), _traps(trapped, looked)]
+    said = Finding("ok", "traps", f"No rows balanced to stay silent {looked}.")
+    if trapped:
+        name, count = max(trapped, key=lambda layer: layer[1])
+        sentence = (
+            f"{count} rows of {name!r} are balanced between positive and negative weights as no training leaves them: such "
+            "rows answer to single samples and give them away. Do not train this model before its operator explains it."
+        )
+        said = Finding("tampered", "traps", sentence)
+    return [_imprint(bands, looked), said]
 
 
 def _imprint(bands: list[tuple[str, int, int]], looked: str) -> Finding:
     thresholds = [(name, rows, count) for name, rows, count in bands if count >= _BAND]
     if thresholds:
         name, rows, count = max(thresholds, key=lambda band: band[2])
-        return Finding(
-            "tampered",
-            "imprint",
+        sentence = (
             f"{rows} rows of {name!r} point in one direction and have {count} different thresholds: such a layer sorts "
             "samples into bins and gives away every one that is alone in its bin. Do not train this model before its "
-            "operator explains it.",
+            "operator explains it."
         )
+        return Finding("tampered", "imprint", sentence)
     if bands:
         name, rows, _ = max(bands, key=lambda band: band[1])
-        return Finding(
-            "warning",
-            "imprint",
-            f"{rows} rows of {name!r} are copies of one another: no sorting into bins, but no accident either.",
-        )
+        sentence = f"{rows} rows of {name!r} are copies of one another: no sorting into bins, but no accident either."
+        return Finding("warning", "imprint", sentence)
     return Finding("ok", "imprint", f"No band of parallel rows {looked}.")
-
-
-def _traps(trapped: list[tuple[str, int]], looked: str) -> Finding:
-    if not trapped:
-        return Finding("ok", "traps", f"No rows balanced to stay silent {looked}.")
-    name, count = max(trapped, key=lambda layer: layer[1])
-    return Finding(
-        "tampered",
-        "traps",
-        f"{count} rows of {name!r} are balanced between positive and negative weights as no training leaves them: such rows "
-        "answer to single samples and give them away. Do not train this model before its operator explains it.",
-    )
 
 
 def _layers(tensors: Mapping[str, Tensor]) -> Iterator[WeightMatrix]:

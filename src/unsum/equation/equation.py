@@ -150,14 +150,20 @@ class Linearized:
         scalars = [V.new_zeros(()) if D is None else (D * V).sum() for D in self._scalar_derivatives()]
         return torch.cat([dT.flatten(), torch.stack(scalars)])
 
-    def pull_each(self, V: Tensor) -> Tensor:
-        """(m, …) Jᵀ of each of V (m, C, R [+ 1]): one product for all of them."""
+    def pull_each(self, V: Tensor, rows: Tensor | None = None) -> Tensor:
+        """(m, …) Jᵀ of each of V (m, C, R [+ 1]): one product for all of them. V (m, n, …) holds n `rows`, the others are 0."""
         equation, at = self.equation, self.at
-        R = equation.K.shape[0]
-        weighted = equation.weight[:, None] * V
-        Z = self.curvature.times((self.T @ weighted.mT).transpose(0, 1)) @ equation.K.T  # (B, m, R)
-        dT = at.alpha * (self.G @ weighted[..., :R] + Z.transpose(0, 1))
-        scalars = [V.new_zeros(len(V)) if D is None else (D * V).sum((1, 2)) for D in self._scalar_derivatives()]
+        R, kept = equation.K.shape[0], slice(None) if rows is None else rows
+        weighted = equation.weight[kept, None] * V
+        Z = (self.T @ weighted.mT).transpose(0, 1)  # (B, m, n)
+        if rows is None:
+            Z = self.curvature.times(Z) @ equation.K.T
+        else:
+            chosen = torch.nn.functional.one_hot(rows, len(equation.b)).to(V).expand(len(self.T), -1, -1)
+            Z = Z @ (self.curvature.times(chosen) @ equation.K.T)
+        dT = at.alpha * (self.G[:, kept] @ weighted[..., :R] + Z.transpose(0, 1))
+        free = [None if D is None else D[kept] for D in self._scalar_derivatives()]
+        scalars = [V.new_zeros(len(V)) if D is None else (D * V).sum((1, 2)) for D in free]
         return torch.cat([dT.flatten(1), torch.stack(scalars, dim=1)], dim=1)
 
     def push(self, step: Tensor) -> Tensor:
@@ -170,6 +176,18 @@ class Linearized:
         change = equation.weight[:, None] * (at.alpha * change)
         for size, derivative in zip(step[-2:], self._scalar_derivatives(), strict=True):
             change = change if derivative is None else change + size * derivative
+        return change
+
+    def push_each(self, steps: Tensor) -> Tensor:
+        """(m, C, R [+ 1]) J of each of m steps."""
+        equation, at = self.equation, self.at
+        B, R = at.T.shape
+        D = steps[:, : B * R].view(-1, B, R)
+        change = self.curvature.times((D @ equation.K).transpose(0, 1)).permute(1, 2, 0) @ self.T
+        change[..., :R] += self.G.T @ D
+        change = equation.weight[:, None] * (at.alpha * change)
+        for sizes, derivative in zip(steps[:, -2:].T, self._scalar_derivatives(), strict=True):
+            change = change if derivative is None else change + sizes[:, None, None] * derivative
         return change
 
     @cached_property

@@ -192,13 +192,13 @@ def _sketch(head: Head, width: int) -> Tensor:
 
 def sketch_directions(head: Head, width: int) -> Tensor:
     """(width, H) random ones, the same for every gradient of this head."""
-    return once("sketch", (head.W,), lambda: _directions(head.W, width), width, of_model=True)
 
+    def made() -> Tensor:
+        generator = torch.Generator(device=head.W.device).manual_seed(0)
+        directions = torch.empty(width, head.W.shape[1], dtype=torch.float64, device=head.W.device)
+        return directions.normal_(generator=generator)
 
-def _directions(W: Tensor, width: int) -> Tensor:
-    generator = torch.Generator(device=W.device).manual_seed(0)
-    directions = torch.empty(width, W.shape[1], dtype=torch.float64, device=W.device)
-    return directions.normal_(generator=generator)
+    return once("sketch", (head.W,), made, width, of_model=True)
 
 
 def _pivots(rows: Tensor, count: int, shortest: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -237,7 +237,10 @@ def without_decay(head: Head) -> tuple[Head, float, Noise] | None:
     left = float((sums - decay * of_weights).norm())
     if not 0 < abs(decay) < _LARGEST_DECAY or left > _DECAY_LEAVES * float(sums.norm()):
         return None
-    grad_W, grad_b = head.grad_W.double() - decay * head.W.double(), _bias_without_decay(head, decay)
+    grad_W, grad_b = head.grad_W.double() - decay * head.W.double(), head.grad_b
+    if head.grad_b is not None and head.b is not None:  # many optimizers spare the bias: its own sum tells
+        spared, decayed = head.grad_b.double(), head.grad_b.double() - decay * head.b.double()
+        grad_b = spared if float(spared.sum().abs()) <= float(decayed.sum().abs()) else decayed
     clean = replace(head, grad_W=grad_W, grad_b=grad_b)
     rounding = rounding_of_an_entry(head) * head.row_norms(head.grad_W) / H**0.5
     before = replace(measure_noise(replace(clean, grad_W=clean.grad_W.to(head.grad_W.dtype))), added=False)
@@ -246,12 +249,3 @@ def without_decay(head: Head) -> tuple[Head, float, Noise] | None:
         return None
     relative = float(rounding.norm() * H**0.5) / float(clean.grad_W.norm())
     return clean, decay, Noise(level, False, max(relative, before.relative))
-
-
-def _bias_without_decay(head: Head, decay: float) -> Tensor | None:
-    """Many optimizers spare the bias: its own sum tells."""
-    if head.grad_b is None or head.b is None:
-        return head.grad_b
-    grad_b, b = head.grad_b.double(), head.b.double()
-    spared, decayed = float(grad_b.sum().abs()), float((grad_b - decay * b).sum().abs())
-    return grad_b if spared <= decayed else grad_b - decay * b

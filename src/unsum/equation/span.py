@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from unsum.equation.noise import unit_of
+from unsum.head import gram
 
 _ROUNDING = 2.5  # units in the last place of the largest singular value that rounding reaches in the smallest ones
 _CLIENT = 1e-5  # relative difference between the client's forward pass and ours
 _DEVIATIONS, _ROUGH_DEVIATIONS = 2.5, 10.0  # of the tilt that independent noise explains, and that rounding does
-_PART = 4096  # rows or columns converted to float64 at a time
+_PART = 4096  # columns converted to float64 at a time
 _ADDED = 10.0  # units in the last place of a usual entry: noise above this was added
 
 
@@ -60,8 +61,8 @@ class Span:
 def span_of(gradient: Tensor) -> Span:
     """The row space of a gradient (outputs, H), through the smaller of its Gram matrices, in float64."""
     m, H = gradient.shape
-    gram = _gram(gradient)
-    values, vectors = torch.linalg.eigh(gram)
+    products = gram(gradient.T)  # of columns, where the gradient is square
+    values, vectors = torch.linalg.eigh(products)
     singular = values.flip(0).clamp_min(0).sqrt()
     unit = unit_of(gradient)
     rounding = _ROUNDING * unit * float(singular[0])
@@ -76,14 +77,4 @@ def span_of(gradient: Tensor) -> Span:
     if m < H:  # left directions so far
         leading = torch.cat([leading @ part.double() for part in gradient.split(_PART, dim=1)], dim=1)
         leading = leading / singular[:rank, None]
-    return Span(leading, singular[:rank], level, noisy, rank >= int((gram.diagonal() > 0).sum()))
-
-
-def _gram(gradient: Tensor) -> Tensor:
-    m, H = gradient.shape
-    size = min(m, H)
-    gram = torch.zeros(size, size, dtype=torch.float64, device=gradient.device)
-    for part in gradient.split(_PART, dim=0 if m >= H else 1):
-        block = part.double()
-        gram.addmm_(block.T, block) if m >= H else gram.addmm_(block, block.T)
-    return gram
+    return Span(leading, singular[:rank], level, noisy, rank >= int((products.diagonal() > 0).sum()))

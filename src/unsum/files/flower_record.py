@@ -52,7 +52,15 @@ def _arrays(entries: list[tuple[str, bytes | None]]) -> dict[str, NDArray[Any]]:
     held = [(name, value) for name, value in entries if value is not None]
     if len({name for name, _ in held}) < len(held):
         raise ValueError("two of its arrays have one name")
-    return {name: _array(name, value) for name, value in held}
+    arrays = {}
+    for name, message in held:
+        parts = _fields(message)
+        kind = parts.get(3, [b""])[-1].decode()
+        if kind != _NUMPY or 4 not in parts:
+            raise UnsumError(f"The array {name!r} is stored as {kind!r}; only {_NUMPY!r} can be read.")
+        content = parts[4][-1]
+        arrays[name] = read_npy(io.BytesIO(content), len(content), name)
+    return arrays
 
 
 def _items(message: bytes, limits: Limits) -> list[tuple[str, bytes | None]]:
@@ -66,15 +74,6 @@ def _items(message: bytes, limits: Limits) -> list[tuple[str, bytes | None]]:
             raise ValueError("an entry has no name")
         found.append((parts[1][-1].decode(), parts[2][-1] if 2 in parts else None))
     return found
-
-
-def _array(name: str, message: bytes) -> NDArray[Any]:
-    parts = _fields(message)
-    kind = parts.get(3, [b""])[-1].decode()
-    if kind != _NUMPY or 4 not in parts:
-        raise UnsumError(f"The array {name!r} is stored as {kind!r}; only {_NUMPY!r} can be read.")
-    content = parts[4][-1]
-    return read_npy(io.BytesIO(content), len(content), name)
 
 
 def _fields(message: bytes) -> Fields:

@@ -25,7 +25,7 @@ def check_folder(folder: Path, *, force: bool) -> None:
     A folder that an earlier run of ours left may be written to again: its own files are replaced, and no others touched.
     """
     check_writable(folder)
-    if force or not folder.exists() or _ours(folder):
+    if force or not folder.exists() or any(keys <= _keys(folder / name) for name, keys in _OURS.items()):
         return
     if any(file.name != UNFINISHED for file in folder.iterdir()):
         raise UnsumError(
@@ -46,11 +46,6 @@ def check_writable(folder: Path) -> None:
         raise UnsumError(f"{str(folder)!r} is a file; name a folder for the report.")
     if not standing.is_dir() or not os.access(standing, os.W_OK | os.X_OK):
         raise UnsumError(f"Nothing can be written to {str(standing)!r}; name another folder with --out.")
-
-
-def _ours(folder: Path) -> bool:
-    """Whether a run of ours left its figures there."""
-    return any(keys <= _keys(folder / name) for name, keys in _OURS.items())
 
 
 def _keys(path: Path) -> set[str]:

@@ -112,13 +112,11 @@ def _folder(path: Path, limits: Limits) -> TensorFile:
     files, ordered = sorted(files), all(numbers)
     if ordered:
         files = [file for _, file in sorted((int(n[1]), file) for n, file in zip(numbers, files, strict=True) if n)]
-    tensors = {file.stem: _tensor(file.name, _npy(file)) for file in files}
+    tensors = {}
+    for one in files:
+        with one.open("rb") as content:
+            tensors[one.stem] = _tensor(one.name, read_npy(content, one.stat().st_size, one.name))
     return TensorFile(tensors, {}, ordered)
-
-
-def _npy(path: Path) -> NDArray[Any]:
-    with path.open("rb") as file:
-        return read_npy(file, path.stat().st_size, path.name)
 
 
 def _tensor(name: str, array: NDArray[Any]) -> Tensor:

@@ -13,9 +13,8 @@ from typing import Any
 from torch import nn
 
 from unsum.attack.auto import only, quick
-from unsum.attack.chain import run_attack
+from unsum.attack.chain import cut_short, run_attack
 from unsum.attack.counts import with_counts
-from unsum.attack.cut import cut_short
 from unsum.attack.options import AttackOptions
 from unsum.audit.finding import ClientFinding as ClientFinding
 from unsum.audit.finding import expected_leakage as expected_leakage
@@ -64,7 +63,11 @@ def attack_seen(
 
 
 def _attacked_twice(model: nn.Module, seen: Seen, attack: str | None, *, train: bool, seed: int) -> Leak:
-    granted, told = _batch_size(seen.update), None
+    update, told = seen.update, None
+    several = update.training is not None and update.training.several_steps
+    # How many samples the client's only step was of, as far as a server can tell from the number of its examples.
+    known = not several and update.batch_size is None and (update.num_examples or 0) <= _MOST_GRANTED
+    granted = update.num_examples if known else None
     with in_mode(model, train):
         if granted is not None:
             with suppress(UnsumError):  # the attack refuses a batch of that size
@@ -83,13 +86,6 @@ def _attacked(model: nn.Module, update: Update, attack: str | None, options: Att
     if attack in [entry.name for entry in SEPARATORS]:
         return only(attack, model, update, options, SILENT)
     return run_attack(model, update, replace(options, method=attack))
-
-
-def _batch_size(update: Update) -> int | None:
-    """How many samples the client's only step was of, as far as a server can tell from the number of its examples."""
-    several = update.training is not None and update.training.several_steps
-    count = update.num_examples
-    return None if several or count is None or count > _MOST_GRANTED or update.batch_size is not None else count
 
 
 class Journal:

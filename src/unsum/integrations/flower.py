@@ -59,7 +59,26 @@ _REFUSED = 6  # Flower's code for a mod whose precondition failed
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
 
 
-class AuditStrategy(Strategy):
+class WrappedStrategy(Strategy):
+    """`inner` as it is; evaluation, and what others ask of it (its fractions, its privacy accountant), is its own matter."""
+
+    inner: Strategy
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        return self.inner.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        return self.inner.aggregate_evaluate(server_round, replies)
+
+
+class AuditStrategy(WrappedStrategy):
     """`inner` as it is, with its clients' updates audited on their way in; training is the same with and without.
 
     Args:
@@ -127,12 +146,6 @@ class AuditStrategy(Strategy):
         self.training_seconds = self.audit_seconds = 0.0
         self._started = self._saved_up = 0.0
 
-    def __getattr__(self, name: str) -> Any:
-        """What others ask of `inner` (its fractions, its privacy accountant) is answered by it."""
-        if name.startswith("__") or name == "inner":
-            raise AttributeError(name)
-        return getattr(self.inner, name)
-
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
@@ -163,14 +176,6 @@ class AuditStrategy(Strategy):
             metrics = MetricRecord({**(metrics or {}), **figures})
         return arrays, metrics
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        return self.inner.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        return self.inner.aggregate_evaluate(server_round, replies)
-
     def summary(self) -> None:
         whom = "all clients" if self._clients is None else f"{self._clients} clients"
         budget = f"{_SHARE:.0%} of the training's time" if self._budget is None else f"{self._budget:g} s a round"
@@ -181,7 +186,11 @@ class AuditStrategy(Strategy):
         if not self._sent:
             return {}
         start = time.perf_counter()
-        budget = self._allowance() if self._budget is None else self._budget
+        if self._budget is not None:
+            budget = self._budget
+        else:  # none while saving up for an audit that twice the last allowance may be enough for
+            left = _SHARE * self.training_seconds - self.audit_seconds
+            budget = left if left >= self._saved_up else 0.0
         findings = []
         for reply in self._chosen(replies):
             left = start + budget - time.perf_counter()
@@ -207,7 +216,7 @@ class AuditStrategy(Strategy):
                 continue
             weights: dict[str, Any] = {"before": dict(_tensors(before)), "after": dict(_tensors(after))}
             how: dict[str, Any] = {"training": self._training, "attack": self._attack}
-            arrived = ArrivedWeights(str(node), None, number, **weights, **how, num_examples=_num_examples(reply))
+            arrived = ArrivedWeights(str(node), None, number, **weights, **how, num_examples=num_examples(reply))
             if not self._pool.offer(arrived):
                 findings.append(_late(number, reply, "all processes of the pool were busy"))
         return self._noted(number, [*findings, *self._pool.ready()], time.perf_counter() - start)
@@ -232,11 +241,6 @@ class AuditStrategy(Strategy):
         self._journal.write(number, findings, figures)
         self._say(number, findings)
         return figures
-
-    def _allowance(self) -> float:
-        """Seconds by default; none while saving up for an audit that twice the last allowance may be enough for."""
-        left = _SHARE * self.training_seconds - self.audit_seconds
-        return left if left >= self._saved_up else 0.0
 
     def _chosen(self, replies: list[Message]) -> list[Message]:
         """Those to be audited, the ones with the fewest turns so far first; a client's error takes nobody's place."""
@@ -267,7 +271,7 @@ class AuditStrategy(Strategy):
         model = copy.deepcopy(self._model)  # its own: an audit that was stopped may hold on to it for a moment
         sent = _tensors(before)
         fill(model, sent)
-        found = seen(model, sent, _tensors(after), self._training, num_examples=_num_examples(reply))
+        found = seen(model, sent, _tensors(after), self._training, num_examples=num_examples(reply))
         how: dict[str, Any] = {"train": self._train, "seed": self._seed, "time_limit": seconds}
         leak = attack_seen(model, found, self._attack, **how)
         if self._earlier is not None:
@@ -348,7 +352,7 @@ def _tensors(record: ArrayRecord) -> Mapping[str, Tensor]:
     return dict(record.to_torch_state_dict())
 
 
-def _num_examples(reply: Message) -> int | None:
+def num_examples(reply: Message) -> int | None:
     """As Flower's own strategies weigh clients by it."""
     for metrics in reply.content.metric_records.values():
         count = metrics.get("num-examples")

@@ -10,7 +10,7 @@ import copy
 import math
 import secrets
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, Literal
@@ -99,8 +99,10 @@ class Guard:
                 reason = f"The attack expects a leakage of {leakage:.2f}, above the threshold of {self.threshold:g}."
                 return Judged(None, leakage, noise, reason)
             moved = self._trained(received, weights)
-            noise = _FIRST_NOISE * _GROWTH**attempt * _size(moved)
-            tried = _noised(weights, moved.keys(), noise, generator)
+            size = torch.cat([change.double().flatten() for change in moved.values()]).square().mean().sqrt()
+            noise = _FIRST_NOISE * _GROWTH**attempt * float(size)
+            drawn = {name: torch.randn(weights[name].shape, generator=generator) for name in moved}
+            tried = weights | {name: weights[name] + noise * draw.to(weights[name]) for name, draw in drawn.items()}
         return self._unsure(tried, noise, f"noise of {noise:.1g} did not bring the leakage down")
 
     def _leakage(self, received: Mapping[str, Any], leaving: Mapping[str, Tensor], seconds: float) -> tuple[float, str]:
@@ -126,17 +128,3 @@ class Guard:
             names = [name for name, value in leaving.items() if value.is_floating_point()]
         moved = {name: leaving[name] - torch.as_tensor(received[name]).to(leaving[name]) for name in names}
         return {name: change for name, change in moved.items() if bool(change.any())}
-
-
-def _size(moved: Mapping[str, Tensor]) -> float:
-    """The root mean square over all entries."""
-    return float(torch.cat([change.double().flatten() for change in moved.values()]).square().mean().sqrt())
-
-
-def _noised(
-    weights: dict[str, Tensor], names: Collection[str], noise: float, generator: torch.Generator
-) -> dict[str, Tensor]:
-    return {
-        name: value + noise * torch.randn(value.shape, generator=generator).to(value) if name in names else value
-        for name, value in weights.items()
-    }

@@ -83,7 +83,9 @@ class LeakageGuard(DXOFilter):
         if sent is None:
             raise UnsumError("The guard saw no weights come in; add it to the filters of task data, too.")
         own = {name: sent[name] for name in dxo.data if name in sent}
-        leaving = {name: _after(own, name, value, dxo.data_kind) for name, value in dxo.data.items()}
+        leaving = {name: torch.as_tensor(value).detach() for name, value in dxo.data.items()}
+        if dxo.data_kind == DataKind.WEIGHT_DIFF:
+            leaving = {name: own[name] + value if name in own else value for name, value in leaving.items()}
         judged = self._guard.judge(own, leaving)
         if judged.weights is None:
             raise ContentBlockedException(f"unsum's leakage guard kept the update back: {judged.reason}")
@@ -92,11 +94,6 @@ class LeakageGuard(DXOFilter):
         self.log_info(fl_ctx, f"unsum: noise of {judged.noise:.1e} was added to the update. {judged.reason}")
         dxo.data = {name: _as_sent(own, name, value, dxo) for name, value in judged.weights.items()}
         return dxo
-
-
-def _after(sent: dict[str, Tensor], name: str, value: Any, kind: str) -> Tensor:
-    tensor = torch.as_tensor(value).detach()
-    return sent[name] + tensor if kind == DataKind.WEIGHT_DIFF and name in sent else tensor
 
 
 def _as_sent(sent: dict[str, Tensor], name: str, value: Tensor, dxo: DXO) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from unsum.errors import UnsumError
 from unsum.integrations.stored import store_back, store_sent
@@ -45,18 +44,13 @@ class StoreResults(DXOFilter):
         peer = fl_ctx.get_peer_context()
         client = "unknown" if peer is None else peer.get_identity_name()
         values = {name: torch.as_tensor(value).detach().cpu() for name, value in dxo.data.items()}
+        steps = dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND)
+        told = {"steps": int(steps) if steps else None, "change": dxo.data_kind == DataKind.WEIGHT_DIFF}
         try:
-            self._store(dxo, values, number, client)
+            if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
+                store_sent(self.folder, number, values, {}, client)
+            else:
+                store_back(self.folder, number, values, client, None, **told)
         except OSError as error:  # a full disk never breaks a round
             self.log_warning(fl_ctx, f"unsum: an update was not stored. {error}")
         return None
-
-    def _store(self, dxo: DXO, values: dict[str, Tensor], number: int, client: str) -> None:
-        if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
-            store_sent(self.folder, number, values, {}, client)
-            return
-        steps = dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND)
-        store_back(
-            self.folder, number, values, client, None,
-            steps=int(steps) if steps else None, change=dxo.data_kind == DataKind.WEIGHT_DIFF,
-        )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import queue
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,9 +83,5 @@ class AuditPool:
         return self.ready()
 
     def _run(self) -> None:
-        for _, finding in on_processes(self._campaign, self._arriving(), self._processes):
+        for _, finding in on_processes(self._campaign, iter(self._waiting.get, None), self._processes):
             self._found.put(finding)
-
-    def _arriving(self) -> Iterator[Arrived]:
-        while (one := self._waiting.get()) is not None:
-            yield one

@@ -76,27 +76,24 @@ class StoredReply:
 
     def audited(self, model: nn.Module, declared: LocalTraining, attack: str | None, **how: Any) -> Audited:
         """The finding; whatever is wrong with this reply is one, too, and never ends the others."""
+        model = copy.deepcopy(model)
         try:
-            return self._audited(copy.deepcopy(model), declared, attack, **how)
+            if not self.sent.exists():
+                raise UnsumError(f"The weights that round {self.round} sent out are missing ({self.sent.name}).")
+            sent, back = read_tensors(self.sent, "update"), read_tensors(self.back, "update")
+            told, before, after = _told(back.metadata), sent.tensors, back.tensors
+            examples, steps = told.get("num_examples"), told.get("steps")
+            if told.get("change"):
+                after = {name: before[name] + value for name, value in after.items()}
+            fill(model, before)
+            known = declared if declared.steps is not None or not steps else replace(declared, steps=steps)
+            training = trained_as(known, _told(sent.metadata).get("config", {}), examples)
+            found = seen(model, before, after, training, num_examples=examples)
+            leak = attack_seen(model, found, attack, **how)
+            return Audited(finding_of(self.round, self.client, found.update, leak), leak.label_counts)
         except Exception as error:
             reason = reason_of(error)
             return Audited(ClientFinding(self.round, self.client, "failed", notes=(reason,), reason=reason), None)
-
-    def _audited(self, model: nn.Module, declared: LocalTraining, attack: str | None, **how: Any) -> Audited:
-        if not self.sent.exists():
-            raise UnsumError(f"The weights that round {self.round} sent out are missing ({self.sent.name}).")
-        sent, back = read_tensors(self.sent, "update"), read_tensors(self.back, "update")
-        told, before = _told(back.metadata), sent.tensors
-        examples, steps = told.get("num_examples"), told.get("steps")
-        after = (
-            {name: before[name] + value for name, value in back.tensors.items()} if told.get("change") else back.tensors
-        )
-        fill(model, before)
-        known = declared if declared.steps is not None or not steps else replace(declared, steps=steps)
-        training = trained_as(known, _told(sent.metadata).get("config", {}), examples)
-        found = seen(model, before, after, training, num_examples=examples)
-        leak = attack_seen(model, found, attack, **how)
-        return Audited(finding_of(self.round, self.client, found.update, leak), leak.label_counts)
 
 
 def _told(metadata: Mapping[str, str]) -> dict[str, Any]:

@@ -40,11 +40,7 @@ def within(seconds: float, work: Callable[[], Result]) -> Result:
     thread.start()
     thread.join(max(seconds, 0.0))
     if thread.is_alive():
-        _stop(thread)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_Stop))
         thread.join(_GRACE)
         raise OutOfTime
     return outcome.result()
-
-
-def _stop(thread: threading.Thread) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_Stop))

@@ -71,11 +71,13 @@ def feature_layout(model: nn.Module, size: int, layer: str | None = None) -> Lay
     if features.ndim == 3:
         return Layout("map", tuple(features.shape))
     for output in reversed(seen):
-        if output[0].numel() != features.numel() or not _same(output[0].flatten(), features):
+        flat = output[0].flatten()
+        if not torch.equal(flat, features) and not torch.equal(flat.relu(), features):
             continue
         if output.ndim == 4 and output[0, 0].numel() > 1:
             return Layout("map", tuple(output.shape[1:]))
-        if output.ndim == 3 and _is_grid(output.shape[1]):
+        sides = [math.isqrt(count) ** 2 == count for count in (output.shape[1], output.shape[1] - 1)]
+        if output.ndim == 3 and output.shape[1] > 1 and any(sides):
             return Layout("tokens", tuple(output.shape[1:]))
     return Layout("vector", (features.numel(),))
 
@@ -83,11 +85,3 @@ def feature_layout(model: nn.Module, size: int, layer: str | None = None) -> Lay
 def _picture(model: nn.Module, size: int) -> Tensor:
     parameter = next(model.parameters())
     return torch.linspace(0, 1, 3 * size * size).to(parameter).view(1, 3, size, size)
-
-
-def _same(output: Tensor, features: Tensor) -> bool:
-    return torch.equal(output, features) or torch.equal(output.relu(), features)
-
-
-def _is_grid(tokens: int) -> bool:
-    return tokens > 1 and (math.isqrt(tokens) ** 2 == tokens or math.isqrt(tokens - 1) ** 2 == tokens - 1 > 0)

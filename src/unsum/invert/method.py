@@ -20,7 +20,7 @@ from unsum.head import find_head
 from unsum.invert.decoder import DECODERS
 from unsum.invert.layout import Layout
 from unsum.leak import Leak
-from unsum.models.fingerprint import backbone_fingerprint
+from unsum.models.built import backbone_fingerprint
 from unsum.registry import Registry
 
 FILE = "inverse.safetensors"  # in the folder of a training

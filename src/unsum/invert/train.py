@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, optional
 from unsum.invert import checkpoint
 from unsum.invert.augment import augment
 from unsum.invert.decoder import DECODERS, to_size
 from unsum.invert.layout import feature_layout
 from unsum.invert.losses import check_loss, psnr
 from unsum.invert.method import FILE, Inverse
+from unsum.models.built import backbone_fingerprint
 from unsum.models.client_batches import ClientFeatures, sharing
-from unsum.models.fingerprint import backbone_fingerprint
 
 _WARM_UP = 150  # steps
 _FLOOR = 1e-3  # of the learning rate, at the end of the cosine
@@ -106,10 +106,7 @@ def train_inverse(
 
 def new_fabric(**options: Any) -> Any:
     """A launched Fabric: mixed precision on GPUs, several of them or several nodes under `torchrun`."""
-    try:
-        from lightning_fabric import Fabric
-    except ImportError as error:
-        raise UnsumError("Training needs Lightning Fabric; install it with: pip install 'unsum[train]'.") from error
+    Fabric = optional("lightning_fabric", "train", "Training needs Lightning Fabric").Fabric
     options.setdefault("precision", "bf16-mixed" if torch.cuda.is_available() else "32-true")
     fabric = Fabric(**options)
     fabric.launch()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.labels import bias_sign, gradinversion, idlg, ilrg, llg, llg_plus, llg_star  # noqa: F401 (registers)
 from unsum.labels.method import LABEL_RULES, Clues, LabelRule
 from unsum.update import Update
 
-__all__ = ["LABEL_RULES", "Clues", "LabelRule", "gather", "labels"]
+__all__ = ["LABEL_RULES", "Clues", "LabelRule", "labels"]
 
 
 def labels(
@@ -46,19 +45,5 @@ def labels(
         >>> unsum.labels(model, update), unsum.labels(model, update, "llg", batch_size=3)
         (tensor([1, 4, 4]), tensor([1, 4, 4]))
     """
-    rule = LABEL_RULES[method]
-    return rule(gather(model, update, batch_size=batch_size, auxiliary=auxiliary, device=device, seed=seed))
-
-
-def gather(
-    model: nn.Module,
-    update: Update,
-    *,
-    batch_size: int | None = None,
-    auxiliary: tuple[Tensor, Tensor] | None = None,
-    device: torch.device | str | None = None,
-    seed: int = 0,
-) -> Clues:
-    """What a label rule is given, from what `labels` is given."""
-    known = Knowledge(batch_size=update.batch_size if batch_size is None else batch_size, auxiliary=auxiliary)
-    return Clues(Head.of(model, update, device), model, update, known, seed)
+    rule, granted = LABEL_RULES[method], Knowledge(batch_size=batch_size, auxiliary=auxiliary)
+    return rule(Clues.of(model, update, granted, device, seed))

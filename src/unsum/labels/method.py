@@ -4,7 +4,8 @@ in one place, shown by `unsum list`."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,38 +18,32 @@ from unsum.registry import Registry
 from unsum.update import Update
 
 
+def _need(text: str, *, default: bool = False) -> Any:
+    """A field of `RuleNeeds`, and what `unsum list` calls it."""
+    return field(default=default, metadata={"text": text})
+
+
 @dataclass(frozen=True)
 class RuleNeeds:
     """The assumptions of a rule. Those that can be seen to fail are refused; the others are printed."""
 
-    batch_size: bool = False
-    bias: bool = False
-    scale: bool = False  # the gradient itself, not a multiple of it
-    auxiliary: bool = False
-    non_negative_features: bool = False
-    distinct_labels: bool = False
-    fewer_samples_than_classes: bool = False
-    hard_labels: bool = True
-    one_sample: bool = False
+    batch_size: bool = _need("batch size")
+    bias: bool = _need("bias gradient")
+    scale: bool = _need("gradient's scale")  # the gradient itself, not a multiple of it
+    auxiliary: bool = _need("auxiliary data")
+    non_negative_features: bool = _need("features ≥ 0")
+    one_sample: bool = _need("one sample")
+    distinct_labels: bool = _need("distinct labels")
+    fewer_samples_than_classes: bool = _need("fewer samples than classes")
+    hard_labels: bool = _need("hard labels", default=True)
 
     def __str__(self) -> str:
-        texts = {
-            "batch size": self.batch_size,
-            "bias gradient": self.bias,
-            "gradient's scale": self.scale,
-            "auxiliary data": self.auxiliary,
-            "features ≥ 0": self.non_negative_features,
-            "one sample": self.one_sample,
-            "distinct labels": self.distinct_labels,
-            "fewer samples than classes": self.fewer_samples_than_classes,
-            "hard labels": self.hard_labels,
-        }
-        return ", ".join(text for text, needed in texts.items() if needed)
+        return ", ".join(need.metadata["text"] for need in fields(self) if getattr(self, need.name))
 
-    def check(self, name: str, head: Head, model: nn.Module, update: Update, knowledge: Knowledge) -> None:
+    def check(self, name: str, clues: Clues) -> None:
         """Refuse what rule `name` cannot do, with one sentence that says what to do instead."""
-        B, C = knowledge.known_batch_size, head.classes
-        sign = feature_sign(model, head.name) if self.non_negative_features else FeatureSign(None)
+        head, B, C = clues.head, clues.knowledge.known_batch_size, clues.head.classes
+        sign = feature_sign(clues.model, head.name) if self.non_negative_features else FeatureSign(None)
         refused = {
             f"finds the label of one sample; for {B} samples use 'exact', which takes batches.": (
                 self.one_sample and B not in (None, 1)
@@ -61,10 +56,10 @@ class RuleNeeds:
             ),
             "needs the head's bias gradient; use 'llg' or 'exact', which do not.": self.bias and head.grad_b is None,
             "needs the gradient's scale; give the learning rate of the delta, or use 'llg', which works at any scale.": (
-                self.scale and not update.scale_known
+                self.scale and not clues.update.scale_known
             ),
             "needs auxiliary data; give auxiliary=(images, labels), or use 'llg*', which makes its own.": (
-                self.auxiliary and knowledge.auxiliary is None
+                self.auxiliary and clues.knowledge.auxiliary is None
             ),
             f"needs features that are never negative, and here the head is fed by {sign.source}; "
             "use 'exact' or 'ilrg', which take any.": sign.non_negative is False,
@@ -73,14 +68,14 @@ class RuleNeeds:
             if fails:
                 raise UnsumError(f"{name!r} {sentence}")
 
-    def remarks(self, name: str, head: Head, model: nn.Module, knowledge: Knowledge) -> list[str]:
+    def remarks(self, name: str, clues: Clues) -> list[str]:
         """What could not be checked and is taken on trust, for a person to read."""
         remarks = []
-        if self.non_negative_features and feature_sign(model, head.name).non_negative is None:
+        if self.non_negative_features and feature_sign(clues.model, clues.head.name).non_negative is None:
             remarks.append(
                 f"{name!r} relies on features that are never negative; the model does not show whether they are."
             )
-        if self.one_sample and knowledge.known_batch_size is None:
+        if self.one_sample and clues.knowledge.known_batch_size is None:
             remarks.append(f"{name!r} takes the batch for a single sample.")
         return remarks
 
@@ -94,6 +89,20 @@ class Clues:
     update: Update
     knowledge: Knowledge
     seed: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        update: Update,
+        granted: Knowledge,
+        device: torch.device | str | None = None,
+        seed: int = 0,
+    ) -> Clues:
+        """Of one update; the batch size is taken from it where nobody granted it and the protocol discloses it."""
+        if granted.batch_size is None:
+            granted = replace(granted, batch_size=update.batch_size)
+        return cls(Head.of(model, update, device), model, update, granted, seed)
 
     @property
     def B(self) -> int:
@@ -125,7 +134,7 @@ class LabelRule:
     find: Find
 
     def __call__(self, evidence: Clues) -> Tensor:
-        self.needs.check(self.name, evidence.head, evidence.model, evidence.update, evidence.knowledge)
+        self.needs.check(self.name, evidence)
         return self.find(evidence).sort().values
 
 

@@ -7,7 +7,7 @@ trains it) and is left untouched: BatchNorm writes its statistics into copies of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -54,7 +54,7 @@ class Probe:
     def row_sums(self, inputs: Tensor, label: int | None) -> Tensor:
         """(C,) g for a batch of one label, in float64; None leaves out the label's own share and so gives the offset."""
         W, b = self.head.W, self.head.b
-        features = self.features(inputs).to(W)
+        features = self.send(inputs)[0].to(W)
         sums = features.sum(1, dtype=torch.float64)
         P = torch.nn.functional.linear(features, W, b).double().softmax(1)
         g = (P * sums[:, None]).mean(0)
@@ -66,7 +66,7 @@ class Probe:
         """The shape of one input, found by trying: the first layer tells the channels, the forward pass the rest."""
         for shape in self._likely_shapes():
             try:
-                self.features(torch.zeros(2, *shape))
+                self.send(torch.zeros(2, *shape))
             except RuntimeError:  # what torch raises where shapes do not fit
                 continue
             return shape
@@ -84,13 +84,16 @@ class Probe:
                     yield (channels, side, side)
                 return
 
-    def features(self, inputs: Tensor) -> Tensor:
-        """(n, H) what reaches the head; dropout is drawn anew from the seed, not from the caller's random state."""
+    def send(self, inputs: Tensor, weights: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """(n, H) what reaches the head, and what leaves it, with some `weights` in the place of the model's own.
+
+        Dropout is drawn anew from the seed, not from the caller's random state.
+        """
         linear = self.model.get_submodule(self.head.name)
         weight = next(self.model.parameters())
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         devices = [weight.device] if weight.device.type == "cuda" else []
         with inputs_of(linear) as seen, torch.no_grad(), torch.random.fork_rng(devices=devices):
             torch.manual_seed(self.seed)
-            functional_call(self.model, buffers, (inputs.to(weight),))
-        return seen[-1].detach().flatten(1)
+            answers = functional_call(self.model, {**(weights or {}), **buffers}, (inputs.to(weight),))
+        return seen[-1].detach().flatten(1), answers

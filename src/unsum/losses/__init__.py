@@ -20,7 +20,8 @@ __all__ = [
 
 PLAIN = "cross-entropy"
 _CONTRASTIVE = ("infonce", "nt-xent", "clip", "contrastive")
-_NAMES = (PLAIN, "bce", "mse", "focal", "focal:GAMMA")
+_SEPARABLE = {"bce": BinaryCrossEntropy, "mse": SquaredError}
+_NAMES = (PLAIN, *_SEPARABLE, "focal", "focal:GAMMA")
 
 
 def declared(loss: str | Loss | None) -> Loss | None:
@@ -39,8 +40,8 @@ def declared(loss: str | Loss | None) -> Loss | None:
             return Focal(float(option)) if option else Focal()
         except ValueError:
             raise UnsumError(f"The focal loss is declared as focal:GAMMA with a number, not {loss!r}.") from None
-    if loss in ("bce", "mse"):
-        return BinaryCrossEntropy() if loss == "bce" else SquaredError()
+    if loss in _SEPARABLE:
+        return _SEPARABLE[loss]()
     if name in _CONTRASTIVE:
         raise UnsumError(
             "Contrastive losses see features only through their inner products, so their gradient does not determine samples; "

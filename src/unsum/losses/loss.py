@@ -43,8 +43,7 @@ class TracedCurvature(Curvature):
     def times(self, V: Tensor) -> Tensor:
         pull = torch.func.vjp(self.gradient, self.logits)[1]  # a Hessian: symmetric, so pulling is pushing
         each = torch.func.vmap(lambda one: pull(one)[0], in_dims=1, out_dims=1)
-        pulled: Tensor = pull(V)[0] if V.ndim == 2 else each(V)
-        return pulled
+        return pull(V)[0] if V.ndim == 2 else each(V)
 
 
 @dataclass(frozen=True)

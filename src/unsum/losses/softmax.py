@@ -59,20 +59,24 @@ class CrossEntropy(Softmax):
 
 @dataclass(frozen=True)
 class SoftmaxCurvature(Curvature):
-    """diag(m) (diag(p) − p pᵀ), row by row of P; `mass` (B,) weighs samples, 1 by default."""
+    """diag(m) (diag(p) − p pᵀ), row by row of P, head by head; `mass` (B,) weighs samples, 1 by default."""
 
     P: Tensor
     mass: Tensor | None = None
+    heads: int = 1
 
     def times(self, V: Tensor) -> Tensor:
         P = self.P if V.ndim == 2 else self.P[:, None, :]
-        moved: Tensor = P * (V - (P * V).sum(-1, keepdim=True))
-        if self.mass is None:
-            return moved
-        return moved * self.mass.view(-1, *[1] * (V.ndim - 1))
+        if self.heads > 1:
+            P, V = P.unflatten(-1, (self.heads, -1)), V.unflatten(-1, (self.heads, -1))
+            return (P * (V - (P * V).sum(-1, keepdim=True))).flatten(-2)
+        moved = P * (V - (P * V).sum(-1, keepdim=True))
+        return moved if self.mass is None else moved * self.mass.view(-1, *[1] * (V.ndim - 1))
 
     def squares(self, K: Tensor, G: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """In closed form, without the (B, R, C) products."""
+        """In closed form of one head, without the (B, R, C) products."""
+        if self.heads > 1:
+            return super().squares(K, G, weight)
         mass = torch.ones_like(self.P[:, :1]) if self.mass is None else self.mass[:, None]
         mean, P = self.P @ K.T, self.P * mass
         spread = P.square() * weight
@@ -99,27 +103,13 @@ class StackedCrossEntropy(CrossEntropy):
         return torch.softmax(logits.unflatten(1, (self.rounds, -1)), dim=2).flatten(1)
 
     def curvature(self, logits: Tensor, Y: Tensor) -> Curvature:  # noqa: ARG002 (it does not depend on them)
-        return StackedCurvature(self.probabilities(logits), self.rounds)
+        return SoftmaxCurvature(self.probabilities(logits), heads=self.rounds)
 
     def response(self, logits: Tensor, Y: Tensor, W: Tensor, row_norms: Tensor) -> Tensor:
         blocks = zip(
             *(part.chunk(self.rounds, dim) for part, dim in ((logits, 1), (Y, 1), (W, 0), (row_norms, 0))), strict=True
         )
         return torch.cat([super(StackedCrossEntropy, self).response(*block) for block in blocks], dim=1)
-
-
-@dataclass(frozen=True)
-class StackedCurvature(Curvature):
-    """diag(p) − p pᵀ, head by head."""
-
-    P: Tensor
-    rounds: int
-
-    def times(self, V: Tensor) -> Tensor:
-        P = self.P if V.ndim == 2 else self.P[:, None, :]
-        mean = (P * V).unflatten(-1, (self.rounds, -1)).sum(-1)
-        moved: Tensor = P * (V - mean.repeat_interleave(V.shape[-1] // self.rounds, dim=-1))
-        return moved
 
 
 @dataclass(frozen=True, eq=False)

@@ -111,9 +111,8 @@ class _Run:
         """A restart that diverged, as L-BFGS without a line search often does, begins anew for the steps that remain."""
         for r in (~torch.isfinite(totals)).nonzero().flatten().tolist():
             self.renewed[r] += 1
-            for view, start in zip(
-                self.evaluator.views[r], _start(self.problem, self.plan, r, self.renewed[r]), strict=True
-            ):
+            begun = _start(self.problem, self.plan, r, self.renewed[r])
+            for view, start in zip(self.evaluator.views[r], begun, strict=True):
                 view.detach().copy_(start)
             self.driver.forget(r)
         self._inside()
@@ -205,8 +204,5 @@ def _identity(problem: Problem, plan: Plan) -> dict[str, Any]:
         "seed": problem.seed,
         "steps": plan.steps,
         "restarts": plan.restarts,
-        "objective": repr(plan.objective),
-        "optimizer": repr(plan.optimizer),
-        "regularizers": repr(plan.regularizers),
-        "unknown": repr(plan.unknown),
+        **{name: repr(getattr(plan, name)) for name in ("objective", "optimizer", "regularizers", "unknown")},
     }

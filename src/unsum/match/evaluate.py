@@ -43,9 +43,7 @@ class Evaluator:
         self._target = self._against(self.restarts if self.together else 1)
         self._look = _Lookout(problem, plan)
         self._group = any(regularizer.sees_group for regularizer in plan.regularizers)
-        self._consensus = (
-            torch.zeros(problem.batch_size, *problem.shape).to(problem.zero) if self._group else problem.zero
-        )
+        self._consensus = problem.zero.new_zeros((problem.batch_size, *problem.shape) if self._group else ())
         self._passes: dict[int | None, tuple[Callable[[], None], list[Tensor]]] = {}  # by restart; None: all together
 
     @contextmanager

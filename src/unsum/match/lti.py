@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
@@ -28,6 +28,7 @@ from unsum.match.many import Many
 from unsum.match.method import MatcherNeeds, matcher
 from unsum.match.problem import Problem
 from unsum.match.traces import Traces
+from unsum.models.built import dense_layers
 from unsum.update import Update
 
 Defend = Callable[[Update], Update]
@@ -66,7 +67,7 @@ def lti(
     images = learner.draw(reader.received)[0]
     if problem.preview is not None:
         write_pictures(problem.preview, images)
-    match = _match(problem, traces, reader, images)
+    match = _match(reader, images)
     assert problem.targets is not None
     history = dict(zip(("step", "loss", "training"), torch.tensor(rows, dtype=torch.float64).T, strict=True))
     notes = [
@@ -148,13 +149,7 @@ class _Learner:
         self.alike = torch.cdist(targets, targets) < 1e-6  # (B, B) samples whose order the gradient cannot tell
         self.mean, deviation = train.inputs.mean(0), train.inputs.std(0)
         self.deviation = deviation.clamp_min(float(deviation.max()) * 1e-3 + 1e-12)
-        self.network = nn.Sequential(
-            nn.Linear(train.inputs.shape[1], hidden),
-            nn.ReLU(),
-            nn.Linear(hidden, hidden),
-            nn.ReLU(),
-            nn.Linear(hidden, math.prod(self.shape)),
-        ).to(train.inputs)
+        self.network = dense_layers(train.inputs.shape[1], hidden, hidden, math.prod(self.shape)).to(train.inputs)
 
     def draw(self, inputs: Tensor) -> Tensor:
         with torch.no_grad():
@@ -214,11 +209,11 @@ def matched_error(found: Tensor, images: Tensor, alike: Tensor) -> Tensor:
     return (flat - truth.gather(1, order[..., None].expand_as(truth))).square().mean()
 
 
-def _match(problem: Problem, traces: Traces, reader: _Reader, images: Tensor) -> float:
+def _match(reader: _Reader, images: Tensor) -> float:
     """How far the gradient of the answer is from the one received, ‖g − ĝ‖² / ‖ĝ‖², after the same defense."""
     with reader.many.ready(), torch.no_grad():
-        found = traces.imitated(reader.many(images[None]))
-        sent = traces.imitated([tensor[None] for tensor in problem.sent.values()])
+        given = reader.many(images[None]), [tensor[None] for tensor in reader.problem.sent.values()]
+        found, sent = map(reader.traces.imitated, given)
     apart = sum(float((a - b).square().sum()) for a, b in zip(found, sent, strict=True))
     return apart / max(sum(float(b.square().sum()) for b in sent), 1e-30)
 

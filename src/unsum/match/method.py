@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, refuse
 from unsum.match.engine import Matched
 from unsum.match.problem import Problem
 from unsum.registry import Registry
@@ -48,23 +48,18 @@ class MatcherNeeds:
         return ", ".join(text for text, needed in texts.items() if needed)
 
     def check(self, name: str, update: Update, batch_size: int | None, *, auxiliary: bool = True) -> None:
-        if self.auxiliary and not auxiliary:
-            raise UnsumError(
-                f"{name!r} learns from photos of the attacker's own; give auxiliary=(images, labels), or on the command line "
-                f"{name}:auxiliary=FILE.npz with arrays images and labels."
-            )
-        if self.scale and not update.scale_known:
-            raise UnsumError(
-                f"{name!r} needs the gradient's scale; give the learning rate of the delta, or use 'ig', "
-                "which works at any scale."
-            )
-        if self.one_sample and batch_size not in (None, 1):
-            raise UnsumError(f"{name!r} is for one sample; for {batch_size} samples use 'ig' or 'gradinversion'.")
-        if self.batch_size and batch_size is None:
-            raise UnsumError(
-                f"{name!r} needs the batch size; give batch_size= (unsum audit: --batch-size-known), or use 'ig', "
-                "which finds it."
-            )
+        reasons = {
+            f"{name!r} learns from photos of the attacker's own; give auxiliary=(images, labels), or on the command line "
+            f"{name}:auxiliary=FILE.npz with arrays images and labels.": self.auxiliary and not auxiliary,
+            f"{name!r} needs the gradient's scale; give the learning rate of the delta, or use 'ig', "
+            "which works at any scale.": self.scale and not update.scale_known,
+            f"{name!r} is for one sample; for {batch_size} samples use 'ig' or 'gradinversion'.": (
+                self.one_sample and batch_size not in (None, 1)
+            ),
+            f"{name!r} needs the batch size; give batch_size= (unsum audit: --batch-size-known), or use 'ig', "
+            "which finds it.": self.batch_size and batch_size is None,
+        }
+        refuse(reasons)
 
 
 @dataclass(frozen=True)
@@ -87,18 +82,14 @@ class Matcher:
         """Refuse the first option that the method does not have, or that is of another kind than its default."""
         check_options(self.name, self.find, options)
         for name, value in options.items():
-            _check_kind(name, value, self.options[name])
-
-
-def _check_kind(name: str, value: Any, default: Any) -> None:
-    if isinstance(default, bool):
-        yes_or_no(name, value)
-    elif isinstance(default, int):
-        whole(name, value, 1)
-    elif isinstance(default, float) and (
-        not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf")
-    ):
-        raise UnsumError(f"The option {name!r} must be a number of at least 0, not {value!r}.")
+            default = self.options[name]
+            number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+            if isinstance(default, bool):
+                yes_or_no(name, value)
+            elif isinstance(default, int):
+                whole(name, value, 1)
+            elif isinstance(default, float) and not number:
+                raise UnsumError(f"The option {name!r} must be a number of at least 0, not {value!r}.")
 
 
 MATCHERS: Registry[Matcher] = Registry("attack", "unsum.attacks")

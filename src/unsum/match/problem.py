@@ -134,16 +134,12 @@ def picture_shape(model: nn.Module, image_size: int | tuple[int, int, int] | Non
         if not isinstance(side, int) or side < 1:
             raise UnsumError(f"The pictures' side must be a whole number of at least 1, not {side!r}.")
         return channels, side, side
-    taken = _taken(model, channels)
+    # No more than two of the sides that the model takes: one is an answer, two are none.
+    taken = list(islice((side for side in _USUAL if refusal(model, side, channels) is None), 2))
     if len(taken) != 1:
         which = f"takes several ({', '.join(map(str, taken))}, …)" if taken else "takes none of the usual ones"
         raise UnsumError(f"The pictures' size is unknown, and the model {which}; give it with image_size=.")
     return channels, taken[0], taken[0]
-
-
-def _taken(model: nn.Module, channels: int) -> list[int]:
-    """The usual sides that the model takes, no more than two of them: one is an answer, two are none."""
-    return list(islice((side for side in _USUAL if refusal(model, side, channels) is None), 2))
 
 
 Amend = Callable[[list[Tensor]], None]

@@ -17,7 +17,7 @@ from unsum.files.tensor_file import read_tensors
 from unsum.gradients import norm, quiet, with_features
 from unsum.head import find_head
 from unsum.knowledge import Knowledge
-from unsum.labels import LABEL_RULES, gather
+from unsum.labels import LABEL_RULES, Clues
 from unsum.leak import Leak
 from unsum.match.engine import Matched
 from unsum.match.method import MATCHERS, Matcher
@@ -70,7 +70,9 @@ def match(
     start = time.perf_counter()
     chosen = MATCHERS[method]
     chosen.check_options(options)
-    _check_files(checkpoint, preview)
+    for what, path, suffix in (("checkpoint", checkpoint, ".safetensors"), ("preview", preview, ".png")):
+        if path is not None and Path(path).suffix != suffix:
+            raise UnsumError(f"A {what} is a {suffix} file; rename {Path(path).name!r} accordingly.")
     if device is not None and torch.device(device).type != next(model.parameters()).device.type:
         raise UnsumError(f"The model is on {next(model.parameters()).device}, not {device}; move it there first.")
     owned = read_auxiliary(auxiliary) if isinstance(auxiliary, str | Path) else auxiliary
@@ -106,12 +108,6 @@ def read_auxiliary(path: str | Path) -> tuple[Tensor, Tensor]:
     return images.float() / (1 if images.is_floating_point() else 255), tensors["labels"].long()
 
 
-def _check_files(checkpoint: str | Path | None, preview: str | Path | None) -> None:
-    for what, path, suffix in (("checkpoint", checkpoint, ".safetensors"), ("preview", preview, ".png")):
-        if path is not None and Path(path).suffix != suffix:
-            raise UnsumError(f"A {what} is a {suffix} file; rename {Path(path).name!r} accordingly.")
-
-
 def _targets(
     model: nn.Module,
     update: Update,
@@ -136,10 +132,10 @@ def _targets(
     name = label_rule or chosen.needs.rule
     if not name:
         return None, None, ["Labels were optimized along with the pictures."]
-    evidence = gather(model, update, batch_size=B, auxiliary=knowledge.auxiliary, seed=seed)
+    evidence = Clues.of(model, update, Knowledge(batch_size=B, auxiliary=knowledge.auxiliary), seed=seed)
     rule = LABEL_RULES[name]
     found = rule(evidence)
-    remarks = rule.needs.remarks(name, evidence.head, model, evidence.knowledge)
+    remarks = rule.needs.remarks(name, evidence)
     rows = torch.nn.functional.one_hot(found.long(), classes).double()
     return rows, None, [f"Labels were found by the rule {name!r}.", *remarks]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, get_args
 
-from unsum.errors import unknown_name
+from unsum.errors import check_name
 from unsum.gradients import Distance
 from unsum.match.engine import Matched, solve
 from unsum.match.method import MatcherNeeds, matcher
@@ -45,8 +45,7 @@ def _declare(mode: Literal["g", "f", "gf"]) -> Callable[..., Matched]:
         total_variation: float = 1e-2,
         separator: str = "exact",  # noqa: ARG001 (it has separated the batch before this is called)
     ) -> Matched:
-        if distance not in get_args(Distance):
-            raise unknown_name("distance", distance, get_args(Distance))
+        check_name("distance", distance, get_args(Distance))
         assert problem.separated is not None
         terms: list[Regularizer] = [TotalVariation(total_variation)]
         if mode != "g":

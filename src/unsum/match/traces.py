@@ -40,7 +40,9 @@ class Traces:
             update = Update(problem.sent, reduction=problem.reduction)
             found = recognize(Head.of(problem.model, update))
             kind, notes = found.kind, [found.sentence] if found.sentence else []
-            if kind == "grid" and all(_one_size(tensor) for tensor in sent):  # of features that are never zero
+            sizes = [tensor[tensor != 0].abs() for tensor in sent]
+            one_size = all(len(size) == 0 or bool(size.max() == size.min()) for size in sizes)
+            if kind == "grid" and one_size:  # of features that are never zero
                 kind, notes = "sign", ["All entries have one magnitude: only their signs were sent."]
             empty = ~problem.sent[weight].any(0)
         masks: list[Tensor | None] = [None] * len(sent)
@@ -69,11 +71,6 @@ class Traces:
         if self.kind == "pruned":
             return self.clipped([_largest(g, count) for g, count in zip(found, self.kept, strict=True)])
         return self.clipped(self.masked(found))
-
-
-def _one_size(tensor: Tensor) -> bool:
-    sizes = tensor[tensor != 0].abs()
-    return len(sizes) == 0 or bool(sizes.max() == sizes.min())
 
 
 def _largest(gradients: Tensor, count: int) -> Tensor:

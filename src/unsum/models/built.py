@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +36,24 @@ def fresh_head(model: nn.Module, classes: int, seed: int) -> None:
         torch.manual_seed(seed)
         new = nn.Linear(old.in_features, classes, bias=old.bias is not None)
     model.set_submodule(name, new.to(old.weight))
+
+
+def backbone_fingerprint(model: nn.Module) -> str:
+    """16 hex digits over every parameter but the head's, which changes from task to task: no inverse is used with another one."""
+    head_name, _ = find_head(model)
+    prefix = f"{head_name}." if head_name else ""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        if not (prefix and name.startswith(prefix)):
+            digest.update(name.encode())
+            digest.update(parameter.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def dense_layers(*widths: int) -> nn.Sequential:
+    """Linear layers of these widths, ReLU between them."""
+    layers = [layer for width, following in pairwise(widths) for layer in (nn.Linear(width, following), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
 
 
 class Normalize:

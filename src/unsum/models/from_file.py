@@ -22,11 +22,17 @@ def build_from_file(path: Path, factory_name: str, classes: int, further: Mappin
         raise UnsumError(f"There is no file {str(path)!r}.")
     top, name = _place(path.resolve())
     with _neighbors_of(top):
-        factory = _factory(_import(path, name), path, factory_name)
+        try:
+            module = importlib.import_module(name) if "." in name else _run(path, f"unsum_user_model_{name}")
+        except (Exception, SystemExit) as error:
+            raise UnsumError(f"{path.name!r} cannot be imported: {_told(error)}.") from error
+        factory = _factory(module, path, factory_name)
         try:
             named = inspect.signature(factory).parameters
             given = {name: value for name, value in (further or {}).items() if name in named}
-            model = factory(**given, **({"num_classes": classes} if _takes_classes(factory) else {}))
+            if "num_classes" in named or any(p.kind is p.VAR_KEYWORD for p in named.values()):
+                given["num_classes"] = classes
+            model = factory(**given)
         except (Exception, SystemExit) as error:  # the user's own code
             raise UnsumError(f"{factory_name!r} of {path.name!r} failed: {_told(error)}.") from error
     if not isinstance(model, nn.Module):
@@ -57,13 +63,6 @@ def _neighbors_of(folder: Path) -> Iterator[None]:
             sys.path.append(str(folder))
 
 
-def _import(path: Path, name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name) if "." in name else _run(path, f"unsum_user_model_{name}")
-    except (Exception, SystemExit) as error:
-        raise UnsumError(f"{path.name!r} cannot be imported: {_told(error)}.") from error
-
-
 def _run(path: Path, name: str) -> ModuleType:
     """Under a name of its own, so that a file called torch.py stands in nobody's way."""
     spec = importlib.util.spec_from_file_location(name, path)
@@ -87,11 +86,6 @@ def _factory(module: ModuleType, path: Path, name: str) -> Callable[..., Any]:
     if name:
         raise unknown_name(f"function in {path.name!r} called", name, own)
     raise UnsumError(f"Name a function of {path.name!r} after a colon; it has {', '.join(own) or 'none'}.")
-
-
-def _takes_classes(factory: Callable[..., Any]) -> bool:
-    parameters = inspect.signature(factory).parameters
-    return "num_classes" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def _told(error: BaseException) -> str:

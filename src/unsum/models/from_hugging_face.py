@@ -118,12 +118,8 @@ def _check_head(model: nn.Module, path: Path, size: int) -> None:
     """The layer taken for the head must make the logits: these networks can seldom be traced, so it is tried out."""
     _, head = find_head(model)
     seen: list[Tensor] = []
-    hook = head.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
-    try:
-        with torch.no_grad():
-            logits = model(torch.rand(1, 3, size, size))
-    finally:
-        hook.remove()
+    with head.register_forward_hook(lambda _module, _inputs, output: seen.append(output)), torch.no_grad():
+        logits = model(torch.rand(1, 3, size, size))
     if not seen or not torch.equal(seen[-1].flatten(), logits.flatten()):
         raise UnsumError(
             f"The classifier in {str(path)!r} has no linear head: its logits are not what its last nn.Linear returns."

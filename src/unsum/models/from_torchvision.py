@@ -9,7 +9,7 @@ from urllib.parse import urlparse
 import torch
 from torch import nn
 
-from unsum.errors import UnsumError, first_line, unknown_name
+from unsum.errors import UnsumError, check_name, first_line
 from unsum.files.torch_file import no_code_from_files
 from unsum.head import find_head
 from unsum.models.built import FRESH, USUAL_SIZE, Built, Normalize, fresh_head
@@ -23,8 +23,7 @@ def build_torchvision(name: str, classes: int, seed: int, *, download: bool = Fa
 
     name, _, published = name.partition(":")
     known = models.list_models(module=models)
-    if name not in known:
-        raise unknown_name("torchvision model", name, known)
+    check_name("torchvision model", name, known)
     try:
         if published:
             return _published(models, name, published, classes if fresh else None, seed, download)
@@ -50,8 +49,7 @@ def _starts_at_zero(model: nn.Module) -> bool:
 def _published(models: Any, name: str, published: str, classes: int | None, seed: int, download: bool) -> Built:
     """Under a fresh head where `classes` says so; photos are normalized as these weights expect."""
     choices = models.get_model_weights(name)
-    if published not in choices.__members__:
-        raise unknown_name(f"set of weights for {name}", published, choices.__members__)
+    check_name(f"set of weights for {name}", published, choices.__members__)
     entry: Any = choices[published]
     file = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(entry.url).path).name
     if not file.is_file() and not download:

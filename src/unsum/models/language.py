@@ -5,7 +5,8 @@ Between text and the token numbers of a language model: the tokenizer in its Hug
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -18,7 +19,6 @@ from unsum.errors import UnsumError, first_line, optional
 from unsum.head import find_head
 
 _SAME = 1e-5  # relative difference of two forward passes that compute the same
-_USED = 1e-2  # of an embedding's longest row of the gradient: less is noise
 IGNORED = -100  # the label of a position that takes no part, as PyTorch and Hugging Face have it
 
 
@@ -30,10 +30,8 @@ class TextTask(StrEnum):
     CLASS = "class"  # one class for every sequence
 
 
-_ENDINGS = {
-    "ForSequenceClassification": TextTask.CLASS,
-    "ForMaskedLM": TextTask.MASKED,
-}  # as Hugging Face names its classes
+# As Hugging Face names its classes.
+_ENDINGS = {"ForSequenceClassification": TextTask.CLASS, "ForMaskedLM": TextTask.MASKED}
 
 
 def task_of(model: nn.Module) -> TextTask:
@@ -99,35 +97,11 @@ def longest_text(model: nn.Module) -> int | None:
 
 def _positions_embedded(model: nn.Module) -> int | None:
     """The size of an embedding that is asked for one row after another, whatever the tokens are."""
-    rising = [(m, rows) for m, rows in _rows_asked(model).items() if len(rows) == 3 and bool((rows.diff() == 1).all())]
+    rising = [(m, rows) for m, rows in rows_asked(model).items() if len(rows) == 3 and bool((rows.diff() == 1).all())]
     return min((m.num_embeddings - int(rows[0]) for m, rows in rising), default=None)
 
 
-def used_besides(model: nn.Module, gradients: Mapping[str, Tensor]) -> str | None:
-    """The embedding of which tokens alone ask for one row, and of which the client has used others: segments of pairs."""
-    names = {module: name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
-    for module, rows in _rows_asked(model).items():
-        gradient = gradients.get(f"{names[module]}.weight")
-        if (
-            gradient is not None
-            and len(rows) == 3
-            and bool((rows == rows[0]).all())
-            and not _reads_tokens(model, module)
-        ):
-            sizes = gradient.norm(dim=1)
-            others = sizes > _USED * sizes.max()
-            others[rows[0]] = False
-            if bool(others.any()):
-                return names[module]
-    return None
-
-
-def _reads_tokens(model: nn.Module, module: nn.Module) -> bool:
-    found = embedding_of(model)
-    return found is not None and found[1] is module
-
-
-def _rows_asked(model: nn.Module) -> dict[nn.Embedding, Tensor]:
+def rows_asked(model: nn.Module) -> dict[nn.Embedding, Tensor]:
     """The rows that each embedding is asked for when the model reads the first token three times."""
     asked: dict[nn.Embedding, Tensor] = {}
 
@@ -136,31 +110,28 @@ def _rows_asked(model: nn.Module) -> dict[nn.Embedding, Tensor]:
         if isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward and given:
             asked[module] = given[0].detach().flatten()
 
-    hooks = [m.register_forward_pre_hook(remember) for m in model.modules() if isinstance(m, nn.Embedding)]
-    try:
-        with torch.no_grad():
-            model(torch.zeros(1, 3, dtype=torch.long, device=next(model.parameters()).device))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    _watched(model, [[0, 0, 0]], remember)
     return asked
+
+
+def _watched(model: nn.Module, tokens: list[list[int]], remember: Callable[[nn.Module, tuple[Any, ...]], None]) -> None:
+    """Let the model read tokens, and `remember` what each of its layers is given."""
+    with ExitStack() as hooks, torch.no_grad():
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_pre_hook(remember))
+        model(torch.tensor(tokens, device=next(model.parameters()).device))
 
 
 def looks_ahead(model: nn.Module) -> bool:
     """Whether any layer reads at a position what depends on what comes after it."""
     read: list[Tensor] = []
 
-    def remember(_module: nn.Module, given: tuple[Any, ...]) -> None:
-        if given and isinstance(given[0], Tensor) and given[0].ndim == 3:
+    def remember(module: nn.Module, given: tuple[Any, ...]) -> None:
+        layer = isinstance(module, nn.Linear | nn.LayerNorm)
+        if layer and given and isinstance(given[0], Tensor) and given[0].ndim == 3:
             read.append(given[0][:, 1])
 
-    hooks = [m.register_forward_pre_hook(remember) for m in model.modules() if isinstance(m, nn.Linear | nn.LayerNorm)]
-    try:
-        with torch.no_grad():
-            model(torch.tensor([[1, 2, 1], [1, 2, 0]], device=next(model.parameters()).device))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    _watched(model, [[1, 2, 1], [1, 2, 0]], remember)
     return any(float((x[0] - x[1]).norm()) > _SAME * float(x[0].norm()) for x in read)
 
 
@@ -203,15 +174,21 @@ def text_loss(task: TextTask, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def gradients_of(
-    model: nn.Module, tokens: Tensor, labels: Tensor, names: list[str], mask: Tensor | None = None
+    model: nn.Module,
+    tokens: Tensor,
+    labels: Tensor,
+    names: list[str],
+    mask: Tensor | None = None,
+    segments: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """The gradient of `text_loss` for the named parameters, in the mode that the model is in.
 
-    `mask` (n, L) is false at padding, which nobody then attends to.
+    `mask` (n, L) is false at padding, which nobody then attends to; `segments` (n, L) say which sentence of a pair a token is of.
     """
     parameters = dict(model.named_parameters())
+    besides = {"attention_mask": None if mask is None else mask.long(), "token_type_ids": segments}
     with torch.enable_grad():
-        output = model(tokens) if mask is None else model(tokens, attention_mask=mask.long())
+        output = model(tokens, **{name: given for name, given in besides.items() if given is not None})
         loss = text_loss(task_of(model), logits_of(output), labels)
         found = torch.autograd.grad(loss, [parameters[name] for name in names], allow_unused=True)
     return {name: g.detach() for name, g in zip(names, found, strict=True) if g is not None}
@@ -241,6 +218,14 @@ class Tokenizer:
                 "There is no tokenizer beside this model, so its text is token numbers with spaces between them; "
                 "save one into its folder (tokenizer.save_pretrained), or give numbers."
             ) from None
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """The tokens of two sentences, framed, and which of the two each is of, where the model is told."""
+        if self.own is None:
+            raise UnsumError("Pairs of sentences need the model's tokenizer in its folder; save it there.")
+        found = self.own(first, second)
+        tokens = [int(token) for token in found["input_ids"]]
+        return tokens, [int(number) for number in found.get("token_type_ids", [0] * len(tokens))]
 
     def special(self, name: str) -> int | None:
         """The number of a token with a task of its own: `mask`, `pad`."""

@@ -14,7 +14,7 @@ from torch import nn
 from unsum.errors import UnsumError, unknown_name
 from unsum.head import find_head
 from unsum.models.accepted_size import accepted_size, refusal
-from unsum.models.built import FRESH, RANDOM, Built
+from unsum.models.built import FRESH, RANDOM, Built, dense_layers
 from unsum.models.built import fresh_head as new_head
 from unsum.models.from_file import build_from_file
 from unsum.models.from_hugging_face import build_hugging_face
@@ -136,7 +136,9 @@ def _build(spec: str, classes: int, seed: int, size: int | None, download: bool,
         side = INPUT_SIZE if size is None else size
         return Built(_default(classes, side), "embedded small ResNet", side, origin="")
     if spec == MLP:
-        return Built(_plain_network(classes), "fully connected", _MLP_SIZE)
+        # Of the kind that gives its inputs away entirely.
+        network = nn.Sequential(nn.Flatten(), *dense_layers(3 * _MLP_SIZE**2, 1024, 512, classes))
+        return Built(network, "fully connected", _MLP_SIZE)
     source, _, name = spec.partition(":")
     if source == "torchvision":
         return build_torchvision(name, classes, seed, download=download, fresh=fresh)
@@ -146,21 +148,17 @@ def _build(spec: str, classes: int, seed: int, size: int | None, download: bool,
         return build_hugging_face(Path(name), classes, seed, fresh=fresh)
     file, _, factory = spec.rpartition(":") if not spec.endswith(".py") else (spec, "", "")
     if file.endswith(".py"):
-        return _own_model(Path(file), factory, classes)
+        model, path = build_from_file(Path(file), factory, classes), Path(file)
+        own = getattr(model, "image_size", None)
+        if own is not None and (not isinstance(own, int) or own < 1):
+            raise UnsumError(f"`image_size` of the model in {path.name!r} must be the side of its photos, not {own!r}.")
+        return Built(model, f"{factory} of {path.name}", own or 0, any_size=True, guessed=own is None)
     if spec.endswith(".pt2"):
         return build_from_program(Path(spec))
     if spec.endswith((".pt", ".pth")):
         raise refuse_torchscript(Path(spec))
     known = [DEFAULT_MODEL, MLP, "torchvision:resnet18", "torchvision:mobilenet_v2", "timm:NAME", "hf:PATH"]
     raise unknown_name("model", spec, [*known, "path/to/file.py:factory", "path/to/model.pt2"])
-
-
-def _own_model(path: Path, factory: str, classes: int) -> Built:
-    model = build_from_file(path, factory, classes)
-    size = getattr(model, "image_size", None)
-    if size is not None and (not isinstance(size, int) or size < 1):
-        raise UnsumError(f"`image_size` of the model in {path.name!r} must be the side of its photos, not {size!r}.")
-    return Built(model, f"{factory} of {path.name}", size or 0, any_size=True, guessed=size is None)
 
 
 def _default(classes: int, size: int) -> SmallResNet:
@@ -174,15 +172,3 @@ def _default(classes: int, size: int) -> SmallResNet:
         weights = load_file(path)
     model.backbone.load_state_dict({name: w.float() if w.is_floating_point() else w for name, w in weights.items()})
     return model
-
-
-def _plain_network(classes: int) -> nn.Sequential:
-    """A network of the kind that gives its inputs away entirely."""
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(3 * _MLP_SIZE**2, 1024),
-        nn.ReLU(),
-        nn.Linear(1024, 512),
-        nn.ReLU(),
-        nn.Linear(512, classes),
-    )

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from unsum.errors import UnsumError
-from unsum.files.tensor_file import TensorFile, read_tensors
+from unsum.errors import UnsumError, refuse
+from unsum.files.tensor_file import read_tensors
 from unsum.head import find_head
 from unsum.local_training import LocalTraining
 from unsum.models import LoadedModel, load_model
@@ -46,24 +46,26 @@ class Received:
 
     def __post_init__(self) -> None:
         pair = self.before is not None or self.after is not None
-        if pair and (self.before is None or self.after is None):
-            raise UnsumError("Two checkpoints make an update; give both --before and --after.")
-        if pair and self.update is not None:
-            raise UnsumError("Give either an update (--update) or two checkpoints (--before and --after), not both.")
-        if not pair and self.update is None:
-            raise UnsumError("Give an update (--update FILE), or two checkpoints (--before FILE --after FILE).")
-        if self.delta and pair:
-            raise UnsumError("Two checkpoints are a delta already; leave --delta out.")
-        if pair and self.previous is not None:
-            raise UnsumError(
-                "The update before is taken off an update; give --update with --previous, not two checkpoints."
-            )
-        if self._declared and not pair and not self.delta:
-            raise UnsumError(
-                "A gradient needs no learning rate or local steps; add --delta if it is a change of weights, or leave them out."
-            )
-        if self.epochs != 1 and self.steps is None:
-            raise UnsumError("Epochs are of so many steps; say how many all epochs have together (--local-steps).")
+        reasons = {
+            "Two checkpoints make an update; give both --before and --after.": pair
+            and None in (self.before, self.after),
+            "Give either an update (--update) or two checkpoints (--before and --after), not both.": pair
+            and self.update,
+            "Give an update (--update FILE), or two checkpoints (--before FILE --after FILE).": not (
+                pair or self.update
+            ),
+            "Two checkpoints are a delta already; leave --delta out.": self.delta and pair,
+            "The update before is taken off an update; give --update with --previous, not two checkpoints.": (
+                pair and self.previous
+            ),
+            "A gradient needs no learning rate or local steps; add --delta if it is a change of weights, or leave them out.": (
+                self._declared and not pair and not self.delta
+            ),
+            "Epochs are of so many steps; say how many all epochs have together (--local-steps).": (
+                self.epochs != 1 and self.steps is None
+            ),
+        }
+        refuse(reasons)
         self.training  # noqa: B018 (refuses what cannot be)
 
     @property
@@ -104,8 +106,8 @@ class Received:
         """The update under the names of `model`'s parameters."""
         if self.update is not None:
             update = self._load(self.update, model)
-            start = {name: weight.detach().cpu() for name, weight in model.named_parameters()}
             if self.training is not None:
+                start = {name: weight.detach().cpu() for name, weight in model.named_parameters()}
                 update = update.of_training(self.training, start)
             if self.previous is None:
                 return update
@@ -129,7 +131,9 @@ class Received:
         weight = f"{name}.weight" if name else "weight"
         tensor = file.tensors.get(weight)
         if tensor is None:
-            tensor = _at_place_of(weight, [[n for n, _ in built.named_parameters()], list(built.state_dict())], file)
+            orders = [[n for n, _ in built.named_parameters()], list(built.state_dict())] if file.ordered else []
+            fitting = [order for order in orders if len(order) == len(file.tensors) and weight in order]
+            tensor = list(file.tensors.values())[fitting[0].index(weight)] if fitting else None
         if tensor is not None and tensor.ndim == 2:
             return len(tensor)
         if head.out_features > 1:  # the model's own: it was not built for one class
@@ -138,12 +142,3 @@ class Received:
             f"The update holds no {weight!r}, the last layer of {model!r}; pass the model that the client trained or, if the "
             "layer was left out on purpose, say with --classes how many classes it has."
         )
-
-
-def _at_place_of(weight: str, orders: list[list[str]], file: TensorFile) -> Tensor | None:
-    if not file.ordered:
-        return None
-    tensors = list(file.tensors.values())
-    return next(
-        (tensors[order.index(weight)] for order in orders if len(order) == len(tensors) and weight in order), None
-    )

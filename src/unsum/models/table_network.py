@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError, unknown_name
-from unsum.models.built import RANDOM
+from unsum.models.built import RANDOM, dense_layers
 from unsum.models.from_file import build_from_file
 from unsum.models.weights_file import load_weights
 
@@ -37,9 +37,7 @@ class TableNetwork(nn.Module):
         self.plain = list(shape.plain)
         self.coded = [place for place in range(shape.width) if place not in self.plain]
         read = len(self.plain) + _DIMENSION * len(shape.sizes)
-        self.layers = nn.Sequential(
-            nn.Linear(read, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, outputs)
-        )
+        self.layers = dense_layers(read, _HIDDEN, _HIDDEN, outputs)
 
     def forward(self, rows: Tensor) -> Tensor:
         codes = zip(self.embeddings, self.coded, strict=True)
@@ -71,8 +69,7 @@ def embeds(model: nn.Module) -> bool:
 def _built(spec: str, dense: RowShape, coded: RowShape, outputs: int) -> tuple[nn.Module, str]:
     if spec in ("default", "mlp"):
         # Without embeddings, layers alone: attacks and people read those more easily.
-        hidden = [nn.Linear(dense.width, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, _HIDDEN), nn.ReLU()]
-        return nn.Sequential(*hidden, nn.Linear(_HIDDEN, outputs)), f"fully connected for {dense.width} inputs"
+        return dense_layers(dense.width, _HIDDEN, _HIDDEN, outputs), f"fully connected for {dense.width} inputs"
     if spec == EMBEDDED:
         return TableNetwork(coded, outputs), f"fully connected over {len(coded.sizes)} embeddings"
     file, _, factory = spec.rpartition(":")

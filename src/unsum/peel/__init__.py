@@ -24,6 +24,7 @@ from unsum.peel.chain import Chain, find_chain
 from unsum.peel.method import PEELERS, Peeled, PeeledLayer, Shape
 from unsum.separate import separate
 from unsum.separate.options import check_options
+from unsum.sharing import once
 from unsum.update import Update
 
 __all__ = ["PEELERS", "Peeled", "PeeledLayer", "obstacle", "peel"]
@@ -85,7 +86,12 @@ def peel(
 
 
 def obstacle(model: nn.Module, update: Update) -> str | None:
-    """Why the model's own input cannot be peeled, or None where every layer can be undone."""
+    """Why the model's own input cannot be peeled, or None where every layer can be undone; of the update only its names count."""
+    names = tuple(update.gradients)
+    return once("obstacle", (model,), lambda: _obstacle(model, update), names, model.training, of_model=True)
+
+
+def _obstacle(model: nn.Module, update: Update) -> str | None:
     try:
         chain: Chain = find_chain(model, update)
     except UnsumError as reason:

@@ -88,6 +88,24 @@ class Chain:
         return self.stop is None
 
 
+def forward(steps: list[Step], X: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """(what every step reads, what it writes before its activation) for inputs X of the first one; the last are the logits."""
+    read, written = [X], []
+    for step in steps:
+        read[-1] = read[-1] if step.is_conv else read[-1].flatten(1)
+        written.append(step.linear(read[-1]))
+        read.append(step.activation.function(written[-1]))
+    return read[:-1], written
+
+
+def backward(steps: list[Step], written: list[Tensor], delta: Tensor) -> list[Tensor]:
+    """δ at what every dense step writes, for δ at the logits."""
+    passed = [delta]
+    for i in range(len(steps) - 2, -1, -1):
+        passed.append(steps[i + 1].passed_down(passed[-1], ()) * steps[i].activation.slope(written[i]))
+    return passed[::-1]
+
+
 def find_chain(model: nn.Module, update: Update, device: torch.device | str | None = None) -> Chain:
     """The chain of `model` with the update's gradients; at least its head."""
     update.validate(model)

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from unsum.certify.claim import grant_each
-from unsum.errors import UnsumError, unknown_name
+from unsum.errors import UnsumError, check_name
 from unsum.leak import Leak
 from unsum.peel.chain import first_linear
 from unsum.peel.method import PEELERS, Peeled, PeeledLayer, Shape
@@ -65,8 +65,7 @@ def cocktail(
     B = batch_size or (leak.batch_size if leak is not None else update.batch_size)
     if B is None:
         raise UnsumError("'cocktail' needs the batch size; give batch_size= or the leak of unsum.separate.")
-    if start not in _STARTS:
-        raise unknown_name("start", start, _STARTS)
+    check_name("start", start, _STARTS)
     step, flattens = first_linear(model, update)
     picture, guessed = picture_shape(step, flattens, shape)
     if min(step.W.shape) < B:

@@ -46,11 +46,6 @@ def head_factor(leak: Leak, reduction: str) -> float:
     return leak.scale / (leak.batch_size if reduction == "mean" else 1)
 
 
-def head_delta(leak: Leak, logits: Tensor, reduction: str) -> Tensor:
-    """δ_L (…, B, C) for logits (…, B, C)."""
-    return head_factor(leak, reduction) * (logits.softmax(-1) - leak.targets.to(logits))
-
-
 def front_at_head(leak: Leak, head: Step, reduction: str, seed: int) -> Front:
     """Features and δ of the head, with copies disturbed by the separator's predicted error."""
     F = leak.features.to(head.W.device, torch.float64)
@@ -62,7 +57,8 @@ def front_at_head(leak: Leak, head: Step, reduction: str, seed: int) -> Front:
     noise = error * noise / len(basis) ** 0.5 * F.norm(dim=1)[:, None]
     copies = F + noise @ basis
     copy_logits = copies @ head.W.double().T + (0.0 if head.b is None else head.b.double())
-    delta, copy_deltas = (head_delta(leak, logits, reduction) for logits in (leak.logits.to(F), copy_logits))
+    factor, Y = head_factor(leak, reduction), leak.targets.to(F)
+    delta, copy_deltas = (factor * (logits.softmax(-1) - Y) for logits in (leak.logits.to(F), copy_logits))
     return Front(F, delta, torch.full_like(F[:, 0], error), copies, copy_deltas)
 
 

@@ -173,7 +173,8 @@ def _replayed(
         return _nobody(model), ["Which rows are of one sample was not asked: the model does not say that of this one."]
     inputs = found.inputs[:_REPLAYED].double().view(-1, *shape)
     rows = found.rows[:_REPLAYED]
-    received = update.gradients[_bias_name(model, step)].double()[rows]
+    assert step.grad_b is not None  # or there would be no candidates
+    received = step.grad_b.double()[rows]
     try:
         slopes, logits, features = _slopes(model, step, inputs, rows)
     except (RuntimeError, ValueError) as error:
@@ -217,8 +218,3 @@ def _misfits(weights: Tensor, expected: float | None) -> Tensor:
     if not len(votes) or (len(weights) > 1 and int(votes.bincount().max()) < 2):  # one among many may be chance
         return torch.full_like(off, math.inf)
     return off.masked_fill(whole != int(votes.bincount().argmax()), math.inf)
-
-
-def _bias_name(model: nn.Module, step: Step) -> str:
-    name = next(name for name, module in model.named_modules() if module is step.module)
-    return f"{name}.bias" if name else "bias"

@@ -24,7 +24,7 @@ from unsum.equation.levenberg import Dense
 from unsum.head import orthonormal_rows
 from unsum.losses import CrossEntropy, Loss
 from unsum.peel.blocks import residual_norm, right_product
-from unsum.peel.chain import Step
+from unsum.peel.chain import Step, forward
 from unsum.peel.dense import SMALL, SPARE, open_range
 from unsum.peel.method import Shape
 from unsum.peel.refine import Rounds
@@ -191,12 +191,8 @@ def _bias_scale(delta: Tensor, grad_b: Tensor) -> float:
 def _played(batch: PlayedBatch, X: Tensor, errors: Tensor | None = None) -> Pass:
     """Forward and back, in X's precision. With `errors`, a ReLU's state within them is taken from its own layer's gradient."""
     steps = batch.steps
-    x, z = [X], []
-    for step in steps:
-        x[-1] = x[-1] if step.is_conv else x[-1].flatten(1)
-        z.append(step.linear(x[-1]))
-        x.append(step.activation.function(z[-1]))
-    deltas = [torch.as_tensor(batch.factor).to(X) * batch.loss.gradient(x.pop(), batch.Y.to(X))]
+    x, z = forward(steps, X)
+    deltas = [torch.as_tensor(batch.factor).to(X) * batch.loss.gradient(z[-1], batch.Y.to(X))]
     slopes = [torch.ones_like(deltas[0])]
     for i in range(len(steps) - 2, -1, -1):
         passed = steps[i + 1].passed_down(deltas[0], batch.shapes[i + 1]).view_as(z[i])

@@ -148,7 +148,10 @@ def vouch(replayed: Replayed, errors: Tensor, leak: Leak, seed: int) -> tuple[Te
     """(B,) which inputs with predicted relative `errors` (B,) are exact, and a sentence for every reason why not more."""
     said, B = leak.knowledge.known_batch_size, leak.batch_size
     number = [] if said in (None, B) else [f"The batch was said to hold {said} samples, but {B} were found."]
-    doubts = [*_doubt_replay(replayed), *number, *([] if leak.exact else _doubt_unproven(replayed, leak))]
+    limit = max(rounding(torch.float32), *(rounding(step.grad_W.dtype) for step in replayed.batch.steps))
+    left = f"Sent through the layers again, the inputs leave {replayed.unexplained:.0e} of a gradient unexplained."
+    unexplained = [] if replayed.unexplained < limit else [left]  # NaN is not below
+    doubts = [*unexplained, *number, *([] if leak.exact else _doubt_unproven(replayed, leak))]
     sizes = MARGIN * errors
     if doubts or not bool(grant_each(sizes, above=True).any()):
         return grant_each(sizes, above=False), doubts
@@ -159,13 +162,6 @@ def vouch(replayed: Replayed, errors: Tensor, leak: Leak, seed: int) -> tuple[Te
     if not leak.exact and not bool(exact.any()) and not notes:
         notes = ["The separation that this continues is not certified, and the layers below do not make up for it."]
     return exact, notes
-
-
-def _doubt_replay(replayed: Replayed) -> list[str]:
-    limit = max(rounding(torch.float32), *(rounding(step.grad_W.dtype) for step in replayed.batch.steps))
-    if replayed.unexplained < limit:  # NaN is not below
-        return []
-    return [f"Sent through the layers again, the inputs leave {replayed.unexplained:.0e} of a gradient unexplained."]
 
 
 def _doubt_unproven(replayed: Replayed, leak: Leak) -> list[str]:

@@ -93,21 +93,18 @@ def score_samples(
         raise UnsumError(
             f"True images are {tuple(pictures.shape[1:])} but recovered ones {tuple(leak.images.shape[1:])}."
         )
-    partner = _pair(leak, pictures, rows, features)
+    if features is not None:
+        partner = assign(leak.features, features)
+    elif pictures is not None and leak.images is not None:
+        partner = assign(leak.images, pictures)
+    elif rows is not None:
+        partner = assign(leak.targets, rows)
+    else:
+        raise UnsumError("score needs at least one of images, targets and features to compare with.")
     return [
         _score_one(leak, found, *(None if truth is None else truth[i].cpu() for truth in (pictures, rows, features)))
         for i, found in enumerate(partner)
     ]
-
-
-def _pair(leak: Leak, images: Tensor | None, targets: Tensor | None, features: Tensor | None) -> list[int | None]:
-    if features is not None:
-        return assign(leak.features, features)
-    if images is not None and leak.images is not None:
-        return assign(leak.images, images)
-    if targets is not None:
-        return assign(leak.targets, targets)
-    raise UnsumError("score needs at least one of images, targets and features to compare with.")
 
 
 def is_distribution(row: Tensor) -> bool:

@@ -105,12 +105,8 @@ def separate(
     if other is not None and method != "exact" and not takes(separator, "loss"):
         raise UnsumError(f"The attack {method!r} assumes cross-entropy; use 'exact' for the loss {other.name!r}.")
     check_options(method, separator, options)
-    if takes(separator, "loss"):
-        options["loss"] = other
-    if takes(separator, "progress"):
-        options["progress"] = progress
-    if takes(separator, "model"):
-        options |= {"model": model, "update": update}
+    at_hand = {"loss": other, "progress": progress, "model": model, "update": update}
+    options |= {name: value for name, value in at_hand.items() if takes(separator, name)}
     with limited_to(time_limit, progress) as deadline, sharing():
         if other is not None and method == "exact":
             leak = separate_declared(head, knowledge, other, seed=seed)

@@ -142,45 +142,38 @@ def learn_atoms(columns: Columns, labels: Tensor, mean: Tensor, generator: torch
     atoms = torch.nn.functional.normalize(atoms, dim=1)
     unsettled = shared
     for _ in range(_REPEATS):
-        atoms, Z, misfit = _learn_spans(columns, atoms, unsettled)
+        signed = torch.zeros(len(atoms), dtype=torch.bool, device=atoms.device)
+        for members in unsettled:
+            atoms[members] = torch.linalg.qr(atoms[members].T).Q.T
+            signed[members] = True
+        atoms, Z, misfit = _learned(columns, atoms, signed)
+        Z = code(atoms, columns.X, Z, columns.allowed, _STEPS, signed=signed)
         for members in unsettled:
             atoms[members] = _corners(atoms[members], Z[members][:, misfit < misfit.median()])
-        atoms, misfit = _learn_sparsely(columns, atoms)
-        unsettled = [members for members in shared if _misfit_of(members, columns, misfit) > _UNSETTLED]
+        atoms, _, misfit = _learned(columns, atoms, None)
+        parts = [(members, misfit[columns.allowed[members[0]] > 0]) for members in shared]
+        unsettled = [members for members, off in parts if len(off) and float(off.median()) > _UNSETTLED]
         if not unsettled:
             break
     return atoms
 
 
-def _learn_spans(columns: Columns, atoms: Tensor, open_classes: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Atoms of the open classes only as a basis of their span, with coefficients of either sign; all others as they are."""
-    signed = torch.zeros(len(atoms), dtype=torch.bool, device=atoms.device)
-    for members in open_classes:
-        atoms[members] = torch.linalg.qr(atoms[members].T).Q.T
-        signed[members] = True
+def _learned(columns: Columns, atoms: Tensor, signed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Atoms and codes in turn, with what they miss of every column.
+
+    Atoms that are `signed`, of classes still open, are only a basis of their class's span, with coefficients of either sign.
+    Where none is, small coefficients are set to zero: without that, wider cones would fit as well.
+    """
     Z = torch.zeros_like(columns.allowed)
     misfit = columns.X.norm(dim=0)
-    for _ in range(_SPAN_ROUNDS):
+    for _ in range(_SPARSE_ROUNDS if signed is None else _SPAN_ROUNDS):
         if out_of_time(_UNTRIED):
             break
-        Z = code(atoms, columns.X, Z, columns.allowed, _STEPS, signed=signed)
-        misfit = (atoms.T @ Z - columns.X).norm(dim=0)
-        atoms = _refitted(atoms, Z, columns.X, misfit)
-    return atoms, code(atoms, columns.X, Z, columns.allowed, _STEPS, signed=signed), misfit
-
-
-def _learn_sparsely(columns: Columns, atoms: Tensor) -> tuple[Tensor, Tensor]:
-    """Atoms refitted to columns whose small coefficients are set to zero: without that, wider cones would fit as well."""
-    Z = torch.zeros_like(columns.allowed)
-    misfit = columns.X.norm(dim=0)
-    for _ in range(_SPARSE_ROUNDS):
-        if out_of_time(_UNTRIED):
-            break
-        Z = code(atoms, columns.X, Z, columns.allowed, 2 * _STEPS)
-        sparse = on_support(atoms, columns.X, Z, _SMALLEST)
-        misfit = (atoms.T @ sparse - columns.X).norm(dim=0)
-        atoms = _refitted(atoms, sparse, columns.X, misfit)
-    return atoms, misfit
+        Z = code(atoms, columns.X, Z, columns.allowed, 2 * _STEPS if signed is None else _STEPS, signed=signed)
+        used = on_support(atoms, columns.X, Z, _SMALLEST) if signed is None else Z
+        misfit = (atoms.T @ used - columns.X).norm(dim=0)
+        atoms = _refitted(atoms, used, columns.X, misfit)
+    return atoms, Z, misfit
 
 
 def _refitted(atoms: Tensor, Z: Tensor, X: Tensor, misfit: Tensor) -> Tensor:
@@ -210,11 +203,6 @@ def _corners(basis: Tensor, Z: Tensor) -> Tensor:
         if len(chosen) == n:
             return torch.nn.functional.normalize(unit[:, chosen].T @ basis, dim=1)
     return basis
-
-
-def _misfit_of(members: Tensor, columns: Columns, misfit: Tensor) -> float:
-    taking_part = columns.allowed[members[0]] > 0
-    return float(misfit[taking_part].median()) if bool(taking_part.any()) else 0.0
 
 
 def code(atoms: Tensor, X: Tensor, Z: Tensor, allowed: Tensor, steps: int, *, signed: Tensor | None = None) -> Tensor:

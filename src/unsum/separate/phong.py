@@ -48,13 +48,9 @@ def phong(head: Head, knowledge: Knowledge, *, seed: int, rows: str = "largest")
     granted = knowledge.targets(head.classes)
     targets = found if granted is None else granted.to(found)
     residual = relative_misfit(head, logits, found, features)
-    return uncertified("phong", head, logits, targets, features, _notes(residual), residual=residual)
-
-
-def _notes(residual: float) -> list[str]:
     notes = ["The ratio carries no certificate: it is exact for one sample and an unknown mean for more."]
     if residual > _ROUNDING:
         notes.append(
             f"{residual:.1%} of the gradient is not explained by one sample: it comes from several, or was defended; use 'exact'."
         )
-    return notes
+    return uncertified("phong", head, logits, targets, features, notes, residual=residual)

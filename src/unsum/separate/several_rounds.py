@@ -11,9 +11,9 @@ The rounds' heads stand below each other, as one head of n·C classes; rounds th
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +43,7 @@ _HARD = 0.1  # of a target, within which it is taken for hard
 _APART = 10.0  # times the noise: what two rounds' predictions must differ by to be two rounds
 _STARTS = 12  # at random, that may confirm a solution
 _ITERATIONS = 100  # to solve from one start
+_FAILED = (torch.linalg.LinAlgError, NoFactorError)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,6 @@ class Together:
 
     question: Question
     heads: list[Head]
-
-    @classmethod
-    def of(cls, heads: list[Head], single: list[Leak], knowledge: Knowledge, seed: int) -> Together | str:
-        """The answer, or a sentence that says why there is none."""
-        try:
-            with few_threads(heads[0].classes * len(heads) * max(leak.batch_size for leak in single)):
-                return _solved(heads, single, knowledge, seed)
-        except (torch.linalg.LinAlgError, NoFactorError):  # type: ignore[attr-defined]
-            return "nothing could be solved for all of them."
 
     def alike(self) -> tuple[int, int] | None:
         """Two rounds whose predictions differ by less than the noise shows: they are one round."""
@@ -86,24 +78,26 @@ class Together:
 
 
 def _solved(heads: list[Head], single: list[Leak], knowledge: Knowledge, seed: int) -> Together | str:
+    """The answer, or a sentence that says why there is none."""
     best = min(single, key=lambda leak: leak.predicted_error)
     targets = _hard(best, knowledge)
     if targets is None:
         return "their labels are soft, and are read off one round only."
-    B, whole = best.batch_size, stack(heads)
+    B, whole = best.batch_size, _joined(heads, torch.cat)  # one head of all rounds' classes
     observation = observe_stacked(whole, heads, None)
     if observation.rank > B:
         return f"they have {observation.rank} directions, and {B} samples were found in one of them."
     if knowledge.known_batch_size is not None and observation.rank < B:
         observation = observe_stacked(whole, heads, B)
     observation = _scaled_alike(observation, best, targets)
-    starts = [(_start(observation, leak), _hard(leak, knowledge)) for leak in single if leak.batch_size == B]
-    answers = [_candidate(observation, at, Y, best) for at, Y in starts if Y is not None]
+    starts = [(leak.features.double() @ observation.A.T, _hard(leak, knowledge)) for leak in single]
+    answers = [_candidate(observation, T, Y, best) for T, Y in starts if Y is not None and len(T) == B]
     found = min(answers, key=lambda answer: answer.certificate.misfit)
     if found.certificate.misfit > EXPLAINED:
         return f"one batch misses them by {found.certificate.misfit:.1e} times their noise; features moved, or data differ."
     others = (answer for answer in answers if answer is not found)
-    at_random = (_candidate(observation, at, Y, best) for at, Y in _random_starts(observation, heads, found, seed))
+    Y = found.Y[:, : heads[0].classes]
+    at_random = (_candidate(observation, T, Y, best) for T in _random_starts(observation, heads, Y, seed))
     found = _confirmed(found, itertools.chain(others, at_random))
     return Together(Question(whole, observation, found, knowledge), heads)
 
@@ -120,40 +114,42 @@ def _hard(leak: Leak, knowledge: Knowledge) -> Tensor | None:
 def _scaled_alike(observation: Observation, best: Leak, targets: Tensor) -> Observation:
     """Every round as if its gradient had been multiplied as that of the best answer was, which tells by how much it was."""
     n = observation.loss.heads
-    at = _start(observation, best)
+    at = _start(observation, best.features.double() @ observation.A.T, best)
     G = observation.loss.gradient(at.T @ observation.K + observation.b, targets.repeat(1, n))
     expected, seen = (at.alpha * G.T @ at.T).view(n, -1), observation.U.view(n, -1)
     factors = (expected * seen).sum(1) / seen.square().sum(1).clamp_min(1e-300)
     plain = ~(factors.clamp_min(1e-300).log().abs() > PLAIN)
-    return rescaled(observation, torch.where(plain | (factors <= 0), torch.ones_like(factors), factors))
+    factors = torch.where(plain | (factors <= 0), torch.ones_like(factors), factors)
+    rows = factors.repeat_interleave(observation.classes // n)
+    noise = replace(observation.noise, level=observation.noise.level * rows)
+    grad_b = None if observation.grad_b is None else observation.grad_b * rows
+    return replace(
+        observation, U=observation.U * rows[:, None], grad_b=grad_b, noise=noise, weight=observation.weight / rows
+    )
 
 
-def _start(observation: Observation, leak: Leak) -> Unknowns:
-    T = leak.features.double() @ observation.A.T
-    return Unknowns.of(T, observation.alpha(leak.scale, leak.batch_size))
+def _start(observation: Observation, T: Tensor, best: Leak) -> Unknowns:
+    return Unknowns.of(T, observation.alpha(best.scale, best.batch_size))
 
 
-def _candidate(observation: Observation, at: Unknowns, Y: Tensor, best: Leak) -> Candidate:
+def _candidate(observation: Observation, T: Tensor, Y: Tensor, best: Leak) -> Candidate:
     """Solved from one start, with the scale of the best round's answer: known, or solved for as well."""
     equation = replace(
         observation.equation(), Y=Y.repeat(1, observation.loss.heads), alpha_free=abs(best.scale - 1) > 1e-12
     )
-    at = replace(at, log_alpha=at.T.new_tensor(math.log(observation.alpha(best.scale, best.batch_size))))
+    at = _start(observation, T, best)
     solved = solve(equation, at, _ITERATIONS, in_noise_units=True).at
     return reweighted(observation, equation, solved if solved.is_sound else at)
 
 
-def _random_starts(
-    observation: Observation, heads: list[Head], found: Candidate, seed: int
-) -> Iterator[tuple[Unknowns, Tensor]]:
-    """The rounds' own regressions over classes, each turned at random among the samples of a label."""
+def _random_starts(observation: Observation, heads: list[Head], Y: Tensor, seed: int) -> Iterator[Tensor]:
+    """(B, R) the rounds' own regressions over classes, each turned at random among the samples of a label."""
     generator = torch.Generator().manual_seed(seed)
-    Y = found.Y[:, : heads[0].classes]
     parts = [observe(head, len(Y)) for head in heads]
     lines = [(part, fit_class_line(part)) for part in parts if part.rank > 0]
     for place in range(_STARTS):
         part, line = lines[place % len(lines)]
-        yield replace(found.at, T=rotate_to_targets(line, Y, generator) @ part.A @ observation.A.T), Y
+        yield rotate_to_targets(line, Y, generator) @ part.A @ observation.A.T
 
 
 def _confirmed(found: Candidate, others: Iterable[Candidate]) -> Candidate:
@@ -192,11 +188,6 @@ def merged(group: list[Head]) -> Head:
     return _joined(group, lambda parts: torch.stack([part.double() for part in parts]).mean(0).to(like))
 
 
-def stack(heads: list[Head]) -> Head:
-    """One head of all rounds' classes."""
-    return _joined(heads, torch.cat)
-
-
 def _joined(heads: list[Head], join: Callable[[list[Tensor]], Tensor]) -> Head:
     """All tensors of one kind as one; a bias counts only where every round has one."""
     joined: dict[str, Any] = {}
@@ -213,16 +204,6 @@ def observe_stacked(head: Head, heads: list[Head], batch_size: int | None) -> Ob
         torch.cat([one.level for one in every]), any(one.added for one in every), max(one.relative for one in every)
     )
     return observed(head, factorize(head, noise, batch_size), noise, StackedCrossEntropy(len(heads)))
-
-
-def rescaled(observation: Observation, factors: Tensor) -> Observation:
-    """Each round's gradient times its own factor (n,): that of rounds whose gradients were multiplied differently."""
-    rows = factors.repeat_interleave(observation.classes // len(factors))
-    noise = replace(observation.noise, level=observation.noise.level * rows)
-    grad_b = None if observation.grad_b is None else observation.grad_b * rows
-    return replace(
-        observation, U=observation.U * rows[:, None], grad_b=grad_b, noise=noise, weight=observation.weight / rows
-    )
 
 
 def separate_rounds(
@@ -278,7 +259,9 @@ def _separated(groups: list[list[Head]], knowledge: Knowledge, seed: int) -> Lea
         return _with_note(single[0], f"{total} rounds of equal weights count as one.") if total > 1 else single[0]
     place = min(range(len(single)), key=lambda place: single[place].predicted_error)
     best = single[place]
-    together = Together.of(heads, single, knowledge, seed)
+    together: Together | str = "nothing could be solved for all of them."
+    with suppress(*_FAILED), few_threads(heads[0].classes * len(heads) * max(leak.batch_size for leak in single)):
+        together = _solved(heads, single, knowledge, seed)
     if isinstance(together, str):
         where = f"The answer is of round {place + 1} of {len(heads)} alone."
         return _with_note(best, f"The rounds do not fit together: {together} {where}")
@@ -293,12 +276,10 @@ def _separated(groups: list[list[Head]], knowledge: Knowledge, seed: int) -> Lea
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         return _with_note(best, f"{total} rounds together leave nothing that could be inverted.")
     if best.exact and not leak.exact and together.agrees_with(best):
-        return _with_note(
-            best, f"{total} rounds fit together, but their weights leave more open than one of them does."
-        )
-    return _with_note(
-        leak, f"{total} rounds were solved together; one round alone predicted {best.predicted_error:.1e}."
-    )
+        note = f"{total} rounds fit together, but their weights leave more open than one of them does."
+        return _with_note(best, note)
+    note = f"{total} rounds were solved together; one round alone predicted {best.predicted_error:.1e}."
+    return _with_note(leak, note)
 
 
 def _with_note(leak: Leak, note: str) -> Leak:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from unsum.certify.candidate import EXPLAINED
+from unsum.certify.scatter import prior_of
 from unsum.deadline import out_of_time
 from unsum.equation.equation import NoFactorError
 from unsum.equation.levenberg import Dense, minimize
@@ -75,33 +76,25 @@ def _refusal(observation: Observation) -> str:
 
 @dataclass(frozen=True)
 class _Answer:
-    """T (B, R) and the factors a (B,) of samples whose targets are Y, and their equations there."""
+    """Where the equations end: T (B, R) and the factors a (B,) of samples whose targets are Y."""
 
     observation: Observation
     Y: Tensor
     here: Dense
-    weight: Tensor  # (C,) of the rows
-
-    @property
-    def T(self) -> Tensor:
-        return self.here.at[: -len(self.Y)].view(len(self.Y), -1)
-
-    @property
-    def factors(self) -> Tensor:
-        return self.here.at[-len(self.Y) :].exp()
+    T: Tensor
+    factors: Tensor
 
     @property
     def misfit(self) -> float:
         """In standard deviations of the noise; columns sum to zero, so one row says nothing new."""
-        equations = len(self.here.residual) - len(self.here.residual) // len(self.weight) - len(self.here.at)
+        equations = len(self.here.residual) - len(self.here.residual) // self.observation.classes - len(self.here.at)
         found = (self.here.cost / max(equations, 1)) ** 0.5
         return found if found == found else float("inf")
 
     def errors(self) -> Tensor:
         """(B,) predicted relative errors of the features: T and the factors scatter together."""
         B, size, spread = len(self.Y), self.T.norm(dim=1).clamp_min(1e-300), max(self.misfit, 1.0) ** 2
-        # The prior that features are not larger than they came out, nor factors other by more than their own size.
-        prior = torch.cat([size.pow(-2).repeat_interleave(self.T.shape[1]), size.new_ones(B)]) * spread
+        prior = prior_of(self.T, max(self.misfit, 1.0), B)  # nor are factors other by more than their own size
         factor, failed = torch.linalg.cholesky_ex(self.here.normal_matrix + torch.diag(prior))
         if bool(failed) or self.misfit > EXPLAINED:
             return torch.full_like(size, torch.inf)
@@ -116,11 +109,8 @@ class _Answer:
         return self.factors[:, None] * (P - self.Y)
 
     def leak(self, head: Head) -> Leak:
-        observation, a, errors = (
-            self.observation,
-            self.factors,
-            self.errors().nan_to_num(nan=torch.inf, posinf=torch.inf),
-        )
+        observation, a = self.observation, self.factors
+        errors = self.errors().nan_to_num(nan=torch.inf, posinf=torch.inf)
         total = float(a.sum()) if observation.reduction == "mean" else float(a.mean())
         left = (self.gradients().T @ self.T - observation.U).norm() / observation.U.norm()
         leak = uncertified(
@@ -208,10 +198,10 @@ def _hypotheses(line: ClassLine, samples: int) -> Iterator[Tensor]:
 
 def _solved(observation: Observation, Y: Tensor, start: Tensor) -> _Answer | None:
     """Solved from one start, and on with the noise model's weights there where it comes near."""
-    found = _minimized(observation, Y, start, observation.weight, _STEPS)
-    begun = float(_UnevenResidual(observation, Y, observation.weight)(start).norm())
-    if found.here.cost**0.5 < _NEAR * begun:
-        found = _minimized(observation, Y, found.here.at, observation.weight, _MORE_STEPS)
+    residual = _UnevenResidual(observation, Y, observation.weight)
+    found = residual.minimized(start, _STEPS)
+    if found.here.cost**0.5 < _NEAR * float(residual(start).norm()):
+        found = residual.minimized(found.here.at, _MORE_STEPS)
     if not bool(torch.isfinite(found.here.at).all()):
         return None
     T, a = found.T, found.factors
@@ -219,7 +209,7 @@ def _solved(observation: Observation, Y: Tensor, start: Tensor) -> _Answer | Non
     rounding = observation.loss.rounding(T @ observation.K + observation.b, Y, sizes * observation.row_norms)
     client = observation.client_precision * (a[:, None] * rounding * sizes).square().sum(0).sqrt()
     weight = torch.rsqrt(observation.noise.level.square() + client.square())
-    return _minimized(observation, Y, found.here.at, weight, _STEPS)
+    return replace(residual, weight=weight).minimized(found.here.at, _STEPS)
 
 
 @dataclass(frozen=True)
@@ -230,16 +220,22 @@ class _UnevenResidual:
     Y: Tensor
     weight: Tensor
 
+    def minimized(self, at: Tensor, steps: int) -> _Answer:
+        here = Dense(self, at)
+        here = minimize(here, steps, enough=here.residual.numel())
+        return _Answer(self.observation, self.Y, here, *self._parts(here.at))
+
+    def _parts(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        return at[: -len(self.Y)].view(len(self.Y), -1), at[-len(self.Y) :].exp()
+
     def __call__(self, at: Tensor) -> Tensor:
-        B, equation = len(self.Y), self.observation.equation()
-        T, a = at[:-B].view(B, -1), at[-B:].exp()
+        (T, a), equation = self._parts(at), self.observation.equation()
         G = a[:, None] * (torch.softmax(equation.logits(T), dim=1) - self.Y)
         return (self.weight[:, None] * (G.T @ equation.extended(T) - equation.U)).flatten()
 
     def jacobian(self, at: Tensor) -> Tensor:
         """(C·(R [+ 1]), B·R + B): row c of what sample i sends is a_i (p_ic − y_ic) t̃_i."""
-        B, equation = len(self.Y), self.observation.equation()
-        T, a = at[:-B].view(B, -1), at[-B:].exp()
+        (T, a), equation = self._parts(at), self.observation.equation()
         P, extended = torch.softmax(equation.logits(T), dim=1), equation.extended(T)
         sent = (a[:, None] * (P - self.Y) * self.weight).T  # (C, B)
         bent = (a * P.T * self.weight[:, None])[:, :, None] * (equation.K.T[:, None] - P @ equation.K.T)  # (C, B, R)
@@ -247,8 +243,3 @@ class _UnevenResidual:
         J.diagonal(dim1=1, dim2=3)[:] += sent[:, :, None]
         own = sent[:, None] * extended.T
         return torch.cat([J.flatten(2), own], dim=2).flatten(0, 1)
-
-
-def _minimized(observation: Observation, Y: Tensor, at: Tensor, weight: Tensor, steps: int) -> _Answer:
-    here = Dense(_UnevenResidual(observation, Y, weight), at)
-    return _Answer(observation, Y, minimize(here, steps, enough=here.residual.numel()), weight)

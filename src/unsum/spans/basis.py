@@ -61,10 +61,22 @@ class LayerSpan:
         """Whether a direction of the rows belongs to no column: it was found otherwise (`missing`)."""
         return len(self.columns) < len(self.rows)
 
+    @property
+    def points(self) -> tuple[Tensor, Tensor]:
+        """(origin (N,), directions (k, N)) of t such that t · rows may have been read: with a bias, a 1 beside it."""
+        if not self.has_bias:
+            eye = torch.eye(len(self), dtype=torch.float64, device=self.rows.device)
+            return torch.zeros_like(eye[0]), eye
+        ones = self.rows[:, -1]  # t · ones = 1: the entry that the bias reads
+        return ones / ones.square().sum(), torch.linalg.qr(ones[:, None], mode="complete")[0][:, 1:].T.contiguous()
+
+    def extended(self, rows: Tensor) -> Tensor:
+        """Rows (…, n) with the 1 that a bias reads, where there is one."""
+        return torch.cat([rows, torch.ones_like(rows[..., :1])], dim=-1) if self.has_bias else rows
+
     def outside(self, rows: Tensor) -> Tensor:
-        """The part of each row (…, n) that the row space does not hold; a 1 is put beside it where there is a bias."""
-        if self.has_bias:
-            rows = torch.cat([rows, torch.ones_like(rows[..., :1])], dim=-1)
+        """The part of each row (…, n) that the row space does not hold."""
+        rows = self.extended(rows)
         return rows - (rows @ self.rows.T) @ self.rows
 
     def without(self, delta: Tensor, read: Tensor, rank: int, left_behind: float = 0.0) -> LayerSpan:
@@ -72,9 +84,7 @@ class LayerSpan:
 
         Samples lie in the two spaces, so all is done there. What they err by stays behind, as noise of an entry.
         """
-        if self.has_bias:
-            read = torch.cat([read, torch.ones_like(read[:, :1])], 1)
-        core = self.core - (delta @ self.columns.T).T @ (read @ self.rows.T)
+        core = self.core - (delta @ self.columns.T).T @ (self.extended(read) @ self.rows.T)
         U, values, V = (part.to(core) for part in torch.linalg.svd(core.cpu()))  # a GPU takes ten times as long for it
         U, values, V = U[:, :rank].T, values[:rank], V[:rank]
         rows, columns = V @ self.rows, U @ self.columns
@@ -109,19 +119,9 @@ class LayerSpan:
         # Units that no sample drives leave rows of zeros, and those that none switches on columns of zeros.
         most = min(int(matrix.any(1).sum()), int(matrix.any(0).sum()) + (bias is not None))
         share = noise * (m * n) ** 0.5 / max(float(values.norm()), 1e-300)
-        noisy = rank is None and noise > rounding
-        return cls(
-            rows,
-            columns,
-            values[:found],
-            _times(columns, matrix, bias) @ rows.T,
-            noise,
-            share,
-            bias is not None,
-            noisy,
-            not noisy and found < most,
-            found >= most,
-        )
+        noisy, full = rank is None and noise > rounding, found >= most
+        core, has_bias = _times(columns, matrix, bias) @ rows.T, bias is not None
+        return cls(rows, columns, values[:found], core, noise, share, has_bias, noisy, not noisy and not full, full)
 
 
 def rounding_of(matrix: Tensor) -> float:

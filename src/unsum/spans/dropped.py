@@ -13,8 +13,6 @@ With the masks as parts of the activations the network is an ordinary one, and i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,15 +20,15 @@ from torch import Tensor, nn
 
 from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
+from unsum.gradients import same_modes
 from unsum.head import trace
 from unsum.peel.activations import Activation
 from unsum.peel.blocks import right_product
-from unsum.peel.chain import Chain, Step, find_chain
+from unsum.peel.chain import Chain, Step, find_chain, forward
 from unsum.progress import Progress
 from unsum.spans.basis import LayerSpan, rounding_of
 from unsum.spans.labels import left_behind, wedderburn
 from unsum.spans.pair import Pair
-from unsum.spans.passes import forward
 from unsum.spans.reflect import SCALE, begin, flats, walked
 from unsum.spans.roots import Condition, at_once, damped_step, relative, starts
 from unsum.spans.search import VAGUE, WALK, WALKERS, Roots, allowed, level, spread
@@ -75,7 +73,9 @@ def chain_through(model: nn.Module, update: Update, device: torch.device) -> tup
     on = {name: one for name, one in modules if isinstance(one, nn.Dropout) and one.training and 0 < one.p < 1}
     if not on:
         return find_chain(model, update, device), {}
-    with _switched_off(list(on.values())):
+    with same_modes(model):
+        for module in on.values():
+            module.training = False
         chain = find_chain(model, update, device)
     names, last = {step.name for step in chain.steps}, ""
     shares: dict[str, float] = {}
@@ -87,17 +87,6 @@ def chain_through(model: nn.Module, update: Update, device: torch.device) -> tup
     if shares.pop("", None) and chain.complete:
         chain = replace(chain, stop="dropout stands before the first layer")
     return chain, shares
-
-
-@contextmanager
-def _switched_off(modules: list[nn.Dropout]) -> Iterator[None]:
-    for module in modules:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.training = True
 
 
 def check_dropped(pair: Pair, *, several: bool) -> None:
@@ -195,7 +184,7 @@ def _followed(condition: Condition, s: Tensor, masks: Tensor, share: float) -> t
         s = s + damped_step(gradient, N, s.new_full((len(s),), _HARDLY))
         z = s @ condition.K + condition.c
         a = z * masks
-        inside = (torch.cat([a, torch.ones_like(a[:, :1])], 1) @ V.T) @ V
+        inside = (condition.next.extended(a) @ V.T) @ V
         masks = _kept(SCALE * z, inside[:, :-1], share)
     misfits, expected = cost.sqrt(), level(a, condition.next)
     fits = misfits < allowed(condition, expected)
@@ -228,9 +217,7 @@ def _without(condition: Condition, steps: list[Step], found: Masked) -> Conditio
 def _less(span: LayerSpan, sent: Tensor, read: Tensor, errors: Tensor) -> LayerSpan:
     """A span without samples that sent δ, up to factors, and read what they did."""
     delta = sent * wedderburn(span, read, sent)[:, None]
-    rank = (
-        len(span) if span.full else len(span) - len(read)
-    )  # rows shorter than the batch is large still span everything
+    rank = len(span) if span.full else len(span) - len(read)  # rows shorter than the batch still span everything
     return span.without(delta, read, rank, left_behind(errors, delta, read))
 
 
@@ -255,9 +242,7 @@ def masked_steps(steps: list[Step], found: Masked, shares: dict[str, float]) -> 
         read, written = forward(steps[: i + 1], X)
         delta, noise = _least_squares(step, read[i])
         on = (delta.abs() > _SILENT * noise[:, None]) & (written[i] > 0)
-        if (
-            i == len(steps) - 2
-        ):  # few numbers, the gradients at the logits, say the same of all units: which are faint, too
+        if i == len(steps) - 2:  # few numbers, the gradients at the logits, tell all units: which are faint, too
             expected = torch.stack([_expected(*one, steps[-1].W.double()) for one in zip(delta, on, strict=True)])
             on = ((delta - expected).abs() < delta.abs()) & (written[i] > 0)
         steps[i] = _masked(step, on / share)

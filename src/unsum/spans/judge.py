@@ -79,16 +79,15 @@ def judge(answer: Answer, knowledge: Knowledge, seed: int) -> Claim:
     if explained and not doubts:
         doubts += doubt_mirror(replayed, answer.errors, limit, knowledge)
         doubts += _doubt_samples(replayed, reading.copies, knowledge, seed)
-    return grant(
-        Evidence(
-            MARGIN * answer.errors,
-            explained=explained,
-            confirmations=int(answer.roots.hits.min()) - 1,
-            missing=answer.missing,
-            doubts=doubts,
-            assumed=[f"The claim stands on the declared loss: {reading.loss.name}."] if knowledge.loss else [],
-        )
+    evidence = Evidence(
+        MARGIN * answer.errors,
+        explained=explained,
+        confirmations=int(answer.roots.hits.min()) - 1,
+        missing=answer.missing,
+        doubts=doubts,
+        assumed=[f"The claim stands on the declared loss: {reading.loss.name}."] if knowledge.loss else [],
     )
+    return grant(evidence)
 
 
 def doubt_reading(reading: LossReading, knowledge: Knowledge) -> list[str]:
@@ -181,26 +180,25 @@ def judge_steps(answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> Clai
     """The claim about the samples of all steps: played step by step, they leave no more than rounded weights do."""
     found = answer.found
     explained = answer.missing <= 0 and found.unexplained < _ROUNDED
-    doubts = [] if answer.missing > 0 else [*_doubt_sizes(answer, knowledge), *_doubt_lengths(found, knowledge)]
+    doubts = [] if answer.missing > 0 else _doubt_sizes(answer, knowledge)
+    if answer.missing <= 0 and knowledge.loss is None and all(step.b is None for step in found.left):
+        doubts.append(_LENGTHS)
     if answer.missing <= 0 and not explained:
         doubts.append(
             f"Trained again with these samples, the weights differ by {found.unexplained:.1g} times what rounding makes."
         )
     if explained and not doubts:
         doubts += _doubt_steps(answer, knowledge, seed)
-    hits = min(int(seen.roots.hits.min()) for seen in found.seen)
-    return grant(
-        Evidence(
-            MARGIN * torch.cat([seen.roots.errors for seen in found.seen]),
-            explained=explained,
-            confirmations=hits - 1,
-            missing=max(0, answer.missing),
-            doubts=doubts,
-            assumed=[
-                f"The claim stands on what is declared. {replace(answer.training, steps=len(found.seen)).described()}"
-            ],
-        )
+    declared = replace(answer.training, steps=len(found.seen)).described()
+    evidence = Evidence(
+        MARGIN * torch.cat([seen.roots.errors for seen in found.seen]),
+        explained=explained,
+        confirmations=min(int(seen.roots.hits.min()) for seen in found.seen) - 1,
+        missing=max(0, answer.missing),
+        doubts=doubts,
+        assumed=[f"The claim stands on what is declared. {declared}"],
     )
+    return grant(evidence)
 
 
 def _doubt_sizes(answer: UnrolledAnswer, knowledge: Knowledge) -> list[str]:
@@ -213,11 +211,6 @@ def _doubt_sizes(answer: UnrolledAnswer, knowledge: Knowledge) -> list[str]:
     if knowledge.labels is None and not answer.sizes_told and len(answer.found.left[-1].W) == 2:
         return ["Two classes and an unknown rate: smoothed labels at another rate would send the same."]
     return []
-
-
-def _doubt_lengths(found: Unrolled, knowledge: Knowledge) -> list[str]:
-    biased = any(step.b is not None for step in found.left)
-    return [] if biased or knowledge.loss is not None else [_LENGTHS]
 
 
 def _doubt_steps(answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> list[str]:

@@ -6,14 +6,11 @@ gradient follows from Wedderburn's identity: taking β d aᵀ out of ∇W lowers
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from unsum.peel.chain import Step
+from unsum.peel.chain import Step, backward, forward
 from unsum.spans.basis import LayerSpan
-from unsum.spans.passes import backward, forward
 from unsum.spans.roots import Condition, Further
 from unsum.spans.search import Roots
 
@@ -26,10 +23,10 @@ def deflate(condition: Condition, steps: list[Step], found: Roots) -> Condition 
     here, X = condition.here, found.X
     if len(condition.next) <= len(X) or (len(here) <= len(X) and not here.full):
         return None
-    labeled = read_labels(steps, here, condition.next, X)
+    labels, weights = read_labels(steps, here, condition.next, X)
     read, written = forward(steps, X)
-    Y = torch.nn.functional.one_hot(labeled.labels, written[-1].shape[1]).to(X)
-    sent = backward(steps, written, (written[-1].softmax(1) - Y) * labeled.weights[:, None])
+    Y = torch.nn.functional.one_hot(labels, written[-1].shape[1]).to(X)
+    sent = backward(steps, written, (written[-1].softmax(1) - Y) * weights[:, None])
     spans = [here, *condition.spans]
     rest = [
         # Rows shorter than the batch is large: those that are left still span everything.
@@ -48,24 +45,13 @@ def left_behind(errors: Tensor, delta: Tensor, read: Tensor) -> float:
     return behind / (delta.shape[1] * read.shape[1]) ** 0.5
 
 
-@dataclass(frozen=True)
-class Labeled:
-    """(R,) labels and weights of samples in the gradient, and their δ (R, m) of both layers, weights included."""
-
-    labels: Tensor
-    weights: Tensor
-    first: Tensor
-    second: Tensor
-
-
-def read_labels(steps: list[Step], here: LayerSpan, following: LayerSpan, X: Tensor) -> Labeled:
-    """For each sample by itself the label that fits best, under cross-entropy, and its weight in the gradient."""
+def read_labels(steps: list[Step], here: LayerSpan, following: LayerSpan, X: Tensor) -> tuple[Tensor, Tensor]:
+    """(R,) for each sample by itself the label that fits best, under cross-entropy, and (R,) its weight in the gradient."""
     read, z = forward(steps, X)
     P, C = z[-1].softmax(1), z[-1].shape[1]
     rows = steps[-1].grad_W.norm(dim=1)  # largest where samples have the class
     tried = range(C) if C <= _LABELS else rows.topk(_LABELS).indices.tolist()
-    best = torch.full_like(P[:, 0], torch.inf)
-    first, second, weights = torch.zeros_like(z[0]), torch.zeros_like(z[1]), torch.zeros_like(best)
+    best, weights = torch.full_like(P[:, 0], torch.inf), torch.zeros_like(P[:, 0])
     labels = torch.zeros(len(X), dtype=torch.long, device=X.device)
     complete = following.lacking or len(here) == len(following)  # or the first layer's column space lacks samples' δ
     for label in tried:
@@ -76,10 +62,7 @@ def read_labels(steps: list[Step], here: LayerSpan, following: LayerSpan, X: Ten
         better = (outside < best - _EQUAL) | ((outside < best + _EQUAL) & (own > 0) & (weights <= 0))
         best, weights = torch.where(better, outside, best), torch.where(better, own, weights)
         labels[better] = label
-        first, second = (
-            torch.where(better[:, None], new, old) for new, old in zip(deltas, (first, second), strict=True)
-        )
-    return Labeled(labels, weights, first * weights[:, None], second * weights[:, None])
+    return labels, weights
 
 
 def _outside(delta: Tensor, columns: Tensor) -> Tensor:
@@ -89,8 +72,6 @@ def _outside(delta: Tensor, columns: Tensor) -> Tensor:
 
 def wedderburn(span: LayerSpan, a: Tensor, d: Tensor) -> Tensor:
     """(R,) 1 / (aᵀ ∇W⁺ d), in the coordinates of the two spaces."""
-    if span.has_bias:
-        a = torch.cat([a, torch.ones_like(a[:, :1])], 1)
     turned = torch.linalg.solve(span.core, (d @ span.columns.T).T)  # (N, R)
-    weights: Tensor = ((a @ span.rows.T) * turned.T).sum(1).reciprocal()
+    weights: Tensor = ((span.extended(a) @ span.rows.T) * turned.T).sum(1).reciprocal()
     return weights.nan_to_num(posinf=0.0, neginf=0.0)

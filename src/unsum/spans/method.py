@@ -8,19 +8,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from unsum.certify.claim import Claim, grant_each, nothing
+from unsum.certify.claim import grant_each, nothing
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.losses import PLAIN, BinaryCrossEntropy, CrossEntropy, Loss
 from unsum.peel.blocks import left_product
-from unsum.peel.chain import Chain
+from unsum.peel.chain import Chain, forward
 from unsum.peel.dense import rounding
 from unsum.peel.method import MARGIN, Shape
 from unsum.peel.replay import PlayedBatch, Replayed, replay
@@ -35,7 +35,7 @@ from unsum.spans.labels import deflate, read_labels
 from unsum.spans.maps import separate_maps
 from unsum.spans.missing import told_again, with_missing
 from unsum.spans.pair import Pair, choose_pair, dense_steps
-from unsum.spans.passes import forward
+from unsum.spans.roots import Condition
 from unsum.spans.search import Roots, blurred, refined, search
 from unsum.spans.settle import Sample, settle
 from unsum.spans.targets import LossReading, read_loss
@@ -75,7 +75,12 @@ def spans(
     first: Leak | None = None
     for clean, less, notes in undecayed(head, knowledge, model, update):
         try:
-            leak = _read(clean, knowledge, model, less, loss=loss, seed=seed, progress=progress)
+            chain, shares = chain_through(model, less, clean.W.device)
+            asked = _Asked(clean, chain, knowledge, loss, seed, progress)
+            if len(dense_steps(chain)) < 2:
+                leak = separate_maps(clean, knowledge, model, less, loss=loss, seed=seed, progress=progress)
+            else:
+                leak = _with_dropout(asked, shares, less) if shares else _read(asked, less)
         except UnsumError as reason:
             refused = reason
             continue
@@ -89,112 +94,110 @@ def spans(
     return first
 
 
-def _read(
-    head: Head,
-    knowledge: Knowledge,
-    model: nn.Module,
-    update: Update,
-    *,
-    loss: Loss | None,
-    seed: int,
-    progress: Progress,
-) -> Leak:
+@dataclass(frozen=True)
+class _Asked:
+    """Whose head and layers are asked, what is known besides, and who hears how far the search has come."""
+
+    head: Head
+    chain: Chain
+    knowledge: Knowledge
+    loss: Loss | None
+    seed: int
+    progress: Progress
+
+    def reading(self, pair: Pair, X: Tensor) -> LossReading:
+        """The loss and the labels that explain the head's gradient, for samples X (R, n) of the pair's first layer."""
+        read, written = forward(pair.steps, X)
+        return read_loss(self.head, read[-1], written[-1], self.loss, self.knowledge)
+
+    def search(self, condition: Condition, expected: int, further: int, *, most: bool) -> tuple[Roots, Tensor]:
+        return search(condition, expected, self.seed + further, self.progress, most=most)
+
+    def nothing(self, why: str) -> Leak:
+        """An answer without samples."""
+        C, H = self.head.W.shape
+        claim = nothing(f"{why} This is no sign that nothing leaks.")
+        empty = self.head.W.new_zeros(0, C, dtype=torch.float64)
+        features, (error, exact) = self.head.W.new_zeros(0, H), (claim.predicted_error, claim.exact)
+        return Leak("spans", empty, empty, features, 1.0, error, exact, notes=claim.notes)
+
+
+def _read(asked: _Asked, update: Update) -> Leak:
     several = update.training is not None and update.training.several_steps
-    chain, shares = chain_through(model, update, head.W.device)
-    if len(dense_steps(chain)) < 2:
-        return separate_maps(head, knowledge, model, update, loss=loss, seed=seed, progress=progress)
-    if shares:
-        return _with_dropout(head, chain, shares, knowledge, loss, seed, progress, several=several)
     steps = None
-    if update.kind == "delta" and (several or loss is None):  # of one step, or of several that nobody told of
-        steps = read_steps(head, chain, update, knowledge, seed, progress)
+    if update.kind == "delta" and (several or asked.loss is None):  # of one step, or of several that nobody told of
+        steps = read_steps(asked.head, asked.chain, update, asked.knowledge, asked.seed, asked.progress)
     if steps is not None and (several or steps.leak.exact):
-        return _with_inputs(chain, steps)
+        return _with_inputs(asked.chain, steps)
     if several:
-        why = "No sample of the first local step was found in the spans. This is no sign that nothing leaks."
-        return _empty(head, nothing(why))
+        return asked.nothing("No sample of the first local step was found in the spans.")
     try:
-        leak = _one_step(head, chain, update, knowledge, loss, seed, progress)
+        leak = _one_step(asked, update)
     except UnsumError:
         if steps is None:
             raise
-        return _with_inputs(chain, steps)
+        return _with_inputs(asked.chain, steps)
     if steps is None or leak.exact:
         return leak
     better = (steps.leak.batch_size, -steps.leak.predicted_error) > (leak.batch_size, -leak.predicted_error)
-    return _with_inputs(chain, steps) if better else leak
+    return _with_inputs(asked.chain, steps) if better else leak
 
 
-def _one_step(
-    head: Head, chain: Chain, update: Update, knowledge: Knowledge, loss: Loss | None, seed: int, progress: Progress
-) -> Leak:
+def _one_step(asked: _Asked, update: Update) -> Leak:
     delta, divisor = update.kind == "delta", update.learning_rate or 1.0
-    pair = choose_pair(chain, knowledge, lambda step: rounded_entry(step, 1) / divisor if delta else 0.0)
-    pair = with_missing(pair, seed)
-    answer = _best(head, pair, loss, knowledge, seed, progress)
+    pair = choose_pair(asked.chain, asked.knowledge, lambda step: rounded_entry(step, 1) / divisor if delta else 0.0)
+    pair = with_missing(pair, asked.seed)
+    answer = _best(asked, pair)
     if answer is not None:
-        answer = replace(answer, lengths_open=pair.condition.lengths_open)
-    return _nothing_found(head, pair) if answer is None else _leak(head, chain, pair, answer, knowledge, seed)
+        return _leak(asked, pair, replace(answer, lengths_open=pair.condition.lengths_open))
+    step = pair.steps[0]
+    why = f"{step.activation.name} is nearly linear here, or {pair.expected} samples are too many for its {len(step.W)} units"
+    if max(pair.here.noise_share, pair.next.noise_share) > 1e-3:
+        why = "noise hides the spans' smallest directions"
+    return asked.nothing(f"No sample was found in the spans of {step.name!r}: {why}.")
 
 
-def _with_dropout(
-    head: Head,
-    chain: Chain,
-    shares: dict[str, float],
-    knowledge: Knowledge,
-    loss: Loss | None,
-    seed: int,
-    progress: Progress,
-    *,
-    several: bool,
-) -> Leak:
+def _with_dropout(asked: _Asked, shares: dict[str, float], update: Update) -> Leak:
     """Samples with their masks; what they read at the head is what dropout left of it."""
-    pair = choose_pair(chain, knowledge)
-    check_dropped(pair, several=several)
-    found = search_dropped(pair, shares.get(pair.steps[0].name, 1.0), seed, progress)
+    pair = choose_pair(asked.chain, asked.knowledge)
+    check_dropped(pair, several=update.training is not None and update.training.several_steps)
+    found = search_dropped(pair, shares.get(pair.steps[0].name, 1.0), asked.seed, asked.progress)
     if len(found) != pair.expected:
-        why = (
-            f"{len(found)} of {pair.expected} samples were found through dropout, too few to read the masks above them"
-        )
-        return _empty(head, nothing(f"{why}. This is no sign that nothing leaks."))
+        number = f"{len(found)} of {pair.expected} samples"
+        return asked.nothing(f"{number} were found through dropout, too few to read the masks above them.")
     pair = replace(pair, steps=masked_steps(pair.steps, found, shares), beyond=None)
-    read, written = forward(pair.steps, found.roots.X)
-    reading = read_loss(head, read[-1], written[-1], loss, knowledge)
+    reading = asked.reading(pair, found.roots.X)
     if reading.copies is not None and int(reading.copies.max()) > 1:  # copies would have masks of their own
-        why = "Samples that dropout fell on alike cannot be told apart."
-        return _empty(head, nothing(f"{why} This is no sign that nothing leaks."))
+        return asked.nothing("Samples that dropout fell on alike cannot be told apart.")
     played, errors, X = _polished(pair, found.roots, reading)
-    answer = Answer(found.roots, X, errors, reading, played, 0)
-    return _leak(head, chain, pair, answer, knowledge, seed)
+    return _leak(asked, pair, Answer(found.roots, X, errors, reading, played, 0))
 
 
-def _best(
-    head: Head, pair: Pair, loss: Loss | None, knowledge: Knowledge, seed: int, progress: Progress
-) -> Answer | None:
+def _best(asked: _Asked, pair: Pair) -> Answer | None:
     """The forward spans' samples where they explain the gradients; else what the backward spans make of their points."""
     condition = pair.condition
     limit = max(_EXPLAINED, _NOISY * max(pair.here.noise_share, pair.next.noise_share))
-    classes = knowledge.loss in (None, PLAIN)  # or samples cannot be taken out before their labels are known
-    roots, points = search(condition, pair.expected, seed, progress, most=classes)
+    classes = asked.knowledge.loss in (None, PLAIN)  # or samples cannot be taken out before their labels are known
+    roots, points = asked.search(condition, pair.expected, 0, most=classes)
     if classes:
-        roots = _completed(pair, roots, seed + _PASSES, progress)
+        roots = _completed(asked, pair, roots, _PASSES)
     for attempt in range(_RETOLD):  # the more samples, the better they tell what is lacking
         if not pair.next.lacking or not 0 < len(roots) < pair.expected:
             break
         pair = told_again(pair, roots.X)
-        roots = _completed(pair, refined(pair.condition, roots), seed + attempt, progress)
-    forward = _answered(head, pair, roots, loss, knowledge)
+        roots = _completed(asked, pair, refined(pair.condition, roots), attempt)
+    forward = _answered(asked, pair, roots)
     if pair.next.lacking or (forward is not None and forward.left < limit):
         return forward
-    settled = _answered(head, pair, _settled(head, pair, roots, points, loss, seed, progress), loss, knowledge)
+    settled = _answered(asked, pair, _settled(asked, pair, roots, points))
     if not classes or (settled is not None and settled.left < limit):
         return settled
-    more, _ = search(condition, pair.expected, seed + 2 * _PASSES, progress, most=False)  # labels may be soft
-    forward = _answered(head, pair, roots.joined(more), loss, knowledge)
+    more, _ = asked.search(condition, pair.expected, 2 * _PASSES, most=False)  # labels may be soft
+    forward = _answered(asked, pair, roots.joined(more))
     return forward if forward is not None and forward.left < limit else settled
 
 
-def _completed(pair: Pair, found: Roots, seed: int, progress: Progress) -> Roots:
+def _completed(asked: _Asked, pair: Pair, found: Roots, further: int) -> Roots:
     """All samples, from some: what was found is taken out, and the rest looked for, again and again. When none is missing, those
     that one start alone led to are looked for by other starts, where the others are taken out."""
     for attempt in range(_PASSES * pair.expected):
@@ -205,7 +208,7 @@ def _completed(pair: Pair, found: Roots, seed: int, progress: Progress) -> Roots
         left = deflate(pair.condition, pair.steps, out) if len(out) else pair.condition
         if left is None:
             break
-        new, _ = search(left, pair.expected - len(out), seed + attempt, progress, most=True)
+        new, _ = asked.search(left, pair.expected - len(out), further + attempt, most=True)
         found = found.joined(refined(pair.condition, new)) if missing else found.confirmed_by(new)
         if _open(pair, found) == (missing, once):
             break
@@ -217,13 +220,11 @@ def _open(pair: Pair, found: Roots) -> tuple[int, int]:
     return pair.expected - len(found), int((found.hits < 2).sum())
 
 
-def _settled(
-    head: Head, pair: Pair, roots: Roots, points: Tensor, loss: Loss | None, seed: int, progress: Progress
-) -> Roots:
+def _settled(asked: _Asked, pair: Pair, roots: Roots, points: Tensor) -> Roots:
     """Samples among roots and points, for labels that are classes: what is settled is taken out, and the rest looked for."""
-    found, known = Roots.none(pair.steps[0]), None
+    found, known, head = Roots.none(pair.steps[0]), None, asked.head
     one_logit = len(head.W) == 1
-    usual = loss or (BinaryCrossEntropy() if one_logit else CrossEntropy())
+    usual = asked.loss or (BinaryCrossEntropy() if one_logit else CrossEntropy())
     if usual.name not in ("cross-entropy", "bce") or usual.many_labels != one_logit:
         return found
     condition = pair.condition
@@ -240,46 +241,46 @@ def _settled(
         rest = deflate(condition, pair.steps, found)
         if rest is None:
             break
-        roots, points = search(rest, pair.expected - len(found), seed + attempt, progress, most=True)
-    return _completed(pair, found, seed + _PASSES, progress)
+        roots, points = asked.search(rest, pair.expected - len(found), attempt, most=True)
+    return _completed(asked, pair, found, _PASSES)
 
 
-def _answered(head: Head, pair: Pair, roots: Roots, loss: Loss | None, knowledge: Knowledge) -> Answer | None:
+def _answered(asked: _Asked, pair: Pair, roots: Roots) -> Answer | None:
     """None where there are no samples, or more than directions: then they are mixtures."""
     missing = pair.expected - len(roots)
     if len(roots) == 0 or missing < 0:
         return None
     if missing:  # what is missing would spoil every least-squares solve
-        reading = _each_by_itself(pair, roots)
+        labels, weights = read_labels(pair.steps, pair.here, pair.next, roots.X)  # of each by itself
+        Y = torch.nn.functional.one_hot(labels, len(pair.steps[-1].W)).to(roots.X)
+        reading = LossReading(CrossEntropy(), Y, weights, 0.0)
         return Answer(roots, roots.X, roots.errors, reading, _played(pair, roots.X, reading, roots.errors), missing)
-    read, written = forward(pair.steps, roots.X)
-    reading = read_loss(head, read[-1], written[-1], loss, knowledge)
+    reading = asked.reading(pair, roots.X)
     played, errors, X = _polished(pair, roots, reading)
     answer = Answer(roots, X, errors, reading, played, missing)
     large = len(X) * len(pair.here) > MOST or pair.steps[0].grad_W.numel() > _LARGE
     if answer.left < rounding(torch.float32) or not answer.left < _NEAR or large:
         return answer
-    together = _together(head, pair, answer, loss, knowledge)
+    together = _together(asked, pair, answer)
     moved = (together.X - answer.X).norm(dim=1) / answer.X.norm(dim=1).clamp_min(1e-300)
     sound = together.left < rounding(torch.float32) or bool((moved < _FAR_MOVED * roots.errors + 1e-6).all())
     return together if sound and together.left < answer.left else answer  # what explains little may fit noise
 
 
-def _together(head: Head, pair: Pair, answer: Answer, loss: Loss | None, knowledge: Knowledge) -> Answer:
+def _together(asked: _Asked, pair: Pair, answer: Answer) -> Answer:
     """The answer after a last solve of all samples against all gradients."""
     reading, copies = answer.reading, answer.reading.copies
     times = torch.ones_like(reading.weights) if copies is None else copies.to(reading.weights)
     sample = Sample(pair.condition, pair.steps, reading.loss)
     alpha = float((reading.weights / times).median())
     X, errors, _ = solve_together(AllSamples.of(sample, pair.steps, reading.Y, times), answer.X, alpha)
-    read, written = forward(pair.steps, X)
-    reading = read_loss(head, read[-1], written[-1], loss, knowledge)
+    reading = asked.reading(pair, X)
     return replace(answer, X=X, errors=errors, reading=reading, played=_played(pair, X, reading, errors))
 
 
-def _leak(head: Head, chain: Chain, pair: Pair, answer: Answer, knowledge: Knowledge, seed: int) -> Leak:
+def _leak(asked: _Asked, pair: Pair, answer: Answer) -> Leak:
     answer = replace(answer, errors=blurred(answer.errors, answer.X, pair.here))
-    claim = judge(answer, knowledge, seed)
+    claim, head = judge(answer, asked.knowledge, asked.seed), asked.head
     reading, X, copies = answer.reading, answer.X, answer.reading.copies
     times = torch.ones(len(X), dtype=torch.long, device=X.device) if copies is None else copies
     X, Y = X.repeat_interleave(times, 0), reading.Y.repeat_interleave(times, 0)
@@ -300,14 +301,7 @@ def _leak(head: Head, chain: Chain, pair: Pair, answer: Answer, knowledge: Knowl
         loss=reading.loss.name,
         notes=[*claim.notes, *_remarks(pair, answer.roots, times)],
     )
-    return _with_inputs(chain, FoundSamples(leak, pair, answer.errors.repeat_interleave(times, 0)))
-
-
-def _each_by_itself(pair: Pair, roots: Roots) -> LossReading:
-    """Labels and weights of a part of the batch, by the backward spans."""
-    found = read_labels(pair.steps, pair.here, pair.next, roots.X)
-    Y = torch.nn.functional.one_hot(found.labels, len(pair.steps[-1].W)).to(roots.X)
-    return LossReading(CrossEntropy(), Y, found.weights, 0.0)
+    return _with_inputs(asked.chain, FoundSamples(leak, pair, answer.errors.repeat_interleave(times, 0)))
 
 
 def _polished(pair: Pair, roots: Roots, reading: LossReading) -> tuple[Replayed, Tensor, Tensor]:
@@ -351,23 +345,3 @@ def _remarks(pair: Pair, roots: Roots, times: Tensor) -> list[str]:
     if int(times.max()) > 1:
         notes.append(f"{int((times > 1).sum())} of them occur more than once.")
     return notes
-
-
-def _nothing_found(head: Head, pair: Pair) -> Leak:
-    step = pair.steps[0]
-    noisy = max(pair.here.noise_share, pair.next.noise_share) > 1e-3
-    why = (
-        "noise hides the spans' smallest directions"
-        if noisy
-        else f"{step.activation.name} is nearly linear here, or {pair.expected} samples are too many for its {len(step.W)} units"
-    )
-    claim = nothing(f"No sample was found in the spans of {step.name!r}: {why}. This is no sign that nothing leaks.")
-    return _empty(head, claim)
-
-
-def _empty(head: Head, claim: Claim) -> Leak:
-    C, H = head.W.shape
-    empty = head.W.new_zeros(0, C, dtype=torch.float64)
-    return Leak(
-        "spans", empty, empty, head.W.new_zeros(0, H), 1.0, claim.predicted_error, claim.exact, notes=claim.notes
-    )

@@ -56,11 +56,9 @@ class Flat:
 
 def _read_by(span: LayerSpan) -> tuple[Tensor, Tensor]:
     """(a point, directions) of what a layer reads: its span, or, with a bias, those points of it beside which stands a 1."""
-    if not span.has_bias:
-        return torch.zeros_like(span.rows[0]), span.rows
-    ones, rows = span.rows[:, -1], span.rows[:, :-1]
-    turned = torch.linalg.qr(ones[:, None], mode="complete")[0][:, 1:].T
-    return (ones / ones.square().sum()) @ rows, turned @ rows
+    rows = span.rows[:, :-1] if span.has_bias else span.rows
+    origin, directions = span.points
+    return origin @ rows, directions @ rows
 
 
 def flats(condition: Condition) -> list[Flat]:

@@ -49,12 +49,9 @@ class Condition:
         n = step.W.shape[1]
         K = right_product(step.W, here.rows[:, :n].contiguous()).T  # (N, m)
         b = torch.zeros_like(K[0]) if step.b is None else step.b.double()
+        origin, directions = here.points
         if not here.has_bias:
-            eye = torch.eye(len(here), dtype=torch.float64, device=K.device)
-            return cls(step, here, following, K, b, torch.zeros_like(eye[0]), eye, further)
-        ones = here.rows[:, n]  # t · ones = 1: the entry that the bias reads
-        origin = ones / ones.square().sum()
-        directions = torch.linalg.qr(ones[:, None], mode="complete")[0][:, 1:].T.contiguous()
+            return cls(step, here, following, K, b, origin, directions, further)
         return cls(step, here, following, directions @ K, b + origin @ K, origin, directions, further)
 
     @property
@@ -90,8 +87,7 @@ class Condition:
 
     def unknowns_of(self, X: Tensor) -> Tensor:
         """(…, k) of inputs X (…, n): what of them lies in the span."""
-        rows = torch.cat([X, torch.ones_like(X[:, :1])], 1) if self.here.has_bias else X
-        s: Tensor = (rows @ self.here.rows.T - self.origin) @ self.directions.T
+        s: Tensor = (self.here.extended(X) @ self.here.rows.T - self.origin) @ self.directions.T
         return s
 
     def unknowns_at(self, z: Tensor) -> Tensor:
@@ -104,9 +100,9 @@ class Condition:
     def reads(self, s: Tensor) -> list[Tensor]:
         """[(k, m), …] what the following layers read."""
         a = [self.step.activation.function(s @ self.K + self.c)]
-        return (
-            a if self.further is None else [*a, self.further.step.activation.function(self.further.step.linear(a[0]))]
-        )
+        if self.further is not None:
+            a.append(self.further.step.activation.function(self.further.step.linear(a[0])))
+        return a
 
     def misfit(self, s: Tensor) -> Tensor:
         """(k,) share of what the next layer reads that lies outside its span; of two layers, both shares as one length."""

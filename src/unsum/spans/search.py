@@ -17,10 +17,8 @@ from unsum.spans.reflect import reflected, walkable
 from unsum.spans.roots import Condition, at_once, descend, starts
 
 WALKERS = 64  # starts of a round of reflections at least
-_CROWD = {
-    "cpu": 1,
-    "cuda": 4,
-}  # starts for each sample that is looked for: one finds a fifth of them, and a GPU has room for more
+# Starts for each sample that is looked for: one finds a fifth of them, and a GPU has room for more.
+_CROWD = {"cpu": 1, "cuda": 4}
 _ALIKE = 0.1  # of what the layer writes: ends of reflections within it lead to one sample
 WALK = 2000  # steps of theirs: at a third of the width 200 are enough, at 0.4 of it every second needs more
 _LAST, _HARDLY = 6, 1e-6  # steps and damping of Gauss–Newton from where reflections end: three or four lead to rounding
@@ -89,7 +87,7 @@ def levels(condition: Condition, s: Tensor) -> Tensor:
 
 def level(a: Tensor, span: LayerSpan) -> Tensor:
     """(S,) the misfit that noise leaves where a (S, m) is what a sample becomes."""
-    a = torch.cat([a, torch.ones_like(a[:, :1])], 1) if span.has_bias else a
+    a = span.extended(a)
     along = (a @ span.rows.T) / span.values
     share: Tensor = span.noise * a.shape[1] ** 0.5 * along.norm(dim=1) / a.norm(dim=1).clamp_min(1e-300)
     return share

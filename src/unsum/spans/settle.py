@@ -69,7 +69,7 @@ class SpanLayer:
 
     def forward(self, read: Moved) -> Part:
         """What was read lies in the row space."""
-        V, a = self.span.rows, self._extended(read.at)
+        V, a = self.span.rows, self.span.extended(read.at)
         outside = read.by - (read.by @ V[:, : read.by.shape[2]].T) @ V[:, : read.by.shape[2]]
         rest = a - (a @ V.T) @ V
         return Part(rest[:, : outside.shape[2]], outside, self.span.noise * ((a @ V.T) / self.span.values).norm(dim=1))
@@ -85,16 +85,12 @@ class SpanLayer:
     def weight(self, read: Moved, delta: Moved, sent: Tensor) -> Part:
         """aᵀ ∇W⁺ δ."""
         V, U = self.span.rows, self.span.columns
-        a, d = self._extended(read.at) @ V.T, delta.at @ U.T
+        a, d = self.span.extended(read.at) @ V.T, delta.at @ U.T
         left, right = a @ self.inverse, d @ self.inverse.T
         value = (a * right).sum(1)
         by = ((read.by @ V[:, : read.by.shape[2]].T) @ right[..., None] + (delta.by @ U.T) @ left[..., None])[..., 0]
         noise = self.span.noise * left.norm(dim=1) * right.norm(dim=1) + self.rounding / sent * value.abs()
         return Part(value[:, None], by[..., None], noise)
-
-    def _extended(self, rows: Tensor) -> Tensor:
-        """With the 1 that a bias reads."""
-        return torch.cat([rows, torch.ones_like(rows[:, :1])], 1) if self.span.has_bias else rows
 
 
 class Sample:
@@ -126,14 +122,10 @@ class Sample:
             z.append(Moved(above if b is None else above + b, read[-1].by @ W.T))
         logits, moved = z[-1].at, z[-1].by
         k = moved.shape[1]
-        curved = self.loss.curvature(logits.repeat_interleave(k, 0), Y.repeat_interleave(k, 0)).times(
-            moved.flatten(0, 1)
-        )
-        sent = Moved(self.loss.gradient(logits, Y), curved.view_as(moved))
+        curvature = self.loss.curvature(logits.repeat_interleave(k, 0), Y.repeat_interleave(k, 0))
+        sent = Moved(self.loss.gradient(logits, Y), curvature.times(moved.flatten(0, 1)).view_as(moved))
         passed = [sent]
-        for W, below, activation in zip(
-            reversed(self.W), reversed(z[:-1]), reversed(self.activations[:-1]), strict=True
-        ):
+        for W, below, activation in reversed(list(zip(self.W, z, self.activations, strict=False))):
             slope, bend = activation.slope(below.at), _bend(activation, below.at)
             back = passed[-1].at @ W
             passed.append(Moved(back * slope, (passed[-1].by @ W) * slope[:, None] + (back * bend)[:, None] * below.by))
@@ -153,7 +145,10 @@ class Sample:
                 scaled += [False, True]
         noises = [part.noise * (alpha[:, 0] if weighs else 1) for part, weighs in zip(parts, scaled, strict=True)]
         units = torch.stack(noises, 1).clamp_min(1e-300) if units is None else units
-        rows, slopes = [pin.strength * (u[:, -1:] - pin.value)], [_last(pin.strength, read.by)]
+        rows, slopes = (
+            [pin.strength * (u[:, -1:] - pin.value)],
+            [torch.nn.functional.pad(read.by.new_full((len(u), 1, 1), pin.strength), (read.by.shape[1], 0))],
+        )
         for i, (part, weighs) in enumerate(zip(parts, scaled, strict=True)):
             unit = units[:, i : i + 1]
             rows.append((alpha * part.value - 1 if weighs else part.value) / unit)
@@ -169,11 +164,6 @@ class Pin:
 
     value: float
     strength: float
-
-
-def _last(value: float, by: Tensor) -> Tensor:
-    """(S, 1, k + 1) a row with an entry for the last unknown alone."""
-    return torch.cat([by.new_zeros(len(by), 1, by.shape[1]), by.new_full((len(by), 1, 1), value)], 2)
 
 
 def _bend(activation: Activation, z: Tensor) -> Tensor:

@@ -142,9 +142,8 @@ class Unrolling:
         if turn == 0 and len(pool):
             return descend(condition, condition.unknowns_of(pool), _STEPS, least_misfit(condition))
         if turn % 2:
-            return descend(
-                condition, starts(condition, _STARTS, generator, rows=turn < 2), _STEPS, least_misfit(condition)
-            )
+            s = starts(condition, _STARTS, generator, rows=turn < 2)
+            return descend(condition, s, _STEPS, least_misfit(condition))
         return tried_starts(condition, _SAMPLES, generator, first=turn < 2)
 
     def _whole(self, found: Unrolled, seen: Visited | None) -> bool:
@@ -158,11 +157,8 @@ class Unrolling:
         before it.
         """
         training = self.training
-        if (
-            self.mean
-            and training.learning_rate
-            and (training.steps or not (training.momentum or training.weight_decay))
-        ):
+        told = training.steps or not (training.momentum or training.weight_decay)
+        if self.mean and training.learning_rate and told:
             reach = 1.0 if training.steps is None else float(Schedule.of(training, (1,)).reach[-1, len(found.seen)])
             return float(seen.weights.sum()) < (1 - _ALIKE) * training.learning_rate * reach
         number = training.batch_size or (len(found.seen[-1]) if found.seen else None)
@@ -190,14 +186,14 @@ class Unrolling:
         again = Roots.none(whole.step).joined(roots_among(whole, *read, _SLACK)[0]).confirmed_by(roots)
         if len(again) == 0:
             return None
-        labeled = read_labels(weights.steps, self.here, self.next, again.X)
-        ratios = labeled.weights / labeled.weights.median()
+        labels, shares = read_labels(weights.steps, self.here, self.next, again.X)
+        ratios = shares / shares.median()
         times = ratios.round().clamp(1, _OFTEN)
         kept = (ratios / times - 1).abs() < _ALIKE
         if not bool(kept.any()):
             return None
-        base = float((labeled.weights / times)[kept].median())
-        return Visited(again, labeled.labels, base * times)[kept]
+        base = float((shares / times)[kept].median())
+        return Visited(again, labels, base * times)[kept]
 
 
 def _apart(X: Tensor, roots: Roots) -> Tensor:

@@ -34,9 +34,8 @@ class LossReading:
     weights: Tensor  # (R,) one α for every sample, times its copies
     misfit: float
     off: float = 0.0  # the largest entry of a target that G, at one scale for all samples, would have otherwise
-    smoothing_open: bool = (
-        False  # smoothed targets at another scale would send the same, and the scale is not the plain one
-    )
+    # Smoothed targets at another scale would send the same, and the scale is not the plain one.
+    smoothing_open: bool = False
 
     @property
     def copies(self) -> Tensor | None:
@@ -89,9 +88,8 @@ def _questioned(reading: LossReading, G: Tensor, logits: Tensor, reduction: str)
         return reading
     alpha = float(reading.weights.sum() / copies.sum())
     g = loss.gradient(logits, reading.Y)
-    rest = (
-        G / (alpha * copies[:, None]) - g
-    )  # weights of their own would hide it: two classes have no other entry to fit
+    # Weights of their own would hide it: two classes have no other entry to fit.
+    rest = G / (alpha * copies[:, None]) - g
     plain = float(reading.weights.sum()) * loss.divisor(logits) / len(G) if reduction == "mean" else alpha
     smoothed = 1 / max(logits.shape[1], 2) - reading.Y.to(g)
     g, smoothed = g.flatten(), smoothed.flatten()

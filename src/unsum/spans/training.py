@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from unsum.local_training import LocalTraining
-from unsum.peel.chain import Step
+from unsum.peel.chain import Step, backward, forward
 from unsum.separate.local_steps.movement import Schedule
-from unsum.spans.passes import backward, forward
 from unsum.spans.search import Roots
 from unsum.update import Update
 

@@ -14,12 +14,11 @@ from unsum.leak import Leak
 from unsum.local_training import LocalTraining
 from unsum.losses import PLAIN, CrossEntropy
 from unsum.peel.blocks import left_product
-from unsum.peel.chain import Chain
+from unsum.peel.chain import Chain, forward
 from unsum.progress import Progress
 from unsum.spans.joint import MOST, AllSamples, solve_together
 from unsum.spans.judge import UnrolledAnswer, judge_steps
 from unsum.spans.pair import Pair, choose_pair
-from unsum.spans.passes import forward
 from unsum.spans.roots import Condition
 from unsum.spans.search import blurred
 from unsum.spans.settle import Sample
@@ -127,10 +126,7 @@ def _answered(head: Head, pair: Pair, answer: UnrolledAnswer, knowledge: Knowled
     found, groups = answer.found, answer.groups
     passed = [forward(met.steps, seen.roots.X) for seen, met in zip(found.seen, found.met, strict=True)]
     times = torch.cat([answer.copies(seen) for seen in found.seen])
-    order = torch.arange(len(groups), device=groups.device)
-    first = torch.full((int(groups.max()) + 1,), len(groups), device=groups.device).scatter_reduce(
-        0, groups, order, "amin"
-    )
+    first = torch.stack([(groups == group).nonzero()[0, 0] for group in groups.unique()])  # visit of each sample
     chosen = first.repeat_interleave(times[first])
     X = torch.cat([seen.roots.X for seen in found.seen])[chosen]
     labels = torch.cat([seen.labels for seen in found.seen])[chosen]

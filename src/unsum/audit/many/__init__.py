@@ -2,7 +2,7 @@
 
 - `arrived`: one update, where it comes from, and what an attack makes of it;
 - `store`: the rows, in one SQLite file that survives being killed;
-- `workers`, `on_ray`: who computes them, on this machine or on others;
+- `workers`, `at_once`: who computes them, on this machine or on others;
 - `run`: `attack_many`.
 """
 

@@ -49,9 +49,8 @@ class Arrived:
             digest.update(repr((self.update, known)).encode())
         else:
             for name, gradient in self.update.gradients.items():
-                size = float(
-                    torch.linalg.vector_norm(gradient)
-                )  # to a few digits: sums in another order round differently
+                size = float(torch.linalg.vector_norm(gradient))
+                # To a few digits: sums in another order round differently.
                 digest.update(f"{name} {tuple(gradient.shape)} {size:.4g}".encode())
         return digest.hexdigest()[:16]
 

@@ -5,23 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.audit.many.arrived import Arrived, arrivals
 from unsum.audit.many.at_once import chunk_for, in_chunks
-from unsum.audit.many.on_ray import on_ray
 from unsum.audit.many.store import Findings
-from unsum.audit.many.workers import Answers, Campaign, on_processes, one_by_one
+from unsum.audit.many.workers import Answers, Campaign, on_processes, on_ray, one_by_one
 from unsum.declared import check_whole
 from unsum.errors import UnsumError
 from unsum.head import find_head
 from unsum.losses import Loss
-from unsum.models.fingerprint import backbone_fingerprint
+from unsum.models.built import backbone_fingerprint
 from unsum.models.received import Received
 from unsum.progress import SILENT, Progress
 from unsum.update import Update
@@ -59,8 +57,8 @@ def attack_many(
             killed; without a file they are kept in memory.
         processes: how many of this machine; as many as it has cores by default, 1 for this process alone. In scripts, several
             need the usual `if __name__ == "__main__":`.
-        at_once: how many updates one computation solves together, in this process; on a GPU as many as a gigabyte of their last
-            layers by default. Those that leave the usual way are attacked one by one, as all are elsewhere.
+        at_once: how many updates one computation solves together, in this process; on a GPU as many as a thirty-second
+            of its memory holds last layers by default, and at most 256. Those that leave the usual way are attacked one by one, as all are elsewhere.
         ray: the address of a Ray cluster, `auto` or `local`, instead of processes.
         batch_size, loss: what the attacker knows of all updates, as in `attack`.
         time_limit: seconds for each update.
@@ -76,8 +74,10 @@ def attack_many(
         >>> [(finding.client, finding.exact, finding.label_counts) for finding in found]
         [('0', True, {0: 1, 4: 2}), ('1', True, {1: 1, 4: 2}), ('2', True, {2: 1, 4: 2})]
     """
-    options = AttackOptions(method, batch_size=batch_size, loss=loss, time_limit=time_limit, pictures=False, seed=seed)
-    options = replace(options, device=torch.device(device or next(model.parameters()).device))
+    where = torch.device(device or next(model.parameters()).device)
+    options = AttackOptions(
+        method, batch_size=batch_size, loss=loss, time_limit=time_limit, pictures=False, device=where, seed=seed
+    )
     options.check()
     if options.is_matcher:
         raise UnsumError(f"The attack {method!r} makes pictures of one update; use 'auto' or a separator for many.")
@@ -110,9 +110,8 @@ class _Left:
     def __iter__(self) -> Iterator[Arrived]:
         for one in self._arrived:
             self.seen += 1
-            made = (
-                one.fingerprint if self._findings.path is not None else ""
-            )  # a pass over it, for runs that go on later
+            # A pass over the update, for runs that go on later.
+            made = one.fingerprint if self._findings.path is not None else ""
             if not self._findings.has(one.round, one.client, made):
                 self.under_way[id(one)] = made
                 yield one
@@ -133,11 +132,8 @@ def _answers(
 def _setting(task: Campaign) -> str:
     """What findings in one file have in common, in words and a fingerprint of the weights."""
     _, head = find_head(task.model)
-    weights = hashlib.sha256(_bytes(head.weight)).hexdigest()[:8]
+    content = head.weight.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()
+    weights = hashlib.sha256(content).hexdigest()[:8]
     options = task.options
     known = f"batch size {options.batch_size}, loss {options.loss}, limit {options.time_limit}, seed {options.seed}"
     return f"model {backbone_fingerprint(task.model)}-{weights}, attack {options.method}, {known}, train {task.train}"
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()

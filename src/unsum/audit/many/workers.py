@@ -1,7 +1,8 @@
 """Processes of this machine that attack updates, each with the model in its memory. One that dies is replaced.
 
 `concurrent.futures` gives up all that wait when one process is killed; here a killed one costs the update it was at another try.
-At most one update a process is in memory besides the one that waits for it.
+At most one update a process is in memory besides the one that waits for it. Updates may also be tasks of a Ray cluster: this
+machine's cores, or many machines'. There, too, a worker that is lost costs another try.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import pickle
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 from unsum.attack.options import AttackOptions
 from unsum.audit.finding import ClientFinding
 from unsum.audit.many.arrived import Arrived
+from unsum.cluster import connected
 from unsum.errors import UnsumError
 from unsum.sharing import sharing_models
 
@@ -107,7 +110,14 @@ def _processes() -> Any:
 
 def on_processes(task: Campaign, arrived: Iterable[Arrived], processes: int) -> Answers:
     """On so many processes; answers come as they are ready."""
-    packed, waiting = _packed(task), iter(arrived)
+    try:
+        packed = pickle.dumps(task)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UnsumError(
+            f"The model cannot be sent to other processes ({error}); define it in a file that can be imported, or give "
+            "processes=1."
+        ) from error
+    waiting = iter(arrived)
     threads = max(1, (os.cpu_count() or 1) // processes)
     workers: list[_Worker] = []
     tries: dict[int, int] = {}
@@ -160,18 +170,6 @@ def _given(worker: _Worker, one: Arrived) -> None:
         worker.give(one)
 
 
-def _packed(task: Campaign) -> bytes:
-    content = io.BytesIO()
-    try:
-        pickle.dump(task, content)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise UnsumError(
-            f"The model cannot be sent to other processes ({error}); define it in a file that can be imported, or give "
-            "processes=1."
-        ) from error
-    return content.getvalue()
-
-
 def _serve(line: Connection, threads: int) -> None:
     """In a worker: answers until its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to deal with
@@ -183,3 +181,34 @@ def _serve(line: Connection, threads: int) -> None:
                 line.send_bytes(pickle.dumps(task.look(pickle.loads(line.recv_bytes()))))
     except (EOFError, OSError):
         return
+
+
+_AHEAD = 2  # tasks in flight for every one that can run
+
+
+def on_ray(task: Campaign, arrived: Iterable[Arrived], address: str) -> Answers:
+    """On the cluster at `address`: `auto`, `local` or HOST:PORT. Files must be where every node can read them."""
+    with connected(address) as ray:
+        gpus = 1.0 if str(task.options.device).startswith("cuda") else 0.0
+        model = ray.put(task)  # once for the cluster, not once an update
+        remote = ray.remote(_looked).options(num_cpus=1, num_gpus=gpus, max_retries=TRIES - 1, retry_exceptions=False)
+        waiting, flying = iter(arrived), dict[Any, Arrived]()
+        while True:
+            found = ray.cluster_resources()
+            places = max(1, int(found.get("GPU", 0) if gpus else found.get("CPU", 1)))
+            for one in islice(waiting, max(0, _AHEAD * places - len(flying))):
+                flying[remote.remote(model, one)] = one
+            if not flying:
+                return
+            done, _ = ray.wait(list(flying), num_returns=1)
+            for reference in done:
+                one = flying.pop(reference)
+                try:
+                    yield one, ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    yield one, lost(one, str(error).splitlines()[0])
+
+
+def _looked(task: Campaign, one: Arrived) -> ClientFinding:
+    """On a worker."""
+    return task.look(one)

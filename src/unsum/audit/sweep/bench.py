@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from unsum.active import Reader
-from unsum.attack.options import AttackOptions
-from unsum.audit.round import Round, play
+from unsum.audit.round import ClientCase, Round, play
 from unsum.audit.sweep.task import Accuracy, Pictures, scale_to, train
 from unsum.client import capture
-from unsum.data import Batch
 from unsum.defend import Defense
 from unsum.errors import UnsumError
 from unsum.head import find_head
-from unsum.local_training import LocalTraining
-from unsum.progress import Progress
+from unsum.progress import SILENT, Progress
+from unsum.update import Update
 
 
 @dataclass(frozen=True)
@@ -94,48 +92,32 @@ class Point:
         }
 
 
-class Bench:
-    """What stays the same for every strength."""
+@dataclass(frozen=True, eq=False)
+class Bench(ClientCase):
+    """What stays the same for every strength; `pictures` are the small task, where accuracy is asked for."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        options: AttackOptions,
-        progress: Progress,
-        *,
-        client_trains: bool,
-        training: LocalTraining | None = None,
-        reader: Reader | None = None,
-        pictures: Pictures | None = None,
-    ) -> None:
-        self._reader = reader
-        self._model, self._batch, self._options, self._progress = model, batch, options, progress
-        self._trains, self._plan, self._pictures = client_trains, training, pictures
-        device = torch.device(options.device or "cpu")
-        self._samples = batch.images.to(device), batch.targets.to(device)
-        self.scale = 1.0
-        if pictures is not None:
-            torch.manual_seed(options.seed)
-            plain = capture(model, *self._samples, train=client_trains, loss=options.loss)
-            self.scale = scale_to(pictures, plain, options.seed)
+    pictures: Pictures | None = None
+    progress: Progress = SILENT
 
-    def check(self, chain: list[Defense]) -> None:
-        """Refuse at once what the client itself cannot do, rather than after the other strengths."""
-        capture(self._model, *self._samples, train=self._trains, defenses=chain, loss=self._options.loss)
+    def sent(self, chain: Sequence[Defense] = ()) -> Update:
+        """One step of the client. Refuses at once what the client itself cannot do, rather than after the other strengths."""
+        torch.manual_seed(self.options.seed)
+        return capture(self.model, *self.samples, train=self.train, defenses=chain, loss=self.options.loss)
+
+    @cached_property
+    def scale(self) -> float:
+        """What makes the small task's gradients as large as this client's."""
+        return 1.0 if self.pictures is None else scale_to(self.pictures, self.sent(), self.options.seed)
 
     def play(self, chain: list[Defense]) -> Round:
         """The round under these defenses. Raises what it cannot do."""
         self._say(chain, "attacking")
-        how: dict[str, Any] = {"train": self._trains, "training": self._plan}
-        return play(self._model, self._batch, chain, self._options, reader=self._reader, **how)
+        return play(self, chain)
 
     def head_size(self) -> float:
         """The root mean square of the last layer's gradient, entry by entry, without any defense."""
-        torch.manual_seed(self._options.seed)
-        update = capture(self._model, *self._samples, train=self._trains, loss=self._options.loss)
-        name = find_head(self._model)[0]
-        return float(update.gradients[f"{name}.weight" if name else "weight"].double().square().mean().sqrt())
+        name = find_head(self.model)[0]
+        return float(self.sent().gradients[f"{name}.weight" if name else "weight"].double().square().mean().sqrt())
 
     def defended(self, chain: list[Defense], strength: float | None) -> Point:
         """The same as a point; what the attack refuses becomes part of the answer."""
@@ -155,7 +137,7 @@ class Bench:
             return replace(point, refused=played.undecided)
         samples = [
             SampleLeak(title, leakage, row.label_correct == 1.0, row.feature_error, row.feature_cosine, row.psnr)
-            for title, leakage, row in zip(self._batch.titles, played.leakages, rows, strict=True)
+            for title, leakage, row in zip(self.batch.titles, played.leakages, rows, strict=True)
         ]
         worst = max(range(len(rows)), key=lambda i: -1 if math.isnan(played.leakages[i]) else played.leakages[i])
         original, found = played.truth.images[worst], rows[worst].found
@@ -166,17 +148,17 @@ class Bench:
 
     def trained(self, chain: list[Defense]) -> dict[str, Any]:
         """The accuracy, or the reason why there is none, as a point has them."""
-        if self._pictures is None:
+        if self.pictures is None:
             return {"untrained": "It was not asked for."}
         self._say(chain, "training")
         try:
-            accuracy = train(self._pictures, chain, scale=self.scale, seed=self._options.seed)
+            accuracy = train(self.pictures, chain, scale=self.scale, seed=self.options.seed)
             return {"accuracy": accuracy, "untrained": ""}
         except UnsumError as reason:
             return {"untrained": str(reason)}
 
     def _say(self, chain: list[Defense], what: str) -> None:
-        self._progress.say(f"{shown(chain) if chain else 'No defense'}: {what}")
+        self.progress.say(f"{shown(chain) if chain else 'No defense'}: {what}")
 
 
 def shown(chain: Iterable[Defense]) -> str:

@@ -80,6 +80,10 @@ def plot(sweep: SweepResult, curve: Curve) -> Plot:
     ticks = _ticks(places, curve.points.index(enough) if enough else len(places) - 1)
     for point, x in zip(curve.points, places, strict=True):
         marks.append(_mark(point, x, short(point.strength), top, tick=x in ticks, enough=point is enough))
+    about = "off or on"
+    if curve.axis is not None:
+        scale = "not to scale" if even else "logarithmic scale" if curve.axis.spacing == "geometric" else "linear scale"
+        about = f"{curve.axis.meaning}, {scale}; stronger to the right →"
     undefended, chance = sweep.undefended.accuracy, sweep.task.chance if sweep.task else None
     worst = ", ".join(f"{short(p.strength)}: {percent(p.worst)}" for p in curve.points)
     return Plot(
@@ -87,7 +91,7 @@ def plot(sweep: SweepResult, curve: Curve) -> Plot:
         _height(sweep.keep_under),
         f"Largest leakage of any sample without defense: {percent(sweep.undefended.worst)}; with {curve.name} at {worst}.",
         {name: _path(marks[1:], name) for name in ("worst", "mean", "accuracy")},
-        axis=_axis(curve, even),
+        axis=f"{curve.name}: {about}",
         ruins=enough is not None and sweep.ruins(enough),
         accuracy_ticks=tuple((_height(i / 2, 1.0, _ACCURACY), f"{100 * top * i / 2:.0f} %") for i in range(3)),
         undefended=_height(undefended.mean, top, _ACCURACY) if undefended else None,
@@ -132,29 +136,15 @@ def _ticks(places: list[float], first: int) -> set[float]:
     return chosen
 
 
-def _axis(curve: Curve, even: bool) -> str:
-    if curve.axis is None:
-        return f"{curve.name}: off or on"
-    spacing = "not to scale" if even else "logarithmic scale" if curve.axis.spacing == "geometric" else "linear scale"
-    return f"{curve.name}: {curve.axis.meaning}, {spacing}; stronger to the right →"
-
-
 def _mark(point: Point, x: float, label: str, top: float, *, tick: bool = True, enough: bool = False) -> Mark:
     accuracy = point.accuracy
-    return Mark(
-        round(x, 1),
-        label,
-        tick,
-        f"{point.defenses}: largest leakage {percent(point.worst)}"
-        + (f", accuracy {percent(accuracy.mean)}" if accuracy else ""),
-        [_height(row.leakage) for row in point.samples if row.leakage == row.leakage],
-        None if point.refused else _height(point.worst),
-        None if point.refused else _height(point.mean),
-        _height(accuracy.mean, top, _ACCURACY) if accuracy else None,
-        _height(accuracy.low, top, _ACCURACY) if accuracy else None,
-        _height(accuracy.high, top, _ACCURACY) if accuracy else None,
-        enough,
-    )
+    learned = f", accuracy {percent(accuracy.mean)}" if accuracy else ""
+    hint = f"{point.defenses}: largest leakage {percent(point.worst)}{learned}"
+    samples = [_height(row.leakage) for row in point.samples if row.leakage == row.leakage]
+    worst, mean = (None if point.refused else _height(value) for value in (point.worst, point.mean))
+    trained = (accuracy.mean, accuracy.low, accuracy.high) if accuracy else (None, None, None)
+    learned_at, low, high = (None if value is None else _height(value, top, _ACCURACY) for value in trained)
+    return Mark(round(x, 1), label, tick, hint, samples, worst, mean, learned_at, low, high, enough)
 
 
 def _path(marks: list[Mark], name: str) -> str:

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from unsum.audit.pictures import data_uri
-from unsum.audit.report import environment, together
+from unsum.audit.report import credits_of, environment, together
 from unsum.audit.sweep.bench import Point
 from unsum.audit.sweep.plot import plot
 from unsum.audit.sweep.result import Curve, SweepResult, closer, headline, level, sentences, short
-from unsum.audit.texts import credits_of
 from unsum.audit.wording import percent
 from unsum.defend import DEFENSES
 from unsum.files.report_folder import UNFINISHED, check_folder

@@ -106,21 +106,23 @@ def headline(sweep: SweepResult) -> str:
     level = percent(sweep.keep_under)
     if sweep.undefended.under(sweep.keep_under):
         return f"Without any defense, this attack already stays under {level} for every sample."
-    found = [curve for curve in sweep.curves if curve.enough(sweep.keep_under)]
+    found = [(curve, p) for curve in sweep.curves if (p := curve.enough(sweep.keep_under)) is not None]
     if all(point.refused for curve in sweep.curves for point in curve.points):
         return "Not decidable: no strength could be attacked, so this page cannot say whether one is enough."
     if not found:
         return f"None of the strengths tried keeps every sample under {level}."
     if len(sweep.curves) > 1:
-        lost = sum(sweep.ruins(point) for curve in found if (point := curve.enough(sweep.keep_under)) is not None)
+        lost = sum(sweep.ruins(point) for _, point in found)
         who = "it" if len(found) == 1 else f"{lost} of them"
         ruined = f"; {who} {'ruins' if lost == 1 else 'ruin'} the model" if lost else ""
         keep = "keeps" if len(found) == 1 else "keep"
-        return f"{len(found)} of {len(sweep.curves)} defenses {keep} every sample under {level}{_cheapest(sweep, found)}{ruined}."
-    point = found[0].enough(sweep.keep_under)
-    assert point is not None
+        priced = [pair for pair in found if not math.isnan(sweep.cost(pair[1]))]
+        cheapest = min(priced, key=lambda pair: sweep.cost(pair[1])) if len(priced) > 1 else None
+        least = "" if cheapest is None else f"; {_called(*cheapest)} costs least"
+        return f"{len(found)} of {len(sweep.curves)} defenses {keep} every sample under {level}{least}{ruined}."
+    curve, point = found[0]
     ruin = " but ruins the model" if sweep.ruins(point) else ""
-    return f"{_called(found[0], point)} keeps every sample under {level}{ruin}{_price(sweep, point)}."
+    return f"{_called(curve, point)} keeps every sample under {level}{ruin}{_price(sweep, point)}."
 
 
 def level(sweep: SweepResult) -> Level:
@@ -170,15 +172,6 @@ def closer(sweep: SweepResult, curve: Curve) -> str:
         f"Between {short(weaker.strength)} and {short(point.strength)} the largest leakage falls from {percent(weaker.worst)} to "
         f"{percent(point.worst)}; --sweep {curve.name}={low}..{high} finds the place more closely."
     )
-
-
-def _cheapest(sweep: SweepResult, found: list[Curve]) -> str:
-    """Which of several that are enough costs least, where accuracy was measured."""
-    pairs = [(curve, point) for curve in found if (point := curve.enough(sweep.keep_under)) is not None]
-    priced = [pair for pair in pairs if not math.isnan(sweep.cost(pair[1]))]
-    if len(priced) < 2:
-        return ""
-    return f"; {_called(*min(priced, key=lambda pair: sweep.cost(pair[1])))} costs least"
 
 
 def _leaking(sweep: SweepResult, point: Point) -> str:

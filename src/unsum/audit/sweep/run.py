@@ -1,15 +1,17 @@
-"""Try every strength: the same batch, the same attack, the same training; only the defense changes."""
+"""Which strengths of a defense to try, from what the user wrote: `noise=1e-5..1e-1/6`, `clip=4,1,0.25` or `sign`; and every one
+of them tried: the same batch, the same attack, the same training; only the defense changes."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +22,14 @@ from unsum.audit.inputs import Data, Inputs, simulated_training
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.result import Setting
 from unsum.audit.sweep.bench import Bench, Point, SampleLeak, shown
-from unsum.audit.sweep.plan import Strengths, plan
 from unsum.audit.sweep.report import Sweep
 from unsum.audit.sweep.result import Curve
 from unsum.audit.sweep.task import Accuracy, describe, photo_tiles, pictures_from_file
 from unsum.audit.text import is_text
 from unsum.client.step import ordered
 from unsum.data.table_file import is_table
-from unsum.defend import Defense
+from unsum.defend import DEFENSES, Defense
+from unsum.defend.defense import Axis, Switch, has_strength
 from unsum.errors import UnsumError
 from unsum.files.report_folder import UNFINISHED
 from unsum.files.tensor_file import read_tensors
@@ -36,6 +38,90 @@ from unsum.invert.refine import Mode
 from unsum.losses import Loss
 from unsum.models import DEFAULT_MODEL
 from unsum.progress import SILENT, Progress
+
+DEFAULT_STEPS = 6  # strengths from one end to the other, where nobody says otherwise
+MOST_STEPS = 24  # strengths of one defense: a budget
+
+
+@dataclass(frozen=True)
+class Strengths:
+    """One defense at several strengths, the weakest first; a switch has no axis and one state to try."""
+
+    name: str
+    axis: Axis | None
+    defenses: list[Defense]
+
+
+def plan(text: str) -> Strengths:
+    """Read one `--sweep`.
+
+    >>> plan("noise=1e-4..1e-1/4").defenses
+    [Noise(0.0001), Noise(0.001), Noise(0.01), Noise(0.1)]
+    >>> plan("clip=0.5,4").defenses
+    [Clip(4), Clip(0.5)]
+    """
+    name, equals, wanted = (part.strip() for part in text.partition("="))
+    kind = DEFENSES[name]
+    if not has_strength(kind):
+        if equals:
+            raise UnsumError(f"The sweep {text!r} cannot be read: {name!r} is on or off; write it as {name!r}.")
+        return Strengths(name, None, [cast("type[Switch]", kind)()])
+    if not wanted:
+        raise _unreadable(text, "its strengths are missing", name)
+    if ".." in wanted:
+        strengths = _range(text, name, wanted, kind.axis)
+    else:
+        strengths = [_number(text, name, part) for part in wanted.split(",")]
+    if len(strengths) > MOST_STEPS:
+        raise UnsumError(f"The sweep {text!r} has {len(strengths)} strengths; try at most {MOST_STEPS} at a time.")
+    weakest_first = sorted(set(strengths), reverse=not kind.axis.rising)
+    return Strengths(name, kind.axis, [kind(strength) for strength in weakest_first])
+
+
+def _range(text: str, name: str, wanted: str, axis: Axis) -> list[float]:
+    bounds, slash, count = wanted.partition("/")
+    low_text, _, high_text = bounds.partition("..")
+    low, high = _number(text, name, low_text), _number(text, name, high_text)
+    steps = int(count[:9]) if count.isdecimal() else 0 if slash else DEFAULT_STEPS
+    if not 2 <= steps <= MOST_STEPS:
+        raise UnsumError(
+            f"The sweep {text!r} cannot be read: after the slash comes a whole number of strengths from 2 to {MOST_STEPS}."
+        )
+    if not low < high:
+        raise UnsumError(f"The sweep {text!r} cannot be read: write the smaller number first, LOW..HIGH.")
+    if axis.spacing == "geometric" and low <= 0:
+        raise UnsumError(
+            f"The strengths of {name!r} are spaced by a factor, so a range of them must start above 0, not at {low:g}; "
+            "no defense at all is tried in any case."
+        )
+    places = [i / (steps - 1) for i in range(steps)]
+    if axis.spacing == "geometric":
+        between = [low * (high / low) ** place for place in places]
+    else:
+        between = [low + (high - low) * place for place in places]
+    if axis.whole:
+        return [float(round(value)) for value in between]
+    # Three digits are enough to choose by, and can be typed again; the bounds stay as they were written.
+    return [low, *(float(f"{value:.3g}") for value in between[1:-1]), high]
+
+
+def _number(text: str, name: str, part: str) -> float:
+    try:
+        value = float(part)
+    except ValueError:
+        raise _unreadable(text, f"{part.strip()!r} is not a number", name) from None
+    if not math.isfinite(value):
+        raise _unreadable(text, f"{part.strip()!r} is not a finite number", name)
+    return value
+
+
+def _unreadable(text: str, reason: str, name: str) -> UnsumError:
+    example = DEFENSES[name].example
+    low, high = (2, 16) if DEFENSES[name].axis.whole else (example / 100, example)
+    return UnsumError(
+        f"The sweep {text!r} cannot be read: {reason}; write it as '{name}={low:g}..{high:g}' or '{name}={low:g},{high:g}'."
+    )
+
 
 _MOST_POINTS = 60  # strengths of all defenses: more are too many for one page
 
@@ -134,16 +220,17 @@ def sweep(
     training = simulated_training(learning_rate, local_steps, epochs, momentum, weight_decay)
     progress.say("Loading the model and the client's photos")
     pictures = None if not utility else photo_tiles() if utility_data is None else pictures_from_file(utility_data)
-    inputs = Inputs(model, data, None, weights, classes, download, batch, same_label, seed)
-    inputs = replace(inputs, image_size=image_size, classes_from=classes_from, fresh_head=fresh_head)
-    inputs = replace(inputs, target=target, columns=columns, loss=loss)
+    inputs = Inputs(
+        model, data, None, weights, classes, download, batch, same_label, seed,
+        image_size, classes_from, fresh_head, target, columns, loss,
+    )  # fmt: skip
     loaded, truth = inputs.simulated()
     if truth.resized:
         progress.say(truth.resized)
     network = loaded.model.to(options.device)
-    bench = Bench(network, truth, options, progress, client_trains=train, training=training, pictures=pictures)
+    bench = Bench(network, truth, options, train, training, pictures=pictures, progress=progress)
     for p in plans:
-        bench.check([*before, p.defenses[0]])
+        bench.sent([*before, p.defenses[0]])
     done, total = itertools.count(1), 1 + bool(before) + sum(len(p.defenses) for p in plans)
 
     def counted(point: Point) -> Point:

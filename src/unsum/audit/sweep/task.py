@@ -145,7 +145,11 @@ class Task:
 
 def train(pictures: Pictures, defenses: Iterable[Defense], *, scale: float = 1.0, seed: int = 0) -> Accuracy:
     """Accuracy after the federated training, with every client's update defended; the same seeds for every defense."""
-    chain = _scaled(ordered(list(defenses)), scale)
+    parts = ordered(list(defenses))
+    # The scaling stands where a gradient first exists: before what changes the update.
+    stages = [getattr(part, "stage", Stage.UPDATE) for part in parts]
+    first = stages.index(Stage.UPDATE) if Stage.UPDATE in stages else len(parts)
+    chain = [*parts[:first], lambda update: update.map(lambda _name, gradient: gradient * scale), *parts[first:]]
     results = [_train_once(pictures, chain, seed + run) for run in range(RUNS)]
     return Accuracy(math.fsum(results) / len(results), min(results), max(results))
 
@@ -194,7 +198,11 @@ def _train_once(pictures: Pictures, chain: list[AnyDefense], seed: int) -> float
             updates.append(capture(model, images[batch], labels[batch], defenses=chain))
         rate = _LEARNING_RATE * (1 - done / ROUNDS * (1 - 1 / ROUNDS))  # falls to 1 / ROUNDS of itself
         server.step(dict(model.named_parameters()), aggregate(updates).gradients, rate)
-        _check_pace(time.perf_counter() - start, done)
+        expected = (time.perf_counter() - start) * ROUNDS * RUNS
+        if done == 1 and expected > _PATIENCE:
+            raise UnsumError(
+                f"Training with it would take about {expected:.0f} s, more than the {_PATIENCE:.0f} s allowed."
+            )
     with torch.no_grad():
         right = model(pictures.test[0]).argmax(1) == pictures.test[1]
     return float(right.float().mean())
@@ -218,14 +226,6 @@ class _Adam:
             parameters[name].addcdiv_(m, (v.sqrt() / spread).add_(_EPSILON), value=-rate / size)
 
 
-def _check_pace(elapsed: float, rounds: int) -> None:
-    expected = elapsed * ROUNDS * RUNS
-    if rounds == 1 and expected > _PATIENCE:
-        raise UnsumError(
-            f"Training with it would take about {expected:.0f} s, more than the {_PATIENCE:.0f} s allowed."
-        )
-
-
 def _network(classes: int, seed: int) -> nn.Sequential:
     """Small, and without BatchNorm, so that every defense can train it."""
     with torch.random.fork_rng(devices=[]):
@@ -239,18 +239,6 @@ def _network(classes: int, seed: int) -> nn.Sequential:
             nn.Flatten(),
             nn.Linear(128, classes),
         )
-
-
-def _scaled(parts: list[AnyDefense], factor: float) -> list[AnyDefense]:
-    """The chain with the scaling where a gradient first exists: before what changes the update."""
-
-    def scale(update: Update) -> Update:
-        return update.map(lambda _name, gradient: gradient * factor)
-
-    first = next(
-        (i for i, part in enumerate(parts) if getattr(part, "stage", Stage.UPDATE) == Stage.UPDATE), len(parts)
-    )
-    return [*parts[:first], scale, *parts[first:]]
 
 
 def _weights(model: nn.Module) -> int:

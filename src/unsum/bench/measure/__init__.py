@@ -69,27 +69,18 @@ def measure(cell: Cell, material: Material) -> Outcome:
         status, sentence = "needs", str(reason)
     except Exception as error:
         status, sentence = "failed", f"{type(error).__name__}: {error}".splitlines()[0]
-        trace = _without_folders(traceback.format_exc())
+        # Stores are passed on: of a file's path what is above its package is nobody else's business.
+        trace = re.sub(r'File "[^"\n]*?/(?:site-packages|src)/', 'File "', traceback.format_exc())
     spent = (time.perf_counter() - start, time.process_time() - cpu, peak_megabytes(material.device))
     return Outcome(status, values, sentence, trace, *spent, picture, hardware(material))
-
-
-def _without_folders(trace: str) -> str:
-    """Stores are passed on: of a file's path what is above its package is nobody else's business."""
-    return re.sub(r'File "[^"\n]*?/(?:site-packages|src)/', 'File "', trace)
 
 
 def _figures(cell: Cell, material: Material) -> tuple[dict[str, float], bytes | None]:
     if cell.data == "cifar" and material.cifar is None:
         raise UnsumError("This cell is measured on photos of CIFAR-100; give their folder, tar or npz with --cifar.")
-    if cell.attack.family == "estimate":
-        return estimate(cell, material), None
-    if cell.attack.family == "soft":
-        return soft(cell, material), None
-    if cell.attack.family == "twins":
-        return twins(cell, material), None
-    if cell.draws > 1:
-        return many(cell, material), None
+    of_many = {"estimate": estimate, "soft": soft, "twins": twins}
+    if cell.attack.family in of_many or cell.draws > 1:
+        return of_many.get(cell.attack.family, many)(cell, material), None
     played = play(cell, material)
     _seed(cell.seed)
     _wait(material.device)

@@ -45,7 +45,8 @@ def answer(cell: Cell, played: CellRound, material: Material) -> Answer:
     if family == "labels":
         own = played.drawn.others if LABEL_RULES[name].needs.auxiliary else None
         return FoundLabels(labels(model, update, name, batch_size=played.count, auxiliary=own, seed=cell.seed))
-    granted, size = _granted(cell, played)
+    granted = played.sent.targets if cell.attack.granted == "labels" else None
+    size = played.count if cell.attack.granted == "batch size" else None
     options: dict[str, Any] = dict(cell.attack.options) | {
         key: read_value(value) for key, value in material.options_of(cell)
     }
@@ -83,13 +84,6 @@ def _start_logits(start: str, played: CellRound, granted: Tensor | None, materia
     with torch.no_grad():
         answer: Tensor = model(pictures)
     return answer
-
-
-def _granted(cell: Cell, played: CellRound) -> tuple[Tensor | None, int | None]:
-    """The labels and the batch size, as far as the attack is granted them."""
-    if cell.attack.granted == "labels":
-        return played.sent.targets, None
-    return None, played.count if cell.attack.granted == "batch size" else None
 
 
 def _peeled(cell: Cell, played: CellRound, options: dict[str, Any]) -> Peeled:

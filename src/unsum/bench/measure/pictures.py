@@ -14,7 +14,7 @@ from unsum.errors import UnsumError
 from unsum.invert import Inverse
 from unsum.invert.layout import feature_layout
 from unsum.invert.method import load_inverse
-from unsum.models.fingerprint import backbone_fingerprint
+from unsum.models.built import backbone_fingerprint
 from unsum.models.lpips import lpips_network, lpips_status, weights_file
 from unsum.score.pictures import structural_similarity
 

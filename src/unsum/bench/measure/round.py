@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -141,13 +142,13 @@ def draw(cell: Cell, material: Material) -> Drawn:
     if cell.random_labels:
         places, chosen = _at_random(labels, B, C, cell.seed)
     else:
-        places = (_distinct(labels) if B <= C else list(range(len(labels))))[:B]
+        # The first photo of every label, in the order of their places.
+        distinct = sorted(np.unique(labels.numpy(), return_index=True)[1].tolist())
+        places = (distinct if B <= C else list(range(len(labels))))[:B]
         chosen = labels[places].clone()
     if len(places) < B:
-        distinct = " of distinct classes" if B <= C and not cell.random_labels else ""
-        raise UnsumError(
-            f"This cell needs {B} photos{distinct}, and the data have {len(places)}; give more with --data."
-        )
+        kind = " of distinct classes" if B <= C and not cell.random_labels else ""
+        raise UnsumError(f"This cell needs {B} photos{kind}, and the data have {len(places)}; give more with --data.")
     chosen[: cell.same] = chosen[0]
     rest = torch.ones(len(order), dtype=torch.bool)
     rest[places] = False
@@ -168,14 +169,6 @@ def _at_random(labels: Tensor, B: int, C: int, seed: int) -> tuple[list[int], Te
     spare = sorted(place for places in left.values() for place in places)
     places = [spare.pop(0) if place is None and spare else place for place in found]
     return [place for place in places if place is not None], wanted
-
-
-def _distinct(labels: Tensor) -> list[int]:
-    """The first place of every label, in the order of their places."""
-    first: dict[int, int] = {}
-    for place, label in enumerate(labels.tolist()):
-        first.setdefault(label, place)
-    return list(first.values())
 
 
 def _softened(

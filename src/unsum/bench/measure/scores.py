@@ -28,8 +28,10 @@ _GAP = 2  # pixels between two pictures of a strip
 
 def figures(cell: Cell, played: CellRound, found: Answer) -> tuple[dict[str, float], bytes | None]:
     """Every figure that this kind of answer has, without what cannot be measured; and a strip where the cell wants one."""
-    if isinstance(found, FoundLabels):
-        return _labels(cell, played, found.labels), None
+    if isinstance(found, FoundLabels):  # the share of the batch's labels that were found, duplicates counted
+        both = (labels.long().cpu() for labels in (played.drawn.labels, found.labels))
+        true, answered = (torch.bincount(labels, minlength=cell.network.classes) for labels in both)
+        return {"labels": float(torch.minimum(true, answered).sum()) / int(true.sum())}, None
     compared = _compared(cell, played, found)
     leak, rows = compared.leak, compared.samples
     values = {name: statistics.mean(getattr(row, name) for row in rows) for name in ("psnr", "ssim", "lpips")}
@@ -51,13 +53,6 @@ def _compared(cell: Cell, played: CellRound, found: Leak | Peeled) -> Compared:
     leak = Leak(found.method, empty, empty, empty, math.nan, error, exact, images=pictures, pictures_first=True)
     rows = score_samples(leak, images=sent.images)
     return Compared(leak, rows, leakages(rows, sent.images, sent.features, pixels_alone=True))
-
-
-def _labels(cell: Cell, played: CellRound, labels: Tensor) -> dict[str, float]:
-    """The share of the batch's labels that were found, duplicates counted."""
-    true = torch.bincount(played.drawn.labels.cpu(), minlength=cell.network.classes)
-    found = torch.bincount(labels.long().cpu(), minlength=cell.network.classes)
-    return {"labels": float(torch.minimum(true, found).sum()) / int(true.sum())}
 
 
 def _features(rows: list[SampleScore], leak: Leak, played: CellRound) -> dict[str, float]:

@@ -22,7 +22,6 @@ from unsum.bench.declare import Cell
 from unsum.bench.material import Material
 from unsum.bench.measure.round import defenses, draw, network
 from unsum.head import collect_features, find_head
-from unsum.leak import Leak
 from unsum.separate import separate
 from unsum.update import Update
 
@@ -67,7 +66,9 @@ class _Draws:
         leak = separate(model, update, cell.attack.name, seed=one.seed, **options)
         seconds = time.process_time() - start
         claimed = leak.exact or (cell.attack.name == "soft" and leak.predicted_error != float("inf"))
-        return _error(leak, targets.cpu()), claimed, seconds
+        # A wrong number of samples is a miss: the largest error that an entry can have.
+        error = float((leak.targets.cpu() - targets.cpu()).abs().max()) if leak.batch_size == 1 else 1.0
+        return error, claimed, seconds
 
 
 _OWN: list[_Draws] = []  # what a process of the pool was started with
@@ -102,8 +103,3 @@ def _head_update(model: nn.Module, images: torch.Tensor, targets: torch.Tensor, 
         gradients = torch.autograd.grad(loss, list(wanted.values()))
     names = [f"{name}.{part}" for part in wanted]
     return Update({key: g.detach() for key, g in zip(names, gradients, strict=True)})
-
-
-def _error(leak: Leak, target: torch.Tensor) -> float:
-    """A wrong number of samples is a miss: the largest error that an entry can have."""
-    return float((leak.targets.cpu() - target).abs().max()) if leak.batch_size == 1 else 1.0

@@ -20,7 +20,7 @@ _SMOOTHED = 2e-2  # smoothing that is tried there
 def doubt_smoothing(question: Question) -> list[str]:
     """The doubt about how strongly labels were smoothed, where another strength at another scale sends the same."""
     candidate = question.candidate
-    if not candidate.equation.floor_free or not candidate.explains:
+    if not candidate.equation.floor_free:
         return []
     # A label that is smoothed more, at a larger scale, sends the same; a scale that came out as 1 may be a coincidence.
     free = certify(replace(candidate.equation, alpha_free=True), candidate.at, question.observation)
@@ -35,8 +35,8 @@ def doubt_class_weights(question: Question) -> list[str]:
 
     Samples of several hard or smoothed labels would weigh differently then; one label alone, or free targets, show nothing.
     """
-    candidate, equation = question.candidate, question.candidate.equation
-    if question.knowledge.labels is not None or not candidate.explains or not equation.alpha_free:
+    equation = question.candidate.equation
+    if question.knowledge.labels is not None or not equation.alpha_free:
         return []
     if equation.Y is not None and not (equation.floor_free and len(set(equation.Y.argmax(1).tolist())) == 1):
         return []
@@ -46,7 +46,7 @@ def doubt_class_weights(question: Question) -> list[str]:
 def doubt_labels(question: Question) -> list[str]:
     """The doubt that labels were smoothed or mixed, where the model is certain of one class for every sample."""
     observation, candidate = question.observation, question.candidate
-    if question.knowledge.labels is not None or not candidate.explains or observation.loss.name != "cross-entropy":
+    if question.knowledge.labels is not None or observation.loss.name != "cross-entropy":
         return []
     P = candidate.equation.probabilities(candidate.at.T)
     if float((1 - P.amax(1)).max()) > SATURATED:

@@ -11,20 +11,19 @@ direction carries less of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
 from unsum.certify.claim import FALSE_ERROR
-from unsum.certify.doubts.follow import followed
 from unsum.certify.question import Question
+from unsum.certify.scatter import followed
 from unsum.deadline import out_of_time
 from unsum.equation.equation import Linearized
 from unsum.equation.noise import FALSE_ALARM
 from unsum.equation.observation import Observation
-from unsum.head import BLOCK, Head
+from unsum.head import Head
 from unsum.late_scipy import chi_square_quantile
 from unsum.losses import Softmax
 
@@ -32,9 +31,6 @@ TOGETHER = 16  # samples at most that are taken to look like one: the K of usual
 CHANCE = 3.0  # deviations by which noise may lie against a direction
 COPIES = 8  # of a sample at most, of which one is not equal to the others
 STEP = 1e-3  # of a length, for a second difference in float64
-_CACHED = (
-    1 << 17
-)  # numbers of what is left at a time, where nothing else is done with them: a megabyte stays in the cache
 _PROPORTIONAL = 1e-4  # of a cosine from 1 within which features are proportional
 
 
@@ -90,7 +86,9 @@ def hidden_spread(head: Head, observation: Observation, T: Tensor, Y: Tensor, al
     answers = list(zip(map(int, rows.tolist()), sizes, strict=True))
     spread = math.inf
     for each in (lambda d: rest.norm * math.sqrt(d), lambda d: min(rest.norm * math.sqrt(d), rest.largest * d)):
-        spread = math.sqrt(max(_hidden(each, n, most) / size for n, size in answers))
+        # δ² in units of the strength of an answer, for the worst number of directions d that it may be shared among.
+        shared = (each(d) / usual(max(1, n) * d) / size for n, size in answers for d in range(1, most + 1))
+        spread = math.sqrt(max(shared))
         if spread <= FALSE_ERROR:
             break
     return spread
@@ -126,11 +124,6 @@ def _lengths(here: Linearized) -> Tensor:
     return equation.weight[:, None] * at.alpha * change
 
 
-def _hidden(bound: Callable[[int], float], rows: int, most: int) -> float:
-    """δ² in units of the strength of an answer, for the worst number of directions d that it may be shared among."""
-    return max(bound(d) / usual(max(1, rows) * d) for d in range(1, most + 1))
-
-
 class Rest:
     """What is left of ∇W outside the span of A, rows in units of their noise."""
 
@@ -139,8 +132,8 @@ class Rest:
 
     @cached_property
     def norm(self) -> float:
-        parts = self.head.row_blocks(BLOCK if self.head.grad_W.is_cuda else _CACHED)
-        return float(torch.stack([torch.linalg.vector_norm(self._block(rows, slice(None))) for rows in parts]).norm())
+        parts = [torch.linalg.vector_norm(self._block(rows, slice(None))) for rows in self.head.row_blocks()]
+        return float(torch.stack(parts).norm())
 
     @cached_property
     def largest(self) -> float:
@@ -159,8 +152,8 @@ class Rest:
         return gram
 
     def _block(self, rows: slice, columns: slice) -> Tensor:
-        seen = self.head.grad_W[rows, columns].double()
-        rest = torch.addmm(seen, self.observation.U[rows], self.observation.A[:, columns], alpha=-1)
+        seen = self.head.grad_W[rows, columns].to(torch.float64, copy=True)
+        rest = seen.addmm_(self.observation.U[rows], self.observation.A[:, columns], alpha=-1)
         return rest.div_(self.observation.noise.level[rows, None])
 
 

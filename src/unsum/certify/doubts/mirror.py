@@ -24,8 +24,6 @@ def doubt_mirror(question: Question) -> list[str]:
     two = isinstance(loss, Softmax) and candidate.equation.classes == 2
     if not (two or loss.name == "bce") or question.knowledge.labels is not None or Y is None:
         return []
-    if not candidate.explains:
-        return []
     B = len(Y)
     for kept in [torch.arange(B) == i for i in range(min(B, _TRIED))] + [torch.ones(B, dtype=torch.bool)]:
         turned = kept.to(Y.device)[:, None]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from unsum.certify.candidate import Candidate
-from unsum.certify.doubts.follow import followed
 from unsum.certify.question import Question, name_some
+from unsum.certify.scatter import followed
 from unsum.equation.equation import Linearized
 from unsum.equation.levenberg import can_be_dense
 from unsum.equation.observation import Observation
@@ -33,7 +33,7 @@ def doubt_mixing(question: Question) -> list[str]:
     candidate = question.candidate
     if question.knowledge.labels is not None or not isinstance(question.observation.loss, Softmax):
         return []
-    if candidate.equation.Y is None or candidate.read_off or not candidate.explains:
+    if candidate.equation.Y is None or candidate.read_off:
         return []
     hidden = hidden_mixing(question)
     if hidden is None or hidden[0] < WRONG_LABEL:
@@ -45,9 +45,7 @@ def doubt_mixing(question: Question) -> list[str]:
 def doubt_read_off(question: Question) -> list[str]:
     """The doubt about soft labels that other ones of the same samples would have sent the same for."""
     observation, candidate = question.observation, question.candidate
-    if question.knowledge.labels is not None:
-        return []
-    if (candidate.equation.Y is not None and not candidate.read_off) or not candidate.explains:
+    if question.knowledge.labels is not None or (candidate.equation.Y is not None and not candidate.read_off):
         return []
     deviations = _read_off_deviations(observation, candidate)
     unsure = (deviations >= TRUSTED_MIXING).nonzero()[:, 0].tolist()
@@ -76,18 +74,16 @@ def hidden_mixing(question: Question) -> tuple[float, int, int] | None:
 
     The gradient itself says how large it is: what is left of it, along the change that T does not follow. Deviations come on top.
     """
-    here, candidate = question.here, question.candidate
+    here, misfit = question.here, question.misfit
     dense = can_be_dense(here.at.T, here.G.shape[1])
-    pairs = _closest_pairs(here.at.T, candidate.Y.argmax(1), _NEIGHBORS if dense else 1)
-    if not dense:
-        pairs = pairs[:1]
+    pairs = _closest_pairs(here.at.T, question.candidate.Y.argmax(1), _NEIGHBORS if dense else 1)
+    pairs = pairs if dense else pairs[:1]
     if not pairs:
         return None
-    D = _mixed(here, torch.tensor([turn for pair in pairs for turn in (pair, pair[::-1])], device=here.G.device))
-    misfit = max(candidate.certificate.misfit, 1.0)
-    solved = followed(here, here.pull_each(D), misfit)
+    D, rows = _mixed(here, torch.tensor([turn for pair in pairs for turn in (pair, pair[::-1])], device=here.G.device))
+    solved = followed(here, here.pull_each(D, rows), misfit)
     if solved is None:
-        return None if not pairs else (float("inf"), *pairs[0])
+        return float("inf"), *pairs[0]
     flat = D.flatten(1)
     # A mixture is not larger than 1, as T is not larger than it came out.
     information = (
@@ -95,7 +91,7 @@ def hidden_mixing(question: Question) -> tuple[float, int, int] | None:
     )
     blocks = torch.stack([information[2 * n : 2 * n + 2, 2 * n : 2 * n + 2] for n in range(len(pairs))])
     deviations = misfit * torch.linalg.eigvalsh(blocks)[:, 0].clamp_min(1e-30).rsqrt()
-    along = (flat @ here.residual.flatten() - solved[1] @ here.gradient).view(-1, 2)
+    along = (flat @ here.residual[rows].flatten() - solved[1] @ here.gradient).view(-1, 2)
     said = torch.linalg.lstsq(blocks, along[..., None]).solution[..., 0].abs().amax(1)
     most = (said + SURE * deviations).nan_to_num(nan=torch.inf)
     worst = int(most.argmax())
@@ -115,9 +111,12 @@ def _closest_pairs(T: Tensor, labels: Tensor, neighbors: int) -> list[tuple[int,
     return sorted(found, key=found.__getitem__)
 
 
-def _mixed(here: Linearized, turns: Tensor) -> Tensor:
-    """(m, C, R [+ 1]) what the residual changes by, per unit, when label i turns into label k; turns (m, 2) are i, k."""
+def _mixed(here: Linearized, turns: Tensor) -> tuple[Tensor, Tensor]:
+    """(m, n, R [+ 1]) what the residual changes by, per unit, when label i turns into label k, in the n classes of these labels;
+    turns (m, 2) are i, k."""
     equation, (i, k) = here.equation, turns.T
     assert equation.Y is not None
-    turned = (equation.Y[i] - equation.Y[k]) * (1 - equation.classes * here.at.floor) * equation.weight * here.at.alpha
-    return turned[:, :, None] * here.T[i][:, None]
+    turned = equation.Y[i] - equation.Y[k]
+    rows = (turned != 0).any(0).nonzero()[:, 0]
+    turned = turned[:, rows] * (1 - equation.classes * here.at.floor) * equation.weight[rows] * here.at.alpha
+    return turned[:, :, None] * here.T[i][:, None], rows

@@ -12,8 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-from unsum.certify.doubts.follow import followed
 from unsum.certify.question import Question
+from unsum.certify.scatter import followed
 from unsum.losses import CrossEntropy
 
 TRUSTED = 3e-3  # relative error of features that θ may add: three deviations of it are no false claim
@@ -23,23 +23,23 @@ RESOLVED = 1e-12  # of a column's square that T must leave over, for float64 to 
 
 def doubt_nuisance(question: Question) -> list[str]:
     """The doubt that something which was taken for granted was different, and nothing tells."""
-    candidate = question.candidate
-    if not candidate.explains:
-        return []
-    doubts = []
+    candidate, doubts = question.candidate, []
     if not candidate.read_off and _added_error(question, _weights(question)) > TRUSTED:
         doubts.append(
             "Samples are taken to weigh the same, and the gradient to be as it was computed, and nothing tells: "
             "with other weights or another scale features would be others."
         )
-    if _temperature_open(question) and _added_error(question, _temperature(question)) > TRUSTED:
+    # Who declares the loss says that it had no temperature.
+    if question.knowledge.loss is None and _added_error(question, _temperature(question)) > TRUSTED:
         doubts.append(
             "A temperature of the softmax would send the same gradient with features of another length, and nothing tells; "
             "declare the loss (loss='cross-entropy') if it had none."
         )
     if not candidate.read_off and _smoothing_open(question):
         doubts.append("Smoothed labels at another scale would send the same gradient, and nothing tells.")
-    if _target_size_open(question) and _added_error(question, _target_size(question)) > TRUSTED:
+    # A declared squared error has targets of 1; but where the scale came out as another, it may be theirs.
+    sized = question.observation.loss.name == "mse" and candidate.equation.alpha_free
+    if sized and _added_error(question, _target_size(question)) > TRUSTED:
         doubts.append("Targets of another size than 1 would send the same gradient with features of another length.")
     return doubts
 
@@ -79,11 +79,6 @@ def _weighted(question: Question, change: Tensor) -> Tensor:
     return here.equation.weight[:, None] * here.at.alpha * change
 
 
-def _temperature_open(question: Question) -> bool:
-    """Who declares the loss says that it had no temperature."""
-    return question.knowledge.loss is None
-
-
 def _smoothing_open(question: Question) -> bool:
     """Whether hard labels, at a scale that only the gradient tells, may have been smoothed ones at another."""
     here, equation = question.here, question.candidate.equation
@@ -97,11 +92,6 @@ def _smoothing_open(question: Question) -> bool:
         return True
     seen = float((D.square().sum() - (solved[0] * solved[1]).sum()).clamp_min(0))
     return question.misfit * question.observation.classes > TRUSTED * math.sqrt(max(seen, 1e-300))
-
-
-def _target_size_open(question: Question) -> bool:
-    """A declared squared error has targets of 1; but where the scale came out as another, it may be theirs."""
-    return question.observation.loss.name == "mse" and question.candidate.equation.alpha_free
 
 
 def _added_error(question: Question, D: Tensor) -> float:

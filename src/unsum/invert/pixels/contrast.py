@@ -6,12 +6,14 @@ Behind a convolution z = W ∗ x, BatchNorm in train mode writes x̂ = (z − μ
     ⟨W, ∇W⟩ = γ ∇γ · ε / (σ² + ε)            for every channel
 
 The left side is a small difference of large numbers. Rounding leaves a hundredth of a channel's σ², and a thousandth or so of
-the scale of the pictures, which all channels share. How far the channels scatter about that scale says how well it is known.
+the scale of the pictures, which all channels share. How much it leaves differs from channel to channel a hundredfold, and the
+pictures themselves tell: sent again in float32, in other orders and a rounding apart, they miss the equation by as much as the
+client did. Each channel counts by that. How far the channels scatter about the scale says how well it is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,9 +21,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from unsum.gradients import same_buffers
+from unsum.invert.pixels.gradient import computing
 from unsum.update import Update
 
 _SCALES = 20_001  # tried, from a tenth to ten times: steps of 2e-4, below what rounding leaves
+_AGAIN = 8  # times that pictures are sent again, for the rounding of each channel
+_APART = 1e-6  # relative, of pictures that are sent again: enough for another rounding, too little for another gradient
+_DRAWN = 2.0  # sendings that the usual rounding counts for
 _UNLIKE = 3.0  # times more left at the best scale than without any: then nothing is told
 
 
@@ -33,8 +39,11 @@ class Contrast:
     error: float
 
 
-def told_scale(model: nn.Module, update: Update, pictures: Tensor) -> Contrast | None:
-    """The factor for the deviations that the first layer's gradients tell; None where they do not."""
+def told_scale(model: nn.Module, update: Update, pictures: Tensor, targets: Tensor) -> Contrast | None:
+    """The factor for the deviations that the first layer's gradients tell; None where they do not.
+
+    `targets` (B, C) are the pictures' labels, for what rounding does to a gradient.
+    """
     found = _first_layer(model, pictures)
     if found is None:
         return None
@@ -45,11 +54,19 @@ def told_scale(model: nn.Module, update: Update, pictures: Tensor) -> Contrast |
     bn = model.get_submodule(norm)
     assert isinstance(bn, _BatchNorm)
     W, gamma = (model.get_parameter(name).detach().double() for name in names)
-    grad_W, grad_gamma = (update.gradients[name].to(W.device).double() for name in names)
-    W, grad_W = W.flatten(1), grad_W.flatten(1)
-    inner, along = (W * grad_W).sum(1), gamma * grad_gamma * bn.eps
-    rounding = (W.norm(dim=1) * grad_W.norm(dim=1)).clamp_min(1e-300)
     variances = z.double().var([0, *range(2, z.ndim)], correction=0)
+
+    def sides(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """⟨W, ∇W⟩ and γ ∇γ ε of every channel."""
+        grad_W, grad_gamma = (gradient.to(W) for gradient in gradients)
+        return (W * grad_W).flatten(1).sum(1), gamma * grad_gamma * bn.eps
+
+    inner, along = sides([update.gradients[name] for name in names])
+    missed = []
+    for gradients in _sent_again(model, names, pictures, targets):
+        left, right = sides(gradients)
+        missed.append(left - right / (variances + bn.eps))
+    rounding = _spread(torch.stack(missed), W, update.gradients[names[0]].to(W))  # but for a factor
     squares = torch.logspace(-2, 2, _SCALES, dtype=torch.float64, device=W.device)[:, None]
     left = ((inner - along / (squares * variances + bn.eps)) / rounding).square().sum(1)
     best = int(left.argmin())
@@ -60,6 +77,25 @@ def told_scale(model: nn.Module, update: Update, pictures: Tensor) -> Contrast |
     slope = 2 * along * at / (at + bn.eps).square() / rounding  # by the logarithm of the factor
     between = -(slope * off).sum() / slope.square().sum().clamp_min(1e-300)  # the factors tried
     return Contrast(float(squares[best, 0].sqrt() * between.exp()), _standard_error(off, slope))
+
+
+def _sent_again(
+    model: nn.Module, names: Sequence[str], pictures: Tensor, targets: Tensor
+) -> Iterator[Sequence[Tensor]]:
+    """The named gradients of the sum of losses in float32, a few times: each rounds otherwise."""
+    generator = torch.Generator().manual_seed(0)
+    with computing(model, torch.float32, list(names)) as gradient:
+        for _ in range(_AGAIN):
+            order = torch.randperm(len(pictures), generator=generator).to(pictures.device)
+            off = _APART * torch.randn(pictures.shape, generator=generator).to(pictures)
+            yield gradient((pictures * (1 + off))[order].float(), targets.to(pictures)[order].float(), 1.0)
+
+
+def _spread(missed: Tensor, W: Tensor, grad_W: Tensor) -> Tensor:
+    """(O,) the deviation of each channel's (K, O) misses, drawn a little towards what channels of its size have: K are few."""
+    size = (W.flatten(1).norm(dim=1) * grad_W.flatten(1).norm(dim=1)).clamp_min(1e-300)
+    usual = size.square() * (missed / size).square().mean(0).median()
+    return ((missed.square().sum(0) + _DRAWN * usual) / (len(missed) + _DRAWN)).sqrt().clamp_min(1e-300)
 
 
 def _standard_error(off: Tensor, slope: Tensor) -> float:

@@ -25,6 +25,10 @@ _PATIENCE = {torch.float32: 3, torch.float64: 1}  # steps that gain so little; f
 _NEAR = {torch.float32: 1e-4, torch.float64: 0.0}  # misfit from which steps converge quadratically, up to rounding
 _SHRINK, _GROW = 0.25, 5.0  # of the damping, after good steps and bad ones
 _FIRST, _FINE, _LEAST = 1e-2, 1e-9, 1e-12  # damping at first, once pictures are found, and at last
+_TIGHT, _TIGHT_BY_OWN = (
+    1e-4,
+    1e-3,
+)  # of conjugate gradients' start, at last; by own squares it counts errors, not residuals
 _HALVINGS = 4  # of a step that makes it worse
 
 
@@ -108,6 +112,8 @@ def _at_size(
     state = State(z, torch.full_like(cost, damping), cost)
     patience = torch.zeros_like(cost)
     for number in range(_STEPS):
+        if last and equations.own.due(state.z):
+            equations.own.look(equations, pictures_of(state.z))
         linear = equations.linear(pictures_of, state.z)
         d = _step(equations, linear, _damping(equations, linear, state))
         before = state.cost
@@ -133,27 +139,32 @@ def _damping(equations: Equations, linear: Derivative, state: State) -> Tensor:
 def _step(equations: Equations, linear: Derivative, damping: Tensor) -> Tensor:
     """d that minimizes ‖J d + r‖² + damping ‖d‖², the more exactly the smaller the misfit is."""
     misfit = equations.dots(linear.residual, linear.residual).sqrt()
-    return least_squares(equations, linear, -linear.residual, damping, misfit.clamp(1e-4, 0.1))
+    tightest = _TIGHT if equations.own.squares is None else _TIGHT_BY_OWN
+    return least_squares(equations, linear, -linear.residual, damping, misfit.clamp(tightest, 0.1))
 
 
 def least_squares(
     equations: Equations, linear: Derivative, target: Tensor, damping: Tensor, tolerance: Tensor
 ) -> Tensor:
-    """Conjugate gradients on (JᵀJ + damping) d = Jᵀ target, all samples at once."""
+    """Conjugate gradients on (JᵀJ + damping) d = Jᵀ target, all samples at once, with each sample's own inverse where known."""
     rest = linear.back(target)
-    d, p = torch.zeros_like(rest), rest
-    size = first = equations.dots(rest, rest)
+    divided = equations.own.divide(damping, rest)
+    p = divided(rest)
+    d = torch.zeros_like(rest)
+    size = first = equations.dots(rest, p)
     unknowns = rest[0].numel() * (len(rest) if equations.together else 1)
     for _ in range(min(_PRODUCTS, 2 * unknowns)):
         Jp = linear.forward(p)
+        equations.own.products += 1
         curvature = equations.dots(Jp, Jp) + damping * equations.dots(p, p)
         length = torch.where(curvature > 0, size / curvature, 0)
         d = d + length * p
         rest = rest - length * (linear.back(Jp) + damping * p)
-        before, size = size, equations.dots(rest, rest)
+        towards = divided(rest)
+        before, size = size, equations.dots(rest, towards)
         if bool((size <= tolerance.square() * first).all()) or equations.over():
             break
-        p = rest + torch.where(before > 0, size / before, 0) * p
+        p = towards + torch.where(before > 0, size / before, 0) * p
     return d
 
 

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from unsum.batch_statistics import BatchStatistics
 from unsum.deadline import out_of_time
 from unsum.gradients import TINY, quiet
+from unsum.invert.pixels.own_squares import OwnSquares
 from unsum.leak import MapHint
 
 Product = Callable[[Tensor], Tensor]
@@ -147,6 +148,7 @@ class Equations:
     norms: Mapping[str, _BatchNorm]  # that normalize by the batch's own statistics, unless these are held
     hint: Hint | None = None
     end: float = math.inf  # when a search that has not ended by itself does
+    own: OwnSquares = field(default_factory=OwnSquares)  # what helps conjugate gradients
 
     @property
     def together(self) -> bool:
@@ -190,7 +192,7 @@ class Equations:
 
     def of(self, rows: Tensor) -> Equations:
         """Those of some samples alone."""
-        return replace(self, targets=tuple(target.of_rows(rows) for target in self.targets))
+        return replace(self, targets=tuple(target.of_rows(rows) for target in self.targets), own=OwnSquares())
 
     def hold(self, pictures: Tensor, sent: BatchStatistics | None = None) -> None:
         """Take the statistics of these pictures, or those that were sent of as many, for constants: samples stand alone."""

@@ -9,9 +9,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -20,15 +17,14 @@ from torch import Tensor, nn
 from unsum.certify.claim import FALSE_ERROR, grant_each
 from unsum.certify.doubts.replay import Replay, doubt_rest
 from unsum.certify.question import name_some
-from unsum.gradients import main_output, quiet
 from unsum.invert.pixels.descend import least_squares
 from unsum.invert.pixels.equations import Equations
+from unsum.invert.pixels.gradient import computing
 from unsum.invert.pixels.reach import PixelReach
 from unsum.leak import Leak
 from unsum.update import Update
 
-Gradient = Callable[..., list[Tensor]]
-_MARGIN = 5.0  # by which predicted errors may be off
+MARGIN = 5.0  # by which predicted errors may be off
 _BADLY = 10.0  # times our own rounding, the worst of three orders of summation: another machine has another
 _SPARE = 1.2  # equations for each unknown below which a misfit says little of the noise
 _LEAST_NOISE = float(torch.finfo(torch.float32).eps)  # of a map: gradients in float32 tell no better
@@ -84,7 +80,7 @@ def judge(model: nn.Module, update: Update | None, leak: Leak, solution: Solutio
     errors, notes = solution.errors, list(solution.notes)
     nothing = grant_each(errors, above=False)
     whole = errors if solution.contrast is None else errors.clamp_min(solution.contrast)
-    if update is None or not bool((_MARGIN * errors < FALSE_ERROR).any()):
+    if update is None or not bool((MARGIN * errors < FALSE_ERROR).any()):
         return whole, nothing, notes
     if leak.loss != "cross-entropy" or leak.weights is not None:
         return (
@@ -99,14 +95,14 @@ def judge(model: nn.Module, update: Update | None, leak: Leak, solution: Solutio
         names = name_some(hidden.nonzero()[:, 0].tolist())
         notes.append(f"Sample {names} would send hardly more than rounding: nothing tells that it was there.")
     errors = torch.where(hidden, torch.inf, errors)
-    exact = grant_each(_MARGIN * errors, above=replay.explains, doubts=doubts)
+    exact = grant_each(MARGIN * errors, above=replay.explains, doubts=doubts)
     if solution.contrast is not None:
         notes.append(
             f"But for one contrast that all pictures share, {int(exact.sum())} of {len(exact)} are certain (predicted error "
             f"{float(errors.max()):.1g}); the contrast is told to {solution.contrast:.1g}."
         )
         errors = errors.clamp_min(solution.contrast)
-        exact = grant_each(_MARGIN * errors, above=replay.explains, doubts=doubts)
+        exact = grant_each(MARGIN * errors, above=replay.explains, doubts=doubts)
     return errors, exact, [*notes, *doubts]
 
 
@@ -119,12 +115,12 @@ def play(model: nn.Module, update: Update, leak: Leak, pictures: Tensor, errors:
     off = torch.randn(pictures.shape, generator=generator).to(pictures)
     size = errors.clamp_max(FALSE_ERROR).to(pictures).view(-1, 1, 1, 1) * _sizes(pictures)
     off = size * off / _sizes(off)
-    with _computing(model, torch.float64, names) as gradient:
+    with computing(model, torch.float64, names) as gradient:
         targets = leak.targets.to(pictures)
         own = gradient(pictures, targets, weight)
         moved = gradient(pictures + off, targets, weight)
         parts = torch.stack([_norms(gradient(pictures, targets, weight, only=i)) for i in range(B)])
-    with _computing(model, torch.float32, names) as gradient:
+    with computing(model, torch.float32, names) as gradient:
         clients = [gradient(pictures.float(), targets.float(), weight)]
         clients.append(gradient(pictures.flip(0).float(), targets.flip(0).float(), weight))
         with torch.backends.cudnn.flags(enabled=False):  # other ways to convolve, which round otherwise
@@ -138,25 +134,9 @@ def play(model: nn.Module, update: Update, leak: Leak, pictures: Tensor, errors:
     return Replay(
         sent=_norms(sent),
         left=_norms([s - scale * o for s, o in zip(sent, own, strict=True)]),
-        rounding=abs(scale) * (_BADLY * rounding + _MARGIN * explained) + carried,
+        rounding=abs(scale) * (_BADLY * rounding + MARGIN * explained) + carried,
         parts=abs(scale) * parts,
     )
-
-
-@contextmanager
-def _computing(model: nn.Module, dtype: torch.dtype, names: list[str]) -> Iterator[Gradient]:
-    """The gradient of a batch's loss by the named tensors; `only` one sample's share of it."""
-    own = copy.deepcopy(model).to(dtype)
-    parameters = [dict(own.named_parameters())[name] for name in names]
-
-    def gradient(pictures: Tensor, targets: Tensor, weight: float, only: int | None = None) -> list[Tensor]:
-        with torch.enable_grad():
-            losses = nn.functional.cross_entropy(main_output(own(pictures)), targets, reduction="none")
-            loss = weight * (losses.sum() if only is None else losses[only])
-            return list(torch.autograd.grad(loss, parameters, materialize_grads=True))
-
-    with quiet(own, names), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        yield gradient
 
 
 def _norms(tensors: list[Tensor]) -> Tensor:

@@ -21,7 +21,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from unsum.errors import UnsumError, unknown_name
+from unsum.errors import UnsumError, check_name
 from unsum.gradients import TINY, Distance, distance, main_output, norm, quiet, with_features
 from unsum.head import find_head
 from unsum.leak import Leak
@@ -37,10 +37,8 @@ class Misfit:
     def __init__(
         self, model: nn.Module, update: Update, leak: Leak, mode: Mode, distance: Distance, held_out: int
     ) -> None:
-        if mode not in MODES:
-            raise unknown_name("mode of refinement", mode, MODES)
-        if distance not in get_args(Distance):
-            raise unknown_name("distance", distance, get_args(Distance))
+        check_name("mode of refinement", mode, MODES)
+        check_name("distance", distance, get_args(Distance))
         update.validate(model)
         self.model, self.mode, self.distance = model, mode, distance
         name, self.head = find_head(model)

@@ -20,7 +20,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from unsum.errors import UnsumError, unknown_name
+from unsum.errors import UnsumError, check_name
 from unsum.invert.method import Inverse
 from unsum.leak import Leak
 
@@ -42,12 +42,16 @@ class Correction:
 
 def correction(prior: Prior, images: Tensor, leak: Leak, inverse: Inverse | None) -> Correction:
     """The unknowns of `prior`, which begin at `images` (at the inverse's own pictures for the decoder's priors)."""
-    if prior not in PRIORS:
-        raise unknown_name("prior of refinement", prior, PRIORS)
+    check_name("prior of refinement", prior, PRIORS)
     if prior.startswith("decoder"):
         if inverse is None:
             raise UnsumError(f"The prior {prior!r} draws with the inverse; pass inverse=load_inverse(model).")
-        return _decoder(prior, images, leak, inverse)
+        features = leak.features.detach().to(images)
+        decoder = copy.deepcopy(inverse.decoder).to(images.device).requires_grad_(prior == "decoder-weights")
+        if prior == "decoder-weights":
+            return Correction(list(decoder.parameters()), lambda: decoder(features), 1e-4)
+        changed = features.clone().requires_grad_(True)
+        return Correction([changed], lambda: decoder(changed), 1e-2)
     if prior == "color":
         contrast = images.new_zeros((), requires_grad=True)
         shift = images.new_zeros(1, images.shape[1], 1, 1, requires_grad=True)
@@ -78,12 +82,3 @@ def colors(images: Tensor) -> Tensor:
 
 def mix(M: Tensor, pictures: Tensor) -> Tensor:
     return torch.einsum("ij,bjhw->bihw", M, pictures)
-
-
-def _decoder(prior: Prior, images: Tensor, leak: Leak, inverse: Inverse) -> Correction:
-    features = leak.features.detach().to(images)
-    decoder = copy.deepcopy(inverse.decoder).to(images.device).requires_grad_(prior == "decoder-weights")
-    if prior == "decoder-weights":
-        return Correction(list(decoder.parameters()), lambda: decoder(features), 1e-4)
-    changed = features.clone().requires_grad_(True)
-    return Correction([changed], lambda: decoder(changed), 1e-2)

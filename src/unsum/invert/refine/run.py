@@ -147,9 +147,8 @@ def _by_lbfgs(unknown: Correction, cost: Callable[[], Tensor], steps: int, watch
         optimizer.param_groups[0].update(max_iter=chunk, max_eval=2 * chunk)
         optimizer.step(lambda: _descend(unknown, cost))
         watch.look(unknown.pictures(), chunk)
-        if (
-            out_of_time(_UNTRIED) or watch.weary or math.sqrt(watch.rows[-1][1]) <= noise
-        ):  # the features' relative error
+        relative_error = math.sqrt(watch.rows[-1][1])  # of the features
+        if out_of_time(_UNTRIED) or watch.weary or relative_error <= noise:
             return
 
 

@@ -28,8 +28,6 @@ from unsum.separate.adaptive.recognize import RecognizedDefense
 from unsum.separate.adaptive.rounds import GroupFit, errors_of, logits_of, normal_equations_of_survivors
 from unsum.separate.exact.starts import hunt_corners
 
-Starts = Callable[[], Tensor | None]
-
 _COLUMNS = 2000  # looked at for corners, those with the most survivors
 _LEAST = 24  # survivors in a column that make its shape worth comparing
 _FILL = 0.5  # of a row's usual size, for entries that were pruned
@@ -47,7 +45,7 @@ class ToldApart:
 
 
 def tell_apart(
-    head: Head, batch: Groups, defense: RecognizedDefense, fit: GroupFit, starts: Starts | None = None
+    head: Head, batch: Groups, defense: RecognizedDefense, fit: GroupFit, starts: Callable[[], Tensor] | None = None
 ) -> ToldApart:
     """Every sample of the batch; `starts` may give rough softmax rows (B, C) of all samples in the order of their labels."""
     first = 0
@@ -58,8 +56,7 @@ def tell_apart(
         found = None
         if 2 <= count <= MOST_MEMBERS and not fit.signed:
             P = hunt_probabilities(head, batch, group) if defense.kind == "pruned" else None
-            rough = starts() if P is None and starts is not None else None
-            P = P if rough is None else rough[members]
+            P = starts()[members] if P is None and starts is not None else P
             found = None if P is None else split(head, batch, defense, fit, group, P)
         if found is not None and float(found[0].relative_errors.max()) < float(expected[group]):
             features.append(found[0].mean)
@@ -107,10 +104,8 @@ def hunt_probabilities(head: Head, batch: Groups, group: int) -> Tensor | None:
     """
     n, label = int(batch.counts[group]), int(batch.labels[group])
     survivors = (head.grad_W != 0).sum(0)
-    alone = head.grad_W[label] < 0
-    for other in batch.labels.tolist():
-        if other != label:
-            alone = alone & (head.grad_W[other] >= 0)
+    others = batch.labels[batch.labels != label]
+    alone = (head.grad_W[label] < 0) & (head.grad_W[others] >= 0).all(0)
     ranked = (survivors * alone).topk(min(_COLUMNS, len(survivors)))
     columns = ranked.indices[ranked.values >= _LEAST]
     if len(columns) < 4 * n:
@@ -157,7 +152,8 @@ def split(
     if threshold > 0 and len(live) == 0:  # nothing of it was left
         return None
     silent = head.grad_W[label] >= 0 if threshold > 0 else mean < 0.1 * mean.mean()
-    sparsity = Sparsity.of(mean, float(silent.double().mean()), len(P))
+    active = min(max(1 - float(silent.double().mean()) ** (1 / len(P)), 0.02), 0.95)  # not silent in all of its members
+    sparsity = Sparsity(active, max(float(mean.mean()) / active, 1e-12))
     Z, present = P.log(), mean.repeat(len(P), 1)
     for turn, largest in enumerate(_TURNS):
         deviation = first * (last / first) ** (turn / (len(_TURNS) - 1))
@@ -186,12 +182,6 @@ class Sparsity:
 
     active: float
     size: float
-
-    @classmethod
-    def of(cls, mean: Tensor, silent: float, members: int) -> Sparsity:
-        """From a group's mean features and the share of columns that are silent in all of its members."""
-        active = min(max(1 - silent ** (1 / members), 0.02), 0.95)
-        return cls(active, max(float(mean.mean()) / active, 1e-12))
 
 
 def weigh(N: Tensor, Q: Tensor, sparsity: Sparsity, largest: int) -> tuple[Posterior, float, float]:
@@ -284,9 +274,6 @@ def _inverse_columns(L: list[list[Tensor]]) -> list[list[Tensor]]:
     """L⁻¹ of a lower triangular matrix of tensors, row by row."""
     inverse: list[list[Tensor]] = []
     for a in range(len(L)):
-        row = []
-        for c in range(a):
-            row.append(-sum((L[a][m] * inverse[m][c] for m in range(c, a)), start=L[a][a].new_zeros(())) / L[a][a])
-        row.append(1 / L[a][a])
-        inverse.append(row)
+        left = [sum((L[a][m] * inverse[m][c] for m in range(c, a)), start=L[a][a].new_zeros(())) for c in range(a)]
+        inverse.append([*(-part / L[a][a] for part in left), 1 / L[a][a]])
     return inverse

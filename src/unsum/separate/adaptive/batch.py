@@ -13,6 +13,7 @@ from torch import Tensor
 
 from unsum.head import Head
 from unsum.knowledge import Knowledge
+from unsum.labels.ilrg import whole_counts
 from unsum.separate.adaptive.recognize import RecognizedDefense
 
 _SURE = 5.0  # standard deviations below zero that make a bias gradient a label's
@@ -47,10 +48,13 @@ class Groups:
 def find_batch(head: Head, knowledge: Knowledge, defense: RecognizedDefense) -> Groups | None:
     """The groups, by the granted labels or by the rows; None where no row stands out."""
     granted = knowledge.targets(head.classes)
-    energy = row_energies(head, defense)
     if granted is not None:
         labels, counts = granted.argmax(1).to(head.W.device).unique(return_counts=True)
         return Groups(labels, counts, _scale(head, defense, labels), True, [])
+    # (C,) squared norm of every row beyond what the noise adds to it; of signs, how many are negative.
+    energy = head.row_norms(head.grad_W).square() - head.grad_W.shape[1] * defense.sigma**2
+    if defense.kind == "sign":
+        energy = (head.grad_W < 0).sum(1).double()
     labels = _label_rows(head, defense, energy, knowledge.batch_size)
     if len(labels) == 0:
         return None
@@ -59,13 +63,6 @@ def find_batch(head: Head, knowledge: Knowledge, defense: RecognizedDefense) -> 
     counts = _counts(mass, knowledge.batch_size, head.reduction)
     notes = [f"Labels are the classes of the largest rows; how many samples carry each comes from {how}."]
     return Groups(labels, counts, scale, knowledge.batch_size is not None, notes)
-
-
-def row_energies(head: Head, defense: RecognizedDefense) -> Tensor:
-    """(C,) squared norm of every row beyond what the noise adds to it; of signs, how many are negative."""
-    if defense.kind == "sign":
-        return (head.grad_W < 0).sum(1).double()
-    return head.row_norms(head.grad_W).square() - head.grad_W.shape[1] * defense.sigma**2
 
 
 def _label_rows(head: Head, defense: RecognizedDefense, energy: Tensor, batch_size: int | None) -> Tensor:
@@ -128,15 +125,5 @@ def _counts(mass: Tensor, batch_size: int | None, reduction: str) -> Tensor:
         off, total = (counts - counts.round()).abs().max(), int(counts.round().clamp_min(1).sum())
         if batch_size is None and (float(off) > _WHOLE or total != size):
             continue
-        return _apportioned(counts / counts.sum() * size, size)
+        return 1 + whole_counts(counts / counts.sum() * size - 1, size - len(mass))
     return torch.ones_like(mass).long()
-
-
-def _apportioned(shares: Tensor, size: int) -> Tensor:
-    """Whole numbers of at least 1 with the given sum, nearest to the shares."""
-    counts = shares.floor().clamp_min(1).long()
-    while int(counts.sum()) < size:
-        counts[(shares - counts).argmax()] += 1
-    while int(counts.sum()) > size and int(counts.max()) > 1:
-        counts[torch.where(counts > 1, shares - counts, torch.inf).argmin()] -= 1
-    return counts

@@ -9,12 +9,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from unsum.certify.question import name_some
 from unsum.equation.observation import observe
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.labels.bias_sign import are_soft
 from unsum.leak import Leak
-from unsum.separate.adaptive.apart import Starts, ToldApart, tell_apart
+from unsum.separate.adaptive.apart import ToldApart, tell_apart
 from unsum.separate.adaptive.batch import Groups, find_batch
 from unsum.separate.adaptive.recognize import RecognizedDefense, recognize
 from unsum.separate.adaptive.rounds import fit_hits, fit_noisy, fit_pruned, fit_signs
@@ -24,7 +25,6 @@ from unsum.separate.rgla.newton import rgla_newton
 
 _GOOD = 0.3  # predicted error up to which the exact solver need not be asked as well
 _MISFIT = 1.05  # residual, in units of the noise, up to which a fit explains the gradient
-_LISTED = 8  # column numbers that a note names
 _GRID = 3**0.5  # rounding to a grid errs by up to half a step, which is √3 standard deviations of an even spread
 _SHRUNK = 1.3  # times the noise that posterior means leave: they are smaller than what they are the means of
 _MUCH = 0.05  # share of the gradient left over from which a person is told
@@ -59,9 +59,8 @@ def adaptive(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
 
 def _noisy(head: Head, knowledge: Knowledge, defense: RecognizedDefense, batch: Groups, seed: int) -> Leak:
     """Rounds over groups; the exact solver where samples share labels, or where the rounds did not settle it."""
-    if (
-        defense.lattice is not None
-    ):  # most of what was rounded to the grid point nearest to zero was nothing, or next to it
+    if defense.lattice is not None:
+        # Most of what was rounded to the grid point nearest to zero was nothing, or next to it.
         head = replace(head, grad_W=head.grad_W.masked_fill(head.grad_W.abs() <= 0.5 * defense.lattice.step, 0.0))
     fit = fit_noisy(head, batch, defense)
     done = (
@@ -92,20 +91,10 @@ def _removed(head: Head, defense: RecognizedDefense, batch: Groups, seed: int) -
     else:
         fit = fit_pruned(head, batch, defense)
         done = "Only surviving entries were fitted; features that pruning hid are set to what is usual below the threshold."
-    starts = _logits_first(head, batch, seed) if defense.kind == "pruned" else None
-    return answer(head, batch, defense, tell_apart(head, batch, defense, fit, starts), done)
-
-
-def _logits_first(head: Head, batch: Groups, seed: int) -> Starts:
-    """RGLA's equations start where too few columns survived to start from: they need ∇W Wᵀ only, which sums over all."""
-
-    @cache
-    def rough() -> Tensor | None:
-        if head.b is None or head.grad_b is None:
-            return None
-        return _in_order(rgla_newton(head, Knowledge(labels=batch.members), seed=seed))
-
-    return rough
+    # RGLA's equations start where too few columns survived to start from: they need ∇W Wᵀ only, which sums over all.
+    rough = cache(lambda: _in_order(rgla_newton(head, Knowledge(labels=batch.members), seed=seed)))
+    started = defense.kind == "pruned" and head.b is not None and head.grad_b is not None
+    return answer(head, batch, defense, tell_apart(head, batch, defense, fit, rough if started else None), done)
 
 
 def _in_order(leak: Leak) -> Tensor:
@@ -124,10 +113,9 @@ def _with_missing_columns(head: Head, knowledge: Knowledge, leak: Leak) -> Leak:
         return leak
     if observe(head, None).rank >= min(head.classes - 1, head.grad_W.shape[1] - len(empty)):
         return leak  # more samples than the head tells apart, which explains that nothing fits; these units are off for all
-    named = ", ".join(map(str, empty[:_LISTED])) + (f" and {len(empty) - _LISTED} more" if len(empty) > _LISTED else "")
     sentence = (
         f"{len(empty)} of {head.grad_W.shape[1]} columns of the head's gradient are zero and the others do not explain it by "
-        f"themselves: features may have been held back (as Soteria does). They are given as zeros: {named}."
+        f"themselves: features may have been held back (as Soteria does). They are given as zeros: {name_some(empty)}."
     )
     defense = RecognizedDefense("columns", sentence)
     batch = find_batch(head, knowledge, defense)

@@ -51,9 +51,8 @@ def recognize(head: Head) -> RecognizedDefense:
 def _recognized(head: Head) -> RecognizedDefense:
     zeros, smallest, largest = _zeros(head)
     rounding = rounding_of_weights(head)
-    if (
-        zeros > _REMOVED and smallest <= 12**0.5 * rounding
-    ):  # a unit in the last place of the weights: neither grid nor pruning
+    # A unit in the last place of the weights is neither grid nor pruning.
+    if zeros > _REMOVED and smallest <= 12**0.5 * rounding:
         return _of_rounded_weights(head, rounding)
     lattice = find_lattice(head.grad_W)
     if lattice is not None:
@@ -118,7 +117,9 @@ def _of_lattice(head: Head, lattice: Lattice, zeros: float) -> RecognizedDefense
             kind = "random-grid"
             sentence = "Entries are zero or of one magnitude: they were rounded at random to one level."
         return RecognizedDefense(kind, sentence, lattice=lattice)
-    step_b = _step(head.grad_b)
+    # Few entries: each counts as often as it takes.
+    lattice_b = None if head.grad_b is None else find_lattice(head.grad_b.repeat(32))
+    step_b = 0.0 if lattice_b is None else lattice_b.step
     if lattice.through_zero:
         sentence = (
             f"Entries are multiples of {lattice.step:.3g}, up to {levels}: they were rounded at random to few levels."
@@ -127,12 +128,6 @@ def _of_lattice(head: Head, lattice: Lattice, zeros: float) -> RecognizedDefense
     sentence = f"Entries lie on a grid of step {lattice.step:.3g} between their extremes: they were quantized."
     sigma = lattice.step / 12**0.5
     return RecognizedDefense("grid", sentence, sigma=sigma, sigma_b=step_b / 12**0.5, lattice=lattice)
-
-
-def _step(tensor: Tensor | None) -> float:
-    # Few entries: each counts as often as it takes.
-    lattice = None if tensor is None else find_lattice(tensor.repeat(32))
-    return 0.0 if lattice is None else lattice.step
 
 
 @dataclass(frozen=True)
@@ -151,9 +146,8 @@ def find_lattice(values: Tensor) -> Lattice | None:
     """The grid that all entries of a tensor lie on, or None."""
     seen = _some(values)
     most = max(3, _FEW * len(seen))
-    if (
-        len(seen[: len(seen) // 4].unique()) > most
-    ):  # nor has the whole fewer; most gradients end here, four times as fast
+    # Nor has the whole fewer than a part; most gradients end here, four times as fast.
+    if len(seen[: len(seen) // 4].unique()) > most:
         return None
     levels = seen.unique().double()
     if int((seen != 0).sum()) < _ENOUGH or len(levels) < 2 or len(levels) > most:

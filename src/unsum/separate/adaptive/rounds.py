@@ -68,12 +68,16 @@ def logits_of(head: Head, features: Tensor) -> Tensor:
 
 
 def fit_noisy(head: Head, batch: Groups, defense: RecognizedDefense) -> GroupFit:
-    """Least squares over all rows, then empirical Bayes."""
+    """Least squares over all rows, whose entries carry noise of the same size, then empirical Bayes."""
     P, alpha = start_probabilities(head, batch), batch.alpha(head.reduction)
     rows = batch.labels if defense.kind == "grid" and _flat(head, batch, defense) else None
     for _ in range(_ROUNDS):
         E = errors_of(head, batch, defense, P)
-        estimates, deviations = fit_all(head, E, alpha, defense.sigma, rows)
+        used = E if rows is None else E[:, rows]
+        # A direction that nothing determines must not blow up: the ridge is far below any that matters.
+        inverse = torch.linalg.pinv(alpha**2 * used @ used.T, rtol=1e-10, hermitian=True)
+        Q = head.mixed_rows(alpha * E) if rows is None else alpha * used @ head.grad_W[rows].double()
+        estimates, deviations = inverse @ Q, defense.sigma * inverse.diagonal().clamp_min(0).sqrt()
         signed = defense.sigma == 0 or looks_signed(estimates, deviations)
         posterior = denoise(estimates, deviations, signed=signed)
         Z = logits_of(head, posterior.mean)
@@ -176,19 +180,6 @@ def fit_hits(head: Head, batch: Groups, defense: RecognizedDefense) -> GroupFit:
 
 _AFFORDABLE = 3e10  # multiplications for the normal matrices of all columns, above which only label rows are used
 _BLOCK = 1 << 24  # entries handled at a time
-
-
-def fit_all(head: Head, E: Tensor, alpha: float, sigma: float, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(g, H) features and (g,) their standard deviations, where every entry of ∇W carries noise of the same size.
-
-    E (g, C) is P − Y summed over each group; `rows` are the classes to use, all by default.
-    """
-    used = E if rows is None else E[:, rows]
-    N = alpha**2 * used @ used.T
-    # A direction that nothing determines must not blow up: the ridge is far below any that matters.
-    inverse = torch.linalg.pinv(N, rtol=1e-10, hermitian=True)
-    Q = head.mixed_rows(alpha * E) if rows is None else alpha * used @ head.grad_W[rows].double()
-    return inverse @ Q, sigma * inverse.diagonal().clamp_min(0).sqrt()
 
 
 def fit_survivors(

@@ -19,10 +19,8 @@ from unsum.separate.exact.regression import ClassLine
 from unsum.separate.exact.starts import ratio_starts, usual_rows
 
 _FAILURES = 8  # changes in a row that may lead nowhere: batches that were found were found after six at most
-_FAR, _FEW = (
-    1e-3,
-    3,
-)  # unexplained share beyond which no batch of C − 1 samples was found, and the changes that are tried there
+_FAR = 1e-3  # unexplained share beyond which no batch of C − 1 samples was found
+_FEW = 3  # changes that are tried there
 _PROGRESS = 0.7  # of what was unexplained that a change must leave at most, for more of them to be tried
 _ITERATIONS, _FRESH = 25, 60  # to solve after a change from where the last one ended, and from a fresh start
 _EXPLAINED = 1e-11  # share of the squared gradient: rounding is below, local minima far above

@@ -3,6 +3,11 @@
 Starts come from the label rows (∇W_y / ∇b_y is nearly the features of a sample that carries y alone) and from the corners
 of the simplex. Whatever a start leads to is checked on its own, and what is found is subtracted: rows of labels that
 another sample's prediction had hidden come to light.
+
+Mixed labels, as of mixup: a target (1 − μ) e_y + μ e_z leaves p − e_y + μ (e_y − e_z) in the span of U: for a pair of classes
+that is a sample's own equation with one more unknown, μ, which is linear. The classes that stand out of ∇b are paired in all
+ways, and the ratios ∇W_y / ∇b_y of both rows, and the mean of these, are starts. A class that one sample's prediction hides
+behind another's label does not stand out: where few are missing, any class may be the second.
 """
 
 from __future__ import annotations
@@ -27,6 +32,12 @@ _SURER = 10.0  # times what smoothing takes from a row that a row has more, wher
 _SHARP = 1e-3  # of its length that a sample would still move
 ROUNDS = 24  # of looking for further samples, each of which usually finds several
 _PLAIN = 2e-3  # relative distance from a plain scale within which samples that are still rough say that it is plain
+_ROWS = 2  # times as many classes as samples are missing are paired
+_MOST_MIXED, _MOST_CLASSES = 32, 4096  # samples and classes: pairs are many
+_FIRST = 8  # steps of all starts
+_PART, _FEW = 6, 200  # then a sixth of them goes on, but this many at least
+_PAIRS = 6000  # of a class that stands out with any
+_SLACK = 1e-3  # of a share, beyond 0 and 1
 
 
 @dataclass(frozen=True)
@@ -125,24 +136,24 @@ class _Smoothed(Remainder):
         """α and e from the samples themselves: each label row's start, refined without the coupling, says q·t = 1/α."""
         T, labels = self.label_starts()
         T = self.singles.refine(T, labels, None)
-        couplings, floors = self.singles.couplings(T, labels), self.singles.amounts(T, labels)
-        samples = self.are_samples(T, labels) & (couplings > 0)
+        state = self.singles.state(T, labels)
+        samples = self.are_samples(T, labels) & (state.coupling > 0)
         if not bool(samples.any()):
             return self.observation.alpha(1.0, self.observation.rank), 0.0
-        alpha = positive_factor(1 / float(couplings[samples].median()))
-        return snapped(alpha, self.observation), float(floors[samples].median())
+        alpha = positive_factor(1 / float(state.coupling[samples].median()))
+        return snapped(alpha, self.observation), float(state.amount[samples].median())
 
     def accept(self, T: Tensor, labels: Tensor, faint: bool, sharp: bool = False) -> bool:
         """Refine the starts, keep those that are samples and new, and subtract them; whether any was found."""
         if len(T) == 0 or out_of_time(_UNTRIED):
             return False
         T = self.singles.refine(T, labels, self.alpha)
-        off = (self.alpha * self.singles.couplings(T, labels) - 1).abs()
+        off = (self.alpha * self.singles.state(T, labels).coupling - 1).abs()
         accepted = self.are_samples(T, labels, faint) & (off < 10 * self.singles.slack(T, labels, faint))
         if sharp:
             accepted &= self.singles.steps(T, labels, self.alpha) < _SHARP
         misfits = self.singles.misfits(T, labels)
-        kept = distinct(T, labels, misfits, accepted, self.T, self.labels)[: self.missing]
+        kept = distinct(T, labels, misfits, accepted, (self.T, self.labels))[: self.missing]
         if kept:
             C = self.observation.classes
             Y = torch.nn.functional.one_hot(labels[kept], C) * (1 - C * self.floor)
@@ -174,11 +185,111 @@ class _Smoothed(Remainder):
         return starts[torch.isfinite(starts).all(1)], relative > 0.2 * relative.max()
 
 
+def extract_mixed(observation: Observation) -> tuple[Tensor, Tensor, float] | None:
+    """T (n, R), targets (n, C) and the common factor α of as many samples of mixed label as can be found, at most R.
+
+    None where the equations do not allow to try, or nothing is found.
+    """
+    R, C = observation.rank, observation.classes
+    if observation.grad_b is None or observation.noise.added:
+        return None
+    if not (1 < R <= _MOST_MIXED and 2 * R + 2 <= C <= _MOST_CLASSES):
+        return None
+    left = _Mixed(observation, observation.grad_b)
+    for _ in range(ROUNDS):
+        if (
+            left.missing == 0
+            or out_of_time("samples of mixed labels")
+            or not any(left.find(starts()) for starts in (left.corners, left.pairs, left.pairs_with_any))
+        ):
+            break
+    return None if left.alpha is None or len(left.T) == 0 else (left.T, left.Y, left.alpha)
+
+
+class _Mixed(Remainder):
+    """The samples found have targets Y (n, C) of two classes each."""
+
+    def __init__(self, observation: Observation, grad_b: Tensor) -> None:
+        super().__init__(observation, grad_b)
+        self.Y = observation.U.new_zeros(0, observation.classes)
+        self.alpha: float | None = None  # the first samples found tell it
+
+    def find(self, starts: tuple[Tensor, Tensor]) -> bool:
+        """Refine all starts, keep those that are samples and new, and subtract them; whether any was found."""
+        T, pairs = starts
+        if len(T) == 0:
+            return False
+        T = self.singles.refine(T, pairs, self.alpha, _FIRST)
+        # Most pairs are of no sample: only the part goes on that came nearest to the span.
+        outside = self.singles.outside(T, pairs).nan_to_num(nan=torch.inf)
+        chosen = outside.argsort()[: max(_FEW, len(T) // _PART)]
+        T, pairs = self.singles.refine(T[chosen], pairs[chosen], self.alpha), pairs[chosen]
+        state = self.singles.state(T, pairs)
+        couplings, amounts = state.coupling, state.amount
+        misfits = self.singles.misfits(T, pairs).nan_to_num(nan=torch.inf)
+        good = self.are_samples(T, pairs) & (couplings > 0)
+        good &= (amounts > -_SLACK) & (amounts < 1 + _SLACK)
+        if not bool(good.any()):
+            return False
+        if self.alpha is None:
+            self.alpha = snapped(positive_factor(1 / float(couplings[good].median())), self.observation)
+        good &= (self.alpha * couplings - 1).abs() < 10 * self.singles.slack(T, pairs, faint=False)
+        # Whatever their classes are: one sample may be found with several seconds of almost no share.
+        of_any = torch.zeros_like(pairs[:, 0])
+        kept = distinct(T, of_any, misfits, good, (self.T, of_any.new_zeros(len(self.T))))[: self.missing]
+        if kept:
+            Y = self.Y.new_zeros(len(kept), self.observation.classes)
+            Y.scatter_(1, pairs[kept], torch.stack([1 - amounts[kept], amounts[kept]], dim=1))
+            self.subtract(T[kept], Y, self.alpha)
+            self.Y = torch.cat([self.Y, Y])
+        return bool(kept)
+
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """(n, R) ratios of the rows that stand out, and (n, 2) the classes that are paired for each."""
+        rows, ratios = self._outstanding(_ROWS * self.missing + 2)
+        a, b = torch.triu_indices(len(rows), len(rows), 1, device=rows.device)
+        T = torch.cat([ratios[a], ratios[b], (ratios[a] + ratios[b]) / 2])
+        finite = torch.isfinite(T).all(1)
+        return T[finite], torch.stack([rows[a], rows[b]], dim=1).repeat(3, 1)[finite]
+
+    def corners(self) -> tuple[Tensor, Tensor]:
+        """Classes that nobody carries are mixtures of the samples: near their corners the sample's prediction is one label."""
+        rows, _ = self._outstanding(_ROWS * self.missing + 2)
+        free = self.grad_b > 0
+        free[rows] = False
+        ratios = self.U[free] / self.grad_b[free][:, None]
+        if len(ratios) <= self.missing:
+            return self.U[:0], rows[:0, None].expand(0, 2)
+        T = ratios[hunt_corners(ratios, self.missing)]
+        first = torch.softmax(T @ self.observation.K + self.observation.b, dim=1).argmax(1)
+        return _paired(T, first, rows)
+
+    def pairs_with_any(self) -> tuple[Tensor, Tensor]:
+        """The same with every other class as the second."""
+        C = self.observation.classes
+        rows, ratios = self._outstanding(min(_ROWS * self.missing + 2, _PAIRS // C))
+        return _paired(ratios, rows, torch.arange(C, device=rows.device))
+
+    def _outstanding(self, count: int) -> tuple[Tensor, Tensor]:
+        """The rows with the most of ∇b, and their ratios."""
+        rows = self.grad_b.abs().topk(min(count, len(self.grad_b))).indices
+        return rows, self.U[rows] / self.grad_b[rows][:, None]
+
+
+def _paired(T: Tensor, first: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor]:
+    """Every start with its first class and each of the second ones."""
+    pairs = torch.cartesian_prod(torch.arange(len(first), device=first.device), seconds)
+    T, pairs = T[pairs[:, 0]], torch.stack([first[pairs[:, 0]], pairs[:, 1]], dim=1)
+    kept = torch.isfinite(T).all(1) & (pairs[:, 0] != pairs[:, 1])
+    return T[kept], pairs[kept]
+
+
 def distinct(
-    T: Tensor, labels: Tensor, misfits: Tensor, accepted: Tensor, found: Tensor, found_labels: Tensor
+    T: Tensor, labels: Tensor, misfits: Tensor, accepted: Tensor, before: tuple[Tensor, Tensor] | None = None
 ) -> list[int]:
-    """Those of the accepted samples that are new: the best first, none of them twice or as one found before."""
+    """Those of the accepted samples that are new: the best first, none of them twice or as one `before`, T with labels."""
     kept: list[int] = []
+    found, found_labels = before or (T[:0], labels[:0])
     for index in misfits.argsort().tolist():
         alike = [k for k in kept if labels[k] == labels[index]]
         same = torch.cat([found[found_labels == labels[index]], T[alike]])

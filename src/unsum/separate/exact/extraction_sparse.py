@@ -16,7 +16,7 @@ used, and remains to check what comes out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, islice
 
 import torch
@@ -29,26 +29,9 @@ from unsum.separate.exact.extraction import Extracted, distinct, extract, label_
 from unsum.separate.exact.single import SingleSamples, in_parts
 from unsum.separate.exact.starts import ratio_starts
 
-_Well = tuple[float, float, float]  # depth, wall and softmax of one kind
-
-
-@dataclass(frozen=True)
-class Wells:
-    """How zeros pull, (n, 1) each: depth ν of a well, height of the wall against what is negative, weight μ of the softmax."""
-
-    depth: Tensor
-    wall: Tensor
-    softmax: Tensor
-
-    @classmethod
-    def by_row(cls, kinds: Sequence[_Well], counts: list[int], like: Tensor) -> Wells:
-        """For so many starts of every kind."""
-        rows = like.new_tensor(kinds).repeat_interleave(torch.tensor(counts, device=like.device), dim=0)
-        return cls(rows[:, :1], rows[:, 1:2], rows[:, 2:])
-
-
 _UNTRIED = "samples by the zeros of their features"
-_WELLS = ((1e-3, 1.0, 3.0), (1e-2, 1.0, 10.0), (1e-4, 1.0, 1.0), (1e-3, 3.0, 1.0))  # depth, wall, softmax
+# How zeros pull: depth ν of a well, height of the wall against what is negative, weight μ of the softmax.
+_WELLS = ((1e-3, 1.0, 3.0), (1e-2, 1.0, 10.0), (1e-4, 1.0, 1.0), (1e-3, 3.0, 1.0))
 _TOGETHER = 1 << 15  # numbers of a start below which a few more take hardly longer: calls are most of it
 _MOVED = (0.0, 0.5, 1.0)  # of the ratios' spread, that starts are moved by after so many turns through the wells
 _SPARE = 16  # equations more than unknowns, and zeros, that a sample must have
@@ -73,14 +56,9 @@ def extract_sparse(observation: Observation, generator: torch.Generator) -> Extr
     """As many samples of hard label as can be found, at most R; None where it cannot be tried, or the first is not found."""
     grad_b = observation.grad_b
     R, H = observation.A.shape
-    if (
-        grad_b is None
-        or observation.noise.relative > _NOISY
-        or observation.classes <= R
-        or not bool((grad_b != 0).all())
-    ):
+    if grad_b is None or not bool((grad_b != 0).all()) or observation.noise.relative > _NOISY:
         return None
-    if 2 * R > H or 2.0 * _HUNT * R * R * H * R > _WORK:
+    if observation.classes <= R or 2 * R > H or 2.0 * _HUNT * R * R * H * R > _WORK:
         return None
     found = _Found(observation, grad_b, generator)
     while found.missing and not out_of_time(_UNTRIED) and found.hunt():
@@ -139,24 +117,27 @@ class _Found:
         else:
             yield from (chain.from_iterable(self._hunted([(moved, well)]) for well in _WELLS) for moved in moves)
 
-    def _hunted(self, ways: list[tuple[float, _Well]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """What is found in each of these ways, of starts that are moved and wells that draw them."""
+    def _hunted(self, ways: list[tuple[float, tuple[float, ...]]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """What is found in each of these ways, of starts that are moved and wells that draw them.
+
+        Starts are the ratios of the rows that are surely labels; moved ones of all rows.
+        """
         if out_of_time(_UNTRIED):
             return
-        starts = [self._starts(moved, everywhere=moved > 0) for moved, _ in ways]
-        samples = SparseSamples(self.left, _bias(self.left), self.size)
-        sizes = [len(T) for T, _ in starts]
-        T, labels = (torch.cat(parts) for parts in zip(*starts, strict=True))
+        grad_b = _bias(self.left)
+        rows = [(torch.ones_like(grad_b) if moved else grad_b < 0).nonzero()[:, 0] for moved, _ in ways]
+        pairs = zip(rows, ways, strict=True)
+        T = torch.cat([ratio_starts(self.left, grad_b, own, self.generator, moved) for own, (moved, _) in pairs])
+        samples, sizes, labels = (
+            SparseSamples(self.left, grad_b, self.size),
+            [len(own) for own in rows],
+            torch.cat(rows),
+        )
         if len(T):
-            T = samples.hunt(T, labels, Wells.by_row([well for _, well in ways], sizes, T))
+            each = torch.tensor(sizes, device=T.device)
+            T = samples.hunt(T, labels, T.new_tensor([well for _, well in ways]).repeat_interleave(each, dim=0))
         for part, named in zip(T.split(sizes), labels.split(sizes), strict=True):
             yield self._accepted(samples, part, named)
-
-    def _starts(self, moved: float, everywhere: bool) -> tuple[Tensor, Tensor]:
-        """The ratios of the rows that are surely labels, or of all of them."""
-        grad_b = _bias(self.left)
-        labels = (torch.ones_like(grad_b) if everywhere else grad_b < 0).nonzero()[:, 0]
-        return ratio_starts(self.left, grad_b, labels, self.generator, moved), labels
 
     def _accepted(self, samples: SparseSamples, T: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Those where a hunt ended that are samples, with how far off α q·t is in units of its rounding."""
@@ -164,9 +145,10 @@ class _Found:
             return T @ self.basis, labels, T[:, 0]
         left = self.left
         singles = SingleSamples(left, label_weights(left, _bias(left)))
-        misfits, zeros, couplings = singles.misfits(T, labels), samples.zeros(T), singles.couplings(T, labels)
+        misfits, f, couplings = singles.misfits(T, labels), T @ samples.A, singles.state(T, labels).coupling
+        zeros = (f.abs() < _ZERO).sum(1)
         spare = zeros + self.whole.classes - 2 * self.missing
-        good = samples.positive(T) & (spare >= _SPARE) & (zeros >= _SPARE)
+        good = (f.amin(1) > -3 * _ZERO) & (spare >= _SPARE) & (zeros >= _SPARE)
         if len(self.T) == 0 and bool(good.any()):
             self.alpha = snapped(positive_factor(1 / float(couplings[good].median())), self.whole)
         precision = self.whole.client_precision + self.whole.noise.relative
@@ -176,23 +158,19 @@ class _Found:
         off = (self.alpha * couplings - 1).abs() * left_over / precision
         off = torch.maximum(off, _MISFIT * misfits)
         good &= off < _BLURRED
-        of_any = torch.zeros_like(labels)
-        kept = distinct(T, of_any, torch.where(good, off, torch.inf), good, T[:0], of_any[:0])[: self.missing]
+        kept = distinct(T, torch.zeros_like(labels), torch.where(good, off, torch.inf), good)[: self.missing]
         return T[kept] @ self.basis, labels[kept], off[kept]
 
     def _take(self, T: Tensor, labels: Tensor) -> None:
-        """Add samples, sharpened in the whole gradient where that makes them better: errors of the first must not add up."""
-        if len(T) == 0:
-            return
+        """Add samples, sharpened in the whole gradient where that makes them better: errors of the first must not add up.
+
+        What is left is the observation with their part subtracted, in the directions that are left.
+        """
         sharp = SparseSamples(self.whole, _bias(self.whole), self.size).sharpen(T, labels, _RESHARPENED)
         singles = SingleSamples(self.whole, label_weights(self.whole, _bias(self.whole)))
-        off, off_sharp = ((self.alpha * singles.couplings(t, labels) - 1).abs() for t in (T, sharp))
+        off, off_sharp = ((self.alpha * singles.state(t, labels).coupling - 1).abs() for t in (T, sharp))
         T = torch.where((off_sharp < off)[:, None], sharp, T)
         self.T, self.labels = torch.cat([self.T, T]), torch.cat([self.labels, labels])
-        self._leave_out()
-
-    def _leave_out(self) -> None:
-        """The observation without the samples found: their part subtracted, and the directions that are left."""
         whole, T = self.whole, self.T
         E = torch.softmax(T @ whole.K + whole.b, dim=1)
         E = E - torch.nn.functional.one_hot(self.labels, whole.classes)
@@ -217,40 +195,28 @@ class SparseSamples:
         self.N = torch.linalg.qr(observation.U, mode="complete").Q[:, observation.rank :].T
         self.w = torch.linalg.lstsq(observation.U, grad_b[:, None]).solution[:, 0]
 
-    def hunt(self, T: Tensor, labels: Tensor, wells: Wells) -> Tensor:
-        """(n, R) where the starts are drawn to, sharpened; most of the rows are no samples."""
-        return in_parts(
-            lambda t, y, depth, wall, softmax: self._hunt(t, y, Wells(depth, wall, softmax)),
-            *(self._entries, T, labels, wells.depth, wells.wall, wells.softmax),
-        )
+    def hunt(self, T: Tensor, labels: Tensor, wells: Tensor) -> Tensor:
+        """(n, R) where the starts are drawn to by `wells` (n, 3), sharpened; most of the rows are no samples."""
+        return in_parts(self._hunt, self._entries, T, labels, wells)
 
     def sharpen(self, T: Tensor, labels: Tensor, width: float = _BLUNT) -> Tensor:
         """Newton's method with the small entries taken for zeros, those beyond `width` less and less."""
         T = in_parts(lambda t, y: self._sharpen(t, y, width), self._entries, T, labels)
         return torch.where(torch.isfinite(T).all(1, keepdim=True), T, 0.0)
 
-    def zeros(self, T: Tensor) -> Tensor:
-        """(n,) how many features are zero."""
-        return ((T @ self.A).abs() < _ZERO).sum(1)
-
-    def positive(self, T: Tensor) -> Tensor:
-        """(n,) bool: whether no feature is negative."""
-        return (T @ self.A).amin(1) > -3 * _ZERO
-
-    def _hunt(self, T: Tensor, labels: Tensor, wells: Wells) -> Tensor:
+    def _hunt(self, T: Tensor, labels: Tensor, wells: Tensor) -> Tensor:
         width, wall = _OPENING
-        first = torch.full_like(T[:, :1], wall)
-        T = self._settle(
-            T, labels, Wells(torch.zeros_like(first), first, torch.ones_like(first)), width, _OPENING_STEPS
-        )
+        depth, walls, softmax = wells.split(1, dim=1)
+        T = self._settle(T, labels, wells.new_tensor([[0.0, wall, 1.0]]).expand_as(wells), width, _OPENING_STEPS)
         while width > _NARROWEST:
-            walls = (wells.wall * wells.depth.sqrt() / width).clamp_min(_LOWEST_WALL)
-            T = self._settle(T, labels, replace(wells, wall=walls), width, _STEPS)
+            higher = (walls * depth.sqrt() / width).clamp_min(_LOWEST_WALL)
+            T = self._settle(T, labels, torch.cat([depth, higher, softmax], dim=1), width, _STEPS)
             width *= _NARROWING
         return self._sharpen(torch.where(torch.isfinite(T), T, 0.0), labels, _BLUNT)
 
-    def _settle(self, T: Tensor, labels: Tensor, wells: Wells, width: float, iterations: int) -> Tensor:
+    def _settle(self, T: Tensor, labels: Tensor, wells: Tensor, width: float, iterations: int) -> Tensor:
         """Damped Gauss–Newton on the softmax, t·w = 1, the wall and wells ν f²/(f² + width²)."""
+        depth, wall, softmax = wells.split(1, dim=1)
         P, outside = self._softmax(T, labels)
         cost = self._cost(T, outside, wells, width)
         damping = torch.full_like(cost, 1e-2)
@@ -258,8 +224,8 @@ class SparseSamples:
             if out_of_time(_UNTRIED):
                 break
             f = T @ self.A
-            pull = wells.wall.square() * (f < 0) + wells.depth * width**2 / (f.square() + width**2).square()
-            M, g = self._normal_equations(T, P, outside, pull, wells.softmax, _NORMALIZED)
+            pull = wall.square() * (f < 0) + depth * width**2 / (f.square() + width**2).square()
+            M, g = self._normal_equations(T, P, outside, pull, softmax, _NORMALIZED)
             diagonal = M.diagonal(dim1=1, dim2=2)
             diagonal = diagonal + 1e-3 * diagonal.mean(1, keepdim=True)
             step, _ = torch.linalg.solve_ex(M + torch.diag_embed(damping[:, None] * diagonal), g)
@@ -291,11 +257,11 @@ class SparseSamples:
         P = torch.softmax(T @ self.observation.K + self.observation.b, dim=1)
         return P, P @ self.N.T - self.N.T[labels]
 
-    def _cost(self, T: Tensor, outside: Tensor, wells: Wells, width: float) -> Tensor:
-        f = T @ self.A
-        drawn = wells.depth * (f.square() / (f.square() + width**2)) + (wells.wall * f.clamp_max(0)).square()
+    def _cost(self, T: Tensor, outside: Tensor, wells: Tensor, width: float) -> Tensor:
+        (depth, wall, softmax), f = wells.split(1, dim=1), T @ self.A
+        drawn = depth * (f.square() / (f.square() + width**2)) + (wall * f.clamp_max(0)).square()
         missed = _NORMALIZED * (T @ self.w - 1) / self.w.norm()
-        return wells.softmax[:, 0].square() * outside.square().sum(1) + drawn.sum(1) + missed.square()
+        return softmax[:, 0].square() * outside.square().sum(1) + drawn.sum(1) + missed.square()
 
     def _normal_equations(
         self, T: Tensor, P: Tensor, outside: Tensor, pull: Tensor, softmax: Tensor, normalized: float

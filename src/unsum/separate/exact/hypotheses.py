@@ -57,9 +57,8 @@ def hypotheses(
     """By name, from the simplest to the most general."""
     size = observation.rank if batch_size is None else batch_size
     Y = targets.to(observation.b.device) if targets is not None else hard_targets(line, size, WHOLE)
-    if (
-        Y is None and batch_size is None
-    ):  # a larger batch: equal samples or dependent features take away directions, not counts
+    if Y is None and batch_size is None:
+        # A larger batch: equal samples or dependent features take away directions, not counts.
         larger = (hard_targets(line, B, 0.02) for B in range(size + 1, 4 * size + 1))
         Y = next((rows for rows in larger if rows is not None), None)
     B = size if Y is None else len(Y)

@@ -22,27 +22,17 @@ _ROOTS, _ITERATIONS = 8, 60  # local minima worth solving from, and how long
 
 def lone_roots(observation: Observation) -> list[tuple[Equation, Unknowns]]:
     """Where the walk's most promising points lead, with the equation of each: the smallest length first."""
-    roots = []
-    for start, labeled in _lone_starts(observation):
-        equation = observation.equation().with_rows(observation.weight * ~labeled)
-        equation = replace(equation, floor_free=True, alpha_free=equation.has_bias)
-        root = solve(equation, start, _ITERATIONS, in_noise_units=True).at
-        if root.is_sound:
-            roots.append((equation, root))
-    return sorted(roots, key=lambda root: float(root[1].T.norm()))
-
-
-def _lone_starts(observation: Observation) -> list[tuple[Unknowns, Tensor]]:
-    """The most promising lengths and factors of a gradient of one direction, best first; and the rows (C,) of possible labels."""
-    t, alpha = _candidates(observation)
-    starts = []
+    roots, (t, alpha) = [], _candidates(observation)
     for in_noise_units in (True, False):
         loss, floor, named = _flatness(observation, t, alpha, in_noise_units)
         for index in _local_minima(loss):
-            labeled = torch.zeros(observation.classes, dtype=torch.bool, device=t.device)
-            labeled[named[index]] = True
-            starts.append((Unknowns(t[index].view(1, 1), floor[index], alpha[index].log()), labeled))
-    return starts
+            start = Unknowns(t[index].view(1, 1), floor[index], alpha[index].log())
+            equation = observation.equation().with_rows(observation.weight.index_fill(0, named[index], 0.0))
+            equation = replace(equation, floor_free=True, alpha_free=equation.has_bias)
+            root = solve(equation, start, _ITERATIONS, in_noise_units=True).at
+            if root.is_sound:
+                roots.append((equation, root))
+    return sorted(roots, key=lambda root: float(root[1].T.norm()))
 
 
 def _candidates(observation: Observation) -> tuple[Tensor, Tensor]:

@@ -20,8 +20,7 @@ from unsum.certify.scatter import certify
 from unsum.equation.equation import Equation, Unknowns, positive_factor
 from unsum.equation.observation import Observation
 from unsum.separate.exact.exchange import exchange_labels
-from unsum.separate.exact.extraction import Extracted, extract
-from unsum.separate.exact.extraction_mixed import extract_mixed
+from unsum.separate.exact.extraction import Extracted, extract, extract_mixed
 from unsum.separate.exact.extraction_sparse import extract_sparse
 from unsum.separate.exact.hypotheses import HARD, SOFT, Hypothesis, Known
 from unsum.separate.exact.lone import lone_roots

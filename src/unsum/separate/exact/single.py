@@ -23,13 +23,15 @@ _FALLING = 0.99  # of its cost that a start must have lost to go on
 
 
 @dataclass(frozen=True)
-class _State:
+class SampleState:
+    """What softmax and the span say of n starts."""
+
     P: Tensor  # (n, C)
     amount: Tensor  # (n,) how far the target is from the hard one: e, or a mixture's second share
     outside: Tensor  # (n, C) Π⊥ D (P − e_y)
     size: Tensor  # (n,) ‖D (P − e_y)‖
     q: Tensor  # (n, R)
-    coupling: Tensor  # (n,) q·t, which is 1/α for a sample
+    coupling: Tensor  # (n,) q·t: 1/α for every true sample, 0 for the trivial root at infinity
 
 
 class SingleSamples:
@@ -67,20 +69,12 @@ class SingleSamples:
         def left(t: Tensor, y: Tensor) -> Tensor:
             if out_of_time("samples one at a time"):
                 return torch.full_like(t[:, 0], torch.inf)
-            state = self._state(t, y)
+            state = self.state(t, y)
             N, g = self._normal_equations(t, y, state, state.size, alpha)
             N = N + torch.diag_embed(1e-13 * N.diagonal(dim1=1, dim2=2) + 1e-300)
             return torch.div(torch.linalg.solve_ex(N, g)[0].norm(dim=1), t.norm(dim=1))
 
         return in_parts(left, self._entries, T, labels)
-
-    def couplings(self, T: Tensor, labels: Tensor) -> Tensor:
-        """(n,) q·t: 1/α for every true sample, 0 for the trivial root at infinity."""
-        return self._state(T, labels).coupling
-
-    def amounts(self, T: Tensor, labels: Tensor) -> Tensor:
-        """(n,) each sample's own e, or μ."""
-        return self._state(T, labels).amount
 
     def slack(self, T: Tensor, labels: Tensor, faint: bool) -> Tensor:
         """(n,) how much of p − e_y may lie outside the span of U, relatively, for a sample.
@@ -96,12 +90,12 @@ class SingleSamples:
 
     def outside(self, T: Tensor, labels: Tensor) -> Tensor:
         """(n,) the share of p − e_y that lies outside the span of U."""
-        state = self._state(T, labels)
+        state = self.state(T, labels)
         return torch.div(state.outside.norm(dim=1), state.size.clamp_min(1e-300))
 
     def misfits(self, T: Tensor, labels: Tensor) -> Tensor:
         """(n,) distance from the span of U in units of what noise alone explains."""
-        observation, state = self.observation, self._state(T, labels)
+        observation, state = self.observation, self.state(T, labels)
         size = 1 + 0.5 * T.norm(dim=1, keepdim=True) * observation.row_norms
         Y = torch.nn.functional.one_hot(_first(labels), observation.classes)
         client = observation.client_precision**2 * ((state.P * size).square() + Y)
@@ -109,37 +103,39 @@ class SingleSamples:
         allowed = (variance * self.D.square()).sum(1).sqrt()
         return torch.div(state.outside.norm(dim=1), allowed)
 
-    def _state(self, T: Tensor, labels: Tensor) -> _State:
+    def state(self, T: Tensor, labels: Tensor) -> SampleState:
         P = torch.softmax(T @ self.observation.K + self.observation.b, dim=1)
         X = P.clone()
         X[torch.arange(len(T), device=T.device), _first(labels)] -= 1
         X = X * self.D
         if self._is_known(labels):
             amount = X.new_full((len(X),), self.floor or 0.0)
-            X = X + amount[:, None] * self._change(labels) if self.floor else X
+            X = X + amount[:, None] * self._change(labels)[0] if self.floor else X
         else:
-            W = self._change(labels)
-            W_outside = W - (W @ self.Q) @ self.Q.T
+            W, W_outside = self._change(labels)
             amount = -(X * W_outside).sum(1) / W_outside.square().sum(1).clamp_min(1e-300)
             X = X + amount[:, None] * W
         inside = X @ self.Q
         q = torch.linalg.solve_triangular(self.triangle, inside.T, upper=True).T
-        return _State(P, amount, X - inside @ self.Q.T, X.norm(dim=1), q, (q * T).sum(1))
+        return SampleState(P, amount, X - inside @ self.Q.T, X.norm(dim=1), q, (q * T).sum(1))
 
     def _is_known(self, labels: Tensor) -> bool:
         return labels.ndim == 1 and self.floor is not None
 
-    def _change(self, labels: Tensor) -> Tensor:
-        """(n, C) what a unit of e, or of μ, adds to D (p − y)."""
+    def _change(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """(n, C) what a unit of e, or of μ, adds to D (p − y), and the part of it outside the span."""
         each, C = torch.arange(len(labels), device=labels.device), len(self.D)
         W = self.D.new_full((len(labels), C), -1.0 if labels.ndim == 1 else 0.0)
         W[each, _first(labels)] += C if labels.ndim == 1 else 1
         if labels.ndim == 2:
             W[each, labels[:, 1]] -= 1
-        return W * self.D
+        W = W * self.D
+        return W, W - (W @ self.Q) @ self.Q.T
 
     def _refine(self, T: Tensor, labels: Tensor, alpha: float | None, iterations: int) -> Tensor:
-        size = self._state(T, labels).size
+        if out_of_time("samples one at a time"):  # what is asked for first takes as long as a step
+            return T
+        size = self.state(T, labels).size
         importance = torch.zeros_like(size) if alpha is None else size
         damping, cost = torch.full_like(size, 1e-3), torch.full_like(size, torch.inf)
         T, under_way = T.clone(), torch.arange(len(T), device=T.device)
@@ -158,7 +154,7 @@ class SingleSamples:
         self, T: Tensor, labels: Tensor, importance: Tensor, alpha: float, damping: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """A few damped steps of every start; where they end, with which cost and damping."""
-        state = self._state(T, labels)
+        state = self.state(T, labels)
         cost = _cost(state, importance, alpha)
         for _ in range(_LOOK):
             if out_of_time("samples one at a time"):
@@ -167,23 +163,24 @@ class SingleSamples:
             scaled = damping[:, None] * N.diagonal(dim1=1, dim2=2)
             step, _ = torch.linalg.solve_ex(N + torch.diag_embed(scaled + 1e-300), g)
             trial = T - step
-            there = self._state(trial, labels)
+            there = self.state(trial, labels)
             new_cost = _cost(there, importance, alpha)
             better = new_cost < cost
             T, cost = torch.where(better[:, None], trial, T), torch.where(better, new_cost, cost)
             pairs = zip(vars(there).values(), vars(state).values(), strict=True)
-            state = _State(*(torch.where(better if new.ndim == 1 else better[:, None], new, old) for new, old in pairs))
+            state = SampleState(
+                *(torch.where(better if new.ndim == 1 else better[:, None], new, old) for new, old in pairs)
+            )
             damping = torch.where(better, damping / 5, damping * 4).clamp(1e-14, 1e10)
         return T, cost, damping
 
     def _normal_equations(
-        self, T: Tensor, labels: Tensor, state: _State, importance: Tensor, alpha: float
+        self, T: Tensor, labels: Tensor, state: SampleState, importance: Tensor, alpha: float
     ) -> tuple[Tensor, Tensor]:
         K = self.observation.K
         X = (self.D * state.P)[:, :, None] * (K.T - (state.P @ K.T)[:, None, :])  # (n, C, R)
         if not self._is_known(labels):  # e or μ follows every step
-            W = self._change(labels)
-            W_outside = W - (W @ self.Q) @ self.Q.T
+            W, W_outside = self._change(labels)
             follows = (W_outside[:, None, :] @ X) / W_outside.square().sum(1).clamp_min(1e-300)[:, None, None]
             X = X - W[:, :, None] * follows
         inside = self.Q.T @ X
@@ -205,5 +202,5 @@ def _first(labels: Tensor) -> Tensor:
     return labels if labels.ndim == 1 else labels[:, 0]
 
 
-def _cost(state: _State, importance: Tensor, alpha: float) -> Tensor:
+def _cost(state: SampleState, importance: Tensor, alpha: float) -> Tensor:
     return state.outside.square().sum(1) + (importance * (alpha * state.coupling - 1)).square()

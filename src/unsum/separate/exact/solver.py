@@ -34,18 +34,14 @@ def exact(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
     if float(low) == float(high) == 0:
         return nothing_found(head, knowledge, "The gradient is zero: it says nothing about the batch.")
     try:
-        return _solved(head, knowledge, seed)
+        undecayed = without_decay(head)
+        if undecayed is None:
+            return _separated(head, knowledge, seed, None)
+        clean, decay, noise = undecayed
+        leak = _separated(clean, knowledge, seed, noise)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         # Sizes beyond what float64 can square, or rows that are all alike.
         return nothing_found(head, knowledge, "The gradient's numbers leave the solver nothing that it can invert.")
-
-
-def _solved(head: Head, knowledge: Knowledge, seed: int) -> Leak:
-    undecayed = without_decay(head)
-    if undecayed is None:
-        return _separated(head, knowledge, seed, None)
-    clean, decay, noise = undecayed
-    leak = _separated(clean, knowledge, seed, noise)
     note = f"The client decayed its weights by {decay:.3g} times themselves; that was taken off first."
     return replace(leak, notes=[*leak.notes, note])
 
@@ -65,18 +61,18 @@ def _separated(head: Head, knowledge: Knowledge, seed: int, noise: Noise | None)
 def leak_of(question: Question) -> Leak:
     """The answer in the attacker's own order."""
     head, observation, candidate = question.head, question.observation, question.candidate
-    judgment, at = judge(question), candidate.at
+    (claim, T), at = judge(question), candidate.at
     G = observation.loss.gradient(at.T @ observation.K + observation.b, candidate.Y)
     return Leak(
         method="exact",
         targets=candidate.Y,
-        logits=judgment.T @ observation.K + observation.b,
-        features=(judgment.T @ observation.A).to(working_type(head)),
+        logits=T @ observation.K + observation.b,
+        features=(T @ observation.A).to(working_type(head)),
         residual=float((at.alpha * G.T @ at.T - observation.U).norm() / observation.U.norm()),
-        predicted_error=judgment.claim.predicted_error,
-        exact=judgment.claim.exact,
+        predicted_error=claim.predicted_error,
+        exact=claim.exact,
         scale=question.scale,
-        notes=judgment.claim.notes,
+        notes=claim.notes,
         loss=observation.loss.name,
     )
 

@@ -173,27 +173,19 @@ def certified(observation: Observation, directions: SparseDirections, lengths: L
     at = Unknowns.of(lengths.T, alpha)
     Y = lengths.targets(observation, alpha)
     equation = replace(observation.equation(), Y=Y, weight=observation.weights_at(at, Y))
-    certificate = _certificate(observation, directions, lengths, Linearized(equation, at))
+    # The noise of an entry turns a direction and spreads over all entries; the readings of α scatter as the lengths do.
+    here, (R, H), size = Linearized(equation, at), observation.A.shape, lengths.T.norm(dim=1)
+    misfit = (here.cost / ((observation.classes - 1) * here.residual.shape[1] - R)) ** 0.5
+    entry = torch.linalg.pinv(at.alpha * here.G.T / observation.noise.level[:, None]).norm(dim=1)
+    whole = max(misfit, 1.0) * entry * H**0.5 / size
+    off = (lengths.alphas / at.alpha - 1).abs()
+    errors = (whole.square() * (1 + directions.turn.square()) + off.square()).sqrt()
+    deviation = float(off.median()) / R**0.5
+    certificate = Certificate(misfit, errors, torch.diag((errors * size).square()), torch.inf, deviation)
     if observation.rank < _READINGS and alpha != plain:
         told = certify(replace(equation, alpha_free=True), at, observation)
         certificate = replace(certificate, errors=torch.maximum(certificate.errors, told.errors))
     return Candidate(at, Y, certificate, equation, read_off=True)
-
-
-def _certificate(
-    observation: Observation, directions: SparseDirections, lengths: Lengths, here: Linearized
-) -> Certificate:
-    """The noise of an entry turns a direction and spreads over all entries; the readings of α scatter as the lengths do."""
-    R, H = observation.A.shape
-    equations = (observation.classes - 1) * here.residual.shape[1]
-    misfit = (here.cost / (equations - R)) ** 0.5
-    size = lengths.T.norm(dim=1)
-    entry = torch.linalg.pinv(here.at.alpha * here.G.T / observation.noise.level[:, None]).norm(dim=1)
-    whole = max(misfit, 1.0) * entry * H**0.5 / size
-    off = (lengths.alphas / here.at.alpha - 1).abs()
-    errors = (whole.square() * (1 + directions.turn.square()) + off.square()).sqrt()
-    deviation = float(off.median()) / R**0.5
-    return Certificate(misfit, errors, torch.diag((errors * size).square()), torch.inf, deviation)
 
 
 def fit_lengths(x: Tensor, E: Tensor, b: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unsum.deadline import out_of_time
 from unsum.equation.observation import Observation
-from unsum.separate.exact.extraction import FITS, SAME_SAMPLE
+from unsum.separate.exact.extraction import FITS, SAME_SAMPLE, distinct
 from unsum.separate.exact.search import Search
 from unsum.separate.exact.single import SingleSamples
 from unsum.separate.local_steps.counting import USUAL, ratios, usual_ratio
@@ -89,12 +89,14 @@ class _Step:
         usual = _usual(left, self.samples.T)
         starts = self._starts(kind, left, usual)[self.classes]
         for coupled in (None, self.alpha):
+            if out_of_time(_UNTRIED):
+                break
             T = singles.refine(starts, self.classes, coupled, iterations=40)
             if coupled is None:
                 T = singles.refine(T, self.classes, self.alpha, iterations=10)
             T, y = _relabeled(singles, T, self.classes, self.alpha)
             misfits = singles.misfits(T, y).nan_to_num(nan=torch.inf)
-            off = (self.alpha * singles.couplings(T, y) - 1).abs()
+            off = (self.alpha * singles.state(T, y).coupling - 1).abs()
             good = (misfits < limit) & (off < _COUPLED + 100 * left.noise.relative) & (T.norm(dim=1) < USUAL * usual)
             if not faint:
                 P = torch.softmax(T @ left.K + left.b, dim=1)
@@ -103,12 +105,9 @@ class _Step:
                 # nothing: a later step's sample of saturated prediction looks like one of this step, far out.
                 tail = (P.scatter(1, P.argmax(1, keepdim=True), 0.0) * singles.D).norm(dim=1)
                 good &= singles.outside(T, y) * size < _PROVED * tail
-            chosen: list[int] = []
-            for i in misfits.argsort().tolist():
-                again = any(float((T[k] - T[i]).norm()) < SAME_SAMPLE * float(T[i].norm()) for k in chosen)
-                if bool(good[i]) and not again and not self._is_copy(T[i] @ basis, y[i]):
-                    chosen.append(i)
-            chosen = chosen[: self.count - len(self.T)]
+            if self.trajectory.schedule.epochs > 1:
+                good &= ~self._are_copies(T @ basis, y)
+            chosen = distinct(T, torch.zeros_like(y), misfits, good)[: self.count - len(self.T)]
             if chosen:
                 self._take(T[chosen] @ basis, y[chosen])
                 return True
@@ -126,12 +125,11 @@ class _Step:
         kinds = (rows, mean + noise, rows + 0.5 * noise, 0.3 * noise, mean.expand(C, -1))
         return kinds[(kind - 1) % len(kinds)]
 
-    def _is_copy(self, t: Tensor, label: Tensor) -> bool:
-        """Whether it is a sample found already, as a later epoch saw it."""
-        if self.trajectory.schedule.epochs == 1:
-            return False
-        known = torch.cat([self.samples.T[self.samples.labels == label], self.T[self.labels == label]])
-        return bool(((known - t).norm(dim=1) < _COPY * t.norm()).any())
+    def _are_copies(self, T: Tensor, labels: Tensor) -> Tensor:
+        """(n,) bool: samples found already, as a later epoch saw them."""
+        known, named = torch.cat([self.samples.T, self.T]), torch.cat([self.samples.labels, self.labels])
+        near = (T[:, None] - known).norm(dim=2) < _COPY * T.norm(dim=1, keepdim=True)
+        return (near & (labels[:, None] == named)).any(1)
 
     def alternatives(self) -> list[Tensor]:
         """The step's labels, and other ones that what has been found leaves open; the likeliest first.

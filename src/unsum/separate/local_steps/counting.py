@@ -47,7 +47,7 @@ def first_alpha(observation: Observation, classes: Tensor) -> float | None:
         T = singles.refine(start[classes], classes, None, iterations=60)
         P = torch.softmax(T @ observation.K + observation.b, dim=1)
         sure = P.gather(1, classes[:, None])[:, 0]
-        couplings = singles.couplings(T, classes)
+        couplings = singles.state(T, classes).coupling
         fits = (singles.misfits(T, classes) < FITS) & (1 - sure > _UNSURE) & (couplings > 0)
         if observation.grad_b is not None:
             fits &= T.norm(dim=1) < USUAL * usual

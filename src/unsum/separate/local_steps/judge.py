@@ -22,6 +22,7 @@ from unsum.certify.doubts.merged import doubt_spread, hidden_spread
 from unsum.certify.doubts.misfit import MEASURED
 from unsum.certify.doubts.mixing import TRUSTED_MIXING
 from unsum.certify.doubts.nuisance import TRUSTED, left_open
+from unsum.certify.scatter import moved_by, prior_of
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.local_training import LocalTraining
@@ -200,30 +201,26 @@ def _doubt_mixing(case: StepsAnswer) -> list[str]:
     for i, k in enumerate(distances.argmin(1).tolist()):
         if not float(distances[i, k]) < torch.inf:
             continue
-        turned = torch.zeros_like(Y)
-        turned[i], turned[k] = Y[k] - Y[i], Y[i] - Y[k]
-        both = torch.zeros_like(turned), turned
-        both[0][i] = turned[i]
-        D = torch.stack([_along(case, direction) for direction in both])
-        if _deviation(case, D) > TRUSTED_MIXING:
+        both = torch.zeros(2, *Y.shape).to(Y)  # one label turns into the other, and the two are exchanged
+        both[:, i], both[1, k] = Y[k] - Y[i], Y[i] - Y[k]
+
+        def moved(by: Tensor, both: Tensor = both) -> Tensor:
+            return _residual(case, Y=Y + (by[:, None, None] * both).sum(0))
+
+        D = torch.func.jacfwd(moved)(case.here.at.new_zeros(2)).T  # p does not depend on targets in their own step
+        pulled, moves = _followed(case, D)
+        # None of the two unknowns is larger than 1.
+        information = D @ D.T - pulled @ moves.T + case.misfit**2 * torch.eye(2).to(D)
+        least = torch.linalg.eigvalsh(0.5 * (information + information.T))[0].clamp_min(1e-30)
+        if case.misfit * float(least.rsqrt()) > TRUSTED_MIXING:
             return [f"Labels {i} and {k} may be mixed with each other: it would hardly show."]
     return []
 
 
-def _along(case: StepsAnswer, direction: Tensor) -> Tensor:
-    """What the residual changes by, per unit, when targets move in a direction; p does not depend on them in their own step."""
-    Y, none = case.polisher.Y, case.here.at.new_zeros(())
-    return torch.func.jacfwd(lambda by: _residual(case, Y=Y + by * direction))(none)
-
-
 def _followed(case: StepsAnswer, unit: Tensor) -> tuple[Tensor, Tensor]:
     """(n, …) JᵀD and how the unknowns follow n columns; none is larger than it came out."""
-    here, size = case.here, case.found.samples.T.norm(dim=1).clamp_min(1e-300)
-    prior = torch.cat([size.pow(-2).repeat_interleave(case.found.samples.T.shape[1]), size.new_ones(1)])
-    N = here.normal_matrix + torch.diag(prior * case.misfit**2)
-    scale, pulled = N.diagonal().rsqrt(), unit @ here.jacobian
-    solved: Tensor = torch.linalg.solve(scale[:, None] * N * scale, scale[:, None] * pulled.T)
-    return pulled, (scale[:, None] * solved).T
+    pulled = unit @ case.here.jacobian
+    return pulled, moved_by(case.here.normal_matrix, prior_of(case.found.samples.T, case.misfit, 1), pulled)
 
 
 def _added_error(case: StepsAnswer, D: Tensor) -> float:
@@ -231,11 +228,3 @@ def _added_error(case: StepsAnswer, D: Tensor) -> float:
     norms = D.norm(dim=1).clamp_min(1e-300)
     unit = D / norms[:, None]
     return left_open(unit, norms, *_followed(case, unit), case.misfit, case.found.samples.T)
-
-
-def _deviation(case: StepsAnswer, D: Tensor) -> float:
-    """The largest standard deviation of the unknowns behind the columns D, none of which is larger than 1."""
-    pulled, moves = _followed(case, D)
-    information = D @ D.T - pulled @ moves.T + case.misfit**2 * torch.eye(len(D), dtype=D.dtype, device=D.device)
-    least = torch.linalg.eigvalsh(0.5 * (information + information.T))[0].clamp_min(1e-30)
-    return case.misfit * float(least.rsqrt())

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from unsum.errors import UnsumError
 from unsum.head import Head
@@ -66,7 +65,8 @@ def count_labels(model: nn.Module, update: Update, *, samples: int | None = None
     """
     head = Head.of(model, update, None)
     training = _checked(head, update)
-    N = samples or update.num_examples or _declared(training)
+    declared = (training.batch_size or 0) * ((training.steps or 1) // training.epochs)
+    N = samples or update.num_examples or declared or None
     G, error = _mean_gradient(head, update, training)
     low = (-G - error).clamp_min(0)  # whatever the model answered
     if float(low.sum()) > 1 + _ZERO:
@@ -101,11 +101,6 @@ def _checked(head: Head, update: Update) -> LocalTraining:
             "Labels of local steps are counted under a softmax over two classes or more, and a loss that is a mean."
         )
     return training
-
-
-def _declared(training: LocalTraining) -> int | None:
-    steps = (training.steps or 1) // training.epochs
-    return None if training.batch_size is None else training.batch_size * steps
 
 
 def _mean_gradient(head: Head, update: Update, training: LocalTraining) -> tuple[Tensor, float]:
@@ -158,33 +153,22 @@ def reach(training: LocalTraining) -> Tensor:
     return (1 - training.momentum**left) / (1 - training.momentum) if training.momentum else torch.ones_like(left)
 
 
-def _movement(update: Update, training: LocalTraining, name: str, weight: Tensor) -> Tensor:
-    """before − after: the update holds it over the rate, less what a decay took of the first weights."""
-    g = update.gradients[name].to(weight)
-    return (update.learning_rate or 1.0) * (g + training.weight_decay * weight.detach())
-
-
 def _guesses(head: Head, model: nn.Module, update: Update, G: Tensor, seed: int) -> tuple[Guess, Guess]:
     """By the mean feature, and by noise."""
     assert update.training is not None
-    weights = dict(model.named_parameters())
-    after = {
-        name: weights[name].detach() - _movement(update, update.training, name, weights[name])
-        for name in update.gradients
-    }
     assert head.grad_b is not None
+    rate, decay = update.learning_rate or 1.0, update.training.weight_decay
+    sent = {name: weight.detach() for name, weight in model.named_parameters() if name in update.gradients}
+    # The update holds before − after over the rate, less what a decay took of the first weights.
+    after = {name: W - rate * (update.gradients[name].to(W) + decay * W) for name, W in sent.items()}
     of_W = head.grad_W.double() * float(G @ G / (G @ head.grad_b.double()))
     m = of_W.T @ G / (G @ G)
-    return _at_mean_feature(head, after, G, m), _by_noise(head, model, after, G, m, seed)
-
-
-def _at_mean_feature(head: Head, moved: dict[str, Tensor], G: Tensor, m: Tensor) -> Guess:
-    assert head.b is not None
-    z = head.W.double() @ m + head.b.double()
     prefix = f"{head.name}." if head.name else ""
-    last = moved[f"{prefix}weight"].detach().double() @ m + moved[f"{prefix}bias"].detach().double()
-    path = torch.stack([torch.lerp(z, last, s / (_PATH - 1)).softmax(0) for s in range(_PATH)])
-    return _guess(path[0], path[-1], G, path.mean(0))
+    first, last = (
+        weights[f"{prefix}weight"].double() @ m + weights[f"{prefix}bias"].double() for weights in (sent, after)
+    )
+    path = torch.stack([torch.lerp(first, last, s / (_PATH - 1)).softmax(0) for s in range(_PATH)])
+    return _guess(path[0], path[-1], G, path.mean(0)), _by_noise(head, model, after, G, m, seed)
 
 
 def _by_noise(head: Head, model: nn.Module, moved: dict[str, Tensor], G: Tensor, m: Tensor, seed: int) -> Guess:
@@ -194,18 +178,9 @@ def _by_noise(head: Head, model: nn.Module, moved: dict[str, Tensor], G: Tensor,
     uniform = torch.rand(_PROBES, *shape, generator=torch.Generator().manual_seed(seed)).to(weight)
     # Pictures from 0 to 1, pictures around 0, and columns of a table that are standardized.
     kinds = [uniform, 2 * uniform - 1, 12**0.5 * (uniform - 0.5)]
-    noise = min(kinds, key=lambda kind: float((probe.features(kind).double().mean(0) - m).norm()))
-    return _guess(_answers(model, {}, noise, seed), _answers(model, moved, noise, seed), G)
-
-
-def _answers(model: nn.Module, weights: dict[str, Tensor], inputs: Tensor, seed: int) -> Tensor:
-    """(C,) the mean answer, in the mode that the model is in; BatchNorm writes into copies of its buffers."""
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    devices = [inputs.device] if inputs.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)  # dropout's, not the caller's
-        answer: Tensor = functional_call(model, weights | buffers, (inputs,))
-    return answer.double().softmax(1).mean(0)
+    noise = min(kinds, key=lambda kind: float((probe.send(kind)[0].double().mean(0) - m).norm()))
+    before, after = (probe.send(noise, weights)[1].double().softmax(1).mean(0) for weights in ({}, moved))
+    return _guess(before, after, G)
 
 
 def _guess(before: Tensor, after: Tensor, G: Tensor, mean: Tensor | None = None) -> Guess:

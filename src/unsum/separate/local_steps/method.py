@@ -25,7 +25,7 @@ from unsum.separate.local_steps.judge import StepsAnswer, judge
 from unsum.separate.local_steps.movement import Schedule, Trajectory, observe_movement, of_one_step
 from unsum.separate.local_steps.polish import Polished, Samples
 from unsum.separate.local_steps.repeated import settle
-from unsum.separate.method import SEPARATORS
+from unsum.separate.method import SEPARATORS, working_type
 
 _AT_RANDOM = 2  # the first kind of starts that is not the same for every seed
 _APART = 0.75  # of all visits in all epochs that must have directions of their own for steps to be followed
@@ -59,27 +59,20 @@ def local_steps(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
         return _as_one(head, plain, seed, reason if R else "Nothing in the movement stands out of its rounding.")
     try:
         with few_threads(observation.U.numel()):
-            return _followed(head, observation, knowledge, plain, excess, seed)
+            task = _Task.of(observation, training, total, knowledge.targets(C), head.b is not None)
+            if task is None:
+                reason = "No sample of the first step was found, so its learning rate is unknown."
+                return _as_one(head, plain, seed, reason)
+            found = task.run(head, plain, seed)
+            if found is None or found.samples.number < task.trajectory.schedule.samples / 2:
+                return _as_one(head, plain, seed, "Following the steps found less than half of the samples.")
+            known = total is not None
+            confirmations = task.confirmations(found, seed + 1) if found.completes(task.trajectory.schedule) else 0
+            case = StepsAnswer(head, task.trajectory, training, knowledge, found, known, excess, confirmations)
+            return task.leak(head, found, judge(case))
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         # Samples that ran away, or that left no trace in float64.
         return _as_one(head, plain, seed, "Following the steps left nothing that could be inverted.")
-
-
-def _followed(
-    head: Head, observation: Observation, knowledge: Knowledge, plain: Knowledge, excess: int, seed: int
-) -> Leak:
-    training = knowledge.training
-    assert training is not None
-    total = knowledge.known_batch_size or training.samples
-    task = _Task.of(observation, training, total, knowledge.targets(observation.classes), head.b is not None)
-    if task is None:
-        return _as_one(head, plain, seed, "No sample of the first step was found, so its learning rate is unknown.")
-    found = task.run(head, plain, seed)
-    if found is None or found.samples.number < task.trajectory.schedule.samples / 2:
-        return _as_one(head, plain, seed, "Following the steps found less than half of the samples.")
-    confirmations = task.confirmations(found, seed + 1) if found.completes(task.trajectory.schedule) else 0
-    case = StepsAnswer(head, task.trajectory, training, knowledge, found, total is not None, excess, confirmations)
-    return task.leak(head, found, judge(case))
 
 
 @dataclass(frozen=True)
@@ -136,26 +129,20 @@ class _Task:
             if found.completes(schedule):
                 return found
         if schedule.epochs > 1:
-            settled = self._settled(head, replace(knowledge, batch_size=schedule.samples), seed)
-            if settled is not None:
-                return settled
-        return None if found is None else self._certain(found)
+            granted = knowledge if knowledge.labels is not None else replace(knowledge, batch_size=schedule.samples)
+            start = exact(replace(head, divisor=None), granted, seed=seed)
+            if start.batch_size == schedule.samples:
+                T = start.features.double() @ self.trajectory.observation.A.T
+                settled = settle(self.trajectory, Samples(schedule.sizes, T, start.labels, self.rate))
+                if settled is not None:
+                    return settled
+        return self._certain(found)
 
-    def _settled(self, head: Head, knowledge: Knowledge, seed: int) -> Polished | None:
-        granted = replace(knowledge, batch_size=None) if knowledge.labels is not None else knowledge
-        start = exact(replace(head, divisor=None), granted, seed=seed)
-        if start.batch_size != self.trajectory.schedule.samples:
-            return None
-        T = start.features.double() @ self.trajectory.observation.A.T
-        samples = Samples(self.trajectory.schedule.sizes, T, start.labels, self.rate)
-        return settle(self.trajectory, samples)
-
-    def _certain(self, found: Polished) -> Polished | None:
+    def _certain(self, found: Polished | None) -> Polished | None:
         """Without the samples that are hardly any."""
-        kept = found.errors < VAGUE
-        if not found.explains or not bool(kept.any()):
+        if found is None or not found.explains or not bool((found.errors < VAGUE).any()):
             return None
-        samples = found.samples
+        kept, samples = found.errors < VAGUE, found.samples
         counts = tuple(int(part.sum()) for part in kept.split(list(samples.counts)))
         left = replace(samples, counts=counts, T=samples.T[kept], labels=samples.labels[kept])
         return replace(found, samples=left, errors=found.errors[kept])
@@ -181,7 +168,7 @@ class _Task:
             method="local-steps",
             targets=Y,
             logits=samples.T @ observation.K + observation.b,
-            features=(samples.T @ observation.A).to(torch.promote_types(head.W.dtype, torch.float32)),
+            features=(samples.T @ observation.A).to(working_type(head)),
             residual=float(walk.remainder.norm() / self.trajectory.equation.U.norm()),
             predicted_error=claim.predicted_error,
             exact=claim.exact,

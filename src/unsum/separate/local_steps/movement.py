@@ -70,9 +70,16 @@ class Schedule:
 
 
 def observe_movement(head: Head, training: LocalTraining, most: int | None) -> Observation:
-    """X = U A with the rank that stands out of the noise, `most` at most; K and b are those of the weights that were sent."""
+    """X = U A with the rank that stands out of the noise, `most` at most; K and b are those of the weights that were sent.
+
+    Every step rounds the weights themselves, and a difference of weights keeps that however small the step is.
+    """
     moved = whole_movement(head, training)
-    return observe(moved, most, _noise(head, moved, training.steps or 1))
+    measured = measure_noise(moved)
+    unit = _ROUNDED * torch.finfo(head.W.dtype).eps * (training.steps or 1) ** 0.5
+    rounding = unit * head.row_norms(head.W) / head.W.shape[1] ** 0.5
+    added = measured.added or float(rounding.norm()) > float(measured.level.norm())
+    return observe(moved, most, Noise(torch.maximum(measured.level, rounding), added, measured.relative))
 
 
 def whole_movement(head: Head, training: LocalTraining) -> Head:
@@ -103,16 +110,6 @@ def _changed(head: Head, factor: float, decay: float) -> Head:
 
     grad_b = None if head.grad_b is None or head.b is None else whole(head.grad_b, head.b)
     return replace(head, grad_W=whole(head.grad_W, head.W), grad_b=grad_b, divisor=None)
-
-
-def _noise(head: Head, moved: Head, steps: int) -> Noise:
-    """Every step rounds the weights themselves, and a difference of weights keeps that however small the step is."""
-    measured = measure_noise(moved)
-    unit = _ROUNDED * torch.finfo(head.W.dtype).eps * steps**0.5
-    rounding = unit * head.row_norms(head.W) / head.W.shape[1] ** 0.5
-    level = torch.maximum(measured.level, rounding)
-    added = measured.added or float(rounding.norm()) > float(measured.level.norm())
-    return Noise(level, added, measured.relative)
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,8 @@ class Polisher:
         self.trajectory, self.missing, self.rate_free = trajectory, missing, trajectory.rate_free
         self.counts, self.shape = samples.counts, samples.T.shape
         self.Y, self.weight = trajectory.targets(samples.labels), trajectory.observation.weight
+        self.fixed = torch.zeros(self.shape.numel() + 1, dtype=torch.bool, device=self.weight.device)
+        self.fixed[-1] = not self.rate_free  # a rate that is known stays as it is
 
     def start(self, samples: Samples) -> Tensor:
         rate = samples.T.new_tensor([samples.rate]).log()
@@ -76,13 +78,6 @@ class Polisher:
 
     def walk(self, at: Tensor) -> Walk:
         return self.trajectory.walk(self.counts, at[:-1].view(self.shape), self.Y, at[-1].exp())
-
-    @property
-    def fixed(self) -> Tensor:
-        """(unknowns,) bool: a rate that is known stays as it is."""
-        fixed = torch.zeros(self.shape.numel() + 1, dtype=torch.bool, device=self.weight.device)
-        fixed[-1] = not self.rate_free
-        return fixed
 
     def free_directions(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """(C, …) and (R [+ 1], …): what is left of the movement besides the largest directions, those of missing samples."""
@@ -124,13 +119,11 @@ class Polisher:
 
     def sizes(self, at: Tensor) -> Tensor:
         """(m,) how large a row of T may be at most."""
-        sizes: Tensor = at[:-1].view(self.shape).norm(dim=1)
-        return sizes.clamp_min(1e-300)
+        return at[:-1].view(self.shape).norm(dim=1).clamp_min(1e-300)
 
     def columns(self, at: Tensor) -> Tensor:
         """(C, m) what one unit of every row of T adds to the movement's columns."""
-        E: Tensor = self.walk(at).E
-        return E.T
+        return self.walk(at).E.T
 
     def _outside(self, at: Tensor) -> Tensor:
         """(m,) noise outside the span of A: features are a least-squares solution and pass on the noise of every entry."""

@@ -40,7 +40,9 @@ def starts(observation: Observation, loss: Separable, generator: torch.Generator
     design, line = _settled(observation, loss, plain)
     for alpha, fixed in ((plain, True), (0.0, False)):
         for _ in range(_REFITS):
-            root = _root(line)
+            values, vectors = torch.linalg.eigh(0.5 * (line[1:] + line[1:].T))
+            kept = values.clamp_min(1e-9 * float(values.abs().max()))
+            root = (vectors * kept.sqrt()) @ vectors.T  # the symmetric one of α M, the line's slope
             z = (design @ line - observation.U) @ torch.linalg.pinv(root)  # √α times corners
             squares = z.square().sum(1)
             if not float(squares.max()) > 0:  # also where it is no number: no row stands out as a label's
@@ -94,13 +96,6 @@ def _least_distances(design: Tensor, values: Tensor) -> Tensor:
     return line
 
 
-def _root(line: Tensor) -> Tensor:
-    """The symmetric root of α M, the line's slope."""
-    values, vectors = torch.linalg.eigh(0.5 * (line[1:] + line[1:].T))
-    kept = values.clamp_min(1e-9 * float(values.abs().max()))
-    return (vectors * kept.sqrt()) @ vectors.T
-
-
 def _directions(corners: Tensor, most: int) -> Tensor:
     """(n, R) orthonormal directions of samples: lone corners first, then what known ones leave of the others."""
     found = corners[:0]
@@ -117,8 +112,6 @@ def _directions(corners: Tensor, most: int) -> Tensor:
         direction = same.mean(0)
         direction = direction - found.T @ (found @ direction)
         found = torch.cat([found, (direction / direction.norm())[None]])
-        if len(found) == most:
-            break
     return found
 
 

@@ -106,7 +106,10 @@ def _solved(observation: Observation, equation: Equation, at: Unknowns, given: T
         # (B, C) the targets that a separable loss leaves at T, before they are rounded.
         G = torch.linalg.lstsq(equation.extended(at.T).T, equation.U.T / at.alpha).solution
         read = observation.loss.link(equation.logits(at.T)) - G
-        Y = read.round().clamp(0, 1) if given is None or len(given) != len(read) else _nearest(given, read)
+        Y = read.round().clamp(0, 1)
+        if given is not None and len(given) == len(read):  # the granted rows in the order of those that were read
+            order = linear_sum_assignment(torch.cdist(read, given.to(read)).cpu().numpy())[1]
+            Y = given.to(read)[torch.as_tensor(order, device=read.device)]
         left = float((read - Y).abs().max())
         if equation.Y is not None and torch.equal(Y, equation.Y):
             break
@@ -115,12 +118,6 @@ def _solved(observation: Observation, equation: Equation, at: Unknowns, given: T
     if not at.is_sound:
         return None
     return replace(polish(observation, equation, at), rounded=left < _BINARY)
-
-
-def _nearest(given: Tensor, read: Tensor) -> Tensor:
-    """The granted rows in the order of those that were read."""
-    order = linear_sum_assignment(torch.cdist(read, given.to(read)).cpu().numpy())[1]
-    return given.to(read)[torch.as_tensor(order, device=read.device)]
 
 
 def _confirmations(one: Candidate, answers: list[Candidate]) -> int:
@@ -156,7 +153,7 @@ def _imbalance(head: Head) -> float:
 
 def fitting_loss(head: Head, knowledge: Knowledge, *, seed: int) -> Leak | None:
     """The answer under a loss that was not declared but explains the update exactly; None where there is none."""
-    size = float(head.grad_W.abs().max())
+    size = max(float(extreme.abs()) for extreme in torch.aminmax(head.grad_W))
     if not _SANE < size < 1 / _SANE or not is_no_softmax(head) or recognize(head).kind in _DEFENSES:
         return None
     answers = [answer_declared(head, knowledge, loss, seed=seed) for loss in (SquaredError(), BinaryCrossEntropy())]

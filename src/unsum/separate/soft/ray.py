@@ -62,6 +62,12 @@ def find_ray(head: Head, batch_size: int | None, coefficient: float) -> Ray:
         _check_one_sample(head, U, A, remainder, batch_size)
     unit = float(U[U.abs().argmax()]) / coefficient
     row_size = float(head.row_norms(head.W).square().mean().sqrt())
+    length = 0.0
+    if head.b is not None and head.grad_b is not None and bool(head.grad_b.any()):
+        bias = (
+            head.grad_b.double()
+        )  # p − y: U is that times the features' length along A, which all rows together tell best
+        length = float(U @ bias / (bias @ bias))
     return Ray(
         v=A * unit,
         k=(head.logits(A[None])[0] * unit).cpu(),
@@ -70,7 +76,7 @@ def find_ray(head: Head, batch_size: int | None, coefficient: float) -> Ray:
         noise_u=remainder / abs(unit),
         noise_k=remainder / float(U.norm()) * abs(unit) * row_size,
         noisy=noisy,
-        bias_length=_bias_length(head, U, unit),
+        bias_length=length / unit if length else None,
     )
 
 
@@ -90,15 +96,6 @@ def _check_one_sample(head: Head, U: Tensor, A: Tensor, remainder: float, batch_
         direction = head.mixed_rows(image[None]) - A * float(U @ image)
     if size > _STANDS_OUT * noise:
         raise UnsumError("The gradient holds more than one sample and 'soft' recovers only one; use 'exact'.")
-
-
-def _bias_length(head: Head, U: Tensor, unit: float) -> float | None:
-    """λ* from ∇b = p − y: U is ∇b times the features' length along A, which all rows together tell best."""
-    if head.b is None or head.grad_b is None or not bool(head.grad_b.any()):
-        return None
-    bias = head.grad_b.double()
-    length = float(U @ bias / (bias @ bias))
-    return length / unit if length != 0 else None
 
 
 def _check(head: Head, batch_size: int | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unsum.certify.claim import grant_each, nothing
 from unsum.deadline import out_of_time
@@ -28,8 +28,9 @@ from unsum.spans.tokens.solve import Solved, by_positions, by_spans, deviations
 from unsum.spans.tokens.unwind import by_tokens
 from unsum.update import Update
 
-_NEAR = 100.0  # times what rounding explains of a tensor, a thousandth of it: steps from farther away lead nowhere
-_POLISHES = 2  # Gauss–Newton steps: after the second hardly anything moves
+_NEAR = 1e4  # times what rounding explains of a tensor, a tenth of it: steps from farther away lead nowhere
+_NEARLY = 0.05  # of a label or a weight: what is this near to the usual is tried as if it were the usual
+_POLISHES = 6  # Gauss–Newton steps: crowded batches need them all
 
 
 @SEPARATORS.register(
@@ -112,15 +113,38 @@ def answered(
         if far or answer.played.replay.explains or out_of_time("the last digits of pictures"):
             break
         progress.say("Fitting the whole gradient")
-        reading = answer.reading
-        batch = PictureBatch(answer.pictures, reading.Y, reading.weights, reading.loss)
-        moved = polished(network, player, batch, answer.rows, answer.played.delta, answer.played.limits)
+        batch, spread = _usual(answer), _spread(answer, solved)
+        moved = polished(network, player, batch, answer.rows, spread, answer.played.delta, answer.played.limits)
         error = max(solved.error, float((moved - answer.rows).norm() / moved.norm()))
         again = _played(head, knowledge, player, network, update, replace(solved, X=moved, error=error), loss)
         if not again.played.unexplained < answer.played.unexplained:
             break
         answer = again
     return answer
+
+
+def _usual(answer: PictureAnswer) -> PictureBatch:
+    """The pictures with whole labels of equal weight, where cross-entropy is all but that: pictures that are not yet known well
+    make labels soft, and soft labels make up for what they are off. What comes of it is read anew."""
+    reading = answer.reading
+    Y, weights = reading.Y, reading.weights
+    whole = torch.zeros_like(Y).scatter_(1, Y.argmax(1, keepdim=True), 1.0)
+    if reading.loss.name == "cross-entropy" and float((Y - whole).abs().max()) < _NEARLY:
+        Y, weights = (
+            whole,
+            weights.mean().expand(len(Y))
+            if float(weights.std(correction=0)) < _NEARLY * float(weights.mean())
+            else weights,
+        )
+    return PictureBatch(answer.pictures, Y, weights, reading.loss)
+
+
+def _spread(answer: PictureAnswer, solved: Solved) -> Tensor:
+    """(B, N) the deviation of each patch's numbers, as its place showed it, or the same for all."""
+    if solved.spread is not None:
+        return solved.spread
+    rows = answer.rows
+    return solved.error * rows.square().mean().sqrt() * torch.ones_like(rows[..., 0])
 
 
 def _played(
@@ -175,7 +199,13 @@ def _remark(solved: Solved) -> str:
         "spans": "the rows that the first attention's gradients span hold every token, so one linear solve gives them",
         "tokens": "the first MLP tells the batch's tokens apart, attention whose they are, and linear solves lead down to them",
     }
-    return f"{patches} patches were read out of the patch layer's gradient: {ways[solved.way]}."
+    gaps = (
+        f" {solved.missing} more were not told apart, and are the mean of their picture's others."
+        if solved.missing
+        else ""
+    )
+    read = f"{patches - solved.missing} patches were read out of the patch layer's gradient: {ways[solved.way]}."
+    return read + gaps
 
 
 def _none(head: Head, why: str) -> Leak:

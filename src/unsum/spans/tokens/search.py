@@ -19,7 +19,7 @@ from unsum.peel.chain import Step
 from unsum.progress import Progress
 from unsum.spans.basis import LayerSpan
 from unsum.spans.roots import Condition, descend, starts
-from unsum.spans.search import Roots, least_misfit, roots_among
+from unsum.spans.search import Roots, least_misfit, levels, roots_among
 from unsum.spans.tokens.block import FirstBlock, Map
 from unsum.spans.tokens.deflate import taken_out
 from unsum.update import Update
@@ -31,6 +31,8 @@ _FEWEST = 32  # starts of a round
 _CROWD = {"cpu": (2, 128), "cuda": (8, 2048)}  # for each token that is missing, and in all: a GPU has room for more
 MOST = 0.9  # of the channels: what tokens may take for their span to leave equations
 _SAME = 1e-3  # relative distance within which two roots are one, with what they are known to
+_NEIGHBORS = 0.05  # relative distance within which two roots may be one that is known badly
+_AS_WELL = 3.0  # times the misfit of two roots that their mean may have to be one as well
 _BEST = 16  # ends of such a round that are followed
 _WORTH = 0.1  # of the tokens that are left: so many new ones are worth taking out
 _STUCK, _VIEWS = 3, 4  # rounds in a row without a new token, after which it is sought in the next of four ways
@@ -48,35 +50,36 @@ def find_tokens(
     generator = torch.Generator().manual_seed(seed)
     found, barren, out, first = Roots.none(whole.step), 0, 0, 0
     rest, narrow = whole, _narrowed(whole, generator)
-    last = time.monotonic()
-    while len(found) < tokens and barren < _STUCK * _VIEWS and not out_of_time("further tokens"):
+    last, own = time.monotonic(), torch.ones(0, dtype=torch.bool, device=device)
+    while int(own.sum()) < tokens and barren < _STUCK * _VIEWS and not out_of_time("further tokens"):
         if time.monotonic() > last + _PATIENCE:
             break
         view = (first + barren // _STUCK) % _VIEWS
         if view < 2:
             condition = rest if view else narrow  # some tokens are no isolated roots at few units
         else:  # and some are fainter than what those left behind that were taken out: with none of these, or with all
-            condition = (taken_out(whole, W2, found, everyone=True) or rest) if view == 2 else whole
+            condition = (taken_out(whole, W2, found[own], everyone=True) or rest) if view == 2 else whole
         entire = rest is whole or condition is whole
         crowd, largest = _CROWD.get(device.type, _CROWD["cpu"])
-        number = max(_FEWEST, min(largest, crowd * (tokens - len(found))))
+        number = max(_FEWEST, min(largest, crowd * (tokens - int(own.sum()))))
         drawn = _starts(condition, found if entire else Roots.none(whole.step), number, generator)
         s, misfits = descend(condition, drawn, _STEPS, least_misfit(condition))
         if view < 2:
             ends = Roots.none(whole.step).joined(roots_among(condition, s, misfits)[0]).X
         else:  # what was taken out left its errors, so that the best of them may be no roots here
             ends = condition.inputs(s[misfits.argsort()[:_BEST]])
-        joined = _each_once(found, _followed(whole, ends))
-        if len(joined) == len(found):
+        found = _each_once(found, _followed(whole, ends))
+        before, own = int(own.sum()), _distinct(whole, found)
+        if int(own.sum()) <= before:
             barren += 1
         else:
             barren, last, first = 0, time.monotonic(), view
-        found = joined
-        progress.part(min(len(found), tokens), tokens)
-        if len(found) - out > _WORTH * (tokens - out) and len(found) < tokens:
-            rest, out, first = taken_out(whole, W2, found, everyone=False) or rest, len(found), 0
+        progress.part(int(own.sum()), tokens)
+        known = found[own]
+        if len(known) - out > _WORTH * (tokens - out) and len(known) < tokens:
+            rest, out, first = taken_out(whole, W2, known, everyone=False) or rest, len(known), 0
             narrow = _narrowed(rest, generator)
-    return found
+    return _at_most(found, own, tokens)
 
 
 def _followed(whole: Condition, X: Tensor) -> Roots:
@@ -100,6 +103,28 @@ def _each_once(found: Roots, new: Roots) -> Roots:
         if not bool(row[kept].any()):
             kept.append(i)
     return both[torch.tensor(kept, dtype=torch.long, device=X.device)]
+
+
+def _distinct(whole: Condition, found: Roots) -> Tensor:
+    """(R,) which are roots of their own: where the mean of two is a root as well, they are one that is known badly and was found
+    twice, or two tokens that these equations do not tell apart."""
+    apart = torch.cdist(found.X, found.X) / found.X.norm(dim=1, keepdim=True)
+    pairs = ((apart < _NEIGHBORS).triu(1)).nonzero()
+    if len(pairs) == 0:
+        return torch.ones(len(found), dtype=torch.bool, device=found.X.device)
+    means = whole.unknowns_of(found.X[pairs].mean(1))
+    ends = torch.maximum(found.misfits[pairs].amax(1), levels(whole, means))
+    one = whole.misfit(means) < _AS_WELL * ends
+    order = found.misfits.argsort().argsort()
+    worse = pairs.gather(1, order[pairs].argmax(1, keepdim=True))[:, 0]
+    answer = torch.ones(len(found), dtype=torch.bool, device=found.X.device)
+    answer[worse[one]] = False
+    return answer
+
+
+def _at_most(found: Roots, own: Tensor, number: int) -> Roots:
+    """So many: those of their own first, then of the others those that are best known."""
+    return found[torch.argsort(found.errors + 1e9 * ~own)[:number]]
 
 
 def _narrowed(whole: Condition, generator: torch.Generator) -> Condition:

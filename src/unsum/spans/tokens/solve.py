@@ -31,12 +31,17 @@ _ROUNDED = (
 
 @dataclass(frozen=True)
 class Solved:
-    """Patches X (B, N, n), the relative error that the solve predicts for all of them, and the tensors that were used."""
+    """Patches X (B, N, n), the relative error that the solve predicts for all of them, and the tensors that were used.
+
+    `spread` (B, N) is how far each patch's numbers are off by what its place shows; None where no place was looked for.
+    """
 
     X: Tensor
     error: float
     used: tuple[str, ...]
     way: str
+    spread: Tensor | None = None
+    missing: int = 0  # patches that were not found, and are their picture's mean so far
 
 
 def by_positions(network: PatchNetwork, update: Update, device: torch.device) -> Solved | None:
