@@ -15,8 +15,9 @@ from support.maps import bottleneck, client
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.spans.maps import bottleneck as bottlenecks
-from unsum.spans.maps import method, pooled, rows
+from unsum.spans.maps import method, pooled, rows, solve
 from unsum.spans.maps.asked import Asked
+from unsum.spans.maps.condition import MapCondition
 from unsum.spans.maps.judge import judge
 
 
@@ -115,3 +116,29 @@ def test_a_bottleneck_of_two_classes_gives_labels_and_maps() -> None:
     assert sorted(leak.labels.tolist()) == [0, 1, 1]
     assert not leak.exact
     assert leak.predicted_error == float("inf")
+
+
+def test_a_part_of_a_bottleneck_s_samples_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all starts are one and the same, most samples are missing: nothing is returned, and the note says how many."""
+    drawn = solve._starts
+
+    def one(condition: MapCondition, number: int, generator: torch.Generator) -> Tensor:
+        return drawn(condition, 1, torch.Generator().manual_seed(0)).expand(number, -1)
+
+    monkeypatch.setattr(solve, "_starts", one)
+    monkeypatch.setattr(solve, "beside", lambda found, number, _: found[:1].expand(number, -1))
+    sent = client(bottleneck(), [4, 1, 4], train=False)
+    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
+    assert leak.batch_size == 0
+    assert "of 3 samples were told apart" in leak.notes[0]
+    assert "no sign" in leak.notes[0]
+
+
+def test_without_its_first_convolution_s_gradient() -> None:
+    """Without the gradient of the block's first convolution its input is not told; features are the head's to tell."""
+    sent = client(bottleneck(), [4, 1, 4], train=False)
+    update = replace(sent.update, gradients={n: g for n, g in sent.update.gradients.items() if n != "1.conv1.weight"})
+    leak = unsum.separate(sent.model, update, "spans", batch_size=3)
+    assert list(leak.inner) == ["1.conv2"]
+    assert unsum.score(leak, features=sent.features)["worst_feature_error"] < 2e-4
+    assert leak.exact, leak.notes
