@@ -136,7 +136,6 @@ def test_a_relu_that_rounding_decided_is_put_on_the_client_s_side() -> None:
     over = gates.moved_over(
         values + wrong.view_as(values), played.sent[gate.after], tail.gradients[gate.bias], torch.full((3,), 1e-5)
     )
-    assert over is not None
     assert (over != 0).flatten().nonzero().tolist() == [[int(nearest)]]
     tail = replace(tail, moved={gate.before: wrong.view_as(values) + over})
     assert tail.play(given.maps, reading.Y, reading.weights, reading.loss).unexplained < 1e-5
