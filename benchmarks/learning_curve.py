@@ -110,6 +110,9 @@ def trained(
         known = {"card": {"photos": len(images)}, "fabric": OneDevice(options.device), "watch": watch, "draw": note}
         inverse = train_inverse(model, images, unseen, Path(folder), training, **known)
         whole = inverse.card["held_out_psnr_batch_8"]
+        if options.keep:
+            options.keep.mkdir(parents=True, exist_ok=True)
+            inverse.save(options.keep / f"decoder-{len(images)}.safetensors")
     best, seconds = max(score for _, score, _ in curve), time.monotonic() - start
     last = {"photos": len(images), "steps": curve[-1][0], "of": options.steps, "all": whole}
     return last | {"best": best, "seconds": seconds, "curve": curve}
@@ -164,6 +167,7 @@ def main() -> None:
     task.add_argument("--limit", type=int, default=1000, help="unseen photos")
     task.add_argument("--seconds", type=float, default=math.inf)
     task.add_argument("--device", default="cpu")
+    task.add_argument("--keep", type=Path, help="a folder for the inverses")
     task.add_argument("--results", type=Path, default=Path("curve.jsonl"))
     tasks.add_parser("show").add_argument("results", type=Path, nargs="+")
     options = parser.parse_args()

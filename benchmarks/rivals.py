@@ -32,7 +32,7 @@ import statistics
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +47,7 @@ from torchvision.utils import save_image
 import unsum
 from evolution import Evolution
 from picture_tables import RESNET, provide_alexnet
+from twice import cheap_twice
 from unsum.bench.published import BY_DEFENSE, MATCHING_BY_DUPLICATES
 from unsum.cuda_graph import recorded
 from unsum.data import embedded_batch, read_photos
@@ -228,14 +229,20 @@ def affordable(bench: Bench, clients: list[Client], method: str, seconds: float)
     return max(few, min(PUBLISHED_STEPS[method], int((MARGIN * seconds / groups - times[0]) / pace)))
 
 
+@contextmanager
+def cheap_quiet(model: nn.Module, names: Collection[str]) -> Iterator[None]:
+    with quiet(model, names), cheap_twice(model):
+        yield
+
+
 def prepare(options: argparse.Namespace) -> Bench:
     if options.alexnet:
         provide_alexnet(options.alexnet)
     if options.device != "cpu":
         torch.backends.cudnn.benchmark = True
         ggl_module.Many = Replayed  # type: ignore[misc]
-    if options.plain:
-        evaluate.cheap_twice = lambda _model: nullcontext()  # type: ignore[assignment]
+    if options.cheap:
+        evaluate.quiet = cheap_quiet  # type: ignore[assignment]
     if find_spec("nevergrad") is None:
         ggl_module._cma = lambda shape, _steps, population, seed: Evolution(shape, population, seed)
     return Bench(options)
@@ -366,7 +373,7 @@ def main() -> None:
         task.add_argument("--generator", type=Path, help="weights that examples/generator.py made, for GGL")
         task.add_argument("--alexnet", type=Path, help="AlexNet's features, for LPIPS")
         task.add_argument("--device", default="cpu")
-        task.add_argument("--plain", action="store_true", help="torch's own second derivatives, to see what ours save")
+        task.add_argument("--cheap", action="store_true", help="second derivatives of twice.py instead of torch's own")
         task.add_argument("--at-once", type=int, default=4, help="cells side by side")
         task.add_argument("--seconds", type=float, default=3600.0, help="from which the steps are chosen")
         task.add_argument("--results", type=Path, default=Path("rivals.jsonl"))

@@ -18,7 +18,7 @@ from unsum import UnsumError, Update, capture
 from unsum.defend import Prune
 from unsum.knowledge import Knowledge
 from unsum.labels import LABEL_RULES, Clues
-from unsum.labels.ilrg import solve_counts, whole_counts
+from unsum.labels.ilrg import solve_shares, whole_counts
 from unsum.labels.llg import count_down
 from unsum.labels.probe import Probe
 
@@ -163,7 +163,24 @@ def test_the_system_of_ilrg_is_exact_for_the_true_class_means() -> None:
     for label in targets.unique():
         means[label] = P[targets == label].mean(0)
     assert float(P.max()) > 0.9
-    assert solve_counts(means, grad_b, 7).tolist() == torch.bincount(targets, minlength=12).tolist()
+    assert whole_counts(solve_shares(means, grad_b, 7), 7).tolist() == torch.bincount(targets, minlength=12).tolist()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_ilrg_counts_classes_that_occur_as_often_as_they_are_predicted(reduction: str) -> None:
+    """A fresh head and more samples than classes: bias gradients near zero, whose ratios alone give wrong counts."""
+    torch.manual_seed(0)
+    model, targets = nn.Linear(512, 100), torch.randint(100, (256,))
+    features = (torch.randn(512) + 0.7 * torch.randn(256, 512)).relu()
+    gradients = capture(model, features, targets).gradients
+    rows, grad_b = (gradients["weight"] @ model.weight.T).double(), gradients["bias"].double()
+    published = solve_shares((rows / grad_b[:, None] + model.bias.double()).softmax(1), grad_b, 256)
+    scale = 256 if reduction == "sum" else 1
+    update = Update({name: scale * gradient for name, gradient in gradients.items()}, reduction=reduction)
+    found = unsum.labels(model, update, "ilrg", batch_size=256)
+    truth = torch.bincount(targets, minlength=100)
+    assert int((whole_counts(published, 256) == truth).sum()) <= 90
+    assert torch.bincount(found, minlength=100).tolist() == truth.tolist()
 
 
 def test_llg_plus_measures_what_autograd_measures(net: nn.Sequential) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
@@ -139,15 +139,6 @@ class Inputs:
         """How a model is loaded by its name, whatever its classes."""
         same = {name: getattr(self, name) for name in ("weights", "seed", "fresh_head", "download")}
         return same | {"size": self.image_size}
-
-
-Kind = TypeVar("Kind")
-
-
-def taken(kind: type[Kind], given: Mapping[str, Any], **others: Any) -> Kind:
-    """`kind`, a dataclass, of those arguments that a function was `given` that bear its fields' names, and of the others."""
-    own = [part.name for part in fields(kind)]  # type: ignore[arg-type] # a dataclass
-    return kind(**{name: value for name, value in given.items() if name in own} | others)
 
 
 def simulated_training(

@@ -16,7 +16,7 @@ from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses
 from unsum.audit.compare import CAPTURED, Comparison
 from unsum.audit.compare import compare as under_others
-from unsum.audit.inputs import Data, Inputs, simulated_training, taken
+from unsum.audit.inputs import Data, Inputs, simulated_training
 from unsum.audit.leakage import Tried
 from unsum.audit.report import Audit
 from unsum.audit.result import DepthRead, Setting
@@ -136,12 +136,26 @@ def audit(
         >>> report.verdict.level, min(report.leakages) > 0.99
         ('severe', True)
     """
-    given, start = locals(), time.perf_counter()
+    start = time.perf_counter()
     progress.say("Loading the model and " + ("the client's photos" if update is None else "the update"))
-    options = taken(AttackOptions, given, method=attack, device=torch.device(device or "cpu"))
+    options = AttackOptions(
+        attack,
+        batch_size_known=batch_size_known,
+        label_rule=label_rule,
+        auxiliary=auxiliary,
+        inverse=inverse,
+        refine=refine,
+        loss=loss,
+        time_limit=time_limit,
+        device=torch.device(device or "cpu"),
+        seed=seed,
+    )
     options.check()  # before the client computes anything
     training = simulated_training(learning_rate, local_steps, epochs, momentum, weight_decay)
-    inputs = taken(Inputs, given)
+    inputs = Inputs(
+        model, data, update, weights, classes, download, batch, same_label, seed,
+        image_size, classes_from, fresh_head, target, columns, loss,
+    )  # fmt: skip
     chain = [defenses] if isinstance(defenses, Defense) else list(defenses)
     if buffers and (update is not None or training is not None or is_text(model)):
         raise UnsumError(

@@ -57,14 +57,23 @@ def command(
     seed: options.SeedOption = 0,
 ) -> None:
     """Train the network that turns a backbone's features back into pictures, on photos of your own."""
-    given = locals()
     with loading():
-        from unsum.audit.inputs import taken
         from unsum.data import read_photos
         from unsum.invert.train import Training, new_fabric, train_inverse
         from unsum.models import load_model
     loaded = load_model(model, classes=10, seed=seed, weights=weights, size=size, fresh_head=True)
-    training = taken(Training, given, size=loaded.image_size, clients=_sizes(clients))
+    training = Training(
+        hours=hours,
+        steps=steps,
+        size=loaded.image_size,
+        batch=batch,
+        rate=rate,
+        clients=_sizes(clients),
+        loss=loss,
+        decoder=decoder,
+        layer=layer,
+        seed=seed,
+    )
     with stages() as shown:
         shown.say("Reading photos")
         photos = read_photos(data, size=training.size)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from unsum.audit.inputs import USUAL_BATCH, Data, Inputs, own_model, taken
+from unsum.audit.inputs import USUAL_BATCH, Data, Inputs, own_model
 from unsum.audit.text import is_text, text_inputs
 from unsum.data import Batch, photo_count
 from unsum.data.table_file import is_table
@@ -60,7 +60,10 @@ def doctor(
         >>> {finding.mark for finding in unsum.doctor(model, data)} <= {"ok", "warning"}
         True
     """
-    given = taken(Inputs, locals())
+    given = Inputs(
+        model, data, update, weights, classes, download, batch, same_label, seed,
+        image_size=image_size, classes_from=classes_from, fresh_head=fresh_head,
+    )  # fmt: skip
     alone = isinstance(model, str) and Path(model).suffix.lower() in _WEIGHTS  # weights in the place of a model
     if alone and data is None and update is None:
         return _of_weights(Path(str(model)))

@@ -7,14 +7,27 @@ what the model predicts for its samples. With n_c samples of class c, B ∇b = �
 
 solved by the pseudo-inverse, clipped at zero and rounded. Where the rounded counts do not add up to B, those that rounding
 changed most give way.
+
+A class that occurs about as often as it is predicted has ∇b_c ≈ 0: its ratio is anything, its p̂_c one class with certainty, and
+all counts suffer. In a fresh head that happens from B ≈ C on. Where the solution is far from whole numbers, ratios are drawn
+towards the one vector that explains all rows best, e = Σ ∇b_c ∇W_c / Σ ∇b_c², the more the smaller their ∇b_c is,
+
+    e_c = (∇b_c ∇W_c + τ e) / (∇b_c² + τ)        τ = κ² / (B C), the square of what one sample more or less changes in ∇b_c
+
+with several κ, and the solution nearest to whole numbers is taken; κ = 0 is as published.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
 from unsum.labels.method import Clues, RuleNeeds, label_rule
+
+_KAPPAS = (0.0, 0.25, 0.5, 1.0, 2.0, 1e6)  # as published first; the last has one vector for all classes
+_WHOLE = 1e-3  # unevenness below which rounding is safe: it is .083 where shares are anything
 
 
 @label_rule(
@@ -24,21 +37,41 @@ from unsum.labels.method import Clues, RuleNeeds, label_rule
 )
 def ilrg(evidence: Clues) -> Tensor:
     """(B,) labels, each class as often as the system says."""
-    head = evidence.head
-    assert head.grad_b is not None
-    # W e_c = (∇W_c Wᵀ)/∇b_c: dividing last spares a copy of the gradient. A row without any gradient tells nothing.
-    logits = (head.grad_W.to(head.W) @ head.W.T).double() / head.grad_b.double()[:, None]
-    logits = torch.nan_to_num(logits, nan=0.0, posinf=0.0, neginf=0.0)
-    P = (logits if head.b is None else logits + head.b.double()).softmax(1)
-    counts = solve_counts(P, evidence.grad_b, evidence.B)
+    head, B = evidence.head, evidence.B
+    grad_b = evidence.grad_b
+    rows = (head.grad_W.to(head.W) @ head.W.T).double()  # ∇W_c Wᵀ: dividing last spares a copy of the gradient
+    rows = rows / B if head.reduction == "sum" else rows
+    bias = torch.zeros_like(grad_b) if head.b is None else head.b.double()
+    found: list[tuple[float, Tensor]] = []
+    for kappa in _KAPPAS:
+        shares = solve_shares((_ratios(rows, grad_b, kappa, B) + bias).softmax(1), grad_b, B)
+        found.append((_unevenness(shares), shares))
+        if found[0][0] < _WHOLE:
+            break
+    counts = whole_counts(min(found, key=lambda one: one[0])[1], B)
     return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
 
 
-def solve_counts(P: Tensor, grad_b: Tensor, B: int) -> Tensor:
-    """(C,) n from the system above, for P (C, C) with p̂_c in row c."""
+def _ratios(rows: Tensor, grad_b: Tensor, kappa: float, B: int) -> Tensor:
+    """(C, C) W e_c in row c; a row without any gradient tells nothing."""
+    tau = kappa**2 / (B * len(grad_b))
+    common = grad_b @ rows / grad_b.square().sum().clamp_min(1e-300)
+    ratios = (grad_b[:, None] * rows + tau * common) / (grad_b.square() + tau)[:, None]
+    return torch.nan_to_num(ratios, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _unevenness(shares: Tensor) -> float:
+    """The mean square of what is missing to whole numbers that a count can be; infinite where there are no numbers."""
+    apart = float((shares - shares.round().clamp(min=0)).square().mean())
+    return apart if math.isfinite(apart) else math.inf
+
+
+def solve_shares(P: Tensor, grad_b: Tensor, B: int) -> Tensor:
+    """(C,) n from the system above, not yet whole, for P (C, C) with p̂_c in row c."""
     equations = torch.cat([torch.ones_like(P[:1]), P.T - torch.eye(len(P)).to(P)])
     values = B * torch.cat([torch.ones_like(grad_b[:1]), grad_b])
-    return whole_counts(torch.linalg.pinv(equations) @ values, B)
+    found: Tensor = torch.linalg.pinv(equations) @ values
+    return found
 
 
 def whole_counts(shares: Tensor, B: int) -> Tensor:

@@ -7,7 +7,7 @@ and replayed: a network's three passes over a few pictures are thousands of kern
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,6 @@ from unsum.match.objective import Target
 from unsum.match.optimizers import LBFGS
 from unsum.match.problem import Plan, Problem
 from unsum.match.regularizers import Scene, registered_mean
-from unsum.match.twice import cheap_twice
 
 _FEW_PIXELS = 2048  # of all pictures together, up to which restarts side by side pay on a CPU
 _BATCH_NORMS = nn.modules.batchnorm._BatchNorm
@@ -51,17 +50,11 @@ class Evaluator:
     def ready(self) -> Iterator[None]:
         with quiet(self.problem.model, self.names), self._look.hooked(), _kernels(self.problem), torch.enable_grad():
             if not self.together:
-                with self._layers():
-                    yield
+                yield
                 return
             with plain_norms(self.problem.model):
                 self._try_together()
                 yield
-
-    def _layers(self) -> AbstractContextManager[None]:
-        """On a GPU, layers that are cheap to differentiate twice; on a CPU they change nothing. They know no mixed precision."""
-        fast = self.problem.device.type != "cpu" and not self.plan.half
-        return cheap_twice(self.problem.model) if fast else nullcontext()
 
     def _try_together(self) -> None:
         """Not every layer can be run by `vmap` (data-dependent control flow, in-place buffers): then one after the other."""

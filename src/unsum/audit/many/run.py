@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from unsum.attack.options import AUTO, AttackOptions
-from unsum.audit.inputs import taken
 from unsum.audit.many.arrived import Arrived, arrivals
 from unsum.audit.many.at_once import chunk_for, in_chunks
 from unsum.audit.many.store import Findings
@@ -58,8 +57,8 @@ def attack_many(
             killed; without a file they are kept in memory.
         processes: how many of this machine; as many as it has cores by default, 1 for this process alone. In scripts, several
             need the usual `if __name__ == "__main__":`.
-        at_once: how many updates one computation solves together, in this process; on a GPU as many as a gigabyte of their last
-            layers by default. Those that leave the usual way are attacked one by one, as all are elsewhere.
+        at_once: how many updates one computation solves together, in this process; on a GPU as many as a thirty-second
+            of its memory holds last layers by default, and at most 256. Those that leave the usual way are attacked one by one, as all are elsewhere.
         ray: the address of a Ray cluster, `auto` or `local`, instead of processes.
         batch_size, loss: what the attacker knows of all updates, as in `attack`.
         time_limit: seconds for each update.
@@ -76,7 +75,9 @@ def attack_many(
         [('0', True, {0: 1, 4: 2}), ('1', True, {1: 1, 4: 2}), ('2', True, {2: 1, 4: 2})]
     """
     where = torch.device(device or next(model.parameters()).device)
-    options = taken(AttackOptions, locals(), device=where, pictures=False)
+    options = AttackOptions(
+        method, batch_size=batch_size, loss=loss, time_limit=time_limit, pictures=False, device=where, seed=seed
+    )
     options.check()
     if options.is_matcher:
         raise UnsumError(f"The attack {method!r} makes pictures of one update; use 'auto' or a separator for many.")

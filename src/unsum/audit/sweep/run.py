@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses
-from unsum.audit.inputs import Data, Inputs, simulated_training, taken
+from unsum.audit.inputs import Data, Inputs, simulated_training
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.result import Setting
 from unsum.audit.sweep.bench import Bench, Point, SampleLeak, shown
@@ -196,20 +196,34 @@ def sweep(
         >>> [round(point.worst, 1) for point in result.curves[0].points]
         [1.0, 0.0]
     """
-    given, start = locals(), time.perf_counter()
+    start = time.perf_counter()
     if not 0 < keep_under <= 1:
         raise UnsumError(f"The leakage to keep under is a share above 0 and up to 1, not {keep_under:g}.")
     before = list(defenses.parts() if isinstance(defenses, Defense) else defenses)
     plans = [plan(text) for text in ([over] if isinstance(over, str) else over)]
     _check(plans, before)
-    options = taken(AttackOptions, given, method=attack, device=torch.device(device or "cpu"))
+    options = AttackOptions(
+        attack,
+        batch_size_known=batch_size_known,
+        label_rule=label_rule,
+        auxiliary=auxiliary,
+        inverse=inverse,
+        refine=refine,
+        loss=loss,
+        time_limit=time_limit,
+        device=torch.device(device or "cpu"),
+        seed=seed,
+    )
     options.check()
     if not is_table(data) and is_text(model):
         raise UnsumError("Sweeps are of photos and tables; audit a language model under one --defense at a time.")
     training = simulated_training(learning_rate, local_steps, epochs, momentum, weight_decay)
     progress.say("Loading the model and the client's photos")
     pictures = None if not utility else photo_tiles() if utility_data is None else pictures_from_file(utility_data)
-    inputs = taken(Inputs, given)
+    inputs = Inputs(
+        model, data, None, weights, classes, download, batch, same_label, seed,
+        image_size, classes_from, fresh_head, target, columns, loss,
+    )  # fmt: skip
     loaded, truth = inputs.simulated()
     if truth.resized:
         progress.say(truth.resized)

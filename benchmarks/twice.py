@@ -11,18 +11,26 @@ what a first derivative needs. With x the inputs, G the errors, U and V pulled b
                    ∂/∂x = s (h − ⟨h⟩ − x̂ (⟨h x̂⟩ + ⟨U ∂x⟩))
 
 Weights are constants where pictures are searched: no second derivative is given by them.
+
+    python benchmarks/twice.py --device cuda      # against torch's own on ResNet-50 at 224², B = 8: difference and milliseconds
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torchvision.models import resnet50
+
+from unsum.cuda_graph import recorded
+from unsum.gradients import quiet
 
 _aten = torch.ops.aten
 _Maybe = Tensor | None
@@ -161,3 +169,53 @@ def _norm_backward(
 
 def _wide(channels: Tensor) -> Tensor:
     return channels.view(1, -1, 1, 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--side", type=int, default=224)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=20)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    torch.backends.cudnn.benchmark = True
+    device = torch.device(options.device)
+    model = resnet50(num_classes=1000).to(device, memory_format=torch.channels_last).train()
+    images = torch.rand(options.batch, 3, options.side, options.side, device=device)
+    images = images.contiguous(memory_format=torch.channels_last).requires_grad_()
+    weights = [torch.randn_like(p) for p in model.parameters()]
+    found = {}
+    for name, layers in (("torch's own", nullcontext), ("cheap", partial(cheap_twice, model))):
+        with quiet(model, [name for name, _ in model.named_parameters()]), layers(), torch.enable_grad():
+            work = partial(_pulled, model, images, weights)
+            work()
+            plain = _milliseconds(work, device, options.repeats)
+            found[name] = work().clone()
+            print(f"{name}: {plain:.1f} ms a pass", flush=True)
+            run = recorded(work, device)[0]
+            print(f"{name}, recorded: {_milliseconds(run, device, options.repeats):.1f} ms", flush=True)
+    one, other = found.values()
+    print(f"relative difference {float((one - other).norm() / one.norm()):.1e}")
+
+
+def _pulled(model: nn.Module, images: Tensor, weights: list[Tensor]) -> Tensor:
+    """The derivative by the images of a weighted sum of all gradients."""
+    logits = model(images)
+    errors = logits.softmax(1) - 1 / logits.shape[1]
+    gradients = torch.autograd.grad(logits, list(model.parameters()), errors, create_graph=True)
+    (found,) = torch.autograd.grad(gradients, images, weights)
+    return found
+
+
+def _milliseconds(work: Callable[[], Any], device: torch.device, repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - start) / repeats
+
+
+if __name__ == "__main__":
+    main()
