@@ -4,8 +4,8 @@ python benchmarks/pixel_steps.py products --photos cifar.npz --size 16 --width 3
 python benchmarks/pixel_steps.py contrast --photos cifar.npz --size 16 --width 32 --steps 0 300 --batch 4 8
 
 `products`: one Gauss–Newton step from pictures that are a thousandth off, from the true maps of --layer, by conjugate gradients
-with each picture's own JᵀJ and without. `contrast`: the factor that is told of true pictures, with channels that count by their own
-rounding and with channels that count alike, for three batches.
+with each picture's own JᵀJ and without. `contrast`: the factor that is told of true pictures, with channels that count by
+their own rounding and with channels that count alike, for three batches.
 """
 
 from __future__ import annotations
