@@ -17,6 +17,7 @@ from unsum.invert.pixels.contrast import Contrast, told_scale
 from unsum.invert.pixels.descend import least_squares, sizes
 from unsum.invert.pixels.equations import posed
 from unsum.invert.pixels.guess import drawn, linear_guess
+from unsum.invert.pixels.judge import Solution
 from unsum.invert.pixels.own_squares import OwnSquares
 from unsum.invert.pixels.photos import on_levels
 from unsum.leak import Leak
@@ -218,6 +219,18 @@ def test_time_that_is_over_ends_the_search() -> None:
     assert deadline.cut
     assert found.images.shape == (2, 3, 16, 16)
     assert not found.exact.any()
+
+
+def test_errors_that_there_was_no_time_to_predict_are_infinite() -> None:
+    model = network(trained=True)
+    images, _, leak = attacked(model)
+    reach = find_reach(model, leak)
+    misfit = torch.full((2,), 1e-6).double()
+    with posed(model, reach.layers, torch.float64) as equations:
+        told = Solution.at(equations, reach, images.double(), misfit).errors
+        over = Solution.at(replace(equations, end=0.0), reach, images.double(), misfit).errors
+    assert told.max() < 1e-4
+    assert over.isinf().all()
 
 
 @pytest.mark.long
