@@ -351,3 +351,15 @@ def test_each_picture_s_own_squares_save_products(train: bool) -> None:
         assert left[0] == pytest.approx(left[1], rel=1e-4)
         assert helped.own.products < (40 if train else 8)
         assert alone.own.products > 4 * helped.own.products
+
+
+def test_own_squares_that_rounding_has_spoiled_are_inverted_all_the_same() -> None:
+    own = OwnSquares()
+    J = torch.randn(8, 12, generator=torch.Generator().manual_seed(0)).double()
+    own.squares = (J.T @ J - 1e-3 * torch.eye(12)).float()[None]  # four eigenvalues are below zero
+    like = torch.randn(1, 3, 2, 2, generator=torch.Generator().manual_seed(1))
+    divided = own.divide(torch.zeros(1, 1, 1, 1), like)(like)
+    assert (divided * like).sum() > 0
+    seen = (J.T @ J @ like.flatten().double()).float().view_as(like)
+    back = own.divide(torch.zeros(1, 1, 1, 1), like)(seen).flatten().double()
+    assert torch.allclose(J @ back, J @ like.flatten().double(), rtol=0.02, atol=0.02)
