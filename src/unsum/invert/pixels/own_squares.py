@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from unsum.gradients import TINY
+
 if TYPE_CHECKING:
     from unsum.invert.pixels.equations import Equations, Product
 
 _MOST = 8192  # pixels of a picture: a matrix of 270 MB
 _RIDGE = 1e-6  # of the mean of the diagonal: what float32 leaves of JᵀJ
+_GROWTHS = 9  # of the ridge, tenfold each: up to a hundred times that mean
 # Columns take one product each, many at once: a GPU does hundreds in the time of a few, so a matrix costs fewer products there.
 _WORTH = {"cpu": 0.3, "cuda": 0.04}  # products, beside the number of pixels, after which a matrix would have paid
 _AT_ONCE = {"cpu": 16, "cuda": 256}
@@ -64,8 +67,16 @@ class OwnSquares:
 
 
 def _inverse(square: Tensor, damping: Tensor) -> Tensor:
-    square.diagonal().add_(damping + _RIDGE * square.diagonal().mean())
-    return torch.cholesky_inverse(torch.linalg.cholesky(square))
+    """Of a matrix that float32 may have left with eigenvalues below zero: the ridge grows until it has none."""
+    ridge = _RIDGE * square.diagonal().mean().clamp_min(TINY)
+    square.diagonal().add_(damping)
+    for _ in range(_GROWTHS):
+        square.diagonal().add_(ridge)
+        factor, failed = torch.linalg.cholesky_ex(square)
+        if not bool(failed):
+            return torch.cholesky_inverse(factor)
+        ridge = 10 * ridge
+    return torch.eye(len(square)).to(square)  # it is not finite
 
 
 def _square(alone: Equations, pictures: Tensor, row: int) -> Tensor:
