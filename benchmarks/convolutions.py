@@ -309,8 +309,8 @@ def settings(table: str) -> Iterator[Setting]:
         yield Setting("resnet18", 16, 10, equal=True)
     if table == "large":
         base = Setting("resnet50", 8, 1000)
-        yield from (base, replace(base, equal=True), replace(base, train=False), replace(base, C=10, equal=True))
-        yield from (replace(base, C=2), replace(base, B=10, C=10), replace(base, buffers=True))
+        yield from (replace(base, C=10, equal=True), replace(base, C=2), replace(base, B=10, C=10))
+        yield from (base, replace(base, equal=True), replace(base, train=False), replace(base, buffers=True))
     if table == "trained":
         for B in (4, 8, 16):
             for train, buffers in ((False, False), (True, True), (True, False)):

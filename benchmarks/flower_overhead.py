@@ -1,9 +1,13 @@
 """What auditing costs a federated training: time with and without, and memory over many clients. Needs `unsum[flower]` and Ray.
 
     python benchmarks/flower_overhead.py ratio
+    OMP_NUM_THREADS=1 python benchmarks/flower_overhead.py pool --steps 1 50
     python benchmarks/flower_overhead.py memory
 
 Runs the example project's apps (examples/flower-audit) in Flower's simulation engine, within one process that holds the server.
+`pool` does without the engine: server and clients are one process, and updates go to another one (`processes=1`). What counts is
+the processor time of the first, all of its threads together, with audits and without: with a core free for the audits a round
+takes no longer than that, and other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -96,6 +100,73 @@ def ratio(lines: list[str], pairs: int) -> Callable[[Any], None]:
     return main
 
 
+class InPlace:
+    """As much of Flower's grid as a strategy asks for; clients answer one after the other, in this process."""
+
+    def __init__(self) -> None:
+        from flwr.supercore.task_identity import TaskIdentity
+
+        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # no engine says who makes a message
+
+    def get_node_ids(self) -> list[int]:
+        return [1000 + number for number in range(CLIENTS)]
+
+    def send_and_receive(self, messages: Any, **_: Any) -> list[Any]:
+        from flower_audit.client_app import app
+        from flwr.app import Context, RecordDict
+
+        def answered(message: Any) -> Any:
+            node = message.metadata.dst_node_id
+            return app(message, Context(1, node, {"partition-id": node - 1000}, RecordDict(), {}))
+
+        return [answered(message) for message in messages]
+
+
+def pool(lines: list[str], pairs: int, steps: int) -> None:
+    """Rounds with audits behind them beside rounds without, and what handing over and the pool's own thread take of a round."""
+    from flwr.serverapp.strategy import FedAvg
+
+    from unsum.integrations.flower import AuditStrategy
+    from unsum.integrations.pool import AuditPool
+
+    spent = [counted(AuditStrategy, "_hand_over"), counted(AuditPool, "_run")]
+
+    def rounds_of(strategy: Any) -> float:
+        """Processor seconds a round from the first one's end to the last one's; by then the pool has started."""
+        ends: dict[int, float] = {}
+        train(InPlace(), strategy, ROUNDS + 1, steps, lambda number: ends.__setitem__(number, time.process_time()))
+        return (ends[ROUNDS + 1] - ends[1]) / ROUNDS
+
+    rounds_of(FedAvg(fraction_evaluate=0.0))
+    without, with_, done = [], [], []
+    for _ in range(pairs):
+        without.append(rounds_of(FedAvg(fraction_evaluate=0.0)))
+        strategy = audited(steps, processes=1, budget_seconds=5.0)
+        with_.append(rounds_of(strategy))
+        done.append(sum(finding.outcome == "audited" for finding in strategy.findings))
+    ratios = [two / one for one, two in zip(without, with_, strict=True)]
+    times = f"{statistics.median(without):.3f} s | {statistics.median(with_):.3f} s"
+    part = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+    shares = [sum(one) / (pairs * (ROUNDS + 1)) / statistics.median(without) for one in spent]
+    count = f"{statistics.median(done):g} of {CLIENTS * (ROUNDS + 1)}"
+    lines.append(f"| {steps} | {times} | {part} | {shares[0]:.2%} | {shares[1]:.2%} | {count} |")
+
+
+def counted(owner: type, name: str) -> list[float]:
+    """Processor seconds of every call of a method, in the thread that calls it."""
+    plain, seconds = getattr(owner, name), list[float]()
+
+    def count(*arguments: Any) -> Any:
+        start = time.thread_time()
+        try:
+            return plain(*arguments)
+        finally:
+            seconds.append(time.thread_time() - start)
+
+    setattr(owner, name, count)
+    return seconds
+
+
 def memory(lines: list[str], rounds: int) -> Callable[[Any], None]:
     def main(grid: Any) -> None:
         held: dict[int, float] = {}
@@ -117,14 +188,18 @@ def resident() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["ratio", "memory"])
+    parser.add_argument("what", choices=["ratio", "pool", "memory"])
     parser.add_argument("--pairs", type=int, default=3, help="trainings with and without, in turn")
+    parser.add_argument("--steps", type=int, nargs="+", default=[50], help="local steps of a client, for the pool")
     parser.add_argument("--clients", type=int, default=1000, help="for memory")
     parser.add_argument("--rounds", type=int, default=8, help="for memory")
     chosen = parser.parse_args()
     lines: list[str] = []
     if chosen.what == "ratio":
         simulate(CLIENTS, ratio(lines, chosen.pairs))
+    elif chosen.what == "pool":
+        for steps in chosen.steps:
+            pool(lines, chosen.pairs, steps)
     else:
         simulate(chosen.clients, memory(lines, chosen.rounds))
     print("\n".join(lines))

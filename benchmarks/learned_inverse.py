@@ -168,6 +168,7 @@ def main() -> None:
     parser.add_argument("--solve", type=float, default=0.0, help="seconds for the pixel equations from there")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False  # gradients in float32
     client = options.batch if options.mode == "train" else None
     model = network(Setting(options.network, options.batch, 1000), options.weights)
     if options.network == "resnet18":  # the network of 224² pictures, with its own first layers

@@ -11,7 +11,7 @@ statistics unknown; in `sent` the client sends them along.
 
 `rivals` runs published attacks on the same batches: IG and GradInversion, with labels and batch size granted, at their published
 steps unless --matching says fewer or --seconds ends them; and an inverse of the features, which are granted, learned on other
-photos for --learn seconds. Their pictures lie in [0, 1], as the model behind a normalization takes them.
+photos for --learn seconds. The model takes photos in [0, 1] and normalizes them itself.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from unsum.gradients import same_buffers
 from unsum.invert.pixels import solve_pixels
 from unsum.invert.pixels.equations import read_by
 from unsum.leak import Leak
+from unsum.models.built import Normalize
 
 CLASSES = 10
-MEAN, SPREAD = 0.5, 0.25  # of pixels, as the client normalizes them
+MEAN, SPREAD = 0.5, 0.25  # of pixels, as the model normalizes them
 OTHERS = 1000  # photos from here on are for training
 RIVALS = ("ig", "gradinversion", "features")
 PUBLISHED = {"ig": 24_000, "gradinversion": 20_000}  # steps
@@ -77,45 +78,33 @@ def main() -> None:
                     print(f"| {method} | {steps} | {mode} | {B} |{found}", flush=True)
 
 
-class Normalized(nn.Module):
-    """The model behind the client's normalization: takes pictures in [0, 1], where published attacks look for them."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, pictures: Tensor) -> Tensor:
-        return self.model((pictures - MEAN) / SPREAD)
-
-
 def rival(options: argparse.Namespace, model: nn.Module, method: str, mode: str, B: int) -> str:
     """The rest of a row of a published attack."""
     torch.manual_seed(0)
     images, labels = (given[:B].to(options.device) for given in pictures(options, B))
-    shown = images * SPREAD + MEAN
     begun, said = started(options), ""
     if method == "features":
-        found = drawn_of_features(options, model, shown, None if mode == "eval" else B)
+        found = drawn_of_features(options, model, images, None if mode == "eval" else B)
     else:
-        whole = Normalized(model).train(mode != "eval")
-        update = unsum.capture(whole, shown, labels, train=mode != "eval")
+        model.train(mode != "eval")
+        update = unsum.capture(model, images, labels, train=mode != "eval")
         steps = options.matching or PUBLISHED[method]
         known = {"image_size": options.size, "steps": steps}
         leak = unsum.attack(
-            whole, update, method, labels=labels, options=known, time_limit=options.seconds, device=options.device
+            model, update, method, labels=labels, options=known, time_limit=options.seconds, device=options.device
         )
         assert leak.images is not None
         found, said = leak.images.to(images), f"{int(leak.history['step'][-1]):,} of {steps:,} steps"
     seconds = time.perf_counter() - begun
-    score = decibels(in_order((found - MEAN) / SPREAD, images), images)
+    score = decibels(in_order(found, images), images)
     return f" {said} | | {float(score.min()):.1f} | {float(score.median()):.1f} | | {seconds:.0f} | {memory(options)} |"
 
 
 def drawn_of_features(options: argparse.Namespace, model: nn.Module, shown: Tensor, client: int | None) -> Tensor:
     """What a decoder, learned on other photos of the npz, draws of what the head reads of pictures in [0, 1]."""
-    others = pictures(options, 5 * OTHERS)[0][OTHERS:].to(options.device) * SPREAD + MEAN
+    others = pictures(options, 5 * OTHERS)[0][OTHERS:].to(options.device)
     bytes_ = (255 * others).round().byte()
-    return learn(model, bytes_, None, client, options.learn, lambda x: (x - MEAN) / SPREAD)(shown)
+    return learn(model, bytes_, None, client, options.learn, lambda x: x)(shown)
 
 
 def ours(options: argparse.Namespace, model: nn.Module, mode: str, B: int) -> str:
@@ -186,17 +175,17 @@ def in_order(found: Tensor, images: Tensor) -> Tensor:
 
 
 def decibels(found: Tensor, images: Tensor) -> Tensor:
-    return -10 * ((found - images) * SPREAD).square().flatten(1).mean(1).log10()
+    return -10 * (found - images).square().flatten(1).mean(1).log10()
 
 
 def draw(path: Path, images: Tensor, found: Tensor) -> None:
-    rows = torch.cat([images, found]).cpu() * SPREAD + MEAN
+    rows = torch.cat([images, found]).cpu()
     large = nn.functional.interpolate(rows.clamp(0, 1), scale_factor=max(1, 96 // rows.shape[-1]), mode="nearest")
     save_image(large, path, nrow=len(images), padding=6, pad_value=1.0)
 
 
 def pictures(options: argparse.Namespace, number: int) -> tuple[Tensor, Tensor]:
-    """(n, 3, h, w) as the client normalizes them, and labels."""
+    """(n, 3, h, w) in [0, 1], and labels."""
     if options.photos is None:
         images, labels = embedded_batch(number, image_size=options.size).images, torch.arange(number)
     else:
@@ -205,7 +194,7 @@ def pictures(options: argparse.Namespace, number: int) -> tuple[Tensor, Tensor]:
         labels = torch.tensor(held["labels"][:number]).long()
     if images.shape[-1] != options.size:
         images = nn.functional.interpolate(images, (options.size, options.size), mode="bilinear", antialias=True)
-    return (images - MEAN) / SPREAD, labels % CLASSES
+    return images, labels % CLASSES
 
 
 def network(options: argparse.Namespace, steps: int) -> nn.Module:
@@ -214,6 +203,7 @@ def network(options: argparse.Namespace, steps: int) -> nn.Module:
     model = resnet18(num_classes=CLASSES)
     if options.size <= 64:
         model.conv1, model.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
+    model.register_forward_pre_hook(Normalize([MEAN] * 3, [SPREAD] * 3))
     model = model.to(options.device).train()
     if steps:
         images, labels = (given[OTHERS:].to(options.device) for given in pictures(options, 5 * OTHERS))

@@ -42,6 +42,9 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=["gpt2"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--against", help="the src folder of another checkout: run it too, right after this one")
+    parser.add_argument(
+        "--batch-size-known", action="store_true", help="tell the attacker how many positions there are"
+    )
     parser.add_argument("--notes", action="store_true", help="and what the attack says about each answer")
     parser.add_argument("--json", action="store_true", help="only the figures, for --against")
     options = parser.parse_args()
@@ -53,7 +56,7 @@ def main() -> None:
         )
         print("|---|---|---|---|---|---|---|---|")
     for case in options.cases:
-        figures = measured(case, options.device)
+        figures = measured(case, options.device, known=options.batch_size_known)
         if options.json:
             print(json.dumps(figures))
             continue
@@ -66,7 +69,7 @@ def main() -> None:
             print(f"\n{case}: {before['processor'] / figures['processor']:.1f} times faster in processor seconds\n")
 
 
-def measured(case: str, device: str) -> dict[str, Any]:
+def measured(case: str, device: str, *, known: bool = False) -> dict[str, Any]:
     kind, sequences, length = CASES[case]
     torch.manual_seed(0)
     model = kind().to(device).eval()
@@ -78,7 +81,8 @@ def measured(case: str, device: str) -> dict[str, Any]:
     if device == "cuda":
         warm_up(device)
     start, processor = time.perf_counter(), time.process_time()
-    leak = unsum.separate(model, update, "text")
+    positions = len(labels) if kind is BERT else sequences * (length - 1)
+    leak = unsum.separate(model, update, "text", batch_size=positions if known else None)
     seconds, processor = time.perf_counter() - start, time.process_time() - processor
     scores = unsum.score(leak, tokens=tokens)
     memory = (

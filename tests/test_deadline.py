@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,9 +80,16 @@ def _low_rank(classes: int, inputs: int, rank: int) -> tuple[nn.Module, dict[str
     return model, {"1.weight": U @ torch.randn(rank, inputs).relu(), "1.bias": U.sum(1)}
 
 
-@pytest.mark.parametrize("size", ["small", *long("large", "crowded")])
+@pytest.fixture
+def _processor_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits in seconds of this process alone: other work on the machine does not count."""
+    monkeypatch.setattr("unsum.deadline.time", SimpleNamespace(monotonic=time.process_time))
+
+
+@pytest.mark.usefixtures("_processor_seconds")
+@pytest.mark.parametrize(("size", "limit"), [("small", 1.0), *long(("large", 6.0), ("crowded", 6.0))])
 @pytest.mark.parametrize("path", ["exact", "adaptive", "local-steps", "crowded", "labels found"])
-def test_every_method_that_auto_may_choose_keeps_the_limit(path: str, size: str) -> None:
+def test_every_method_that_auto_may_choose_keeps_the_limit(path: str, size: str, limit: float) -> None:
     model, sent = _low_rank(*SIZES[size])
     granted: dict[str, Any] = {}
     update, method = unsum.Update(sent), "auto"
@@ -94,12 +102,13 @@ def test_every_method_that_auto_may_choose_keeps_the_limit(path: str, size: str)
         model, sent = _low_rank(20, 768, 19)
         thinned = torch.where(torch.rand(20, 768) < 0.5, sent["1.weight"], -0.01 * sent["1.weight"])
         update, granted = unsum.Update(sent | {"1.weight": thinned}), {"labels": torch.arange(30) % 20}
+        limit = 1.0  # it ends by itself soon after
     elif path == "labels found":
         granted = {"batch_size": SIZES[size][0]}
-    torch.func.jacfwd(torch.sin)(torch.zeros(()))  # what is imported once is no part of the search
-    start = time.process_time()  # of this process alone: other work on the machine does not count
-    leak = unsum.attack(model, update, method, time_limit=1.0, **granted)
-    assert time.process_time() - start < FAR_FROM_MINUTES
+    unsum.attack(model, update, method, time_limit=0.1, **granted)  # what is imported once is no part of the search
+    start = time.process_time()
+    leak = unsum.attack(model, update, method, time_limit=limit, **granted)
+    assert time.process_time() - start < 1.1 * limit
     assert not leak.exact
     assert leak.notes[0].startswith("Time was over; left untried: ")
     assert all(attempt.blind.startswith("time was over") for attempt in leak.tried)  # nobody calls that a low leak

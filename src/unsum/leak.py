@@ -65,6 +65,7 @@ class Leak:
     partly: dict[str, Tensor] = field(default_factory=dict)  # the same, NaN where nothing tells an entry
     hint: MapHint | None = None  # what gradients say of the maps below, which they do not determine
     tokens: list[list[int]] | None = None  # of a language model's batch: its sequences, in the attacker's order
+    segments: list[list[int]] | None = None  # and which sentence of a pair each token is of, where texts are pairs
     loss: str = "cross-entropy"  # that the answer explains the gradient with
     readings: dict[str, Tensor] = field(default_factory=dict)  # dense layer → (n, d) inputs of it, mixtures among them
     label_counts: LabelCounts | None = None  # of the client's samples, where many local steps hide who they are

@@ -99,6 +99,23 @@ def test_a_classifier_takes_texts_with_their_labels(run: Run, tmp_path: Path) ->
     assert all(line in shown.out for line in LINES), shown.err
 
 
+def test_a_classifier_takes_pairs_of_sentences(run: Run, tmp_path: Path) -> None:
+    save_encoder(tmp_path / "bert", masked=False)
+    Path("client.jsonl").write_text(json.dumps({"text": LINES[0], "pair": LINES[1], "label": 1}))
+    chosen = ["--model", f"hf:{tmp_path / 'bert'}", "--text", "client.jsonl"]
+    result = run("audit", *chosen, "--fail-above", "0.2")
+    assert result.code == 1, result.err
+    content = json.loads(Path("unsum-report/result.json").read_text())
+    whole = f"[CLS] {LINES[0]} [SEP] {LINES[1]} [SEP]"
+    assert [row["found_label"] for row in content["samples"]] == [whole]
+    assert content["attack"]["exact"]
+    run("capture", *chosen)
+    assert whole in run("attack", "--model", f"hf:{tmp_path / 'bert'}", "--update", "client.safetensors").out
+    leak = json.loads(Path("unsum-leak/leak.json").read_text())
+    ends = leak["tokens"][0].index(leak["tokens"][0][-1]) + 1
+    assert leak["segments"] == [[0] * ends + [1] * (len(leak["tokens"][0]) - ends)]
+
+
 def test_masked_words_come_back(run: Run, tmp_path: Path) -> None:
     save_encoder(tmp_path / "bert", masked=True)
     run("audit", "--model", f"hf:{tmp_path / 'bert'}", "--text", "mine.txt")

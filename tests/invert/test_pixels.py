@@ -13,11 +13,14 @@ from unsum.data import embedded_batch
 from unsum.deadline import time_limit
 from unsum.errors import UnsumError
 from unsum.invert.pixels import SolvedPixels, find_reach, solve_pixels
-from unsum.invert.pixels.contrast import told_scale
-from unsum.invert.pixels.descend import sizes
+from unsum.invert.pixels.contrast import Contrast, told_scale
+from unsum.invert.pixels.descend import least_squares, sizes
 from unsum.invert.pixels.equations import posed
 from unsum.invert.pixels.guess import drawn, linear_guess
+from unsum.invert.pixels.own_squares import OwnSquares
+from unsum.invert.pixels.photos import on_levels
 from unsum.leak import Leak
+from unsum.models.built import Normalize
 
 LAYER, DEEP = "layers.1.0.conv1", "layers.2.1.conv1"  # reads 24×16², 8×4²
 LABELS = torch.tensor([3, 7])
@@ -183,8 +186,8 @@ def test_the_first_layers_gradients_tell_the_contrast_of_a_batch_in_train_mode(t
     for factor in (0.4, 1.0, 2.5):
         told = told_scale(model, update, factor * images, leak.targets)
         assert told is not None
-        assert told.factor == pytest.approx(1 / factor, rel=0.01)
-        assert 1e-6 < told.error < 0.01
+        assert told.factor == pytest.approx(1 / factor, rel=1e-3)
+        assert 1e-6 < told.error < 2e-3
         assert abs(told.factor * factor - 1) < 5 * told.error
     without = replace(update, gradients={name: g for name, g in update.gradients.items() if name != "bn1.weight"})
     noisy = update.map(lambda _, g: g + 0.1 * g.norm() / g.numel() ** 0.5 * torch.randn_like(g))
@@ -280,3 +283,58 @@ def test_a_hint_that_contradicts_the_maps_is_left_out() -> None:
     found = solve_pixels(model, update, replace(leak, inner=inner, hint=_Wrong()))
     assert found.misfit.max() < 1e-3
     assert decibels(found, images) > 60
+
+
+def test_bytes_tell_the_contrast_that_batch_norm_hides() -> None:
+    normalize = Normalize([0.5, 0.4, 0.3], [0.25, 0.2, 0.3])
+    photos = (255 * embedded_batch(2, image_size=16).images).round() / 255
+    (pictures,) = normalize(nn.Identity(), (photos,))
+    for off in (0.97, 1.0, 1.02):
+        found = on_levels(off * pictures + 1e-3 * torch.randn_like(pictures), Contrast(1.0, 0.01), normalize)
+        assert found is not None
+        assert found.factor * off == pytest.approx(1, abs=1e-4)
+        assert found.error == 0.01  # what may be claimed is what was told before
+    smooth = photos + torch.rand(photos.shape, generator=torch.Generator().manual_seed(0)) / 255
+    assert on_levels(normalize(nn.Identity(), (smooth,))[0], Contrast(1.0, 0.01), normalize) is None
+    flat = torch.full_like(pictures, 0.3)
+    assert on_levels(flat, Contrast(1.0, 0.01), normalize) is None  # any contrast would do
+
+
+@pytest.mark.long
+def test_photos_behind_the_model_s_own_normalization_come_back_with_their_contrast() -> None:
+    model = network(trained=True)
+    model.register_forward_pre_hook(Normalize([0.5] * 3, [0.25] * 3))
+    photos = (255 * embedded_batch(2, image_size=16).images).round() / 255
+    model.train()
+    update = unsum.capture(model, photos, LABELS, train=True)
+    found = solve_pixels(model, update, known_at(model, photos, LABELS, LAYER))
+    worst = -10 * (found.images - photos).square().flatten(1).mean(1).max().log10()
+    assert worst > 85
+    assert "one of 256 levels" in " ".join(found.notes)
+    assert not found.exact.any()  # levels are likely, not certain
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_each_picture_s_own_squares_save_products(train: bool) -> None:
+    model = network(trained=True)
+    images, _, leak = attacked(model, train=train)
+    with posed(model, leak.inner, torch.float64) as equations:
+        x = images.double() + 0.01 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
+        modes = [norm.training for norm in equations.norms.values()]
+        equations.own.look(equations, x)
+        assert [norm.training for norm in equations.norms.values()] == modes
+        squares = equations.own.squares
+        assert squares is not None
+        linear = equations.linear(lambda z: z, x)
+        if not train:  # then the whole problem is one picture's beside the other's
+            column = torch.zeros_like(x)
+            column[:, 1, 7, 3] = 1
+            product = linear.back(linear.forward(column)).flatten(1)
+            assert torch.allclose(squares[:, :, 256 + 7 * 16 + 3].double(), product, atol=1e-6 * float(squares.max()))
+        helped, alone = equations, replace(equations, own=OwnSquares())
+        none, tight = torch.zeros(2, 1, 1, 1).double(), torch.full((2, 1, 1, 1), 1e-6).double()
+        steps = [least_squares(one, linear, -linear.residual, none, tight) for one in (helped, alone)]
+        left = [float((linear.residual + linear.forward(step)).norm()) for step in steps]
+        assert left[0] == pytest.approx(left[1], rel=1e-4)
+        assert helped.own.products < (40 if train else 8)
+        assert alone.own.products > 4 * helped.own.products

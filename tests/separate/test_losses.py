@@ -106,6 +106,9 @@ def test_the_normal_matrix_is_that_of_the_residual(name: str) -> None:
     V = some.new_zeros(3, *equation.U.shape).index_copy(1, few, some)
     for pulled in (here.pull_each(V), here.pull_each(some, few)):
         assert torch.allclose(pulled[:, free], V.flatten(1) @ J, rtol=1e-9, atol=1e-9)
+    steps = torch.randn(3, B * R + 2, dtype=torch.float64)
+    assert torch.allclose(here.push_each(steps).flatten(1), steps[:, free] @ J.T, rtol=1e-9, atol=1e-9)
+    assert torch.allclose(here.push_each(steps)[1], here.push(steps[1]), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import unsum
-from separate.text_families import VOCABULARY, WIDTH, adapted, made, trained
+from separate.text_families import VOCABULARY, WIDTH, PeftModel, adapted, made, trained
 from unsum.errors import UnsumError
 from unsum.models.language import TextTask, embedding_of, looks_ahead, task_of
 
@@ -226,6 +226,22 @@ def test_adapters_beside_grouped_queries(rounds: int, length: int, rank: int) ->
     assert_read(leak, tokens.tolist())
 
 
+@pytest.mark.parametrize("alpha", [8.0, 48.0])
+def test_adapters_as_peft_names_and_scales_them(alpha: float) -> None:
+    """Its names, its factor alpha / r, its frozen layers and the copy of the head that is trained; checked with peft 0.21."""
+    model = PeftModel(made("llama classifier", layers=3), 24, alpha)
+    tokens, labels = sentences(2, 9), torch.tensor([2, 1])
+    update = unsum.capture_text(model, tokens, labels, train=False)
+    layer = "base_model.model.model.layers.0.self_attn.v_proj"
+    assert {f"{layer}.lora_A.default.weight", f"{layer}.lora_B.default.weight"} < set(update.gradients)
+    assert "base_model.model.score.modules_to_save.default.weight" in update.gradients
+    assert not any("base_layer" in name or "original_module" in name for name in update.gradients)
+    leak = unsum.attack(model, update)
+    assert leak.method == "text"
+    assert_read(leak, tokens.tolist())
+    assert abs(leak.scale - 1) < 1e-5
+
+
 def test_padding_on_the_left_turns_nothing_where_positions_are_rotary() -> None:
     model, labels = made("llama classifier"), torch.tensor([1, 0, 1, 2])
     tokens, mask, truth = padded_on_the_left(sentences(4, 9), [9, 6, 9, 5])
@@ -247,15 +263,54 @@ def test_padding_that_is_trained_on_is_missed_and_not_claimed() -> None:
     assert leak.notes[0] == "The mean is one over 27 samples, 25 were found: the others left no trace."
 
 
-def test_pairs_of_sentences_are_refused_in_a_sentence() -> None:
-    model, tokens = made("bert classifier").eval(), sentences(2, 10, framed=True)
-    segments = (torch.arange(10) > 5).long().expand(2, -1)
-    loss = torch.nn.functional.cross_entropy(model(tokens, token_type_ids=segments).logits, torch.tensor([0, 1]))
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    update = unsum.Update(dict(zip(names, torch.autograd.grad(loss, parameters), strict=True)))
+def paired(tokens: Tensor, ends: list[int]) -> Tensor:
+    """Segments, where the first sentences of pairs end; each sentence is closed, as a tokenizer does."""
+    for row, end in enumerate(ends):
+        tokens[row, end - 1] = CLOSES
+    return (torch.arange(tokens.shape[1]) >= torch.tensor(ends)[:, None]).long()
+
+
+def test_pairs_of_sentences_come_back_with_their_segments() -> None:
+    model, tokens = made("bert classifier").eval(), sentences(3, 10, framed=True)
+    segments = paired(tokens, [4, 6, 7])
+    update = unsum.capture_text(model, tokens, torch.tensor([0, 2, 1]), segments=segments, train=False)
     leak = unsum.separate(model, update, "text")
+    assert_read(leak, tokens.tolist())
+    assert leak.segments is not None
+    assert leak.tokens is not None
+    order = [leak.tokens.index(row) for row in tokens.tolist()]
+    assert [leak.segments[i] for i in order] == segments.tolist()
+    assert leak.labels[order].tolist() == [0, 2, 1]
+
+
+def test_a_segment_is_part_of_the_claim() -> None:
+    """The same tokens parted elsewhere are another text: what is found is what was sent, and not its neighbor."""
+    model, tokens = made("bert classifier").eval(), sentences(1, 10, framed=True)
+    found = []
+    for end in (5, 6):
+        segments = (torch.arange(10) >= end).long()[None]
+        leak = unsum.separate(model, unsum.capture_text(model, tokens, torch.tensor([1]), segments=segments), "text")
+        assert_read(leak, tokens.tolist())
+        found.append(leak.segments)
+    assert found == [[[0] * 5 + [1] * 5], [[0] * 6 + [1] * 4]]
+
+
+def test_pairs_of_masked_text_are_refused_in_a_sentence() -> None:
+    model, tokens = made("bert").eval(), sentences(2, 10, framed=True)
+    labels = torch.full_like(tokens, -100)
+    labels[:, 3], tokens[:, 3] = tokens[:, 3], MASK
+    segments = (torch.arange(10) > 5).long().expand(2, -1)
+    leak = unsum.separate(model, unsum.capture_text(model, tokens, labels, segments=segments, train=False), "text")
     assert not leak.exact
     assert "The texts are in segments, as pairs of sentences are" in leak.notes[0]
+
+
+def test_segments_are_refused_where_nothing_reads_them() -> None:
+    with pytest.raises(UnsumError, match="takes no segments"):
+        unsum.capture_text(made("llama"), sentences(2, 6), segments=torch.zeros(2, 6, dtype=torch.long))
+    model, labels = made("bert classifier"), torch.tensor([0, 1])
+    with pytest.raises(UnsumError, match=r"as the tokens, \(2, 6\), not \(2, 5\)"):
+        unsum.capture_text(model, sentences(2, 6), labels, segments=torch.zeros(2, 5, dtype=torch.long))
 
 
 def test_a_plain_norm_adds_what_the_client_adds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -100,3 +101,55 @@ def adapted(model: nn.Module, rank: int) -> nn.Module:
             model.set_submodule(name, Adapted(module, rank))
     model.score.requires_grad_()
     return model
+
+
+class PeftLayer(nn.Module):
+    """A layer as `peft` lays it out: the frozen one is `base_layer`, adapters have names, and B A counts alpha / r times."""
+
+    def __init__(self, layer: nn.Module, rank: int, alpha: float) -> None:
+        super().__init__()
+        outputs, inputs = layer.weight.shape if isinstance(layer, nn.Linear) else layer.weight.T.shape
+        self.base_layer, self.scaling = layer, {"default": alpha / rank}
+        self.lora_dropout = nn.ModuleDict({"default": nn.Identity()})
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(inputs, rank, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, outputs, bias=False)})
+        nn.init.zeros_(self.lora_B["default"].weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.lora_A["default"](self.lora_dropout["default"](x))
+        return self.base_layer(x) + self.lora_B["default"](inner) * self.scaling["default"]
+
+
+class PeftHead(nn.Module):
+    """A layer that is trained whole: `peft` keeps the old one beside a copy of it."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.original_module = layer
+        self.modules_to_save = nn.ModuleDict({"default": copy.deepcopy(layer).requires_grad_()})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.modules_to_save["default"](x)
+
+
+class PeftModel(nn.Module):
+    """A classifier as `peft.get_peft_model` wraps it, with the names that its update has."""
+
+    def __init__(self, model: nn.Module, rank: int, alpha: float) -> None:
+        super().__init__()
+        model.requires_grad_(False)
+        for name, module in list(model.named_modules()):
+            if name.endswith(("c_attn", "q_proj", "v_proj")):
+                model.set_submodule(name, PeftLayer(module, rank, alpha))
+        model.score = PeftHead(model.score)
+        self.base_model = nn.Module()
+        self.base_model.model = model
+
+    def get_base_model(self) -> nn.Module:
+        return self.base_model.model
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.base_model.model.get_input_embeddings()
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        return self.base_model.model(*given, **named)

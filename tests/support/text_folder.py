@@ -44,8 +44,11 @@ def save_encoder(folder: Path, *, masked: bool) -> None:
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     frame = [("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])]
-    words.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=frame)
-    PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(folder)
+    words.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=frame
+    )
+    given = ["input_ids", "token_type_ids", "attention_mask"]  # as BERT's tokenizers give them
+    PreTrainedTokenizerFast(tokenizer_object=words, model_input_names=given, **special).save_pretrained(folder)
     set_seed(0)
     size = {"vocab_size": 150, "max_position_embeddings": 24, "hidden_size": 48, "intermediate_size": 96}
     still = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0, "initializer_range": 0.1}

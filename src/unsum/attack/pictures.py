@@ -41,7 +41,7 @@ def with_pictures(
     except UnsumError as reason:
         if given:  # asked for by name: a refusal must not pass as a note
             raise
-        return replace(leak, notes=[*leak.notes, str(reason), *([_other_layer(leak)] if leak.inner else [])])
+        return replace(leak, notes=[*leak.notes, str(reason), *([_other_layer(model, leak)] if leak.inner else [])])
     for inverse in sorted(loaded, key=lambda found: found.layer is None):
         leak = _read_by(model, update, leak, inverse, progress)
         if inverse.layer is None or inverse.layer in leak.inner:
@@ -105,7 +105,7 @@ def _read_by(model: nn.Module, update: Update, leak: Leak, inverse: Inverse, pro
     if layer is None or layer in leak.inner:
         return leak
     if leak.inner:
-        return replace(leak, notes=[*leak.notes, f"The inverse reads what {layer!r} reads. {_other_layer(leak)}"])
+        return replace(leak, notes=[*leak.notes, f"The inverse reads what {layer!r} reads. {_other_layer(model, leak)}"])
     if not leak.exact:
         return _another_attempt(leak, layer)
     progress.say("Peeling down to an inner layer")
@@ -118,9 +118,9 @@ def _read_by(model: nn.Module, update: Update, leak: Leak, inverse: Inverse, pro
     return replace(leak, inner={**leak.inner, layer: peeled.inputs}, notes=[*leak.notes, *peeled.notes, note])
 
 
-def _other_layer(leak: Leak) -> str:
-    """Which inverse would draw what the spans found."""
-    name = next(iter(leak.inner))
+def _other_layer(model: nn.Module, leak: Leak) -> str:
+    """Which inverse would draw what the spans and the walk found: one of the deepest map, which tells the most."""
+    name = next(name for name, _ in model.named_modules() if name in leak.inner)
     return f"The attack found what {name!r} reads; `unsum train-inverse --layer {name}` makes an inverse for that."
 
 

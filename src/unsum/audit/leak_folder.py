@@ -25,6 +25,7 @@ def leak_summary(leak: Leak, *, model: str, texts: list[str] | None = None) -> d
             "labels": leak.labels.tolist(),
             "label_counts": None if leak.label_counts is None else leak.label_counts.to_dict(),
             "tokens": leak.tokens,
+            "segments": leak.segments,
             "texts": texts,
             "exact": leak.exact,
             "undecided": leak.undecided or None,  # why what was not found may leak all the same

@@ -10,6 +10,7 @@ from unsum.client.step import ClientStep, Defenses, Gradients, InsideClient, Sta
 from unsum.errors import UnsumError
 from unsum.head import find_head
 from unsum.models.language import IGNORED, TextTask, gradients_of, is_language_model, targets, task_of, vocabulary_of
+from unsum.models.segments import takes_segments
 from unsum.update import Update
 
 
@@ -19,6 +20,7 @@ def capture_text(
     labels: Tensor | None = None,
     *,
     mask: Tensor | None = None,
+    segments: Tensor | None = None,
     train: bool = True,
     defenses: Defenses = (),
 ) -> Update:
@@ -32,6 +34,7 @@ def capture_text(
             trained to predict label j + 1, or label j where tokens are masked. All tokens by default. A classifier of text
             takes (n,) class numbers.
         mask: (n, L) false at padding, given to the model as `attention_mask`, as tokenizers do; none by default.
+        segments: (n, L) which sentence of a pair each token is of, given to the model as `token_type_ids`; none by default.
         train: train mode, dropout included, as real clients do; False for eval mode.
         defenses: that change the update, as for `capture`; those inside an image client are refused.
 
@@ -47,20 +50,21 @@ def capture_text(
     """
     labels = tokens if labels is None else labels
     _check(model, tokens, labels, mask)
+    _check_segments(model, tokens, segments)
     parts = ordered(defenses)
     for part in parts:
         if isinstance(part, InsideClient) and part.stage != Stage.UPDATE:
             raise UnsumError(
                 f"{part!r} works inside a client that trains on images; text clients take those on the update."
             )
-    step = ClientStep(model, tokens, labels, train, partial(_gradient, mask=mask))
+    step = ClientStep(model, tokens, labels, train, partial(_gradient, mask=mask, segments=segments))
     return after(parts, Update(step.gradient(step)), step)
 
 
-def _gradient(step: ClientStep, *, mask: Tensor | None) -> Gradients:
+def _gradient(step: ClientStep, *, mask: Tensor | None, segments: Tensor | None) -> Gradients:
     names = [name for name, parameter in step.model.named_parameters() if parameter.requires_grad]
     with in_mode(step.model, step.train):
-        return gradients_of(step.model, step.images, step.targets, names, mask)
+        return gradients_of(step.model, step.images, step.targets, names, mask, segments)
 
 
 def _check(model: nn.Module, tokens: Tensor, labels: Tensor, mask: Tensor | None) -> None:
@@ -87,6 +91,17 @@ def _check(model: nn.Module, tokens: Tensor, labels: Tensor, mask: Tensor | None
     classes = find_head(model)[1].out_features
     _check_range("Tokens", tokens, vocabulary_of(model))
     _check_range("Labels" if task is TextTask.CLASS else "Tokens", labels[labels != IGNORED], classes)
+
+
+def _check_segments(model: nn.Module, tokens: Tensor, segments: Tensor | None) -> None:
+    if segments is None:
+        return
+    if not takes_segments(model):
+        raise UnsumError("The model takes no segments (token_type_ids); leave them out.")
+    if segments.shape != tokens.shape or segments.is_floating_point():
+        raise UnsumError(
+            f"Segments must be whole numbers as the tokens, {tuple(tokens.shape)}, not {tuple(segments.shape)}."
+        )
 
 
 def _check_range(what: str, numbers: Tensor, end: int) -> None:

@@ -52,19 +52,20 @@ def command(
         text = is_text(named.model)
         if text:
             read = text_inputs(inputs)
-            loaded, (images, targets, mask) = read.loaded, read.step
+            loaded, (images, targets, *besides) = read.loaded, read.step
         else:
             loaded, truth = inputs.simulated()
-            images, targets, mask = truth.images, truth.targets, None
+            images, targets, besides = truth.images, truth.targets, []
             if truth.resized:
                 say(truth.resized)
         name, network = loaded.name, loaded.model
         shown.say("The client computes its update")
         torch.manual_seed(seed)
         sent = network.to(chosen), images.to(chosen), targets.to(chosen)
+        mask, segments = (None if part is None else part.to(chosen) for part in besides or (None, None))
         train = not eval_mode
         update = (
-            capture_text(*sent, mask=None if mask is None else mask.to(chosen), train=train, defenses=chain)
+            capture_text(*sent, mask=mask, segments=segments, train=train, defenses=chain)
             if text
             else capture(*sent, train=train, defenses=chain, buffers=buffers)
         )

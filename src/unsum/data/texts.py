@@ -21,20 +21,23 @@ _NUMBERS = 12  # tokens of a made-up sequence, where there is no tokenizer to re
 
 
 class TextStep(NamedTuple):
-    """What a client trains on: (n, L) tokens padded on the right, labels, and a mask that is false at padding, if need be."""
+    """What a client trains on: (n, L) tokens padded on the right, labels, a mask that is false at padding, if need be, and the
+    segments of pairs."""
 
     tokens: Tensor
     labels: Tensor
     mask: Tensor | None = None
+    segments: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class TextBatch:
-    """One client's sequences of token numbers, what each reads like, and its class where the data say so."""
+    """One client's sequences of token numbers, what each reads like, its class where the data say so, and segments of pairs."""
 
     sequences: list[list[int]]
     texts: list[str]
     classes: list[int | None] = field(default_factory=list)
+    segments: list[list[int]] = field(default_factory=list)
 
     def padded(self, padding: int = 0) -> TextStep:
         """For a model of next tokens: the tokens are the labels, the padding is left out."""
@@ -46,7 +49,10 @@ class TextBatch:
         tokens, mask = self._filled(padding)
         given = self.classes or [None] * len(tokens)
         labels = [i % number if known is None else known for i, known in enumerate(given)]
-        return TextStep(tokens, torch.tensor(labels), None if bool(mask.all()) else mask)
+        segments = torch.zeros_like(tokens)
+        segments[mask] = torch.tensor([number for sequence in self.segments for number in sequence] or [0])
+        paired = segments if bool(segments.any()) else None
+        return TextStep(tokens, torch.tensor(labels), None if bool(mask.all()) else mask, paired)
 
     def masked(self, mask_token: int, seed: int, padding: int = 0) -> TextStep:
         """For a model of masked tokens: 15 % of each text's, as BERT has it, at least one, never the first or the last."""
@@ -79,52 +85,87 @@ def text_batch(
     framed: bool = False,
 ) -> TextBatch:
     """The first `count` sequences, all by default, none longer than the model reads (`longest`)."""
-    found = [(sequence[:longest], label) for sequence, label in _sequences(data, tokenizer, vocabulary, seed, framed)]
-    found = [(sequence, label) for sequence, label in found if len(sequence) > 1]  # one token has nothing to predict
+    found = [one.cut(longest) for one in _sequences(data, tokenizer, vocabulary, seed, framed)]
+    found = [one for one in found if len(one.tokens) > 1]  # one token has nothing to predict
     if count is not None and not 1 <= count <= len(found):
         raise UnsumError(f"The data hold {len(found)} texts of two tokens or more; choose 1 to as many, not {count}.")
     if not found:
         raise UnsumError("The data hold no text of two tokens or more; give a file with one text in each line.")
-    sequences = [sequence for sequence, _ in found[:count]]
-    return TextBatch(sequences, [tokenizer.decode(some) for some in sequences], [label for _, label in found[:count]])
+    some = found[:count]
+    if not framed and any(any(one.segments) for one in some):
+        raise UnsumError('The data hold pairs of sentences, which only classifiers take; leave "pair" out.')
+    return TextBatch(
+        [one.tokens for one in some],
+        [tokenizer.decode(one.tokens) for one in some],
+        [one.label for one in some],
+        [one.segments for one in some],
+    )
+
+
+class _Sequence(NamedTuple):
+    tokens: list[int]
+    segments: list[int]
+    label: int | None = None
+
+    @classmethod
+    def of(cls, tokens: list[int], label: int | None = None) -> _Sequence:
+        return cls(tokens, [0] * len(tokens), label)
+
+    def cut(self, longest: int | None) -> _Sequence:
+        return _Sequence(self.tokens[:longest], self.segments[:longest], self.label)
+
+
+class _Line(NamedTuple):
+    text: str
+    pair: str | None = None
+    label: int | None = None
 
 
 def _sequences(
     data: TextData | None, tokenizer: Tokenizer, vocabulary: int, seed: int, framed: bool
-) -> list[tuple[list[int], int | None]]:
+) -> list[_Sequence]:
     if data is None and tokenizer.own is None:
         generator = torch.Generator().manual_seed(seed)
         made = torch.randint(0, vocabulary, (len(_sentences()), _NUMBERS), generator=generator).tolist()
-        return [(row, None) for row in made]
+        return [_Sequence.of(row) for row in made]
     if data is None:
-        return [(tokenizer.encode(line, framed=framed), None) for line in _sentences()]
+        return [_Sequence.of(tokenizer.encode(line, framed=framed)) for line in _sentences()]
     if isinstance(data, str | Path):
-        lines = _labeled_lines(Path(data))
-        return [(tokenizer.encode(line, framed=framed), label) for line, label in lines]
+        return [
+            _Sequence.of(tokenizer.encode(line.text, framed=framed), line.label)
+            if line.pair is None
+            else _Sequence(*tokenizer.encode_pair(line.text, line.pair), line.label)
+            for line in _entries(Path(data))
+        ]
     if isinstance(data, Tensor):
-        return [([int(token) for token in row if int(token) != IGNORED], None) for row in data]
+        return [_Sequence.of([int(token) for token in row if int(token) != IGNORED]) for row in data]
     return [
-        (tokenizer.encode(row, framed=framed) if isinstance(row, str) else [int(token) for token in row], None)
+        _Sequence.of(tokenizer.encode(row, framed=framed) if isinstance(row, str) else [int(token) for token in row])
         for row in data
     ]
 
 
-def _labeled_lines(path: Path) -> list[tuple[str, int | None]]:
-    """Lines of text; of a .jsonl file, a text each, or an object with a `text` and, where it is known, a `label`."""
+def _entries(path: Path) -> list[_Line]:
+    """Lines of text; of a .jsonl file, a text each, or an object with a `text` and, where there are such, a `label` and a `pair`,
+    the second sentence."""
     if path.suffix != ".jsonl":
-        return [(line, None) for line in _lines(path)]
+        return [_Line(line) for line in _lines(path)]
     found = []
     for number, line in enumerate(_lines(path), 1):
         try:
             entry = json.loads(line)
-            text, label = (entry, None) if isinstance(entry, str) else (entry["text"], entry.get("label"))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            text = label = None
-        if not isinstance(text, str) or not (label is None or type(label) is int):
-            raise UnsumError(
-                f'Line {number} of {path.name!r} is no text; write {{"text": "…"}}, with "label": 0 for a class, in each.'
+            one = (
+                _Line(entry) if isinstance(entry, str) else _Line(entry["text"], entry.get("pair"), entry.get("label"))
             )
-        found.append((text, label))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            one = _Line(None)  # type: ignore[arg-type]
+        texts = isinstance(one.text, str) and isinstance(one.pair, str | None)
+        if not texts or not (one.label is None or type(one.label) is int):
+            raise UnsumError(
+                f'Line {number} of {path.name!r} is no text; write {{"text": "…"}}, with "label": 0 for a class and "pair": "…" '
+                "for a second sentence, in each."
+            )
+        found.append(one)
     return found
 
 

@@ -20,7 +20,9 @@ class Linear(Protocol):
     """A linearized equation: products with its Jacobian, and what a preconditioner is made of."""
 
     def pull(self, V: Tensor) -> Tensor: ...
+    def pull_each(self, V: Tensor) -> Tensor: ...
     def push(self, step: Tensor) -> Tensor: ...
+    def push_each(self, steps: Tensor) -> Tensor: ...
     def coupling(self) -> Tensor: ...
     def normal_diagonal(self) -> Tensor: ...
 
@@ -43,14 +45,16 @@ class NormalSystem:
         return cls(here, diagonal, _ridge_inverse(here.coupling(), damping), 1 / here.normal_diagonal()[-2:])
 
     def matvec(self, x: Tensor) -> Tensor:
-        return self.here.pull(self.here.push(x)) + self.diagonal * x
+        here = self.here
+        seen = here.pull(here.push(x)) if x.ndim == 1 else here.pull_each(here.push_each(x))
+        return seen + self.diagonal * x
 
     def precondition(self, x: Tensor) -> Tensor:
-        B = len(self.left)
-        return torch.cat([(self.left @ x[:-2].view(B, -1)).flatten(), self.scalars * x[-2:]])
+        T = self.left @ x[..., :-2].unflatten(-1, (len(self.left), -1))
+        return torch.cat([T.flatten(-2), self.scalars * x[..., -2:]], dim=-1)
 
     def solve(self, right: Tensor, tolerance: float, iterations: int) -> tuple[Tensor, bool]:
-        """x, and whether the preconditioned residual fell below `tolerance` of where it began."""
+        """x, and whether the preconditioned residual fell below `tolerance` of where it began; of one right side, or of rows."""
         return conjugate_gradients(self.matvec, self.precondition, right, tolerance, iterations)
 
 
@@ -73,28 +77,32 @@ def conjugate_gradients(
     tolerance: float,
     iterations: int,
 ) -> tuple[Tensor, bool]:
-    """Solve matvec(x) = right for a symmetric positive definite operator."""
+    """Solve matvec(x) = right for a symmetric positive definite operator: one right side, or each of the rows of several."""
     x, left = torch.zeros_like(right), right.clone()
     direction = precondition(left).clone()
-    size = left @ direction
-    goal = tolerance**2 * float(size)
+    size = _products(left, direction)
+    goal = tolerance**2 * size
 
     def advance() -> None:
         image = matvec(direction)
-        step = size / (direction @ image).clamp_min(_TINY)
+        step = size / _products(direction, image).clamp_min(_TINY)
         x.add_(step * direction)
         left.sub_(step * image)
         z = precondition(left)
-        new_size = left @ z
+        new_size = _products(left, z)
         direction.mul_(new_size / size.clamp_min(_TINY)).add_(z)
         size.copy_(new_size)
 
     run, stride = recorded(advance, right.device, often=True)[0], _STRIDE if right.is_cuda else 1
     for _ in range(0, iterations, stride):
-        if float(size) <= goal:
+        if bool((size <= goal).all()):
             return x, True
         if out_of_time("further steps of the solver"):
             break
         for _ in range(stride):
             run()
-    return x, float(size) <= goal
+    return x, bool((size <= goal).all())
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(-1, keepdim=True)

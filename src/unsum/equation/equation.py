@@ -178,6 +178,18 @@ class Linearized:
             change = change if derivative is None else change + size * derivative
         return change
 
+    def push_each(self, steps: Tensor) -> Tensor:
+        """(m, C, R [+ 1]) J of each of m steps."""
+        equation, at = self.equation, self.at
+        B, R = at.T.shape
+        D = steps[:, : B * R].view(-1, B, R)
+        change = self.curvature.times((D @ equation.K).transpose(0, 1)).permute(1, 2, 0) @ self.T
+        change[..., :R] += self.G.T @ D
+        change = equation.weight[:, None] * (at.alpha * change)
+        for sizes, derivative in zip(steps[:, -2:].T, self._scalar_derivatives(), strict=True):
+            change = change if derivative is None else change + sizes[:, None, None] * derivative
+        return change
+
     @cached_property
     def gradient(self) -> Tensor:
         return self.pull(self.residual)

@@ -4,7 +4,8 @@ in one place, shown by `unsum list`."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,33 +18,27 @@ from unsum.registry import Registry
 from unsum.update import Update
 
 
+def _need(text: str, *, default: bool = False) -> Any:
+    """A field of `RuleNeeds`, and what `unsum list` calls it."""
+    return field(default=default, metadata={"text": text})
+
+
 @dataclass(frozen=True)
 class RuleNeeds:
     """The assumptions of a rule. Those that can be seen to fail are refused; the others are printed."""
 
-    batch_size: bool = False
-    bias: bool = False
-    scale: bool = False  # the gradient itself, not a multiple of it
-    auxiliary: bool = False
-    non_negative_features: bool = False
-    distinct_labels: bool = False
-    fewer_samples_than_classes: bool = False
-    hard_labels: bool = True
-    one_sample: bool = False
+    batch_size: bool = _need("batch size")
+    bias: bool = _need("bias gradient")
+    scale: bool = _need("gradient's scale")  # the gradient itself, not a multiple of it
+    auxiliary: bool = _need("auxiliary data")
+    non_negative_features: bool = _need("features ≥ 0")
+    one_sample: bool = _need("one sample")
+    distinct_labels: bool = _need("distinct labels")
+    fewer_samples_than_classes: bool = _need("fewer samples than classes")
+    hard_labels: bool = _need("hard labels", default=True)
 
     def __str__(self) -> str:
-        texts = {
-            "batch size": self.batch_size,
-            "bias gradient": self.bias,
-            "gradient's scale": self.scale,
-            "auxiliary data": self.auxiliary,
-            "features ≥ 0": self.non_negative_features,
-            "one sample": self.one_sample,
-            "distinct labels": self.distinct_labels,
-            "fewer samples than classes": self.fewer_samples_than_classes,
-            "hard labels": self.hard_labels,
-        }
-        return ", ".join(text for text, needed in texts.items() if needed)
+        return ", ".join(need.metadata["text"] for need in fields(self) if getattr(self, need.name))
 
     def check(self, name: str, clues: Clues) -> None:
         """Refuse what rule `name` cannot do, with one sentence that says what to do instead."""

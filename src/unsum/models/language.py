@@ -5,7 +5,7 @@ Between text and the token numbers of a language model: the tokenizer in its Hug
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,7 +19,6 @@ from unsum.errors import UnsumError, first_line, optional
 from unsum.head import find_head
 
 _SAME = 1e-5  # relative difference of two forward passes that compute the same
-_USED = 1e-2  # of an embedding's longest row of the gradient: less is noise
 IGNORED = -100  # the label of a position that takes no part, as PyTorch and Hugging Face have it
 
 
@@ -98,27 +97,11 @@ def longest_text(model: nn.Module) -> int | None:
 
 def _positions_embedded(model: nn.Module) -> int | None:
     """The size of an embedding that is asked for one row after another, whatever the tokens are."""
-    rising = [(m, rows) for m, rows in _rows_asked(model).items() if len(rows) == 3 and bool((rows.diff() == 1).all())]
+    rising = [(m, rows) for m, rows in rows_asked(model).items() if len(rows) == 3 and bool((rows.diff() == 1).all())]
     return min((m.num_embeddings - int(rows[0]) for m, rows in rising), default=None)
 
 
-def used_besides(model: nn.Module, gradients: Mapping[str, Tensor]) -> str | None:
-    """The embedding of which tokens alone ask for one row, and of which the client has used others: segments of pairs."""
-    names = {module: name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
-    found = embedding_of(model)
-    for module, rows in _rows_asked(model).items():
-        gradient = gradients.get(f"{names[module]}.weight")
-        same = len(rows) == 3 and bool((rows == rows[0]).all())
-        if gradient is not None and same and (found is None or found[1] is not module):
-            sizes = gradient.norm(dim=1)
-            others = sizes > _USED * sizes.max()
-            others[rows[0]] = False
-            if bool(others.any()):
-                return names[module]
-    return None
-
-
-def _rows_asked(model: nn.Module) -> dict[nn.Embedding, Tensor]:
+def rows_asked(model: nn.Module) -> dict[nn.Embedding, Tensor]:
     """The rows that each embedding is asked for when the model reads the first token three times."""
     asked: dict[nn.Embedding, Tensor] = {}
 
@@ -191,15 +174,21 @@ def text_loss(task: TextTask, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def gradients_of(
-    model: nn.Module, tokens: Tensor, labels: Tensor, names: list[str], mask: Tensor | None = None
+    model: nn.Module,
+    tokens: Tensor,
+    labels: Tensor,
+    names: list[str],
+    mask: Tensor | None = None,
+    segments: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """The gradient of `text_loss` for the named parameters, in the mode that the model is in.
 
-    `mask` (n, L) is false at padding, which nobody then attends to.
+    `mask` (n, L) is false at padding, which nobody then attends to; `segments` (n, L) say which sentence of a pair a token is of.
     """
     parameters = dict(model.named_parameters())
+    besides = {"attention_mask": None if mask is None else mask.long(), "token_type_ids": segments}
     with torch.enable_grad():
-        output = model(tokens) if mask is None else model(tokens, attention_mask=mask.long())
+        output = model(tokens, **{name: given for name, given in besides.items() if given is not None})
         loss = text_loss(task_of(model), logits_of(output), labels)
         found = torch.autograd.grad(loss, [parameters[name] for name in names], allow_unused=True)
     return {name: g.detach() for name, g in zip(names, found, strict=True) if g is not None}
@@ -229,6 +218,14 @@ class Tokenizer:
                 "There is no tokenizer beside this model, so its text is token numbers with spaces between them; "
                 "save one into its folder (tokenizer.save_pretrained), or give numbers."
             ) from None
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """The tokens of two sentences, framed, and which of the two each is of, where the model is told."""
+        if self.own is None:
+            raise UnsumError("Pairs of sentences need the model's tokenizer in its folder; save it there.")
+        found = self.own(first, second)
+        tokens = [int(token) for token in found["input_ids"]]
+        return tokens, [int(number) for number in found.get("token_type_ids", [0] * len(tokens))]
 
     def special(self, name: str) -> int | None:
         """The number of a token with a task of its own: `mask`, `pad`."""

@@ -11,7 +11,6 @@ The rounds' heads stand below each other, as one head of n·C classes; rounds th
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -91,13 +90,14 @@ def _solved(heads: list[Head], single: list[Leak], knowledge: Knowledge, seed: i
     if knowledge.known_batch_size is not None and observation.rank < B:
         observation = observe_stacked(whole, heads, B)
     observation = _scaled_alike(observation, best, targets)
-    starts = [(_start(observation, leak), _hard(leak, knowledge)) for leak in single if leak.batch_size == B]
-    answers = [_candidate(observation, at, Y, best) for at, Y in starts if Y is not None]
+    starts = [(leak.features.double() @ observation.A.T, _hard(leak, knowledge)) for leak in single]
+    answers = [_candidate(observation, T, Y, best) for T, Y in starts if Y is not None and len(T) == B]
     found = min(answers, key=lambda answer: answer.certificate.misfit)
     if found.certificate.misfit > EXPLAINED:
         return f"one batch misses them by {found.certificate.misfit:.1e} times their noise; features moved, or data differ."
     others = (answer for answer in answers if answer is not found)
-    at_random = (_candidate(observation, at, Y, best) for at, Y in _random_starts(observation, heads, found, seed))
+    Y = found.Y[:, : heads[0].classes]
+    at_random = (_candidate(observation, T, Y, best) for T in _random_starts(observation, heads, Y, seed))
     found = _confirmed(found, itertools.chain(others, at_random))
     return Together(Question(whole, observation, found, knowledge), heads)
 
@@ -114,7 +114,7 @@ def _hard(leak: Leak, knowledge: Knowledge) -> Tensor | None:
 def _scaled_alike(observation: Observation, best: Leak, targets: Tensor) -> Observation:
     """Every round as if its gradient had been multiplied as that of the best answer was, which tells by how much it was."""
     n = observation.loss.heads
-    at = _start(observation, best)
+    at = _start(observation, best.features.double() @ observation.A.T, best)
     G = observation.loss.gradient(at.T @ observation.K + observation.b, targets.repeat(1, n))
     expected, seen = (at.alpha * G.T @ at.T).view(n, -1), observation.U.view(n, -1)
     factors = (expected * seen).sum(1) / seen.square().sum(1).clamp_min(1e-300)
@@ -128,32 +128,28 @@ def _scaled_alike(observation: Observation, best: Leak, targets: Tensor) -> Obse
     )
 
 
-def _start(observation: Observation, leak: Leak) -> Unknowns:
-    T = leak.features.double() @ observation.A.T
-    return Unknowns.of(T, observation.alpha(leak.scale, leak.batch_size))
+def _start(observation: Observation, T: Tensor, best: Leak) -> Unknowns:
+    return Unknowns.of(T, observation.alpha(best.scale, best.batch_size))
 
 
-def _candidate(observation: Observation, at: Unknowns, Y: Tensor, best: Leak) -> Candidate:
+def _candidate(observation: Observation, T: Tensor, Y: Tensor, best: Leak) -> Candidate:
     """Solved from one start, with the scale of the best round's answer: known, or solved for as well."""
     equation = replace(
         observation.equation(), Y=Y.repeat(1, observation.loss.heads), alpha_free=abs(best.scale - 1) > 1e-12
     )
-    at = replace(at, log_alpha=at.T.new_tensor(math.log(observation.alpha(best.scale, best.batch_size))))
+    at = _start(observation, T, best)
     solved = solve(equation, at, _ITERATIONS, in_noise_units=True).at
     return reweighted(observation, equation, solved if solved.is_sound else at)
 
 
-def _random_starts(
-    observation: Observation, heads: list[Head], found: Candidate, seed: int
-) -> Iterator[tuple[Unknowns, Tensor]]:
-    """The rounds' own regressions over classes, each turned at random among the samples of a label."""
+def _random_starts(observation: Observation, heads: list[Head], Y: Tensor, seed: int) -> Iterator[Tensor]:
+    """(B, R) the rounds' own regressions over classes, each turned at random among the samples of a label."""
     generator = torch.Generator().manual_seed(seed)
-    Y = found.Y[:, : heads[0].classes]
     parts = [observe(head, len(Y)) for head in heads]
     lines = [(part, fit_class_line(part)) for part in parts if part.rank > 0]
     for place in range(_STARTS):
         part, line = lines[place % len(lines)]
-        yield replace(found.at, T=rotate_to_targets(line, Y, generator) @ part.A @ observation.A.T), Y
+        yield rotate_to_targets(line, Y, generator) @ part.A @ observation.A.T
 
 
 def _confirmed(found: Candidate, others: Iterable[Candidate]) -> Candidate:

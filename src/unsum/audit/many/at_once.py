@@ -24,8 +24,10 @@ from unsum.head import find_head
 from unsum.sharing import sharing_models
 from unsum.update import Update
 
-_BYTES = 1 << 30  # of last layers' gradients in a chunk: a few gigabytes of a GPU with all that is computed of them
-_MOST = 256  # updates of a chunk: more of them hardly make a kernel's launch cheaper
+# Of a GPU's memory, and of the machine's own, that last layers' gradients of a chunk may take: with all that is computed of them
+# it is seven times as much on the GPU, and six times where two chunks of whole updates wait.
+_PART = 32
+_MOST = 256  # updates of a chunk: on an H200 80 at once make 294 a second, 160 make 331 and 256 make 393
 _READERS = 8  # threads at most: reading one takes a few times as long as solving it
 
 _Read = tuple[Arrived, "Future[Update | None]"]
@@ -33,11 +35,13 @@ _Read = tuple[Arrived, "Future[Update | None]"]
 
 def chunk_for(task: Campaign) -> int:
     """How many updates are solved at once: 1 where that does not pay, or the attack begins in another way."""
-    on_gpu = torch.device(task.options.device or "cpu").type == "cuda"
-    if not on_gpu or not can_be_at_once(task.model, task.options):
+    device = torch.device(task.options.device or "cpu")
+    if device.type != "cuda" or not can_be_at_once(task.model, task.options):
         return 1
     weight = find_head(task.model)[1].weight
-    return max(1, min(_MOST, _BYTES // (weight.numel() * weight.element_size())))
+    own = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    room = min(torch.cuda.get_device_properties(device).total_memory, own) // _PART
+    return max(1, min(_MOST, room // (weight.numel() * weight.element_size())))
 
 
 def in_chunks(task: Campaign, arrived: Iterable[Arrived], chunk: int) -> Answers:

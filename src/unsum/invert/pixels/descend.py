@@ -25,6 +25,10 @@ _PATIENCE = {torch.float32: 3, torch.float64: 1}  # steps that gain so little; f
 _NEAR = {torch.float32: 1e-4, torch.float64: 0.0}  # misfit from which steps converge quadratically, up to rounding
 _SHRINK, _GROW = 0.25, 5.0  # of the damping, after good steps and bad ones
 _FIRST, _FINE, _LEAST = 1e-2, 1e-9, 1e-12  # damping at first, once pictures are found, and at last
+_TIGHT, _TIGHT_BY_OWN = (
+    1e-4,
+    1e-3,
+)  # of conjugate gradients' start, at last; by own squares it counts errors, not residuals
 _HALVINGS = 4  # of a step that makes it worse
 
 
@@ -135,7 +139,8 @@ def _damping(equations: Equations, linear: Derivative, state: State) -> Tensor:
 def _step(equations: Equations, linear: Derivative, damping: Tensor) -> Tensor:
     """d that minimizes ‖J d + r‖² + damping ‖d‖², the more exactly the smaller the misfit is."""
     misfit = equations.dots(linear.residual, linear.residual).sqrt()
-    return least_squares(equations, linear, -linear.residual, damping, misfit.clamp(1e-4, 0.1))
+    tightest = _TIGHT if equations.own.squares is None else _TIGHT_BY_OWN
+    return least_squares(equations, linear, -linear.residual, damping, misfit.clamp(tightest, 0.1))
 
 
 def least_squares(

@@ -24,7 +24,7 @@ from unsum.invert.pixels.reach import PixelReach
 from unsum.leak import Leak
 from unsum.update import Update
 
-_MARGIN = 5.0  # by which predicted errors may be off
+MARGIN = 5.0  # by which predicted errors may be off
 _BADLY = 10.0  # times our own rounding, the worst of three orders of summation: another machine has another
 _SPARE = 1.2  # equations for each unknown below which a misfit says little of the noise
 _LEAST_NOISE = float(torch.finfo(torch.float32).eps)  # of a map: gradients in float32 tell no better
@@ -80,7 +80,7 @@ def judge(model: nn.Module, update: Update | None, leak: Leak, solution: Solutio
     errors, notes = solution.errors, list(solution.notes)
     nothing = grant_each(errors, above=False)
     whole = errors if solution.contrast is None else errors.clamp_min(solution.contrast)
-    if update is None or not bool((_MARGIN * errors < FALSE_ERROR).any()):
+    if update is None or not bool((MARGIN * errors < FALSE_ERROR).any()):
         return whole, nothing, notes
     if leak.loss != "cross-entropy" or leak.weights is not None:
         return (
@@ -95,14 +95,14 @@ def judge(model: nn.Module, update: Update | None, leak: Leak, solution: Solutio
         names = name_some(hidden.nonzero()[:, 0].tolist())
         notes.append(f"Sample {names} would send hardly more than rounding: nothing tells that it was there.")
     errors = torch.where(hidden, torch.inf, errors)
-    exact = grant_each(_MARGIN * errors, above=replay.explains, doubts=doubts)
+    exact = grant_each(MARGIN * errors, above=replay.explains, doubts=doubts)
     if solution.contrast is not None:
         notes.append(
             f"But for one contrast that all pictures share, {int(exact.sum())} of {len(exact)} are certain (predicted error "
             f"{float(errors.max()):.1g}); the contrast is told to {solution.contrast:.1g}."
         )
         errors = errors.clamp_min(solution.contrast)
-        exact = grant_each(_MARGIN * errors, above=replay.explains, doubts=doubts)
+        exact = grant_each(MARGIN * errors, above=replay.explains, doubts=doubts)
     return errors, exact, [*notes, *doubts]
 
 
@@ -134,7 +134,7 @@ def play(model: nn.Module, update: Update, leak: Leak, pictures: Tensor, errors:
     return Replay(
         sent=_norms(sent),
         left=_norms([s - scale * o for s, o in zip(sent, own, strict=True)]),
-        rounding=abs(scale) * (_BADLY * rounding + _MARGIN * explained) + carried,
+        rounding=abs(scale) * (_BADLY * rounding + MARGIN * explained) + carried,
         parts=abs(scale) * parts,
     )
 

@@ -24,13 +24,16 @@ from unsum.invert.pixels.descend import polish
 from unsum.invert.pixels.equations import posed
 from unsum.invert.pixels.guess import drawn, linear_guess
 from unsum.invert.pixels.judge import Solution, judge
+from unsum.invert.pixels.photos import as_photos, errors_of_photos, on_levels, without_normalization
 from unsum.invert.pixels.reach import PixelReach, find_reach
 from unsum.invert.pixels.starts import EXPLAINED, best_scale, several_starts, solve_together
 from unsum.leak import Leak
+from unsum.models.built import Normalize
 from unsum.progress import SILENT, Progress
 from unsum.update import Update
 
 _CONTRADICTED = 0.1  # misfit from which a hint is left out: where a walk has lost its way, gradients are taken wrongly
+_LEVELED = "The contrast is the one that puts every pixel on one of 256 levels, as photos have them."
 _RESEMBLES = 0.5  # share of a picture's variance from which a guess shows what is on it
 
 
@@ -66,6 +69,26 @@ def solve_pixels(
     `update` has the statistics that the client may have sent, and the gradient that a claim stands on; without it there is none.
     `shape` is one picture's, (channels, height, width), where the map alone does not tell it. After `seconds` the search ends.
     """
+    bare, normalize = without_normalization(model)
+    if normalize is None:
+        return _solved(model, update, leak, None, shape, seed, seconds, progress)
+    if leak.images is not None:
+        leak = replace(leak, images=normalize(model, (leak.images,))[0])
+    found = _solved(bare, update, leak, normalize, shape, seed, seconds, progress)
+    errors, exact = errors_of_photos(found.images, found.errors, found.exact, normalize)
+    return replace(found, images=as_photos(found.images, normalize), errors=errors, exact=exact)
+
+
+def _solved(
+    model: nn.Module,
+    update: Update | None,
+    leak: Leak,
+    normalize: Normalize | None,
+    shape: tuple[int, ...] | None,
+    seed: int,
+    seconds: float,
+    progress: Progress,
+) -> SolvedPixels:
     begun = time.perf_counter()
     end = time.monotonic() + seconds
     reach = find_reach(model, leak, shape)
@@ -96,6 +119,8 @@ def solve_pixels(
     if equations.norms and not known:
         own = equations.own
         told = None if update is None else told_scale(model, update, found, leak.targets)
+        leveled = None if told is None or normalize is None else on_levels(found, told, normalize)
+        told = leveled or told
         # What is left after that shows through BatchNorm's ε alone, which float32 does not resolve.
         with posed(model, reach.layers, torch.float64, end, hint, like) as equations:
             equations = replace(equations, own=own)
@@ -103,6 +128,8 @@ def solve_pixels(
             fine = polish(equations, near, progress, scaled=told is not None)
             found, misfit = fine.z, fine.misfit
             solution = Solution.at(equations, reach, found, misfit, None if told is None else told.error)
+            if leveled is not None:
+                solution.notes.append(_LEVELED)
             misfit = equations.misfits(found)
     errors, exact, notes = judge(model, update, leak, solution)
     count = int((misfit < EXPLAINED).sum())

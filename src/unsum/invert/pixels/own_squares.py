@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MOST = 8192  # pixels of a picture: a matrix of 270 MB
 _RIDGE = 1e-6  # of the mean of the diagonal: what float32 leaves of JᵀJ
 # Columns take one product each, many at once: a GPU does hundreds in the time of a few, so a matrix costs fewer products there.
-_WORTH = {"cpu": 1.0, "cuda": 0.04}  # products, beside the number of pixels, after which a matrix would have paid
+_WORTH = {"cpu": 0.3, "cuda": 0.04}  # products, beside the number of pixels, after which a matrix would have paid
 _AT_ONCE = {"cpu": 16, "cuda": 256}
 
 
@@ -34,7 +34,7 @@ class OwnSquares:
     def due(self, pictures: Tensor) -> bool:
         """Whether products have cost what a matrix costs: pictures have changed since, or there is none yet."""
         n, kind = pictures[0].numel(), pictures.device.type
-        return n <= _MOST and self.products > _WORTH.get(kind, 1.0) * n
+        return n <= _MOST and self.products > _WORTH.get(kind, 0.3) * n
 
     def look(self, equations: Equations, pictures: Tensor) -> None:
         """Compute the matrices at `pictures`."""
@@ -53,15 +53,19 @@ class OwnSquares:
         """v ↦ (JᵀJ + damping)⁻¹ v for v as large as `like`; v itself where there are no matrices of that size."""
         if self.squares is None or self.squares.shape[:2] != like.flatten(1).shape:
             return lambda v: v
-        squares = self.squares.double()
-        ridge = _RIDGE * squares.diagonal(dim1=1, dim2=2).mean(1)
-        squares.diagonal(dim1=1, dim2=2).add_((damping.flatten().double() + ridge)[:, None])
-        factors = torch.linalg.cholesky(squares).to(like.dtype)
+        dampings = damping.flatten().double()
+        inverses = torch.stack(
+            [
+                _inverse(square.double(), more).to(like.dtype)
+                for square, more in zip(self.squares, dampings, strict=True)
+            ]
+        )
+        return lambda v: (inverses @ v.flatten(1)[:, :, None]).view_as(v)
 
-        def divided(v: Tensor) -> Tensor:
-            return torch.cholesky_solve(v.flatten(1)[:, :, None], factors).view_as(v)
 
-        return divided
+def _inverse(square: Tensor, damping: Tensor) -> Tensor:
+    square.diagonal().add_(damping + _RIDGE * square.diagonal().mean())
+    return torch.cholesky_inverse(torch.linalg.cholesky(square))
 
 
 def _square(alone: Equations, pictures: Tensor, row: int) -> Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ class Taker:
     unit: Unit
     d: Tensor  # (B, O, h', w')
 
-    @property
+    @cached_property
     def weight(self) -> Tensor:
         """(O,) Equations count relative to the size of their tensor, as rounding does; channels without γ say nothing."""
         unit, size = self.unit, self.unit.gamma.abs()

@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from unsum.certify.question import name_some
 from unsum.equation.observation import observe
 from unsum.head import Head
 from unsum.knowledge import Knowledge
@@ -24,7 +25,6 @@ from unsum.separate.rgla.newton import rgla_newton
 
 _GOOD = 0.3  # predicted error up to which the exact solver need not be asked as well
 _MISFIT = 1.05  # residual, in units of the noise, up to which a fit explains the gradient
-_LISTED = 8  # column numbers that a note names
 _GRID = 3**0.5  # rounding to a grid errs by up to half a step, which is √3 standard deviations of an even spread
 _SHRUNK = 1.3  # times the noise that posterior means leave: they are smaller than what they are the means of
 _MUCH = 0.05  # share of the gradient left over from which a person is told
@@ -113,10 +113,9 @@ def _with_missing_columns(head: Head, knowledge: Knowledge, leak: Leak) -> Leak:
         return leak
     if observe(head, None).rank >= min(head.classes - 1, head.grad_W.shape[1] - len(empty)):
         return leak  # more samples than the head tells apart, which explains that nothing fits; these units are off for all
-    named = ", ".join(map(str, empty[:_LISTED])) + (f" and {len(empty) - _LISTED} more" if len(empty) > _LISTED else "")
     sentence = (
         f"{len(empty)} of {head.grad_W.shape[1]} columns of the head's gradient are zero and the others do not explain it by "
-        f"themselves: features may have been held back (as Soteria does). They are given as zeros: {named}."
+        f"themselves: features may have been held back (as Soteria does). They are given as zeros: {name_some(empty)}."
     )
     defense = RecognizedDefense("columns", sentence)
     batch = find_batch(head, knowledge, defense)

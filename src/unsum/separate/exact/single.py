@@ -23,7 +23,7 @@ _FALLING = 0.99  # of its cost that a start must have lost to go on
 
 
 @dataclass(frozen=True)
-class State:
+class SampleState:
     """What softmax and the span say of n starts."""
 
     P: Tensor  # (n, C)
@@ -103,7 +103,7 @@ class SingleSamples:
         allowed = (variance * self.D.square()).sum(1).sqrt()
         return torch.div(state.outside.norm(dim=1), allowed)
 
-    def state(self, T: Tensor, labels: Tensor) -> State:
+    def state(self, T: Tensor, labels: Tensor) -> SampleState:
         P = torch.softmax(T @ self.observation.K + self.observation.b, dim=1)
         X = P.clone()
         X[torch.arange(len(T), device=T.device), _first(labels)] -= 1
@@ -117,7 +117,7 @@ class SingleSamples:
             X = X + amount[:, None] * W
         inside = X @ self.Q
         q = torch.linalg.solve_triangular(self.triangle, inside.T, upper=True).T
-        return State(P, amount, X - inside @ self.Q.T, X.norm(dim=1), q, (q * T).sum(1))
+        return SampleState(P, amount, X - inside @ self.Q.T, X.norm(dim=1), q, (q * T).sum(1))
 
     def _is_known(self, labels: Tensor) -> bool:
         return labels.ndim == 1 and self.floor is not None
@@ -168,12 +168,14 @@ class SingleSamples:
             better = new_cost < cost
             T, cost = torch.where(better[:, None], trial, T), torch.where(better, new_cost, cost)
             pairs = zip(vars(there).values(), vars(state).values(), strict=True)
-            state = State(*(torch.where(better if new.ndim == 1 else better[:, None], new, old) for new, old in pairs))
+            state = SampleState(
+                *(torch.where(better if new.ndim == 1 else better[:, None], new, old) for new, old in pairs)
+            )
             damping = torch.where(better, damping / 5, damping * 4).clamp(1e-14, 1e10)
         return T, cost, damping
 
     def _normal_equations(
-        self, T: Tensor, labels: Tensor, state: State, importance: Tensor, alpha: float
+        self, T: Tensor, labels: Tensor, state: SampleState, importance: Tensor, alpha: float
     ) -> tuple[Tensor, Tensor]:
         K = self.observation.K
         X = (self.D * state.P)[:, :, None] * (K.T - (state.P @ K.T)[:, None, :])  # (n, C, R)
@@ -200,5 +202,5 @@ def _first(labels: Tensor) -> Tensor:
     return labels if labels.ndim == 1 else labels[:, 0]
 
 
-def _cost(state: State, importance: Tensor, alpha: float) -> Tensor:
+def _cost(state: SampleState, importance: Tensor, alpha: float) -> Tensor:
     return state.outside.square().sum(1) + (importance * (alpha * state.coupling - 1)).square()

@@ -115,20 +115,24 @@ def _doubt_copies(factor: float) -> list[str]:
 
 
 def tokens_told(model: nn.Module, played: Played, text: Text, admitted: Admitted) -> Tensor:
-    """(n,) sequences of which every token that is read is told."""
-    device = played.traces.device
+    """(n,) sequences of which every token that is read is told, with its segment where there are several."""
+    device, V = played.traces.device, vocabulary_of(model)
+    segments = (admitted.candidates // V).unique() * V
     answers = []
     for row, (sequence, by_label) in enumerate(zip(text.tokens, _by_labels(task_of(model), text), strict=True)):
         tokens = torch.tensor(sequence, device=device)
         told = torch.tensor(by_label, device=device)
         if played.row_levels is not None:
-            told = told | (played.traces[row, : len(tokens)] > played.row_levels[tokens])
-        for place in (~told).nonzero()[:, 0].tolist():
-            others = torch.arange(vocabulary_of(model), device=device)
-            if played.row_levels is not None:  # any other one would show in its own row
+            told = told | (played.traces[row, : len(tokens)] > played.row_levels[tokens % V])
+        for place in range(len(tokens)) if len(segments) > 1 else (~told).nonzero()[:, 0].tolist():
+            others = torch.arange(V, device=device)
+            if bool(told[place]):  # its row is the same in every segment
+                others = tokens[place : place + 1] % V
+            elif played.row_levels is not None:  # any other one would show in its own row
                 others = others[played.row_levels >= played.traces[row, place]]
             elif admitted.firmly:  # any other one would lie in the first layer's span
-                others = admitted.at(place)
+                others = admitted.at(place) % V
+            others = (others[:, None] + segments).flatten().unique()
             others = others[others != tokens[place]]
             told[place] = len(others) <= _MOST and _others_show(model, played, text, row, place, others)
         answers.append(told.all())

@@ -6,6 +6,7 @@ one that the client sent decides about the claim (`judge`).
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -17,7 +18,8 @@ from unsum.gradients import in_eval_mode
 from unsum.head import Head, find_head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.models.language import TextTask, embedding_of, is_tied, longest_text, looks_ahead, task_of, used_besides
+from unsum.models.language import TextTask, embedding_of, is_tied, longest_text, looks_ahead, task_of, vocabulary_of
+from unsum.models.segments import numbered_by_segment, segments_used, takes_segments
 from unsum.separate.exact.solver import nothing_found
 from unsum.separate.method import SEPARATORS
 from unsum.separate.text.admitted import Admitted
@@ -52,17 +54,26 @@ def text(
         raise UnsumError("The attack 'text' finds the labels itself; leave labels= out.")
     del seed  # nothing here is left to chance
     with in_eval_mode(model):  # without dropout
-        return _read(head, knowledge, model, update)
+        name, segments = segments_used(model, update.gradients)
+        if name and (not takes_segments(model) or task_of(model) is not TextTask.CLASS):
+            return _nothing(
+                head,
+                f"The texts are in segments, as pairs of sentences are ({name!r} tells), which are searched for classifiers that "
+                "take token_type_ids alone; this is no sign that nothing leaks.",
+            )
+        with numbered_by_segment(model) if name else nullcontext():
+            leak = _read(head, knowledge, model, update, segments)
+        return _parted(leak, vocabulary_of(model)) if name else leak
 
 
-def _read(head: Head, knowledge: Knowledge, model: nn.Module, update: Update) -> Leak:
-    pairs = used_besides(model, update.gradients)
-    if pairs is not None:
-        return _nothing(
-            head,
-            f"The texts are in segments, as pairs of sentences are ({pairs!r} tells), which are not searched here; this is no "
-            "sign that nothing leaks.",
-        )
+def _parted(leak: Leak, V: int) -> Leak:
+    """Tokens and segments, of numbers t + s V."""
+    found = leak.tokens or []
+    tokens = [[number % V for number in sequence] for sequence in found]
+    return replace(leak, tokens=tokens, segments=[[number // V for number in sequence] for sequence in found])
+
+
+def _read(head: Head, knowledge: Knowledge, model: nn.Module, update: Update, segments: list[int]) -> Leak:
     layers = linear_layers(model, update.gradients)
     guide = choose_guide(model, joined(model, layers))
     if guide is None:
@@ -71,7 +82,7 @@ def _read(head: Head, knowledge: Knowledge, model: nn.Module, update: Update) ->
         )
     # One less than the model reads at once, where the label of the longest prefix is a token as well.
     longest = (longest_text(model) or _LONGEST) - (task_of(model) is TextTask.NEXT)
-    admitted = Admitted(model, guide.first, _candidates(model, update), longest)
+    admitted = Admitted(model, guide.first, _candidates(model, update, segments), longest)
     found, notes = _labeled(head, model, guide, admitted, layers)
     if found is None or found.text is None:
         return _nothing(head, *(found.notes if found else notes or [_UNFITTING]))
@@ -114,14 +125,14 @@ def _pooled(model: nn.Module, texts: list[tuple[int, ...]]) -> Tensor:
     return torch.stack([read[-1] for read in read_whole(model, find_head(model)[1], texts)])
 
 
-def _candidates(model: nn.Module, update: Update) -> Tensor:
-    """The tokens that may stand in the text: those whose embedding has a gradient, where it shows."""
+def _candidates(model: nn.Module, update: Update, segments: list[int]) -> Tensor:
+    """The tokens that may stand in the text: those whose embedding has a gradient, where it shows; in each segment."""
     weight = embedding(model).weight
     everything = torch.arange(len(weight), device=weight.device)
     gradient = update.gradients.get(name_of(model, weight))
-    if is_tied(model) or gradient is None:
-        return everything
-    return everything[gradient.to(everything.device).abs().amax(1) > 0]
+    if not is_tied(model) and gradient is not None:
+        everything = everything[gradient.to(everything.device).abs().amax(1) > 0]
+    return torch.cat([everything + segment * len(weight) for segment in segments])
 
 
 def _leak(

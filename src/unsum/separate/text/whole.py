@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.deadline import out_of_time
+from unsum.models.language import vocabulary_of
 from unsum.separate.text.admitted import Admitted
 from unsum.separate.text.network import read_by
 from unsum.separate.text.walk import Guide
@@ -43,6 +44,10 @@ def search_whole(model: nn.Module, guide: Guide, admitted: Admitted) -> Whole:
     places = list(_tokens_by_place(admitted))
     if len(admitted.candidates) > 1 and all(len(place) == len(admitted.candidates) for place in places):
         return Whole(notes=["There are as many tokens as features, so the first layer tells none of them from others."])
+    vocabulary = vocabulary_of(model)
+    paired = int(admitted.candidates.max()) >= vocabulary
+    if paired:  # one token in both sentences ties these together: every token of the batch is admitted in both
+        places = [(place % vocabulary).unique() for place in places]
     # A token that stands at two places ties them together: all tokens of one are admitted at the other. But no more tokens
     # are than there are directions.
     if any(len(place) > guide.first.span.rank for place in places):
@@ -62,8 +67,10 @@ def search_whole(model: nn.Module, guide: Guide, admitted: Admitted) -> Whole:
         left -= _STARTS * len(here) * sum(map(len, here))
         if found.positions >= guide.deep.span.rank or left < 0 or out_of_time("further sequences"):
             break
-        starts = _starts(here, found.sequences, generator)
-        for sequence in _improved(model, guide, here, starts):
+        starts = _starts(here, found.sequences, vocabulary, generator)
+        if paired:
+            starts = _parted(starts, torch.randint(1, len(here) + 1, (_STARTS,), generator=generator), vocabulary)
+        for sequence in _improved(model, guide, here, starts, vocabulary if paired else None):
             if sequence not in found.sequences:
                 found.sequences.append(sequence)
     if found.positions < guide.deep.span.rank:
@@ -85,28 +92,42 @@ def _lengths(places: list[Tensor]) -> list[int]:
     return [end for end in range(len(places), 0, -1) if len(closing) > 1 or bool((places[end - 1] == closing).any())]
 
 
-def _starts(places: list[Tensor], found: list[tuple[int, ...]], generator: torch.Generator) -> Tensor:
+def _parted(sequences: Tensor, ends: Tensor, vocabulary: int) -> Tensor:
+    """(…, L) tokens as t + V from where the first sentence of a pair ends, (…,)."""
+    second = torch.arange(sequences.shape[-1]) >= ends[..., None]
+    return sequences % vocabulary + vocabulary * second
+
+
+def _starts(places: list[Tensor], found: list[tuple[int, ...]], vocabulary: int, generator: torch.Generator) -> Tensor:
     """(starts, L) mixtures, of tokens that no sequence accounts for yet where there are such."""
     columns = []
     for place, tokens in enumerate(places):
-        taken = {sequence[place] for sequence in found if len(sequence) > place}
+        taken = {sequence[place] % vocabulary for sequence in found if len(sequence) > place}
         left = torch.tensor([token for token in tokens.tolist() if token not in taken], dtype=torch.long)
         pool = left if len(left) else tokens
         columns.append(pool[torch.randint(len(pool), (_STARTS,), generator=generator)])
     return torch.stack(columns, 1)
 
 
-def _improved(model: nn.Module, guide: Guide, places: list[Tensor], mixtures: Tensor) -> list[tuple[int, ...]]:
-    """The sequences that mixtures end in, one token exchanged after another."""
+def _improved(
+    model: nn.Module, guide: Guide, places: list[Tensor], mixtures: Tensor, vocabulary: int | None
+) -> list[tuple[int, ...]]:
+    """The sequences that mixtures end in, one token exchanged after another, and of pairs the end of the first sentence."""
     device = guide.deep.gradient.device
     choices = [place for place, tokens in enumerate(places) if len(tokens) > 1]
     worst, far = _outside(model, guide, mixtures.to(device))
     for _ in range(_SWEEPS):
         before = far.clone()
-        for place in choices:
-            tokens = places[place]
-            trials = mixtures[:, None].repeat(1, len(tokens), 1)
-            trials[:, :, place] = tokens
+        for place in [*choices, None] if vocabulary else choices:
+            if place is None:
+                assert vocabulary is not None
+                ends = torch.arange(1, mixtures.shape[1] + 1).expand(len(mixtures), -1)
+                trials = _parted(mixtures[:, None].repeat(1, ends.shape[1], 1), ends, vocabulary)
+            else:
+                tokens = places[place]
+                trials = mixtures[:, None].repeat(1, len(tokens), 1)
+                segment = trials[:, :, place] // vocabulary * vocabulary if vocabulary else 0
+                trials[:, :, place] = tokens + segment
             all_worst, all_far = _outside(model, guide, trials.flatten(0, 1).to(device))
             best = all_far.view(len(mixtures), -1).argmin(1)
             rows = torch.arange(len(mixtures))

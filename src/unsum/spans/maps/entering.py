@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -21,6 +22,7 @@ from unsum.peel.residual.unit import as_maps, as_rows
 from unsum.spans.maps.asked import Asked
 from unsum.spans.maps.batch import MapBatch
 from unsum.spans.maps.bottleneck import Noted, played_layer, sent_behind
+from unsum.spans.maps.gates import Gate
 from unsum.spans.maps.judge import MapAnswer
 from unsum.spans.maps.pair import ConvLayer, ConvPair, conv_layer, module_at, read_by, tail_above
 from unsum.spans.maps.rows import Behind, read_rows, where_on
@@ -31,6 +33,8 @@ from unsum.spans.maps.tail import Tail, in_client_mode
 
 _CLEAR = 10.0  # times the predicted error: entries above are no zeros
 _ALIKE = 1e-4  # of a channel's range: zeros agree to that, and hardly ever anything else
+_ROUNDED = 1e-6  # of maps: what sums in float32 err by at least
+_WORTH = 0.9  # of what was left before: a round that leaves more than this was the last one
 _ROUNDS = 4  # solves at most, each with what the last one's maps send
 
 
@@ -88,6 +92,7 @@ class _Block:
     pair: ConvPair
     entrance: Entrance
     tail: Tail
+    end: Gate  # behind the pair
     beside: fx.GraphModule  # the logits, of what the entrance read and what the pair wrote
 
     @classmethod
@@ -98,8 +103,11 @@ class _Block:
         if entrance is None or module is None or beside is None:
             return None
         layers, head = (entrance.layer, pair.first, pair.second), asked.head
-        tail = Tail.of(module, head, layers, asked.update, train=train, watched=(entrance.layer.norm_name,))
-        return cls(asked, pair, entrance, tail, in_client_mode(beside.to(head.W.device), train=train))
+        tail = Tail.of(module, head, layers, asked.update, train=train)
+        end = next((gate for gate in tail.gates if gate.bias == f"{pair.second.norm_name}.bias"), None)
+        if end is None:
+            return None
+        return cls(asked, pair, entrance, tail, end, in_client_mode(beside.to(head.W.device), train=train))
 
     def placed(self, rows: Tensor, written: Tensor) -> Tensor:
         """(B, C, h, w) the maps: with their zeros, and in train mode with their means and their factor.
@@ -121,27 +129,28 @@ class _Block:
 def enter(asked: Asked, batch: MapBatch, found: FoundMaps, factor: float) -> MapAnswer | None:
     """The samples as what the block read, played through all of it again; None where its gradients do not tell that."""
     block = _Block.of(asked, batch.pair, train=batch.train)
-    sent = None if block is None else _first(block, batch, found, factor)
-    if block is None or sent is None:
+    seen = None if block is None else _first(block, batch, found, factor)
+    if block is None or seen is None:
         return None
-    behind, (maps, d) = block.entrance.behind, sent
-    written = _through(batch.pair, maps, train=batch.train)
-    normed, on = where_on(as_rows(maps * (d != 0)), behind)
+    behind, below, on, d = block.entrance.behind, seen.maps, seen.on, seen.sent
+    written = _through(batch.pair, below, train=batch.train)[0]
+    normed, sure = where_on(as_rows(below * on), behind)
     best = None
     for _ in range(_ROUNDS):
-        read = read_rows(behind, as_rows(d), normed, on)
+        read = read_rows(behind, as_rows(d * on), normed, sure)
         if read is None:
             break
         normed, maps = read.normed, block.placed(read.rows, written)
         sizes = maps.flatten(1).norm(dim=1).clamp_min(1e-300)
         stretch = (maps - maps.mean((0, 2, 3), keepdim=True)).norm() / read.rows.norm() if batch.train else 1.0
-        errors = stretch * read.deviations.unflatten(0, (len(maps), -1)).norm(dim=1) / sizes
+        errors = stretch * read.deviations.unflatten(0, (len(maps), -1)).norm(dim=1) / sizes + _ROUNDED
         moves = errors + (torch.inf if best is None else (maps - best.maps).flatten(1).norm(dim=1) / sizes)
-        reading, played = block.tail.answer(asked, maps)
-        if best is not None and not played.unexplained < best.played.unexplained:
+        tail, reading, played = block.tail.settled(asked, maps, errors)
+        if best is not None and not played.unexplained < _WORTH * best.played.unexplained:
             return replace(best, errors=torch.minimum(best.errors, moves))
-        best = MapAnswer(maps, moves, found.hits, reading, played, block.tail, batch.missing, lengths_open=False)
-        d = played.sent[block.entrance.layer.norm_name]
+        best = MapAnswer(maps, moves, found.hits, reading, played, tail, batch.missing, lengths_open=False)
+        # What the pair read is known better than what its entrance read: so only what comes from above is played.
+        d = _sent_back(batch.pair, below, played.sent[block.end.before], behind=True, train=batch.train)
     return best
 
 
@@ -153,36 +162,43 @@ def _lowest(maps: Tensor) -> Tensor:
     return ((rows * near).sum(0) / near.sum(0)).view(1, -1, 1, 1)
 
 
-def _first(block: _Block, batch: MapBatch, found: FoundMaps, factor: float) -> tuple[Tensor, Tensor] | None:
-    """(what the pair read, ∂loss/∂(what the entrance's norm wrote)), by the gradient of the pair's second convolution."""
-    pair, behind = block.pair, block.entrance.behind
+class _Seen(NamedTuple):
+    """What the pair read, (B, C, h, w), where that is on, and ∂loss/∂maps."""
+
+    maps: Tensor
+    on: Tensor
+    sent: Tensor
+
+
+def _first(block: _Block, batch: MapBatch, found: FoundMaps, factor: float) -> _Seen | None:
+    """By the gradient of the pair's second convolution alone."""
+    pair, grad_beta, train = block.pair, block.entrance.behind.grad_beta, batch.train
     maps = maps_of(batch, found, factor)
     errors = found.errors * factor / maps.flatten(1).norm(dim=1).clamp_min(1e-300)
-    delta = sent_behind(pair.second, found.condition.read(found.s), train=batch.train)
-    delta = as_maps(delta, maps.shape).contiguous()
+    delta = as_maps(sent_behind(pair.second, found.condition.read(found.s), train=train), maps.shape).contiguous()
     level = maps.square().mean((1, 2, 3), keepdim=True).sqrt() * (_CLEAR * errors).clamp_min(FLOOR)[:, None, None, None]
-    d = _sent_back(pair, maps, delta, train=batch.train)
-    if batch.train:  # one factor of the pair's own maps is open, too
-        pin = scale_by(behind.grad_beta, lambda _: d)
+    d = _sent_back(pair, maps, delta, behind=False, train=train)
+    if train:  # one factor of the pair's own maps is open, too
+        pin = scale_by(grad_beta, lambda _: d)
         assert pin is not None
         more = pin(maps, level)[0]
         if not 0 < more < math.inf:
             return None
         maps, level = more * maps, more * level
-        d = _sent_back(pair, maps, delta, train=True)
-    return maps, d * confirmed(maps, d, behind.grad_beta, level).positive
+        d = _sent_back(pair, maps, delta, behind=False, train=train)
+    return _Seen(maps, confirmed(maps, d, grad_beta, level).positive, d)
 
 
-def _sent_back(pair: ConvPair, maps: Tensor, delta: Tensor, *, train: bool) -> Tensor:
-    """∂loss/∂maps, from δ at what the pair wrote."""
+def _sent_back(pair: ConvPair, maps: Tensor, delta: Tensor, *, behind: bool, train: bool) -> Tensor:
+    """∂loss/∂maps, from that at what the pair wrote, or `behind` its last norm."""
     leaf = maps.detach().requires_grad_()
     with torch.enable_grad():
-        return torch.autograd.grad(_through(pair, leaf, train=train), leaf, delta)[0]
+        return torch.autograd.grad(_through(pair, leaf, train=train)[behind], leaf, delta)[0]
 
 
-def _through(pair: ConvPair, maps: Tensor, *, train: bool) -> Tensor:
-    """What the pair writes."""
+def _through(pair: ConvPair, maps: Tensor, *, train: bool) -> tuple[Tensor, Tensor]:
+    """What the pair writes, and what its last norm makes of that."""
     noted = Noted()
     hidden = played_layer(pair.first, pair.activation, maps, noted, train=train)
-    played_layer(pair.second, None, hidden, noted, train=train)
-    return noted.written[1]
+    end = played_layer(pair.second, None, hidden, noted, train=train)
+    return noted.written[1], end

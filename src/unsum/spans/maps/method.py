@@ -31,7 +31,7 @@ from unsum.spans.maps.places import grouped, is_placewise, read_places
 from unsum.spans.maps.polish import maps_given
 from unsum.spans.maps.samples import Factor, maps_of, solve_batch
 from unsum.spans.maps.solve import FoundMaps
-from unsum.spans.maps.tail import PlayedTail, Tail
+from unsum.spans.maps.tail import Tail
 from unsum.spans.targets import LossReading
 from unsum.update import Update
 
@@ -121,28 +121,27 @@ def _answered(asked: Asked, batch: MapBatch, found: FoundMaps, factor: float) ->
     if found.condition.homogeneous:
         lengths, told = settle_lengths(tail, head, maps)
         maps, errors = maps * lengths[:, None, None, None], None
-    polished = _polished(asked, pair.first, tail, maps, errors)
-    return MapAnswer(*polished[:2], found.hits, *polished[2:], tail, batch.missing, lengths_open=not told)
+    answer = _polished(asked, pair.first, tail, maps, errors, found.hits, batch.missing)
+    return replace(answer, lengths_open=not told)
 
 
 def _polished(
-    asked: Asked, first: ConvLayer, tail: Tail, maps: Tensor, errors: Tensor | None
-) -> tuple[Tensor, Tensor, LossReading, PlayedTail]:
-    """(maps, errors, what the head says, what they send); where no errors are given, they are what the convolution's own gradient
-    says otherwise."""
-    reading, played = tail.answer(asked, maps)
+    asked: Asked, first: ConvLayer, tail: Tail, maps: Tensor, errors: Tensor | None, hits: Tensor, missing: int = 0
+) -> MapAnswer:
+    """With what the head says; where no errors are given, they are what the convolution's own gradient says otherwise."""
+    tail, reading, played = tail.settled(asked, maps, maps.new_zeros(len(maps)) if errors is None else errors)
     grad = first.grad.to(maps.device)
     for _ in range(_POLISHES):
         moved, deviations = maps_given(played.sent[first.name], grad)
-        again, replayed = tail.answer(asked, moved)
         sizes = moved.flatten(1).norm(dim=1).clamp_min(1e-300)
         moves = (deviations + (moved - maps).flatten(1).norm(dim=1)) / sizes
+        other, again, replayed = tail.settled(asked, moved, moves)
         if not replayed.unexplained < played.unexplained:
             errors = moves if errors is None else errors
             break
-        maps, reading, played, errors = moved, again, replayed, moves
+        maps, reading, played, tail, errors = moved, again, replayed, other, moves
     assert errors is not None
-    return maps, errors, reading, played
+    return MapAnswer(maps, errors, hits, reading, played, tail, missing, lengths_open=False)
 
 
 def _by_places(asked: Asked) -> Leak | None:
@@ -162,9 +161,7 @@ def _by_places(asked: Asked) -> Leak | None:
         maps = grouped(tail, read, samples)
         if maps is None:
             continue
-        polished = _polished(asked, read.layer, tail, maps, None)
-        hits = read.hits.min().expand(samples)
-        answer = MapAnswer(*polished[:2], hits, *polished[2:], tail, 0, lengths_open=False)
+        answer = _polished(asked, read.layer, tail, maps, None, read.hits.min().expand(samples))
         if best is None or answer.played.unexplained < best.played.unexplained:
             best = answer
     if best is None or not best.played.unexplained < _UNLIKE:

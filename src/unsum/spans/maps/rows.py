@@ -27,7 +27,9 @@ _ROUNDS = 60  # of x̂ where the relu is off; each takes about half of its error
 _SETTLED = 1e-7  # relative change of all rows in a round below which nothing moves any more
 _SILENT = 1e-9  # of the loudest channel: those below send nothing
 _ALIVE = 1e-4  # of the median γ: channels below send rounding alone
-_WIDE = 1e-10  # of the largest singular value: directions below are none
+_WIDE = 1e-13  # of the largest eigenvalue: directions below are none
+_RIDGE = 1e-13  # of a diagonal of ones, for Cholesky to stand rounding
+_POWERS = 8  # of inverse iteration: the next eigenvalue is ten times larger, and a million times at the end
 
 
 @dataclass(frozen=True)
@@ -82,15 +84,15 @@ def read_rows(behind: Behind, d: Tensor, normed: Tensor, on: Tensor) -> ReadRows
         return None
     gamma, grad = behind.gamma[alive], behind.grad[alive]
     if not behind.train:
-        return ReadRows(*_least(d[:, alive] * (gamma / behind.deviation[alive]), grad), normed)
+        return ReadRows(*_Equations.of(d[:, alive] * (gamma / behind.deviation[alive])).solved(grad), normed)
     d, x, on = d[:, alive], normed[:, alive], on[:, alive]
     basis = torch.linalg.svd(grad, full_matrices=False)[2][: N - 1]  # all rows lie there
     grad, W = grad @ basis.T, behind.W[alive] @ basis.T
     centered, share, before = d - d.mean(0), behind.grad_gamma[alive] / N, torch.zeros_like(grad[:1])
     for _ in range(_ROUNDS):
-        D = centered - share * (x - x.mean(0))
-        sigma = _deviations(D, grad / gamma[:, None])
-        rows, deviations = _least(D * (gamma / sigma), grad)
+        equations = _Equations.of(centered - share * (x - x.mean(0)))
+        sigma = equations.stretched(grad / gamma[:, None])
+        rows, deviations = equations.solved(grad * (sigma / gamma)[:, None])
         x = torch.where(on, x, rows @ W.T / sigma)
         if float((rows - before).norm()) < _SETTLED * float(rows.norm()):
             break
@@ -102,26 +104,47 @@ def read_rows(behind: Behind, d: Tensor, normed: Tensor, on: Tensor) -> ReadRows
     return ReadRows(rows @ basis, deviations, normed)
 
 
-def _deviations(D: Tensor, grad: Tensor) -> Tensor:
-    """(O,) σ, but for a factor, with which diag(σ) grad lies in the span of Dᵀ."""
-    size = D.norm(dim=0).clamp_min(1e-300)
-    left, values, _ = torch.linalg.svd((D / size).T, full_matrices=True)
-    beyond = left[:, int((values > _WIDE * values[0]).sum()) :]
-    grad = grad / size[:, None]
-    squares = (beyond @ beyond.T) * (grad @ grad.T)
-    unit = squares.diagonal().clamp_min(1e-300).rsqrt()
-    sigma = torch.linalg.eigh(squares * unit[:, None] * unit)[1][:, 0] * unit
-    return sigma * sigma.sum().sign()
+@dataclass(frozen=True)
+class _Equations:
+    """Dᵀ rows = something (O, I), every channel in units of its own size: M = D / size, and the eigenvectors of M Mᵀ."""
 
+    M: Tensor  # (N, O)
+    size: Tensor  # (O,)
+    vectors: Tensor  # (N, rank) orthonormal
+    values: Tensor  # (rank,)
 
-def _least(D: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """(rows (N, I), deviations (N,)) with Dᵀ rows = grad, every channel in units of its own size."""
-    size = D.norm(dim=0).clamp_min(1e-300)
-    M, right = D / size, grad / size[:, None]
-    values, vectors = torch.linalg.eigh(M @ M.T)
-    kept = values > _WIDE * values[-1]
-    inverse = (vectors[:, kept] / values[kept]) @ vectors[:, kept].T
-    rows = inverse @ (M @ right)
-    spare = max(1, M.shape[1] - int(kept.sum()))
-    left = (right - M.T @ rows).square().sum() / spare
-    return rows, (inverse.diagonal().clamp_min(0) * left).sqrt()
+    @classmethod
+    def of(cls, D: Tensor) -> _Equations:
+        size = D.norm(dim=0).clamp_min(1e-300)
+        M = D / size
+        values, vectors = torch.linalg.eigh(M @ M.T)
+        kept = values > _WIDE * values[-1]
+        return cls(M, size, vectors[:, kept], values[kept])
+
+    def solved(self, right: Tensor) -> tuple[Tensor, Tensor]:
+        """(rows (N, I), deviations (N,)): least squares."""
+        right = right / self.size[:, None]
+        inverse = (self.vectors / self.values) @ self.vectors.T
+        rows = inverse @ (self.M @ right)
+        spare = max(1, self.M.shape[1] - len(self.values))
+        left = (right - self.M.T @ rows).square().sum() / spare
+        return rows, (inverse.diagonal().clamp_min(0) * left).sqrt()
+
+    def stretched(self, right: Tensor) -> Tensor:
+        """(O,) factors, but for a common one, with which diag(factors) right lies in the span of Dᵀ.
+
+        What of it lies outside is a quadratic form in the factors; inverse iteration finds the vector that it leaves smallest.
+        """
+        span = self.M.T @ (self.vectors * self.values.rsqrt())  # (O, rank) orthonormal
+        right = right / self.size[:, None]
+        form = -(span @ span.T) * (right @ right.T)
+        form.diagonal().add_(right.square().sum(1))
+        unit = form.diagonal().clamp_min(1e-300).rsqrt()
+        form = form * unit[:, None] * unit
+        form.diagonal().add_(_RIDGE)
+        factor = torch.linalg.cholesky_ex(form)[0]
+        found = torch.ones_like(unit)[:, None] / unit[:, None]
+        for _ in range(_POWERS):
+            found = torch.cholesky_solve(found / found.norm(), factor)
+        found = found[:, 0] * unit
+        return found / found.norm() * found.sum().sign()

@@ -12,7 +12,7 @@ from unsum.deadline import out_of_time
 from unsum.progress import Progress
 from unsum.spans.maps.condition import Affine, Among, MapCondition
 from unsum.spans.maps.search import Ends, apart, beside, descend
-from unsum.spans.maps.zeros import BegunMaps, begin, has_zeros, sparsest
+from unsum.spans.maps.zeros import BegunMaps, begin, has_zeros, sparsest, starts
 
 _STARTS, _FEWEST = 4, 32  # starts for each sample, and at least
 _EQUATIONS = 64  # for each unknown that a search looks at; all are looked at in the end
@@ -65,6 +65,8 @@ def solve_known(condition: MapCondition, samples: int, seed: int, progress: Prog
         else:
             fresh = _starts(few, max(_FEWEST, _STARTS * samples), generator)
         ends = ends.joined(descend(few, Ends.of(fresh), _STEPS))
+    if len(apart(ends)[0]) < samples:  # relu's zeros lead to samples that no start came to
+        ends = ends.joined(descend(few, Ends.of(starts(condition, samples, generator)), _STEPS))
     return _confirmed(_finished(condition, _sized(few, ends[_roots(ends)]), samples), generator)
 
 

@@ -14,6 +14,7 @@ from unsum.gradients import inputs_of
 from unsum.head import Head
 from unsum.losses import Loss
 from unsum.spans.maps.asked import Asked
+from unsum.spans.maps.gates import Gate, moved_over, with_gates
 from unsum.spans.maps.pair import ConvLayer
 from unsum.spans.targets import LossReading
 from unsum.update import Update
@@ -67,30 +68,25 @@ class Tail:
     head: str
     convs: tuple[str, ...]
     gradients: dict[str, Tensor] = field(repr=False)
-    watched: tuple[str, ...] = ()  # other layers of which δ at what they write is wanted
+    gates: tuple[Gate, ...] = ()  # the last first
+    moved: dict[str, Tensor] = field(default_factory=dict, repr=False)  # gate → what is added to what it reads
 
     @classmethod
     def of(
-        cls,
-        module: fx.GraphModule,
-        head: Head,
-        layers: tuple[ConvLayer, ...],
-        update: Update,
-        *,
-        train: bool,
-        watched: tuple[str, ...] = (),
+        cls, module: fx.GraphModule, head: Head, layers: tuple[ConvLayer, ...], update: Update, *, train: bool
     ) -> Tail:
         module = in_client_mode(module.to(head.W.device), train=train)
         held = {name: update.gradients[name] for name, _ in module.named_parameters() if name in update.gradients}
         gradients = {name: gradient.to(head.W.device).double() for name, gradient in held.items()}
         largest = max(float(gradient.norm()) for gradient in gradients.values())
         heard = {name: gradient for name, gradient in gradients.items() if float(gradient.norm()) > _SILENT * largest}
-        return cls(module, head.name, tuple(layer.name for layer in layers), heard, watched)
+        gates = tuple(gate for gate in with_gates(module) if gate.bias in heard)
+        return cls(module, head.name, tuple(layer.name for layer in layers), heard, gates)
 
     def coarse(self) -> Tail:
         """The same in float32: enough for differences of a hundredth."""
-        gradients = {name: gradient.float() for name, gradient in self.gradients.items()}
-        return replace(self, module=copy.deepcopy(self.module).float(), gradients=gradients)
+        gradients, moved = ({name: t.float() for name, t in held.items()} for held in (self.gradients, self.moved))
+        return replace(self, module=copy.deepcopy(self.module).float(), gradients=gradients, moved=moved)
 
     def forward(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """(features (B, H), logits (B, C)) of maps (B, C, h, w)."""
@@ -103,9 +99,21 @@ class Tail:
         reading = asked.read_loss(*self.forward(maps))
         return reading, self.play(maps, reading.Y, reading.weights, reading.loss)
 
+    def settled(self, asked: Asked, maps: Tensor, errors: Tensor) -> tuple[Tail, LossReading, PlayedTail]:
+        """The same with relus on the client's side of zero, where maps that err by `errors` (B,) leave it open."""
+        tail = replace(self, moved={})
+        reading, played = tail.answer(asked, maps)
+        for gate in self.gates:
+            values, sent = played.read[gate.before], played.sent[gate.after]
+            moved = moved_over(values, sent, self.gradients[gate.bias], errors)
+            if moved is not None:
+                tail = replace(tail, moved=tail.moved | {gate.before: moved})
+                reading, played = tail.answer(asked, maps)
+        return tail, reading, played
+
     def play(self, maps: Tensor, Y: Tensor, weights: Tensor, loss: Loss) -> PlayedTail:
         """The gradients that samples with targets Y and weights (B,) send."""
-        names = (*self.convs, *self.watched, self.head)
+        names = (*self.convs, *(name for gate in self.gates for name in (gate.before, gate.after)), self.head)
         layers = {name: self.module.get_submodule(name) for name in names}
         read: dict[str, Tensor] = {}
         written: dict[str, Tensor] = {}
@@ -115,7 +123,8 @@ class Tail:
 
                 def keep(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, name: str = name) -> Tensor:
                     read[name], written[name] = inputs[0].detach(), output
-                    return output.clone()  # or an activation in place would change what was kept
+                    moved = self.moved.get(name)
+                    return output.clone() if moved is None else output + moved  # or in place what was kept would change
 
                 hooks.enter_context(layer.register_forward_hook(keep))
             logits = self.module(maps)

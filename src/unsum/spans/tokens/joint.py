@@ -133,8 +133,8 @@ def _sum(one: Pair, other: Pair, times: Tensor) -> Pair:
 
 
 def _refitted(here: _Here, Z: Tensor) -> _Here:
-    """With the D that fits these tokens best: of two tokens that are alike, one that moves changes what both get by much, and steps
-    of tokens and D at once keep to a narrow bent valley (Golub and Pereyra's variable projection)."""
+    """With the D that fits these tokens best: of two tokens that are alike, one that moves changes what both get by much, and
+    steps of tokens and D at once keep to a narrow bent valley (Golub and Pereyra's variable projection)."""
     here.linearize()
     return _Here(here.mlp, Z, here.D + here.step(0.0, moves=0.0)[1])
 

@@ -199,7 +199,13 @@ def _remark(solved: Solved) -> str:
         "spans": "the rows that the first attention's gradients span hold every token, so one linear solve gives them",
         "tokens": "the first MLP tells the batch's tokens apart, attention whose they are, and linear solves lead down to them",
     }
-    return f"{patches} patches were read out of the patch layer's gradient: {ways[solved.way]}."
+    gaps = (
+        f" {solved.missing} more were not told apart, and are the mean of their picture's others."
+        if solved.missing
+        else ""
+    )
+    read = f"{patches - solved.missing} patches were read out of the patch layer's gradient: {ways[solved.way]}."
+    return read + gaps
 
 
 def _none(head: Head, why: str) -> Leak:

@@ -19,7 +19,7 @@ from unsum.peel.chain import Step
 from unsum.progress import Progress
 from unsum.spans.basis import LayerSpan
 from unsum.spans.roots import Condition, descend, starts
-from unsum.spans.search import Roots, allowed, least_misfit, levels, roots_among
+from unsum.spans.search import Roots, least_misfit, levels, roots_among
 from unsum.spans.tokens.block import FirstBlock, Map
 from unsum.spans.tokens.deflate import taken_out
 from unsum.update import Update
@@ -32,6 +32,7 @@ _CROWD = {"cpu": (2, 128), "cuda": (8, 2048)}  # for each token that is missing,
 MOST = 0.9  # of the channels: what tokens may take for their span to leave equations
 _SAME = 1e-3  # relative distance within which two roots are one, with what they are known to
 _NEIGHBORS = 0.05  # relative distance within which two roots may be one that is known badly
+_AS_WELL = 3.0  # times the misfit of two roots that their mean may have to be one as well
 _BEST = 16  # ends of such a round that are followed
 _WORTH = 0.1  # of the tokens that are left: so many new ones are worth taking out
 _STUCK, _VIEWS = 3, 4  # rounds in a row without a new token, after which it is sought in the next of four ways
@@ -112,7 +113,8 @@ def _distinct(whole: Condition, found: Roots) -> Tensor:
     if len(pairs) == 0:
         return torch.ones(len(found), dtype=torch.bool, device=found.X.device)
     means = whole.unknowns_of(found.X[pairs].mean(1))
-    one = whole.misfit(means) < allowed(whole, levels(whole, means))
+    ends = torch.maximum(found.misfits[pairs].amax(1), levels(whole, means))
+    one = whole.misfit(means) < _AS_WELL * ends
     order = found.misfits.argsort().argsort()
     worse = pairs.gather(1, order[pairs].argmax(1, keepdim=True))[:, 0]
     answer = torch.ones(len(found), dtype=torch.bool, device=found.X.device)

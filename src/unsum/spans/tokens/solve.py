@@ -41,6 +41,7 @@ class Solved:
     used: tuple[str, ...]
     way: str
     spread: Tensor | None = None
+    missing: int = 0  # patches that were not found, and are their picture's mean so far
 
 
 def by_positions(network: PatchNetwork, update: Update, device: torch.device) -> Solved | None:

@@ -28,10 +28,9 @@ from unsum.spans.tokens.solve import Solved, row_space
 from unsum.update import Update
 
 _FITS = 0.05  # of a token: what may be left outside of its place; the next best place leaves as much at least
-_TOLD, _MOST = (
-    0.5,
-    0.8,
-)  # how far from 0 and 1 memberships may be, at how many of the places: who is known badly is told so
+_MOST = (
+    0.8  # of the tokens must be told, have a place, and be surest in one picture: the whole gradient may tell the rest
+)
 
 
 def by_tokens(
@@ -51,27 +50,33 @@ def by_tokens(
             "'exact'."
         )
     found = find_tokens(block, update, T * B, seed, progress, device)
-    if len(found) != T * B:
+    if len(found) < _MOST * T * B:
         raise UnsumError(
             f"{len(found)} of the batch's {T * B} tokens were told apart, too few to go on. This is no sign that nothing leaks; "
             "'exact' reads every picture's class token."
         )
-    progress.say("Solving for all tokens together")
-    unwound = unwind(network, update, together(block, update, found.X))
-    return Solved(unwound.X, float(found.errors.max()), needed, "tokens", unwound.spread)
+    Z = found.X
+    if len(Z) == T * B:  # with some missing, others would take up what these sent
+        progress.say("Solving for all tokens together")
+        Z = together(block, update, Z)
+    unwound = unwind(network, update, Z, B)
+    return Solved(unwound.X, float(found.errors.max()), needed, "tokens", unwound.spread, unwound.missing)
 
 
 @dataclass(frozen=True)
 class Unwound:
-    """Patches (B, N, n) of every picture, and how far each one's numbers are off, (B, N)."""
+    """Patches (B, N, n) of every picture, and how far each one's numbers are off, (B, N).
+
+    `missing` patches were not found, and are the mean of their picture's others.
+    """
 
     X: Tensor
     spread: Tensor
-    memberships: float  # how far from 0 and 1 the furthest was
+    missing: int
 
 
-def unwind(network: PatchNetwork, update: Update, Z: Tensor) -> Unwound:
-    """The patches, from all tokens Z (T B, d) that the first MLP read."""
+def unwind(network: PatchNetwork, update: Update, Z: Tensor, B: int) -> Unwound:
+    """The patches of B pictures, from the tokens Z (at most T B, d) that the first MLP read."""
     block, first = network.block, network.first
     assert block is not None
     assert first is not None
@@ -89,8 +94,8 @@ def unwind(network: PatchNetwork, update: Update, Z: Tensor) -> Unwound:
     D = D2 + (at_z - at_z.mean(1, keepdim=True) - z * (at_z * z).mean(1, keepdim=True)) / s
     o = torch.linalg.lstsq(D.T, sent(block.out.weight)).solution
     u = _centered(s * z - block.out(o))
-    X, places, spread = _placed(network, first, sent(f"{network.name}.weight").flatten(1), u)
-    return _grouped(network, X, places, spread, _normed(block.norm, u), o)
+    placed = _placed(network, first, sent(f"{network.name}.weight").flatten(1), u, B)
+    return _grouped(network, placed, _normed(block.norm, u), o, B)
 
 
 def _centered(rows: Tensor) -> Tensor:
@@ -123,10 +128,19 @@ def _lengths(network: PatchNetwork, gradient: Tensor, z: Tensor, written: Tensor
     return -(ours * theirs).sum(1, keepdim=True) / ours.square().sum(1, keepdim=True).clamp_min(1e-300)
 
 
-def _placed(network: PatchNetwork, first: FirstNorms, gradient: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """((tokens, n) patches, (tokens,) places: 0…N−1, or −1 − i for token i of those beside the patches, (tokens,) deviations of a
-    patch's numbers). A token errs in all directions alike, and what its place leaves outside is the part of it that shows."""
-    B = len(u) // network.tokens
+@dataclass(frozen=True)
+class _Placed:
+    """(tokens, n) patches; (tokens,) their places: 0…N−1, or −1 − i for token i of those beside the patches; (tokens,) deviations
+    of a patch's numbers; (tokens,) which fit."""
+
+    X: Tensor
+    places: Tensor
+    spread: Tensor
+    fits: Tensor
+
+
+def _placed(network: PatchNetwork, first: FirstNorms, gradient: Tensor, u: Tensor, B: int) -> _Placed:
+    """A token errs in all directions alike, and what its place leaves outside is the part of it that shows."""
     basis = row_space(gradient, network.count * B)
     E, e = network.weight.to(u), 0.0 if network.bias is None else network.bias.detach().to(u)
     M = _centered(basis @ E.T)  # (N B, d)
@@ -143,55 +157,90 @@ def _placed(network: PatchNetwork, first: FirstNorms, gradient: Tensor, u: Tenso
     capacity = left.repeat(1, B)  # every place has a token of every picture
     rows, columns = linear_sum_assignment(capacity.cpu().numpy())
     chosen = torch.as_tensor(columns, device=u.device)[torch.as_tensor(rows).argsort()] % left.shape[1]
-    beyond = left.gather(1, chosen[:, None])
-    if float(beyond.max()) > _FITS:
+    beyond = left.gather(1, chosen[:, None])[:, 0]
+    if float((beyond < _FITS).double().mean()) < _MOST:
         raise UnsumError(
             "The tokens that were found do not fit the positions, so no picture is drawn; 'exact' reads the head."
         )
     places = torch.where(chosen < network.count, chosen, network.count - 1 - chosen)
     t = torch.linalg.lstsq(M.T, (u - fixed[places.clamp_min(0)]).T).solution.T
     gain = (E.square().sum() / min(E.shape)).sqrt()  # what E multiplies a deviation by
-    spread = (beyond * size)[:, 0] / max(u.shape[1] - len(M), 1) ** 0.5 / gain
-    return t @ basis, places, spread
+    spread = beyond * size[:, 0] / max(u.shape[1] - len(M), 1) ** 0.5 / gain
+    return _Placed(t @ basis, places, spread, beyond < _FITS)
 
 
-def _grouped(network: PatchNetwork, X: Tensor, places: Tensor, spread: Tensor, z: Tensor, o: Tensor) -> Unwound:
-    """Whose patches they are, by what the first token of every picture attended to."""
-    block, N = network.block, network.count
+def _grouped(network: PatchNetwork, placed: _Placed, z: Tensor, o: Tensor, B: int) -> Unwound:
+    """Whose patches they are, by what a token of every picture attended to."""
+    block, places = network.block, placed.places
     assert block is not None
+    seeds = _seeds(network, placed, B)
+    patches = ((places >= 0) & placed.fits).nonzero()[:, 0]
+    shared = block.split(
+        _normed(block.norm, network.beside.to(z))
+    )  # what stands beside patches is the same in every picture
     q, k, v = block.split(z)
-    v = v.flatten(1)
-    one = -1 if network.tokens > N else 0
-    seeds = (places == one).nonzero()[:, 0]
-    shared = (
-        torch.stack([(places == -1 - i).nonzero()[0, 0] for i in range(network.tokens - N)]) if one < 0 else seeds[:0]
-    )
-    patches = (places >= 0).nonzero()[:, 0]
+    scale = q.shape[-1] ** -0.5
     memberships = []
     for seed in seeds:
-        logits = (q[seed] * k).sum(-1) / q.shape[-1] ** 0.5  # (tokens, heads)
-        weights = (logits - logits.amax(0)).exp().repeat_interleave(v.shape[1] // logits.shape[1], 1)
-        terms = weights * (v - o[seed])  # (tokens, d)
-        known = terms[shared].sum(0) if one < 0 else terms[seed]
-        others = patches if one < 0 else patches[patches != seed]
-        found = torch.linalg.lstsq(terms[others].T, -known[:, None]).solution[:, 0]
-        pi = X.new_zeros(len(X))
-        pi[others] = found
+        others = patches[patches != seed]
+
+        def terms(
+            keys: Tensor, values: Tensor, seed: Tensor = seed, top: Tensor | None = None
+        ) -> tuple[Tensor, Tensor]:
+            logits = (q[seed] * keys).sum(-1) * scale  # (tokens, heads)
+            top = logits.amax(0) if top is None else top
+            weights = (logits - top).exp().repeat_interleave(values[0].numel() // logits.shape[1], 1)
+            return weights * (values.flatten(1) - o[seed]), top
+
+        found, top = terms(k[others], v[others])
+        known = terms(shared[1], shared[2], top=top)[0].sum(0)
+        if bool(places[seed] >= 0):
+            known = known + terms(k[seed][None], v[seed][None], top=top)[0][0]
+        pi = z.new_zeros(len(z))
+        pi[others] = torch.linalg.lstsq(found.T, -known[:, None]).solution[:, 0]
         pi[seed] = 1.0
         memberships.append(pi)
-    pi = torch.stack(memberships)  # (B, tokens)
-    pictures, deviations = X.new_zeros(len(seeds), N, X.shape[1]), X.new_zeros(len(seeds), N)
-    apart: list[float] = []
-    for place in range(N):
-        here = (places == place).nonzero()[:, 0]
-        _, columns = linear_sum_assignment(-pi[:, here].cpu().numpy())
-        chosen = torch.zeros_like(pi[:, here])
-        chosen[torch.arange(len(seeds)), torch.as_tensor(columns)] = 1
-        apart.append(float((pi[:, here] - chosen).abs().max()))
-        mine = here[torch.as_tensor(columns, device=here.device)]
-        pictures[:, place], deviations[:, place] = X[mine], spread[mine]
-    if sorted(apart)[int(_MOST * (N - 1))] > _TOLD:
+    return _drawn(network, placed, torch.stack(memberships), patches)
+
+
+def _seeds(network: PatchNetwork, placed: _Placed, B: int) -> Tensor:
+    """(B,) a token of each picture: at the first place beside the patches, or else at the best known one that is complete."""
+    places, best = placed.places, None
+    for place in [*([-1] if network.tokens > network.count else []), *range(network.count)]:
+        here = ((places == place) & placed.fits).nonzero()[:, 0]
+        if len(here) == B and (best is None or float(placed.spread[here].max()) < float(placed.spread[best].max())):
+            best = here
+            if place < 0:
+                break
+    if best is None:
+        raise UnsumError(
+            "At no place the tokens of all pictures were told apart, so nothing tells which patches belong together; 'exact' "
+            "reads the head."
+        )
+    return best
+
+
+def _drawn(network: PatchNetwork, placed: _Placed, pi: Tensor, patches: Tensor) -> Unwound:
+    """The pictures, by memberships pi (B, tokens)."""
+    B, X = len(pi), placed.X
+    pictures = X.new_full((B, network.count, X.shape[1]), torch.nan)
+    spread = X.new_zeros(B, network.count)
+    told = 0
+    for place in range(network.count):
+        here = patches[placed.places[patches] == place]
+        owners, columns = (torch.as_tensor(part) for part in linear_sum_assignment(-pi[:, here].cpu().numpy()))
+        told += int((pi[:, here].argmax(0)[columns] == owners.to(pi.device)).sum())
+        mine = here[columns.to(here.device)]
+        pictures[owners, place], spread[owners, place] = X[mine], placed.spread[mine]
+    if told < _MOST * len(patches):
         raise UnsumError(
             "Attention does not tell which patches belong together, so no picture is drawn; 'exact' reads the head."
         )
-    return Unwound(pictures, deviations, max(apart))
+    missing = pictures[..., 0].isnan()
+    means = pictures.nanmean(1, keepdim=True)
+    deviation = (pictures - means).square().nanmean().sqrt()
+    return Unwound(
+        torch.where(missing[..., None], means, pictures),
+        torch.where(missing, deviation, spread),
+        int(missing.sum()),
+    )
