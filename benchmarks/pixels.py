@@ -1,6 +1,7 @@
 """Pictures out of a gradient: how many decibels, how fast, trained and untrained, in either mode, beside published attacks?
 
 python benchmarks/pixels.py --photos cifar.npz --batch 1 4 8 --steps 0 300 --mode eval sent train --device cuda
+python benchmarks/pixels.py --photos cifar.npz --size 16 --width 32 --steps 300 --batch 4 8 --mode train --notes  # one core
 python benchmarks/pixels.py --photos cifar.npz --layer layer3.0.conv1 --batch 4 --mode train --error 1e-6 --device cuda
 python benchmarks/pixels.py rivals --photos cifar.npz --batch 1 4 8 --mode train --seconds 120 --device cuda
 python benchmarks/pixels.py --batch 4 --mode train --grid docs/figures/pixels.png            # embedded photos
@@ -26,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchvision.models import resnet18
+from torchvision.models.resnet import BasicBlock, ResNet, resnet18
 from torchvision.utils import save_image
 
 import unsum
@@ -50,6 +51,7 @@ def main() -> None:
     parser.add_argument("attacks", nargs="?", default="unsum", choices=["unsum", "rivals"])
     parser.add_argument("--photos", type=Path, help="an npz with `images` (n, h, w, 3); by default the embedded ones")
     parser.add_argument("--size", type=int, default=32)
+    parser.add_argument("--width", type=int, default=64, help="channels of the first stage; fewer for one core")
     parser.add_argument("--steps", type=int, nargs="+", default=[0], help="of training, on other photos of the npz")
     parser.add_argument("--layer", help="whose input is granted")
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
@@ -194,15 +196,28 @@ def pictures(options: argparse.Namespace, number: int) -> tuple[Tensor, Tensor]:
         labels = torch.tensor(held["labels"][:number]).long()
     if images.shape[-1] != options.size:
         images = nn.functional.interpolate(images, (options.size, options.size), mode="bilinear", antialias=True)
+        images = (255 * images).round() / 255  # a photo's levels
     return images, labels % CLASSES
+
+
+def narrow(width: int) -> ResNet:
+    """ResNet-18 with so many channels in its first stage."""
+    model = ResNet(BasicBlock, [2, 2, 2, 2], num_classes=CLASSES)
+    model.inplanes, model.bn1 = width, nn.BatchNorm2d(width)
+    for number in range(4):
+        stage = model._make_layer(BasicBlock, width << number, 2, stride=1 if number == 0 else 2)
+        setattr(model, f"layer{number + 1}", stage)
+    model.fc = nn.Linear(8 * width, CLASSES)
+    return model
 
 
 def network(options: argparse.Namespace, steps: int) -> nn.Module:
     """torchvision's; for small pictures with the usual stem of 3×3 and no max pooling. Trained by SGD on batches of 64."""
     torch.manual_seed(0)
-    model = resnet18(num_classes=CLASSES)
+    model = resnet18(num_classes=CLASSES) if options.width == 64 else narrow(options.width)
     if options.size <= 64:
-        model.conv1, model.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
+        model.conv1 = nn.Conv2d(3, options.width, 3, padding=1, bias=False)
+        model.maxpool = nn.Identity()
     model.register_forward_pre_hook(Normalize([MEAN] * 3, [SPREAD] * 3))
     model = model.to(options.device).train()
     if steps:

@@ -76,13 +76,10 @@ class Head:
         at = str(target), version(linear.weight)
         W = once("weights", (linear.weight,), lambda: linear.weight.detach().to(target), *at, of_model=True)
         grad_W = update.gradients[weight_name].detach().to(target)
-        biases = (linear.bias, update.gradients.get(bias_name))
-        b, grad_b = (None if tensor is None else tensor.detach().to(target) for tensor in biases)
-        divisor = (update.learning_rate or 1.0) if update.kind == "delta" else None
         sent = {} if update.carried is None else update.carried.sent
-        sent_W, sent_b = (
-            None if tensor is None else tensor.to(target) for tensor in map(sent.get, (weight_name, bias_name))
-        )
+        optional = linear.bias, update.gradients.get(bias_name), sent.get(weight_name), sent.get(bias_name)
+        b, grad_b, sent_W, sent_b = (None if tensor is None else tensor.detach().to(target) for tensor in optional)
+        divisor = (update.learning_rate or 1.0) if update.kind == "delta" else None
         return cls(name, W, b, grad_W, grad_b, update.reduction, divisor, sent_W, sent_b)
 
     @property

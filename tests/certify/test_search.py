@@ -204,8 +204,15 @@ def test_bred_cases_are_not_claimed(attempt: ModuleType, monkeypatch: pytest.Mon
 # that is 3 % shorter, behind a network without bias; class weights and smoothing, declared as plain cross-entropy; and smoothed
 # labels of two classes, of which a model that is surer than they are makes the other class; a faint sample that weighs half
 # of what the others do, and gets another length for it; one sample out of a change of weights that rounding blurs by a hundredth.
-# And a twin of 4e-5 of a picture's weight, which nothing but the number of pictures tells of.
+# And a twin of 4e-5 of a picture's weight, which nothing but the number of pictures tells of. Three samples of which relu leaves
+# two inputs of six: two samples send the same, where no bias gradient counts them.
 BRED_ELSEWHERE = {
+    "losses, few inputs": {
+        "classes": 10, "batch": 3, "inputs": 6, "spread": -1.2800084575997601, "weights": -0.31127031654527915, "bias": False,
+        "biased_gradient": True, "relu": True, "siblings": 1, "apart": -1.4652, "labels": "same", "positives": 0.7438, "scale":
+        0.0, "targets": 1.0, "dtype": "float32", "noise": -math.inf, "reduction": "mean", "loss": "weighted", "declared":
+        "right", "wrong": "bce", "gamma": 2.0, "told": "nothing", "seed": 699636835,
+    },
     "losses, weighted": {
         "classes": 11, "batch": 1, "inputs": 24, "spread": -0.039582, "weights": 0.427616, "bias": True, "biased_gradient":
         True, "relu": True, "siblings": 1, "apart": -2.67924, "labels": "distinct", "positives": 0.511994, "scale": 1.426384,

@@ -17,7 +17,8 @@ from unsum.invert.pixels.contrast import Contrast, told_scale
 from unsum.invert.pixels.descend import least_squares, sizes
 from unsum.invert.pixels.equations import posed
 from unsum.invert.pixels.guess import drawn, linear_guess
-from unsum.invert.pixels.own_squares import OwnSquares
+from unsum.invert.pixels.judge import Solution
+from unsum.invert.pixels.own_squares import OwnSquares, compute, divided_by
 from unsum.invert.pixels.photos import on_levels
 from unsum.leak import Leak
 from unsum.models.built import Normalize
@@ -220,6 +221,18 @@ def test_time_that_is_over_ends_the_search() -> None:
     assert not found.exact.any()
 
 
+def test_errors_that_there_was_no_time_to_predict_are_infinite() -> None:
+    model = network(trained=True)
+    images, _, leak = attacked(model)
+    reach = find_reach(model, leak)
+    misfit = torch.full((2,), 1e-6).double()
+    with posed(model, reach.layers, torch.float64) as equations:
+        told = Solution.at(equations, reach, images.double(), misfit).errors
+        over = Solution.at(replace(equations, end=0.0), reach, images.double(), misfit).errors
+    assert told.max() < 1e-4
+    assert over.isinf().all()
+
+
 @pytest.mark.long
 def test_channels_of_which_nothing_is_known_are_left_out() -> None:
     model = network(trained=True)
@@ -321,7 +334,7 @@ def test_each_picture_s_own_squares_save_products(train: bool) -> None:
     with posed(model, leak.inner, torch.float64) as equations:
         x = images.double() + 0.01 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
         modes = [norm.training for norm in equations.norms.values()]
-        equations.own.look(equations, x)
+        compute(equations, x)
         assert [norm.training for norm in equations.norms.values()] == modes
         squares = equations.own.squares
         assert squares is not None
@@ -338,3 +351,15 @@ def test_each_picture_s_own_squares_save_products(train: bool) -> None:
         assert left[0] == pytest.approx(left[1], rel=1e-4)
         assert helped.own.products < (40 if train else 8)
         assert alone.own.products > 4 * helped.own.products
+
+
+def test_own_squares_that_rounding_has_spoiled_are_inverted_all_the_same() -> None:
+    own = OwnSquares()
+    J = torch.randn(8, 12, generator=torch.Generator().manual_seed(0)).double()
+    own.squares = (J.T @ J - 1e-3 * torch.eye(12)).float()[None]  # four eigenvalues are below zero
+    like = torch.randn(1, 3, 2, 2, generator=torch.Generator().manual_seed(1))
+    divided = divided_by(own, torch.zeros(1, 1, 1, 1), like)(like)
+    assert (divided * like).sum() > 0
+    seen = (J.T @ J @ like.flatten().double()).float().view_as(like)
+    back = divided_by(own, torch.zeros(1, 1, 1, 1), like)(seen).flatten().double()
+    assert torch.allclose(J @ back, J @ like.flatten().double(), rtol=0.02, atol=0.02)

@@ -17,8 +17,7 @@ from unsum import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.progress import Progress
-from unsum.spans.maps import bottleneck as bottlenecks
-from unsum.spans.maps import corner, gates, method, pooled, rows, samples, solve, zeros
+from unsum.spans.maps import corner, gates, method, samples, solve, zeros
 from unsum.spans.maps.asked import Asked
 from unsum.spans.maps.condition import MapCondition
 from unsum.spans.maps.judge import judge
@@ -120,22 +119,6 @@ def test_a_mixture_is_never_certified(make: Callable[[], nn.Sequential], train: 
         assert not judge(replace(given, maps=maps, played=played), known, 0).exact
 
 
-@pytest.mark.parametrize("moved", ["means", "factor"])
-def test_what_batchnorm_hides_is_checked_by_the_shortcut(moved: str) -> None:
-    """Of a bottleneck in train mode: another mean of its channels, or another factor of all maps, is never certified."""
-    sent = client(bottleneck(classes=2), [0, 1, 1])
-    known = Knowledge(batch_size=len(sent.labels))
-    given = method.answer_of(Head.of(sent.model, sent.update), known, sent.model, sent.update)
-    assert judge(given, known, 0).exact
-    means = given.maps.mean((0, 2, 3), keepdim=True)
-    maps = given.maps + 0.01 * means if moved == "means" else 1.01 * given.maps
-    asked = Asked(Head.of(sent.model, sent.update), known, sent.model, sent.update, None, 0)
-    tail, reading, played = given.tail.settled(asked, maps, given.errors)
-    claim = judge(replace(given, maps=maps, reading=reading, played=played, tail=tail), known, 0)
-    assert not claim.exact
-    assert played.unexplained > 1e-4
-
-
 def test_a_relu_that_rounding_decided_is_put_on_the_client_s_side() -> None:
     """Maps that are right to a millionth, with a relu on the wrong side: unexplained until the bias gradient has told."""
     sent = client(network(), [0, 1, 2])
@@ -153,37 +136,9 @@ def test_a_relu_that_rounding_decided_is_put_on_the_client_s_side() -> None:
     over = gates.moved_over(
         values + wrong.view_as(values), played.sent[gate.after], tail.gradients[gate.bias], torch.full((3,), 1e-5)
     )
-    assert over is not None
     assert (over != 0).flatten().nonzero().tolist() == [[int(nearest)]]
     tail = replace(tail, moved={gate.before: wrong.view_as(values) + over})
     assert tail.play(given.maps, reading.Y, reading.weights, reading.loss).unexplained < 1e-5
-
-
-def test_rows_of_a_one_by_one_convolution_in_train_mode() -> None:
-    """Deviations and closed places follow from the gradient alone: rows come back but for their mean and one factor."""
-    generator = torch.Generator().manual_seed(0)
-    X = torch.randn(24, 80, generator=generator, dtype=torch.float64).relu()
-    W = (
-        torch.randn(40, 80, generator=generator, dtype=torch.float64)
-        * torch.logspace(-1, 1, 40, dtype=torch.float64)[:, None]
-    )
-    gamma, beta = (torch.rand(40, generator=generator, dtype=torch.float64) + shift for shift in (0.5, -0.3))
-    z = (X @ W.T).requires_grad_()
-    parameters = [gamma.requires_grad_(), beta.requires_grad_()]
-    y = F.batch_norm(z, None, None, *parameters, training=True)
-    written = y.relu()
-    above = torch.randn(24, 40, generator=generator, dtype=torch.float64)
-    D, grad_gamma, grad_beta, d = torch.autograd.grad(written, [z, *parameters, y], above)
-    behind = rows.Behind(
-        True, W, D.T @ X, gamma.detach(), beta.detach(), grad_gamma, grad_beta, torch.ones(40, dtype=torch.float64)
-    )
-    read = rows.read_rows(behind, d, *rows.where_on(written.detach(), behind))
-    assert read is not None
-    centered = X - X.mean(0)
-    factor = (read.rows * centered).sum() / read.rows.square().sum()
-    assert float((factor * read.rows - centered).norm() / centered.norm()) < 1e-6
-    twice = (torch.cat([one, one]) for one in (d, *rows.where_on(written.detach(), behind)))
-    assert rows.read_rows(behind, *twice) is None  # more places than channels
 
 
 @pytest.mark.parametrize("train", [False, True])
@@ -246,7 +201,7 @@ def test_zeros_lead_to_samples_that_no_start_came_to(monkeypatch: pytest.MonkeyP
     sent = client(network(), [0, 1, 2], train=False)
     leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
     assert float(sent.errors(leak).max()) < 5e-6
-    monkeypatch.setattr(solve, "starts", lambda condition, *_: condition.K.new_zeros(0, condition.unknowns))
+    monkeypatch.setattr(solve, "has_zeros", lambda *_: False)
     assert unsum.separate(sent.model, sent.update, "spans", batch_size=3).batch_size < 3
 
 
@@ -277,8 +232,9 @@ def test_half_precision_hides_nothing_and_is_predicted(train: bool, kind: torch.
         sent = client(network(), [0, 1, 2], train=train)
     leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
     assert not leak.exact
-    assert float(sent.errors(leak).max()) < min(2e-2, leak.predicted_error)
-    assert unsum.score(leak, features=sent.features)["worst_feature_error"] < min(2e-2, leak.predicted_error)
+    errors = float(sent.errors(leak).max()), unsum.score(leak, features=sent.features)["worst_feature_error"]
+    assert max(errors) < min(2e-2, leak.predicted_error)
+    assert leak.predicted_error < 50 * max(errors)
 
 
 def test_maps_grow_from_the_corner() -> None:
@@ -322,27 +278,17 @@ def test_norms_that_are_frozen_hide_nothing(train: bool) -> None:
     assert leak.exact, leak.notes
 
 
-@pytest.mark.parametrize("noise", [1e-4, *long(1e-3)])
-def test_noise_leaves_no_false_claim(noise: float) -> None:
-    sent = client(network(), [0, 1, 2])
+@pytest.mark.parametrize(("train", "noise"), [(True, 1e-4), *long((True, 1e-3), (False, 1e-4), (False, 1e-3))])
+def test_noise_is_predicted(train: bool, noise: float) -> None:
+    """Never below the error, and near it: relus that noise put on the wrong side are set right before anything is predicted."""
+    sent = client(network(), [0, 1, 2], train=train)
     torch.manual_seed(0)
     noisy = sent.update.map(lambda _, g: g + noise * g.norm() / g.numel() ** 0.5 * torch.randn_like(g))
-    leak = unsum.separate(sent.model, noisy, "spans")
+    leak = unsum.separate(sent.model, noisy, "spans", batch_size=3)
     assert not leak.exact
-    if leak.batch_size == 3:
-        assert float(sent.errors(leak).max()) < max(100 * noise, leak.predicted_error)
-
-
-@pytest.mark.parametrize(("train", "labels"), [(False, [4, 1, 4]), (True, [4, 1, 4]), *long((True, [2, 2, 2]))])
-def test_bottlenecks(train: bool, labels: list[int]) -> None:
-    """What stands beside the last convolutions is not known; labels and features follow from what pooling sends back."""
-    sent = client(bottleneck(), labels, train=train)
-    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
-    assert leak.batch_size == 3
-    assert leak.exact, leak.notes
-    error = unsum.score(leak, features=sent.features, targets=sent.labels)["worst_feature_error"]
-    assert error < min(2e-4, leak.predicted_error)
-    assert sorted(leak.labels.tolist()) == sorted(labels)
+    error = float(sent.errors(leak).max())
+    assert 0.3 * noise < error < 3 * noise
+    assert error < leak.predicted_error < 20 * error
 
 
 @pytest.mark.parametrize("twins", [0.0, *long(1e-3, 1e-2)])
@@ -373,20 +319,6 @@ def test_a_twin_that_weighs_next_to_nothing_is_told_by_the_number_alone() -> Non
     assert not leak.exact
     assert any("say the batch size" in note for note in leak.notes)
     assert not unsum.separate(model, faint, "spans", batch_size=2).exact
-
-
-def test_samples_of_a_bottleneck_that_send_nothing_are_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As found where what the last convolution sends fits no gates at all."""
-
-    def nothing(_: pooled.Normed, E: Tensor, head: Head, samples: int) -> pooled.Above:
-        gates = torch.zeros(samples, len(E) // samples, E.shape[1], dtype=torch.bool)
-        return pooled.Above(E.new_zeros(samples, len(head.W)), gates, 1.0)
-
-    sent = client(_closed(bottleneck()), [4, 1, 4], train=False)
-    monkeypatch.setattr(bottlenecks, "read_above", nothing)
-    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=len(sent.labels))
-    assert leak.batch_size == 0
-    assert "neither labels nor features" in leak.notes[0]
 
 
 def _layer_norm(channels: int) -> nn.Module:
@@ -434,31 +366,3 @@ def test_instance_norm_is_refused_in_a_sentence(affine: bool) -> None:
     leak = unsum.separate(sent.model, sent.update, "exact", batch_size=3)
     assert sorted(leak.labels.tolist()) == [0, 1, 2]
     assert leak.exact, leak.notes
-
-
-def _closed(model: nn.Sequential) -> nn.Sequential:
-    """A bottleneck whose first norm is frozen, so that nothing tells what the block itself read."""
-    model[1].bn1.requires_grad_(False)
-    return model
-
-
-@pytest.mark.parametrize(("train", "labels"), [(True, [0, 1, 1]), (False, [1, 1, 1])])
-def test_a_bottleneck_s_own_input_needs_no_classes(train: bool, labels: list[int]) -> None:
-    """Two classes do not determine features; what the block read does, and it is claimed with its mean and its factor."""
-    sent = client(bottleneck(classes=2), labels, train=train)
-    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
-    assert list(leak.inner) == ["1.conv1", "1.conv2"]
-    assert float(sent.errors(leak).max()) < 1e-4
-    assert unsum.score(leak, features=sent.features)["worst_feature_error"] < 5e-5
-    assert leak.exact, leak.notes
-    assert leak.predicted_error < 5e-4
-
-
-def test_a_bottleneck_of_two_classes_gives_labels_and_maps() -> None:
-    """Where its input is not told features are not determined, and nothing is claimed about them."""
-    sent = client(_closed(bottleneck(classes=2)), [0, 1, 1])
-    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=len(sent.labels))
-    assert list(leak.inner) == ["1.conv2"]
-    assert sorted(leak.labels.tolist()) == [0, 1, 1]
-    assert not leak.exact
-    assert leak.predicted_error == float("inf")

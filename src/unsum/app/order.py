@@ -13,7 +13,7 @@ from unsum.data import Batch, share_label, tags
 from unsum.defend import DEFENSES, Defense
 from unsum.defend.defense import Axis, Switch, has_strength
 from unsum.defend.dp import DPSGD, privacy_spent
-from unsum.errors import UnsumError, unknown_name
+from unsum.errors import UnsumError, check_name
 
 STOPS = 25  # of a slider
 MOST_PHOTOS = 16  # of one round
@@ -79,8 +79,7 @@ def _epsilon(noise: float) -> str:
 
 
 def offer(name: str) -> Offer:
-    if name not in menu():
-        raise unknown_name("defense on this page", name, menu())
+    check_name("defense on this page", name, menu())
     return menu()[name]
 
 

@@ -105,7 +105,9 @@ def _read_by(model: nn.Module, update: Update, leak: Leak, inverse: Inverse, pro
     if layer is None or layer in leak.inner:
         return leak
     if leak.inner:
-        return replace(leak, notes=[*leak.notes, f"The inverse reads what {layer!r} reads. {_other_layer(model, leak)}"])
+        return replace(
+            leak, notes=[*leak.notes, f"The inverse reads what {layer!r} reads. {_other_layer(model, leak)}"]
+        )
     if not leak.exact:
         return _another_attempt(leak, layer)
     progress.say("Peeling down to an inner layer")

@@ -74,25 +74,22 @@ class ClientFinding:
 
 
 def finding_of(number: int, client: str, update: Update, leak: Leak) -> ClientFinding:
-    inputs = 0 if leak.inputs_exact is None else int(leak.inputs_exact.sum())
-    notes = [*update.notes, *leak.notes, *filter(None, [update.statistics.note])]
+    expected = expected_leakage(leak)
     return ClientFinding(
-        number,
-        client,
-        "audited",
+        *(number, client, "audited"),
         exact=leak.exact,
         predicted_error=leak.predicted_error,
-        leakage=expected_leakage(leak),
+        leakage=expected,
         batch_size=leak.batch_size,
         label_counts=_label_counts(leak),
-        exact_inputs=inputs,
+        exact_inputs=0 if leak.inputs_exact is None else int(leak.inputs_exact.sum()),
         method=leak.method,
         seconds=leak.seconds,
         num_examples=update.num_examples,
         statistics_layers=len(update.statistics.layers),
         local_steps=update.statistics.steps,
-        notes=tuple(notes),
-        reason=leak.undecided if math.isnan(expected_leakage(leak)) else "",
+        notes=(*update.notes, *leak.notes, *filter(None, [update.statistics.note])),
+        reason=leak.undecided if math.isnan(expected) else "",
         granted=tuple(leak.knowledge.granted()),
     )
 

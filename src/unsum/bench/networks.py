@@ -13,7 +13,7 @@ import torchvision
 from torch import Tensor, nn
 
 from unsum.bench.declare import Network
-from unsum.errors import UnsumError, unknown_name
+from unsum.errors import UnsumError, check_name
 from unsum.models import load_model
 from unsum.models.weights_file import load_weights
 
@@ -22,8 +22,7 @@ Build = Callable[[Network], nn.Module]
 
 def build(network: Network, *, seed: int, weights: str | None) -> nn.Module:
     """The network with random weights that `seed` fixes; those that take a file of weights cannot do without it."""
-    if network.name not in BUILDERS:
-        raise unknown_name("network", network.name, BUILDERS)
+    check_name("network", network.name, BUILDERS)
     if network.name == "default":  # the embedded weights, under a head that the seed fixes
         return load_model("default", classes=network.classes, size=network.size, seed=seed).model
     if network.name in WEIGHTED and weights is None:

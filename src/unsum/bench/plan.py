@@ -14,7 +14,7 @@ from unsum.bench.declare import Attack, Cell, Experiment, Grid, Size
 from unsum.bench.experiments import EXPERIMENTS
 from unsum.bench.experiments.field import strength
 from unsum.defend import DEFENSES
-from unsum.errors import UnsumError, unknown_name
+from unsum.errors import UnsumError, check_name
 from unsum.match import MATCHERS
 from unsum.registry import from_outside
 from unsum.separate import SEPARATORS
@@ -25,8 +25,7 @@ Shard = tuple[int, int]  # (I, N): the I-th of N, from 1
 def chosen(names: Sequence[str]) -> list[Experiment]:
     """The experiments of these names; all of them where none is named."""
     for name in names:
-        if name not in EXPERIMENTS:
-            raise unknown_name("table", name, EXPERIMENTS)
+        check_name("table", name, EXPERIMENTS)
     return [EXPERIMENTS[name] for name in names or EXPERIMENTS]
 
 
@@ -89,6 +88,5 @@ def of_attacks(cells: Iterable[Cell], wanted: Sequence[str], unwanted: Sequence[
     listed = list(cells)
     names = list(dict.fromkeys(cell.attack.name for cell in listed))
     for name in (*wanted, *unwanted):
-        if name not in names:
-            raise unknown_name("attack in these tables", name, names)
+        check_name("attack in these tables", name, names)
     return [c for c in listed if (not wanted or c.attack.name in wanted) and c.attack.name not in unwanted]

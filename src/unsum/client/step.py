@@ -78,7 +78,8 @@ Defenses = Iterable[AnyDefense] | AnyDefense
 def ordered(defenses: Defenses) -> list[AnyDefense]:
     """The single defenses in order of application; refuses an order that the client could not keep."""
     given = [defenses] if callable(defenses) or isinstance(defenses, InsideClient) else defenses
-    parts = [part for defense in given for part in _parts(defense)]
+    several = (one.parts() if isinstance(one, InsideClient) else (one,) for one in given)
+    parts = [part for some in several for part in some]
     for first, second in pairwise(parts):
         one, two = _stage(first), _stage(second)
         if two < one:
@@ -162,10 +163,6 @@ def in_mode(model: nn.Module, train: bool) -> Iterator[None]:
     with same_modes(model), same_buffers(model):
         model.train(train)
         yield
-
-
-def _parts(defense: AnyDefense) -> Sequence[AnyDefense]:
-    return defense.parts() if isinstance(defense, InsideClient) else (defense,)
 
 
 def _stage(defense: AnyDefense) -> Stage:

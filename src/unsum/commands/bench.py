@@ -24,7 +24,7 @@ from unsum.commands import options
 from unsum.commands.faults import FAILED
 from unsum.commands.listing import say_problems
 from unsum.commands.stages import PROGRESS, loading, say
-from unsum.errors import UnsumError, unknown_name
+from unsum.errors import UnsumError, check_name, unknown_name
 
 if TYPE_CHECKING:
     from unsum.bench import Size
@@ -244,8 +244,7 @@ def figures_command(
     form: Annotated[str, Option("--format", help="png, svg or pdf.")] = "png",
 ) -> None:
     """Draw what was measured: leakage against batch, duplicates, noise and pruning, time against batch, pictures."""
-    if form not in ("png", "svg", "pdf"):
-        raise unknown_name("format", form, ["png", "svg", "pdf"])
+    check_name("format", form, ["png", "svg", "pdf"])
     with loading():
         from unsum.bench import Store, chosen
         from unsum.bench.figures import draw
@@ -315,8 +314,7 @@ def _without_folders(word: str) -> str:
 def _device(name: str) -> str:
     """On Ray the workers have the device, not this process: only its kind can be checked."""
     kinds = ["cpu", "cuda"]
-    if name not in kinds:
-        raise unknown_name("device for cells on Ray", name, kinds)
+    check_name("device for cells on Ray", name, kinds)
     return name
 
 

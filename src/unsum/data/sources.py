@@ -244,6 +244,8 @@ def unambiguous(called: Sequence[str]) -> list[str]:
     return [f"{name} ({place})" if often[name] > 1 else name for place, name in enumerate(called)]
 
 
+_XZ = b"\xfd7zXZ"
+_PACKED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, _XZ: lzma.open}  # by how files begin
 _MOST_MEMORY = 1 << 28  # bytes that unpacking xz may take; its header can ask for sixteen times as many
 
 
@@ -272,15 +274,10 @@ def open_tar(path: Path, most: int) -> Iterator[tarfile.TarFile]:
         file = stack.enter_context(path.open("rb"))
         start = file.read(4096)
         file.seek(0)
-        if start.startswith(b"\x1f\x8b"):
-            opened: Any = stack.enter_context(gzip.GzipFile(fileobj=file))
-        elif start.startswith(b"BZh"):
-            opened = stack.enter_context(bz2.BZ2File(file))
-        elif start.startswith(b"\xfd7zXZ"):
+        if start.startswith(_XZ):
             lzma.LZMADecompressor(memlimit=_MOST_MEMORY).decompress(start, 1)
-            opened = stack.enter_context(lzma.LZMAFile(file))
-        else:
-            opened = file
+        unpack: Any = next((kind for magic, kind in _PACKED.items() if start.startswith(magic)), None)
+        opened = file if unpack is None else stack.enter_context(unpack(file))
         bounded = cast("IO[bytes]", _Bounded(opened, most))
         yield stack.enter_context(tarfile.open(fileobj=bounded, mode="r:"))
 

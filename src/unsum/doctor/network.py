@@ -182,7 +182,7 @@ def tokens(model: nn.Module, samples: int) -> Said:
     if samples == 1 and (d > N if found.positions else found.first is not None and d > N + T):
         return "warning", f"One picture of {N} patches in {d} channels: one linear solve gives it back ('tokens')."
     if samples > 1 and 2 * samples * T <= d and found.block is not None:
-        return "warning", f"{counted}: every token is told apart, and the pictures come back ('tokens')."
+        return "warning", f"{counted}: nearly every token is told apart, and the pictures come back ('tokens')."
     if samples > 1 and samples * T <= MOST * d and found.block is not None:
         return (
             "warning",

@@ -13,6 +13,8 @@ from unsum.head import Factors, Head
 from unsum.losses import CrossEntropy, Loss
 from unsum.sharing import once
 
+_SHOWN = 3.0  # standard deviations of a column's root mean square from which it is no noise
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -38,6 +40,15 @@ class Observation:
     @property
     def classes(self) -> int:
         return len(self.b)
+
+    @property
+    def inputs(self) -> int:
+        """How many of the head's H inputs the gradient shows: columns of ∇W above the noise. Relu leaves the others at zero."""
+        weighted = self.weight[:, None] * self.U
+        strength = (self.A * (weighted.T @ weighted @ self.A)).sum(
+            0
+        ) / self.classes  # of each column, in the noise's units
+        return int((strength > _SHOWN**2).sum())
 
     def equation(self) -> Equation:
         """The unlabeled equation over all rows."""

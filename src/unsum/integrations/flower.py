@@ -207,6 +207,7 @@ class AuditStrategy(WrappedStrategy):
         """Give the updates to the pool, and take what it has found of earlier ones."""
         assert self._pool is not None
         start, findings = time.perf_counter(), []
+        sent = dict[int, dict[str, Tensor]]()  # read once for all clients that were sent the same record
         for reply in self._chosen(replies) if self._sent else []:
             node = reply.metadata.src_node_id
             self._turns[node] = self._turns.get(node, 0) + 1
@@ -214,7 +215,9 @@ class AuditStrategy(WrappedStrategy):
             if before is None or after is None:
                 findings.append(ClientFinding(number, str(node), "failed", notes=(_ONE_RECORD,)))
                 continue
-            weights: dict[str, Any] = {"before": dict(_tensors(before)), "after": dict(_tensors(after))}
+            if id(before) not in sent:
+                sent[id(before)] = dict(_tensors(before))
+            weights: dict[str, Any] = {"before": sent[id(before)], "after": dict(_tensors(after))}
             how: dict[str, Any] = {"training": self._training, "attack": self._attack}
             arrived = ArrivedWeights(str(node), None, number, **weights, **how, num_examples=num_examples(reply))
             if not self._pool.offer(arrived):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.attack.options import AUTO
-from unsum.errors import UnsumError, unknown_name
+from unsum.errors import UnsumError, check_name
 from unsum.integrations.finding import attack_seen, check_attack, expected_leakage, reason_of
 from unsum.integrations.rounds import fill, seen
 from unsum.integrations.time_limit import SEARCHING, OutOfTime, within
@@ -71,10 +71,8 @@ class Guard:
     def __post_init__(self) -> None:
         if not 0 <= self.threshold < 1:
             raise UnsumError(f"A guard's threshold is a leakage from 0 to below 1, not {self.threshold}.")
-        if self.action not in ("refuse", "noise"):
-            raise unknown_name("action", str(self.action), ["refuse", "noise"])
-        if self.when_unsure not in ("refuse", "send"):
-            raise unknown_name("way when unsure", str(self.when_unsure), ["refuse", "send"])
+        check_name("action", str(self.action), ["refuse", "noise"])
+        check_name("way when unsure", str(self.when_unsure), ["refuse", "send"])
         check_attack(self.attack)
         self.model = copy.deepcopy(self.model).cpu()
 

@@ -39,8 +39,7 @@ def build_hugging_face(path: Path, classes: int, seed: int, *, fresh: bool = Fal
     transformers = optional("transformers", "hf", "Models called hf:PATH need transformers")
     if not (path / "config.json").is_file():
         raise UnsumError(f"{str(path)!r} is no folder written by save_pretrained: it holds no config.json.")
-    check_config(path)
-    loader = _loader_of_text(path)
+    loader = _loader_of_text(check_config(path))
     if loader is not None:
         model, lacking = _loaded(getattr(transformers, loader), path, "a language model")
         _check_complete(path, lacking)
@@ -59,9 +58,8 @@ def build_hugging_face(path: Path, classes: int, seed: int, *, fresh: bool = Fal
     return Built(model, f"{type(model).__name__} of {path.name}", size, origin, trained_head=not fresh)
 
 
-def _loader_of_text(path: Path) -> str | None:
+def _loader_of_text(settings: Any) -> str | None:
     """What loads the folder's model, where it says that this is one of text."""
-    settings = json.loads((path / "config.json").read_text("utf-8"))  # as `check_config` has read it
     names = settings.get("architectures") if isinstance(settings, dict) else None
     known = [name for name in names or [] if isinstance(name, str)] if isinstance(names, list) else []
     return next((loader for end, loader in _OF_TEXT.items() for name in known if name.endswith(end)), None)
@@ -70,10 +68,8 @@ def _loader_of_text(path: Path) -> str | None:
 def is_language_folder(spec: str) -> bool:
     """Whether `hf:PATH` names the folder of a language model."""
     source, _, path = spec.partition(":")
-    if source != "hf" or not (Path(path) / "config.json").is_file():
-        return False
-    check_config(Path(path))
-    return _loader_of_text(Path(path)) is not None
+    found = source == "hf" and (Path(path) / "config.json").is_file()
+    return found and _loader_of_text(check_config(Path(path))) is not None
 
 
 def _loaded(loader: Any, path: Path, what: str) -> tuple[Any, list[str]]:
@@ -144,8 +140,8 @@ _LARGEST_SIDE = 4096  # pixels of a picture that the model is tried out with
 _COUNTS = re.compile(r"(?:layers?|depths?|blocks|stages)$")  # num_hidden_layers, n_layer, depths, num_encoder_blocks, …
 
 
-def check_config(folder: Path) -> None:
-    """Refuse a config with more layers than the folder holds tensors, or for pictures of a size that nobody classifies."""
+def check_config(folder: Path) -> Any:
+    """The settings; more layers than the folder holds tensors, or pictures of a size that nobody classifies, are refused."""
     file = folder / "config.json"
     if file.stat().st_size > _MOST_BYTES:
         raise UnsumError(f"{str(file)!r} has {file.stat().st_size:,} bytes, too many for the settings of a model.")
@@ -166,6 +162,7 @@ def check_config(folder: Path) -> None:
                 f"{str(file)!r} asks for pictures of {shown(count)} pixels a side, and at most {_LARGEST_SIDE:,} are tried; "
                 "correct its image_size."
             )
+    return settings
 
 
 def _tensors(file: Path) -> int:

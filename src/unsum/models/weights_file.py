@@ -64,14 +64,9 @@ def _check(path: Path, given: Mapping[str, Tensor], expected: Mapping[str, Tenso
     lacking = [n for n in expected if n not in given and not n.endswith("num_batches_tracked")]
     foreign = [n for n in given if n not in expected]
     others = [n for n in given if n in expected and not _alike(expected[n], given[n])]
-    reasons = []
-    if lacking:
-        reasons.append(f"it lacks {_some(lacking)}")
-    if foreign:
-        reasons.append(f"the model has no {_some(foreign)}")
-    if others:
-        shapes = [f"{n} {tuple(given[n].shape)} for {tuple(expected[n].shape)}" for n in others]
-        reasons.append(f"it has other shapes or types: {_some(shapes)}")
+    shapes = [f"{n} {tuple(given[n].shape)} for {tuple(expected[n].shape)}" for n in others]
+    told = {"it lacks": lacking, "the model has no": foreign, "it has other shapes or types:": shapes}
+    reasons = [f"{what} {_some(names)}" for what, names in told.items() if names]
     if reasons:
         raise UnsumError(f"The weights in {path.name!r} do not fit the model: {'; '.join(reasons)}.")
 

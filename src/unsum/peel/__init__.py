@@ -1,7 +1,7 @@
 """Features → exact inputs, layer by layer. To read it in the order of the computation:
 
 - `walk`: the whole method; `chain`, `shapes`: which layers can be undone, found by data flow;
-- `mlp`, `dense`, `blocks`: fully connected layers; `activations`: their slopes and inverses;
+- `dense`, `blocks`: fully connected layers; `activations`: their slopes and inverses;
 - `refine`: rounds through all layers that remove what errors have accumulated;
 - `conv`: convolutions;
 - `residual`: residual blocks with BatchNorm, down to an inner layer;

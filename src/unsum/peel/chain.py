@@ -18,15 +18,17 @@ from torch.nn.grad import conv2d_input
 
 from unsum.errors import UnsumError
 from unsum.head import output_source, trace
-from unsum.peel.activations import GELU, IDENTITY, RELU, SIGMOID, SILU, TANH, Activation, activation_of, elu, leaky_relu
+from unsum.peel.activations import IDENTITY, Activation, activation_of
 from unsum.peel.blocks import left_product, right_product
 from unsum.peel.method import Shape
 from unsum.update import Update
 
 _RESHAPES: set[Any] = {torch.flatten, torch.reshape, "flatten", "view", "reshape", "contiguous", "float"}
-_CALLS: dict[Any, Activation] = {
-    torch.relu: RELU, functional.relu: RELU, "relu": RELU, "relu_": RELU, torch.sigmoid: SIGMOID, functional.sigmoid: SIGMOID,
-    "sigmoid": SIGMOID, torch.tanh: TANH, functional.tanh: TANH, "tanh": TANH, functional.silu: SILU,
+# Calls and the modules that do the same, with the same arguments behind the first.
+_CALLS: dict[Any, type[nn.Module]] = {
+    torch.relu: nn.ReLU, functional.relu: nn.ReLU, "relu": nn.ReLU, "relu_": nn.ReLU, torch.sigmoid: nn.Sigmoid,
+    functional.sigmoid: nn.Sigmoid, "sigmoid": nn.Sigmoid, torch.tanh: nn.Tanh, functional.tanh: nn.Tanh, "tanh": nn.Tanh,
+    functional.silu: nn.SiLU, functional.leaky_relu: nn.LeakyReLU, functional.elu: nn.ELU, functional.gelu: nn.GELU,
 }  # fmt: skip
 
 
@@ -187,10 +189,9 @@ def _step(
     device: torch.device | str | None = None,
 ) -> Step:
     prefix, target = f"{name}." if name else "", device or module.weight.device
-    tensors = module.weight, module.bias, update.gradients[f"{prefix}weight"], update.gradients.get(f"{prefix}bias")
-    W, b, grad_W, grad_b = (None if tensor is None else tensor.detach().to(target) for tensor in tensors)
-    assert W is not None
-    assert grad_W is not None
+    W, grad_W = (tensor.detach().to(target) for tensor in (module.weight, update.gradients[f"{prefix}weight"]))
+    biases = module.bias, update.gradients.get(f"{prefix}bias")
+    b, grad_b = (None if tensor is None else tensor.detach().to(target) for tensor in biases)
     return Step(name or type(module).__name__, module, activation, W, b, grad_W, grad_b)
 
 
@@ -218,18 +219,11 @@ def _reshapes(node: fx.Node, layer: nn.Module | None) -> bool:
 
 
 def activation_at(node: fx.Node, layer: nn.Module | None) -> Activation | None:
-    if layer is not None:
-        return activation_of(layer)
-    if node.op not in ("call_function", "call_method"):
-        return None
-    if node.target is functional.leaky_relu:
-        slope = node.args[1] if len(node.args) > 1 else node.kwargs.get("negative_slope", 0.01)
-        return leaky_relu(float(slope)) if isinstance(slope, (int, float)) and slope > 0 else None
-    if node.target is functional.elu:
-        return elu(1.0) if len(node.args) == 1 and "alpha" not in node.kwargs else None
-    if node.target is functional.gelu:
-        return GELU if node.kwargs.get("approximate", "none") == "none" and len(node.args) == 1 else None
-    return _CALLS.get(node.target)
+    settings = [*node.args[1:], *node.kwargs.values()]
+    known = node.target in _CALLS and not any(isinstance(one, fx.Node) for one in settings)
+    if node.op in ("call_function", "call_method") and known:
+        layer = _CALLS[node.target](*node.args[1:], **node.kwargs)
+    return None if layer is None else activation_of(layer)
 
 
 def _title(node: fx.Node, model: nn.Module) -> str:

@@ -30,8 +30,7 @@ from unsum.head import orthonormal_rows
 from unsum.leak import Leak
 from unsum.peel.blocks import right_product
 from unsum.peel.chain import Step
-from unsum.peel.dense import column_space, decide, open_range, standard_errors
-from unsum.peel.mlp import SAFETY, head_factor
+from unsum.peel.dense import SAFETY, column_space, decide, head_factor, open_range, standard_errors
 
 _ROUNDS = 12  # budget
 _STILL = 1e-9  # relative movement of T at which it has settled

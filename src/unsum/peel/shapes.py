@@ -23,7 +23,11 @@ def input_shapes(chain: Chain, model: nn.Module, shape: Shape | None) -> list[Sh
         return [(step.W.shape[1],) for step in chain.steps]
     if shape is None:
         return _guessed(chain)
-    return _observed(chain, model, shape)
+    try:
+        read = shapes_read(model, [step.module for step in chain.steps], shape)
+    except (RuntimeError, ValueError) as error:
+        raise UnsumError(f"The model takes no input of shape {shape}: {str(error).splitlines()[0]}.") from error
+    return [read[step.module] for step in chain.steps]
 
 
 def picture_shape(step: Step, flattens: bool, shape: Shape | None) -> tuple[Shape, list[str]]:
@@ -44,15 +48,6 @@ def picture_shape(step: Step, flattens: bool, shape: Shape | None) -> tuple[Shap
             guess = f"Inputs of {n} numbers were taken for pictures of {channels}×{side}×{side}"
             return (channels, side, side), [f"{guess}: nothing tells their shape; say shape= if it is another."]
     return (n,), [f"Inputs are given as {n} numbers: no square picture has as many; say shape= if it is known."]
-
-
-def _observed(chain: Chain, model: nn.Module, shape: Shape) -> list[Shape]:
-    """By sending zeros of the given shape through the model."""
-    try:
-        read = shapes_read(model, [step.module for step in chain.steps], shape)
-    except (RuntimeError, ValueError) as error:
-        raise UnsumError(f"The model takes no input of shape {shape}: {str(error).splitlines()[0]}.") from error
-    return [read[step.module] for step in chain.steps]
 
 
 def shapes_read(model: nn.Module, layers: Iterable[nn.Module], shape: Shape) -> dict[nn.Module, Shape]:

@@ -17,9 +17,8 @@ from unsum.errors import UnsumError
 from unsum.leak import Leak
 from unsum.peel.chain import Chain, Step, find_chain
 from unsum.peel.conv import peel_conv
-from unsum.peel.dense import rounding
+from unsum.peel.dense import Front, front_at_head, head_factor, peel_dense, rounding
 from unsum.peel.method import MARGIN, PEELERS, PRECISE, Peeled, PeeledLayer, Shape
-from unsum.peel.mlp import Front, front_at_head, head_factor, peel_dense
 from unsum.peel.refine import refine
 from unsum.peel.replay import PlayedBatch, Replayed, replay
 from unsum.peel.shapes import input_shapes, picture_shape

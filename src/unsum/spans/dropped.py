@@ -31,7 +31,7 @@ from unsum.spans.labels import left_behind, wedderburn
 from unsum.spans.pair import Pair
 from unsum.spans.reflect import SCALE, begin, flats, walked
 from unsum.spans.roots import Condition, at_once, damped_step, relative, starts
-from unsum.spans.search import VAGUE, WALK, WALKERS, Roots, allowed, level, spread
+from unsum.spans.search import VAGUE, WALK, WALKERS, Roots, Rows, allowed, level, spread
 from unsum.update import Update
 
 _FOLLOWED = 12  # steps of Gauss–Newton: masks settle within five
@@ -43,17 +43,11 @@ _SILENT = 30.0  # times the noise of δ: less is zero, unless the logits' own gr
 
 
 @dataclass(frozen=True)
-class Masked:
+class Masked(Rows):
     """Samples of the first layer with what their activations are multiplied by, (R, m): 0, or 1 / (1 − p)."""
 
     roots: Roots
     masks: Tensor
-
-    def __len__(self) -> int:
-        return len(self.roots)
-
-    def __getitem__(self, kept: Tensor) -> Masked:
-        return Masked(self.roots[kept], self.masks[kept])
 
     def joined(self, other: Masked) -> Masked:
         """Both, each sample once."""
@@ -137,9 +131,8 @@ def _round(condition: Condition, wanted: int, share: float, generator: torch.Gen
     if condition.unknowns:
         near = walked(sets, onto, point, WALK).double()
     else:  # one sample, and biases that tell its length: it is the only point of either set
-        near = torch.cat(
-            [flat.closest(part) for flat, part in zip(sets, point[:2].split(m, 1), strict=True)], 1
-        ).double()
+        parts = zip(sets, point[:2].split(m, 1), strict=True)
+        near = torch.cat([flat.closest(part) for flat, part in parts], 1).double()
     z, a = near.split(m, 1)
     return _settled(condition, condition.unknowns_at(z / SCALE), _kept(z, a, share), share)
 

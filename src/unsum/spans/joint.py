@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from unsum.peel.chain import Step
 from unsum.spans.basis import rounding_of
@@ -76,7 +77,7 @@ class AllSamples:
             factor = (alpha * self.weights)[:, None]
             sent, seen, grad = Moved(factor * delta.at, factor[..., None] * delta.by), read, step.grad_W.double()
             if step.grad_b is not None:
-                seen = Moved(_beside(read.at, 1.0), _beside(read.by, 0.0))
+                seen = Moved(pad(read.at, (0, 1), value=1.0), pad(read.by, (0, 1)))
                 grad = torch.cat([grad, step.grad_b.double()[:, None]], 1)
             layers.append((sent.at.T @ seen.at - grad, sent, seen, noise))
         return layers
@@ -84,10 +85,6 @@ class AllSamples:
 
 def _joined(parts: Sequence[Moved]) -> Moved:
     return Moved(torch.cat([part.at for part in parts]), torch.cat([part.by for part in parts]))
-
-
-def _beside(rows: Tensor, value: float) -> Tensor:
-    return torch.cat([rows, torch.full_like(rows[..., :1], value)], -1)
 
 
 def solve_together(samples: AllSamples, X: Tensor, alpha: float) -> tuple[Tensor, Tensor, float]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -34,19 +35,24 @@ PATIENCE = 8.0  # seconds of computing without a new sample, after which it ends
 
 
 @dataclass(frozen=True)
-class Roots:
+class Rows:
+    """Tensors, or other `Rows`, with a row for each sample; `those[kept]` are some of them."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
+    def __getitem__(self, kept: Tensor) -> Self:
+        return type(self)(*(getattr(self, field.name)[kept] for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class Roots(Rows):
     """Samples that were found: inputs (R, n) of the layer, predicted relative errors, and how many starts ended in each."""
 
     X: Tensor
     errors: Tensor
     hits: Tensor
     misfits: Tensor
-
-    def __len__(self) -> int:
-        return len(self.X)
-
-    def __getitem__(self, kept: Tensor) -> Roots:
-        return Roots(self.X[kept], self.errors[kept], self.hits[kept], self.misfits[kept])
 
     @classmethod
     def none(cls, step: Step) -> Roots:

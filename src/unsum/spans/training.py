@@ -15,7 +15,7 @@ from torch import Tensor
 from unsum.local_training import LocalTraining
 from unsum.peel.chain import Step, backward, forward
 from unsum.separate.local_steps.movement import Schedule
-from unsum.spans.search import Roots
+from unsum.spans.search import Roots, Rows
 from unsum.update import Update
 
 _PLACES = 8  # last places that sums of some hundred terms are off by
@@ -24,18 +24,12 @@ _DEVIATION = 0.29  # of a rounded number, in units of the last place: 1/√12
 
 
 @dataclass(frozen=True)
-class Visited:
+class Visited(Rows):
     """What one local step saw: inputs (R, n) of the first layer with their errors, labels, and how much each counts in −Δ."""
 
     roots: Roots
     labels: Tensor
     weights: Tensor
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, kept: Tensor) -> Visited:
-        return Visited(self.roots[kept], self.labels[kept], self.weights[kept])
 
     def passes(self, steps: list[Step]) -> tuple[list[Tensor], list[Tensor]]:
         """(what every layer reads, δ at what it writes, with the samples' weights) at the weights that the step met."""

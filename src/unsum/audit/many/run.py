@@ -57,8 +57,9 @@ def attack_many(
             killed; without a file they are kept in memory.
         processes: how many of this machine; as many as it has cores by default, 1 for this process alone. In scripts, several
             need the usual `if __name__ == "__main__":`.
-        at_once: how many updates one computation solves together, in this process; on a GPU as many as a thirty-second
-            of its memory holds last layers by default, and at most 256. Those that leave the usual way are attacked one by one, as all are elsewhere.
+        at_once: how many updates one computation solves together, in this process; on a GPU by default up to 256, as many as a
+            thirty-second of its memory holds last layers of. Those that leave the usual way are attacked one by one, as all
+            are elsewhere.
         ray: the address of a Ray cluster, `auto` or `local`, instead of processes.
         batch_size, loss: what the attacker knows of all updates, as in `attack`.
         time_limit: seconds for each update.

@@ -17,9 +17,9 @@ def doubt_number(question: Question) -> list[str]:
     if said is not None:
         return _fewer_than_said(question)
     doubts = _several_labels(question)
-    if observation.grad_b is None and observation.rank >= observation.A.shape[1]:
+    if observation.grad_b is None and observation.rank >= observation.inputs:
         doubts.append(
-            "Without a bias gradient, a batch may hold more samples than the head has inputs; nothing shows it."
+            "Without a bias gradient, a batch may hold more samples than the head has inputs that are not zero; nothing shows it."
         )
     missing = _without_trace(question)
     if missing:

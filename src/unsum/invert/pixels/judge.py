@@ -46,7 +46,8 @@ class Solution:
         equations: Equations, reach: PixelReach, pictures: Tensor, misfit: Tensor, contrast: float | None = None
     ) -> Solution:
         B = len(pictures)
-        if reach.equations < _SPARE * reach.unknowns or not bool((misfit < FALSE_ERROR).any()):
+        unsolved = equations.over()  # noise that is not sent back to its end becomes too small an error
+        if unsolved or reach.equations < _SPARE * reach.unknowns or not bool((misfit < FALSE_ERROR).any()):
             return Solution(pictures, torch.full((B,), torch.inf, dtype=torch.float64, device=pictures.device), [])
         spare = 1 - reach.unknowns / reach.equations
         noise = (misfit / spare**0.5).clamp_min(_LEAST_NOISE).view(-1, 1, 1, 1)
@@ -66,7 +67,7 @@ class Solution:
         along = equations.dots(Jx, Jx).sqrt() / norms
         if contrast is None:
             errors = torch.maximum(errors, noise / (along * norms).clamp_min(1e-300))
-        errors = torch.where(misfit.view_as(errors) < FALSE_ERROR, errors, torch.inf)
+        errors = torch.where((misfit.view_as(errors) < FALSE_ERROR) & (not equations.over()), errors, torch.inf)
         notes = []
         if bool((along < _HIDES_SCALE * usual).any()):
             notes.append(

@@ -9,63 +9,61 @@ gradients. On a trained network of four pictures of 16², condition 300, a step 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from unsum.invert.pixels.equations import Equations, Product
+from unsum.gradients import TINY
+from unsum.invert.pixels.equations import Equations, OwnSquares, Product
 
 _MOST = 8192  # pixels of a picture: a matrix of 270 MB
 _RIDGE = 1e-6  # of the mean of the diagonal: what float32 leaves of JᵀJ
+_GROWTHS = 9  # of the ridge, tenfold each: up to a hundred times that mean
 # Columns take one product each, many at once: a GPU does hundreds in the time of a few, so a matrix costs fewer products there.
 _WORTH = {"cpu": 0.3, "cuda": 0.04}  # products, beside the number of pixels, after which a matrix would have paid
 _AT_ONCE = {"cpu": 16, "cuda": 256}
 
 
-class OwnSquares:
-    """JᵀJ of every picture by its own pixels (B, n, n), as of the pictures that were seen last; empty at first."""
+def are_due(own: OwnSquares, pictures: Tensor) -> bool:
+    """Whether products have cost what a matrix costs: pictures have changed since, or there is none yet."""
+    n, kind = pictures[0].numel(), pictures.device.type
+    return n <= _MOST and own.products > _WORTH.get(kind, 0.3) * n
 
-    def __init__(self) -> None:
-        self.squares: Tensor | None = None
-        self.products = 0  # of J and Jᵀ since then
 
-    def due(self, pictures: Tensor) -> bool:
-        """Whether products have cost what a matrix costs: pictures have changed since, or there is none yet."""
-        n, kind = pictures[0].numel(), pictures.device.type
-        return n <= _MOST and self.products > _WORTH.get(kind, 0.3) * n
-
-    def look(self, equations: Equations, pictures: Tensor) -> None:
-        """Compute the matrices at `pictures`."""
-        alone = replace(equations, hint=None)  # gradients tie the batch together, too
-        tied = equations.ties
+def compute(equations: Equations, pictures: Tensor) -> None:
+    """The matrices at `pictures`, kept with the equations."""
+    alone = replace(equations, hint=None)  # gradients tie the batch together, too
+    tied = equations.ties
+    if tied:
+        alone.hold(pictures)
+    try:
+        equations.own.squares = torch.stack([_square(alone, pictures, row) for row in range(len(pictures))])
+    finally:
         if tied:
-            alone.hold(pictures)
-        try:
-            self.squares = torch.stack([_square(alone, pictures, row) for row in range(len(pictures))])
-        finally:
-            if tied:
-                equations.release()
-        self.products = 0
+            equations.release()
+    equations.own.products = 0
 
-    def divide(self, damping: Tensor, like: Tensor) -> Product:
-        """v ↦ (JᵀJ + damping)⁻¹ v for v as large as `like`; v itself where there are no matrices of that size."""
-        if self.squares is None or self.squares.shape[:2] != like.flatten(1).shape:
-            return lambda v: v
-        dampings = damping.flatten().double()
-        inverses = torch.stack(
-            [
-                _inverse(square.double(), more).to(like.dtype)
-                for square, more in zip(self.squares, dampings, strict=True)
-            ]
-        )
-        return lambda v: (inverses @ v.flatten(1)[:, :, None]).view_as(v)
+
+def divided_by(own: OwnSquares, damping: Tensor, like: Tensor) -> Product:
+    """v ↦ (JᵀJ + damping)⁻¹ v for v as large as `like`; v itself where there are no matrices of that size."""
+    if own.squares is None or own.squares.shape[:2] != like.flatten(1).shape:
+        return lambda v: v
+    each = zip(own.squares, damping.flatten().double(), strict=True)
+    inverses = torch.stack([_inverse(square.double(), more).to(like.dtype) for square, more in each])
+    return lambda v: (inverses @ v.flatten(1)[:, :, None]).view_as(v)
 
 
 def _inverse(square: Tensor, damping: Tensor) -> Tensor:
-    square.diagonal().add_(damping + _RIDGE * square.diagonal().mean())
-    return torch.cholesky_inverse(torch.linalg.cholesky(square))
+    """Of a matrix that float32 may have left with eigenvalues below zero: the ridge grows until it has none."""
+    ridge = _RIDGE * square.diagonal().mean().clamp_min(TINY)
+    square.diagonal().add_(damping)
+    for _ in range(_GROWTHS):
+        square.diagonal().add_(ridge)
+        factor, failed = torch.linalg.cholesky_ex(square)
+        if not bool(failed):
+            return torch.cholesky_inverse(factor)
+        ridge = 10 * ridge
+    return torch.eye(len(square)).to(square)  # it is not finite
 
 
 def _square(alone: Equations, pictures: Tensor, row: int) -> Tensor:

@@ -19,7 +19,6 @@ from unsum.peel.residual.joint import Joint
 from unsum.peel.residual.shared import Shared
 
 _STEPS = 120  # budget of the fixed point
-_PLAIN = 20  # steps without mixing, at most: those that come near at all take ten
 _MEMORY = 8  # steps that Anderson's mixing looks back on
 _SETTLED = 1e-9  # relative change at which nothing more is to be had
 _ALIKE = 1e-4  # of a channel's range: zeros agree to that, and hardly ever anything else
@@ -92,14 +91,13 @@ class _FixedPoint:
     def _settle(self, maps: Tensor) -> Tensor:
         """The fixed point near `maps`, at the scale of the reference."""
         mixing = _Anderson()
-        for number in range(2 if self._linear else _STEPS):
+        for _ in range(2 if self._linear else _STEPS):
             found = self._step(maps)
             change = float((found - maps).norm() / found.norm().clamp_min(1e-300))
             if change < (_SETTLED if self.joint is None else ROUNDING):
                 break
-            # Mixing copes with a few directions in which the fixed point would repel or creep; far away it would mislead, but
-            # where plain steps do not come near, nothing is lost by it.
-            maps = self._bounded(mixing(maps, found)) if change < 0.05 or number >= _PLAIN else found
+            # Mixing copes with a few directions in which the fixed point would repel or creep; far away it would mislead.
+            maps = self._bounded(mixing(maps, found)) if change < 0.05 else found
         return maps
 
     def _start(self) -> Tensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from unsum.errors import UnsumError, unknown_name
+from unsum.errors import UnsumError, check_name, unknown_name
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
@@ -71,8 +71,7 @@ def soft(
             reaches samples with |p_r − y_r| down to 0.014 and κ = 4 only down to 0.057.
         bias_gradient: read λ off the head's bias gradient where there is one, instead of the published search.
     """
-    if search not in _SEARCHES:
-        raise unknown_name("search", search, _SEARCHES)
+    check_name("search", search, _SEARCHES)
     losses = _losses(kind, find_ray(head, knowledge.known_batch_size, coefficient))
     ray = losses[0].ray
     if bias_gradient and ray.bias_length is not None:

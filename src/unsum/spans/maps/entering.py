@@ -22,7 +22,7 @@ from unsum.peel.residual.unit import as_maps, as_rows
 from unsum.spans.maps.asked import Asked
 from unsum.spans.maps.batch import MapBatch
 from unsum.spans.maps.bottleneck import Noted, played_layer, sent_behind
-from unsum.spans.maps.gates import Gate
+from unsum.spans.maps.gates import ReluGate, moved_over
 from unsum.spans.maps.judge import MapAnswer
 from unsum.spans.maps.pair import ConvLayer, ConvPair, conv_layer, module_at, read_by, tail_above
 from unsum.spans.maps.rows import Behind, read_rows, where_on
@@ -92,7 +92,7 @@ class _Block:
     pair: ConvPair
     entrance: Entrance
     tail: Tail
-    end: Gate  # behind the pair
+    end: ReluGate  # behind the pair
     beside: fx.GraphModule  # the logits, of what the entrance read and what the pair wrote
 
     @classmethod
@@ -133,7 +133,7 @@ def enter(asked: Asked, batch: MapBatch, found: FoundMaps, factor: float) -> Map
     if block is None or seen is None:
         return None
     behind, below, on, d = block.entrance.behind, seen.maps, seen.on, seen.sent
-    written = _through(batch.pair, below, train=batch.train)[0]
+    written = _written(batch.pair, below, train=batch.train)
     normed, sure = where_on(as_rows(below * on), behind)
     best = None
     for _ in range(_ROUNDS):
@@ -150,7 +150,7 @@ def enter(asked: Asked, batch: MapBatch, found: FoundMaps, factor: float) -> Map
             return replace(best, errors=torch.minimum(best.errors, moves))
         best = MapAnswer(maps, moves, found.hits, reading, played, tail, batch.missing, lengths_open=False)
         # What the pair read is known better than what its entrance read: so only what comes from above is played.
-        d = _sent_back(batch.pair, below, played.sent[block.end.before], behind=True, train=batch.train)
+        d = _sent_back(block, below, played.sent[block.end.before], seen.errors, behind=True)
     return best
 
 
@@ -162,22 +162,23 @@ def _lowest(maps: Tensor) -> Tensor:
     return ((rows * near).sum(0) / near.sum(0)).view(1, -1, 1, 1)
 
 
-class _Seen(NamedTuple):
-    """What the pair read, (B, C, h, w), where that is on, and ∂loss/∂maps."""
+class _FirstRead(NamedTuple):
+    """What the pair read, (B, C, h, w), where that is on, ∂loss/∂maps, and relative errors (B,) of the maps."""
 
     maps: Tensor
     on: Tensor
     sent: Tensor
+    errors: Tensor
 
 
-def _first(block: _Block, batch: MapBatch, found: FoundMaps, factor: float) -> _Seen | None:
+def _first(block: _Block, batch: MapBatch, found: FoundMaps, factor: float) -> _FirstRead | None:
     """By the gradient of the pair's second convolution alone."""
     pair, grad_beta, train = block.pair, block.entrance.behind.grad_beta, batch.train
     maps = maps_of(batch, found, factor)
     errors = found.errors * factor / maps.flatten(1).norm(dim=1).clamp_min(1e-300)
     delta = as_maps(sent_behind(pair.second, found.condition.read(found.s), train=train), maps.shape).contiguous()
     level = maps.square().mean((1, 2, 3), keepdim=True).sqrt() * (_CLEAR * errors).clamp_min(FLOOR)[:, None, None, None]
-    d = _sent_back(pair, maps, delta, behind=False, train=train)
+    d = _sent_back(block, maps, delta, errors, behind=False)
     if train:  # one factor of the pair's own maps is open, too
         pin = scale_by(grad_beta, lambda _: d)
         assert pin is not None
@@ -185,20 +186,33 @@ def _first(block: _Block, batch: MapBatch, found: FoundMaps, factor: float) -> _
         if not 0 < more < math.inf:
             return None
         maps, level = more * maps, more * level
-        d = _sent_back(pair, maps, delta, behind=False, train=train)
-    return _Seen(maps, confirmed(maps, d, grad_beta, level).positive, d)
+        d = _sent_back(block, maps, delta, errors, behind=False)
+    return _FirstRead(maps, confirmed(maps, d, grad_beta, level).positive, d, errors)
 
 
-def _sent_back(pair: ConvPair, maps: Tensor, delta: Tensor, *, behind: bool, train: bool) -> Tensor:
-    """∂loss/∂maps, from that at what the pair wrote, or `behind` its last norm."""
-    leaf = maps.detach().requires_grad_()
+def _sent_back(block: _Block, maps: Tensor, delta: Tensor, errors: Tensor, *, behind: bool) -> Tensor:
+    """∂loss/∂maps, from that at what the pair wrote, or `behind` its last norm; maps err by `errors` (B,).
+
+    One relu of the pair on the wrong side would spoil all that follows: the bias gradient of its norm tells.
+    """
+    pair, train, noted = block.pair, block.entrance.behind.train, Noted()
+    grad_bias = block.tail.gradients.get(f"{pair.first.norm_name}.bias")
     with torch.enable_grad():
-        return torch.autograd.grad(_through(pair, leaf, train=train)[behind], leaf, delta)[0]
+        leaf = maps.detach().requires_grad_()
+        before = played_layer(pair.first, None, leaf, noted, train=train)
+        hidden = pair.activation.function(before)
+        end = played_layer(pair.second, None, hidden, noted, train=train)
+        (sent,) = torch.autograd.grad(end if behind else noted.written[1], hidden, delta, retain_graph=True)
+        values = before.detach()
+        if grad_bias is not None and pair.activation.family == "relu":
+            values = values + moved_over(values, sent, grad_bias, errors)
+        return torch.autograd.grad(before, leaf, sent * pair.activation.slope(values))[0]
 
 
-def _through(pair: ConvPair, maps: Tensor, *, train: bool) -> tuple[Tensor, Tensor]:
-    """What the pair writes, and what its last norm makes of that."""
+def _written(pair: ConvPair, maps: Tensor, *, train: bool) -> Tensor:
+    """What the pair writes."""
     noted = Noted()
-    hidden = played_layer(pair.first, pair.activation, maps, noted, train=train)
-    end = played_layer(pair.second, None, hidden, noted, train=train)
-    return noted.written[1], end
+    played_layer(
+        pair.second, None, played_layer(pair.first, pair.activation, maps, noted, train=train), noted, train=train
+    )
+    return noted.written[1]

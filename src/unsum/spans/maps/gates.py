@@ -19,12 +19,12 @@ from unsum.peel.residual.masks import confirmed
 
 _ADD: set[Any] = {operator.add, operator.iadd, torch.add, "add", "add_"}
 _CLEAR = 10.0  # times the predicted error: values above are on the side that they seem to be on
-_LEAST, _MOST = 1e-6, 1e-3  # of the root mean square: what float32 leaves open, and more than a claim may err by
+_LEAST, _MOST = 1e-6, 3e-2  # of the root mean square: what float32 leaves open, and what noise of a hundredth does
 _OVER = 1e-9  # of the root mean square: how far over zero
 
 
 @dataclass(frozen=True)
-class Gate:
+class ReluGate:
     """A relu: the layers that pass on what it reads and what it writes, and the bias that was added last before it."""
 
     before: str
@@ -32,7 +32,7 @@ class Gate:
     bias: str
 
 
-def with_gates(module: fx.GraphModule) -> tuple[Gate, ...]:
+def with_gates(module: fx.GraphModule) -> tuple[ReluGate, ...]:
     """All relus whose input has a bias of its own, the last first; layers that change nothing are put around them."""
     gates = []
     for number, node in enumerate(list(module.graph.nodes)):
@@ -41,7 +41,7 @@ def with_gates(module: fx.GraphModule) -> tuple[Gate, ...]:
         bias = None if activation is None or activation.family != "relu" else _bias(module, node.all_input_nodes[0])
         if bias is None:
             continue
-        gate = Gate(f"before_relu{number}", f"after_relu{number}", bias)
+        gate = ReluGate(f"before_relu{number}", f"after_relu{number}", bias)
         for name in (gate.before, gate.after):
             module.add_submodule(name, nn.Identity())
         read = node.all_input_nodes[0]
@@ -65,11 +65,10 @@ def _bias(module: fx.GraphModule, node: fx.Node) -> str | None:
     return None
 
 
-def moved_over(values: Tensor, gradient: Tensor, grad_bias: Tensor, errors: Tensor) -> Tensor | None:
+def moved_over(values: Tensor, gradient: Tensor, grad_bias: Tensor, errors: Tensor) -> Tensor:
     """(B, C, h, w) what to add to a relu's input, known to relative `errors` (B,), for ∇bias to be the sum of `gradient`
-    over what is on; None where nothing is to be moved."""
+    over what is on."""
     size = values.square().mean((1, 2, 3), keepdim=True).sqrt()
     doubt = (_CLEAR * errors.nan_to_num(torch.inf)).clamp(_LEAST, _MOST)[:, None, None, None]
     on = confirmed(values, gradient, grad_bias, doubt * size, signed=True).positive
-    wrong = on != (values > 0)
-    return torch.where(wrong, torch.where(on, _OVER, -_OVER) * size - values, 0.0) if bool(wrong.any()) else None
+    return torch.where(on == (values > 0), 0.0, torch.where(on, _OVER, -_OVER) * size - values)

@@ -21,6 +21,7 @@ from unsum.spans.maps.twins import Passed, SentMaps, assumed, doubt_samples, dra
 from unsum.spans.targets import LossReading
 
 _DRAWS = 4  # directions in which errors are played
+_NOISY = 3.0  # times the share of a tensor that noise leaves: maps erred by up to 1.3 times that share
 _MOVED = 1e-3  # of a map: what is played, for errors in proportion
 
 
@@ -67,8 +68,8 @@ def judge(answer: MapAnswer, knowledge: Knowledge, seed: int) -> Claim:
 
 def at_least(errors: Tensor, unexplained: float) -> Tensor:
     """Predicted errors where the client's noise, or its own rounding, is in the gradient: samples that leave so much of it
-    unexplained may err by as much, whatever their equations say."""
-    return errors.clamp_min(unexplained if unexplained == unexplained else torch.inf)
+    unexplained may err by a few times as much, whatever their equations say."""
+    return errors.clamp_min(_NOISY * unexplained if unexplained == unexplained else torch.inf)
 
 
 def feature_errors(answer: MapAnswer, seed: int) -> Tensor:

@@ -65,7 +65,8 @@ def solve_known(condition: MapCondition, samples: int, seed: int, progress: Prog
         else:
             fresh = _starts(few, max(_FEWEST, _STARTS * samples), generator)
         ends = ends.joined(descend(few, Ends.of(fresh), _STEPS))
-    if len(apart(ends)[0]) < samples:  # relu's zeros lead to samples that no start came to
+    plain = condition.norm is None and not condition.homogeneous and has_zeros(condition, samples)
+    if plain and len(apart(ends)[0]) < samples:  # zeros lead to samples that no start came to
         ends = ends.joined(descend(few, Ends.of(starts(condition, samples, generator)), _STEPS))
     return _confirmed(_finished(condition, _sized(few, ends[_roots(ends)]), samples), generator)
 

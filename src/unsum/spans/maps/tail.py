@@ -14,12 +14,13 @@ from unsum.gradients import inputs_of
 from unsum.head import Head
 from unsum.losses import Loss
 from unsum.spans.maps.asked import Asked
-from unsum.spans.maps.gates import Gate, moved_over, with_gates
+from unsum.spans.maps.gates import ReluGate, moved_over, with_gates
 from unsum.spans.maps.pair import ConvLayer
 from unsum.spans.targets import LossReading
 from unsum.update import Update
 
 _SILENT = 1e-5  # of the largest gradient: tensors that BatchNorm makes useless (biases below it) hold rounding alone
+_PASSES = 2  # through all relus: those above are set right before what they send is looked at, and once more after
 
 
 def in_client_mode(module: fx.GraphModule, *, train: bool) -> fx.GraphModule:
@@ -68,7 +69,7 @@ class Tail:
     head: str
     convs: tuple[str, ...]
     gradients: dict[str, Tensor] = field(repr=False)
-    gates: tuple[Gate, ...] = ()  # the last first
+    gates: tuple[ReluGate, ...] = ()  # the last first
     moved: dict[str, Tensor] = field(default_factory=dict, repr=False)  # gate → what is added to what it reads
 
     @classmethod
@@ -103,10 +104,10 @@ class Tail:
         """The same with relus on the client's side of zero, where maps that err by `errors` (B,) leave it open."""
         tail = replace(self, moved={})
         reading, played = tail.answer(asked, maps)
-        for gate in self.gates:
+        for gate in _PASSES * self.gates:
             values, sent = played.read[gate.before], played.sent[gate.after]
             moved = moved_over(values, sent, self.gradients[gate.bias], errors)
-            if moved is not None:
+            if not torch.equal(moved, tail.moved.get(gate.before, torch.zeros_like(moved))):
                 tail = replace(tail, moved=tail.moved | {gate.before: moved})
                 reading, played = tail.answer(asked, maps)
         return tail, reading, played

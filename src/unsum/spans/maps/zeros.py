@@ -57,19 +57,18 @@ def begin(condition: MapCondition, samples: int, seed: int) -> BegunMaps | None:
 
 
 def starts(condition: MapCondition, samples: int, generator: torch.Generator) -> Tensor:
-    """(R, k) samples whose norm is known, where zeros show them; each up to its length, which the linear part tells."""
-    none = condition.K.new_zeros(0, condition.unknowns)
+    """(R, k) samples that zeros show; their lengths are told by the norm, which is known, where they are on."""
     space, affine = condition.space, condition.affine
-    if not has_zeros(condition, samples) or affine is None or not isinstance(space, Among):
-        return none
-    slopes, constant = condition.K * affine.scale[:, None], condition.c * affine.scale[:, None] + affine.shift[:, None]
+    assert isinstance(space, Among)
+    slopes, constant = condition.K, condition.c
+    if affine is not None:
+        slopes, constant = slopes * affine.scale[:, None], constant * affine.scale[:, None] + affine.shift[:, None]
     found = []
     for y in sparsest(space.rows, samples, generator).y:
         on = (y > _ON * y.square().mean().sqrt()).to(y)
-        columns = torch.cat([slopes.flatten(1), -y[None]]) * on  # z = s K + c = length · y
-        solved = torch.linalg.lstsq(columns.T, -(constant.flatten() * on)[:, None]).solution[:, 0]
-        found.append(solved[:-1])
-    return torch.stack(found) if found else none
+        columns = torch.cat([slopes.flatten(1), -y[None]]) * on  # s K + c = length · y
+        found.append(torch.linalg.lstsq(columns.T, -(constant.flatten() * on)[:, None]).solution[:-1, 0])
+    return torch.stack(found)
 
 
 def has_zeros(condition: MapCondition, samples: int) -> bool:
