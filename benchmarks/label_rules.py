@@ -44,6 +44,7 @@ def main() -> None:
         "--imagenet", nargs="+", help="tars of photos, for a batch of 4096 through an untrained ResNet-50"
     )
     parser.add_argument("--cifar", help="npz of photos, for batches of 24 through a ResNet-18 trained on most of them")
+    parser.add_argument("--rules", nargs="*", default=[], help="only these, on synthetic features")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--published-draws", type=int, default=20)
     options = parser.parse_args()
@@ -61,7 +62,7 @@ def main() -> None:
         resnet(options.network_draws),
     ]
     for scene in scenes:
-        print(table(scene, options.batches), flush=True)
+        print(table(scene, options.batches, options.rules), flush=True)
 
 
 def synthetic(steps: int, seeds: int) -> Scene:
@@ -165,8 +166,9 @@ def report(
         print(f"| {name} | {rule} | {len(scores)} | {cell(scores)} | {slowest:.2f} |", flush=True)
 
 
-def table(scene: Scene, batches: list[int]) -> str:
+def table(scene: Scene, batches: list[int], wanted: list[str]) -> str:
     rules = [entry.name for entry in LABEL_RULES if entry.name not in scene.skipped]
+    rules = [name for name in rules if not wanted or name in wanted]
     head = ["rule", *(f"B = {B}" for B in batches), "slowest (s)"]
     lines = [f"## {scene.title}", "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     cells = {rule: [] for rule in rules}

@@ -134,6 +134,9 @@ def show(paths: list[Path]) -> None:
     slope, level = np.polyfit(np.log2(N), best, 1)
     off = float(np.abs(level + slope * np.log2(N) - best).max())
     print(f"\nPSNR = {level:.2f} + {slope:.3f} log2(photos), off by {off:.2f} dB at most")
+    if slope <= 0:
+        print("More photos did not help at this length: there is no law to draw out.")
+        return
     print(f"At {IMAGENET} photos: {level + slope * math.log2(IMAGENET):.2f} dB by this line (published: {PUBLISHED})")
     floor, power = with_floor(N, 10 ** (-best / 10))
     print(f"With a floor (error = e + c photos^-{power:.2f}): {-10 * math.log10(floor(IMAGENET)):.2f} dB there")

@@ -23,7 +23,7 @@ from unsum.gradients import same_buffers
 from unsum.invert.pixels import contrast
 from unsum.invert.pixels.descend import least_squares
 from unsum.invert.pixels.equations import Equations, posed, read_by
-from unsum.invert.pixels.own_squares import OwnSquares
+from unsum.invert.pixels.own_squares import OwnSquares, compute
 from unsum.invert.pixels.photos import without_normalization
 
 OFF = 1e-3  # of pictures, before the step
@@ -72,7 +72,7 @@ def products(model: nn.Module, layer: str, x: Tensor) -> str:
         for helped in (False, True):
             one: Equations = replace(equations, own=OwnSquares())
             if helped:
-                one.own.look(one, start)
+                compute(one, start)
             step = least_squares(one, linear, -linear.residual, none, tight)
             left = start + step
             left = (left * x).sum() / left.square().sum() * left - x

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,19 @@ def test_right_solutions_and_twins_are_points(tmp_path: Path) -> None:
         assert drawing._points(table.rows[0]) == [(1e-8, 4.6, 20.0), (1e-3, 0.1, 8.0)]
         assert draw(table, tmp_path / "twins.png")
         assert not draw(read_table(twins, "smoke", store), tmp_path / "none.png")
+
+
+def test_rows_of_one_attack_name_their_defense(tmp_path: Path) -> None:
+    figure = EXPERIMENTS["rgla-figure-16"]
+    blob = io.BytesIO()
+    Image.new("RGB", (64, 16)).save(blob, "PNG")
+    with Store(tmp_path / "f.sqlite") as store:
+        for number, one in enumerate(cells_of(figure, "smoke")):
+            outcome = Outcome("measured", {"psnr": 1.0}, picture=blob.getvalue())
+            store.put(f"key {number}", declaration_of(one), one.content(), outcome, {})
+        drawn = drawing._pictures(read_table(figure, "smoke", store))
+    assert drawn is not None
+    assert [axis.get_ylabel() for axis in drawn.axes][:3] == ["original", "RGLA, none", "RGLA, prune:0.8"]
 
 
 def test_lines_differ_in_mark_and_dash() -> None:

@@ -18,7 +18,7 @@ from unsum.invert.pixels.descend import least_squares, sizes
 from unsum.invert.pixels.equations import posed
 from unsum.invert.pixels.guess import drawn, linear_guess
 from unsum.invert.pixels.judge import Solution
-from unsum.invert.pixels.own_squares import OwnSquares
+from unsum.invert.pixels.own_squares import OwnSquares, compute, divided_by
 from unsum.invert.pixels.photos import on_levels
 from unsum.leak import Leak
 from unsum.models.built import Normalize
@@ -334,7 +334,7 @@ def test_each_picture_s_own_squares_save_products(train: bool) -> None:
     with posed(model, leak.inner, torch.float64) as equations:
         x = images.double() + 0.01 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
         modes = [norm.training for norm in equations.norms.values()]
-        equations.own.look(equations, x)
+        compute(equations, x)
         assert [norm.training for norm in equations.norms.values()] == modes
         squares = equations.own.squares
         assert squares is not None
@@ -358,8 +358,8 @@ def test_own_squares_that_rounding_has_spoiled_are_inverted_all_the_same() -> No
     J = torch.randn(8, 12, generator=torch.Generator().manual_seed(0)).double()
     own.squares = (J.T @ J - 1e-3 * torch.eye(12)).float()[None]  # four eigenvalues are below zero
     like = torch.randn(1, 3, 2, 2, generator=torch.Generator().manual_seed(1))
-    divided = own.divide(torch.zeros(1, 1, 1, 1), like)(like)
+    divided = divided_by(own, torch.zeros(1, 1, 1, 1), like)(like)
     assert (divided * like).sum() > 0
     seen = (J.T @ J @ like.flatten().double()).float().view_as(like)
-    back = own.divide(torch.zeros(1, 1, 1, 1), like)(seen).flatten().double()
+    back = divided_by(own, torch.zeros(1, 1, 1, 1), like)(seen).flatten().double()
     assert torch.allclose(J @ back, J @ like.flatten().double(), rtol=0.02, atol=0.02)

@@ -150,7 +150,9 @@ def _pictures(table: Table) -> Any | None:
     width, height = strips[0][1].size
     half = height // 2
     rows = [("original", strips[0][1].crop((0, 0, width, half)))]
-    rows += [(str(row.cell.attack), strip.crop((0, half, width, height))) for row, strip in strips]
+    told = len({row.cell.defense for row, _ in strips}) > 1  # rows of one attack differ in the defense: so it is named
+    names = [f"{row.cell.attack}, {row.cell.defense}" if told else str(row.cell.attack) for row, _ in strips]
+    rows += [(name, strip.crop((0, half, width, height))) for name, (_, strip) in zip(names, strips, strict=True)]
     with _plot((9.0, 9.0 * len(rows) * half / width + 0.4), len(rows)) as (drawn, axes):
         for one, (name, picture) in zip(axes, rows, strict=True):
             one.imshow(picture, interpolation="nearest")

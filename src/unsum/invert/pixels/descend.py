@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.invert.pixels.equations import Derivative, Equations, Product
+from unsum.invert.pixels.own_squares import are_due, compute, divided_by
 from unsum.progress import Progress
 
 _STEPS = 60  # at one size; most take ten
@@ -112,8 +113,8 @@ def _at_size(
     state = State(z, torch.full_like(cost, damping), cost)
     patience = torch.zeros_like(cost)
     for number in range(_STEPS):
-        if last and equations.own.due(state.z):
-            equations.own.look(equations, pictures_of(state.z))
+        if last and are_due(equations.own, state.z):
+            compute(equations, pictures_of(state.z))
         linear = equations.linear(pictures_of, state.z)
         d = _step(equations, linear, _damping(equations, linear, state))
         before = state.cost
@@ -148,7 +149,7 @@ def least_squares(
 ) -> Tensor:
     """Conjugate gradients on (JᵀJ + damping) d = Jᵀ target, all samples at once, with each sample's own inverse where known."""
     rest = linear.back(target)
-    divided = equations.own.divide(damping, rest)
+    divided = divided_by(equations.own, damping, rest)
     p = divided(rest)
     d = torch.zeros_like(rest)
     size = first = equations.dots(rest, p)

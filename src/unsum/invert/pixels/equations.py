@@ -23,7 +23,6 @@ from torch.overrides import TorchFunctionMode
 from unsum.batch_statistics import BatchStatistics
 from unsum.deadline import out_of_time
 from unsum.gradients import TINY, quiet
-from unsum.invert.pixels.own_squares import OwnSquares
 from unsum.leak import MapHint
 
 Product = Callable[[Tensor], Tensor]
@@ -126,6 +125,14 @@ class MapTarget:
 
     def of_rows(self, rows: Tensor) -> MapTarget:
         return replace(self, maps=self.maps[rows], known=self.known[rows])
+
+
+@dataclass
+class OwnSquares:
+    """JᵀJ of every picture by its own pixels (B, n, n), as of the pictures that were seen last (`own_squares` computes it)."""
+
+    squares: Tensor | None = None
+    products: int = 0  # of J and Jᵀ since then
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,12 @@ gradients. On a trained network of four pictures of 16², condition 300, a step 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from unsum.gradients import TINY
-
-if TYPE_CHECKING:
-    from unsum.invert.pixels.equations import Equations, Product
+from unsum.invert.pixels.equations import Equations, OwnSquares, Product
 
 _MOST = 8192  # pixels of a picture: a matrix of 270 MB
 _RIDGE = 1e-6  # of the mean of the diagonal: what float32 leaves of JᵀJ
@@ -27,43 +24,33 @@ _WORTH = {"cpu": 0.3, "cuda": 0.04}  # products, beside the number of pixels, af
 _AT_ONCE = {"cpu": 16, "cuda": 256}
 
 
-class OwnSquares:
-    """JᵀJ of every picture by its own pixels (B, n, n), as of the pictures that were seen last; empty at first."""
+def are_due(own: OwnSquares, pictures: Tensor) -> bool:
+    """Whether products have cost what a matrix costs: pictures have changed since, or there is none yet."""
+    n, kind = pictures[0].numel(), pictures.device.type
+    return n <= _MOST and own.products > _WORTH.get(kind, 0.3) * n
 
-    def __init__(self) -> None:
-        self.squares: Tensor | None = None
-        self.products = 0  # of J and Jᵀ since then
 
-    def due(self, pictures: Tensor) -> bool:
-        """Whether products have cost what a matrix costs: pictures have changed since, or there is none yet."""
-        n, kind = pictures[0].numel(), pictures.device.type
-        return n <= _MOST and self.products > _WORTH.get(kind, 0.3) * n
-
-    def look(self, equations: Equations, pictures: Tensor) -> None:
-        """Compute the matrices at `pictures`."""
-        alone = replace(equations, hint=None)  # gradients tie the batch together, too
-        tied = equations.ties
+def compute(equations: Equations, pictures: Tensor) -> None:
+    """The matrices at `pictures`, kept with the equations."""
+    alone = replace(equations, hint=None)  # gradients tie the batch together, too
+    tied = equations.ties
+    if tied:
+        alone.hold(pictures)
+    try:
+        equations.own.squares = torch.stack([_square(alone, pictures, row) for row in range(len(pictures))])
+    finally:
         if tied:
-            alone.hold(pictures)
-        try:
-            self.squares = torch.stack([_square(alone, pictures, row) for row in range(len(pictures))])
-        finally:
-            if tied:
-                equations.release()
-        self.products = 0
+            equations.release()
+    equations.own.products = 0
 
-    def divide(self, damping: Tensor, like: Tensor) -> Product:
-        """v ↦ (JᵀJ + damping)⁻¹ v for v as large as `like`; v itself where there are no matrices of that size."""
-        if self.squares is None or self.squares.shape[:2] != like.flatten(1).shape:
-            return lambda v: v
-        dampings = damping.flatten().double()
-        inverses = torch.stack(
-            [
-                _inverse(square.double(), more).to(like.dtype)
-                for square, more in zip(self.squares, dampings, strict=True)
-            ]
-        )
-        return lambda v: (inverses @ v.flatten(1)[:, :, None]).view_as(v)
+
+def divided_by(own: OwnSquares, damping: Tensor, like: Tensor) -> Product:
+    """v ↦ (JᵀJ + damping)⁻¹ v for v as large as `like`; v itself where there are no matrices of that size."""
+    if own.squares is None or own.squares.shape[:2] != like.flatten(1).shape:
+        return lambda v: v
+    each = zip(own.squares, damping.flatten().double(), strict=True)
+    inverses = torch.stack([_inverse(square.double(), more).to(like.dtype) for square, more in each])
+    return lambda v: (inverses @ v.flatten(1)[:, :, None]).view_as(v)
 
 
 def _inverse(square: Tensor, damping: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from unsum.peel.residual.unit import as_maps, as_rows
 from unsum.spans.maps.asked import Asked
 from unsum.spans.maps.batch import MapBatch
 from unsum.spans.maps.bottleneck import Noted, played_layer, sent_behind
-from unsum.spans.maps.gates import Gate, moved_over
+from unsum.spans.maps.gates import ReluGate, moved_over
 from unsum.spans.maps.judge import MapAnswer
 from unsum.spans.maps.pair import ConvLayer, ConvPair, conv_layer, module_at, read_by, tail_above
 from unsum.spans.maps.rows import Behind, read_rows, where_on
@@ -92,7 +92,7 @@ class _Block:
     pair: ConvPair
     entrance: Entrance
     tail: Tail
-    end: Gate  # behind the pair
+    end: ReluGate  # behind the pair
     beside: fx.GraphModule  # the logits, of what the entrance read and what the pair wrote
 
     @classmethod
@@ -162,7 +162,7 @@ def _lowest(maps: Tensor) -> Tensor:
     return ((rows * near).sum(0) / near.sum(0)).view(1, -1, 1, 1)
 
 
-class _Seen(NamedTuple):
+class _FirstRead(NamedTuple):
     """What the pair read, (B, C, h, w), where that is on, ∂loss/∂maps, and relative errors (B,) of the maps."""
 
     maps: Tensor
@@ -171,7 +171,7 @@ class _Seen(NamedTuple):
     errors: Tensor
 
 
-def _first(block: _Block, batch: MapBatch, found: FoundMaps, factor: float) -> _Seen | None:
+def _first(block: _Block, batch: MapBatch, found: FoundMaps, factor: float) -> _FirstRead | None:
     """By the gradient of the pair's second convolution alone."""
     pair, grad_beta, train = block.pair, block.entrance.behind.grad_beta, batch.train
     maps = maps_of(batch, found, factor)
@@ -187,7 +187,7 @@ def _first(block: _Block, batch: MapBatch, found: FoundMaps, factor: float) -> _
             return None
         maps, level = more * maps, more * level
         d = _sent_back(block, maps, delta, errors, behind=False)
-    return _Seen(maps, confirmed(maps, d, grad_beta, level).positive, d, errors)
+    return _FirstRead(maps, confirmed(maps, d, grad_beta, level).positive, d, errors)
 
 
 def _sent_back(block: _Block, maps: Tensor, delta: Tensor, errors: Tensor, *, behind: bool) -> Tensor:

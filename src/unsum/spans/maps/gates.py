@@ -24,7 +24,7 @@ _OVER = 1e-9  # of the root mean square: how far over zero
 
 
 @dataclass(frozen=True)
-class Gate:
+class ReluGate:
     """A relu: the layers that pass on what it reads and what it writes, and the bias that was added last before it."""
 
     before: str
@@ -32,7 +32,7 @@ class Gate:
     bias: str
 
 
-def with_gates(module: fx.GraphModule) -> tuple[Gate, ...]:
+def with_gates(module: fx.GraphModule) -> tuple[ReluGate, ...]:
     """All relus whose input has a bias of its own, the last first; layers that change nothing are put around them."""
     gates = []
     for number, node in enumerate(list(module.graph.nodes)):
@@ -41,7 +41,7 @@ def with_gates(module: fx.GraphModule) -> tuple[Gate, ...]:
         bias = None if activation is None or activation.family != "relu" else _bias(module, node.all_input_nodes[0])
         if bias is None:
             continue
-        gate = Gate(f"before_relu{number}", f"after_relu{number}", bias)
+        gate = ReluGate(f"before_relu{number}", f"after_relu{number}", bias)
         for name in (gate.before, gate.after):
             module.add_submodule(name, nn.Identity())
         read = node.all_input_nodes[0]

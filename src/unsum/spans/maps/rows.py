@@ -84,13 +84,13 @@ def read_rows(behind: Behind, d: Tensor, normed: Tensor, on: Tensor) -> ReadRows
         return None
     gamma, grad = behind.gamma[alive], behind.grad[alive]
     if not behind.train:
-        return ReadRows(*_Equations.of(d[:, alive] * (gamma / behind.deviation[alive])).solved(grad), normed)
+        return ReadRows(*_RowEquations.of(d[:, alive] * (gamma / behind.deviation[alive])).solved(grad), normed)
     d, x, on = d[:, alive], normed[:, alive], on[:, alive]
     basis = torch.linalg.svd(grad, full_matrices=False)[2][: N - 1]  # all rows lie there
     grad, W = grad @ basis.T, behind.W[alive] @ basis.T
     centered, share, before = d - d.mean(0), behind.grad_gamma[alive] / N, torch.zeros_like(grad[:1])
     for _ in range(_ROUNDS):
-        equations = _Equations.of(centered - share * (x - x.mean(0)))
+        equations = _RowEquations.of(centered - share * (x - x.mean(0)))
         sigma = equations.stretched(grad / gamma[:, None])
         rows, deviations = equations.solved(grad * (sigma / gamma)[:, None])
         x = torch.where(on, x, rows @ W.T / sigma)
@@ -105,7 +105,7 @@ def read_rows(behind: Behind, d: Tensor, normed: Tensor, on: Tensor) -> ReadRows
 
 
 @dataclass(frozen=True)
-class _Equations:
+class _RowEquations:
     """Dᵀ rows = something (O, I), every channel in units of its own size: M = D / size, and the eigenvectors of M Mᵀ."""
 
     M: Tensor  # (N, O)
@@ -114,7 +114,7 @@ class _Equations:
     values: Tensor  # (rank,)
 
     @classmethod
-    def of(cls, D: Tensor) -> _Equations:
+    def of(cls, D: Tensor) -> _RowEquations:
         size = D.norm(dim=0).clamp_min(1e-300)
         M = D / size
         values, vectors = torch.linalg.eigh(M @ M.T)

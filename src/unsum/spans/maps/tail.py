@@ -14,7 +14,7 @@ from unsum.gradients import inputs_of
 from unsum.head import Head
 from unsum.losses import Loss
 from unsum.spans.maps.asked import Asked
-from unsum.spans.maps.gates import Gate, moved_over, with_gates
+from unsum.spans.maps.gates import ReluGate, moved_over, with_gates
 from unsum.spans.maps.pair import ConvLayer
 from unsum.spans.targets import LossReading
 from unsum.update import Update
@@ -69,7 +69,7 @@ class Tail:
     head: str
     convs: tuple[str, ...]
     gradients: dict[str, Tensor] = field(repr=False)
-    gates: tuple[Gate, ...] = ()  # the last first
+    gates: tuple[ReluGate, ...] = ()  # the last first
     moved: dict[str, Tensor] = field(default_factory=dict, repr=False)  # gate → what is added to what it reads
 
     @classmethod
