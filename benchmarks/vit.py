@@ -29,19 +29,25 @@ from unsum.data import embedded_batch
 from unsum.progress import SILENT, Progress
 
 CLASSES = 20
-SIDES = {"tiny": 32, "small": 64, "b32": 224, "b16": 224}
+SIDES = {"tiny": 32, "small": 64, "b32": 224, "b16": 224, "s16": 224, "t16": 224}
 WHAT = {
     "tiny": "3 blocks of width 192, patches of 8, 32²",
     "small": "3 blocks of width 192, patches of 16, 64²",
     "b32": "torchvision ViT-B/32, 224²",
     "b16": "torchvision ViT-B/16, 224²",
+    "s16": "ViT-S/16 (12 blocks of width 384), 224²",
+    "t16": "ViT-T/16 (12 blocks of width 192), 224²",
 }
+HEADS = {"s16": 6, "t16": 3}  # of 64 channels each, as DeiT's models of these sizes have them
 
 
 def build(name: str, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     if name in ("tiny", "small"):
         model: nn.Module = VisionTransformer(SIDES[name], SIDES[name] // 4, 3, 3, 192, 768, num_classes=CLASSES)
+    elif name in HEADS:
+        width = 64 * HEADS[name]
+        model = VisionTransformer(SIDES[name], 16, 12, HEADS[name], width, 4 * width, num_classes=CLASSES)
     else:
         model = {"b32": vit_b_32, "b16": vit_b_16}[name](num_classes=CLASSES)
     model.heads.head = nn.Linear(model.hidden_dim, CLASSES)  # torchvision's is zero, and would send nothing below it
