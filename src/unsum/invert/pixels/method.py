@@ -75,8 +75,7 @@ def solve_pixels(
     if leak.images is not None:
         leak = replace(leak, images=normalize(model, (leak.images,))[0])
     found = _solved(bare, update, leak, normalize, shape, seed, seconds, progress)
-    errors, exact = errors_of_photos(found.images, found.errors, found.exact, normalize)
-    return replace(found, images=as_photos(found.images, normalize), errors=errors, exact=exact)
+    return replace(found, images=as_photos(found.images, normalize))
 
 
 def _solved(
@@ -132,6 +131,8 @@ def _solved(
                 solution.notes.append(_LEVELED)
             misfit = equations.misfits(found)
     errors, exact, notes = judge(model, update, leak, solution)
+    if normalize is not None:
+        errors, exact = errors_of_photos(found, errors, exact, normalize)
     count = int((misfit < EXPLAINED).sum())
     notes = [
         f"Pixels were solved for: {reach.told}. {count} of {len(exact)} pictures explain it to {EXPLAINED:g} "
