@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import unsum
 from support.long import long
 from support.maps import bottleneck, client
+from unsum.certify.claim import Claim
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.spans.maps import bottleneck as bottlenecks
@@ -41,6 +42,23 @@ def test_what_batchnorm_hides_is_checked_by_the_shortcut(moved: str) -> None:
     claim = judge(replace(given, maps=maps, reading=reading, played=played, tail=tail), known, 0)
     assert not claim.exact
     assert played.unexplained > 1e-4
+
+
+def test_a_block_s_input_that_explains_nothing_does_not_displace_the_maps_above_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two classes: features are open above the block, so that no prediction is finite there; maps are right all the same."""
+    sent = client(bottleneck(classes=2), [0, 1, 1])
+    whole = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
+    lost = Claim(False, 8.0, ["The block's input was lost."])
+    monkeypatch.setattr(method, "judge", lambda *_: lost)
+    leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
+    assert whole.exact
+    assert len(whole.inner) == 2
+    assert not leak.exact
+    (name,) = leak.inner
+    apart = torch.cdist(leak.inner[name].flatten(1), whole.inner[name].flatten(1)).amin(1)
+    assert bool((apart < 1e-3 * whole.inner[name].flatten(1).norm(dim=1).min()).all())
 
 
 def test_rows_of_a_one_by_one_convolution_in_train_mode() -> None:

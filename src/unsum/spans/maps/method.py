@@ -36,6 +36,7 @@ from unsum.spans.targets import LossReading
 from unsum.update import Update
 
 _UNLIKE = 0.1  # of a gradient left unexplained, from where lengths that were tried are not the maps'
+_USELESS = 1.0  # predicted error from which what a block is said to have read tells nothing: maps above it may be right
 _POLISHES = 3  # last solves: each takes the error of δ down further
 
 
@@ -81,7 +82,7 @@ def _bottleneck(asked: Asked, batch: MapBatch, found: FoundMaps, factor: Factor)
     if claim is None or not claim.exact:
         answer = answer_bottleneck(asked, batch, found, maps_of(batch, found, factor.value))
         beside = judge_bottleneck(answer, asked.knowledge, head.grad_W.dtype, asked.seed)
-        if claim is None or (answer.readable and not claim.predicted_error < beside.predicted_error):
+        if claim is None or (answer.readable and not claim.predicted_error < min(beside.predicted_error, _USELESS)):
             claim, entered = beside, None
     if entered is not None:
         read = entered.played.read
