@@ -30,6 +30,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -41,6 +42,9 @@ from torchvision.models.resnet import Bottleneck
 from unsum.cuda_graph import recorded
 
 _aten = torch.ops.aten
+ERRORS = 2.0**6  # errors are kept times this, as mixed-precision training does: float16 ends at 6e-8 and at 65 504
+_TINY = 1e-30
+_LARGEST = 2.0**6  # entry of a received gradient as it is kept
 _SHORT = 1 << 18  # entries of a product below which it is cut along its long sum: few blocks leave a large GPU idle
 Maps = Tensor  # (K, B, h, w, channels)
 Rows = Tensor  # (K, places of all B maps, channels)
@@ -68,11 +72,21 @@ def _product(left: Rows, right: Rows) -> Tensor:
     """(K, m, n) sums over places of left ⊗ right; a long sum with a small result is cut into parts."""
     K, places, m = left.shape
     parts = 1
-    while left.is_cuda and K * parts * m * right.shape[2] < _SHORT and places % (2 * parts) == 0 and places // parts > 1024:
+    while (
+        left.is_cuda
+        and K * parts * m * right.shape[2] < _SHORT
+        and places % (2 * parts) == 0
+        and places // parts > 1024
+    ):
         parts *= 2
     cut = [side.reshape(K * parts, places // parts, -1) for side in (left, right)]
     found = torch.bmm(cut[0].mT, cut[1])
     return found if parts == 1 else _wide(found.unflatten(0, (K, parts))).sum(1).to(found.dtype)
+
+
+def _gram(rows: Tensor) -> Tensor:
+    """(K, B, B), free of rounding: differences of it are what a distance is made of."""
+    return torch.bmm(rows.double(), rows.double().mT).to(rows.dtype)
 
 
 class Convolution:
@@ -126,7 +140,9 @@ class Convolution:
         kernel = own.view(len(own), len(self.matrix), self.size, self.size, -1)  # (K, out, k, k, in)
         if self.stride == 1:  # a convolution with the kernel turned round
             p, turned = self.size - 1 - self.padding, kernel.flip(2, 3) if self.size > 1 else kernel
-            seen = _rows(errors if self.size == 1 else _windows(functional.pad(errors, (0, 0, p, p, p, p)), self.size, 1))
+            seen = _rows(
+                errors if self.size == 1 else _windows(functional.pad(errors, (0, 0, p, p, p, p)), self.size, 1)
+            )
             matrix = turned.permute(0, 2, 3, 1, 4).flatten(1, 3)  # (K, k k out, in)
             return torch.baddbmm(_rows(found), seen, matrix).view_as(found)
         if self.size == 1:
@@ -181,7 +197,15 @@ def _normed_back(
 
 
 def _normed_along(
-    dot: Rows, a: Rows | None, y: Rows, mean: Tensor, scale: Tensor, weight: Tensor, v: Tensor, u: Tensor, rest: Rows | None
+    dot: Rows,
+    a: Rows | None,
+    y: Rows,
+    mean: Tensor,
+    scale: Tensor,
+    weight: Tensor,
+    v: Tensor,
+    u: Tensor,
+    rest: Rows | None,
 ) -> tuple[Rows, Tensor, Tensor]:
     """ż (after the relu), ⟨ẏ⟩ and ⟨ẏ x̂⟩; v and u are what γ and β are moved by."""
     dy, hat = _wide(dot), (_wide(y) - mean) * scale
@@ -204,6 +228,15 @@ def _normed_second(
     return ((c - c_plain - hat * (c_hat + weight * inner)) * scale).to(y.dtype)
 
 
+def _sums(flat: Tensor, sent: Tensor) -> tuple[Tensor, Tensor]:
+    """(K,) ⟨g, ĝ⟩ and ‖g‖² below the head."""
+    return (_wide(flat) * _wide(sent)).sum(1), _wide(flat).square().sum(1)
+
+
+def _direction(flat: Tensor, sent: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return (a[:, None] * _wide(flat) + b[:, None] * _wide(sent)).to(flat.dtype)
+
+
 def _masked_sum(one: Rows, errors: Rows, a: Rows) -> Rows:
     """one + errors where the relu let something through: what reaches a plain shortcut."""
     return (_wide(one) + _wide(errors) * (a > 0)).to(one.dtype)
@@ -219,12 +252,15 @@ class _Kernels:
     along: Callable[..., Any] = _normed_along
     second: Callable[..., Any] = _normed_second
     masked_sum: Callable[..., Any] = _masked_sum
+    sums: Callable[..., Any] = _sums
+    direction: Callable[..., Any] = _direction
 
     @classmethod
+    @cache
     def compiled(cls) -> _Kernels:
         torch._dynamo.config.recompile_limit = 1000  # one version for each shape of maps
         torch._dynamo.config.accumulated_recompile_limit = 10_000
-        every = (_statistics, _normed, _normed_back, _normed_along, _normed_second, _masked_sum)
+        every = (_statistics, _normed, _normed_back, _normed_along, _normed_second, _masked_sum, _sums, _direction)
         return cls(*(torch.compile(function, dynamic=False) for function in every))
 
 
@@ -326,14 +362,20 @@ class Block:
 
 
 class Passes:
-    """The K gradients of (K, B, 3, h, w) pictures with (K, B, C) targets beside those received, `sent`: K of them, or one for all.
+    """The K gradients of (K, B, 3, h, w) pictures with (K, B, C) targets beside those received, K of them or one for all.
 
-    `dot` and `square` are ⟨g, ĝ⟩ and ‖g‖² of each batch, `sent_square` is ‖ĝ‖²; `pull` is the derivative of ⟨a g + b ĝ, g(x)⟩ by the
+    A call returns ⟨g, ĝ⟩ and ‖g‖² of each batch; `sent_square` is ‖ĝ‖². `pull` is the derivative of ⟨a g + b ĝ, g(x)⟩ by the
     pictures with a g + b ĝ held constant, so that it serves any loss that is a function of these three.
     """
 
     def __init__(
-        self, model: ResNet, sent: list[dict[str, Tensor]], targets: Tensor, dtype: torch.dtype, *, compiled: bool = False
+        self,
+        model: ResNet,
+        sent: list[dict[str, Tensor]],
+        targets: Tensor,
+        dtype: torch.dtype,
+        *,
+        compiled: bool = False,
     ) -> None:
         self.dtype, self.targets = dtype, targets.to(dtype if dtype == torch.float64 else torch.float32)
         self.kernels = _Kernels.compiled() if compiled else _Kernels()
@@ -346,9 +388,9 @@ class Passes:
         ]
         self.pooled = not isinstance(model.avgpool, nn.Identity)
         self.channels = self.blocks[-1].layers[-1].convolution.shape[0]
-        self.head = self._inner(model.fc.weight.detach()).to(dtype)
+        self.head = self.inner(model.fc.weight.detach()).to(dtype)
         self.head_bias = model.fc.bias.detach().to(self.targets.dtype)
-        self._keep_sent(sent)
+        self.aim(sent)
 
     def _layer(self, model: ResNet, convolution: str, norm: str, *, relu: bool) -> Layer:
         wide = self.targets.dtype
@@ -366,7 +408,7 @@ class Passes:
         shortcut = self._layer(model, f"{name}.downsample.0", f"{name}.downsample.1", relu=False) if own else None
         return Block(layers, shortcut)
 
-    def _inner(self, weight: Tensor) -> Tensor:
+    def inner(self, weight: Tensor) -> Tensor:
         """(…, C, H) columns in the order in which maps lie here: channels innermost."""
         if self.pooled:
             return weight
@@ -380,22 +422,33 @@ class Passes:
             if block.shortcut is not None:
                 yield block.shortcut
 
-    def _keep_sent(self, sent: list[dict[str, Tensor]]) -> None:
+    def laid_out(self, one: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Tensors named as the model's parameters: all but the head's weights in a row, and these, in the order used here."""
         names = [name for layer in self.layers() for name in layer.names]
+        parts = [one[n].permute(0, 2, 3, 1) if one[n].ndim == 4 else one[n] for n in names]
+        return torch.cat([part.flatten() for part in [*parts, one["fc.bias"]]]), self.inner(one["fc.weight"])
 
-        def flat(one: dict[str, Tensor]) -> Tensor:
-            parts = [one[n].permute(0, 2, 3, 1) if one[n].ndim == 4 else one[n] for n in names]
-            return torch.cat([part.flatten() for part in [*parts, one["fc.bias"]]])
-
-        self.sent = torch.stack([flat(one).to(self.dtype) for one in sent])
-        self.sent_head = torch.stack([self._inner(one["fc.weight"]).to(self.dtype) for one in sent])
+    def aim(self, sent: list[dict[str, Tensor]]) -> None:
+        """Take other gradients as those received, in the place of the last ones: a recorded pass reads from there."""
         wide = self.targets.dtype
-        self.sent_square = torch.stack([sum(g.to(wide).square().sum() for g in one.values()) for one in sent])  # type: ignore[arg-type]
+        largest = torch.stack([torch.stack([g.abs().max() for g in one.values()]).max() for one in sent])
+        factors = 2.0 ** torch.log2(_LARGEST / largest).floor().to(wide)
+        rows = [
+            [(g * factor).to(self.dtype) for g in self.laid_out(one)] for one, factor in zip(sent, factors, strict=True)
+        ]
+        squares = [sum(g.to(wide).square().sum() for g in one.values()) for one in sent]
+        found = (*(torch.stack(column) for column in zip(*rows, strict=True)), factors, torch.stack(squares))  # type: ignore[arg-type]
+        if hasattr(self, "sent"):
+            for kept, new in zip((self.sent, self.sent_head, self._sent_factor, self.sent_square), found, strict=True):
+                kept.copy_(new)
+        else:
+            self.sent, self.sent_head, self._sent_factor, self.sent_square = found
+        self._sent_below = _wide(self.sent).square().sum(1)
 
+    @torch.no_grad()
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """(K,) ⟨g, ĝ⟩ and (K,) ‖g‖²"""
         a = self.stem.forward(images.movedim(2, -1).to(self.dtype).contiguous(), self.kernels)
-        self._pool_shape = a.shape
         pooled, self._places = _aten.max_pool2d_with_indices(_channels_first(a), [3, 3], [2, 2], [1, 1])
         a = _channels_last(pooled, a)
         for block in self.blocks:
@@ -404,7 +457,7 @@ class Passes:
         self.features = self._read(a)
         logits = _wide(self.features.flatten(0, 1) @ self.head.T).unflatten(0, a.shape[:2]) + self.head_bias
         self._P = logits.softmax(-1)
-        self.G = (self._P - self.targets) / a.shape[1]
+        self.G = (self._P - self.targets) * (ERRORS / a.shape[1])
         self._to_features = (self.G.to(self.dtype).flatten(0, 1) @ self.head).view_as(self.features)
         errors = self._unread(self._to_features)
         for block in reversed(self.blocks):
@@ -415,12 +468,13 @@ class Passes:
         return self._products()
 
     def _products(self) -> tuple[Tensor, Tensor]:
-        G, F = _wide(self.G), _wide(self.features)
+        F = _wide(self.features)
         self._through = self._by_sent(self.G.to(self.dtype))  # G ĝ
-        flat, sent = _wide(self.flat), _wide(self.sent)
-        dot = (flat * sent).sum(1) + (_wide(self._through) * F).sum((1, 2))
-        square = flat.square().sum(1) + (torch.bmm(G, G.mT) * torch.bmm(F, F.mT)).sum((1, 2))
-        return dot, square
+        self._below = self.kernels.sums(self.flat, self.sent)
+        self._gram_G, self._gram_F = _gram(self.G), _gram(F)
+        dot = self._below[0] + (_wide(self._through) * F).sum((1, 2))
+        square = self._below[1] + (self._gram_G * self._gram_F).sum((1, 2))
+        return dot / (ERRORS * self._sent_factor), square / ERRORS**2
 
     def _by_sent(self, rows: Tensor) -> Tensor:
         """(K, B, H) rows ĝ of the head."""
@@ -428,10 +482,18 @@ class Passes:
             return (rows.flatten(0, 1) @ self.sent_head[0]).unflatten(0, rows.shape[:2])
         return torch.bmm(rows, self.sent_head)
 
+    @torch.no_grad()
     def pull(self, a: Tensor, b: Tensor) -> Tensor:
-        """(K, B, 3, h, w) ∂/∂x ⟨v, g(x)⟩, v = a g + b ĝ."""
-        wide = a[:, None] * _wide(self.flat) + b[:, None] * _wide(self.sent)
-        parts = wide.to(self.dtype).split([part.shape[1] for part in self._parts()], dim=1)
+        """(K, B, 3, h, w) ∂/∂x ⟨v, g(x)⟩, v = a g + b ĝ; on the way v has length 1 below the head."""
+        a, b = a / ERRORS, b / self._sent_factor
+        dot, square = self._below
+        own_square, sent_square = a.square() * square, b.square() * self._sent_below
+        length = (own_square + 2 * a * b * dot + sent_square).clamp_min(1e-6 * (own_square + sent_square)).sqrt()
+        length = length.clamp_min(_TINY)
+        a, b = a / length, b / length
+        parts = self.kernels.direction(self.flat, self.sent, a, b).split(
+            [part.shape[1] for part in self._parts()], dim=1
+        )
         own = {}
         for layer, three in zip(self.layers(), zip(*[iter(parts)] * 3, strict=False), strict=False):
             own[id(layer)] = [three[0], _wide(three[1]), _wide(three[2])]
@@ -444,12 +506,12 @@ class Passes:
             dot = block.along(dot, v, self.kernels)
         dots = self._read(dot)
         logits_dot = self._head_along(dots, a, b) + _wide(parts[-1])[:, None]
-        second = self._P * (logits_dot - (self._P * logits_dot).sum(-1, keepdim=True)) / dot.shape[1]
+        second = self._P * (logits_dot - (self._P * logits_dot).sum(-1, keepdim=True)) * (ERRORS / dot.shape[1])
         errors = self._unread(self._head_second(second, a, b))
         for block in reversed(self.blocks):
             errors = block.second(errors, v, self.kernels)
         found = self.stem.second(self._unpool(errors), v(self.stem), self.kernels)
-        return _wide(found).movedim(-1, 2)
+        return _wide(found).movedim(-1, 2) * (length / ERRORS).view(-1, 1, 1, 1, 1)
 
     def _parts(self) -> list[Tensor]:
         return [*(part for layer in self.layers() for part in layer.kept["gradients"]), self.G[:, 0]]
@@ -458,7 +520,7 @@ class Passes:
         """Ḟ Wᵀ + F vᵀ"""
         F = self.features
         plain = _wide(dots.flatten(0, 1) @ self.head.T).unflatten(0, dots.shape[:2])
-        own = torch.bmm(torch.bmm(_wide(F), _wide(F).mT), self.G)
+        own = torch.bmm(self._gram_F, self.G)
         if len(self.sent_head) == 1:
             sent = (F.flatten(0, 1) @ self.sent_head[0].T).unflatten(0, F.shape[:2])
         else:
@@ -468,7 +530,7 @@ class Passes:
     def _head_second(self, second: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """ðL W + G v"""
         plain = (second.to(self.dtype).flatten(0, 1) @ self.head).view_as(self.features)
-        own = torch.bmm(torch.bmm(self.G, self.G.mT), _wide(self.features))
+        own = torch.bmm(self._gram_G, _wide(self.features))
         return (_wide(plain) + a[:, None, None] * own + b[:, None, None] * _wide(self._through)).to(self.dtype)
 
     def _read(self, maps: Maps) -> Tensor:

@@ -2,25 +2,24 @@
 
 python examples/generator.py train-a.tar train-b.tar --minutes 5 --out latent.safetensors
 python benchmarks/rivals.py run --weights resnet50.safetensors --photos test.tar --generator latent.safetensors \\
-    --alexnet alexnet-features.safetensors --device cuda --batches 0 1 --seconds 500 --results rivals.jsonl --picture rivals.jpg
-python benchmarks/rivals.py curve --weights … --photos … --device cuda --steps 250 500 1000 2000 --results curve.jsonl
+    --alexnet alexnet-features.safetensors --device cuda --state states --results rivals.jsonl --picture rivals.jpg
+python benchmarks/rivals.py precision --weights … --photos … --device cuda --results precision.jsonl
 python benchmarks/rivals.py show rivals.jsonl
 
 Setting of the paper: ImageNet weights, a fresh head without global pooling, photos in [0, 1], BatchNorm in train mode, labels
 granted to every attack. Defenses of table 2: noise 0.01, clipping at 4, 99.9 % of every tensor pruned; table 8: k of 8 labels
-the same. Settings of the attacks as published, but for the number of steps, which the time allows and every row states: DLG
-300 steps of L-BFGS with 20 passes each, IG 24 000 of signed Adam with its rate cut after 3/8, 5/8 and 7/8 of them, GGL 500
-rounds of 50 candidates. GGL's BigGAN is replaced by the generator of `examples/generator.py`, trained on other photos at 32²
-and enlarged. Pictures and photos are paired so that their distance is smallest, which flatters attacks that found nothing.
+the same. Settings of the attacks as published: DLG 300 steps of L-BFGS with 20 passes each, IG 24 000 of signed Adam with its
+rate cut after 3/8, 5/8 and 7/8 of them, GGL 500 rounds of 50 candidates. GGL's BigGAN is replaced by the generator of
+`examples/generator.py`, trained on other photos at 32² and enlarged. Pictures and photos are paired so that their distance is
+smallest, which flatters attacks that found nothing.
 
-What a pass of IG costs at least, at B = 8: ResNet-50 has 4.1 billion products for a photo of 224², 33 for the batch; forward,
-backward by inputs and by weights, and four more to differentiate these by the pictures: 0.46 TFLOP, 1 to 3 ms of an H200 in
-TF32. Its maps are 0.35 GB and pass through memory some forty times, the head's 100 million weights and their gradient (0.4 GB
-each) a dozen times: 4 ms more. The published steps of one cell of one batch are then 2 to 3 minutes of IG, 40 s of DLG.
+All cells go through the network together, by `resnet_passes.py`, in float16, which rounds as finely as TF32 does, torch's
+default for convolutions.
+What a pass costs at least, for one batch: 0.46 TFLOP, and 42 times 0.18 GB of maps through memory: 1 and 2 ms of an H200.
 
-Several cells of one batch run side by side, each on a stream of its own. `--picture` adds a batch of embedded photos, which may
-be shown: figures 10 (no defense), 13, 14 and 15 (noise, clipping, pruning). `curve` runs IG on one batch with several numbers
-of steps, each with its own cuts of the rate, so that one sees what more steps would bring; and in full float32 beside TF32.
+`run` stops when its `--seconds` are over and goes on from `--state`. `--picture` adds a batch of embedded photos, which may be
+shown: figures 10 (no defense), 13, 14 and 15 (noise, clipping, pruning). `precision` runs the first steps of IG in float16,
+TF32 and float32 on one batch.
 """
 
 from __future__ import annotations
@@ -29,17 +28,15 @@ import argparse
 import copy
 import json
 import statistics
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
-from importlib.util import find_spec
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torchvision.utils import save_image
@@ -47,90 +44,57 @@ from torchvision.utils import save_image
 import unsum
 from evolution import Evolution
 from picture_tables import RESNET, provide_alexnet
-from twice import cheap_twice
+from resnet_passes import ERRORS, Passes
 from unsum.bench.published import BY_DEFENSE, MATCHING_BY_DUPLICATES
 from unsum.cuda_graph import recorded
 from unsum.data import embedded_batch, read_photos
 from unsum.defend import parse_defense
-from unsum.gradients import quiet
-from unsum.match import evaluate, match
-from unsum.match import ggl as ggl_module
-from unsum.match.many import Many
+from unsum.leak import Leak
+from unsum.match.lbfgs import Memory
+from unsum.match.optimizers import decayed
+from unsum.match.problem import Problem, pose
+from unsum.match.traces import Traces
 from unsum.models import load_model
 from unsum.models.from_file import build_from_file
 from unsum.models.weights_file import load_weights
-from unsum.progress import Progress
 
 B, CLASSES = 8, 1000
 DEFENSES = ("noise:0.01", "clip:4", "prune:0.999")
 CELLS = {f"{same}of8": ("none", same) for same in (0, 2, 4, 6, 8)} | {name: (name, 0) for name in DEFENSES}
 FIGURES = {"0of8": 10, "noise:0.01": 13, "clip:4": 14, "prune:0.999": 15}
-SHARES = {"ig": 0.5, "dlg": 0.2, "ggl": 0.3}  # of the time
-MARGIN = 0.85  # of the time that is planned with: other programs may come
-TRIED = {"dlg": 1, "ig": 20, "ggl": 1}  # steps by which the pace is measured
-PUBLISHED_STEPS = {"dlg": 300, "ig": 24_000, "ggl": 500}
+STEPS = {"ig": 24_000, "dlg": 300, "ggl": 500}  # as published
+RATE, TOTAL_VARIATION = 0.1, 1e-2  # of IG, as in `unsum.match.ig`
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam, torch's own
+INNER, HISTORY = 20, 100  # of L-BFGS, as in `unsum.match.dlg`
+POPULATION, PRIOR = 50, 1e-3  # of GGL, as in `unsum.match.ggl`
+LOOK = 250  # passes between two looks at losses and clock
 LATENT_GENERATOR = RESNET.parent / "generator.py"
-
-
-class Replayed(Many):
-    """One candidate's pass, recorded once: at 224² its kernels fill a GPU, and starting them takes longer than they do."""
-
-    @contextmanager
-    def ready(self) -> Iterator[None]:
-        with quiet(self.problem.model, []):
-            yield
-
-    def _some(self, images: Tensor) -> list[Tensor]:
-        if not hasattr(self, "_input"):
-            self._input, self._found = images[0].clone(), []
-            self._run = recorded(self._work, images.device)[0]
-        passes = [self._passed(batch) for batch in images]
-        return [torch.stack(tensors) for tensors in zip(*passes, strict=True)]
-
-    def _work(self) -> None:
-        self._found[:] = self._one(self._input)
-
-    def _passed(self, batch: Tensor) -> list[Tensor]:
-        self._input.copy_(batch)
-        self._run()
-        return [found.clone() for found in self._found]
-
-
-class Enlarged(nn.Module):
-    """The small generator's pictures at the model's size."""
-
-    latent_shape = 128
-
-    def __init__(self, weights: Path, size: int) -> None:
-        super().__init__()
-        self.small, self.size = build_from_file(LATENT_GENERATOR, "build", 0), size
-        load_weights(self.small, weights)
-        self.photos = "those that examples/generator.py was given"
-
-    def forward(self, latents: Tensor) -> Tensor:
-        return nn.functional.interpolate(self.small(latents), (self.size, self.size), mode="bilinear")
 
 
 @dataclass(frozen=True)
 class Client:
-    """A cell's photos and labels, the model they were put through, and the update as the server received it."""
+    """A cell's photos and labels, and the gradients as the server received them."""
 
     cell: str
+    batch: int | None  # None: the embedded photos
     images: Tensor
     labels: Tensor
-    model: nn.Module
     update: unsum.Update
+
+    @property
+    def targets(self) -> Tensor:
+        return nn.functional.one_hot(self.labels, CLASSES).float()
 
 
 class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
+        self.options, self.device = options, torch.device(options.device)
         loaded = load_model(options.model, classes=CLASSES, weights=options.weights, fresh_head=True)
-        self.model = loaded.model.to(options.device, memory_format=torch.channels_last).train()
+        self.model: Any = loaded.model.to(self.device).train()
         self.size = loaded.image_size
+        self.half = torch.float32 if self.device.type == "cpu" else torch.float16
         photos = read_photos(options.photos, size=self.size)
         self.images, self.labels = photos.images, photos.labels
-        self.generator = None if options.generator is None else Enlarged(options.generator, self.size)
 
     def photos(self, batch: int | None) -> tuple[Tensor, Tensor]:
         """Eight photos of distinct labels; None: the embedded ones."""
@@ -144,181 +108,361 @@ class Bench:
         return self.images[chosen].float() / 255, self.labels[chosen]
 
     def client(self, cell: str, batch: int | None) -> Client:
+        """It computes in full float32."""
         defense, same = CELLS[cell]
-        images, labels = (t.to(self.options.device) for t in self.photos(batch))
-        labels[:same] = labels[0]
-        torch.manual_seed(batch or 0)
-        model = copy.deepcopy(self.model)  # threads must not share one: matching sets its flags
-        model.fc.reset_parameters()
-        update = unsum.capture(model, images, labels)
+        images, labels = (t.to(self.device) for t in self.photos(batch))
+        labels[:same] = labels[0].clone()
+        torch.backends.cudnn.allow_tf32 = False
+        update = unsum.capture(self.model, images, labels)
+        torch.backends.cudnn.allow_tf32 = True
         torch.manual_seed(1000 + (batch or 0))
-        return Client(cell, images, labels, model, update if defense == "none" else parse_defense(defense)(update))
+        return Client(cell, batch, images, labels, update if defense == "none" else parse_defense(defense)(update))
 
-    def attack(self, client: Client, method: str, steps: int, progress: Progress, **further: Any) -> unsum.Leak:
-        if method == "ggl":
-            further["generator"] = self.generator
-        return match(
-            client.model, client.update, method, labels=client.labels, progress=progress, steps=steps, **further
+    def passes(self, clients: list[Client], dtype: torch.dtype) -> Passes:
+        targets = torch.stack([client.targets for client in clients])
+        sent = [client.update.gradients for client in clients]
+        return Passes(self.model, sent, targets, dtype, compiled=self.device.type == "cuda")
+
+
+class Search:
+    """(K, B, 3, h, w) pictures on their way; `best` keeps those of each client's lowest loss. All is saved and read back."""
+
+    def __init__(self, bench: Bench, clients: list[Client], method: str, dtype: torch.dtype) -> None:
+        self.bench, self.clients, self.method = bench, clients, method
+        self.passes = bench.passes(clients, dtype)
+        shape, K = (B, 3, bench.size, bench.size), len(clients)
+        self.x = self.start(0).expand(K, *shape).clone()
+        self.best, self.least = self.x.clone(), torch.full((K,), torch.inf, device=bench.device)
+        self.losses = self.least.clone()
+        self.step, self.seconds = 0, 0.0
+        self.true = torch.stack([client.images for client in clients])
+
+    def start(self, renewed: int) -> Tensor:
+        """As the engine of `unsum.match` begins, and begins anew."""
+        random = torch.Generator().manual_seed(1_000_003 * renewed)
+        return torch.randn((B, 3, self.bench.size, self.bench.size), generator=random).to(self.bench.device)
+
+    def keep(self, losses: Tensor) -> None:
+        lower = losses < self.least
+        self.least.copy_(torch.where(lower, losses, self.least))
+        self.best.copy_(torch.where(lower.view(-1, 1, 1, 1, 1), self.x, self.best))
+
+    def go(self, steps: int, end: float) -> bool:
+        """Whether all steps were taken in the time."""
+        self.read()
+        begun = time.monotonic()
+        earlier, self.seconds = self.seconds, 0.0
+        for start in range(self.step, steps, self.chunk):
+            if time.monotonic() > end:
+                break
+            self.some(range(start, min(steps, start + self.chunk)), steps)
+            self.step = min(steps, start + self.chunk)
+            losses = self.losses.tolist()  # waits for the device
+            self.seconds = earlier + time.monotonic() - begun
+            quality = -10 * (self.x.clamp(0, 1) - self.true).square().mean((2, 3, 4)).log10().mean(1)
+            told = {"method": self.method, "step": self.step, "seconds": round(self.seconds, 1), "losses": losses}
+            told |= {"least": self.least.tolist(), "psnr in order": [round(q, 2) for q in quality.tolist()]}
+            print(json.dumps(told), flush=True)
+            if self.step % (20 * self.chunk) == 0:
+                self.write()
+        self.write()
+        return self.step >= steps
+
+    chunk = LOOK
+
+    def some(self, steps: range, of: int) -> None:
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Any]:
+        return {"x": self.x, "best": self.best, "least": self.least}
+
+    def _file(self) -> Path | None:
+        folder = self.bench.options.state
+        return None if folder is None else folder / f"{self.method}-{len(self.clients)}.pt"
+
+    def write(self) -> None:
+        if (file := self._file()) is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            torch.save({**self.state(), "step": self.step, "seconds": self.seconds}, file.with_suffix(".part"))
+            file.with_suffix(".part").replace(file)
+
+    def read(self) -> None:
+        file = self._file()
+        if file is not None and file.exists():
+            kept = torch.load(file, map_location=self.bench.device, weights_only=True)
+            self.step, self.seconds = kept.pop("step"), kept.pop("seconds")
+            for name, tensor in self.state().items():
+                tensor.copy_(kept[name])
+
+
+class IG(Search):
+    """1 − cos + α TV by Adam on the sign of the gradient; one step of all clients is one recording."""
+
+    def __init__(self, bench: Bench, clients: list[Client], dtype: torch.dtype | None = None) -> None:
+        super().__init__(bench, clients, "ig", dtype or bench.half)
+        self.x.clamp_(0, 1)
+        self.first, self.second = torch.zeros_like(self.x), torch.zeros_like(self.x)
+        self.rate, self.count = (torch.zeros((), device=bench.device) for _ in range(2))
+        run = recorded(self._work, bench.device)[0]  # at rate 0 it moves nothing
+        for tensor in (self.first, self.second, self.count):
+            tensor.zero_()
+        self.least.fill_(torch.inf)
+        self._run = run
+
+    def _work(self) -> None:
+        dot, square = self.passes(self.x)
+        lengths = square.sqrt() * self.passes.sent_square.sqrt()
+        variation, slope = _total_variation(self.x)
+        self.losses.copy_(1 - dot / lengths + TOTAL_VARIATION * variation)
+        self.keep(self.losses)
+        sign = (self.passes.pull(dot / (square * lengths), -1 / lengths) + TOTAL_VARIATION * slope).sign_()
+        self.count.add_(1)
+        self.first.lerp_(sign, 1 - BETAS[0])
+        self.second.lerp_(sign.square(), 1 - BETAS[1])
+        size = (self.second / (1 - BETAS[1] ** self.count)).sqrt_() + EPSILON
+        self.x.sub_(self.rate / (1 - BETAS[0] ** self.count) * self.first / size).clamp_(0, 1)
+
+    def some(self, steps: range, of: int) -> None:
+        for step in steps:
+            self.rate.fill_(decayed(RATE, step / of))
+            self._run()
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "first": self.first, "second": self.second, "count": self.count}
+
+
+def _total_variation(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(K,) mean |difference| downwards plus the one across, and the derivative by the pictures."""
+    value, slope = 0, torch.zeros_like(x)
+    for dim in (-2, -1):
+        apart = x.diff(dim=dim)
+        value = value + apart.abs().mean((1, 2, 3, 4))
+        sign, side = apart.sign() / apart[0].numel(), x.shape[dim]
+        slope.narrow(dim, 1, side - 1).add_(sign)
+        slope.narrow(dim, 0, side - 1).sub_(sign)
+    return value, slope  # type: ignore[return-value]
+
+
+class DLG(Search):
+    """‖g − ĝ‖² by L-BFGS without a line search; a client whose search diverges begins anew, as in `unsum.match`."""
+
+    chunk = 5
+
+    def __init__(self, bench: Bench, clients: list[Client]) -> None:
+        super().__init__(bench, clients, "dlg", bench.half)
+        self.slope = torch.zeros_like(self.x)
+        self.memories = [Memory(x.flatten(), HISTORY) for x in self.x]
+        self.renewed = [0] * len(clients)
+        self._run = recorded(self._work, bench.device)[0]
+        self.least.fill_(torch.inf)
+
+    def _work(self) -> None:
+        dot, square = self.passes(self.x)
+        self.losses.copy_((square - 2 * dot + self.passes.sent_square).nan_to_num(torch.inf))
+        self.keep(self.losses)
+        self.slope.copy_(self.passes.pull(torch.full_like(dot, 2.0), torch.full_like(dot, -2.0)))
+
+    def some(self, steps: range, of: int) -> None:  # noqa: ARG002
+        for _ in steps:
+            for _ in range(INNER):
+                self._run()
+                fine = (torch.isfinite(self.losses) & torch.isfinite(self.slope).flatten(1).all(1)).tolist()
+                for client, alive in enumerate(fine):
+                    self._move(client) if alive else self._anew(client)
+
+    def _move(self, client: int) -> None:
+        step = self.memories[client].direction(self.slope[client].flatten(), 1.0)
+        self.x[client] += step.view_as(self.x[client])
+
+    def _anew(self, client: int) -> None:
+        self.renewed[client] += 1
+        self.x[client] = self.start(self.renewed[client])
+        self.memories[client].clear()
+
+
+class GGL:
+    """CMA-ES over the latents of a generator; candidates get what the defense left to be seen in the update."""
+
+    def __init__(self, bench: Bench, clients: list[Client]) -> None:
+        self.bench, self.clients = bench, clients
+        self.generator = Enlarged(bench.options.generator, bench.size).to(bench.device).eval().requires_grad_(False)
+        together, first = (
+            len(clients),
+            clients[0],
+        )  # as many candidates as there are clients: compiled kernels serve again
+        self.latents = torch.zeros(together, B, Enlarged.latent_shape, device=bench.device)
+        targets = first.targets.expand(together, *first.targets.shape).clone()
+        self.passes = Passes(
+            bench.model, [first.update.gradients], targets, bench.half, compiled=bench.device.type == "cuda"
         )
+        self.found = [torch.zeros(together, device=bench.device) for _ in range(2)]
+        self._run = recorded(self._work, bench.device)[0]
+        self.problems = [_posed(bench, client) for client in clients]
+        self.traces = [Traces.of(problem) for problem in self.problems]
+
+    @torch.no_grad()
+    def _work(self) -> None:
+        images = self.generator(self.latents.flatten(0, 1)).clamp(0, 1).unflatten(0, self.latents.shape[:2])
+        for kept, new in zip(self.found, self.passes(images), strict=True):
+            kept.copy_(new)
+
+    def losses(self, number: int, latents: Tensor) -> Tensor:
+        """(N,) of (N, B, latent) candidates for one client, whose gradients and labels the passes hold already."""
+        masks = self._masks(number)
+        parts = []
+        for some in latents.split(len(self.latents)):
+            self.latents[: len(some)] = some
+            self._run()
+            dot, square = self.found
+            if masks is not None:
+                square = _masked_square(self.passes, *masks)
+            parts.append(torch.stack([dot, square])[:, : len(some)])
+        dot, square = torch.cat(parts, 1)
+        sent = self.passes.sent_square
+        factor = (sent / square).sqrt().clamp(max=1)  # no longer than the one received
+        matches = (factor.square() * square - 2 * factor * dot + sent) / sent
+        return matches + PRIOR * (latents.square().mean(2) - 1).square().mean(1)
+
+    def _masks(self, number: int) -> tuple[Tensor | None, Tensor] | None:
+        """What the defense held back: entries of all tensors, or columns of the head; None: nothing."""
+        given = dict(zip(self.problems[number].sent, self.traces[number].masks, strict=True))
+        head = given["fc.weight"]
+        if head is None:
+            return None
+        if all(mask is not None for mask in given.values()):
+            return self.passes.laid_out(given)  # type: ignore[arg-type]
+        return None, self.passes.inner(head[:1])
+
+    def go(self, rounds: int, end: float) -> list[Tensor]:
+        """(B, 3, h, w) pictures of the best candidate of each client."""
+        n, K = Enlarged.latent_shape, len(self.clients)
+        searches = [Evolution((B, n), POPULATION, 0) for _ in self.clients]
+        best = [(float("inf"), torch.zeros(B, n)) for _ in self.clients]
+        with ThreadPoolExecutor(max(1, min(8, K))) as pool:
+            asked = [pool.submit(_ask, search) for search in searches]
+            for number in range(rounds):
+                for client in range(K):
+                    candidates = asked[client].result()
+                    self.passes.aim([self.clients[client].update.gradients])
+                    self.passes.targets.copy_(self.clients[client].targets)
+                    latents = torch.from_numpy(np.stack([c.value for c in candidates])).float().to(self.bench.device)
+                    values = self.losses(client, latents).tolist()
+                    first = int(np.argmin(values))
+                    best[client] = min(best[client], (values[first], latents[first]), key=lambda pair: pair[0])
+                    asked[client] = pool.submit(_told, searches[client], candidates, values)
+                if number % 20 == 0 or number == rounds - 1:
+                    told = {"method": "ggl", "round": number + 1, "least": [value for value, _ in best]}
+                    print(json.dumps(told), flush=True)
+                self.rounds = number + 1
+                if time.monotonic() > end:
+                    break
+        return [self.generator(z.to(self.bench.device)).clamp(0, 1) for _, z in best]
 
 
-class _Turns(Progress):
-    """The first steps, in which CUDA graphs are recorded, are taken one client after the other; then all go on together."""
-
-    def __init__(self, lock: threading.Lock, everybody: threading.Barrier) -> None:
-        self._lock, self._everybody, self._first = lock, everybody, True
-
-    def step(self, number: int, *losses: float) -> None:  # noqa: ARG002
-        self.leave()
-
-    def leave(self) -> None:
-        if self._first:
-            self._first = False
-            torch.cuda.synchronize() if torch.cuda.is_available() else None
-            self._lock.release()
-            self._everybody.wait()
+def _ask(search: Evolution) -> list[Any]:
+    return [search.ask() for _ in range(POPULATION)]
 
 
-def side_by_side(tasks: list[Callable[[Progress], unsum.Leak]]) -> list[unsum.Leak | Exception]:
-    """All tasks at once, each in a thread with a stream of its own: one batch of eight leaves most of a large GPU idle."""
-    lock, everybody = threading.Lock(), threading.Barrier(len(tasks))
-    found: list[Any] = [None] * len(tasks)
-
-    def work(place: int) -> None:
-        own = torch.cuda.stream(torch.cuda.Stream()) if torch.cuda.is_available() else nullcontext()
-        with own:
-            lock.acquire()
-            turns = _Turns(lock, everybody)
-            try:
-                found[place] = tasks[place](turns)
-            except Exception as error:  # the others go on
-                found[place] = error
-            turns.leave()
-            if torch.cuda.is_available():
-                torch.cuda.current_stream().synchronize()
-
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(len(tasks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+def _told(search: Evolution, candidates: list[Any], values: list[float]) -> list[Any]:
+    for candidate, value in zip(candidates, values, strict=True):
+        search.tell(candidate, value)
+    return _ask(search)
 
 
-def attacked(bench: Bench, clients: list[Client], method: str, steps: int) -> list[unsum.Leak | Exception]:
-    """GGL's candidates fill the GPU by themselves, and its memory: one client after the other."""
-    found: list[unsum.Leak | Exception] = []
-    at_once = 1 if method == "ggl" else bench.options.at_once
-    for start in range(0, len(clients), at_once):
-        some = clients[start : start + at_once]
-        found += side_by_side([lambda turns, c=client: bench.attack(c, method, steps, turns) for client in some])
-    return found
+def _posed(bench: Bench, client: Client) -> Problem:
+    model = copy.deepcopy(bench.model)
+    shape = (3, bench.size, bench.size)
+    problem = pose("ggl", model, client.update, batch_size=B, shape=shape, targets=client.targets, separated=None)
+    return replace(problem, model=bench.model)
 
 
-def affordable(bench: Bench, clients: list[Client], method: str, seconds: float) -> int:
-    """Steps of all clients that fit into the time, by the pace of a few of some: the second of two runs, when all is warm."""
-    few, some = TRIED[method], clients[: 1 if method == "ggl" else bench.options.at_once]
-    times = []
-    for steps in (few, 3 * few):
-        start = time.monotonic()
-        attacked(bench, some, method, steps)
-        times.append(time.monotonic() - start)
-    pace = max(1e-3, (times[1] - times[0]) / (2 * few), times[1] / (8 * few))
-    groups = -(-len(clients) // len(some))
-    print(f"{method}: {pace:.3f} s a step of {len(some)} cells, {times} s", flush=True)
-    return max(few, min(PUBLISHED_STEPS[method], int((MARGIN * seconds / groups - times[0]) / pace)))
+def _masked_square(passes: Passes, flat: Tensor | None, head: Tensor) -> Tensor:
+    """(N,) ‖g‖² without what is held back; `head` is (C, H), or (1, H) where whole columns are."""
+    wide, F = passes.flat.float(), passes.features.float()
+    square = (wide if flat is None else wide * flat).square().sum(1)
+    if len(head) == 1:
+        own = (torch.bmm(passes.G, passes.G.mT) * torch.bmm(F * head, (F * head).mT)).sum((1, 2))
+    else:
+        G = passes.G.to(passes.dtype)
+        own = torch.stack([((g.T @ f).float() * head).square().sum() for g, f in zip(G, passes.features, strict=True)])
+    return (square + own) / ERRORS**2
 
 
-@contextmanager
-def cheap_quiet(model: nn.Module, names: Collection[str]) -> Iterator[None]:
-    with quiet(model, names), cheap_twice(model):
-        yield
+class Enlarged(nn.Module):
+    """The small generator's pictures at the model's size."""
 
+    latent_shape = 128
 
-def prepare(options: argparse.Namespace) -> Bench:
-    if options.alexnet:
-        provide_alexnet(options.alexnet)
-    if options.device != "cpu":
-        torch.backends.cudnn.benchmark = True
-        ggl_module.Many = Replayed  # type: ignore[misc]
-    if options.cheap:
-        evaluate.quiet = cheap_quiet  # type: ignore[assignment]
-    if find_spec("nevergrad") is None:
-        ggl_module._cma = lambda shape, _steps, population, seed: Evolution(shape, population, seed)
-    return Bench(options)
+    def __init__(self, weights: Path, size: int) -> None:
+        super().__init__()
+        self.small, self.size = build_from_file(LATENT_GENERATOR, "build", 0), size
+        load_weights(self.small, weights)
+
+    def forward(self, latents: Tensor) -> Tensor:
+        return nn.functional.interpolate(self.small(latents), (self.size, self.size), mode="bilinear")
 
 
 def run(options: argparse.Namespace) -> None:
     end = time.monotonic() + options.seconds
     bench = prepare(options)
-    steps: dict[str, int] = dict(_named(given) for given in options.steps)
-    rounds: list[tuple[int | None, list[str]]] = [(batch, options.cells) for batch in options.batches]
+    clients = [bench.client(cell, batch) for batch in options.batches for cell in options.cells]
     if options.picture:
-        rounds.insert(1, (None, [cell for cell in FIGURES if cell in options.cells]))
-    portion = sum(len(cells) for _, cells in rounds) / len(options.cells)
-    for batch, cells in rounds:
-        shown: dict[tuple[str, str], Tensor] = {}
-        clients = [bench.client(cell, batch) for cell in cells]
-        for method in options.methods:
-            if method not in steps:
-                share = SHARES[method] / sum(SHARES[name] for name in options.methods)
-                steps[method] = affordable(bench, clients, method, options.seconds * share / portion)
-            if time.monotonic() > end:
-                break
-            shown |= noted(bench, clients, batch, method, steps[method])
-            if batch is None:
-                draw(bench, shown, options)
-
-
-def noted(
-    bench: Bench, clients: list[Client], batch: int | None, method: str, steps: int
-) -> dict[tuple[str, str], Tensor]:
-    """One attack on all cells of a batch, a line for each; returns the pictures."""
-    start, options = time.monotonic(), bench.options
-    leaks = attacked(bench, clients, method, steps)
-    seconds, shown = time.monotonic() - start, {}
-    for client, leak in zip(clients, leaks, strict=True):
-        line: dict[str, Any] = {"cell": client.cell, "batch": batch, "method": method, "steps": steps}
-        line |= {"seconds": seconds, "together": len(clients), "hardware": _hardware(options.device)}
-        if isinstance(leak, Exception):
-            line["error"] = str(leak)
-        else:
-            line |= unsum.score(leak, images=client.images, targets=client.labels)
-            shown[client.cell, method] = leak.images
-        _write(options, line)
-        print(f"{client.cell}, batch {batch}, {method}: {line.get('psnr', line.get('error'))}", flush=True)
-    return shown
-
-
-def curve(options: argparse.Namespace) -> None:
-    """IG on batch 0 without a defense: PSNR by the number of steps and the weight of total variation; TF32 and float32."""
-    bench = prepare(options)
-    client = bench.client("0of8", 0)
-    end = time.monotonic() + options.seconds
-    shortest = min(options.steps)
-    runs = [(shortest, 1e-2, False), *((steps, 1e-2, True) for steps in options.steps), (shortest, 1e-1, True)]
-    for steps, variation, tf32 in runs:
-        if time.monotonic() > end:
-            break
-        torch.backends.cudnn.allow_tf32 = tf32
+        clients += [bench.client(cell, None) for cell in FIGURES if cell in options.cells]
+    steps = STEPS | dict(_named(given) for given in options.steps)
+    shown: dict[tuple[str, str], Tensor] = {}
+    for method in options.methods:
         start = time.monotonic()
-        task = partial(bench.attack, client, "ig", steps, total_variation=variation)
-        (leak,) = side_by_side([task])
-        if isinstance(leak, Exception):
-            raise leak
-        seconds = time.monotonic() - start
-        line = {"steps": steps, "total_variation": variation, "tf32": tf32, "seconds": seconds}
-        line |= {
-            "match": float(leak.history["match"][-1]),
-            **unsum.score(leak, images=client.images, targets=client.labels),
-        }
-        _write(options, line)
-        print({name: value for name, value in line.items() if not isinstance(value, str)}, flush=True)
+        if method == "ggl":
+            search: Any = GGL(bench, clients)
+            found = search.go(steps[method], end)
+            taken, seconds = search.rounds, time.monotonic() - start
+        else:
+            search = {"ig": IG, "dlg": DLG}[method](bench, clients)
+            whole = search.go(steps[method], end)
+            found, taken, seconds = [*search.best.clamp(0, 1)], search.step, search.seconds
+            if not whole and not options.unfinished:
+                print(f"{method}: {taken} of {steps[method]} steps so far; the same command goes on", flush=True)
+                continue
+        del search
+        for client, images in zip(clients, found, strict=True):
+            note(options, client, images, method=method, steps=taken, seconds=seconds, together=len(clients))
+            if client.batch is None:
+                shown[client.cell, method] = images.cpu()
+        if options.picture and shown:
+            draw(bench, shown, options)
 
 
-def _write(options: argparse.Namespace, line: dict[str, Any]) -> None:
+def note(options: argparse.Namespace, client: Client, images: Tensor, **line: Any) -> None:
+    rows = client.targets.cpu()
+    leak = Leak(line["method"], rows, rows, rows[:, :0], float("nan"), float("inf"), exact=False, images=images.cpu())
+    line |= {"cell": client.cell, "batch": client.batch, "hardware": _hardware(options.device)}
+    line |= unsum.score(leak, images=client.images, targets=client.labels)
     with options.results.open("a") as file:
         file.write(json.dumps(line) + "\n")
+    print(f"{client.cell}, batch {client.batch}, {line['method']}: {line['psnr']:.2f} dB", flush=True)
+
+
+def precision(options: argparse.Namespace) -> None:
+    """IG's first steps on one batch without a defense, in float16, TF32 and float32."""
+    bench = prepare(options)
+    clients = [bench.client("0of8", options.batches[0])]
+    for name in ("float16", "tf32", "float32"):
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+        search = IG(bench, clients, torch.float16 if name == "float16" else torch.float32)
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+        start = time.monotonic()
+        search.go(options.few, start + options.seconds)
+        spent = time.monotonic() - start
+        arguments = {"method": "ig", "steps": search.step, "seconds": spent, "together": 1, "precision": name}
+        note(options, clients[0], search.best[0].clamp(0, 1), **arguments, loss=float(search.least[0]))
+
+
+def prepare(options: argparse.Namespace) -> Bench:
+    if options.alexnet:
+        provide_alexnet(options.alexnet)
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = True
+    return Bench(options)
 
 
 def _named(given: str) -> tuple[str, int]:
@@ -335,8 +479,7 @@ def draw(bench: Bench, shown: dict[tuple[str, str], Tensor], options: argparse.N
     true = bench.photos(None)[0]
     rows = []
     for cell in FIGURES:
-        found = [shown[cell, method] for method in options.methods if (cell, method) in shown]
-        rows += [true, *(images.cpu() for images in found if len(images))]
+        rows += [true, *(shown[cell, method] for method in options.methods if (cell, method) in shown)]
     small = nn.functional.interpolate(torch.cat(rows), (112, 112), mode="area")
     save_image(small, options.picture, nrow=B, padding=2, pad_value=1.0)
 
@@ -344,7 +487,7 @@ def draw(bench: Bench, shown: dict[tuple[str, str], Tensor], options: argparse.N
 def show(paths: list[Path]) -> None:
     cells: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for record in (json.loads(line) for path in paths for line in path.read_text().splitlines()):
-        if record["batch"] is not None and "psnr" in record:
+        if record["batch"] is not None:
             cells[record["cell"], record["method"]].append(record)
     print("| cell | attack | published PSNR | PSNR | SSIM | LPIPS | batches | steps | of the published |")
     print("|---|---|---|---|---|---|---|---|---|")
@@ -359,34 +502,37 @@ def show(paths: list[Path]) -> None:
         done = runs[0]["steps"]
         print(
             f"| {cell} | {method} | {table[method]} | {means[0]:.2f} | {means[1]:.3f} | {means[2]:.3f} "
-            f"| {len(runs)} | {done} | {done / PUBLISHED_STEPS[method]:.0%} |"
+            f"| {len(runs)} | {done} | {done / STEPS[method]:.0%} |"
         )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tasks = parser.add_subparsers(dest="task", required=True)
-    for task in (tasks.add_parser("run"), tasks.add_parser("curve")):
+    for task in (tasks.add_parser("run"), tasks.add_parser("precision")):
         task.add_argument("--model", default=f"{RESNET}:unpooled")
         task.add_argument("--weights", required=True, help="of ResNet-50, version 1")
         task.add_argument("--photos", type=Path, required=True, help="whose batches are attacked")
-        task.add_argument("--generator", type=Path, help="weights that examples/generator.py made, for GGL")
         task.add_argument("--alexnet", type=Path, help="AlexNet's features, for LPIPS")
         task.add_argument("--device", default="cpu")
-        task.add_argument("--cheap", action="store_true", help="second derivatives of twice.py instead of torch's own")
-        task.add_argument("--at-once", type=int, default=4, help="cells side by side")
-        task.add_argument("--seconds", type=float, default=3600.0, help="from which the steps are chosen")
+        task.add_argument("--seconds", type=float, default=3600.0)
+        task.add_argument("--batches", type=int, nargs="+", default=[0])
         task.add_argument("--results", type=Path, default=Path("rivals.jsonl"))
+        task.add_argument("--state", type=Path, help="folder from which a run that was stopped goes on")
+    tasks.choices["precision"].add_argument("--few", type=int, default=1000, help="steps")
     task = tasks.choices["run"]
+    task.add_argument("--generator", type=Path, help="weights that examples/generator.py made, for GGL")
     task.add_argument("--cells", nargs="+", choices=[*CELLS], default=[*CELLS])
-    task.add_argument("--methods", nargs="+", choices=[*SHARES], default=[*SHARES])
-    task.add_argument("--batches", type=int, nargs="+", default=[0])
-    task.add_argument("--steps", nargs="*", default=[], help="instead, as ig=1000")
+    task.add_argument("--methods", nargs="+", choices=[*STEPS], default=[*STEPS])
+    task.add_argument("--steps", nargs="*", default=[], help="instead of the published ones, as ig=1000")
+    task.add_argument("--unfinished", action="store_true", help="score what the time allowed")
     task.add_argument("--picture", type=Path, help="for figures 10 and 13 to 15")
-    tasks.choices["curve"].add_argument("--steps", type=int, nargs="+", default=[250, 500, 1000, 2000, 4000])
     tasks.add_parser("show").add_argument("results", type=Path, nargs="+")
     options = parser.parse_args()
-    {"run": run, "curve": curve, "show": lambda given: show(given.results)}[options.task](options)
+    tasks_by_name: dict[str, Callable[[Any], None]] = {
+        "run": run, "precision": precision, "show": lambda given: show(given.results)
+    }  # fmt: skip
+    tasks_by_name[options.task](options)
 
 
 if __name__ == "__main__":
