@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torchmetrics.functional.image import structural_similarity_index_measure
 from torchvision.utils import save_image
 
+import no_rich  # noqa: F401 (before the bench)
 import unsum
 from unsum.bench.published import BY_CLASSES, FGLA_BY_BATCH, FGLA_BY_DUPLICATES, RGLA_BY_BATCH, RGLA_BY_DUPLICATES
 from unsum.data import embedded_batch, read_photos

@@ -16,13 +16,6 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from unittest.mock import MagicMock
-
-try:
-    import rich  # noqa: F401 (only its absence matters)
-except ImportError:  # the runner draws with it, and nothing here does
-    for name in ("rich", "rich.console", "rich.progress", "rich.table", "rich.text"):
-        sys.modules[name] = MagicMock()
 
 from picture_tables import provide_alexnet
 from unsum.bench import Material, Store, cells_of_all, chosen
@@ -55,6 +48,8 @@ def main() -> None:
     cells = of_attacks(cells_of_all(chosen(options.tables), options.size), options.attack, options.without)
     if options.network:
         cells = [cell for cell in cells if cell.network.name in options.network]
+    if options.batch:
+        cells = [cell for cell in cells if cell.batch in options.batch]
     if options.draws:
         cells = [cell for cell in cells if cell.draws > 1]
     if options.known:
@@ -111,6 +106,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--attack", nargs="*", default=[], help="only the cells of these attacks")
     parser.add_argument("--without", nargs="*", default=[], help="all but the cells of these attacks")
     parser.add_argument("--network", nargs="*", default=[], help="only the cells of these networks")
+    parser.add_argument("--batch", type=int, nargs="*", default=[], help="only the cells of these batch sizes")
     parser.add_argument("--known", help="a store whose measured cells are left out")
     parser.add_argument("--draws", action="store_true", help="only cells of many batches")
     parser.add_argument("--share", default="1/1", help="the I-th of N shares, I/N")
