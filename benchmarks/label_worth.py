@@ -130,15 +130,53 @@ class Fold(torch.autograd.Function):
         whole = max(side + before, span + k - 1)
         rows = seen.new_zeros(N, whole, places, k, C)
         for i in range(k):
-            rows[:, i : i + span : stride] += seen[:, :, :, i]
+            rows[:, i : i + span : stride].add_(seen[:, :, :, i])
         found = seen.new_zeros(N, whole, whole, C)
         for j in range(k):
-            found[:, :, j : j + span : stride] += rows[:, :, :, j]
+            found[:, :, j : j + span : stride].add_(rows[:, :, :, j])
         return found[:, before : before + side, before : before + side]
 
     @staticmethod
     def backward(ctx: Any, *by: Tensor) -> tuple[Tensor | None, ...]:
         return Unfold.apply(by[0], *ctx.geometry), None, None, None, None, None  # type: ignore[no-untyped-call]
+
+
+class Formed(torch.autograd.Function):
+    """⟨G, Ĝ⟩ and ‖G‖² of G = δᵀa: (N, T, o), (N, T, c), and Ĝ (K, o, c) of N/K pictures each → (N,), (N,)."""
+
+    @staticmethod
+    def forward(ctx: Any, delta: Tensor, a: Tensor, sent: Tensor) -> tuple[Tensor, Tensor]:
+        gradient = delta.mT @ a
+        ctx.save_for_backward(delta, a, sent, gradient)
+        own = gradient.view(len(sent), -1, *sent.shape[1:])
+        return (own * sent[:, None]).sum((2, 3)).flatten(), (gradient * gradient).sum((1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, *by: Tensor) -> tuple[Tensor | None, ...]:
+        delta, a, sent, gradient = ctx.saved_tensors
+        own, (dot, square) = gradient.view(len(sent), -1, *sent.shape[1:]), (b.view(len(sent), -1, 1, 1) for b in by)
+        whole = torch.addcmul(dot * sent[:, None], own, square, value=2).view_as(gradient)
+        return a @ whole.mT, delta @ whole, None
+
+
+class Unformed(torch.autograd.Function):
+    """The same without G, whose entries are many where places are few."""
+
+    @staticmethod
+    def forward(ctx: Any, delta: Tensor, a: Tensor, sent: Tensor) -> tuple[Tensor, Tensor]:
+        # (K, V T, c) @ (K, c, o): one product for all variants of a case
+        through = (a.reshape(len(sent), -1, a.shape[2]) @ sent.mT).view(delta.shape)
+        inputs, errors = a @ a.mT, delta @ delta.mT
+        ctx.save_for_backward(delta, a, sent, through, inputs, errors)
+        return (through * delta).sum((1, 2)), (inputs * errors).sum((1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, *by: Tensor) -> tuple[Tensor | None, ...]:
+        delta, a, sent, through, inputs, errors = ctx.saved_tensors
+        dot, square = (b[:, None, None] for b in by)
+        first = ((dot * delta).reshape(len(sent), -1, delta.shape[2]) @ sent).view(a.shape)
+        twice = 2 * square
+        return torch.baddbmm(dot * through, twice * inputs, delta), torch.baddbmm(first, twice * errors, a), None
 
 
 @dataclass(frozen=True)
@@ -151,7 +189,7 @@ class Seen:
 
 
 class Layer(nn.Module):
-    """A convolution (with the BatchNorm behind it, which is a scale and a shift in eval mode) or a linear layer, as one product."""
+    """A convolution, with the BatchNorm behind it (a scale and a shift in eval mode), or a linear layer: one product."""
 
     def __init__(
         self, name: str, layer: nn.Conv2d | nn.Linear, norm: tuple[str, nn.BatchNorm2d] | None, notes: list[Seen]
@@ -167,7 +205,7 @@ class Layer(nn.Module):
             self.scale = (bn.weight / (bn.running_var + bn.eps).sqrt()).detach()
             shift = ((shift - bn.running_mean) * self.scale + bn.bias).detach()
         self.shift, self.weight = shift, layer.weight.detach() * self.scale.view(-1, *[1] * (layer.weight.dim() - 1))
-        self.taps = slice(None)
+        self.taps, self.matrix = slice(None), self.weight  # (o, c), in the order of what is seen
 
     def forward(self, x: Tensor) -> Tensor:
         if self.convolution is None:
@@ -181,11 +219,12 @@ class Layer(nn.Module):
         places = (side + 2 * padding - k) // stride + 1
         # Rows and columns of the kernel that see nothing but padding, wherever it lies, are left out.
         least, most = max(0, padding - (places - 1) * stride), min(k, side + padding)
-        self.taps = slice(least, most)
+        if self.matrix is self.weight:
+            self.taps = slice(least, most)
+            self.matrix = self.as_seen(self.weight[None])[0].contiguous()
         a = Unfold.apply(x.permute(0, 2, 3, 1), most - least, stride, padding - least, places)  # type: ignore[no-untyped-call]
         a = a.view(len(x), places**2, -1)
-        weight = self.weight[:, :, self.taps, self.taps].permute(0, 2, 3, 1).flatten(1)
-        z = torch.addmm(self.shift, a.flatten(0, 1), weight.T).view(len(x), places**2, -1)
+        z = torch.addmm(self.shift, a.flatten(0, 1), self.matrix.T).view(len(x), places**2, -1)
         self.notes.append(Seen(self, a, z))
         # A copy where residual blocks would add to it in place.
         out = z.clone() if self.norm else z
@@ -200,7 +239,7 @@ class Layer(nn.Module):
 
 def rebuilt(model: nn.Module) -> tuple[nn.Module, list[Seen]]:
     """The same network made of `Layer`s, which note what they see in every pass."""
-    model, notes = copy.deepcopy(model), []
+    model, notes = copy.deepcopy(model), list[Seen]()
     parts = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear | nn.BatchNorm2d)]
     for (name, part), (after, norm) in itertools.pairwise([*parts, ("", nn.Identity())]):
         if isinstance(part, nn.BatchNorm2d):
@@ -256,7 +295,7 @@ class Misfit:
 
     def _products(self, errors: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
         """⟨g, ĝ⟩ and ‖g‖² over the gradients that count."""
-        below, above = [], []
+        below, above = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
         for seen, error in zip(self.notes, errors, strict=True):
             (above if seen.layer.name == self.head else below).extend(self._of(seen, error))
         dots, squares = (torch.stack(parts).sum(0) for parts in zip(*below, strict=True))
@@ -269,20 +308,13 @@ class Misfit:
         layer, a, summed = seen.layer, seen.a, error.sum(1)
         if layer.norm is not None:
             name, norm = layer.norm
-            yield self._vector(f"{name}.weight", (error * (seen.z - norm.bias)).sum(1) / norm.weight)
+            yield self._vector(f"{name}.weight", ((error * seen.z).sum(1) - norm.bias * summed) / norm.weight)
             yield self._vector(f"{name}.bias", summed)
         if layer.biased:
             yield self._vector(f"{layer.name}.bias", summed * layer.scale)
         T, c, o = a.shape[1], a.shape[2], error.shape[2]
         delta = error * layer.scale if layer.norm is not None else error
-        sent, V = self._sent(layer), len(VARIANTS)
-        if c * o <= T * (c + o):
-            gradient = delta.mT @ a
-            yield (gradient.view(self.K, V, o, c) * sent[:, None]).sum((2, 3)).flatten(), gradient.square().sum((1, 2))
-            return
-        # (K, V T, c) @ (K, c, o): one product for all variants of a case
-        through = (a.view(self.K, V * T, c) @ sent.mT).view_as(delta)
-        yield (through * delta).sum((1, 2)), ((a @ a.mT) * (delta @ delta.mT)).sum((1, 2))
+        yield (Formed if c * o <= T * (c + o) else Unformed).apply(delta, a, self._sent(layer))
 
     def _sent(self, layer: Layer) -> Tensor:
         name = f"{layer.name}.weight"
@@ -333,8 +365,8 @@ class Memory:
         self.pairs.index_copy_(1, k, s[:, None]).index_copy_(1, k + HISTORY, y[:, None])
         curvature = torch.where(keep, curvature, 0.0).double()
         self.gamma.copy_(torch.where(keep, (curvature / y.double().square().sum(1)).to(s), self.gamma))
-        products = (self.pairs @ torch.stack([g, y], 2)).double()  # one pass over the memory for both
-        (p, q), (Sy, Yy) = products[:, :, 0].chunk(2, 1), products[:, :, 1].chunk(2, 1)
+        products = (torch.stack([g, y], 1) @ self.pairs.mT).double()  # one pass over the memory for both
+        (p, q), (Sy, Yy) = products[:, 0].chunk(2, 1), products[:, 1].chunk(2, 1)
         self.inverse.index_fill_(1, k, 0).index_fill_(2, k, 0)
         self.YY.index_copy_(1, k, Yy[:, None]).index_copy_(2, k, Yy[:, :, None])
         self.diagonal.index_copy_(1, k, curvature[:, None])
@@ -467,33 +499,34 @@ class Task:
         shape = (options.pictures, len(self.kinds), 3, SIDE, SIDE)
         self.starts = torch.randn(shape, generator=torch.Generator().manual_seed(1))
         share, shares = map(int, options.share.split("/"))
-        self.cases = {
-            number: [case(model, photos, classes, number, *kind) for kind in self.kinds]
-            for number in range(share - 1, options.pictures, shares)
-        }
+        self.numbers = list(range(share - 1, options.pictures, shares))
+        self.cases = {n: [case(model, photos, classes, n, *kind) for kind in self.kinds] for n in self.numbers}
         self.model = model.requires_grad_(False).to(options.device)  # from here on derivatives by pictures alone
+        self.needs = dict.fromkeys(STEPS, 1.0)  # seconds of each distance, as far as they were measured
+        self.ready: dict[str, Search] = {}
 
-    def search(self, distance: str, numbers: list[int]) -> tuple[Search, list[Case]]:
-        cases = [one for number in numbers for one in self.cases[number]]
-        misfit = Misfit(self.model, cases, distance, self.device)
-        off = misfit.check(cases, self.device)
-        assert off < 1e-4, f"At the true pictures the distance is {off:.1e}."
-        width = len(self.kinds) * len(VARIANTS)
-        each = (number * width + n for number in numbers for n in range(width))
-        return Search(misfit, self.starts[numbers].flatten(0, 1), each, self.device), cases
+    def measure(self, options: argparse.Namespace) -> float:
+        """What all steps of all distances take."""
+        for distance in options.distances:
+            self.ready.pop(distance, None)
+            search = self.ready[distance] = self._search(distance, self.numbers)
+            seconds = search.seconds()
+            self.needs[distance] = seconds * _steps(distance, options) * (INNER if distance == "l2" else 1)
+            print(f"{self.name} {distance}, {len(self.numbers)} photos: {1000 * seconds:.2f} ms a pass", flush=True)
+        return sum(self.needs[distance] for distance in options.distances)
 
     def searched(
         self, distance: str, numbers: list[int], steps: int, until: float
     ) -> tuple[list[dict[str, Any]], Tensor]:
         """Rows of figures, and (K, 1 + V, 3, 32, 32) the photos and what was found."""
         begun = time.monotonic()
-        search, cases = self.search(distance, numbers)
-        taken = search.go(steps, until)
+        search = self.ready.pop(distance, None) or self._search(distance, numbers)
+        taken, cases = search.go(steps, until), self._cases(numbers)
         found = search.best.clamp(0, 1).cpu().view(len(cases), len(VARIANTS), 3, SIDE, SIDE)
         least = search.least.cpu().view(len(cases), len(VARIANTS))
-        spent, anew = time.monotonic() - begun, sum(search.anew)
         print(
-            f"{self.name} {distance}, photos {numbers}: {taken} of {steps} steps in {spent:.0f} s, {anew} began anew",
+            f"{self.name} {distance}, photos {numbers}: {taken} of {steps} steps in {time.monotonic() - begun:.0f} s, "
+            f"{sum(search.anew)} began anew",
             flush=True,
         )
         whose = [number for number in numbers for _ in self.kinds]
@@ -508,22 +541,28 @@ class Task:
         ]  # fmt: skip
         return rows, torch.cat([torch.stack([one.image for one in cases])[:, None], found], 1)
 
-    def seconds(self, distance: str, numbers: list[int], steps: int) -> float:
-        """What all steps would take."""
-        each = self.search(distance, numbers)[0].seconds()
-        print(f"{self.name} {distance}, {len(numbers)} photos: {1000 * each:.2f} ms a pass", flush=True)
-        return each * steps * (INNER if distance == "l2" else 1)
+    def _search(self, distance: str, numbers: list[int]) -> Search:
+        cases = self._cases(numbers)
+        misfit = Misfit(self.model, cases, distance, self.device)
+        off = misfit.check(cases, self.device)
+        assert off < 1e-4, f"At the true pictures the distance is {off:.1e}."
+        width = len(self.kinds) * len(VARIANTS)
+        each = (number * width + n for number in numbers for n in range(width))
+        return Search(misfit, self.starts[numbers].flatten(0, 1), each, self.device)
+
+    def _cases(self, numbers: list[int]) -> list[Case]:
+        return [one for number in numbers for one in self.cases[number]]
 
 
-def fitting(tasks: list[Task], options: argparse.Namespace, seconds: float) -> list[int]:
-    """As many photos as all steps fit into the time for: all of them, half of them, …"""
-    numbers = list(tasks[0].cases)
-    while len(numbers) > 1:
-        needed = sum(task.seconds(d, numbers, _steps(d, options)) for task in tasks for d in options.distances)
-        if needed < seconds:
-            break
-        numbers = numbers[: len(numbers) // 2]
-    return numbers
+def fit(tasks: list[Task], options: argparse.Namespace, end: float) -> None:
+    """All steps into the time, with half of the photos, and half of them, of the task that takes longest."""
+    needs = {task: task.measure(options) for task in tasks}
+    while sum(needs.values()) > end - time.monotonic():
+        slow = max((task for task in tasks if len(task.numbers) > 1), key=lambda task: needs[task], default=None)
+        if slow is None:
+            return
+        slow.numbers = slow.numbers[: len(slow.numbers) // 2]
+        needs[slow] = slow.measure(options)
 
 
 def _steps(distance: str, options: argparse.Namespace) -> int:
@@ -618,22 +657,22 @@ def measured(options: argparse.Namespace) -> list[dict[str, Any]]:
     end = time.monotonic() + options.seconds
     rows = json.loads(options.json.read_text()) if options.json and options.json.exists() else []
     tasks = [Task(name, options) for name in options.networks]
-    numbers = fitting(tasks, options, end - time.monotonic()) if options.fit else list(tasks[0].cases)
-    together = options.together or len(numbers)
-    groups = [numbers[n : n + together] for n in range(0, len(numbers), together)]
-    searches = list(itertools.product(groups, tasks, options.distances))
+    if options.fit:
+        fit(tasks, options, end)
+    searches = [
+        (group, task, distance)
+        for group in range(0, options.pictures, options.together or options.pictures)
+        for task in tasks
+        for distance in options.distances
+        if task.numbers[group:]
+    ]
     for number, (group, task, distance) in enumerate(searches):
-        done = {
-            (r["network"], r["distance"], r["photo"], r["noise"])
-            for r in rows
-            if r["steps"] == _steps(distance, options)
-        }
-        if all((task.name, distance, photo, noise) in done for photo in group for _, noise in task.kinds):
+        steps, photos = _steps(distance, options), task.numbers[group:][: options.together]
+        done = {(r["network"], r["distance"], r["photo"], r["noise"]) for r in rows if r["steps"] == steps}
+        if all((task.name, distance, photo, noise) in done for photo in photos for _, noise in task.kinds):
             continue
-        now = time.monotonic()
-        found, pictures = task.searched(
-            distance, group, _steps(distance, options), now + (end - now) / (len(searches) - number)
-        )
+        now, left = time.monotonic(), sum(task.needs[distance] for _, task, distance in searches[number:])
+        found, pictures = task.searched(distance, photos, steps, now + (end - now) * task.needs[distance] / left)
         rows += found
         if options.json:
             partly = options.json.with_suffix(".part")
@@ -654,8 +693,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--together", type=int, help="photos that are searched at once; all of them if not given")
     parser.add_argument("--noise", type=float, nargs="+", default=[0.0, 1e-4, 1e-3, 1e-2], help="for LeNet")
     parser.add_argument("--steps", type=int, help="instead of the published ones")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="for all searches, evenly")
-    parser.add_argument("--fit", action="store_true", help="fewer photos, so that all steps fit into the time")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="for all searches")
+    parser.add_argument("--fit", action="store_true", help="fewer photos where all steps do not fit into the time")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path, help="written after every search; what it has is not searched again")
     parser.add_argument("--grid", type=Path)
