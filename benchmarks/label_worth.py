@@ -32,15 +32,23 @@ import itertools
 import json
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+try:
+    import rich  # noqa: F401 (only its absence matters)
+except ImportError:  # tables of `unsum bench` are drawn with it, and nothing here is
+    for name in ("rich", "rich.console", "rich.progress", "rich.table", "rich.text"):
+        sys.modules[name] = MagicMock()
 
 import unsum
 from unsum.bench import Network
@@ -332,6 +340,8 @@ class Misfit:
         with torch.enable_grad():
             apart = self(pictures.requires_grad_())[1].detach().view(len(cases), -1)
         clean = [k for k, one in enumerate(cases) if one.noise == 0]
+        if not clean:
+            return 0.0
         return float(apart[clean][:, [v for v, (_, label) in enumerate(VARIANTS) if label == "true"]].abs().max())
 
 
