@@ -664,9 +664,10 @@ def main() -> None:
 def measured(options: argparse.Namespace) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = False
-    end = time.monotonic() + options.seconds
     rows = json.loads(options.json.read_text()) if options.json and options.json.exists() else []
     tasks = [Task(name, options) for name in options.networks]
+    print("Labels are recovered, searches begin.", flush=True)
+    end = time.monotonic() + options.seconds
     if options.fit:
         fit(tasks, options, end)
     searches = [
@@ -703,7 +704,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--together", type=int, help="photos that are searched at once; all of them if not given")
     parser.add_argument("--noise", type=float, nargs="+", default=[0.0, 1e-4, 1e-3, 1e-2], help="for LeNet")
     parser.add_argument("--steps", type=int, help="instead of the published ones")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="for all searches")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="for all searches, from when labels are recovered"
+    )
     parser.add_argument("--fit", action="store_true", help="fewer photos where all steps do not fit into the time")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path, help="written after every search; what it has is not searched again")
