@@ -1,7 +1,8 @@
 """What a right label is worth: pictures by gradient matching with the true soft label, the recovered, the hard and a wrong one.
 
-    python benchmarks/label_worth.py --photos FILE.npz --device cuda --json worth.json
-    python benchmarks/label_worth.py --table worth.json                      # the page's tables
+    python benchmarks/label_worth.py --photos FILE.npz --device cuda --seconds 120 --fit --json worth.json
+    python benchmarks/label_worth.py --photos FILE.npz --networks lenet --together 1 --share 1/8 --json worth-1.json
+    python benchmarks/label_worth.py --table worth.json worth-*.json         # the page's tables
     python benchmarks/label_worth.py --photos embedded --pictures 4 --grid worth.png
 
 One photo of 32² is one client's batch. Its label is smoothed (ε uniform in 0…0.5) or mixed with another photo's (weight uniform
@@ -16,28 +17,38 @@ received, as in the soft-label paper:
 The features f̂ are the recovered ones whatever the label, so that only the label differs. `hard` is the true label's largest
 class, `wrong` another class. Noise is DP-SGD's for one sample whose gradient the clipping norm spares: Gaussian, on every entry.
 
-All searches of one network and optimizer run as one batch, because samples do not see each other in eval mode. Gradients of
-single samples are never formed: with a layer's inputs a (c × T) and errors δ (o × T), ⟨δ aᵀ, Ĝ⟩ = ⟨δ, Ĝ a⟩ and
-‖δ aᵀ‖² = ⟨δᵀδ, aᵀa⟩.
+All searches of one network and optimizer run as one batch, because samples do not see each other in eval mode; on a GPU that is
+fastest, on a CPU few photos at a time (`--together`) stay in its cache. What is written to `--json` is not searched again.
+With a layer's inputs a (T × c) and errors δ (T × o) a sample's gradient is G = δᵀa. It is formed where there are many places T;
+where they are few, ⟨G, Ĝ⟩ = ⟨δ, a Ĝᵀ⟩ and ‖G‖² = ⟨δδᵀ, aaᵀ⟩ are cheaper.
 At the true picture and label the distance is compared with 0 before anything is searched.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import json
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+try:
+    import rich  # noqa: F401 (only its absence matters)
+except ImportError:  # tables of `unsum bench` are drawn with it, and nothing here is
+    for name in ("rich", "rich.console", "rich.progress", "rich.table", "rich.text"):
+        sys.modules[name] = MagicMock()
 
 import unsum
 from unsum.bench import Network
@@ -99,56 +110,187 @@ def case(model: nn.Module, photos: Tensor, classes: Tensor, number: int, kind: s
     return Case(kind, noise, image[0], torch.cat([target, found, named]), leak.features[0].float(), sent, right)
 
 
-class Watched:
-    """What enters and leaves every layer with parameters, of one pass."""
+class Unfold(torch.autograd.Function):
+    """(N, H, W, C) → (N, H', W', k, k, C): what a convolution's kernel sees at every place. Torch's own launches a kernel a
+    picture on a GPU."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.seen: list[tuple[str, nn.Module, Tensor, Tensor]] = []
-        for name, module in model.named_modules():
-            if isinstance(module, nn.ReLU):
-                module.inplace = False
-            if isinstance(module, nn.Conv2d | nn.Linear | nn.BatchNorm2d):
-                module.register_forward_hook(self._note(name))
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, k: int, stride: int, before: int, places: int) -> Tensor:
+        ctx.geometry, ctx.side = (k, stride, before, places), x.shape[1]
+        after = (places - 1) * stride + k - x.shape[1] - before
+        padded = functional.pad(x, (0, 0, before, after, before, after))
+        N, H, W, C = padded.shape
+        shape, strides = (N, places, places, k, k, C), (H * W * C, stride * W * C, stride * C, W * C, C, 1)
+        return padded.contiguous().as_strided(shape, strides).contiguous()
 
-    def _note(self, name: str) -> Callable[[nn.Module, Any, Tensor], Tensor]:
-        def note(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-            self.seen.append((name, module, inputs[0], output))
-            return output.clone()  # residual blocks add to it in place
+    @staticmethod
+    def backward(ctx: Any, *by: Tensor) -> tuple[Tensor | None, ...]:
+        return Fold.apply(by[0], ctx.side, *ctx.geometry), None, None, None, None  # type: ignore[no-untyped-call]
 
-        return note
 
-    def __call__(self, pictures: Tensor, targets: Tensor) -> list[tuple[str, nn.Module, Tensor, Tensor]]:
-        """(name, layer, its inputs, the loss's derivative by its outputs), all differentiable by the pictures."""
-        self.seen = []
-        logits = self.model(pictures)
-        outputs = [output for *_, output in self.seen]
-        errors = torch.autograd.grad(logits, outputs, logits.softmax(1) - targets, create_graph=True)
-        return [(name, layer, a, error) for (name, layer, a, _), error in zip(self.seen, errors, strict=True)]
+class Fold(torch.autograd.Function):
+    """The adjoint of `Unfold`: rows of the kernel first, then its columns."""
+
+    @staticmethod
+    def forward(ctx: Any, seen: Tensor, side: int, k: int, stride: int, before: int, places: int) -> Tensor:
+        ctx.geometry = (k, stride, before, places)
+        N, C, span = len(seen), seen.shape[-1], (places - 1) * stride + 1
+        whole = max(side + before, span + k - 1)
+        rows = seen.new_zeros(N, whole, places, k, C)
+        for i in range(k):
+            rows[:, i : i + span : stride].add_(seen[:, :, :, i])
+        found = seen.new_zeros(N, whole, whole, C)
+        for j in range(k):
+            found[:, :, j : j + span : stride].add_(rows[:, :, :, j])
+        return found[:, before : before + side, before : before + side]
+
+    @staticmethod
+    def backward(ctx: Any, *by: Tensor) -> tuple[Tensor | None, ...]:
+        return Unfold.apply(by[0], *ctx.geometry), None, None, None, None, None  # type: ignore[no-untyped-call]
+
+
+class Formed(torch.autograd.Function):
+    """⟨G, Ĝ⟩ and ‖G‖² of G = δᵀa: (N, T, o), (N, T, c), and Ĝ (K, o, c) of N/K pictures each → (N,), (N,)."""
+
+    @staticmethod
+    def forward(ctx: Any, delta: Tensor, a: Tensor, sent: Tensor) -> tuple[Tensor, Tensor]:
+        gradient = delta.mT @ a
+        ctx.save_for_backward(delta, a, sent, gradient)
+        own = gradient.view(len(sent), -1, *sent.shape[1:])
+        return (own * sent[:, None]).sum((2, 3)).flatten(), (gradient * gradient).sum((1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, *by: Tensor) -> tuple[Tensor | None, ...]:
+        delta, a, sent, gradient = ctx.saved_tensors
+        own, (dot, square) = gradient.view(len(sent), -1, *sent.shape[1:]), (b.view(len(sent), -1, 1, 1) for b in by)
+        whole = torch.addcmul(dot * sent[:, None], own, square, value=2).view_as(gradient)
+        return a @ whole.mT, delta @ whole, None
+
+
+class Unformed(torch.autograd.Function):
+    """The same without G, whose entries are many where places are few."""
+
+    @staticmethod
+    def forward(ctx: Any, delta: Tensor, a: Tensor, sent: Tensor) -> tuple[Tensor, Tensor]:
+        # (K, V T, c) @ (K, c, o): one product for all variants of a case
+        through = (a.reshape(len(sent), -1, a.shape[2]) @ sent.mT).view(delta.shape)
+        inputs, errors = a @ a.mT, delta @ delta.mT
+        ctx.save_for_backward(delta, a, sent, through, inputs, errors)
+        return (through * delta).sum((1, 2)), (inputs * errors).sum((1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, *by: Tensor) -> tuple[Tensor | None, ...]:
+        delta, a, sent, through, inputs, errors = ctx.saved_tensors
+        dot, square = (b[:, None, None] for b in by)
+        first = ((dot * delta).reshape(len(sent), -1, delta.shape[2]) @ sent).view(a.shape)
+        twice = 2 * square
+        return torch.baddbmm(dot * through, twice * inputs, delta), torch.baddbmm(first, twice * errors, a), None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One layer in one pass: a (N, T, c), what its weights are multiplied by, and its outputs (N, T, o)."""
+
+    layer: Layer
+    a: Tensor
+    z: Tensor
+
+
+class Layer(nn.Module):
+    """A convolution, with the BatchNorm behind it (a scale and a shift in eval mode), or a linear layer: one product."""
+
+    def __init__(
+        self, name: str, layer: nn.Conv2d | nn.Linear, norm: tuple[str, nn.BatchNorm2d] | None, notes: list[Seen]
+    ) -> None:
+        super().__init__()
+        self.name, self.notes, self.norm = name, notes, norm
+        self.convolution = layer if isinstance(layer, nn.Conv2d) else None
+        self.biased = layer.bias is not None
+        shift = torch.zeros(len(layer.weight)).to(layer.weight) if layer.bias is None else layer.bias.detach()
+        self.scale = torch.ones_like(shift)
+        if norm is not None:
+            bn = norm[1]
+            self.scale = (bn.weight / (bn.running_var + bn.eps).sqrt()).detach()
+            shift = ((shift - bn.running_mean) * self.scale + bn.bias).detach()
+        self.shift, self.weight = shift, layer.weight.detach() * self.scale.view(-1, *[1] * (layer.weight.dim() - 1))
+        self.taps, self.matrix = slice(None), self.weight  # (o, c), in the order of what is seen
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.convolution is None:
+            z = torch.addmm(self.shift, x, self.weight.T)[:, None]
+            self.notes.append(Seen(self, x[:, None], z))
+            return z[:, 0]
+        k, stride, padding = (
+            int(pair[0]) for pair in (self.convolution.kernel_size, self.convolution.stride, self.convolution.padding)
+        )
+        side = x.shape[2]
+        places = (side + 2 * padding - k) // stride + 1
+        # Rows and columns of the kernel that see nothing but padding, wherever it lies, are left out.
+        least, most = max(0, padding - (places - 1) * stride), min(k, side + padding)
+        if self.matrix is self.weight:
+            self.taps = slice(least, most)
+            self.matrix = self.as_seen(self.weight[None])[0].contiguous()
+        a = Unfold.apply(x.permute(0, 2, 3, 1), most - least, stride, padding - least, places)  # type: ignore[no-untyped-call]
+        a = a.view(len(x), places**2, -1)
+        z = torch.addmm(self.shift, a.flatten(0, 1), self.matrix.T).view(len(x), places**2, -1)
+        self.notes.append(Seen(self, a, z))
+        # A copy where residual blocks would add to it in place.
+        out = z.clone() if self.norm else z
+        return out.view(len(x), places, places, -1).permute(0, 3, 1, 2)
+
+    def as_seen(self, gradient: Tensor) -> Tensor:
+        """(K, o, …) a gradient of the weights as (K, o, c), in the order of a."""
+        if self.convolution is None:
+            return gradient
+        return gradient[:, :, :, self.taps, self.taps].permute(0, 1, 3, 4, 2).flatten(2)
+
+
+def rebuilt(model: nn.Module) -> tuple[nn.Module, list[Seen]]:
+    """The same network made of `Layer`s, which note what they see in every pass."""
+    model, notes = copy.deepcopy(model), list[Seen]()
+    parts = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear | nn.BatchNorm2d)]
+    for (name, part), (after, norm) in itertools.pairwise([*parts, ("", nn.Identity())]):
+        if isinstance(part, nn.BatchNorm2d):
+            model.set_submodule(name, nn.Identity())
+        elif isinstance(part, nn.Conv2d | nn.Linear):
+            behind = (after, norm) if isinstance(norm, nn.BatchNorm2d) else None
+            model.set_submodule(name, Layer(name, part, behind, notes))
+    for module in model.modules():
+        if isinstance(module, nn.ReLU):
+            module.inplace = False
+    return model.requires_grad_(False), notes
 
 
 class Misfit:
     """What is minimized, for V variants of each of K cases: `rows` (K·V,) losses."""
 
     def __init__(self, model: nn.Module, cases: list[Case], distance: str, device: str) -> None:
-        self.watched, self.distance, self.head = Watched(model), distance, find_head(model)[0]
+        self.model, self.notes = rebuilt(model)
+        self.distance, self.head = distance, find_head(model)[0]
         K, V = len(cases), len(VARIANTS)
         self.K = K
         self.sent = {name: torch.stack([one.sent[name] for one in cases]).to(device) for name in cases[0].sent}
         self.features = torch.stack([one.features for one in cases]).repeat_interleave(V, 0).to(device)
         own = [LABELS.index(label) for _, label in VARIANTS]
         self.targets = torch.cat([one.labels[own] for one in cases]).to(device)
-        self.gradients = torch.tensor([mode != "f" for mode, _ in VARIANTS] * K, dtype=torch.float32, device=device)
-        self.feats = torch.tensor([mode != "g" for mode, _ in VARIANTS] * K, dtype=torch.float32, device=device)
+        kind = self.features.dtype
+        self.gradients = torch.tensor([mode != "f" for mode, _ in VARIANTS] * K, dtype=kind, device=device)
+        self.feats = torch.tensor([mode != "g" for mode, _ in VARIANTS] * K, dtype=kind, device=device)
         heads = (f"{self.head}.weight", f"{self.head}.bias")
         sizes = {name: g.flatten(1).square().sum(1) for name, g in self.sent.items()}
         below = sum(size for name, size in sizes.items() if name not in heads)
         above = sum(size for name, size in sizes.items() if name in heads)
         self.size = below.repeat_interleave(V) + self.gradients * above.repeat_interleave(V)  # type: ignore[union-attr]
+        self.ready: dict[str, Tensor] = {}  # what was sent, in the order in which it is needed
 
     def __call__(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
         """(K·V,) what is minimized, and the distance of gradients alone."""
-        dot, square, features = self._products(self.watched(pictures, self.targets))
+        self.notes.clear()
+        logits = self.model(pictures)
+        outputs = [seen.z for seen in self.notes]
+        errors = torch.autograd.grad(logits, outputs, logits.softmax(1) - self.targets, create_graph=True)
+        dot, square = self._products(errors)
+        features = self.notes[-1].a.flatten(1)
         if self.distance == "cosine":
             apart = 1 - dot / (square * self.size).sqrt().clamp_min(1e-20)
             feature = 1 - functional.cosine_similarity(features, self.features, dim=1)
@@ -156,45 +298,41 @@ class Misfit:
             apart = (square - 2 * dot) / self.size + 1
             feature = (features - self.features).square().sum(1) / self.features.square().sum(1)
         down, across = pictures.diff(dim=2).abs(), pictures.diff(dim=3).abs()
-        variation = down.flatten(1).mean(1) + across.flatten(1).mean(1)
+        variation = down.mean((1, 2, 3)) + across.mean((1, 2, 3))
         return apart + self.feats * feature + TOTAL_VARIATION * variation, apart
 
-    def _products(self, layers: Iterable[tuple[str, nn.Module, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-        """⟨g, ĝ⟩ and ‖g‖² over the gradients that count, and the features."""
-        dot, square = torch.zeros_like(self.size), torch.zeros_like(self.size)
-        features = torch.empty(0)
-        for name, layer, inputs, error in layers:
-            counts = self.gradients if name == self.head else torch.ones_like(self.gradients)
-            if name == self.head:
-                features = inputs.flatten(1)
-            for d, s in self._of(name, layer, inputs, error):
-                dot, square = dot + counts * d, square + counts * s
-        return dot, square, features
+    def _products(self, errors: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+        """⟨g, ĝ⟩ and ‖g‖² over the gradients that count."""
+        below, above = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
+        for seen, error in zip(self.notes, errors, strict=True):
+            (above if seen.layer.name == self.head else below).extend(self._of(seen, error))
+        dots, squares = (torch.stack(parts).sum(0) for parts in zip(*below, strict=True))
+        return tuple(  # type: ignore[return-value]
+            part + self.gradients * torch.stack(parts).sum(0)
+            for part, parts in zip((dots, squares), zip(*above, strict=True), strict=True)
+        )
 
-    def _of(self, name: str, layer: nn.Module, inputs: Tensor, error: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-        if isinstance(layer, nn.BatchNorm2d):
-            scale = (layer.running_var + layer.eps).rsqrt()
-            normed = (inputs - layer.running_mean[:, None, None]) * scale[:, None, None]
-            yield self._vector(f"{name}.weight", (error * normed).sum((2, 3)))
-            yield self._vector(f"{name}.bias", error.sum((2, 3)))
-            return
-        if isinstance(layer, nn.Conv2d):
-            a = functional.unfold(inputs, layer.kernel_size, padding=layer.padding, stride=layer.stride)  # type: ignore[arg-type]
-            delta = error.flatten(2)
-        else:
-            a, delta = inputs.flatten(1)[..., None], error[..., None]
-        if layer.bias is not None:
-            yield self._vector(f"{name}.bias", delta.sum(2))
-        sent, V = self.sent[f"{name}.weight"].flatten(2), len(VARIANTS)
-        side_by_side = (
-            a.view(self.K, V, *a.shape[1:]).transpose(1, 2).flatten(2)
-        )  # (K, c, V T): one product for all variants
-        through = (sent @ side_by_side).view(self.K, sent.shape[1], V, -1).transpose(1, 2).reshape(delta.shape)
-        yield (through * delta).sum((1, 2)), ((a.mT @ a) * (delta.mT @ delta)).sum((1, 2))
+    def _of(self, seen: Seen, error: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+        layer, a, summed = seen.layer, seen.a, error.sum(1)
+        if layer.norm is not None:
+            name, norm = layer.norm
+            yield self._vector(f"{name}.weight", ((error * seen.z).sum(1) - norm.bias * summed) / norm.weight)
+            yield self._vector(f"{name}.bias", summed)
+        if layer.biased:
+            yield self._vector(f"{layer.name}.bias", summed * layer.scale)
+        T, c, o = a.shape[1], a.shape[2], error.shape[2]
+        delta = error * layer.scale if layer.norm is not None else error
+        yield (Formed if c * o <= T * (c + o) else Unformed).apply(delta, a, self._sent(layer))
+
+    def _sent(self, layer: Layer) -> Tensor:
+        name = f"{layer.name}.weight"
+        if name not in self.ready:
+            self.ready[name] = layer.as_seen(self.sent[name]).contiguous()
+        return self.ready[name]
 
     def _vector(self, name: str, found: Tensor) -> tuple[Tensor, Tensor]:
-        sent = self.sent[name].repeat_interleave(len(VARIANTS), 0)
-        return (found * sent).sum(1), found.square().sum(1)
+        by_case = found.view(self.K, len(VARIANTS), -1)
+        return (by_case * self.sent[name][:, None]).sum(2).flatten(), found.square().sum(1)
 
     def check(self, cases: list[Case], device: str) -> float:
         """The largest distance at the true picture with the true label where nothing disturbs it: 0 but for rounding."""
@@ -202,18 +340,68 @@ class Misfit:
         with torch.enable_grad():
             apart = self(pictures.requires_grad_())[1].detach().view(len(cases), -1)
         clean = [k for k, one in enumerate(cases) if one.noise == 0]
+        if not clean:
+            return 0.0
         return float(apart[clean][:, [v for v, (_, label) in enumerate(VARIANTS) if label == "true"]].abs().max())
 
 
-class Search:
-    """Pictures (N, 3, 32, 32) on their way down; `best` keeps the lowest loss of each."""
+Moves = tuple[Callable[[], None], Callable[[], None], Callable[[float], None]]  # a pass, to the beginning, one step
 
-    def __init__(self, misfit: Misfit, count: int, device: str, seed: int) -> None:
-        self.misfit, self.seed, self.anew = misfit, seed, 0
+
+class Memory:
+    """The last HISTORY steps S and changes of the gradient Y of N pictures; the product of their inverse Hessian with a vector.
+
+    Byrd, Nocedal and Schnabel's compact form, H = γ + [S γY] [[R⁻ᵀ(D + γYᵀY)R⁻¹, −R⁻ᵀ], [−R⁻¹, 0]] [S γY]ᵀ, R = SᵀY where the
+    step is not younger than the change, D its diagonal. It is the same H as that of the two loops over all pairs, in two
+    products. R⁻¹ needs no solver: a new pair adds a column to it, and the oldest one's row and column are left out. A pair of 0
+    is as good as none.
+    """
+
+    def __init__(self, N: int, D: int, like: Tensor) -> None:
+        self.pairs = like.new_zeros(N, 2 * HISTORY, D)  # S, then Y; the pair k in place of the oldest
+        small = like.new_zeros(N, HISTORY, HISTORY, dtype=torch.float64)
+        self.inverse, self.YY, self.diagonal = small, small.clone(), small[:, 0].clone()
+        self.gamma, self.k = like.new_ones(N), torch.zeros(1, dtype=torch.long, device=like.device)
+
+    def forget(self, which: int | slice) -> None:
+        for part in (self.pairs, self.inverse, self.YY, self.diagonal):
+            part[which] = 0
+        self.gamma[which] = 1
+
+    def add(self, s: Tensor, y: Tensor, g: Tensor, keep: Tensor, curvature: Tensor) -> Tensor:
+        """−H g, the pair s, y taken in where `keep`."""
+        k, kept = self.k, keep[:, None]
+        s, y = torch.where(kept, s, 0.0), torch.where(kept, y, 0.0)
+        self.pairs.index_copy_(1, k, s[:, None]).index_copy_(1, k + HISTORY, y[:, None])
+        curvature = torch.where(keep, curvature, 0.0).double()
+        self.gamma.copy_(torch.where(keep, (curvature / y.double().square().sum(1)).to(s), self.gamma))
+        products = (torch.stack([g, y], 1) @ self.pairs.mT).double()  # one pass over the memory for both
+        (p, q), (Sy, Yy) = products[:, 0].chunk(2, 1), products[:, 1].chunk(2, 1)
+        self.inverse.index_fill_(1, k, 0).index_fill_(2, k, 0)
+        self.YY.index_copy_(1, k, Yy[:, None]).index_copy_(2, k, Yy[:, :, None])
+        self.diagonal.index_copy_(1, k, curvature[:, None])
+        reciprocal = torch.where(keep, 1 / curvature, 0.0)[:, None]
+        column = torch.where(kept, -(self.inverse @ Sy[:, :, None])[:, :, 0] * reciprocal, 0.0)
+        self.inverse.index_copy_(2, k, column.index_copy(1, k, reciprocal)[:, :, None])
+        gamma = self.gamma.double()[:, None]
+        u = (self.inverse @ p[:, :, None])[:, :, 0]
+        middle = self.diagonal * u + gamma * ((self.YY @ u[:, :, None])[:, :, 0] - q)
+        v = (self.inverse.mT @ middle[:, :, None])[:, :, 0]
+        self.k.add_(1).remainder_(HISTORY)
+        weights = torch.cat([-v, gamma * u], 1).to(g)
+        return (weights[:, None] @ self.pairs)[:, 0] - self.gamma[:, None] * g
+
+
+class Search:
+    """Pictures (N, 3, 32, 32) on their way down from `start`; `best` keeps the lowest loss of each."""
+
+    def __init__(self, misfit: Misfit, start: Tensor, numbers: Iterable[int], device: str) -> None:
+        self.misfit, self.numbers = misfit, list(numbers)
         # Variants of a case begin at the same picture, as far as nothing diverges.
-        start = torch.randn(count // len(VARIANTS), 3, SIDE, SIDE, generator=torch.Generator().manual_seed(seed))
         self.x = start.repeat_interleave(len(VARIANTS), 0).to(device).requires_grad_()
-        self.best, self.least = self.x.detach().clone(), torch.full((count,), math.inf, device=device)
+        self.best, self.least = self.x.detach().clone(), torch.full((len(self.x),), math.inf, device=device)
+        self.anew = [0] * len(self.x)
+        self.run, self.reset, self.after = self._adam() if misfit.distance == "cosine" else self._lbfgs()
 
     def _look(self) -> tuple[Tensor, Tensor]:
         """(N,) losses and the pictures' derivatives here; remembers what is lower than ever before."""
@@ -224,7 +412,24 @@ class Search:
         self.best.copy_(torch.where(lower[:, None, None, None], self.x.detach(), self.best))
         return losses, gradient
 
-    def adam(self, steps: int, until: float) -> int:
+    def seconds(self, passes: int = 10) -> float:
+        """What a pass takes; nothing moves meanwhile."""
+        self.run()
+        begun = _now(self.x)
+        for _ in range(passes):
+            self.run()
+        return (_now(self.x) - begun) / passes
+
+    def go(self, steps: int, until: float) -> int:
+        """The number of steps that were taken before `until`."""
+        self.reset()
+        for step in range(steps):
+            self.after(step / steps)
+            if step % (50 if self.misfit.distance == "cosine" else 1) == 0 and _now(self.x) > until:
+                return step + 1
+        return steps
+
+    def _adam(self) -> Moves:
         x = self.x.detach()
         x.clamp_(0, 1)
         first, second = torch.zeros_like(x), torch.zeros_like(x)
@@ -238,100 +443,140 @@ class Search:
             size = (second / (1 - BETAS[1] ** count)).sqrt() + EPSILON
             x.sub_(rate * first / (1 - BETAS[0] ** count) / size).clamp_(0, 1)
 
-        run = recorded(work, x.device)[0]  # a first run at rate 0 warms up, and moves nothing
-        for tensor in (first, second, count):
-            tensor.zero_()
-        for step in range(steps):
-            rate.fill_(decayed(RATE, step / steps))
-            run()
-            if step % 50 == 0 and _late(x, until):
-                return step + 1
-        return steps
+        def reset() -> None:
+            for tensor in (first, second, count):
+                tensor.zero_()
 
-    def lbfgs(self, steps: int, until: float) -> int:
+        def step(progress: float) -> None:
+            rate.fill_(decayed(RATE, progress))
+            run()
+
+        run = recorded(work, x.device)[0]  # at rate 0 until the first step: nothing moves
+        return run, reset, step
+
+    def _lbfgs(self) -> Moves:
         x = self.x.detach()
         N, D = len(x), x[0].numel()
-        S, Y = (x.new_zeros(HISTORY, N, D) for _ in range(2))
-        rho, gamma, fresh = x.new_zeros(HISTORY, N), x.new_ones(N), x.new_ones(N)
+        memory, fresh, moving = Memory(N, D, x), x.new_ones(N), torch.zeros((), device=x.device)
         last, step, bad = x.new_zeros(N, D), x.new_zeros(N, D), x.new_zeros(N, dtype=torch.bool)
-        moving = torch.zeros((), device=x.device)
 
         def work() -> None:
             losses, gradient = self._look()
             g = gradient.flatten(1)
             y, curvature = g - last, ((g - last) * step).sum(1)
             keep = (curvature > LEAST_CURVATURE) & (fresh == 0)
-            for memory, new in ((S, step), (Y, y)):
-                memory.copy_(torch.cat([memory[1:], torch.where(keep[:, None], new, 0.0)[None]]))
-            rho.copy_(torch.cat([rho[1:], torch.where(keep, 1 / curvature, 0.0)[None]]))  # 0: as if it were not there
-            gamma.copy_(torch.where(keep, curvature / y.square().sum(1), gamma))
-            q, alphas = -g, []
-            for pair in reversed(range(HISTORY)):
-                alphas.append(rho[pair] * (S[pair] * q).sum(1))
-                q = q - alphas[-1][:, None] * Y[pair]
-            q = q * gamma[:, None]
-            for pair, alpha in enumerate(reversed(alphas)):
-                q = q + (alpha - rho[pair] * (Y[pair] * q).sum(1))[:, None] * S[pair]
+            downhill = memory.add(step, y, g, keep, curvature)
             first = -g * (1 / g.abs().sum(1)).clamp(max=1)[:, None]
-            step.copy_(torch.where(fresh[:, None] > 0, first, q) * moving)
+            step.copy_(torch.where(fresh[:, None] > 0, first, downhill) * moving)
             last.copy_(g)
             fresh.zero_()
             bad.copy_(~torch.isfinite(losses) | ~torch.isfinite(step).all(1) | ~g.any(1))
             step.copy_(torch.where(bad[:, None], 0.0, step))
             x.add_(step.view_as(x))
 
-        run = recorded(work, x.device)[0]
-        gamma.fill_(1), fresh.fill_(1), moving.fill_(1), rho.zero_()
-        for number in range(steps):
+        def reset() -> None:
+            memory.forget(slice(None))
+            fresh.fill_(1), moving.fill_(1)
+
+        def steps(_: float) -> None:
             for _ in range(INNER):
                 run()
             for n in bad.nonzero().flatten().tolist():  # diverged, as it does without a line search: begins anew
-                self.anew += 1
-                random = torch.Generator().manual_seed(self.seed + 7919 * self.anew)
+                self.anew[n] += 1
+                random = torch.Generator().manual_seed(7919 * self.anew[n] + 104729 * self.numbers[n])
                 x[n] = torch.randn(3, SIDE, SIDE, generator=random).to(x)
-                S[:, n], Y[:, n], rho[:, n], gamma[n], fresh[n] = 0, 0, 0, 1, 1
-            if _late(x, until):
-                return number + 1
-        return steps
+                memory.forget(n)
+                fresh[n] = 1
+
+        run = recorded(work, x.device)[0]
+        return run, reset, steps
 
 
-def _late(x: Tensor, until: float) -> bool:
+def _now(x: Tensor) -> float:
     if x.device.type == "cuda":
         torch.cuda.synchronize()
-    return time.monotonic() > until
+    return time.monotonic()
 
 
-def searched(
-    name: str, distance: str, options: argparse.Namespace, until: float
-) -> tuple[list[dict[str, Any]], Tensor]:
-    """Rows of figures, and (K, 1 + V, 3, 32, 32) the photos and what was found."""
-    start = time.monotonic()
-    model = build(Network(NETWORKS[name], SIDE, CLASSES), seed=0, weights=None).eval().to(options.device)
-    photos, classes = read(options.photos)
-    noises = options.noise if name == "lenet" else [0.0]
-    kinds = itertools.product(range(options.pictures), KINDS, noises)
-    cases = [case(model, photos, classes, number, kind, noise) for number, kind, noise in kinds]
-    model.requires_grad_(False)  # from here on derivatives by pictures alone
-    misfit = Misfit(model, cases, distance, options.device)
-    off = misfit.check(cases, options.device)
-    assert off < 1e-4, f"At the true pictures the distance is {off:.1e}."
-    search = Search(misfit, len(cases) * len(VARIANTS), options.device, seed=1)
-    steps = options.steps or STEPS[distance]
-    taken = search.adam(steps, until) if distance == "cosine" else search.lbfgs(max(1, steps), until)
-    found = search.best.clamp(0, 1).cpu().view(len(cases), len(VARIANTS), 3, SIDE, SIDE)
-    least = search.least.cpu().view(len(cases), len(VARIANTS))
-    spent = time.monotonic() - start
-    print(f"{name} {distance}: {taken} of {steps} steps in {spent:.0f} s, {search.anew} began anew", flush=True)
-    rows = [
-        {
-            "network": name, "distance": distance, "kind": one.kind, "noise": one.noise, "mode": mode, "label": label,
-            "right": one.right, "steps": taken, "loss": float(least[k, v]),
-            "psnr": psnr(found[k, v], one.image), "ssim": ssim(found[k, v], one.image),
-        }
-        for k, one in enumerate(cases)
-        for v, (mode, label) in enumerate(VARIANTS)
-    ]  # fmt: skip
-    return rows, torch.cat([torch.stack([one.image for one in cases])[:, None], found], 1)
+class Task:
+    """One network, and the cases of all photos asked for."""
+
+    def __init__(self, name: str, options: argparse.Namespace) -> None:
+        self.name, self.device = name, options.device
+        model = build(Network(NETWORKS[name], SIDE, CLASSES), seed=0, weights=None).eval()
+        photos, classes = read(options.photos)
+        self.kinds = list(itertools.product(KINDS, options.noise if name == "lenet" else [0.0]))
+        shape = (options.pictures, len(self.kinds), 3, SIDE, SIDE)
+        self.starts = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+        share, shares = map(int, options.share.split("/"))
+        self.numbers = list(range(share - 1, options.pictures, shares))
+        self.cases = {n: [case(model, photos, classes, n, *kind) for kind in self.kinds] for n in self.numbers}
+        self.model = model.requires_grad_(False).to(options.device)  # from here on derivatives by pictures alone
+        self.needs = dict.fromkeys(STEPS, 1.0)  # seconds of each distance, as far as they were measured
+        self.ready: dict[str, Search] = {}
+
+    def measure(self, options: argparse.Namespace) -> float:
+        """What all steps of all distances take."""
+        for distance in options.distances:
+            self.ready.pop(distance, None)
+            search = self.ready[distance] = self._search(distance, self.numbers)
+            seconds = search.seconds()
+            self.needs[distance] = seconds * _steps(distance, options) * (INNER if distance == "l2" else 1)
+            print(f"{self.name} {distance}, {len(self.numbers)} photos: {1000 * seconds:.2f} ms a pass", flush=True)
+        return sum(self.needs[distance] for distance in options.distances)
+
+    def searched(
+        self, distance: str, numbers: list[int], steps: int, until: float
+    ) -> tuple[list[dict[str, Any]], Tensor]:
+        """Rows of figures, and (K, 1 + V, 3, 32, 32) the photos and what was found."""
+        begun = time.monotonic()
+        search = self.ready.pop(distance, None) or self._search(distance, numbers)
+        taken, cases = search.go(steps, until), self._cases(numbers)
+        found = search.best.clamp(0, 1).cpu().view(len(cases), len(VARIANTS), 3, SIDE, SIDE)
+        least = search.least.cpu().view(len(cases), len(VARIANTS))
+        print(
+            f"{self.name} {distance}, photos {numbers}: {taken} of {steps} steps in {time.monotonic() - begun:.0f} s, "
+            f"{sum(search.anew)} began anew",
+            flush=True,
+        )
+        whose = [number for number in numbers for _ in self.kinds]
+        rows = [
+            {
+                "network": self.name, "distance": distance, "kind": one.kind, "noise": one.noise, "mode": mode, "label": label,
+                "photo": whose[k], "right": one.right, "steps": taken, "loss": float(least[k, v]),
+                "psnr": psnr(found[k, v], one.image), "ssim": ssim(found[k, v], one.image),
+            }
+            for k, one in enumerate(cases)
+            for v, (mode, label) in enumerate(VARIANTS)
+        ]  # fmt: skip
+        return rows, torch.cat([torch.stack([one.image for one in cases])[:, None], found], 1)
+
+    def _search(self, distance: str, numbers: list[int]) -> Search:
+        cases = self._cases(numbers)
+        misfit = Misfit(self.model, cases, distance, self.device)
+        off = misfit.check(cases, self.device)
+        assert off < 1e-4, f"At the true pictures the distance is {off:.1e}."
+        width = len(self.kinds) * len(VARIANTS)
+        each = (number * width + n for number in numbers for n in range(width))
+        return Search(misfit, self.starts[numbers].flatten(0, 1), each, self.device)
+
+    def _cases(self, numbers: list[int]) -> list[Case]:
+        return [one for number in numbers for one in self.cases[number]]
+
+
+def fit(tasks: list[Task], options: argparse.Namespace, end: float) -> None:
+    """All steps into the time, with half of the photos, and half of them, of the task that takes longest."""
+    needs = {task: task.measure(options) for task in tasks}
+    while sum(needs.values()) > end - time.monotonic():
+        slow = max((task for task in tasks if len(task.numbers) > 1), key=lambda task: needs[task], default=None)
+        if slow is None:
+            return
+        slow.numbers = slow.numbers[: len(slow.numbers) // 2]
+        needs[slow] = slow.measure(options)
+
+
+def _steps(distance: str, options: argparse.Namespace) -> int:
+    return options.steps or STEPS[distance]
 
 
 def read(photos: str) -> tuple[Tensor, Tensor]:
@@ -345,23 +590,56 @@ def read(photos: str) -> tuple[Tensor, Tensor]:
 def table(rows: list[dict[str, Any]]) -> str:
     """PSNR and standard error over photos; SSIM in brackets."""
     lines = [
-        "| network | distance | label is | noise | mode | photos | " + " | ".join(LABELS) + " |",
-        "|---" * 10 + "|",
+        "| network | distance | label is | noise | mode | steps | photos | " + " | ".join(LABELS) + " |",
+        "|---" * 11 + "|",
     ]
-    groups: dict[tuple[Any, ...], dict[str, list[dict[str, Any]]]] = {}
-    for row in rows:
-        key = tuple(row[name] for name in ("network", "distance", "kind", "noise", "mode"))
-        groups.setdefault(key, {}).setdefault(row["label"], []).append(row)
-    for key, by_label in sorted(groups.items(), key=lambda group: [str(part) for part in group[0]]):
+    for key, group in _grouped(rows, "network", "distance", "kind", "noise", "mode"):
         cells = []
         for label in LABELS:
-            values = [row["psnr"] for row in by_label[label]]
-            error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else math.nan
-            cells.append(
-                f"{statistics.mean(values):.2f} ± {error:.2f} ({statistics.mean(r['ssim'] for r in by_label[label]):.2f})"
-            )
-        lines.append(f"| {' | '.join(map(str, key))} | {len(values)} | {' | '.join(cells)} |")
+            own = [row for row in group if row["label"] == label]
+            mean, error = _mean([row["psnr"] for row in own])
+            cells.append(f"{mean:.2f} ± {error:.2f} ({statistics.mean(row['ssim'] for row in own):.2f})")
+        lines.append(f"| {' | '.join(map(str, key))} | {_range(group)} | {len(own)} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """Mean PSNR over the modes; what the recovered label is worth beside the hard one, photo by photo, ± standard error."""
+    lines = [
+        "| network | distance | label is | noise | steps | " + " | ".join(LABELS) + " | recovered − hard | right |",
+        "|---" * 11 + "|",
+    ]
+    for key, group in _grouped(rows, "network", "distance", "kind", "noise"):
+        by_label = {label: [row["psnr"] for row in group if row["label"] == label] for label in LABELS}
+        photos = {photo: list(own) for photo, own in _grouped(group, "photo")}
+        gains = [
+            sum(row["psnr"] * ((row["label"] == "recovered") - (row["label"] == "hard")) for row in own) / len(MODES)
+            for own in photos.values()
+        ]
+        gain, error = _mean(gains)
+        means = " | ".join(f"{statistics.mean(values):.1f}" for values in by_label.values())
+        right = sum(own[0]["right"] for own in photos.values())
+        lines.append(
+            f"| {' | '.join(map(str, key))} | {_range(group)} | {means} | {gain:.1f} ± {error:.1f} | {right} of {len(photos)} |"
+        )
+    return "\n".join(lines)
+
+
+def _grouped(rows: list[dict[str, Any]], *names: str) -> list[tuple[tuple[Any, ...], list[dict[str, Any]]]]:
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return sorted(groups.items(), key=lambda group: [str(part) for part in group[0]])
+
+
+def _mean(values: list[float]) -> tuple[float, float]:
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else math.nan
+    return statistics.mean(values), error
+
+
+def _range(rows: list[dict[str, Any]]) -> str:
+    steps = sorted({row["steps"] for row in rows})
+    return f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
 
 
 def grid(pictures: Tensor, path: Path) -> None:
@@ -376,35 +654,65 @@ def grid(pictures: Tensor, path: Path) -> None:
 
 
 def main() -> None:
+    options = _options()
+    rows = [row for path in options.table or [] for row in json.loads(path.read_text())]
+    if not options.table:
+        rows = measured(options)
+    print(summary(rows), table(rows), sep="\n\n")
+
+
+def measured(options: argparse.Namespace) -> list[dict[str, Any]]:
+    torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False
+    rows = json.loads(options.json.read_text()) if options.json and options.json.exists() else []
+    tasks = [Task(name, options) for name in options.networks]
+    print("Labels are recovered, searches begin.", flush=True)
+    end = time.monotonic() + options.seconds
+    if options.fit:
+        fit(tasks, options, end)
+    searches = [
+        (group, task, distance)
+        for group in range(0, options.pictures, options.together or options.pictures)
+        for task in tasks
+        for distance in options.distances
+        if task.numbers[group:]
+    ]
+    for number, (group, task, distance) in enumerate(searches):
+        steps, photos = _steps(distance, options), task.numbers[group:][: options.together]
+        done = {(r["network"], r["distance"], r["photo"], r["noise"]) for r in rows if r["steps"] == steps}
+        if all((task.name, distance, photo, noise) in done for photo in photos for _, noise in task.kinds):
+            continue
+        now, left = time.monotonic(), sum(task.needs[distance] for _, task, distance in searches[number:])
+        found, pictures = task.searched(distance, photos, steps, now + (end - now) * task.needs[distance] / left)
+        rows += found
+        if options.json:
+            partly = options.json.with_suffix(".part")
+            partly.write_text(json.dumps(rows))
+            partly.replace(options.json)
+        if options.grid:
+            grid(pictures, options.grid)
+    return rows
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--photos", default="embedded", help="npz or tar of photos; embedded: those of the package")
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--distances", nargs="+", choices=list(STEPS), default=list(STEPS))
     parser.add_argument("--pictures", type=int, default=16)
+    parser.add_argument("--share", default="1/1", help="the I-th of N shares of the photos, I/N")
+    parser.add_argument("--together", type=int, help="photos that are searched at once; all of them if not given")
     parser.add_argument("--noise", type=float, nargs="+", default=[0.0, 1e-4, 1e-3, 1e-2], help="for LeNet")
     parser.add_argument("--steps", type=int, help="instead of the published ones")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="for all searches, evenly")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="for all searches, from when labels are recovered"
+    )
+    parser.add_argument("--fit", action="store_true", help="fewer photos where all steps do not fit into the time")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="written after every search; what it has is not searched again")
     parser.add_argument("--grid", type=Path)
     parser.add_argument("--table", type=Path, nargs="+")
-    options = parser.parse_args()
-    if options.table:
-        print(table([row for path in options.table for row in json.loads(path.read_text())]))
-        return
-    torch.set_num_threads(1)
-    torch.backends.cudnn.allow_tf32 = False
-    rows, end = [], time.monotonic() + options.seconds
-    searches = list(itertools.product(options.networks, options.distances))
-    for number, (name, distance) in enumerate(searches):
-        now = time.monotonic()
-        found, pictures = searched(name, distance, options, now + (end - now) / (len(searches) - number))
-        rows += found
-        if options.json:
-            options.json.write_text(json.dumps(rows))
-        if options.grid:
-            grid(pictures, options.grid)
-    print(table(rows))
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
