@@ -43,6 +43,7 @@ from unsum.cuda_graph import recorded
 
 _aten = torch.ops.aten
 ERRORS = 2.0**6  # errors are kept times this, as mixed-precision training does: float16 ends at 6e-8 and at 65 504
+_FEATURES = 2.0**8
 _TINY = 1e-30
 _LARGEST = 2.0**6  # entry of a received gradient as it is kept
 _SHORT = 1 << 18  # entries of a product below which it is cut along its long sum: few blocks leave a large GPU idle
@@ -175,7 +176,9 @@ def _windows(padded: Maps, size: int, stride: int) -> Tensor:
 
 
 def _statistics(y: Rows, eps: float) -> tuple[Tensor, Tensor]:
-    variance, mean = torch.var_mean(_wide(y), 1, correction=0, keepdim=True)
+    wide = _wide(y)  # two sums in one pass; Welford's way takes torch's compiler longer
+    mean = wide.mean(1, keepdim=True)
+    variance = (wide.square().mean(1, keepdim=True) - mean.square()).clamp_min(0)
     return mean, (variance + eps).rsqrt()
 
 
@@ -521,11 +524,12 @@ class Passes:
         F = self.features
         plain = _wide(dots.flatten(0, 1) @ self.head.T).unflatten(0, dots.shape[:2])
         own = torch.bmm(self._gram_F, self.G)
+        small = F / _FEATURES  # F ĝᵀ is as large as ‖f‖², more than float16 holds
         if len(self.sent_head) == 1:
-            sent = (F.flatten(0, 1) @ self.sent_head[0].T).unflatten(0, F.shape[:2])
+            sent = (small.flatten(0, 1) @ self.sent_head[0].T).unflatten(0, F.shape[:2])
         else:
-            sent = torch.bmm(F, self.sent_head.mT)
-        return plain + a[:, None, None] * own + b[:, None, None] * _wide(sent)
+            sent = torch.bmm(small, self.sent_head.mT)
+        return plain + a[:, None, None] * own + (_FEATURES * b)[:, None, None] * _wide(sent)
 
     def _head_second(self, second: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """ðL W + G v"""

@@ -17,9 +17,9 @@ All cells go through the network together, by `resnet_passes.py`, in float16, wh
 default for convolutions.
 What a pass costs at least, for one batch: 0.46 TFLOP, and 42 times 0.18 GB of maps through memory: 1 and 2 ms of an H200.
 
-`run` stops when its `--seconds` are over and goes on from `--state`. `--picture` adds a batch of embedded photos, which may be
-shown: figures 10 (no defense), 13, 14 and 15 (noise, clipping, pruning). `precision` runs the first steps of IG in float16,
-TF32 and float32 on one batch.
+`run` stops a method when its `--seconds` are over; IG goes on from `--state`. `--picture` adds a batch of embedded photos, which
+may be shown: figures 10 (no defense), 13, 14 and 15 (noise, clipping, pruning). `precision` runs the first steps of IG in
+float16, TF32 and float32 on one batch.
 """
 
 from __future__ import annotations
@@ -161,7 +161,10 @@ class Search:
             self.seconds = earlier + time.monotonic() - begun
             quality = -10 * (self.x.clamp(0, 1) - self.true).square().mean((2, 3, 4)).log10().mean(1)
             told = {"method": self.method, "step": self.step, "seconds": round(self.seconds, 1), "losses": losses}
-            told |= {"least": self.least.tolist(), "psnr in order": [round(q, 2) for q in quality.tolist()]}
+            told |= self.told() | {
+                "least": self.least.tolist(),
+                "psnr in order": [round(q, 2) for q in quality.tolist()],
+            }
             print(json.dumps(told), flush=True)
             if self.step % (20 * self.chunk) == 0:
                 self.write()
@@ -169,6 +172,9 @@ class Search:
         return self.step >= steps
 
     chunk = LOOK
+
+    def told(self) -> dict[str, Any]:
+        return {}
 
     def some(self, steps: range, of: int) -> None:
         raise NotImplementedError
@@ -203,8 +209,9 @@ class IG(Search):
         self.x.clamp_(0, 1)
         self.first, self.second = torch.zeros_like(self.x), torch.zeros_like(self.x)
         self.rate, self.count = (torch.zeros((), device=bench.device) for _ in range(2))
+        self.lost = torch.zeros(len(clients), device=bench.device)  # steps whose derivative was no number
         run = recorded(self._work, bench.device)[0]  # at rate 0 it moves nothing
-        for tensor in (self.first, self.second, self.count):
+        for tensor in (self.first, self.second, self.count, self.lost):
             tensor.zero_()
         self.least.fill_(torch.inf)
         self._run = run
@@ -215,7 +222,9 @@ class IG(Search):
         variation, slope = _total_variation(self.x)
         self.losses.copy_(1 - dot / lengths + TOTAL_VARIATION * variation)
         self.keep(self.losses)
-        sign = (self.passes.pull(dot / (square * lengths), -1 / lengths) + TOTAL_VARIATION * slope).sign_()
+        pull = self.passes.pull(dot / (square * lengths), -1 / lengths)
+        self.lost.add_(~pull.flatten(1).sum(1).isfinite())
+        sign = (pull + TOTAL_VARIATION * slope).sign_()
         self.count.add_(1)
         self.first.lerp_(sign, 1 - BETAS[0])
         self.second.lerp_(sign.square(), 1 - BETAS[1])
@@ -227,8 +236,11 @@ class IG(Search):
             self.rate.fill_(decayed(RATE, step / of))
             self._run()
 
+    def told(self) -> dict[str, Any]:
+        return {"lost": self.lost.tolist()}
+
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "first": self.first, "second": self.second, "count": self.count}
+        return {**super().state(), "first": self.first, "second": self.second, "count": self.count, "lost": self.lost}
 
 
 def _total_variation(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -273,6 +285,9 @@ class DLG(Search):
     def _move(self, client: int) -> None:
         step = self.memories[client].direction(self.slope[client].flatten(), 1.0)
         self.x[client] += step.view_as(self.x[client])
+
+    def told(self) -> dict[str, Any]:
+        return {"began anew": self.renewed}
 
     def _anew(self, client: int) -> None:
         self.renewed[client] += 1
@@ -403,15 +418,14 @@ class Enlarged(nn.Module):
 
 
 def run(options: argparse.Namespace) -> None:
-    end = time.monotonic() + options.seconds
     bench = prepare(options)
-    clients = [bench.client(cell, batch) for batch in options.batches for cell in options.cells]
-    if options.picture:
-        clients += [bench.client(cell, None) for cell in FIGURES if cell in options.cells]
-    steps = STEPS | dict(_named(given) for given in options.steps)
+    steps = STEPS | {name: int(value) for name, value in map(_named, options.steps)}
+    limits = dict(map(_named, options.seconds))
     shown: dict[tuple[str, str], Tensor] = {}
     for method in options.methods:
         start = time.monotonic()
+        end = start + limits.get(method, float("inf"))
+        clients = clients_of(bench, method)
         if method == "ggl":
             search: Any = GGL(bench, clients)
             found = search.go(steps[method], end)
@@ -430,6 +444,17 @@ def run(options: argparse.Namespace) -> None:
                 shown[client.cell, method] = images.cpu()
         if options.picture and shown:
             draw(bench, shown, options)
+
+
+def clients_of(bench: Bench, method: str) -> list[Client]:
+    """Every cell of every batch. IG compares directions and does not notice clipping, so the cell without a defense serves for
+    that, too."""
+    options = bench.options
+    cells = [cell for cell in options.cells if method != "ig" or cell != "clip:4"]
+    clients = [bench.client(cell, batch) for batch in options.batches for cell in cells]
+    return clients + [
+        bench.client(cell, None) for cell in options.figures if options.picture and method in options.drawn
+    ]
 
 
 def note(options: argparse.Namespace, client: Client, images: Tensor, **line: Any) -> None:
@@ -462,12 +487,13 @@ def prepare(options: argparse.Namespace) -> Bench:
         provide_alexnet(options.alexnet)
     torch.backends.cudnn.benchmark = True
     torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     return Bench(options)
 
 
-def _named(given: str) -> tuple[str, int]:
+def _named(given: str) -> tuple[str, float]:
     name, _, value = given.partition("=")
-    return name, int(value)
+    return name, float(value)
 
 
 def _hardware(device: str) -> str:
@@ -478,7 +504,7 @@ def draw(bench: Bench, shown: dict[tuple[str, str], Tensor], options: argparse.N
     """A block for every figure: the photos, then what every attack made of them."""
     true = bench.photos(None)[0]
     rows = []
-    for cell in FIGURES:
+    for cell in options.figures:
         rows += [true, *(shown[cell, method] for method in options.methods if (cell, method) in shown)]
     small = nn.functional.interpolate(torch.cat(rows), (112, 112), mode="area")
     save_image(small, options.picture, nrow=B, padding=2, pad_value=1.0)
@@ -515,16 +541,19 @@ def main() -> None:
         task.add_argument("--photos", type=Path, required=True, help="whose batches are attacked")
         task.add_argument("--alexnet", type=Path, help="AlexNet's features, for LPIPS")
         task.add_argument("--device", default="cpu")
-        task.add_argument("--seconds", type=float, default=3600.0)
         task.add_argument("--batches", type=int, nargs="+", default=[0])
         task.add_argument("--results", type=Path, default=Path("rivals.jsonl"))
         task.add_argument("--state", type=Path, help="folder from which a run that was stopped goes on")
     tasks.choices["precision"].add_argument("--few", type=int, default=1000, help="steps")
+    tasks.choices["precision"].add_argument("--seconds", type=float, default=600.0, help="for each")
     task = tasks.choices["run"]
     task.add_argument("--generator", type=Path, help="weights that examples/generator.py made, for GGL")
     task.add_argument("--cells", nargs="+", choices=[*CELLS], default=[*CELLS])
     task.add_argument("--methods", nargs="+", choices=[*STEPS], default=[*STEPS])
     task.add_argument("--steps", nargs="*", default=[], help="instead of the published ones, as ig=1000")
+    task.add_argument("--seconds", nargs="*", default=[], help="for a method, as dlg=100")
+    task.add_argument("--figures", nargs="+", choices=[*FIGURES], default=[*FIGURES], help="to be drawn")
+    task.add_argument("--drawn", nargs="+", choices=[*STEPS], default=[*STEPS], help="methods to be drawn")
     task.add_argument("--unfinished", action="store_true", help="score what the time allowed")
     task.add_argument("--picture", type=Path, help="for figures 10 and 13 to 15")
     tasks.add_parser("show").add_argument("results", type=Path, nargs="+")
