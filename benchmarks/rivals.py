@@ -5,6 +5,7 @@ python benchmarks/rivals.py run --weights resnet50.safetensors --photos test.tar
     --alexnet alexnet-features.safetensors --device cuda --state states --results rivals.jsonl --picture rivals.jpg
 python benchmarks/rivals.py precision --weights … --photos … --device cuda --results precision.jsonl
 python benchmarks/rivals.py show rivals.jsonl
+python benchmarks/rivals.py plot rivals.log steps.png
 
 Setting of the paper: ImageNet weights, a fresh head without global pooling, photos in [0, 1], BatchNorm in train mode, labels
 granted to every attack. Defenses of table 2: noise 0.01, clipping at 4, 99.9 % of every tensor pruned; table 8: k of 8 labels
@@ -64,7 +65,7 @@ CELLS = {f"{same}of8": ("none", same) for same in (0, 2, 4, 6, 8)} | {name: (nam
 FIGURES = {"0of8": 10, "noise:0.01": 13, "clip:4": 14, "prune:0.999": 15}
 STEPS = {"ig": 24_000, "dlg": 300, "ggl": 500}  # as published
 RATE, TOTAL_VARIATION = 0.1, 1e-2  # of IG, as in `unsum.match.ig`
-BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam, torch's own
+BETA = 0.9  # of Adam, torch's own
 INNER, HISTORY = 20, 100  # of L-BFGS, as in `unsum.match.dlg`
 POPULATION, PRIOR = 50, 1e-3  # of GGL, as in `unsum.match.ggl`
 LOOK = 250  # passes between two looks at losses and clock
@@ -125,7 +126,7 @@ class Bench:
 
 
 class Search:
-    """(K, B, 3, h, w) pictures on their way; `best` keeps those of each client's lowest loss. All is saved and read back."""
+    """(K, B, 3, h, w) pictures on their way; `best` keeps those of each client's lowest loss."""
 
     def __init__(self, bench: Bench, clients: list[Client], method: str, dtype: torch.dtype) -> None:
         self.bench, self.clients, self.method = bench, clients, method
@@ -151,14 +152,13 @@ class Search:
         """Whether all steps were taken in the time."""
         self.read()
         begun = time.monotonic()
-        earlier, self.seconds = self.seconds, 0.0
         for start in range(self.step, steps, self.chunk):
             if time.monotonic() > end:
                 break
             self.some(range(start, min(steps, start + self.chunk)), steps)
             self.step = min(steps, start + self.chunk)
             losses = self.losses.tolist()  # waits for the device
-            self.seconds = earlier + time.monotonic() - begun
+            self.seconds = time.monotonic() - begun
             quality = -10 * (self.x.clamp(0, 1) - self.true).square().mean((2, 3, 4)).log10().mean(1)
             told = {"method": self.method, "step": self.step, "seconds": round(self.seconds, 1), "losses": losses}
             told |= self.told() | {
@@ -166,12 +166,13 @@ class Search:
                 "psnr in order": [round(q, 2) for q in quality.tolist()],
             }
             print(json.dumps(told), flush=True)
-            if self.step % (20 * self.chunk) == 0:
+            if self.step % (self.saved_every * self.chunk) == 0:
                 self.write()
         self.write()
         return self.step >= steps
 
     chunk = LOOK
+    saved_every = 10  # chunks
 
     def told(self) -> dict[str, Any]:
         return {}
@@ -179,39 +180,28 @@ class Search:
     def some(self, steps: range, of: int) -> None:
         raise NotImplementedError
 
-    def state(self) -> dict[str, Any]:
-        return {"x": self.x, "best": self.best, "least": self.least}
-
-    def _file(self) -> Path | None:
-        folder = self.bench.options.state
-        return None if folder is None else folder / f"{self.method}-{len(self.clients)}.pt"
+    def read(self) -> None:
+        """Go on from an earlier run, where there was one that can be gone on from."""
 
     def write(self) -> None:
-        if (file := self._file()) is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            torch.save({**self.state(), "step": self.step, "seconds": self.seconds}, file.with_suffix(".part"))
-            file.with_suffix(".part").replace(file)
-
-    def read(self) -> None:
-        file = self._file()
-        if file is not None and file.exists():
-            kept = torch.load(file, map_location=self.bench.device, weights_only=True)
-            self.step, self.seconds = kept.pop("step"), kept.pop("seconds")
-            for name, tensor in self.state().items():
-                tensor.copy_(kept[name])
+        """What a later run needs to go on."""
 
 
 class IG(Search):
-    """1 − cos + α TV by Adam on the sign of the gradient; one step of all clients is one recording."""
+    """1 − cos + α TV by Adam on the sign of the gradient; one step of all clients is one recording.
+
+    Signs have squares of 1, so that Adam's second moment is 1 and not kept. Each client has a file of its own, with its
+    pictures and their momentum: 7 MB, so that a run can be moved to another machine.
+    """
 
     def __init__(self, bench: Bench, clients: list[Client], dtype: torch.dtype | None = None) -> None:
         super().__init__(bench, clients, "ig", dtype or bench.half)
         self.x.clamp_(0, 1)
-        self.first, self.second = torch.zeros_like(self.x), torch.zeros_like(self.x)
+        self.first = torch.zeros_like(self.x)
         self.rate, self.count = (torch.zeros((), device=bench.device) for _ in range(2))
         self.lost = torch.zeros(len(clients), device=bench.device)  # steps whose derivative was no number
         run = recorded(self._work, bench.device)[0]  # at rate 0 it moves nothing
-        for tensor in (self.first, self.second, self.count, self.lost):
+        for tensor in (self.first, self.count, self.lost):
             tensor.zero_()
         self.least.fill_(torch.inf)
         self._run = run
@@ -226,10 +216,8 @@ class IG(Search):
         self.lost.add_(~pull.flatten(1).sum(1).isfinite())
         sign = (pull + TOTAL_VARIATION * slope).sign_()
         self.count.add_(1)
-        self.first.lerp_(sign, 1 - BETAS[0])
-        self.second.lerp_(sign.square(), 1 - BETAS[1])
-        size = (self.second / (1 - BETAS[1] ** self.count)).sqrt_() + EPSILON
-        self.x.sub_(self.rate / (1 - BETAS[0] ** self.count) * self.first / size).clamp_(0, 1)
+        self.first.lerp_(sign, 1 - BETA)
+        self.x.sub_(self.rate / (1 - BETA**self.count) * self.first).clamp_(0, 1)
 
     def some(self, steps: range, of: int) -> None:
         for step in steps:
@@ -239,8 +227,34 @@ class IG(Search):
     def told(self) -> dict[str, Any]:
         return {"lost": self.lost.tolist()}
 
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "first": self.first, "second": self.second, "count": self.count, "lost": self.lost}
+    def _files(self) -> list[Path]:
+        folder = self.bench.options.state
+        return (
+            []
+            if folder is None
+            else [folder / f"ig-{client.cell.replace(':', '-')}-{client.batch}.pt" for client in self.clients]
+        )
+
+    def write(self) -> None:
+        for number, file in enumerate(self._files()):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            kept = {"x": self.x[number].clone(), "first": self.first[number].half(), "step": self.step}
+            torch.save(kept, file.with_suffix(".part"))
+            file.with_suffix(".part").replace(file)
+
+    def read(self) -> None:
+        files = self._files()
+        if not files or not all(file.exists() for file in files):
+            return
+        kept = [torch.load(file, map_location=self.bench.device, weights_only=True) for file in files]
+        self.step = min(one["step"] for one in kept)
+        if any(one["step"] != self.step for one in kept):
+            raise SystemExit(
+                "The states are of different steps: a run was stopped while it wrote them. Give another folder."
+            )
+        self.count.fill_(self.step)
+        self.x.copy_(torch.stack([one["x"] for one in kept]))
+        self.first.copy_(torch.stack([one["first"] for one in kept]))
 
 
 def _total_variation(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -532,6 +546,24 @@ def show(paths: list[Path]) -> None:
         )
 
 
+def plot(log: Path, cells: list[str], picture: Path) -> None:
+    """PSNR over the steps, of a log that `run` printed; rates are cut at the dotted lines."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    rows = [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{"method": "ig"')]
+    figure, axes = pyplot.subplots(figsize=(7, 3.2), layout="constrained")
+    for number, cell in enumerate(cells):
+        axes.plot([row["step"] for row in rows], [row["psnr in order"][number] for row in rows], label=cell, lw=1.2)
+    for part in (3, 5, 7):
+        axes.axvline(STEPS["ig"] * part / 8, color="gray", ls=":", lw=0.8)
+    axes.set(xlim=(0, STEPS["ig"]), xlabel="step of IG, of 24 000", ylabel="PSNR in dB")
+    axes.legend(fontsize=7, ncols=2)
+    figure.savefig(picture, dpi=130)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tasks = parser.add_subparsers(dest="task", required=True)
@@ -557,9 +589,14 @@ def main() -> None:
     task.add_argument("--unfinished", action="store_true", help="score what the time allowed")
     task.add_argument("--picture", type=Path, help="for figures 10 and 13 to 15")
     tasks.add_parser("show").add_argument("results", type=Path, nargs="+")
+    task = tasks.add_parser("plot")
+    task.add_argument("log", type=Path)
+    task.add_argument("picture", type=Path)
+    task.add_argument("--cells", nargs="+", default=[cell for cell in CELLS if cell != "clip:4"], help="in their order")
     options = parser.parse_args()
     tasks_by_name: dict[str, Callable[[Any], None]] = {
-        "run": run, "precision": precision, "show": lambda given: show(given.results)
+        "run": run, "precision": precision, "show": lambda given: show(given.results),
+        "plot": lambda given: plot(given.log, given.cells, given.picture),
     }  # fmt: skip
     tasks_by_name[options.task](options)
 
