@@ -38,8 +38,7 @@ DEVIATIONS: dict[Size, tuple[str, ...]] = {
     "paper": (
         "A sample counts as recovered where no entry of its label is off by more than 0.001.",
         CLAIMED,
-        "1000 draws a row. Rows without a figure have one with fewer draws: [size small](bench-soft-labels.md) has 20 and under "
-        "noise 10, [AlexNet](soft-labels.md) 200.",
+        "1000 draws a row; [more photos](soft-labels.md) have 200.",
     ),
 }
 
