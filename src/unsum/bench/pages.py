@@ -82,12 +82,11 @@ def _missing(tables: list[Table]) -> str:
     rows = [row for table in tables for row in table.rows]
     empty = sum(not row.results for row in rows)
     short = sum(0 < row.batches < row.asked for row in rows)
-    if not empty and not short:
+    missing = [f"{empty} of {len(rows)} rows were not run"] if empty else []
+    fewer = [f'{short} of {len(rows)} rows have fewer batches than declared ("3 of 100")'] if short else []
+    if not missing and not fewer:
         return ""
-    return (
-        f"\n- The run was stopped before its end: {empty} of {len(rows)} rows were not run, and {short} have fewer batches than "
-        f'declared ("3 of 100"). The same commands go on.'
-    )
+    return f"\n- The run was stopped before its end: {', and '.join([*missing, *fewer])}. The same commands go on."
 
 
 def of_any_shard(command: str) -> str:
