@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -43,8 +43,8 @@ from unsum.cuda_graph import recorded
 
 _aten = torch.ops.aten
 ERRORS = 2.0**6  # errors are kept times this, as mixed-precision training does: float16 ends at 6e-8 and at 65 504
-_FEATURES = 2.0**8
-_TINY = 1e-30
+_FEATURES = 2.0**8  # by which features are divided before they meet a received gradient
+_TINY = 1e-30  # length of a direction that is none
 _LARGEST = 2.0**6  # entry of a received gradient as it is kept
 _SHORT = 1 << 18  # entries of a product below which it is cut along its long sum: few blocks leave a large GPU idle
 Maps = Tensor  # (K, B, h, w, channels)
@@ -72,13 +72,8 @@ def _wide(x: Tensor) -> Tensor:
 def _product(left: Rows, right: Rows) -> Tensor:
     """(K, m, n) sums over places of left ⊗ right; a long sum with a small result is cut into parts."""
     K, places, m = left.shape
-    parts = 1
-    while (
-        left.is_cuda
-        and K * parts * m * right.shape[2] < _SHORT
-        and places % (2 * parts) == 0
-        and places // parts > 1024
-    ):
+    parts, entries = 1, K * m * right.shape[2]
+    while left.is_cuda and parts * entries < _SHORT and places % (2 * parts) == 0 and places // parts > 1024:
         parts *= 2
     cut = [side.reshape(K * parts, places // parts, -1) for side in (left, right)]
     found = torch.bmm(cut[0].mT, cut[1])
@@ -293,7 +288,7 @@ class Layer:
 
     def backward(self, errors: Maps, kernels: _Kernels, *, first: bool = False) -> Maps:
         kept = self.kept
-        dy, plain, hat = kernels.back(*(_rows(t) for t in (errors,)), self._on(), *self._normal())
+        dy, plain, hat = kernels.back(_rows(errors), self._on(), *self._normal())
         dy, n = dy.view_as(kept["y"]), _rows(errors).shape[1]
         patches = self.convolution.patches(kept["a"])
         kept |= {"errors": errors, "dy": dy, "errors_plain": plain, "errors_hat": hat, "patches": patches}
@@ -374,7 +369,7 @@ class Passes:
     def __init__(
         self,
         model: ResNet,
-        sent: list[dict[str, Tensor]],
+        sent: Sequence[Mapping[str, Tensor]],
         targets: Tensor,
         dtype: torch.dtype,
         *,
@@ -393,7 +388,8 @@ class Passes:
         self.channels = self.blocks[-1].layers[-1].convolution.shape[0]
         self.head = self.inner(model.fc.weight.detach()).to(dtype)
         self.head_bias = model.fc.bias.detach().to(self.targets.dtype)
-        self.aim(sent)
+        self._received = self._laid_out(sent)
+        self.sent, self.sent_head, self._sent_factor, self.sent_square, self._sent_below = self._received
 
     def _layer(self, model: ResNet, convolution: str, norm: str, *, relu: bool) -> Layer:
         wide = self.targets.dtype
@@ -425,28 +421,28 @@ class Passes:
             if block.shortcut is not None:
                 yield block.shortcut
 
-    def laid_out(self, one: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def laid_out(self, one: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Tensors named as the model's parameters: all but the head's weights in a row, and these, in the order used here."""
         names = [name for layer in self.layers() for name in layer.names]
         parts = [one[n].permute(0, 2, 3, 1) if one[n].ndim == 4 else one[n] for n in names]
         return torch.cat([part.flatten() for part in [*parts, one["fc.bias"]]]), self.inner(one["fc.weight"])
 
-    def aim(self, sent: list[dict[str, Tensor]]) -> None:
+    def aim(self, sent: Sequence[Mapping[str, Tensor]]) -> None:
         """Take other gradients as those received, in the place of the last ones: a recorded pass reads from there."""
+        for kept, new in zip(self._received, self._laid_out(sent), strict=True):
+            kept.copy_(new)
+
+    def _laid_out(self, sent: Sequence[Mapping[str, Tensor]]) -> tuple[Tensor, ...]:
+        """What is kept of K gradients: below the head, the head's, the factors they were multiplied by, and ‖ĝ‖²."""
         wide = self.targets.dtype
         largest = torch.stack([torch.stack([g.abs().max() for g in one.values()]).max() for one in sent])
         factors = 2.0 ** torch.log2(_LARGEST / largest).floor().to(wide)
         rows = [
             [(g * factor).to(self.dtype) for g in self.laid_out(one)] for one, factor in zip(sent, factors, strict=True)
         ]
-        squares = [sum(g.to(wide).square().sum() for g in one.values()) for one in sent]
-        found = (*(torch.stack(column) for column in zip(*rows, strict=True)), factors, torch.stack(squares))  # type: ignore[arg-type]
-        if hasattr(self, "sent"):
-            for kept, new in zip((self.sent, self.sent_head, self._sent_factor, self.sent_square), found, strict=True):
-                kept.copy_(new)
-        else:
-            self.sent, self.sent_head, self._sent_factor, self.sent_square = found
-        self._sent_below = _wide(self.sent).square().sum(1)
+        below, heads = (torch.stack(column) for column in zip(*rows, strict=True))
+        squares = torch.stack([torch.stack([g.to(wide).square().sum() for g in one.values()]).sum() for one in sent])
+        return below, heads, factors, squares, _wide(below).square().sum(1)
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:

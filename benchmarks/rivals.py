@@ -3,7 +3,7 @@
 python examples/generator.py train-a.tar train-b.tar --minutes 5 --out latent.safetensors
 python benchmarks/rivals.py run --weights resnet50.safetensors --photos test.tar --generator latent.safetensors \\
     --alexnet alexnet-features.safetensors --device cuda --state states --results rivals.jsonl --picture rivals.jpg
-python benchmarks/rivals.py precision --weights … --photos … --device cuda --results precision.jsonl
+python benchmarks/rivals.py try --weights … --photos … --device cuda --variations 1e-2 1e-1 1 --results tried.jsonl
 python benchmarks/rivals.py show rivals.jsonl
 python benchmarks/rivals.py plot rivals.log steps.png
 
@@ -19,17 +19,19 @@ default for convolutions.
 What a pass costs at least, for one batch: 0.46 TFLOP, and 42 times 0.18 GB of maps through memory: 1 and 2 ms of an H200.
 
 `run` stops a method when its `--seconds` are over; IG goes on from `--state`. `--picture` adds a batch of embedded photos, which
-may be shown: figures 10 (no defense), 13, 14 and 15 (noise, clipping, pruning). `precision` runs the first steps of IG in
-float16, TF32 and float32 on one batch.
+may be shown: figures 10 (no defense), 13, 14 and 15 (noise, clipping, pruning). `try` runs IG with few steps on one
+batch: weights of total variation, and float16, TF32 and float32.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -92,7 +94,9 @@ class Bench:
         self.options, self.device = options, torch.device(options.device)
         loaded = load_model(options.model, classes=CLASSES, weights=options.weights, fresh_head=True)
         self.model: Any = loaded.model.to(self.device).train()
-        self.size = loaded.image_size
+        self.size = options.side or loaded.image_size
+        if options.side:  # the head reads all of the last maps, whose side is a 32nd
+            self.model.fc = nn.Linear(2048 * (options.side // 32) ** 2, CLASSES).to(self.device)
         self.half = torch.float32 if self.device.type == "cpu" else torch.float16
         photos = read_photos(options.photos, size=self.size)
         self.images, self.labels = photos.images, photos.labels
@@ -125,7 +129,7 @@ class Bench:
         return Passes(self.model, sent, targets, dtype, compiled=self.device.type == "cuda")
 
 
-class Search:
+class Search(ABC):
     """(K, B, 3, h, w) pictures on their way; `best` keeps those of each client's lowest loss."""
 
     def __init__(self, bench: Bench, clients: list[Client], method: str, dtype: torch.dtype) -> None:
@@ -177,13 +181,14 @@ class Search:
     def told(self) -> dict[str, Any]:
         return {}
 
+    @abstractmethod
     def some(self, steps: range, of: int) -> None:
-        raise NotImplementedError
+        """Take these steps, of so many in all."""
 
-    def read(self) -> None:
+    def read(self) -> None:  # noqa: B027 (a method need not)
         """Go on from an earlier run, where there was one that can be gone on from."""
 
-    def write(self) -> None:
+    def write(self) -> None:  # noqa: B027
         """What a later run needs to go on."""
 
 
@@ -194,8 +199,11 @@ class IG(Search):
     pictures and their momentum: 7 MB, so that a run can be moved to another machine.
     """
 
-    def __init__(self, bench: Bench, clients: list[Client], dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, bench: Bench, clients: list[Client], dtype: torch.dtype | None = None, variation: float = TOTAL_VARIATION
+    ) -> None:
         super().__init__(bench, clients, "ig", dtype or bench.half)
+        self.variation = variation
         self.x.clamp_(0, 1)
         self.first = torch.zeros_like(self.x)
         self.rate, self.count = (torch.zeros((), device=bench.device) for _ in range(2))
@@ -210,11 +218,11 @@ class IG(Search):
         dot, square = self.passes(self.x)
         lengths = square.sqrt() * self.passes.sent_square.sqrt()
         variation, slope = _total_variation(self.x)
-        self.losses.copy_(1 - dot / lengths + TOTAL_VARIATION * variation)
+        self.losses.copy_(1 - dot / lengths + self.variation * variation)
         self.keep(self.losses)
         pull = self.passes.pull(dot / (square * lengths), -1 / lengths)
         self.lost.add_(~pull.flatten(1).sum(1).isfinite())
-        sign = (pull + TOTAL_VARIATION * slope).sign_()
+        sign = (pull + self.variation * slope).sign_()
         self.count.add_(1)
         self.first.lerp_(sign, 1 - BETA)
         self.x.sub_(self.rate / (1 - BETA**self.count) * self.first).clamp_(0, 1)
@@ -229,11 +237,9 @@ class IG(Search):
 
     def _files(self) -> list[Path]:
         folder = self.bench.options.state
-        return (
-            []
-            if folder is None
-            else [folder / f"ig-{client.cell.replace(':', '-')}-{client.batch}.pt" for client in self.clients]
-        )
+        if folder is None:
+            return []
+        return [folder / f"ig-{client.cell.replace(':', '-')}-{client.batch}.pt" for client in self.clients]
 
     def write(self) -> None:
         for number, file in enumerate(self._files()):
@@ -259,14 +265,14 @@ class IG(Search):
 
 def _total_variation(x: Tensor) -> tuple[Tensor, Tensor]:
     """(K,) mean |difference| downwards plus the one across, and the derivative by the pictures."""
-    value, slope = 0, torch.zeros_like(x)
+    value, slope = x.new_zeros(len(x)), torch.zeros_like(x)
     for dim in (-2, -1):
         apart = x.diff(dim=dim)
         value = value + apart.abs().mean((1, 2, 3, 4))
         sign, side = apart.sign() / apart[0].numel(), x.shape[dim]
         slope.narrow(dim, 1, side - 1).add_(sign)
         slope.narrow(dim, 0, side - 1).sub_(sign)
-    return value, slope  # type: ignore[return-value]
+    return value, slope
 
 
 class DLG(Search):
@@ -315,10 +321,10 @@ class GGL:
     def __init__(self, bench: Bench, clients: list[Client]) -> None:
         self.bench, self.clients = bench, clients
         self.generator = Enlarged(bench.options.generator, bench.size).to(bench.device).eval().requires_grad_(False)
-        together, first = (
-            len(clients),
+        first, together = (
             clients[0],
-        )  # as many candidates as there are clients: compiled kernels serve again
+            len(clients),
+        )  # candidates: as many as other methods have clients, for one compilation
         self.latents = torch.zeros(together, B, Enlarged.latent_shape, device=bench.device)
         targets = first.targets.expand(together, *first.targets.shape).clone()
         self.passes = Passes(
@@ -481,19 +487,19 @@ def note(options: argparse.Namespace, client: Client, images: Tensor, **line: An
     print(f"{client.cell}, batch {client.batch}, {line['method']}: {line['psnr']:.2f} dB", flush=True)
 
 
-def precision(options: argparse.Namespace) -> None:
-    """IG's first steps on one batch without a defense, in float16, TF32 and float32."""
+def try_out(options: argparse.Namespace) -> None:
+    """IG with few steps on one batch without a defense, for every weight of total variation and every precision."""
     bench = prepare(options)
     clients = [bench.client("0of8", options.batches[0])]
-    for name in ("float16", "tf32", "float32"):
+    for name, weight in itertools.product(options.precisions, options.variations):
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
-        search = IG(bench, clients, torch.float16 if name == "float16" else torch.float32)
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+        search = IG(bench, clients, torch.float16 if name == "float16" else torch.float32, variation=weight)
         start = time.monotonic()
         search.go(options.few, start + options.seconds)
         spent = time.monotonic() - start
         arguments = {"method": "ig", "steps": search.step, "seconds": spent, "together": 1, "precision": name}
-        note(options, clients[0], search.best[0].clamp(0, 1), **arguments, loss=float(search.least[0]))
+        arguments |= {"variation": weight, "size": bench.size, "loss": float(search.least[0])}
+        note(options, clients[0], search.best[0].clamp(0, 1), **arguments)
 
 
 def prepare(options: argparse.Namespace) -> Bench:
@@ -567,17 +573,21 @@ def plot(log: Path, cells: list[str], picture: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tasks = parser.add_subparsers(dest="task", required=True)
-    for task in (tasks.add_parser("run"), tasks.add_parser("precision")):
+    for task in (tasks.add_parser("run"), tasks.add_parser("try")):
         task.add_argument("--model", default=f"{RESNET}:unpooled")
         task.add_argument("--weights", required=True, help="of ResNet-50, version 1")
+        task.add_argument("--side", type=int, help="of the photos, instead of the model's")
         task.add_argument("--photos", type=Path, required=True, help="whose batches are attacked")
         task.add_argument("--alexnet", type=Path, help="AlexNet's features, for LPIPS")
         task.add_argument("--device", default="cpu")
         task.add_argument("--batches", type=int, nargs="+", default=[0])
         task.add_argument("--results", type=Path, default=Path("rivals.jsonl"))
         task.add_argument("--state", type=Path, help="folder from which a run that was stopped goes on")
-    tasks.choices["precision"].add_argument("--few", type=int, default=1000, help="steps")
-    tasks.choices["precision"].add_argument("--seconds", type=float, default=600.0, help="for each")
+    task = tasks.choices["try"]
+    task.add_argument("--few", type=int, default=1600, help="steps")
+    task.add_argument("--variations", type=float, nargs="+", default=[TOTAL_VARIATION])
+    task.add_argument("--precisions", nargs="+", choices=["float16", "tf32", "float32"], default=["float32"])
+    task.add_argument("--seconds", type=float, default=600.0, help="for each")
     task = tasks.choices["run"]
     task.add_argument("--generator", type=Path, help="weights that examples/generator.py made, for GGL")
     task.add_argument("--cells", nargs="+", choices=[*CELLS], default=[*CELLS])
@@ -595,7 +605,7 @@ def main() -> None:
     task.add_argument("--cells", nargs="+", default=[cell for cell in CELLS if cell != "clip:4"], help="in their order")
     options = parser.parse_args()
     tasks_by_name: dict[str, Callable[[Any], None]] = {
-        "run": run, "precision": precision, "show": lambda given: show(given.results),
+        "run": run, "try": try_out, "show": lambda given: show(given.results),
         "plot": lambda given: plot(given.log, given.cells, given.picture),
     }  # fmt: skip
     tasks_by_name[options.task](options)
