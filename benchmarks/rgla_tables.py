@@ -8,19 +8,29 @@
 
 The same cells, keys and store as `unsum bench run`, which needs the command line's libraries; LPIPS with AlexNet from a file.
 Stores of several processes are joined by `unsum bench merge`. One line a cell is printed as it is measured.
+
+    python benchmarks/rgla_tables.py rgla-10 --attack exact --batch 256 --data imagenet-samples-224.tar \
+        --weights resnet50-v1-imagenet.fp16.safetensors --known paper.sqlite --option exact:time_limit=120 --lines exact-256.jsonl
+
+With `--lines` the figures of every single batch go into a file as soon as they are there, and nothing into a store: for cells
+that take longer than a machine is to be had. The same command goes on after the batches that the file has.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from pathlib import Path
 
+import torch
+
 from picture_tables import provide_alexnet
-from unsum.bench import Material, Store, cells_of_all, chosen
-from unsum.bench.material import declaration_of, key_of
+from unsum.bench import Cell, Material, Store, cells_of_all, chosen
+from unsum.bench.material import declaration_of, key_of, parse_option
 from unsum.bench.measure import Outcome, measure
+from unsum.bench.measure.many import batch_by_batch
 from unsum.bench.plan import of_attacks, parse_shard, share
 from unsum.bench.run import origin
 from unsum.errors import UnsumError
@@ -43,7 +53,8 @@ def main() -> None:
     if options.alexnet:
         provide_alexnet(options.alexnet)
     material = Material(
-        *(options.data, options.weights, options.inverse, (), options.device, options.threads, options.cifar)
+        *(options.data, options.weights, options.inverse, tuple(map(parse_option, options.option))),
+        *(options.device, options.threads, options.cifar),
     )
     cells = of_attacks(cells_of_all(chosen(options.tables), options.size), options.attack, options.without)
     if options.network:
@@ -58,6 +69,10 @@ def main() -> None:
         cells = [cell for cell in cells if declaration_of(cell) not in measured]
     cells = share(cells, parse_shard(options.share))
     end = time.monotonic() + 60 * options.minutes
+    if options.lines:
+        for cell in cells:
+            write_lines(cell, material, options.lines, end)
+        return
     command = " ".join(["python", *(word if "/" not in word else Path(word).name for word in sys.argv)])
     with _opened(options.store) as store:
         known = store.declarations("measured")
@@ -71,6 +86,24 @@ def main() -> None:
             source = origin(cell, material, outcome, command)
             store.put(key_of(cell, material), declaration_of(cell), cell.content(), outcome, source)
             print(f"{number + 1}: {cell}: {_shown(outcome)}", flush=True)
+
+
+def write_lines(cell: Cell, material: Material, path: Path, end: float) -> None:
+    """One JSON object a batch, with the attack's own seconds, after those that the file has; none is begun after `end`."""
+    torch.set_num_threads(material.threads)
+    earlier = path.read_text("utf-8").splitlines() if path.exists() else []
+    first = sum(json.loads(line)["cell"] == str(cell) for line in earlier)
+    spent = {"wall": 0.0, "cpu": 0.0}
+    before = dict(spent)
+    with path.open("a", encoding="utf-8") as file:
+        for number, figures in enumerate(batch_by_batch(cell, material, spent, first), first):
+            seconds = {f"{name}_seconds": spent[name] - before[name] for name in spent}
+            line = json.dumps({"cell": str(cell), "batch": number, **figures, **seconds})
+            print(line, file=file, flush=True)
+            print(line, flush=True)
+            before = dict(spent)
+            if time.monotonic() > end:
+                break
 
 
 def _opened(path: str) -> Store:
@@ -107,11 +140,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--without", nargs="*", default=[], help="all but the cells of these attacks")
     parser.add_argument("--network", nargs="*", default=[], help="only the cells of these networks")
     parser.add_argument("--batch", type=int, nargs="*", default=[], help="only the cells of these batch sizes")
+    parser.add_argument("--option", nargs="*", default=[], help="ATTACK:KEY=VALUE, such as exact:time_limit=120")
     parser.add_argument("--known", help="a store whose measured cells are left out")
     parser.add_argument("--draws", action="store_true", help="only cells of many batches")
     parser.add_argument("--share", default="1/1", help="the I-th of N shares, I/N")
     parser.add_argument("--minutes", type=float, default=9.0, help="begin no cell after this time")
     parser.add_argument("--store", default="rgla-tables.sqlite")
+    parser.add_argument("--lines", type=Path, help="one JSON line for every batch into this file, and no store")
     return parser.parse_args()
 
 

@@ -13,7 +13,7 @@ from support.bench_cells import BROKEN, CONV, FGLA, UNKNOWN_OPTION, cell, values
 from unsum import capture, score, separate
 from unsum.bench import Attack, Material, Network, Store, run
 from unsum.bench.measure import measure
-from unsum.bench.measure.many import play_head, rounds
+from unsum.bench.measure.many import batch_by_batch, play_head, rounds
 from unsum.bench.measure.round import defenses, draw
 from unsum.bench.networks import build
 
@@ -147,6 +147,13 @@ def test_a_cell_of_many_batches_is_the_mean_of_its_batches() -> None:
     assert values["batches"] == 2
     assert values["feature_error"] == pytest.approx(sum(errors) / 2, rel=1e-3)
     assert values["feature_error_se"] == pytest.approx(abs(errors[0] - errors[1]) / 2, rel=1e-2)
+
+
+def test_batches_that_were_measured_before_are_left_out() -> None:
+    several = replace(cell(FGLA, batch=4), **MANY)  # type: ignore[arg-type]
+    every = list(batch_by_batch(several, EMBEDDED, {}))
+    assert len(every) == 2
+    assert list(batch_by_batch(several, EMBEDDED, {}, first=1)) == every[1:]
 
 
 @pytest.mark.parametrize("defense", ["none", "clip:0.5", "prune:0.5"])

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import torch
@@ -78,12 +79,21 @@ class HeadAnswer:
 
 def many(cell: Cell, material: Material) -> dict[str, float]:
     """The figures of `cell.draws` batches: means with their standard errors (`NAME_se`), and how many batches there were."""
-    pictures = pictures_for(backbone(cell.network, material), cell.network.size, material)
     spent: dict[str, float] = {}
-    answers = _together(cell, material, spent) if cell.attack.name == "rgla" else _in_turn(cell, material, spent)
-    rows = [{**_scores(one, found, pictures), **more} for one, found, more in answers]
+    rows = list(batch_by_batch(cell, material, spent))
     times = {"attack_seconds": spent["wall"] / len(rows), "attack_cpu": spent["cpu"] / len(rows)}
     return _summed_up(rows) | times | {"batches": float(len(rows))}
+
+
+def batch_by_batch(
+    cell: Cell, material: Material, spent: dict[str, float], first: int = 0
+) -> Iterator[dict[str, float]]:
+    """The figures of one draw after the other, without the `first` ones; `spent` adds up the attack's seconds."""
+    pictures = pictures_for(backbone(cell.network, material), cell.network.size, material)
+    together = cell.attack.name == "rgla"
+    answers = _together(cell, material, spent) if together else _in_turn(cell, material, spent, first)
+    for one, found, more in islice(answers, first if together else 0, None):
+        yield {**_scores(one, found, pictures), **more}
 
 
 def _summed_up(rows: list[dict[str, float]]) -> dict[str, float]:
@@ -97,9 +107,9 @@ def _summed_up(rows: list[dict[str, float]]) -> dict[str, float]:
     return values
 
 
-def rounds(cell: Cell, material: Material) -> Iterator[HeadRound]:
-    """The draws in their order; the same ones each time."""
-    for number in range(cell.draws):
+def rounds(cell: Cell, material: Material, first: int = 0) -> Iterator[HeadRound]:
+    """The draws in their order, without the `first` ones; the same ones each time."""
+    for number in range(first, cell.draws):
         yield play_head(replace(cell, seed=cell.seed * _SEEDS + number), material)
 
 
@@ -164,9 +174,9 @@ def _known(cell: Cell, one: HeadRound) -> dict[str, Any]:
     return {"batch_size": len(one.labels)} if cell.attack.granted == "batch size" else {}
 
 
-def _in_turn(cell: Cell, material: Material, spent: dict[str, float]) -> Answers:
+def _in_turn(cell: Cell, material: Material, spent: dict[str, float], first: int) -> Answers:
     """Any attack, draw by draw."""
-    for number, one in enumerate(rounds(cell, material)):
+    for number, one in enumerate(rounds(cell, material, first), first):
         known = _known(cell, one)
         with _clock(material, spent):
             options = _options(cell, material)
