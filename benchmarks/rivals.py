@@ -2,8 +2,10 @@
 
 python examples/generator.py train-a.tar train-b.tar --minutes 5 --out latent.safetensors
 python benchmarks/rivals.py run --weights resnet50.safetensors --photos test.tar --generator latent.safetensors \\
-    --alexnet alexnet-features.safetensors --device cuda --state states --results rivals.jsonl --picture rivals.jpg
-python benchmarks/rivals.py try --weights … --photos … --device cuda --variations 1e-2 1e-1 1 --results tried.jsonl
+    --alexnet alexnet-features.safetensors --device cuda --state states --results rivals.jsonl \\
+    --batches embedded --picture rivals.jpg
+python benchmarks/rivals.py try --weights … --photos … --device cuda --settings 1e-2 1e-1 1 1@0.02 --results tried.jsonl
+python benchmarks/rivals.py precisions --weights … --photos … --device cuda
 python benchmarks/rivals.py show rivals.jsonl
 python benchmarks/rivals.py plot rivals.log steps.png
 
@@ -18,16 +20,16 @@ All cells go through the network together, by `resnet_passes.py`, in float16, wh
 default for convolutions.
 What a pass costs at least, for one batch: 0.46 TFLOP, and 42 times 0.18 GB of maps through memory: 1 and 2 ms of an H200.
 
-`run` stops a method when its `--seconds` are over; IG goes on from `--state`. `--picture` adds a batch of embedded photos, which
-may be shown: figures 10 (no defense), 13, 14 and 15 (noise, clipping, pruning). `try` runs IG with few steps on one
-batch: weights of total variation, and float16, TF32 and float32.
+`run` stops a method when its `--seconds` are over; IG goes on from `--state`. `--batches embedded` takes the embedded photos,
+which may be shown; `--picture` draws figures 10 (no defense), 13, 14 and 15 (noise, clipping, pruning) of them. `try` runs IG
+with few steps on one batch, all weights of total variation and rates together. `precisions` compares derivatives in float16,
+bfloat16, TF32 and float32 with those in float64.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import itertools
 import json
 import statistics
 import time
@@ -42,6 +44,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torchvision.transforms.functional import gaussian_blur
 from torchvision.utils import save_image
 
 import unsum
@@ -62,14 +65,18 @@ from unsum.models.from_file import build_from_file
 from unsum.models.weights_file import load_weights
 
 B, CLASSES = 8, 1000
+EMBEDDED = "embedded"  # the batch of photos that may be shown
 DEFENSES = ("noise:0.01", "clip:4", "prune:0.999")
 CELLS = {f"{same}of8": ("none", same) for same in (0, 2, 4, 6, 8)} | {name: (name, 0) for name in DEFENSES}
-FIGURES = {"0of8": 10, "noise:0.01": 13, "clip:4": 14, "prune:0.999": 15}
-STEPS = {"ig": 24_000, "dlg": 300, "ggl": 500}  # as published
-RATE, TOTAL_VARIATION = 0.1, 1e-2  # of IG, as in `unsum.match.ig`
+UNCLIPPED, CLIPPED = "0of8", "clip:4"
+FIGURES = {UNCLIPPED: 10, "noise:0.01": 13, CLIPPED: 14, "prune:0.999": 15}
+STEPS = {"dlg": 300, "ig": 24_000, "ggl": 500}  # as published
+RATE = 0.1  # of IG
+SETTING = (1e-2, RATE)  # of IG, as in `unsum.match.ig`: the weight of total variation, and the rate
 BETA = 0.9  # of Adam, torch's own
 INNER, HISTORY = 20, 100  # of L-BFGS, as in `unsum.match.dlg`
 POPULATION, PRIOR = 50, 1e-3  # of GGL, as in `unsum.match.ggl`
+PHOTOS_MEAN, PHOTOS_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's, known to everybody
 LOOK = 250  # passes between two looks at losses and clock
 LATENT_GENERATOR = RESNET.parent / "generator.py"
 
@@ -79,7 +86,7 @@ class Client:
     """A cell's photos and labels, and the gradients as the server received them."""
 
     cell: str
-    batch: int | None  # None: the embedded photos
+    batch: str  # a seed, or the embedded photos
     images: Tensor
     labels: Tensor
     update: unsum.Update
@@ -101,18 +108,18 @@ class Bench:
         photos = read_photos(options.photos, size=self.size)
         self.images, self.labels = photos.images, photos.labels
 
-    def photos(self, batch: int | None) -> tuple[Tensor, Tensor]:
-        """Eight photos of distinct labels; None: the embedded ones."""
-        if batch is None:
+    def photos(self, batch: str) -> tuple[Tensor, Tensor]:
+        """Eight photos of distinct labels."""
+        if batch == EMBEDDED:
             return embedded_batch(B, image_size=self.size).images, torch.arange(B) * 100
-        order = torch.randperm(len(self.labels), generator=torch.Generator().manual_seed(batch))
+        order = torch.randperm(len(self.labels), generator=torch.Generator().manual_seed(int(batch)))
         first: dict[int, int] = {}
         for place in order.tolist():
             first.setdefault(int(self.labels[place]), place)
         chosen = torch.tensor(list(first.values())[:B])
         return self.images[chosen].float() / 255, self.labels[chosen]
 
-    def client(self, cell: str, batch: int | None) -> Client:
+    def client(self, cell: str, batch: str) -> Client:
         """It computes in full float32."""
         defense, same = CELLS[cell]
         images, labels = (t.to(self.device) for t in self.photos(batch))
@@ -120,7 +127,7 @@ class Bench:
         torch.backends.cudnn.allow_tf32 = False
         update = unsum.capture(self.model, images, labels)
         torch.backends.cudnn.allow_tf32 = True
-        torch.manual_seed(1000 + (batch or 0))
+        torch.manual_seed(1000 + (0 if batch == EMBEDDED else int(batch)))
         return Client(cell, batch, images, labels, update if defense == "none" else parse_defense(defense)(update))
 
     def passes(self, clients: list[Client], dtype: torch.dtype) -> Passes:
@@ -193,22 +200,20 @@ class Search(ABC):
 
 
 class IG(Search):
-    """1 − cos + α TV by Adam on the sign of the gradient; one step of all clients is one recording.
+    """1 − cos + α TV by Adam on the sign of the gradient, each client with an α and a rate; one step of all is one recording.
 
     Signs have squares of 1, so that Adam's second moment is 1 and not kept. Each client has a file of its own, with its
     pictures and their momentum: 7 MB, so that a run can be moved to another machine.
     """
 
-    def __init__(
-        self, bench: Bench, clients: list[Client], dtype: torch.dtype | None = None, variation: float = TOTAL_VARIATION
-    ) -> None:
-        super().__init__(bench, clients, "ig", dtype or bench.half)
-        self.variation = variation
+    def __init__(self, bench: Bench, clients: list[Client], settings: list[tuple[float, float]]) -> None:
+        super().__init__(bench, clients, "ig", bench.half)
+        self.variation, self.rates = torch.tensor(settings, device=bench.device).T.contiguous()
         self.x.clamp_(0, 1)
         self.first = torch.zeros_like(self.x)
-        self.rate, self.count = (torch.zeros((), device=bench.device) for _ in range(2))
+        self.cut, self.count = (torch.zeros((), device=bench.device) for _ in range(2))
         self.lost = torch.zeros(len(clients), device=bench.device)  # steps whose derivative was no number
-        run = recorded(self._work, bench.device)[0]  # at rate 0 it moves nothing
+        run = recorded(self._work, bench.device)[0]  # cut to 0 it moves nothing
         for tensor in (self.first, self.count, self.lost):
             tensor.zero_()
         self.least.fill_(torch.inf)
@@ -222,14 +227,15 @@ class IG(Search):
         self.keep(self.losses)
         pull = self.passes.pull(dot / (square * lengths), -1 / lengths)
         self.lost.add_(~pull.flatten(1).sum(1).isfinite())
-        sign = (pull + self.variation * slope).sign_()
+        sign = (pull + self.variation.view(-1, 1, 1, 1, 1) * slope).sign_()
         self.count.add_(1)
         self.first.lerp_(sign, 1 - BETA)
-        self.x.sub_(self.rate / (1 - BETA**self.count) * self.first).clamp_(0, 1)
+        length = self.rates * (self.cut / (1 - BETA**self.count))
+        self.x.sub_(length.view(-1, 1, 1, 1, 1) * self.first).clamp_(0, 1)
 
     def some(self, steps: range, of: int) -> None:
         for step in steps:
-            self.rate.fill_(decayed(RATE, step / of))
+            self.cut.fill_(decayed(1.0, step / of))
             self._run()
 
     def told(self) -> dict[str, Any]:
@@ -370,7 +376,7 @@ class GGL:
 
     def go(self, rounds: int, end: float) -> list[Tensor]:
         """(B, 3, h, w) pictures of the best candidate of each client."""
-        n, K = Enlarged.latent_shape, len(self.clients)
+        n, K, begun = Enlarged.latent_shape, len(self.clients), time.monotonic()
         searches = [Evolution((B, n), POPULATION, 0) for _ in self.clients]
         best = [(float("inf"), torch.zeros(B, n)) for _ in self.clients]
         with ThreadPoolExecutor(max(1, min(8, K))) as pool:
@@ -386,8 +392,8 @@ class GGL:
                     best[client] = min(best[client], (values[first], latents[first]), key=lambda pair: pair[0])
                     asked[client] = pool.submit(_told, searches[client], candidates, values)
                 if number % 20 == 0 or number == rounds - 1:
-                    told = {"method": "ggl", "round": number + 1, "least": [value for value, _ in best]}
-                    print(json.dumps(told), flush=True)
+                    told = {"method": "ggl", "round": number + 1, "seconds": round(time.monotonic() - begun, 1)}
+                    print(json.dumps(told | {"least": [value for value, _ in best]}), flush=True)
                 self.rounds = number + 1
                 if time.monotonic() > end:
                     break
@@ -451,7 +457,7 @@ def run(options: argparse.Namespace) -> None:
             found = search.go(steps[method], end)
             taken, seconds = search.rounds, time.monotonic() - start
         else:
-            search = {"ig": IG, "dlg": DLG}[method](bench, clients)
+            search = DLG(bench, clients) if method == "dlg" else IG(bench, clients, [options.setting] * len(clients))
             whole = search.go(steps[method], end)
             found, taken, seconds = [*search.best.clamp(0, 1)], search.step, search.seconds
             if not whole and not options.unfinished:
@@ -459,47 +465,88 @@ def run(options: argparse.Namespace) -> None:
                 continue
         del search
         for client, images in zip(clients, found, strict=True):
-            note(options, client, images, method=method, steps=taken, seconds=seconds, together=len(clients))
-            if client.batch is None:
+            own = dict(zip(("variation", "rate"), options.setting, strict=True)) if method == "ig" else {}
+            note(options, client, images, method=method, steps=taken, seconds=seconds, together=len(clients), **own)
+            if client.batch == EMBEDDED:
                 shown[client.cell, method] = images.cpu()
+        if (UNCLIPPED, "ig") in shown:
+            shown[CLIPPED, "ig"] = shown[UNCLIPPED, "ig"]
         if options.picture and shown:
             draw(bench, shown, options)
 
 
 def clients_of(bench: Bench, method: str) -> list[Client]:
-    """Every cell of every batch. IG compares directions and does not notice clipping, so the cell without a defense serves for
-    that, too."""
+    """Every cell of every batch, and cells that name their batch. IG compares directions and does not notice clipping, so the
+    cell without a defense serves for that, too."""
     options = bench.options
-    cells = [cell for cell in options.cells if method != "ig" or cell != "clip:4"]
-    clients = [bench.client(cell, batch) for batch in options.batches for cell in cells]
-    return clients + [
-        bench.client(cell, None) for cell in options.figures if options.picture and method in options.drawn
-    ]
+    names = [cell if "@" in cell else f"{cell}@{batch}" for batch in options.batches for cell in options.cells]
+    pairs = [name.split("@") for name in dict.fromkeys(names)]
+    return [bench.client(cell, batch) for cell, batch in pairs if method != "ig" or cell != CLIPPED]
 
 
 def note(options: argparse.Namespace, client: Client, images: Tensor, **line: Any) -> None:
-    rows = client.targets.cpu()
-    leak = Leak(line["method"], rows, rows, rows[:, :0], float("nan"), float("inf"), exact=False, images=images.cpu())
     line |= {"cell": client.cell, "batch": client.batch, "hardware": _hardware(options.device)}
-    line |= unsum.score(leak, images=client.images, targets=client.labels)
+    line |= _scores(client, images, line["method"])
+    toned = _scores(client, in_tone(images), line["method"])
+    line |= {f"{name} in tone": toned[name] for name in ("psnr", "ssim", "lpips") if name in toned}
     with options.results.open("a") as file:
         file.write(json.dumps(line) + "\n")
-    print(f"{client.cell}, batch {client.batch}, {line['method']}: {line['psnr']:.2f} dB", flush=True)
+    said = f"{line['psnr']:.2f} dB, {line['psnr in tone']:.2f} in tone"
+    print(f"{client.cell}, batch {client.batch}, {line['method']}: {said}", flush=True)
+
+
+def _scores(client: Client, images: Tensor, method: str) -> dict[str, float]:
+    rows = client.targets.cpu()
+    leak = Leak(method, rows, rows, rows[:, :0], float("nan"), float("inf"), exact=False, images=images.cpu())
+    return unsum.score(leak, images=client.images, targets=client.labels)
+
+
+def in_tone(images: Tensor) -> Tensor:
+    """The batch with the mean and deviation that photos have. BatchNorm in train mode hardly sees brightness and contrast, and
+    total variation is least without contrast; anybody can put both right."""
+    mean, deviation = images.mean((0, 2, 3), keepdim=True), images.std((0, 2, 3), keepdim=True)
+    usual_mean, usual = (torch.tensor(given).view(3, 1, 1).to(images) for given in (PHOTOS_MEAN, PHOTOS_DEVIATION))
+    return ((images - mean) / deviation * usual + usual_mean).clamp(0, 1)
 
 
 def try_out(options: argparse.Namespace) -> None:
-    """IG with few steps on one batch without a defense, for every weight of total variation and every precision."""
+    """IG with few steps on one batch without a defense, all settings together."""
     bench = prepare(options)
-    clients = [bench.client("0of8", options.batches[0])]
-    for name, weight in itertools.product(options.precisions, options.variations):
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
-        search = IG(bench, clients, torch.float16 if name == "float16" else torch.float32, variation=weight)
-        start = time.monotonic()
-        search.go(options.few, start + options.seconds)
-        spent = time.monotonic() - start
-        arguments = {"method": "ig", "steps": search.step, "seconds": spent, "together": 1, "precision": name}
-        arguments |= {"variation": weight, "size": bench.size, "loss": float(search.least[0])}
-        note(options, clients[0], search.best[0].clamp(0, 1), **arguments)
+    clients = [bench.client(UNCLIPPED, options.batches[0])] * len(options.settings)
+    search = IG(bench, clients, options.settings)
+    search.go(options.few, time.monotonic() + options.seconds)
+    for client, images, loss, (variation, rate) in zip(
+        clients, search.best, search.least.tolist(), options.settings, strict=True
+    ):
+        own = {"variation": variation, "rate": rate, "size": bench.size, "loss": loss}
+        spent = {"steps": search.step, "seconds": search.seconds, "together": len(clients)}
+        note(options, client, images.clamp(0, 1), method="ig", **spent, **own)
+
+
+def compare_precisions(options: argparse.Namespace) -> None:
+    """Cosines between the slopes of IG's distance in each precision and in float64, at three kinds of pictures."""
+    bench = prepare(options)
+    torch.backends.cudnn.benchmark = False
+    client = bench.client(UNCLIPPED, options.batches[0])
+    true = client.images
+    places = {
+        "random pixels": torch.rand(true.shape, generator=torch.Generator().manual_seed(0)).to(true),
+        "blurred photos": gaussian_blur(true, [31, 31]),
+        "near the photos": (true + 0.05 * torch.randn(true.shape, generator=torch.Generator().manual_seed(1)).to(true)),
+    }
+    slopes: dict[str, dict[str, Tensor]] = {}
+    for name in ("float64", "float32", "TF32", "float16", "bfloat16"):
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = name == "TF32"
+        dtype = torch.float32 if name == "TF32" else getattr(torch, name)
+        passes = Passes(bench.model, [client.update.gradients], client.targets[None], dtype)
+        slopes[name] = {}
+        for place, images in places.items():
+            dot, square = passes(images[None].to(torch.promote_types(dtype, torch.float32)))
+            lengths = square.sqrt() * passes.sent_square.sqrt()
+            slopes[name][place] = passes.pull(dot / (square * lengths), -1 / lengths).double().flatten()
+    for name, found in slopes.items():
+        cosines = {p: float(nn.functional.cosine_similarity(g, slopes["float64"][p], 0)) for p, g in found.items()}
+        print(json.dumps({"precision": name} | {place: round(value, 5) for place, value in cosines.items()}))
 
 
 def prepare(options: argparse.Namespace) -> Bench:
@@ -509,6 +556,12 @@ def prepare(options: argparse.Namespace) -> Bench:
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     return Bench(options)
+
+
+def _setting(given: str) -> tuple[float, float]:
+    """The weight of total variation, and the rate where one is given: 1@0.02."""
+    weight, _, rate = given.partition("@")
+    return float(weight), float(rate or RATE)
 
 
 def _named(given: str) -> tuple[str, float]:
@@ -521,51 +574,51 @@ def _hardware(device: str) -> str:
 
 
 def draw(bench: Bench, shown: dict[tuple[str, str], Tensor], options: argparse.Namespace) -> None:
-    """A block for every figure: the photos, then what every attack made of them."""
-    true = bench.photos(None)[0]
-    rows = []
-    for cell in options.figures:
-        rows += [true, *(shown[cell, method] for method in options.methods if (cell, method) in shown)]
-    small = nn.functional.interpolate(torch.cat(rows), (112, 112), mode="area")
-    save_image(small, options.picture, nrow=B, padding=2, pad_value=1.0)
+    """A file for every figure: the photos, what every attack made of them, and IG's in tone."""
+    true = bench.photos(EMBEDDED)[0]
+    for cell, number in FIGURES.items():
+        found = {method: shown[cell, method] for method in STEPS if (cell, method) in shown}
+        rows = [true, *found.values(), *([in_tone(found["ig"])] if "ig" in found else [])]
+        small = nn.functional.interpolate(torch.cat(rows), (112, 112), mode="area")
+        save_image(
+            small, options.picture.with_stem(f"{options.picture.stem}-{number}"), nrow=B, padding=2, pad_value=1.0
+        )
 
 
 def show(paths: list[Path]) -> None:
-    cells: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    cells: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
     for record in (json.loads(line) for path in paths for line in path.read_text().splitlines()):
-        if record["batch"] is not None:
-            cells[record["cell"], record["method"]].append(record)
-    print("| cell | attack | published PSNR | PSNR | SSIM | LPIPS | batches | steps | of the published |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for (cell, method), runs in cells.items():
-        table = (
-            BY_DEFENSE[cell] if cell in DEFENSES else {method: MATCHING_BY_DUPLICATES[method].get(CELLS[cell][1], "")}
-        )
-        means = [
-            statistics.mean(r[name] for r in runs) if name in runs[0] else float("nan")
-            for name in ("psnr", "ssim", "lpips")
-        ]
-        done = runs[0]["steps"]
-        print(
-            f"| {cell} | {method} | {table[method]} | {means[0]:.2f} | {means[1]:.3f} | {means[2]:.3f} "
-            f"| {len(runs)} | {done} | {done / STEPS[method]:.0%} |"
-        )
+        photos = EMBEDDED if record["batch"] == EMBEDDED else "drawn"
+        cells[record["method"], record["cell"], photos].append(record)
+    print("| attack | cell | photos | published | PSNR / SSIM / LPIPS | in tone | batches | steps |")
+    print("|---|---|---|---|---|---|--:|---|")
+    for (method, cell, photos), runs in cells.items():
+        of_table_8 = MATCHING_BY_DUPLICATES[method].get(CELLS[cell][1], "")
+        published = BY_DEFENSE[cell][method] if cell in DEFENSES else of_table_8
+        found, toned = (
+            " / ".join(f"{statistics.mean(r.get(name + end, float('nan')) for r in runs):.{digits}f}"
+                       for name, digits in (("psnr", 2), ("ssim", 3), ("lpips", 3)))
+            for end in ("", " in tone")
+        )  # fmt: skip
+        steps = f"{runs[0]['steps']} of {STEPS[method]}"
+        print(f"| {method} | {cell} | {photos} | {published} | {found} | {toned} | {len(runs)} | {steps} |")
 
 
 def plot(log: Path, cells: list[str], picture: Path) -> None:
-    """PSNR over the steps, of a log that `run` printed; rates are cut at the dotted lines."""
+    """PSNR over the steps, of a log that `run` printed to its end; rates are cut at the dotted lines."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
     rows = [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{"method": "ig"')]
+    steps = rows[-1]["step"]
     figure, axes = pyplot.subplots(figsize=(7, 3.2), layout="constrained")
     for number, cell in enumerate(cells):
         axes.plot([row["step"] for row in rows], [row["psnr in order"][number] for row in rows], label=cell, lw=1.2)
     for part in (3, 5, 7):
-        axes.axvline(STEPS["ig"] * part / 8, color="gray", ls=":", lw=0.8)
-    axes.set(xlim=(0, STEPS["ig"]), xlabel="step of IG, of 24 000", ylabel="PSNR in dB")
+        axes.axvline(steps * part / 8, color="gray", ls=":", lw=0.8)
+    axes.set(xlim=(0, steps), xlabel="step of IG", ylabel="PSNR in dB")
     axes.legend(fontsize=7, ncols=2)
     figure.savefig(picture, dpi=130)
 
@@ -573,31 +626,30 @@ def plot(log: Path, cells: list[str], picture: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tasks = parser.add_subparsers(dest="task", required=True)
-    for task in (tasks.add_parser("run"), tasks.add_parser("try")):
+    for task in map(tasks.add_parser, ("run", "try", "precisions")):
         task.add_argument("--model", default=f"{RESNET}:unpooled")
         task.add_argument("--weights", required=True, help="of ResNet-50, version 1")
         task.add_argument("--side", type=int, help="of the photos, instead of the model's")
         task.add_argument("--photos", type=Path, required=True, help="whose batches are attacked")
         task.add_argument("--alexnet", type=Path, help="AlexNet's features, for LPIPS")
         task.add_argument("--device", default="cpu")
-        task.add_argument("--batches", type=int, nargs="+", default=[0])
+        task.add_argument("--batches", nargs="+", default=["0"], help="seeds, or embedded")
         task.add_argument("--results", type=Path, default=Path("rivals.jsonl"))
-        task.add_argument("--state", type=Path, help="folder from which a run that was stopped goes on")
+        task.set_defaults(state=None)
     task = tasks.choices["try"]
     task.add_argument("--few", type=int, default=1600, help="steps")
-    task.add_argument("--variations", type=float, nargs="+", default=[TOTAL_VARIATION])
-    task.add_argument("--precisions", nargs="+", choices=["float16", "tf32", "float32"], default=["float32"])
-    task.add_argument("--seconds", type=float, default=600.0, help="for each")
+    task.add_argument("--settings", type=_setting, nargs="+", default=[SETTING], help=_setting.__doc__)
+    task.add_argument("--seconds", type=float, default=600.0)
     task = tasks.choices["run"]
+    task.add_argument("--state", type=Path, help="folder from which a run that was stopped goes on")
     task.add_argument("--generator", type=Path, help="weights that examples/generator.py made, for GGL")
-    task.add_argument("--cells", nargs="+", choices=[*CELLS], default=[*CELLS])
+    task.add_argument("--cells", nargs="+", default=[*CELLS], help="of all batches, or of one as 0of8@3")
+    task.add_argument("--setting", type=_setting, default=SETTING, help="of IG. " + (_setting.__doc__ or ""))
     task.add_argument("--methods", nargs="+", choices=[*STEPS], default=[*STEPS])
     task.add_argument("--steps", nargs="*", default=[], help="instead of the published ones, as ig=1000")
     task.add_argument("--seconds", nargs="*", default=[], help="for a method, as dlg=100")
-    task.add_argument("--figures", nargs="+", choices=[*FIGURES], default=[*FIGURES], help="to be drawn")
-    task.add_argument("--drawn", nargs="+", choices=[*STEPS], default=[*STEPS], help="methods to be drawn")
     task.add_argument("--unfinished", action="store_true", help="score what the time allowed")
-    task.add_argument("--picture", type=Path, help="for figures 10 and 13 to 15")
+    task.add_argument("--picture", type=Path, help="of the embedded photos, for figures 10 and 13 to 15")
     tasks.add_parser("show").add_argument("results", type=Path, nargs="+")
     task = tasks.add_parser("plot")
     task.add_argument("log", type=Path)
@@ -605,7 +657,7 @@ def main() -> None:
     task.add_argument("--cells", nargs="+", default=[cell for cell in CELLS if cell != "clip:4"], help="in their order")
     options = parser.parse_args()
     tasks_by_name: dict[str, Callable[[Any], None]] = {
-        "run": run, "try": try_out, "show": lambda given: show(given.results),
+        "run": run, "try": try_out, "precisions": compare_precisions, "show": lambda given: show(given.results),
         "plot": lambda given: plot(given.log, given.cells, given.picture),
     }  # fmt: skip
     tasks_by_name[options.task](options)
