@@ -78,7 +78,7 @@ class TestSchema:
         audit.write(tmp_path / "report")
         content = json.loads((tmp_path / "report" / "result.json").read_text("utf-8"))
         assert complaints(content) == []
-        assert content["schema"] == "1.4"
+        assert content["schema"] == "1.5"
         printed = content | {"report": "x", "gate": audit.gate(0.2).to_dict()}
         assert complaints(printed) == []
 

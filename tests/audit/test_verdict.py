@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -63,6 +65,15 @@ def test_sentences_count_right() -> None:
     text = " ".join(verdict.details)
     for part in ("2 of 2 labels", "1 of 2 samples", "1 of 2 pictures", "mean 18.5 dB", "calls the answer exact"):
         assert part in text
+
+
+def test_pictures_that_are_only_dark_or_pale_are_not_called_lost() -> None:
+    rows = [
+        replace(sample(1.0, psnr=psnr), picture_cosine=cosine) for psnr, cosine in ((12, 0.8), (12, 0.6), (25, 0.99))
+    ]
+    details = judge(leak(3), rows, [0.5, 0.1, 0.9]).details
+    assert any(detail.startswith("1 of 3 pictures came back at 18 dB") for detail in details)
+    assert any(detail.startswith("1 more shows at least half of what is in the sample") for detail in details)
 
 
 def test_a_wrong_batch_size_is_said() -> None:

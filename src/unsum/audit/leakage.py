@@ -5,9 +5,10 @@ client looks like),
 
     leakage = 1 − ‖x̂ − x‖² / ‖m − x‖²,   between 0 and 1
 
-so that 1 is the sample itself, and 0 is no better than answering with a typical sample. It is measured twice and the larger one
-counts: on the features that reach the last layer, where the attack read them (up to a factor, so that one that finds the
-direction alone counts); and on the pixels, where the attack made a picture. Rows that were read at dense layers are held against
+so that 1 is the sample itself, and 0 is no better than answering with a typical sample. It is measured three times and the
+largest counts: on the features that reach the last layer, where the attack read them (up to a factor, so that one that finds the
+direction alone counts); where the attack made a picture, on its pixels; and on its pixels up to brightness, tint and contrast,
+because whoever sees a dark and pale photo knows what is on it. Rows that were read at dense layers are held against
 what these layers read (`leakages_of_rows`). Where the mean is worse than no answer at all (zero
 features, a mid-gray picture) or there are no other samples, that takes its place.
 
@@ -28,6 +29,7 @@ from unsum.audit.wording import error, percent, sample_count
 from unsum.leak import Attempt, Leak
 from unsum.level import DEFAULT_LEVEL as DEFAULT_LEVEL
 from unsum.score import SampleScore
+from unsum.score.pictures import picture_cosine
 
 WHOLE = 0.9  # leakage from which a sample is called given away; between the two, a part of it is
 _MID_GRAY = 0.5  # the answer of somebody who knows nothing
@@ -45,14 +47,17 @@ def leakages(scores: list[SampleScore], images: Tensor, features: Tensor, *, pix
     typical_features = ((_others(flat) - flat).square().sum(1) / energy).clamp(1e-30, 1)
     gray = (_MID_GRAY - pixels).square().mean(1)
     typical_pixels = torch.minimum((_others(pixels) - pixels).square().mean(1), gray).clamp_min(1e-30)
+    typical = zip(typical_features.tolist(), typical_pixels.tolist(), _typical_looks(images), strict=True)
     found = []
-    for score, by_features, by_pixels in zip(scores, typical_features.tolist(), typical_pixels.tolist(), strict=True):
+    for score, (by_features, by_pixels, by_look) in zip(scores, typical, strict=True):
         parts = [0.0]
         if score.found is not None and score.feature_cosine > 0 and not pixels_alone:
             # The best multiple of f̂ leaves (1 − cos²) ‖f‖² unexplained.
             parts.append(1 - (1 - score.feature_cosine**2) / by_features)
         if score.found is not None and not math.isnan(score.psnr):
             parts.append(1 - 10 ** (-score.psnr / 10) / by_pixels)
+        if score.found is not None and score.picture_cosine > 0:
+            parts.append(1 - (1 - score.picture_cosine**2) / by_look)
         found.append(min(max(parts), 1.0))
     return found
 
@@ -81,6 +86,16 @@ def vouched(leak: Leak, i: int) -> float:
     if leak.inputs_exact is not None and bool(leak.inputs_exact[i]):
         return 1.0
     return max(1 - leak.predicted_error**2, 0.0) if leak.exact else math.nan
+
+
+def _typical_looks(images: Tensor) -> list[float]:
+    """For every picture, the share that the others' mean leaves unexplained where brightness, tint and contrast do not count."""
+    if images.ndim != 4 or len(images) == 1:
+        return [1.0] * len(images)
+    pictures = images.detach().cpu().double()
+    others = _others(pictures.flatten(1)).view_as(pictures)
+    cosines = [picture_cosine(mean, picture) for mean, picture in zip(others, pictures, strict=True)]
+    return [max(1 - cosine**2, 1e-30) if cosine > 0 else 1.0 for cosine in cosines]
 
 
 def _others(rows: Tensor) -> Tensor:

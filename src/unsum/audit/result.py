@@ -74,7 +74,7 @@ class DepthRead:
 
 
 _ATTACK = ("method", "batch_size", "exact", "predicted_error", "residual", "scale", "seconds", "notes")  # of a leak
-SCHEMA_VERSION = "1.4"  # of result.json and sweep.json; described in schema/result.schema.json
+SCHEMA_VERSION = "1.5"  # of result.json and sweep.json; described in schema/result.schema.json
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from unsum.errors import UnsumError
 from unsum.late_scipy import linear_sum_assignment
 from unsum.leak import Leak
 from unsum.models.lpips import lpips
-from unsum.score.pictures import psnr, ssim
+from unsum.score.pictures import picture_cosine, psnr, ssim
 from unsum.score.text import Sequences, score_text
 
 _ONE = 1e-3  # how far from 1 probabilities may sum
@@ -41,6 +41,7 @@ class SampleScore:
     psnr: float
     ssim: float
     lpips: float
+    picture_cosine: float = math.nan  # brightness, tint and contrast do not count
 
 
 def score(
@@ -129,7 +130,7 @@ def _score_one(
     leak: Leak, found: int | None, image: Tensor | None, target: Tensor | None, feature: Tensor | None
 ) -> SampleScore:
     nan = float("nan")
-    label_correct = target_error = error = cosine = quality = similarity = perceptual = nan
+    label_correct = target_error = error = cosine = quality = similarity = perceptual = alike = nan
     if target is not None:
         answer = torch.zeros_like(target) if found is None else leak.targets[found].cpu().to(target)
         target_error = float((answer - target).abs().max())
@@ -142,7 +143,8 @@ def _score_one(
     if image is not None and leak.images is not None:
         answer = torch.full_like(image, 0.5) if found is None else leak.images[found].cpu().float()
         quality, similarity, perceptual = psnr(answer, image), ssim(answer, image), lpips(answer, image)
-    return SampleScore(found, label_correct, target_error, error, cosine, quality, similarity, perceptual)
+        alike = picture_cosine(answer, image)
+    return SampleScore(found, label_correct, target_error, error, cosine, quality, similarity, perceptual, alike)
 
 
 def assign(found: Tensor, true: Tensor) -> list[int | None]:
