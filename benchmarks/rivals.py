@@ -564,6 +564,12 @@ def _setting(given: str) -> tuple[float, float]:
     return float(weight), float(rate or RATE)
 
 
+def _cell(given: str) -> str:
+    if given.partition("@")[0] not in CELLS:
+        raise argparse.ArgumentTypeError(f"{given!r} is none of {', '.join(CELLS)}")
+    return given
+
+
 def _named(given: str) -> tuple[str, float]:
     name, _, value = given.partition("=")
     return name, float(value)
@@ -643,7 +649,7 @@ def main() -> None:
     task = tasks.choices["run"]
     task.add_argument("--state", type=Path, help="folder from which a run that was stopped goes on")
     task.add_argument("--generator", type=Path, help="weights that examples/generator.py made, for GGL")
-    task.add_argument("--cells", nargs="+", default=[*CELLS], help="of all batches, or of one as 0of8@3")
+    task.add_argument("--cells", type=_cell, nargs="+", default=[*CELLS], help="of all batches, or of one as 0of8@3")
     task.add_argument("--setting", type=_setting, default=SETTING, help="of IG. " + (_setting.__doc__ or ""))
     task.add_argument("--methods", nargs="+", choices=[*STEPS], default=[*STEPS])
     task.add_argument("--steps", nargs="*", default=[], help="instead of the published ones, as ig=1000")
