@@ -39,9 +39,9 @@ import unsum.head
 from unsum.data.batch import embedded_batch
 from unsum.errors import UnsumError
 from unsum.gradients import inputs_of
+from unsum.models.strides import PHOTOS_DEVIATION as STD
+from unsum.models.strides import PHOTOS_MEAN as MEAN
 from unsum.spans.maps.places import read_places
-
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's photos
 
 
 @dataclass(frozen=True)

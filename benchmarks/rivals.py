@@ -62,6 +62,7 @@ from unsum.match.problem import Problem, pose
 from unsum.match.traces import Traces
 from unsum.models import load_model
 from unsum.models.from_file import build_from_file
+from unsum.models.strides import PHOTOS_DEVIATION, PHOTOS_MEAN
 from unsum.models.weights_file import load_weights
 
 B, CLASSES = 8, 1000
@@ -76,7 +77,6 @@ SETTING = (1e-2, RATE)  # of IG, as in `unsum.match.ig`: the weight of total var
 BETA = 0.9  # of Adam, torch's own
 INNER, HISTORY = 20, 100  # of L-BFGS, as in `unsum.match.dlg`
 POPULATION, PRIOR = 50, 1e-3  # of GGL, as in `unsum.match.ggl`
-PHOTOS_MEAN, PHOTOS_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's, known to everybody
 LOOK = 250  # passes between two looks at losses and clock
 LATENT_GENERATOR = RESNET.parent / "generator.py"
 
@@ -327,10 +327,8 @@ class GGL:
     def __init__(self, bench: Bench, clients: list[Client]) -> None:
         self.bench, self.clients = bench, clients
         self.generator = Enlarged(bench.options.generator, bench.size).to(bench.device).eval().requires_grad_(False)
-        first, together = (
-            clients[0],
-            len(clients),
-        )  # candidates: as many as other methods have clients, for one compilation
+        first = clients[0]
+        together = len(clients)  # candidates: as many as other methods have clients, for one compilation
         self.latents = torch.zeros(together, B, Enlarged.latent_shape, device=bench.device)
         targets = first.targets.expand(together, *first.targets.shape).clone()
         self.passes = Passes(

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from unsum.client.capture import in_mode
 from unsum.data import read_photos
 from unsum.models import load_model
+from unsum.models.strides import PHOTOS_DEVIATION, PHOTOS_MEAN
 
 REACH, RECOVERED = 1e-5, 1e-3
 
@@ -37,7 +38,7 @@ def cifar_network() -> nn.Module:
 
 def normalized(images: Tensor) -> Tensor:
     """ImageNet's own normalization of photos in bytes."""
-    mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    mean, deviation = torch.tensor(PHOTOS_MEAN), torch.tensor(PHOTOS_DEVIATION)
     return (images.float() / 255 - mean[:, None, None]) / deviation[:, None, None]
 
 

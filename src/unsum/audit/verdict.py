@@ -156,7 +156,7 @@ def _details(leak: Leak, samples: list[SampleScore], labels: int, known: list[fl
             f"{good} of {total} pictures came back at {RECOGNIZABLE_PSNR:g} dB or better, where people usually recognize "
             f"them (mean {math.fsum(row.psnr for row in pictures) / len(pictures):.1f} dB)."
         )
-        if toned := sum(map(_only_off_in_tone, pictures)):
+        if toned := sum(map(_alike_up_to_tone, pictures)):
             details.append(
                 f"{toned} more {'shows' if toned == 1 else 'show'} at least half of what is in the sample once brightness, "
                 "tint and contrast are put right."
@@ -171,8 +171,8 @@ def _details(leak: Leak, samples: list[SampleScore], labels: int, known: list[fl
     return details
 
 
-def _only_off_in_tone(row: SampleScore) -> bool:
-    """Too far from the sample in pixels, and like it otherwise."""
+def _alike_up_to_tone(row: SampleScore) -> bool:
+    """Too far from the sample in pixels, and like it once brightness, tint and contrast do not count."""
     return row.found is not None and row.psnr < RECOGNIZABLE_PSNR and row.picture_cosine > math.sqrt(_ALIKE)
 
 

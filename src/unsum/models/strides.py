@@ -24,7 +24,10 @@ from unsum.gradients import in_eval_mode
 # Eight motifs: the statistics of one photo are its own, those of eight are near to a data set's.
 _PHOTOS = ("chelsea", "coffee", "flower", "tower", "picos-de-europa", "motorcycle", "aitzgorri", "seeding")
 _SIDE = 224  # of photos that ImageNet's networks are trained with
-_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's photos, as such networks expect them
+PHOTOS_MEAN, PHOTOS_DEVIATION = (
+    (0.485, 0.456, 0.406),
+    (0.229, 0.224, 0.225),
+)  # of ImageNet's, as such networks expect them
 # Divergence of a channel from its running statistics, the median: 0.01 for ImageNet's ResNet-50 in the right version, 0.02 in
 # the other. Weights that are farther from both have seen other pictures, and nothing is said of them.
 _NEAR = 0.05
@@ -113,4 +116,4 @@ def _photos() -> Tensor:
         with (folder / f"{name}.jpg").open("rb") as file, Image.open(file) as opened:
             square = ImageOps.fit(opened.convert("RGB"), (_SIDE, _SIDE), Image.Resampling.LANCZOS)
         found.append(torch.from_numpy(np.array(square)).permute(2, 0, 1).float() / 255)
-    return (torch.stack(found) - torch.tensor(_MEAN).view(3, 1, 1)) / torch.tensor(_DEVIATION).view(3, 1, 1)
+    return (torch.stack(found) - torch.tensor(PHOTOS_MEAN).view(3, 1, 1)) / torch.tensor(PHOTOS_DEVIATION).view(3, 1, 1)
