@@ -1,0 +1,159 @@
+"""Distances of worlds, measured once, and what they prove under any noise."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unsum.ceiling.client import Client, Played, World, separated
+from unsum.ceiling.coin import Separation
+from unsum.ceiling.interval import lower_limit, upper_limit
+from unsum.ceiling.secrets import Secret
+from unsum.deadline import out_of_time
+from unsum.defend.added import AddedNoise
+
+CONFIDENCE = 0.99  # that no sample's limit is below its true ceiling, all samples together
+_BITS = 30  # of a seed
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Between `lower` and `upper` lies the ceiling of a sample; `guess` is the upper limit of the largest
+    chance to name one of the two values."""
+
+    lower: float
+    upper: float
+    guess: float
+    pairs: int
+
+
+@dataclass(eq=False)
+class Distances:
+    """Of every sample's pairs of worlds, in the order in which they were drawn."""
+
+    client: Client
+    world: World
+    secrets: Sequence[Secret]
+    by_size: bool = False  # keep what Laplace noise needs
+    seed: int = 0
+    found: list[list[Separation]] = field(default_factory=list)
+    _own: Played | None = None
+
+    def __post_init__(self) -> None:
+        self.found = self.found or [[] for _ in self.secrets]
+
+    @property
+    def pairs(self) -> int:
+        return sum(map(len, self.found))
+
+    def adopt(self, other: Distances) -> None:
+        """Of the same client and data: what it sends of these need not be computed again."""
+        self._own = other._own
+
+    def first(self, i: int) -> Separation:
+        """One pair of sample `i`."""
+        if not self.found[i]:
+            return self._separation(i, 0)
+        return self.found[i][0]
+
+    def cycle(self, i: int) -> None:
+        """One further draw from every stratum of sample `i`; nothing where it was gone through already."""
+        secret, known = self.secrets[i], self.found[i]
+        if secret.exhaustive and known:
+            return
+        known += [self._separation(i, len(known) + place) for place in range(secret.strata)]
+
+    def known(self, i: int, noise: AddedNoise | None) -> Limits:
+        """The limits of sample `i` under this noise, with the confidence for all samples together."""
+        secret, confidence = self.secrets[i], 1 - (1 - CONFIDENCE) / len(self.secrets)
+        separations, a2 = self.found[i], self.secrets[i].amplitude ** 2
+        values = [1 - a2 * (1 - one.known(noise)) for one in separations]
+        guesses = [2 * one.guess(noise) - 1 for one in separations]
+        if secret.exhaustive and values:
+            mean = math.fsum(values) / len(values)
+            return Limits(mean, mean, _chance(math.fsum(guesses) / len(guesses)), len(values))
+        upper = upper_limit(values, confidence)
+        return Limits(lower_limit(values, confidence), upper, _chance(upper_limit(guesses, confidence)), len(values))
+
+    def repeated(self, rounds: int) -> Distances:
+        """The same of a client that sends as many updates of the same data, each with noise of its own."""
+        return replace(self, found=[[one.repeated(rounds) for one in row] for row in self.found])
+
+    def joined(self, other: Distances) -> Distances:
+        """Of a client that sends both updates, from the same pairs of worlds."""
+        rows = zip(self.found, other.found, strict=True)
+        return replace(self, found=[[a + b for a, b in zip(*row, strict=False)] for row in rows])
+
+    def _separation(self, i: int, number: int) -> Separation:
+        """Draw `number` of sample `i`: the same one whatever was drawn of other samples."""
+        secret = self.secrets[i]
+        seed = int(np.random.SeedSequence([self.seed, i, number]).generate_state(1)[0]) >> (32 - _BITS)
+        pair = secret.draw(number % secret.strata, torch.Generator().manual_seed(seed))
+        one, other = (self._play(world) for world in pair)
+        return separated(one, other, by_size=self.by_size)
+
+    def _play(self, world: World) -> Played:
+        if world is not self.world:
+            return self.client(world)
+        if self._own is None:
+            self._own = self.client(world)
+        return self._own
+
+
+Decided = Callable[[Limits], bool]
+
+
+def measure(
+    distances: Distances,
+    decided: Decided,
+    noises: Sequence[AddedNoise | None],
+    *,
+    most: int,
+    told: Callable[[int, int], None] = lambda _done, _total: None,
+) -> float:
+    """Draw until every sample is decided under every noise, has `most` pairs, or time is over; the seconds it took.
+
+    Limits that are taken whenever it stops hold all the same.
+    """
+    start, samples = time.perf_counter(), range(len(distances.secrets))
+
+    def open_ones() -> list[int]:
+        rows = distances.found
+        wanting = [i for i in samples if not rows[i] or (len(rows[i]) < most and not distances.secrets[i].exhaustive)]
+        return [i for i in wanting if not all(decided(distances.known(i, noise)) for noise in noises)]
+
+    while waiting := open_ones():
+        for done, i in enumerate(waiting):
+            if out_of_time("further pairs of worlds"):
+                return time.perf_counter() - start
+            told(done, len(waiting))
+            distances.cycle(i)
+    return time.perf_counter() - start
+
+
+def against(level: float) -> Decided:
+    """Whether the ceiling is known to be below the level, or at it or above."""
+    return lambda limits: limits.upper < level or limits.lower >= level
+
+
+def until(pairs: int) -> Decided:
+    """Whether so many pairs were drawn."""
+    return lambda limits: limits.pairs >= pairs
+
+
+def limits_of(distances: Distances, noise: AddedNoise | None) -> list[Limits]:
+    return [distances.known(i, noise) for i in range(len(distances.secrets))]
+
+
+def as_tensor(values: Sequence[float]) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.float64)
+
+
+def _chance(advantage: float) -> float:
+    return (1 + advantage) / 2
