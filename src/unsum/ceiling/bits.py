@@ -2,7 +2,7 @@
 
 An update of P numbers with b bits each holds at most P b bits about all B samples together, so at
 most P b / B about one on average. Rate–distortion theory turns bits into the least mean squared
-error: for a Gaussian with variances h_k², reverse water-filling spends R = Σ_k max(0, ½ log₂ h_k²/θ)
+error: for a Gaussian with variances h_k², reverse water-filling spends Σ_k max(0, ½ log₂ h_k²/θ)
 and leaves Σ_k min(h_k², θ). A photo is not Gaussian, so this holds for an attacker whose prior has
 that spectrum and no more structure, and it holds on average over samples only.
 """
@@ -23,6 +23,7 @@ _STEPS = 200  # halvings of log θ
 def leakage_of_bits(spread: Tensor, bits: float) -> float:
     """The largest share of Σ h² that `bits` bits can explain.
 
+    >>> import torch
     >>> round(leakage_of_bits(torch.ones(4), 4.0), 6)  # 1 bit each: ½ log₂ 4
     0.75
     """

@@ -32,7 +32,7 @@ class World(NamedTuple):
 
 
 class Played(NamedTuple):
-    """What a client sends of one world: what noise is added to, and what goes beside it as it is."""
+    """What a client sends of one world: what noise is added to, and what goes beside it."""
 
     noisy: Mapping[str, Tensor]
     bare: Mapping[str, Tensor] = {}
@@ -113,7 +113,7 @@ def separated(one: Played, other: Played, *, by_size: bool = False) -> Separatio
     """How far apart two worlds' updates lie. Names that only one of them sends give it away."""
     bare, noisy = _differences(one.bare, other.bare), _differences(one.noisy, other.noisy)
     seen = bare is None or any(bool((d != 0).any()) for d in bare)
-    return Separation.of(noisy or [], by_size=by_size, open=seen or noisy is None)
+    return Separation.of(noisy or [], by_size=by_size, bare=seen or noisy is None)
 
 
 def _differences(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[Tensor] | None:

@@ -2,11 +2,12 @@
 
 Two worlds send updates that differ by δ before the noise. For Gaussian noise σ and d = ‖δ‖/σ,
 
-    guess = Φ(d/2)                             the largest chance to name the world (Neyman and Pearson)
-    known = 1 − mmse(d²/4)                     the largest share of the bit's variance that an estimate explains
-    mmse(s) = 1 − E tanh(s + √s Z)             of a fair ±1 in Gaussian noise of signal-to-noise ratio s
+    guess = Φ(d/2)                     the largest chance to name the world (Neyman and Pearson)
+    known = 1 − mmse(d²/4)             the largest share of the bit's variance that is explained
+    mmse(s) = 1 − E tanh(s + √s Z)     of a fair ±1 in Gaussian noise, signal-to-noise ratio s
 
-For Laplace noise b the two densities overlap by the affinity ρ = Π (1 + |δ_j|/2b) e^(−|δ_j|/2b), and for any two densities
+For Laplace noise b the two densities overlap by the affinity ρ = Π (1 + |δ_j|/2b) e^(−|δ_j|/2b), and
+for any two densities
 
     guess ≤ (1 + √(1 − ρ²))/2                  known ≤ 1 − ρ²
 
@@ -38,39 +39,39 @@ class Separation:
     """How far the noise-free updates of two worlds lie apart.
 
     `squared` is ‖δ‖². `counts` is how many entries differ by each size, in bins of an eighth of an
-    octave, upper ends counted; it is kept only where Laplace noise asks for it. `open` says that
+    octave, upper ends counted; it is kept only where Laplace noise asks for it. `bare` says that
     a part of what is sent carries no noise and differs.
     """
 
     squared: float
-    open: bool = False
+    bare: bool = False
     counts: NDArray[np.int64] | None = None
 
     @classmethod
     def of(
-        cls, differences: Sequence[Tensor], *, by_size: bool = False, open: bool = False
-    ) -> Separation:  # noqa: A002
+        cls, differences: Sequence[Tensor], *, by_size: bool = False, bare: bool = False
+    ) -> Separation:
         squared = math.fsum(float(d.double().square().sum()) for d in differences)
-        return cls(squared, open, _histogram(differences) if by_size else None)
+        return cls(squared, bare, _histogram(differences) if by_size else None)
 
     def __add__(self, other: Separation) -> Separation:
         """Of two updates together, each with noise of its own."""
         counts = None if self.counts is None or other.counts is None else self.counts + other.counts
-        return Separation(self.squared + other.squared, self.open or other.open, counts)
+        return Separation(self.squared + other.squared, self.bare or other.bare, counts)
 
     def repeated(self, times: int) -> Separation:
         """Of so many updates that lie as far apart as this one."""
         counts = None if self.counts is None else self.counts * times
-        return Separation(self.squared * times, self.open, counts)
+        return Separation(self.squared * times, self.bare, counts)
 
     @property
     def same(self) -> bool:
         """Whether both worlds send the same bits."""
-        return self.squared == 0 and not self.open
+        return self.squared == 0 and not self.bare
 
     def known(self, noise: AddedNoise | None) -> float:
         """The largest share of the bit's variance that anyone can explain, from 0 to 1."""
-        if self._bare(noise):
+        if self._unhidden(noise):
             return 0.0 if self.same else 1.0
         assert noise is not None
         if noise.kind == "laplace":
@@ -79,15 +80,15 @@ class Separation:
 
     def guess(self, noise: AddedNoise | None) -> float:
         """The largest chance to name the world, from 1/2 to 1."""
-        if self._bare(noise):
+        if self._unhidden(noise):
             return 0.5 if self.same else 1.0
         assert noise is not None
         if noise.kind == "laplace":
             return (1 + math.sqrt(-math.expm1(2 * self._log_affinity(noise.scale)))) / 2
         return normal_cdf(math.sqrt(self.squared) / (2 * noise.scale))
 
-    def _bare(self, noise: AddedNoise | None) -> bool:
-        return noise is None or self.open or self.squared == 0
+    def _unhidden(self, noise: AddedNoise | None) -> bool:
+        return noise is None or self.bare or self.squared == 0
 
     def _log_affinity(self, scale: float) -> float:
         """log ρ, from sizes rounded up: ρ falls with every |δ_j|, so that the bound stays one."""

@@ -1,13 +1,13 @@
 """Limits for the mean of numbers from 0 to 1 that hold with the confidence asked for, at any time.
 
-Betting (Waudby-Smith and Ramdas 2024). Against the hypothesis that the mean is m or more, a bet θ on
-each draw x multiplies the capital by
+Betting (Waudby-Smith and Ramdas 2024). Against the hypothesis that the mean is m or more, a bet θ
+on each draw x multiplies the capital by
 
     1 + θ (m − x)/(1 − m),      0 ≤ θ < 1,
 
 whose expectation is at most 1 if the hypothesis holds. Capital above 1/α refutes it, however the
-number of draws was chosen (Ville). Several fixed θ are played side by side; their mean capital rises
-with m, so that all means above the smallest refuted one are refuted too.
+number of draws was chosen (Ville). Several fixed θ are played side by side; their mean capital
+rises with m, so that all means above the smallest refuted one are refuted too.
 
 Draws may come in cycles, one from every stratum of equal mass: with one θ for the whole cycle, the
 product of the expectations is at most what equal means would give (the inequality of arithmetic and

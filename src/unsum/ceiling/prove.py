@@ -97,7 +97,7 @@ class Case:
             spread = torch.as_tensor(self.spread, dtype=torch.float64).expand(self.inputs.shape[1:])
             if not bool((spread >= 0).all()) or not bool((spread > 0).any()):
                 raise UnsumError(
-                    "The spread is the standard deviation of an entry: at least 0, and not 0 everywhere."
+                    "The spread is an entry's standard deviation: at least 0, and not 0 everywhere."
                 )
             return [Entries(world, i, spread) for i in samples]
         if self.schema is not None:
@@ -218,7 +218,7 @@ def _bare(distances: Distances, noises: Sequence[AddedNoise | None], effort: Eff
     """Why nothing is to be measured: no noise at all, and worlds that send other bits; or empty."""
     if any(one is not None for one in noises) or effort.most < 1:
         first = distances.first(0)
-        return UNNOISED if first.open else ""
+        return UNNOISED if first.bare else ""
     return "" if distances.first(0).same else BARE
 
 
