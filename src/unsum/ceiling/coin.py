@@ -6,8 +6,8 @@ Two worlds send updates that differ by δ before the noise. For Gaussian noise �
     known = 1 − mmse(d²/4)             the largest share of the bit's variance that is explained
     mmse(s) = 1 − E tanh(s + √s Z)     of a fair ±1 in Gaussian noise, signal-to-noise ratio s
 
-For Laplace noise b the two densities overlap by the affinity ρ = Π (1 + |δ_j|/2b) e^(−|δ_j|/2b), and
-for any two densities
+For Laplace noise b the two densities have the affinity ρ = Π (1 + |δ_j|/2b) e^(−|δ_j|/2b), and for
+any two densities
 
     guess ≤ (1 + √(1 − ρ²))/2                  known ≤ 1 − ρ²
 
