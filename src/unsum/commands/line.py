@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from unsum.commands import app as live_page
-from unsum.commands import attack, audit, bench, capture, doctor, faults, train_inverse
+from unsum.commands import attack, audit, bench, capture, ceiling, doctor, faults, train_inverse
 from unsum.commands.help import ABOUT
 from unsum.commands.listing import show
 from unsum.commands.stages import say
@@ -36,6 +36,7 @@ def _list(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON in
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "audit": audit.command,
+    "ceiling": ceiling.command,
     "capture": capture.command,
     "attack": attack.command,
     "doctor": doctor.command,
