@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from unsum.ceiling.client import Client, Played, World, separated
 from unsum.ceiling.coin import Separation
 from unsum.ceiling.interval import lower_limit, upper_limit
-from unsum.ceiling.secrets import Secret
+from unsum.ceiling.secret import Secret
 from unsum.deadline import out_of_time
 from unsum.defend.added import AddedNoise
 
@@ -24,13 +23,17 @@ _BITS = 30  # of a seed
 
 @dataclass(frozen=True)
 class Limits:
-    """Between `lower` and `upper` lies the ceiling of a sample; `guess` is the upper limit of the largest
-    chance to name one of the two values."""
+    """Between `lower` and `upper` lies the ceiling of a sample; `guess` is the upper limit of the
+    largest chance to name one of the two values."""
 
     lower: float
     upper: float
     guess: float
     pairs: int
+
+    def capped(self, most: float) -> Limits:
+        """The same where `most` bounds the ceiling as well."""
+        return replace(self, upper=min(self.upper, most), lower=min(self.lower, most))
 
 
 @dataclass(eq=False)
@@ -43,7 +46,7 @@ class Distances:
     by_size: bool = False  # keep what Laplace noise needs
     seed: int = 0
     found: list[list[Separation]] = field(default_factory=list)
-    _own: Played | None = None
+    own: list[Played] = field(default_factory=list)  # at most one: of the world as it is
 
     def __post_init__(self) -> None:
         self.found = self.found or [[] for _ in self.secrets]
@@ -52,9 +55,9 @@ class Distances:
     def pairs(self) -> int:
         return sum(map(len, self.found))
 
-    def adopt(self, other: Distances) -> None:
-        """Of the same client and data: what it sends of these need not be computed again."""
-        self._own = other._own
+    def of_others(self, secrets: Sequence[Secret]) -> Distances:
+        """The same client and data with other secrets."""
+        return Distances(self.client, self.world, secrets, self.by_size, self.seed, own=self.own)
 
     def first(self, i: int) -> Separation:
         """One pair of sample `i`."""
@@ -63,14 +66,14 @@ class Distances:
         return self.found[i][0]
 
     def cycle(self, i: int) -> None:
-        """One further draw from every stratum of sample `i`; nothing where it was gone through already."""
+        """One further draw from every stratum of sample `i`, unless it was gone through already."""
         secret, known = self.secrets[i], self.found[i]
         if secret.exhaustive and known:
             return
         known += [self._separation(i, len(known) + place) for place in range(secret.strata)]
 
     def known(self, i: int, noise: AddedNoise | None) -> Limits:
-        """The limits of sample `i` under this noise, with the confidence for all samples together."""
+        """The limits of sample `i` under this noise, confident for all samples together."""
         secret, confidence = self.secrets[i], 1 - (1 - CONFIDENCE) / len(self.secrets)
         separations, a2 = self.found[i], self.secrets[i].amplitude ** 2
         values = [1 - a2 * (1 - one.known(noise)) for one in separations]
@@ -79,10 +82,15 @@ class Distances:
             mean = math.fsum(values) / len(values)
             return Limits(mean, mean, _chance(math.fsum(guesses) / len(guesses)), len(values))
         upper = upper_limit(values, confidence)
-        return Limits(lower_limit(values, confidence), upper, _chance(upper_limit(guesses, confidence)), len(values))
+        return Limits(
+            lower_limit(values, confidence),
+            upper,
+            _chance(upper_limit(guesses, confidence)),
+            len(values),
+        )
 
     def repeated(self, rounds: int) -> Distances:
-        """The same of a client that sends as many updates of the same data, each with noise of its own."""
+        """Of a client that sends so many updates of the same data, each with its own noise."""
         return replace(self, found=[[one.repeated(rounds) for one in row] for row in self.found])
 
     def joined(self, other: Distances) -> Distances:
@@ -93,7 +101,9 @@ class Distances:
     def _separation(self, i: int, number: int) -> Separation:
         """Draw `number` of sample `i`: the same one whatever was drawn of other samples."""
         secret = self.secrets[i]
-        seed = int(np.random.SeedSequence([self.seed, i, number]).generate_state(1)[0]) >> (32 - _BITS)
+        seed = int(np.random.SeedSequence([self.seed, i, number]).generate_state(1)[0]) >> (
+            32 - _BITS
+        )
         pair = secret.draw(number % secret.strata, torch.Generator().manual_seed(seed))
         one, other = (self._play(world) for world in pair)
         return separated(one, other, by_size=self.by_size)
@@ -101,9 +111,9 @@ class Distances:
     def _play(self, world: World) -> Played:
         if world is not self.world:
             return self.client(world)
-        if self._own is None:
-            self._own = self.client(world)
-        return self._own
+        if not self.own:
+            self.own.append(self.client(world))
+        return self.own[0]
 
 
 Decided = Callable[[Limits], bool]
@@ -112,29 +122,31 @@ Decided = Callable[[Limits], bool]
 def measure(
     distances: Distances,
     decided: Decided,
-    noises: Sequence[AddedNoise | None],
+    noise: AddedNoise | None,
     *,
     most: int,
     told: Callable[[int, int], None] = lambda _done, _total: None,
-) -> float:
-    """Draw until every sample is decided under every noise, has `most` pairs, or time is over; the seconds it took.
+) -> None:
+    """Draw until every sample is decided, has `most` pairs, or time is over.
 
     Limits that are taken whenever it stops hold all the same.
     """
-    start, samples = time.perf_counter(), range(len(distances.secrets))
 
-    def open_ones() -> list[int]:
-        rows = distances.found
-        wanting = [i for i in samples if not rows[i] or (len(rows[i]) < most and not distances.secrets[i].exhaustive)]
-        return [i for i in wanting if not all(decided(distances.known(i, noise)) for noise in noises)]
+    def waiting() -> list[int]:
+        rows, secrets = distances.found, distances.secrets
+        fresh = [
+            i
+            for i, row in enumerate(rows)
+            if not row or (len(row) < most and not secrets[i].exhaustive)
+        ]
+        return [i for i in fresh if not decided(distances.known(i, noise))]
 
-    while waiting := open_ones():
-        for done, i in enumerate(waiting):
+    while todo := waiting():
+        for done, i in enumerate(todo):
             if out_of_time("further pairs of worlds"):
-                return time.perf_counter() - start
-            told(done, len(waiting))
+                return
+            told(done, len(todo))
             distances.cycle(i)
-    return time.perf_counter() - start
 
 
 def against(level: float) -> Decided:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from unsum.ceiling.client import Client, OwnLoss, SimulatedClient, TextClient, W
 from unsum.ceiling.observer import Observer
 from unsum.ceiling.photos import photo_spread
 from unsum.ceiling.result import BARE, UNNOISED, Ceiling, Unit, of_limits
-from unsum.ceiling.secrets import Cells, Entries, Label, PhotoComponents, Presence, Secret, Tokens
+from unsum.ceiling.secret import Cells, Entries, Label, PhotoComponents, Presence, Secret, Tokens
 from unsum.ceiling.worst_case import WorstCase, worst_case
 from unsum.client.step import AnyDefense
 from unsum.data.table_schema import TableSchema
@@ -171,66 +172,104 @@ def prove(
     observer: Observer | None = None,
     effort: Effort | None = None,
     client: Client | None = None,
-    further: Sequence[AddedNoise] = (),
 ) -> Ceiling:
-    """The ceiling of every sample; `further` noises are decided by the same pairs of worlds."""
-    observer, effort = observer or Observer(), effort or Effort()
-    played, noise = split_at_noise(defenses, len(case.inputs))
-    seen = observer.sees(noise)
-    steps = case.training.epochs if case.training is not None else 1
-    worst = worst_case(defenses, len(case.inputs), steps, observer)
-    if (
-        noise is not None
-        and noise.every_step
-        and case.training is not None
-        and (case.training.steps or 1) > 1
-    ):
-        return _by_mechanism(case, noise, observer, worst)
-    noises = [seen, *map(observer.sees, further)]
-    by_size = any(one is not None and one.kind == "laplace" for one in noises)
-    sender = client or case.client(played)
-    distances = Distances(sender, case.world, case.secrets(), by_size, case.seed)
-    bare = _bare(distances, noises, effort)
-    if bare:
-        found = of_limits(
-            limits_of(distances, None), noise=noise, unit=case.unit, observer=observer
-        )
-        found = replace(
-            found, why=bare, lower=found.samples, pairs=1, by_bits=_by_bits(case, sender, defenses)
-        )
-    else:
-        decided = effort.decided or (lambda limits: limits.pairs >= effort.pairs)
-        seconds = measure(distances, decided, noises, most=effort.most, told=effort.told)
-        found = of_limits(
-            limits_of(distances, seen), noise=noise, unit=case.unit, observer=observer
-        )
-        found = replace(found, seconds=seconds)
-    found = replace(found, distances=distances, worst=worst)
-    if effort.labels and (secrets := case.labels()) is not None:
-        found = replace(found, labels=_guesses(distances, secrets, seen))
-    if effort.presence and len(case.inputs) > 1:
-        present: list[Secret] = [Presence(case.world, i) for i in range(len(case.inputs))]
-        found = replace(found, present=_guesses(distances, present, seen))
-    return found
+    """The ceiling of every sample under these defenses."""
+    return Prover(case, observer or Observer(), effort or Effort(), client)(defenses)
 
 
-def _bare(distances: Distances, noises: Sequence[AddedNoise | None], effort: Effort) -> str:
-    """Why nothing is to be measured: no noise at all, and worlds that send other bits; or empty."""
-    if any(one is not None for one in noises) or effort.most < 1:
-        first = distances.first(0)
+@dataclass(eq=False)
+class Prover:
+    """Ceilings of one client under any number of defenses.
+
+    Distances do not depend on the noise: they are measured once for all defenses that do the same
+    before it.
+    """
+
+    case: Case
+    observer: Observer = field(default_factory=Observer)
+    effort: Effort = field(default_factory=Effort)
+    client: Client | None = None
+    _measured: dict[tuple[str, bool], _Measured] = field(default_factory=dict)
+
+    def __call__(self, defenses: Sequence[AnyDefense] = ()) -> Ceiling:
+        case, observer, size = self.case, self.observer, len(self.case.inputs)
+        played, noise = split_at_noise(defenses, size)
+        seen, training = observer.sees(noise), case.training
+        visits = 1 if training is None else training.epochs
+        worst = worst_case(defenses, size, visits, observer)
+        if (
+            noise is not None
+            and noise.every_step
+            and training is not None
+            and (training.steps or 1) > 1
+        ):
+            return _by_mechanism(case, noise, observer, worst)
+        measured = self._distances(played, by_size=seen is not None and seen.kind == "laplace")
+        found, bare = measured.samples, _bare(measured.samples, seen)
+        if not bare:
+            measure(
+                found,
+                _with_cap(self.effort, worst),
+                seen,
+                most=self.effort.most,
+                told=self.effort.told,
+            )
+        limits = [
+            one.capped(1.0 if worst is None else worst.leakage) for one in limits_of(found, seen)
+        ]
+        result = of_limits(limits, noise=noise, unit=case.unit, observer=observer)
+        result = replace(result, distances=found, worst=worst)
+        if bare:
+            bits = _by_bits(case, found.client, defenses)
+            result = replace(result, why=bare, lower=result.samples, by_bits=bits)
+        guesses: dict[str, Any] = {name: _guesses(d, seen) for name, d in measured.others.items()}
+        return replace(result, **guesses)
+
+    def _distances(self, played: Sequence[AnyDefense], *, by_size: bool) -> _Measured:
+        key = repr(list(played)), by_size
+        if key not in self._measured:
+            case = self.case
+            sender = self.client or case.client(played)
+            samples = Distances(sender, case.world, case.secrets(), by_size, case.seed)
+            others: dict[str, Distances] = {}
+            if self.effort.labels and (labels := case.labels()) is not None:
+                others["labels"] = samples.of_others(labels)
+            if self.effort.presence and len(case.inputs) > 1:
+                others["present"] = samples.of_others(
+                    [Presence(case.world, i) for i in range(len(case.inputs))]
+                )
+            self._measured[key] = _Measured(samples, others)
+        return self._measured[key]
+
+
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    """Distances before the noise: of the samples, of their `labels`, and of who is `present`."""
+
+    samples: Distances
+    others: dict[str, Distances]
+
+
+def _with_cap(effort: Effort, worst: WorstCase | None) -> Decided:
+    """What ends the draws of a sample; what the mechanism proves needs no pair of worlds."""
+    cap = 1.0 if worst is None else worst.leakage
+    decided = effort.decided or (lambda limits: limits.pairs >= effort.pairs)
+    return lambda limits: decided(limits.capped(cap))
+
+
+def _bare(distances: Distances, noise: AddedNoise | None) -> str:
+    """Why nothing is to be measured: no noise, and worlds that send other bits; or empty."""
+    first = distances.first(0)
+    if noise is not None:
         return UNNOISED if first.bare else ""
-    return "" if distances.first(0).same else BARE
+    return "" if first.same else BARE
 
 
-def _guesses(distances: Distances, secrets: Sequence[Secret], noise: AddedNoise | None) -> Tensor:
+def _guesses(distances: Distances, noise: AddedNoise | None) -> Tensor:
     """The largest chance to name each secret's value."""
-    one_by_one = Distances(
-        distances.client, distances.world, secrets, distances.by_size, distances.seed
-    )
-    one_by_one.adopt(distances)
-    for i in range(len(secrets)):
-        one_by_one.cycle(i)
-    return as_tensor([one_by_one.known(i, noise).guess for i in range(len(secrets))])
+    for i in range(len(distances.secrets)):
+        distances.cycle(i)
+    return as_tensor([one.guess for one in limits_of(distances, noise)])
 
 
 def _by_mechanism(

@@ -1,12 +1,13 @@
 """Secrets: what has two values, and the two worlds that differ in it.
 
-A `Secret` is of one sample. It has strata of equal weight; `draw(stratum)` gives a pair of worlds. All
-else that the client has is the same in both, and granted to the attacker. Where a secret is
+A `Secret` is of one sample. It has strata of equal weight; `draw(stratum)` gives a pair of worlds.
+All else that the client has is the same in both, and granted to the attacker. Where a secret is
 `exhaustive`, one draw from every stratum is all there is, and nothing is left to chance.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -63,9 +64,18 @@ class PhotoComponents:
     def draw(self, stratum: int, generator: torch.Generator) -> Pair:
         order, mass, spread = self._table
         position = (stratum + float(torch.rand((), generator=generator))) / self.strata
-        place = int(order[int(torch.searchsorted(mass, position * float(mass[-1])).clamp(max=len(order) - 1))])
+        place = int(
+            order[
+                int(torch.searchsorted(mass, position * float(mass[-1])).clamp(max=len(order) - 1))
+            ]
+        )
         picture = self.world.inputs[self.i]
-        step = component(picture.shape, place) * float(spread.flatten()[place]) * self.amplitude * self.scale
+        step = (
+            component(picture.shape, place)
+            * float(spread.flatten()[place])
+            * self.amplitude
+            * self.scale
+        )
         return up_and_down(self.world, self.i, step)
 
     @cached_property
@@ -79,7 +89,7 @@ class PhotoComponents:
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """One entry of sample `i`, up or down by its own spread (like one sample), drawn by its variance."""
+    """One entry of sample `i`, up or down by its own spread, drawn by its variance."""
 
     world: World
     i: int
@@ -98,9 +108,10 @@ class Entries:
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """One cell of row `i` of a table: a number up or down by its column's deviation, a category against another one.
+    """One cell of row `i` of a table.
 
-    Every column is as likely, so that the figure is of a cell of the table and not of an input of the network.
+    A number is up or down by its column's deviation, a category stands against another one. Every
+    column is as likely, so that the figure is of a cell and not of an input of the network.
     """
 
     world: World
@@ -126,13 +137,17 @@ class Cells:
         another = (own + 1 + int(torch.randint(values - 1, (), generator=generator))) % values
         changed = row.clone()
         one_hot = torch.nn.functional.one_hot(torch.tensor(another), values)
-        changed[start : start + widths[place]] = one_hot.to(row) if widths[place] > 1 else float(another)
-        return Pair(self.world, self.world._replace(inputs=_with_row(self.world.inputs, self.i, changed)))
+        changed[start : start + widths[place]] = (
+            one_hot.to(row) if widths[place] > 1 else float(another)
+        )
+        return Pair(
+            self.world, self.world._replace(inputs=_with_row(self.world.inputs, self.i, changed))
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Label:
-    """The label of sample `i` against one other: `alternative`, a row of targets or a class number."""
+    """The label of sample `i` against one other: `alternative`, a row of targets or a class."""
 
     world: World
     i: int
@@ -148,10 +163,10 @@ class Label:
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """One token of text `i` against the one that the model expects most in its place, `likeliest` (n, L).
+    """One token of text `i` against the one that the model expects most there, `likeliest` (n, L).
 
-    `places` of the text can be changed: padding cannot. The label of a place changes with its token, and
-    alone where the token itself is masked.
+    `places` of the text can be changed: padding cannot. The label of a place changes with its
+    token, and alone where the token itself is masked.
     """
 
     world: World
@@ -200,7 +215,9 @@ class Presence:
 def up_and_down(world: World, i: int, step: Tensor) -> Pair:
     """Sample `i` plus and minus `step`."""
     sample = world.inputs[i]
-    shifted = [(sample.double() + sign * step.to(sample.device)).to(sample.dtype) for sign in (1, -1)]
+    shifted = [
+        (sample.double() + sign * step.to(sample.device)).to(sample.dtype) for sign in (1, -1)
+    ]
     return Pair(*(world._replace(inputs=_with_row(world.inputs, i, row)) for row in shifted))
 
 
@@ -208,3 +225,23 @@ def _with_row(rows: Tensor, i: int, row: Tensor) -> Tensor:
     changed = rows.clone()
     changed[i] = row
     return changed
+
+
+@dataclass(frozen=True, eq=False)
+class AnyOf:
+    """A secret of one of several samples, all as likely: its ceiling is their mean."""
+
+    secrets: Sequence[Secret]
+    exhaustive: bool = False
+
+    @property
+    def strata(self) -> int:
+        return len(self.secrets)
+
+    @property
+    def amplitude(self) -> float:
+        return self.secrets[0].amplitude
+
+    def draw(self, stratum: int, generator: torch.Generator) -> Pair:
+        secret = self.secrets[stratum]
+        return secret.draw(int(torch.randint(secret.strata, (), generator=generator)), generator)
