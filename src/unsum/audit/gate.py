@@ -29,8 +29,8 @@ SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sar
 _RULES = {
     "sample-leakage": (
         "A private sample can be read back out of the update",
-        "The leakage of a sample is above the level of the gate: 1 is the sample itself, 0 is no better than a typical sample "
-        "of the client. Sweep a defense over its strengths (unsum audit --sweep) to find one that is enough.",
+        "The leakage of a sample is above the level of the gate: 1 is all of it, 0 is no better than a guess "
+        "without the update. Sweep a defense over its strengths (unsum audit --sweep) to find one that is enough.",
         "error",
         "8.0",
     ),
@@ -103,7 +103,7 @@ def check_level(level: float) -> None:
     if not 0 <= level < 1:
         raise UnsumError(
             f"--fail-above takes a leakage from 0 to below 1, not {level:g}: 0.2 lets no sample leak more than a fifth of what "
-            "sets it apart."
+            "a guess without the update leaves open."
         )
 
 

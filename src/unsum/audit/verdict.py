@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from unsum.audit.leakage import DEFAULT_LEVEL, WHOLE, vouched
+from unsum.audit.leakage import ALIKE, DEFAULT_LEVEL, WHOLE, vouched
 from unsum.audit.wording import error, percent, sample_count
 from unsum.leak import Leak
 from unsum.score import SampleScore
@@ -37,7 +37,6 @@ _STATES: dict[Level, State] = {
 
 EXACT_ERROR = 1e-3  # features this close are the client's own, up to rounding
 RECOGNIZABLE_PSNR = 18.0  # dB from which people recognize the pictures of our inverses
-_ALIKE = 0.5  # share of a picture up to its tone, from which gradient matching's were recognized at 12 dB
 _NO_ANSWER = "No attack gave an answer: no label and no sample was found."
 _UNKNOWN = "the leakage of some samples is not known"
 UNVOUCHED = "the truth is missing, and no attack vouches for its answer"
@@ -96,7 +95,7 @@ def judge(leak: Leak, samples: list[SampleScore], leakages: Sequence[float], und
 def judge_captured(leak: Leak, undecided: str = "") -> Verdict:
     """The verdict over an update that came without the truth: the attack's own certificate is all there is."""
     total = leak.batch_size
-    known = [value for value in (vouched(leak, i) for i in range(total)) if value >= DEFAULT_LEVEL]
+    known = [value for value in (vouched(leak, i).most for i in range(total)) if value >= DEFAULT_LEVEL]
     classes = len(set(leak.labels.tolist()))
     found = f"Found in the update: {sample_count(total)} of {classes} {'class' if classes == 1 else 'classes'}."
     details = [
@@ -145,8 +144,8 @@ def _details(leak: Leak, samples: list[SampleScore], labels: int, known: list[fl
         mean = percent(math.fsum(known) / len(known))
         details.insert(
             0,
-            f"Leakage is up to {percent(max(known))} and {mean} on average{of_known}: 100 % is the sample itself, 0 % is no "
-            "better than a typical sample of this client.",
+            f"Leakage is up to {percent(max(known))} and {mean} on average{of_known}: 100 % is all of it, 0 % is no "
+            "better than a guess without the update.",
         )
     pictures = [row for row in samples if not math.isnan(row.psnr)]
     if pictures:
@@ -173,7 +172,7 @@ def _details(leak: Leak, samples: list[SampleScore], labels: int, known: list[fl
 
 def _alike_up_to_tone(row: SampleScore) -> bool:
     """Too far from the sample in pixels, and like it once brightness, tint and contrast do not count."""
-    return row.found is not None and row.psnr < RECOGNIZABLE_PSNR and row.picture_cosine > math.sqrt(_ALIKE)
+    return row.found is not None and row.psnr < RECOGNIZABLE_PSNR and row.picture_cosine > math.sqrt(ALIKE)
 
 
 def certificate(leak: Leak) -> str:
