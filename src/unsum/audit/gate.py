@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,8 +23,9 @@ from unsum.errors import UnsumError
 from unsum.version import __version__
 
 Outcome = Literal["above", "within", "unknown"]
+Result = Literal["passed", "failed", "undecided"]
 
-EXIT_CODES = {"passed": 0, "failed": 1, "undecided": 2}
+EXIT_CODES: dict[Result, int] = {"passed": 0, "failed": 1, "undecided": 2}
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 _RULES = {
@@ -50,6 +52,20 @@ _RULES = {
 }
 
 
+def result_of(leakages: Iterable[float], level: float) -> Result:
+    """What every gate says of these leakages, of samples or of updates; NaN is one that nobody knows."""
+    outcomes = {outcome_of(leakage, level) for leakage in leakages}
+    if "above" in outcomes:
+        return "failed"
+    return "passed" if outcomes == {"within"} else "undecided"
+
+
+def outcome_of(leakage: float, level: float) -> Outcome:
+    if math.isnan(leakage):
+        return "unknown"
+    return "above" if leakage > level else "within"
+
+
 @dataclass(frozen=True)
 class Gate:
     """Every sample against the level. A sample whose leakage is not known never passes: silence is no evidence."""
@@ -59,18 +75,14 @@ class Gate:
     why: str = UNVOUCHED  # leakage is not known, where it is not
 
     def outcome(self, row: SampleRow) -> Outcome:
-        if math.isnan(row.leakage):
-            return "unknown"
-        return "above" if row.leakage > self.level else "within"
+        return outcome_of(row.leakage, self.level)
 
     def count(self, outcome: Outcome) -> int:
         return sum(self.outcome(row) == outcome for row in self.rows)
 
     @property
-    def result(self) -> Literal["passed", "failed", "undecided"]:
-        if self.count("above"):
-            return "failed"
-        return "undecided" if self.count("unknown") or not self.rows else "passed"
+    def result(self) -> Result:
+        return result_of((row.leakage for row in self.rows), self.level)
 
     @property
     def exit_code(self) -> int:

@@ -158,6 +158,11 @@ def vouched(leak: Leak, i: int) -> Shares:
     return Shares(max(1 - leak.predicted_error**2, 0.0) if leak.exact else math.nan, sample)
 
 
+def vouched_shares(leak: Leak) -> list[Shares]:
+    """Of every sample that was found."""
+    return [vouched(leak, i) for i in range(leak.batch_size)]
+
+
 def is_same(read: Tensor, images: Tensor) -> bool:
     """Whether what a layer read is the samples themselves, in another shape."""
     x, whole = flat(read), flat(images)

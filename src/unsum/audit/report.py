@@ -126,8 +126,8 @@ def glossary() -> list[tuple[str, str]]:
         "Leakage": "How much better the update lets an attacker answer than no update would, from 0 % (no better "
         "than a guess: public data of the kind, or a typical sample of this client where its samples differ) to "
         "100 % (all of it). It is measured on features and on the sample itself: on rows, on pixels, and on pixels "
-        "up to brightness, tint and contrast; the largest counts, of the strongest attack tried. Where no attack applies it is not known, which is shown as –, never as 0 %. A label that was found is "
-        "not part of it.",
+        "up to brightness, tint and contrast; the largest counts, of the strongest attack tried. Where no attack "
+        "applies it is not known, which is shown as –, never as 0 %. A label that was found is not part of it.",
         "Label": "The class that the client assigned to a sample, such as what a photo shows.",
         "Feature": "The numbers that the model computes from one sample just before its last layer. The feature "
         "error is the distance between found and true features, relative to the true ones: 0 is perfect, 1 is no "
