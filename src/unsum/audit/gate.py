@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,15 +23,16 @@ from unsum.errors import UnsumError
 from unsum.version import __version__
 
 Outcome = Literal["above", "within", "unknown"]
+Result = Literal["passed", "failed", "undecided"]
 
-EXIT_CODES = {"passed": 0, "failed": 1, "undecided": 2}
+EXIT_CODES: dict[Result, int] = {"passed": 0, "failed": 1, "undecided": 2}
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 _RULES = {
     "sample-leakage": (
         "A private sample can be read back out of the update",
-        "The leakage of a sample is above the level of the gate: 1 is the sample itself, 0 is no better than a typical sample "
-        "of the client. Sweep a defense over its strengths (unsum audit --sweep) to find one that is enough.",
+        "The leakage of a sample is above the level of the gate: 1 is all of it, 0 is no better than a guess "
+        "without the update. Sweep a defense over its strengths (unsum audit --sweep) to find one that is enough.",
         "error",
         "8.0",
     ),
@@ -50,6 +52,20 @@ _RULES = {
 }
 
 
+def result_of(leakages: Iterable[float], level: float) -> Result:
+    """What every gate says of these leakages, of samples or of updates; NaN is one that nobody knows."""
+    outcomes = {outcome_of(leakage, level) for leakage in leakages}
+    if "above" in outcomes:
+        return "failed"
+    return "passed" if outcomes == {"within"} else "undecided"
+
+
+def outcome_of(leakage: float, level: float) -> Outcome:
+    if math.isnan(leakage):
+        return "unknown"
+    return "above" if leakage > level else "within"
+
+
 @dataclass(frozen=True)
 class Gate:
     """Every sample against the level. A sample whose leakage is not known never passes: silence is no evidence."""
@@ -59,18 +75,14 @@ class Gate:
     why: str = UNVOUCHED  # leakage is not known, where it is not
 
     def outcome(self, row: SampleRow) -> Outcome:
-        if math.isnan(row.leakage):
-            return "unknown"
-        return "above" if row.leakage > self.level else "within"
+        return outcome_of(row.leakage, self.level)
 
     def count(self, outcome: Outcome) -> int:
         return sum(self.outcome(row) == outcome for row in self.rows)
 
     @property
-    def result(self) -> Literal["passed", "failed", "undecided"]:
-        if self.count("above"):
-            return "failed"
-        return "undecided" if self.count("unknown") or not self.rows else "passed"
+    def result(self) -> Result:
+        return result_of((row.leakage for row in self.rows), self.level)
 
     @property
     def exit_code(self) -> int:
@@ -103,7 +115,7 @@ def check_level(level: float) -> None:
     if not 0 <= level < 1:
         raise UnsumError(
             f"--fail-above takes a leakage from 0 to below 1, not {level:g}: 0.2 lets no sample leak more than a fifth of what "
-            "sets it apart."
+            "a guess without the update leaves open."
         )
 
 

@@ -123,11 +123,11 @@ def glossary() -> list[tuple[str, str]]:
         "Gradient": "The direction in which a client's samples would change each weight of the model: a sum over "
         "those samples.",
         "Sample": "One private item that the client trained on, such as a photo. A batch is the samples of one update.",
-        "Leakage": "How much of what sets a sample apart from the client's other samples came back, from 0 % (no "
-        "better than a typical sample of this client) to 100 % (the sample itself). It is measured on features, on "
-        "pixels, and on pixels up to brightness, tint and contrast; the largest counts, of the strongest attack "
-        "tried. Where no attack applies it is not known, which is shown as –, never as 0 %. A label that was found is "
-        "not part of it.",
+        "Leakage": "How much better the update lets an attacker answer than no update would, from 0 % (no better "
+        "than a guess: public data of the kind, or a typical sample of this client where its samples differ) to "
+        "100 % (all of it). It is measured on features and on the sample itself: on rows, on pixels, and on pixels "
+        "up to brightness, tint and contrast; the largest counts, of the strongest attack tried. Where no attack "
+        "applies it is not known, which is shown as –, never as 0 %. A label that was found is not part of it.",
         "Label": "The class that the client assigned to a sample, such as what a photo shows.",
         "Feature": "The numbers that the model computes from one sample just before its last layer. The feature "
         "error is the distance between found and true features, relative to the true ones: 0 is perfect, 1 is no "

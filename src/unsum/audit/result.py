@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from unsum.attack.options import AttackOptions
 from unsum.audit.compare import Comparison
-from unsum.audit.leakage import Tried, vouched
+from unsum.audit.leakage import Shares, Tried, vouched
 from unsum.audit.table_rows import TableRows
 from unsum.audit.verdict import Texts, Verdict, judge, judge_captured
 from unsum.audit.wording import one_line, plain
@@ -159,7 +159,7 @@ class SampleRow:
 class AuditResult:
     """What the attack made of one update, beside the truth where the round was simulated.
 
-    An update captured elsewhere has no truth: `truth` is None, `samples`, `scores` and `leakages` are empty, and every output
+    An update captured elsewhere has no truth: `truth` is None, `samples`, `scores` and `shares` are empty, and every output
     shows what the attack found and how far it vouches for it.
     """
 
@@ -169,8 +169,8 @@ class AuditResult:
     samples: list[SampleScore]
     scores: dict[str, float]
     seconds: float
-    leakages: list[float] = field(default_factory=list)  # of every true sample, by the strongest attack; NaN: unknown
-    by: list[str] = field(default_factory=list)  # that attack
+    shares: list[Shares] = field(default_factory=list)  # of every true sample, by the strongest attacks
+    by: list[str] = field(default_factory=list)  # which got the most of it
     tried: list[Tried] = field(default_factory=list)
     undecided: str = ""  # why samples that no attack found may leak all the same
     class_names: list[str] = field(default_factory=list)  # where there is no truth to take them from
@@ -187,6 +187,11 @@ class AuditResult:
         if self.truth is None:
             return judge_captured(self.leak, self.undecided)
         return judge(self.leak, self.samples, self.leakages, self.undecided)
+
+    @property
+    def leakages(self) -> list[float]:
+        """Of every true sample; NaN: unknown."""
+        return [share.most for share in self.shares]
 
     @property
     def kind(self) -> str:
@@ -256,12 +261,12 @@ class AuditResult:
         truth, label = self.truth, self.found_label(i)
         score = None if truth is None else self.samples[i]
         found = i if score is None else score.found
-        measured = self.leakages[i] if self.leakages else math.nan
+        measured = self.shares[i].most if self.shares else math.nan
         return SampleRow(
             title=f"recovered {self.kind} {i + 1}" if truth is None else one_line(truth.titles[i]),
             label=None if truth is None else one_line(self.true_label(i)),
             found_label=None if label is None else one_line(label),
-            leakage=vouched(self.leak, i) if truth is None else measured,
+            leakage=vouched(self.leak, i).most if truth is None else measured,
             score=score,
             original=None if truth is None or self.texts is not None else truth.images[i],
             recovered=None if found is None or self.leak.images is None else self.leak.images[found],

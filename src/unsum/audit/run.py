@@ -83,7 +83,8 @@ def audit(
 ) -> Audit:
     """What would one client update of this model give away, or what does one give away that was captured?
 
-    Leakage of a sample x is 1 − ‖x̂ − x‖² / ‖m − x‖², with m the mean of the client's other samples.
+    Leakage of a sample x is 1 − ‖x̂ − x‖² / ‖m − x‖², with m the best guess that needs no update (public data, or
+    the mean of the client's other samples where they differ).
 
     Args:
         model: a name, as `unsum.models.load_model` takes it (`default`, `torchvision:NAME`, `path/to/file.py:factory`, …), or

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.audit.leakage import WHOLE, leakages_of_rows
+from unsum.audit.leakage import WHOLE, Truth, leakages_of_rows
 from unsum.data import Batch
 from unsum.data.table_schema import TableSchema
 from unsum.leak import Leak
@@ -81,7 +81,7 @@ class TableRows:
 
 
 def rows_of(
-    model: nn.Module, update: Update, leak: Leak, samples: Sequence[SampleScore], batch: Batch
+    model: nn.Module, update: Update, leak: Leak, samples: Sequence[SampleScore], batch: Batch, held: Truth
 ) -> TableRows | None:
     """What came back of every row: of the answer itself, or of a row that some unit saw alone, whichever is nearer.
 
@@ -91,9 +91,9 @@ def rows_of(
         return None
     schema, inputs, dense = batch.schema, batch.images, first_dense(model)
 
-    def at_first(held: Mapping[str, Tensor]) -> Tensor | None:
+    def at_first(maps: Mapping[str, Tensor]) -> Tensor | None:
         """(n, width) rows, of what the first dense layer read."""
-        read = None if dense is None else held.get(dense[0])
+        read = None if dense is None else maps.get(dense[0])
         if read is None or not len(read):
             return None
         return read_by_first_layer(model, schema.shape, read.detach().double().cpu().flatten(1))
@@ -104,7 +104,7 @@ def rows_of(
     answers = [leak, *(attempt.leak for attempt in leak.tried if attempt.leak is not None)]
     seen = [at_first(answer.readings) for answer in answers]
     alone = torch.cat([torch.zeros(0, schema.width, dtype=torch.float64), *(one for one in seen if one is not None)])
-    truth, best = schema.decode(inputs), leakages_of_rows(alone, inputs) if len(alone) else [0.0] * len(inputs)
+    truth, best = schema.decode(inputs), leakages_of_rows(alone, inputs, held) if len(alone) else [0.0] * len(inputs)
     rows = []
     for place, (title, score) in enumerate(zip(batch.titles, samples, strict=True)):
         x = inputs[place].double().cpu()

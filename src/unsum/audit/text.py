@@ -14,7 +14,7 @@ from torch import nn
 from unsum.attack.options import AttackOptions
 from unsum.audit.compare import Comparison
 from unsum.audit.inputs import Inputs, own_model
-from unsum.audit.leakage import DEFAULT_LEVEL, Tried
+from unsum.audit.leakage import DEFAULT_LEVEL, Shares, Tried
 from unsum.audit.report import Audit
 from unsum.audit.result import Setting
 from unsum.audit.round import attacked
@@ -139,7 +139,7 @@ def audit_text(
         [SampleScore(found, float(whole), *[_NAN] * 6) for found, _, whole in pairs],
         {} if leak.tokens is None else score_text(leak.tokens, batch.sequences),
         time.perf_counter() - start,
-        leakages=[share if decided else _NAN for share in shares],
+        shares=[Shares(sample=share if decided else _NAN) for share in shares],
         tried=[Tried.of(attempt, _shares(attempt.leak, batch.sequences)) for attempt in leak.tried],
         undecided=leak.undecided,
         comparison=Comparison(absent=_NOT_FOR_TEXT),

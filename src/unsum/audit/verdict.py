@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from unsum.audit.leakage import DEFAULT_LEVEL, WHOLE, vouched
+from unsum.audit.leakage import ALIKE, DEFAULT_LEVEL, WHOLE, vouched_shares
 from unsum.audit.wording import error, percent, sample_count
 from unsum.leak import Leak
 from unsum.score import SampleScore
@@ -37,7 +37,6 @@ _STATES: dict[Level, State] = {
 
 EXACT_ERROR = 1e-3  # features this close are the client's own, up to rounding
 RECOGNIZABLE_PSNR = 18.0  # dB from which people recognize the pictures of our inverses
-_ALIKE = 0.5  # share of a picture up to its tone, from which gradient matching's were recognized at 12 dB
 _NO_ANSWER = "No attack gave an answer: no label and no sample was found."
 _UNKNOWN = "the leakage of some samples is not known"
 UNVOUCHED = "the truth is missing, and no attack vouches for its answer"
@@ -75,6 +74,21 @@ class Verdict:
         return {"state": self.state, **asdict(self)}
 
 
+def state_of(leakages: Sequence[float]) -> State:
+    """By the leakages alone, of an update's samples or the largest of them; NaN is one that nobody knows."""
+    return _STATES[_level(leakages)]
+
+
+def _level(leakages: Sequence[float], *, labels: bool = False, undecided: bool = False) -> Level:
+    """The one place that decides; `labels`: most of them were found."""
+    whole, part = (sum(value >= level for value in leakages) for level in (WHOLE, DEFAULT_LEVEL))
+    if part:
+        return "severe" if whole == len(leakages) else "partial"
+    if undecided or not leakages or any(map(math.isnan, leakages)):
+        return "open"
+    return "labels" if labels else "low"
+
+
 def judge(leak: Leak, samples: list[SampleScore], leakages: Sequence[float], undecided: str = "") -> Verdict:
     """The verdict over one audited round, by the leakage of every sample; NaN is a leakage that nobody knows.
 
@@ -85,9 +99,9 @@ def judge(leak: Leak, samples: list[SampleScore], leakages: Sequence[float], und
     whole, part = (sum(value >= level for value in known) for level in (WHOLE, DEFAULT_LEVEL))
     labels = sum(row.label_correct == 1.0 for row in samples)
     details = _details(leak, samples, labels, known)
-    if not part and (undecided or len(known) < total):
+    level = _level(leakages, labels=labels > total / 2, undecided=bool(undecided))
+    if level == "open":
         return Verdict.undecided(undecided or _UNKNOWN, details)
-    level: Level = "severe" if whole == total else "partial" if part else "labels" if labels > total / 2 else "low"
     if len(known) < total:
         details.append(f"The other samples may leak, too: {undecided or _UNKNOWN}.")
     return Verdict(level, part / total, _headline(level, whole, part, total), details)
@@ -96,7 +110,9 @@ def judge(leak: Leak, samples: list[SampleScore], leakages: Sequence[float], und
 def judge_captured(leak: Leak, undecided: str = "") -> Verdict:
     """The verdict over an update that came without the truth: the attack's own certificate is all there is."""
     total = leak.batch_size
-    known = [value for value in (vouched(leak, i) for i in range(total)) if value >= DEFAULT_LEVEL]
+    leakages = [share.most for share in vouched_shares(leak)]
+    known = [value for value in leakages if value >= DEFAULT_LEVEL]
+    level = _level(leakages)
     classes = len(set(leak.labels.tolist()))
     found = f"Found in the update: {sample_count(total)} of {classes} {'class' if classes == 1 else 'classes'}."
     details = [
@@ -105,12 +121,12 @@ def judge_captured(leak: Leak, undecided: str = "") -> Verdict:
     ]
     if leak.inputs_exact is not None:
         details.insert(1, f"{int(leak.inputs_exact.sum())} of {total} inputs are certified to be the client's own.")
-    if not known:
+    if level == "open":
         return Verdict.undecided(undecided or UNVOUCHED, details)
-    if len(known) == total:
-        return Verdict("severe", 1.0, "This update gives away every sample that was found in it.", details)
+    if level == "severe":
+        return Verdict(level, 1.0, "This update gives away every sample that was found in it.", details)
     headline = f"This update gives away {len(known)} of the {total} samples that were found in it."
-    return Verdict("partial", len(known) / total, headline, details)
+    return Verdict(level, len(known) / total, headline, details)
 
 
 def _headline(level: Level, whole: int, part: int, total: int) -> str:
@@ -145,8 +161,8 @@ def _details(leak: Leak, samples: list[SampleScore], labels: int, known: list[fl
         mean = percent(math.fsum(known) / len(known))
         details.insert(
             0,
-            f"Leakage is up to {percent(max(known))} and {mean} on average{of_known}: 100 % is the sample itself, 0 % is no "
-            "better than a typical sample of this client.",
+            f"Leakage is up to {percent(max(known))} and {mean} on average{of_known}: 100 % is all of it, 0 % is no "
+            "better than a guess without the update.",
         )
     pictures = [row for row in samples if not math.isnan(row.psnr)]
     if pictures:
@@ -173,7 +189,7 @@ def _details(leak: Leak, samples: list[SampleScore], labels: int, known: list[fl
 
 def _alike_up_to_tone(row: SampleScore) -> bool:
     """Too far from the sample in pixels, and like it once brightness, tint and contrast do not count."""
-    return row.found is not None and row.psnr < RECOGNIZABLE_PSNR and row.picture_cosine > math.sqrt(_ALIKE)
+    return row.found is not None and row.psnr < RECOGNIZABLE_PSNR and row.picture_cosine > math.sqrt(ALIKE)
 
 
 def certificate(leak: Leak) -> str:

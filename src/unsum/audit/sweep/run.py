@@ -171,7 +171,7 @@ def sweep(
         over: what to vary: `NAME=LOW..HIGH`, `NAME=LOW..HIGH/STEPS`, `NAME=a,b,c`, or the name of a defense that is on or off;
             one or several.
         keep_under: the leakage, from 0 to 1, that no sample may reach: 1 is the sample itself, 0 is no better than answering
-            with the mean of the batch's other samples (see `unsum.audit.leakage`).
+            with a guess that needs no update (see `unsum.score.reference`).
         defenses: applied before the varied one, in order, at every strength.
         utility: measure the accuracy of a small federated training at every strength, too.
         utility_data: an .npz file with `images` and `labels` to train on instead of tiles of the embedded photos.
