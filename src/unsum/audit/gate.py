@@ -19,6 +19,7 @@ from unsum.audit.result import AuditResult, SampleRow, finite
 from unsum.audit.verdict import UNVOUCHED
 from unsum.audit.wording import one_line, percent, sample_count
 from unsum.errors import UnsumError
+from unsum.score.labels import LabelsRead
 from unsum.version import __version__
 
 Outcome = Literal["above", "within", "unknown"]
@@ -57,6 +58,7 @@ class Gate:
     level: float
     rows: list[SampleRow]
     why: str = UNVOUCHED  # leakage is not known, where it is not
+    labels: LabelsRead | None = None  # which the level is not about, and the reason tells of all the same
 
     def outcome(self, row: SampleRow) -> Outcome:
         if math.isnan(row.leakage):
@@ -84,9 +86,12 @@ class Gate:
             return f"Gate undecided: the leakage of {self.count('unknown')} of {sample_count(total)} is not known: {self.why}."
         most = max((row for row in self.rows if not math.isnan(row.leakage)), key=lambda row: row.leakage)
         if self.result == "passed":
-            return (
-                f"Gate passed: none of {sample_count(total)} leaks more than {level} (most: {percent(most.leakage)})."
+            passed = (
+                f"Gate passed: none of {sample_count(total)} leaks more than {level} (most: {percent(most.leakage)})"
             )
+            if self.labels is None or not self.labels.given_away:
+                return f"{passed}."
+            return f"{passed}, but the labels are given away: {self.labels.right} of {self.labels.total} were read."
         over = self.count("above")
         leak = "leaks" if over == 1 else "leak"
         return (

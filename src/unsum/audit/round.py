@@ -18,6 +18,7 @@ from unsum.attack.options import AttackOptions
 from unsum.attack.reach import too_many
 from unsum.audit.leakage import DEFAULT_LEVEL, Tried, leakages, leakages_of_rows, strongest
 from unsum.audit.table_rows import TableRows, rows_of
+from unsum.client.augment import target_rows
 from unsum.client.capture import capture_trained, in_mode
 from unsum.client.local import train_locally
 from unsum.client.step import ClientStep, Stage, first_step, ordered
@@ -30,6 +31,8 @@ from unsum.local_training import LocalTraining
 from unsum.losses import Loss
 from unsum.progress import SILENT, Progress
 from unsum.score import SampleScore, score_samples
+from unsum.score.labels import LabelsRead
+from unsum.score.samples import label_scores
 from unsum.update import Update
 
 
@@ -77,6 +80,9 @@ class Compared:
     by: list[str] = field(default_factory=list, kw_only=True)
     tried: list[Tried] = field(default_factory=list, kw_only=True)
     undecided: str = field(default="", kw_only=True)
+    labels: LabelsRead | None = field(
+        default=None, kw_only=True
+    )  # by the strongest attack, which has most beyond a guess
 
 
 @dataclass(frozen=True)
@@ -188,12 +194,30 @@ def compare_with_truth(sent: Sent, leak: Leak) -> Compared:
     """Every attack that was tried is scored now that it is over, and the strongest counts for each sample."""
     samples = score_samples(leak, sent.images, sent.targets, sent.features)
     final = Attempt(leak.method, leak)
-    tried = [Tried.of(attempt, _leakages(sent, attempt.leak)) for attempt in leak.tried or [final]]
+    attempts = leak.tried or [final]
+    read = [labels_read(sent, attempt) for attempt in [final, *attempts]]
+    labels = max(read, key=lambda one: one.share)
+    samples = label_scores(samples, labels.rows, target_rows(sent.targets.cpu(), leak.targets.shape[1]))
+    tried = [
+        Tried.of(attempt, _leakages(sent, attempt.leak), named)
+        for attempt, named in zip(attempts, read[1:], strict=True)
+    ]
     best = strongest([*tried, Tried.of(final, _leakages(sent, leak, samples))], len(samples))
     undecided = why_undecided(sent, leak)
     values = [math.nan if undecided and value < DEFAULT_LEVEL else value for value, _ in best]
     by = ["" if math.isnan(value) else name for value, (_, name) in zip(values, best, strict=True)]
-    return Compared(leak, samples, values, by=by, tried=tried, undecided=undecided)
+    return Compared(leak, samples, values, by=by, tried=tried, undecided=undecided, labels=labels)
+
+
+def labels_read(sent: Sent, attempt: Attempt) -> LabelsRead:
+    """How many of the true labels one attack found, as a multiset."""
+    classes = find_head(sent.model)[1].out_features
+    found = torch.zeros(0, classes, dtype=torch.float64) if attempt.leak is None else attempt.leak.targets
+    if attempt.labels is not None:
+        found = torch.nn.functional.one_hot(attempt.labels.cpu(), classes).double()
+    return LabelsRead.of(
+        found.detach().cpu().double(), target_rows(sent.targets.cpu(), classes).double(), attempt.method
+    )
 
 
 def why_undecided(sent: Sent, leak: Leak) -> str:

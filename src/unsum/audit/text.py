@@ -136,7 +136,7 @@ def audit_text(
         Batch(tokens.cpu(), torch.zeros(len(tokens)), [f"text {i + 1}" for i in range(len(tokens))], []),
         leak,
         # A text has no features or pixels of its own to measure.
-        [SampleScore(found, float(whole), *[_NAN] * 6) for found, _, whole in pairs],
+        [SampleScore(found, float(whole), _NAN, _NAN, _NAN, _NAN, _NAN, _NAN) for found, _, whole in pairs],
         {} if leak.tokens is None else score_text(leak.tokens, batch.sequences),
         time.perf_counter() - start,
         leakages=[share if decided else _NAN for share in shares],

@@ -20,6 +20,7 @@ from unsum.audit.leakage import DEFAULT_LEVEL, WHOLE, vouched
 from unsum.audit.wording import error, percent, sample_count
 from unsum.leak import Leak
 from unsum.score import SampleScore
+from unsum.score.labels import LabelsRead
 
 State = Literal["leaks", "does not leak to these attacks", "not decidable"]
 Level = Literal["severe", "partial", "labels", "low", "open"]
@@ -39,6 +40,7 @@ EXACT_ERROR = 1e-3  # features this close are the client's own, up to rounding
 RECOGNIZABLE_PSNR = 18.0  # dB from which people recognize the pictures of our inverses
 _ALIKE = 0.5  # share of a picture up to its tone, from which gradient matching's were recognized at 12 dB
 _NO_ANSWER = "No attack gave an answer: no label and no sample was found."
+_LABELS = "This update gives away what the samples are"
 _UNKNOWN = "the leakage of some samples is not known"
 UNVOUCHED = "the truth is missing, and no attack vouches for its answer"
 
@@ -75,19 +77,29 @@ class Verdict:
         return {"state": self.state, **asdict(self)}
 
 
-def judge(leak: Leak, samples: list[SampleScore], leakages: Sequence[float], undecided: str = "") -> Verdict:
+def judge(
+    leak: Leak,
+    samples: list[SampleScore],
+    leakages: Sequence[float],
+    undecided: str = "",
+    labels: LabelsRead | None = None,
+) -> Verdict:
     """The verdict over one audited round, by the leakage of every sample; NaN is a leakage that nobody knows.
 
     `undecided`: why attacks that found nothing say nothing about this update. A sample that leaks all the same decides.
+    `labels`: those of the strongest attack, where they were counted; else the samples' own are.
     """
     total = len(samples)
     known = [value for value in leakages if not math.isnan(value)]
     whole, part = (sum(value >= level for value in known) for level in (WHOLE, DEFAULT_LEVEL))
-    labels = sum(row.label_correct == 1.0 for row in samples)
-    details = _details(leak, samples, labels, known)
+    right = sum(row.label_correct == 1.0 for row in samples)
+    read = right > total / 2 if labels is None else labels.given_away
+    details = _details(leak, samples, right if labels is None else labels, known)
     if not part and (undecided or len(known) < total):
+        if read and labels is not None:
+            return Verdict("labels", math.nan, f"{_LABELS}; whether more cannot be decided.", details)
         return Verdict.undecided(undecided or _UNKNOWN, details)
-    level: Level = "severe" if whole == total else "partial" if part else "labels" if labels > total / 2 else "low"
+    level: Level = "severe" if whole == total else "partial" if part else "labels" if read else "low"
     if len(known) < total:
         details.append(f"The other samples may leak, too: {undecided or _UNKNOWN}.")
     return Verdict(level, part / total, _headline(level, whole, part, total), details)
@@ -124,18 +136,19 @@ def _headline(level: Level, whole: int, part: int, total: int) -> str:
     if level == "partial":
         return f"This update gives away a part of {part} of its {total} samples."
     if level == "labels":
-        return "This update gives away what the samples are, but not how they look."
+        return f"{_LABELS}, but not how they look."
     return "None of the attacks tried recovered a sample from this update."
 
 
-def _details(leak: Leak, samples: list[SampleScore], labels: int, known: list[float]) -> list[str]:
+def _details(leak: Leak, samples: list[SampleScore], labels: LabelsRead | int, known: list[float]) -> list[str]:
     total = len(samples)
+    recovered = f"{labels} of {total} labels were recovered." if isinstance(labels, int) else labels.sentence
     if not leak.batch_size and not known:
-        return [_NO_ANSWER]
+        return [_NO_ANSWER] if isinstance(labels, int) or not labels.named else [recovered]
     exact = sum(row.feature_error < EXACT_ERROR for row in samples)
     worst = max(row.feature_error for row in samples)
     details = [
-        f"{labels} of {total} labels were recovered.",
+        recovered,
         f"The features that reach the last layer were recovered to within 0.1 % for {exact} of {total} samples "
         f"(largest error {error(worst)}).",
         certificate(leak),
