@@ -26,6 +26,7 @@ from unsum.local_training import LocalTraining
 from unsum.losses import Loss
 from unsum.score import SampleScore
 from unsum.score.labels import LabelsRead, is_distribution
+from unsum.score.occurred import RowsNamed
 from unsum.version import __version__
 
 _KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -181,15 +182,16 @@ class AuditResult:
     labels: LabelsRead | None = (
         None  # by the attack that has most of them, as a multiset; None where the truth is not known
     )
+    occurred: list[RowsNamed] = field(default_factory=list)  # rows of embeddings that were named, beside the truth
     trained_on: str = ""  # a sentence where `truth` is not the client's own samples but what a defense made of them
 
     @property
     def verdict(self) -> Verdict:
         if self.texts is not None:
-            return self.texts.judge(self.leak, self.leakages)
+            return self.texts.judge(self.leak, self.leakages, self.occurred)
         if self.truth is None:
             return judge_captured(self.leak, self.undecided)
-        return judge(self.leak, self.samples, self.leakages, self.undecided, self.labels)
+        return judge(self.leak, self.samples, self.leakages, self.undecided, self.labels, self.occurred)
 
     @property
     def kind(self) -> str:
@@ -219,6 +221,7 @@ class AuditResult:
             "depth": self.depth.to_dict(),
             "truth_known": self.truth is not None,
             "labels": None if self.labels is None else self.labels.to_dict(),
+            "occurred": [named.to_dict() for named in self.occurred],
             "scores": self.scores,
             "samples": [row.to_dict() for row in self.rows],
             "table": None if self.table is None else self.table.to_dict(),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from unsum.active import Reader, place
 from unsum.attack.auto import NothingReadError
 from unsum.attack.chain import run_attack
+from unsum.attack.occurred import with_occurred
 from unsum.attack.options import AttackOptions
 from unsum.attack.reach import too_many
 from unsum.audit.leakage import DEFAULT_LEVEL, Tried, leakages, leakages_of_rows, strongest
@@ -32,6 +33,7 @@ from unsum.losses import Loss
 from unsum.progress import SILENT, Progress
 from unsum.score import SampleScore, score_samples
 from unsum.score.labels import LabelsRead
+from unsum.score.occurred import RowsNamed, rows_named
 from unsum.score.samples import label_scores
 from unsum.update import Update
 
@@ -80,6 +82,7 @@ class Compared:
     by: list[str] = field(default_factory=list, kw_only=True)
     tried: list[Tried] = field(default_factory=list, kw_only=True)
     undecided: str = field(default="", kw_only=True)
+    occurred: list[RowsNamed] = field(default_factory=list, kw_only=True)  # rows of embeddings
     labels: LabelsRead | None = field(
         default=None, kw_only=True
     )  # by the strongest attack, which has most beyond a guess
@@ -137,7 +140,7 @@ def play(case: ClientCase, defenses: Sequence[Defense], progress: Progress = SIL
             f"{mixers} blends the client's samples before it trains on them. What came back is compared with these blends, not "
             "with single samples: each stands under the name of one of its two samples and the larger of its two labels."
         )
-    rows = rows_of(model, sent.update, leak, compared.samples, truth)
+    rows = rows_of(model, leak, compared.samples, truth)
     return Round(**vars(compared), truth=truth, trained_on=trained_on, table=rows)
 
 
@@ -146,7 +149,7 @@ def attacked(model: nn.Module, update: Update, options: AttackOptions, progress:
     try:
         return run_attack(model, update, options, progress)
     except NothingReadError as reason:
-        return unanswered(model, options.method, reason.tried, str(reason))
+        return with_occurred(model, update, unanswered(model, options.method, reason.tried, str(reason)))
 
 
 def unanswered(model: nn.Module, method: str, tried: list[Attempt], reason: str) -> Leak:
@@ -199,14 +202,15 @@ def compare_with_truth(sent: Sent, leak: Leak) -> Compared:
     labels = max(read, key=lambda one: one.share)
     samples = label_scores(samples, labels.rows, target_rows(sent.targets.cpu(), leak.targets.shape[1]))
     tried = [
-        Tried.of(attempt, _leakages(sent, attempt.leak), named)
-        for attempt, named in zip(attempts, read[1:], strict=True)
+        Tried.of(attempt, _leakages(sent, attempt.leak), right)
+        for attempt, right in zip(attempts, read[1:], strict=True)
     ]
     best = strongest([*tried, Tried.of(final, _leakages(sent, leak, samples))], len(samples))
     undecided = why_undecided(sent, leak)
+    named = rows_named(leak.occurred, sent.model, lambda: sent.read_by(find_head(sent.model)[1]))
     values = [math.nan if undecided and value < DEFAULT_LEVEL else value for value, _ in best]
     by = ["" if math.isnan(value) else name for value, (_, name) in zip(values, best, strict=True)]
-    return Compared(leak, samples, values, by=by, tried=tried, undecided=undecided, labels=labels)
+    return Compared(leak, samples, values, by=by, tried=tried, undecided=undecided, labels=labels, occurred=named)
 
 
 def labels_read(sent: Sent, attempt: Attempt) -> LabelsRead:
