@@ -69,6 +69,12 @@ class Leak:
     loss: str = "cross-entropy"  # that the answer explains the gradient with
     readings: dict[str, Tensor] = field(default_factory=dict)  # dense layer → (n, d) inputs of it, mixtures among them
     label_counts: LabelCounts | None = None  # of the client's samples, where many local steps hide who they are
+    named: Tensor | None = (
+        None  # (n,) labels of the batch by a label rule, where the samples are too uncertain to have any
+    )
+    occurred: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # embedding → its rows that the samples asked for, ascending
     tried: list[Attempt] = field(default_factory=list)  # every attack on the way to this answer, in order
     notes: list[str] = field(default_factory=list)
     history: dict[str, Tensor] = field(default_factory=dict)
@@ -101,6 +107,7 @@ class Attempt:
     """One attack that was tried on an update: what it answered, or why it refused.
 
     `blind` says why samples that it did not find may be there all the same: it does not apply to this update, or was cut short.
+    `labels` (n,) are those of an attack that looks for nothing else, in no order.
     """
 
     method: str
@@ -108,6 +115,7 @@ class Attempt:
     refused: str = ""
     blind: str = ""
     at_head: bool = True  # reads the last layer alone
+    labels: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from unsum.attack.auto import auto
 from unsum.attack.case import separate_by
 from unsum.attack.counts import with_counts
+from unsum.attack.occurred import with_occurred
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses, walked_down, with_guess, with_pictures, with_pixels
 from unsum.attack.reach import HOPELESS
@@ -121,7 +122,7 @@ def finished(model: nn.Module, update: Update, leak: Leak, options: AttackOption
     """What a separator found, with all that comes after it."""
     with limited_to(options.time_limit) as deadline, sharing():
         start, before = time.perf_counter(), leak.seconds
-        leak = _with_inputs(model, update, leak, options, SILENT)
+        leak = with_occurred(model, update, _with_inputs(model, update, leak, options, SILENT))
         leak = replace(leak, seconds=before + time.perf_counter() - start)
     return cut_short(leak, deadline)
 
@@ -153,7 +154,7 @@ def _run(model: nn.Module, update: Update, options: AttackOptions, progress: Pro
     trying("")  # the attack that was tried last is over: parts below the head name themselves
     if leak.tokens is None and not is_language_model(model):  # of text there is nothing to draw
         leak = _with_inputs(model, update, leak, options, progress)
-    leak = with_counts(model, update, leak, options)
+    leak = with_occurred(model, update, with_counts(model, update, leak, options))
     return replace(leak, seconds=time.perf_counter() - start)
 
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,8 @@ from unsum.audit.result import AuditResult, SampleRow, finite
 from unsum.audit.verdict import UNVOUCHED
 from unsum.audit.wording import one_line, percent, sample_count
 from unsum.errors import UnsumError
+from unsum.score.labels import LabelsRead
+from unsum.score.occurred import RowsNamed
 from unsum.version import __version__
 
 Outcome = Literal["above", "within", "unknown"]
@@ -73,6 +75,8 @@ class Gate:
     level: float
     rows: list[SampleRow]
     why: str = UNVOUCHED  # leakage is not known, where it is not
+    labels: LabelsRead | None = None  # which the level is not about, and the reason tells of all the same
+    occurred: Sequence[RowsNamed] = ()  # as the labels
 
     def outcome(self, row: SampleRow) -> Outcome:
         return outcome_of(row.leakage, self.level)
@@ -96,15 +100,27 @@ class Gate:
             return f"Gate undecided: the leakage of {self.count('unknown')} of {sample_count(total)} is not known: {self.why}."
         most = max((row for row in self.rows if not math.isnan(row.leakage)), key=lambda row: row.leakage)
         if self.result == "passed":
-            return (
-                f"Gate passed: none of {sample_count(total)} leaks more than {level} (most: {percent(most.leakage)})."
+            passed = (
+                f"Gate passed: none of {sample_count(total)} leaks more than {level} (most: {percent(most.leakage)})"
             )
+            return ", but ".join([passed, *self.besides]) + "."
         over = self.count("above")
         leak = "leaks" if over == 1 else "leak"
         return (
             f"Gate failed: {over} of {sample_count(total)} {leak} more than {level} "
             f"(most: “{most.title}” with {percent(most.leakage)})."
         )
+
+    @property
+    def besides(self) -> list[str]:
+        """What is given away of samples within the level."""
+        read = self.labels
+        said = (
+            [f"the labels are given away: {read.right} of {read.total} were read"] if read and read.given_away else []
+        )
+        if any(named.given_away for named in self.occurred):
+            said.append("which tokens or categories occur is given away")
+        return said
 
     def to_dict(self) -> dict[str, Any]:
         return {"level": self.level, "result": self.result, "above": self.count("above"), "reason": self.reason}

@@ -175,7 +175,9 @@ class Audit(AuditResult):
         """Whether any sample leaks more than `level`, from 0 to below 1: `.result`, `.exit_code` and `.reason` say."""
         check_level(level)
         whole = SampleRow("the whole update", None, None, math.nan, None, None, None)  # silence is no evidence
-        return Gate(level, self.rows or [whole], self.verdict.reason or self.undecided or UNVOUCHED)
+        return Gate(
+            level, self.rows or [whole], self.verdict.reason or self.undecided or UNVOUCHED, self.labels, self.occurred
+        )
 
     def write(self, folder: str | Path, *, force: bool = False) -> Path:
         """Write `report.html`, `report.md`, `result.json` and, where there are pictures, `pictures.png`.

@@ -25,7 +25,8 @@ from unsum.leak import Leak
 from unsum.local_training import LocalTraining
 from unsum.losses import Loss
 from unsum.score import SampleScore
-from unsum.score.samples import is_distribution
+from unsum.score.labels import LabelsRead, is_distribution
+from unsum.score.occurred import RowsNamed
 from unsum.version import __version__
 
 _KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -178,15 +179,19 @@ class AuditResult:
     texts: Texts | None = None  # of a language model's update, in the place of labels
     depth: DepthRead = field(default_factory=DepthRead)
     table: TableRows | None = None  # of a table's batch
+    labels: LabelsRead | None = (
+        None  # by the attack that has most of them, as a multiset; None where the truth is not known
+    )
+    occurred: list[RowsNamed] = field(default_factory=list)  # rows of embeddings that were named, beside the truth
     trained_on: str = ""  # a sentence where `truth` is not the client's own samples but what a defense made of them
 
     @property
     def verdict(self) -> Verdict:
         if self.texts is not None:
-            return self.texts.judge(self.leak, self.leakages)
+            return self.texts.judge(self.leak, self.leakages, self.occurred)
         if self.truth is None:
             return judge_captured(self.leak, self.undecided)
-        return judge(self.leak, self.samples, self.leakages, self.undecided)
+        return judge(self.leak, self.samples, self.leakages, self.undecided, self.labels, self.occurred)
 
     @property
     def leakages(self) -> list[float]:
@@ -220,6 +225,8 @@ class AuditResult:
             "tried": [asdict(one) for one in self.tried],
             "depth": self.depth.to_dict(),
             "truth_known": self.truth is not None,
+            "labels": None if self.labels is None else self.labels.to_dict(),
+            "occurred": [named.to_dict() for named in self.occurred],
             "scores": self.scores,
             "samples": [row.to_dict() for row in self.rows],
             "table": None if self.table is None else self.table.to_dict(),
@@ -239,6 +246,9 @@ class AuditResult:
     def found_label(self, i: int) -> str | None:
         """What the attack takes true sample `i` for; without the truth, its own sample `i`."""
         found = i if self.truth is None else self.samples[i].found
+        if self.labels is not None and self.truth is not None and self.texts is None:
+            place = self.samples[i].label_from
+            return None if place is None else self._named(self.labels.rows[place])
         if found is None:
             return None
         return self._named(self.leak.targets[found]) if self.texts is None else self.texts.found[found]
