@@ -107,17 +107,24 @@ class Leak:
         """How many of the samples found are distinct for certain; all of them where nothing is certified."""
         return self.batch_size if not self.exact or self.counted is None else self.counted.distinct
 
-    def number_of(self, what: str = "sample") -> str:
-        """What is known of the number of samples, in words."""
-        if self.counts_certain or not self.exact:
-            return f"{self.batch_size} {what}{'s' if self.batch_size != 1 else ''}"
+    @property
+    def uncounted(self) -> str:
+        """What is not determined about the number of certified samples, in words; empty where nothing is open."""
+        if not self.exact or self.counts_certain:
+            return ""
         if self.counted is not None and self.counted.visits:
-            return f"{self.batch_size} visits of at least {self.distinct} distinct {what}{'s' if self.distinct != 1 else ''}"
-        distinct = f"{self.distinct} distinct {what}{'s' if self.distinct != 1 else ''}"
-        size = self.knowledge.known_batch_size
-        known = "" if size is None else f" among {size}"
-        without = " without the batch size" if size is None else ""
-        return f"{distinct}{known}; how many of each is not determined{without}"
+            return "a sample that several local steps met is listed for each of them"
+        without = "" if self.knowledge.known_batch_size is not None else " without the batch size"
+        return f"how many of each is not determined{without}"
+
+    def number_of(self, what: str = "sample") -> str:
+        """How many samples were found, in words, and what is not determined about their number."""
+        if not self.uncounted:
+            return f"{self.batch_size} {what}{'' if self.batch_size == 1 else 's'}"
+        plural = "" if self.distinct == 1 else "s"
+        if self.counted is not None and self.counted.visits:
+            return f"{self.batch_size} visits of at least {self.distinct} distinct {what}{plural}; {self.uncounted}"
+        return f"{self.distinct} distinct {what}{plural}; {self.uncounted}"
 
     @property
     def labels(self) -> Tensor:

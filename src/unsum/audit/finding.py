@@ -24,7 +24,9 @@ class ClientFinding:
 
     `leakage` is what the attack expects to have got, from 0 to 1: 1 − e² for a predicted relative error e of the features, as
     in the reports. Only where `exact` is true does the attack vouch for it; NaN where it is not decidable, as `reason` says.
-    `granted` is what the attacker was given: a server sees `num_examples`, so the batch size is, where the client took one step.
+    Of `batch_size` samples found `distinct` are no copies of one another; `counts_certain` says that the numbers of copies,
+    and so `label_counts`, are certified as well. `granted` is what the attacker was given: a server sees `num_examples`, so the
+    batch size is, where the client took one step.
     """
 
     round: int
@@ -34,6 +36,8 @@ class ClientFinding:
     predicted_error: float = math.nan
     leakage: float = math.nan
     batch_size: int | None = None
+    distinct: int | None = None
+    counts_certain: bool = False
     label_counts: dict[int, int] = field(default_factory=dict)
     exact_inputs: int = 0
     method: str = ""
@@ -81,6 +85,8 @@ def finding_of(number: int, client: str, update: Update, leak: Leak) -> ClientFi
         predicted_error=leak.predicted_error,
         leakage=expected,
         batch_size=leak.batch_size,
+        distinct=leak.distinct,
+        counts_certain=leak.counts_certain,
         label_counts=_label_counts(leak),
         exact_inputs=0 if leak.inputs_exact is None else int(leak.inputs_exact.sum()),
         method=leak.method,

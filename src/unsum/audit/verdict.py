@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from unsum.audit.leakage import DEFAULT_LEVEL, WHOLE, vouched
-from unsum.audit.wording import error, percent, sample_count
+from unsum.audit.wording import error, percent
 from unsum.leak import Leak
 from unsum.score import SampleScore
 
@@ -98,7 +98,7 @@ def judge_captured(leak: Leak, undecided: str = "") -> Verdict:
     total = leak.batch_size
     known = [value for value in (vouched(leak, i) for i in range(total)) if value >= DEFAULT_LEVEL]
     classes = len(set(leak.labels.tolist()))
-    found = f"Found in the update: {sample_count(total)} of {classes} {'class' if classes == 1 else 'classes'}."
+    found = f"Found in the update: {leak.number_of()}; {classes} {'class' if classes == 1 else 'classes'}."
     details = [
         *([found, certificate(leak)] if total else [_NO_ANSWER]),
         "The truth is not known here, so nothing was compared with it: the confidence is the attack's own.",
@@ -161,6 +161,9 @@ def _details(leak: Leak, samples: list[SampleScore], labels: int, known: list[fl
                 f"{toned} more {'shows' if toned == 1 else 'show'} at least half of what is in the sample once brightness, "
                 "tint and contrast are put right."
             )
+    if leak.uncounted and leak.batch_size != total:
+        details.append(f"The attack lists {leak.batch_size} samples, {total} were there: {leak.uncounted}.")
+        return details
     if leak.batch_size < total:
         details.append(f"The attack took the batch for {leak.batch_size} instead of {total} samples.")
     if leak.batch_size > total:
