@@ -38,6 +38,7 @@ def count(
     first = _first_of_their_kind(rows.flatten(1), torch.stack([labels, met], dim=1), errors)
     distinct = {y: int(met[first & (labels == y)].bincount().max()) for y in labels.unique().tolist()}
     settled = knowledge.known_batch_size == total and _settled(distinct, total, knowledge)
+    settled &= steps is None or sum(distinct.values()) == total  # a step may have met a sample of another
     return Counted(sum(distinct.values()), settled, visits=steps is not None and not settled)
 
 
