@@ -74,7 +74,10 @@ class DepthRead:
         return [{"layer": layer.name, "read": layer.read} for layer in self.layers]
 
 
-_ATTACK = ("method", "batch_size", "exact", "predicted_error", "residual", "scale", "seconds", "notes")  # of a leak
+_ATTACK = (  # of a leak
+    *("method", "batch_size", "distinct", "counts_certain", "exact", "predicted_error", "residual", "scale", "seconds"),
+    "notes",
+)
 SCHEMA_VERSION = "1.5"  # of result.json and sweep.json; described in schema/result.schema.json
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from unsum.audit.leakage import ALIKE, DEFAULT_LEVEL, WHOLE, vouched_shares
-from unsum.audit.wording import error, percent, sample_count
+from unsum.audit.wording import error, percent
 from unsum.leak import Leak
 from unsum.score import SampleScore
 from unsum.score.labels import LabelsRead
@@ -132,7 +132,7 @@ def judge_captured(leak: Leak, undecided: str = "") -> Verdict:
     known = [value for value in leakages if value >= DEFAULT_LEVEL]
     level = _level(leakages)
     classes = len(set(leak.labels.tolist()))
-    found = f"Found in the update: {sample_count(total)} of {classes} {'class' if classes == 1 else 'classes'}."
+    found = f"Found in the update: {leak.number_of()}; {classes} {'class' if classes == 1 else 'classes'}."
     details = [
         *([found, certificate(leak)] if total else [_NO_ANSWER]),
         "The truth is not known here, so nothing was compared with it: the confidence is the attack's own.",
@@ -197,6 +197,9 @@ def _details(leak: Leak, samples: list[SampleScore], labels: LabelsRead | int, k
                 f"{toned} more {'shows' if toned == 1 else 'show'} at least half of what is in the sample once brightness, "
                 "tint and contrast are put right."
             )
+    if leak.uncounted and leak.batch_size != total:
+        details.append(f"The attack lists {leak.batch_size} samples, {total} were there: {leak.uncounted}.")
+        return details
     if leak.batch_size < total:
         details.append(f"The attack took the batch for {leak.batch_size} instead of {total} samples.")
     if leak.batch_size > total:

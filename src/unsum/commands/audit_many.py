@@ -114,7 +114,7 @@ def _show(findings: Findings, model: str) -> None:
         sure = "yes" if finding.exact else "no"
         table.add_row(
             *(str(finding.round), Text(finding.client), percent(finding.leakage), sure),
-            *(str(finding.batch_size), finding.method),
+            *(str(finding.distinct), finding.method),
         )
     if table.row_count:
         OUT.print(table)

@@ -45,16 +45,17 @@ def show(result: Audit, page: Path) -> None:
 
 def _setting_table(result: Audit) -> Table:
     leak, setting = result.leak, result.setting
-    found = leak.batch_size if result.texts is None else len(result.texts.found)
+    found = leak.distinct if result.texts is None else len(result.texts.found)
     what = "texts" if result.texts is not None else "photos" if result.table is None else "rows"
     batch = f"{setting.batch_size} {what}" if result.truth else "of unknown size"
+    there = f" (there are {setting.batch_size})" if result.truth else ""
     facts: dict[str, str | Text] = {
         "model": setting.model,
         "private batch": f"{batch}, {setting.classes} classes, {setting.mode} mode",
         "defense": setting.defenses,
         "granted to the attacker": _granted(result),
         "attack": setting.attack,
-        f"{result.kind}s found": f"{found}" + (f" (there are {setting.batch_size})" if result.truth else ""),
+        f"{result.kind}s found": "; ".join(filter(None, [f"{found}{there}", leak.uncounted])),
         "certificate": "exact" if leak.exact else "not exact",
         "predicted feature error": error(leak.predicted_error),
         "gradient scale found": f"{leak.scale:.6g}",
