@@ -137,7 +137,7 @@ def audit(
         ('severe', True)
     """
     start = time.perf_counter()
-    progress.say("Loading the model and " + ("the client's photos" if update is None else "the update"))
+    progress.say("Loading the model and " + ("the client's samples" if update is None else "the update"))
     options = AttackOptions(
         attack,
         batch_size_known=batch_size_known,
