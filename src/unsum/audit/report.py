@@ -26,6 +26,8 @@ from unsum.audit.sweep.bench import mean_of
 from unsum.audit.sweep.plot import plot_side_by_side
 from unsum.audit.verdict import UNVOUCHED, Level
 from unsum.audit.wording import error, fixed, markdown, percent, plain, sample_count
+from unsum.cards import Card
+from unsum.cards import page as cards_of
 from unsum.deadline import LEFT_UNTRIED
 from unsum.files.report_folder import check_folder
 from unsum.files.writing import write_text, write_whole
@@ -165,6 +167,24 @@ class Audit(AuditResult):
             (folder / "pictures.png").unlink(missing_ok=True)  # those of an earlier audit would pass for this one's
         write_text(folder / "result.json", json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
         return folder / "report.html"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the report's headline and cards."""
+        verdict = self.verdict
+        said = [*verdict.details, f"Attack: {self.setting.attack} on {self.setting.model}."]
+        cards = [
+            Card(
+                row.title,
+                [
+                    *([] if row.label is None else [("true label", row.label)]),
+                    ("found", row.found_label or "not found"),
+                    ("leakage", percent(row.leakage)),
+                ],
+                [("original", row.original), ("recovered", row.recovered)],
+            )
+            for row in self.rows
+        ]
+        return cards_of(verdict.level, BADGES[verdict.level], verdict.headline, said, cards)
 
     def __repr__(self) -> str:
         """What a person wants to know first; every figure is in `to_dict()` and in the report that `write` makes."""
