@@ -7,7 +7,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from unsum.cards import Card, page
 from unsum.knowledge import Knowledge
+from unsum.wording import error, fixed, sample_count
 
 
 class MapHint(Protocol):
@@ -150,6 +152,29 @@ class Leak:
         sure = "exact" if self.exact else f"predicted error {self.predicted_error:.1e}"
         number = self.number_of().partition(";")[0]
         return f"Leak({self.method}: {number}, {sure}, {self.seconds:.2f} s)"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        expected = error(self.predicted_error)
+        title = f"{sample_count(self.batch_size)} found by {self.method}"
+        sure = "Certified exact" if self.exact else "Not certified"
+        cards = self._cards() if self.tokens is None else list(map(_sequence_card, self.tokens))
+        said = [f"The attack expects an error of {expected} in the features.", *self.notes]
+        return page("severe" if self.exact else "open", sure, title, said, cards)
+
+    def _cards(self) -> list[Card]:
+        cards = []
+        for i, label in enumerate(self.labels.tolist()):
+            facts = [("label", f"class {label}"), ("its probability", fixed(float(self.targets[i, label]), 2))]
+            if self.inputs_exact is not None and bool(self.inputs_exact[i]):
+                facts.append(("input", "certified exact"))
+            picture = None if self.images is None else self.images[i]
+            cards.append(Card(f"recovered sample {i + 1}", facts, [("recovered", picture)]))
+        return cards
+
+
+def _sequence_card(tokens: list[int]) -> Card:
+    return Card(f"{len(tokens)} tokens", [(" ".join(map(str, tokens)), "")])
 
 
 @dataclass(frozen=True)

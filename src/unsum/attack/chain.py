@@ -20,7 +20,7 @@ from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses, walked_down, with_guess, with_pictures, with_pixels
 from unsum.attack.reach import HOPELESS
 from unsum.certify.claim import grant_each
-from unsum.deadline import LEFT_UNTRIED, Deadline, is_interactive, out_of_time, trying
+from unsum.deadline import LEFT_UNTRIED, Deadline, out_of_time, trying
 from unsum.deadline import time_limit as limited_to
 from unsum.errors import UnsumError
 from unsum.head import find_head
@@ -32,9 +32,10 @@ from unsum.losses import Loss
 from unsum.match import match
 from unsum.models.language import is_language_model
 from unsum.peel import obstacle, peel
-from unsum.progress import SILENT, OneLine, Progress
+from unsum.progress import SILENT, Progress
 from unsum.sharing import sharing
 from unsum.update import Update
+from unsum.watching import watched
 
 _SAME_FEATURES = 1e-3  # relative difference up to which two answers tell one sample: what a certificate allows
 _SMALLEST_PICTURE = 11  # side of the window that structural similarity is measured in
@@ -112,8 +113,7 @@ def attack(
 def run_attack(model: nn.Module, update: Update, options: AttackOptions, progress: Progress = SILENT) -> Leak:
     """`attack`, for callers that relay options."""
     options.check()
-    heard = OneLine() if progress is SILENT and is_interactive() else progress
-    with limited_to(options.time_limit, heard) as deadline, sharing():
+    with watched(progress) as heard, limited_to(options.time_limit, heard) as deadline, sharing():
         leak = _run(model, update, options, heard)
     return cut_short(leak, deadline)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -156,7 +156,7 @@ class SampleRow:
     def to_dict(self) -> dict[str, Any]:
         figures = {} if self.score is None else asdict(self.score)
         texts = {"title": self.title, "label": self.label, "found_label": self.found_label}
-        return {**texts, "leakage": self.leakage, "by": self.by or None, **figures}
+        return {**texts, "by": self.by or None, **figures, "leakage": self.leakage}
 
 
 @dataclass(frozen=True)
@@ -187,6 +187,12 @@ class AuditResult:
     )
     occurred: list[RowsNamed] = field(default_factory=list)  # rows of embeddings that were named, beside the truth
     trained_on: str = ""  # a sentence where `truth` is not the client's own samples but what a defense made of them
+
+    def __post_init__(self) -> None:
+        """Every sample carries its leakage: `report.samples[i].leakage` is `report.leakages[i]`."""
+        if self.leakages:
+            own = [replace(row, leakage=value) for row, value in zip(self.samples, self.leakages, strict=True)]
+            object.__setattr__(self, "samples", own)
 
     @property
     def verdict(self) -> Verdict:

@@ -41,6 +41,7 @@ class SampleScore:
     ssim: float
     lpips: float
     picture_cosine: float = math.nan  # brightness, tint and contrast do not count
+    leakage: float = math.nan  # by the strongest attack tried, where an audit measured it
     label_from: int | None = None  # index of the target row that its label was found in
 
 
@@ -76,7 +77,7 @@ def score(
 
 def summarize(leak: Leak, rows: list[SampleScore]) -> dict[str, float]:
     """Means over the true samples, the worst feature error, and how far the batch size is off; without what is NaN."""
-    names = [name for name in asdict(rows[0]) if name not in ("found", "label_from")]
+    names = [name for name in asdict(rows[0]) if name not in ("found", "label_from", "leakage")]
     summary = {name: fmean(getattr(row, name) for row in rows) for name in names}
     summary["worst_feature_error"] = max(row.feature_error for row in rows)
     summary["samples"] = float(len(rows))
