@@ -90,8 +90,11 @@ def interruptible() -> Iterator[Deadline]:
         yield deadline
 
 
-def out_of_time(untried: str) -> bool:
-    """Whether the search must end here; `untried` says what it leaves out if so."""
+def out_of_time(untried: str, needed: float = 0.0) -> bool:
+    """Whether the search must end here; `untried` says what it leaves out if so.
+
+    `needed` are the seconds that what comes next takes where nothing can end it: with fewer left, time is over already.
+    """
     deadline = _CURRENT.get()
     if deadline is None:
         return False
@@ -100,7 +103,7 @@ def out_of_time(untried: str) -> bool:
     if watch is not None and now - watch.start >= _QUIET and now - watch.told >= _EVERY:
         watch.told = now
         watch.progress.looking(replace(watch.state, part=untried, seconds=now - watch.start))
-    if now < deadline.end and not deadline.stop.is_set():
+    if now + needed < deadline.end and not deadline.stop.is_set():
         return False
     if untried not in deadline.cut:
         deadline.cut.append(untried)

@@ -112,10 +112,11 @@ def _solved(
                 found, misfit = solve_together(equations, found, reach, seed, progress)
         else:
             found, misfit = several_starts(equations, start, reach, seed, progress)
-        if not equations.ties:
+        unsolved = equations.ties and not equations.over()
+        if not unsolved:
             solution = Solution.at(equations, reach, found, misfit)
             misfit = equations.misfits(found)
-    if equations.norms and not known:
+    if unsolved:
         own = equations.own
         told = None if update is None else told_scale(model, update, found, leak.targets)
         leveled = None if told is None or normalize is None else on_levels(found, told, normalize)
