@@ -87,7 +87,8 @@ def test_without_end_is_infinity_and_zero_on_the_command_line(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("method", "seconds"), [("auto", 60.0), ("exact", 60.0), ("ig", math.inf), ("ig:steps=3", math.inf), ("rgla", math.inf)]
+    ("method", "seconds"),
+    [("auto", 60.0), ("exact", 60.0), ("ig", math.inf), ("ig:steps=3", math.inf), ("rgla", math.inf)],
 )
 def test_methods_of_a_fixed_number_of_steps_have_no_limit_by_default(method: str, seconds: float) -> None:
     assert AttackOptions(method).default_limit == seconds

@@ -4,10 +4,10 @@
         …                       # searches inside call `out_of_time()`, however deep they are
     if deadline.cut:            # what was left untried, in words
 
-Outside of a limit time is never over. Limits inside each other end with the earliest. Whoever says nothing gets what is left of the
-limit around or, where there is none, the default; `math.inf` seconds are without end. Ctrl-C ends a search the
-same way inside `interruptible()` and in interactive sessions; a second one quits. A search that asks is also one that can be
-watched: whoever the limit's `progress` is hears every second what is tried and how far it has come.
+Outside of a limit time is never over. Limits inside each other end with the earliest. Whoever says nothing gets what is left of
+the limit around or, where there is none, the default; `math.inf` seconds are without end. Ctrl-C ends a search the same way
+inside `interruptible()` and in interactive sessions; a second one quits. A search that asks is also one that can be watched:
+whoever the limit's `progress` is hears every second what is tried and how far it has come.
 """
 
 from __future__ import annotations

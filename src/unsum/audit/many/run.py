@@ -136,5 +136,6 @@ def _setting(task: Campaign) -> str:
     content = head.weight.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()
     weights = hashlib.sha256(content).hexdigest()[:8]
     options = task.options
-    known = f"batch size {options.batch_size}, loss {options.loss}, limit {options.time_limit or options.default_limit}, seed {options.seed}"
+    limit = options.time_limit or options.default_limit
+    known = f"batch size {options.batch_size}, loss {options.loss}, limit {limit}, seed {options.seed}"
     return f"model {backbone_fingerprint(task.model)}-{weights}, attack {options.method}, {known}, train {task.train}"

@@ -107,7 +107,11 @@ def _solved(
             equations.hold(torch.zeros(len(reach.maps), *reach.shape).to(equations.maps), sent)
         if equations.together:
             found, misfit = solve_together(equations, start, reach, seed, progress)
-            if equations.hint is not None and not equations.over() and bool((equations.misfits(found) > _CONTRADICTED).any()):
+            if (
+                equations.hint is not None
+                and not equations.over()
+                and bool((equations.misfits(found) > _CONTRADICTED).any())
+            ):
                 hint, equations = None, replace(equations, hint=None)
                 found, misfit = solve_together(equations, found, reach, seed, progress)
         else:

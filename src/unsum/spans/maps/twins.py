@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from unsum.certify.claim import FALSE_ERROR
 from unsum.certify.question import name_some
-from unsum.head import orthonormal_rows
 from unsum.deadline import out_of_time
+from unsum.head import orthonormal_rows
 from unsum.knowledge import Knowledge
 from unsum.peel.walk import FAR
 
