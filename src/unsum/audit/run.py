@@ -123,7 +123,8 @@ def audit(
             equal parts of the batch, and the rate is 0.01 unless said. A server sets all that, so the attacker is told.
         target, columns: of a table, the column that the model predicts, and what other columns are where that shall not be
             guessed: `"zip=category,id=skip"`, or a mapping (`number`, `category`, `skip`).
-        time_limit: seconds for the attack, as in `attack`; other defenses that are compared have as long, each.
+        time_limit: seconds for the attack, as in `attack`, 60 by default and `math.inf` for as long as it takes; other defenses
+            that are compared have as long, each.
         compare: play the round again under standard defenses, for the report; None does so where it costs little.
         progress: an `unsum.progress.Progress`, told the stages and the steps of attacks that iterate.
 

@@ -47,7 +47,7 @@ def command(
         from unsum.client.step import in_mode
         from unsum.models.received import Received
     known = {name: value for name, value in vars(asked).items() if name != "attack"}
-    limit = options.seconds(time_limit, AttackOptions(asked.attack).steps)
+    limit = options.seconds(time_limit)
     wanted = AttackOptions(asked.attack, **known, batch_size=batch_size, time_limit=limit, seed=seed)
     wanted.check()
     inputs = Inputs(update=Received(**vars(captured), previous=previous), seed=seed, **vars(named))

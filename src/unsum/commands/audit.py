@@ -109,7 +109,7 @@ def command(
         from unsum.commands.audit_tables import show, show_sweep
         from unsum.defend import parse_defense
     check_gate(fail_above, junit, sarif, sweeping=bool(sweep))
-    limit = options.seconds(time_limit, AttackOptions(chosen.attack).steps)
+    limit = options.seconds(time_limit)
     others = (given.data, sweep, defense, server, chosen.label_rule, chosen.inverse, chosen.refine, junit, sarif)
     if updates is not None or flower_run is not None:
         single = (*others, captured.update, captured.before, buffers, chosen.loss if updates is None else None)

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from unsum.audit.verdict import NOT_DECIDABLE
-from unsum.deadline import INTERACTIVE_LIMIT
+from unsum.deadline import DEFAULT_LIMIT
 from unsum.declared import check_whole
 from unsum.errors import UnsumError
 from unsum.integrations.finding import (
@@ -139,7 +139,7 @@ class AuditStrategy(WrappedStrategy):
             if repeats:
                 raise UnsumError("Rounds are solved together in one process; leave out processes=, or repeats=True.")
             check_whole("The number of processes", processes)
-            limit = budget_seconds or INTERACTIVE_LIMIT
+            limit = budget_seconds or DEFAULT_LIMIT
             self._pool = AuditPool(self._model, processes, train=train, seed=seed, time_limit=limit)
         self._sent: dict[int, ArrayRecord] = {}
         self._turns: dict[int, int] = {}

@@ -184,7 +184,7 @@ def sweep(
             others; `sweep.write` to the same folder clears it.
         attack, label_rule, refine, batch_size_known, auxiliary, inverse: as in `unsum.audit`.
         loss, learning_rate, local_steps, epochs, momentum, weight_decay, target, columns: as in `unsum.audit`.
-        time_limit: seconds for the attack at each strength.
+        time_limit: seconds for the attack at each strength, as in `attack`.
 
     Returns:
         A `Sweep`; `sweep.write("folder")` makes the page.
