@@ -25,6 +25,8 @@ def other_labels(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tens
     if targets.ndim == 1 and logits.shape[1] == 1:
         return [1 - y for y in targets] if bool(((targets == 0) | (targets == 1)).all()) else None
     if targets.ndim == 1 and not targets.is_floating_point() and logits.shape[1] > 1:
+        if int(targets.min()) < 0 or int(targets.max()) >= logits.shape[1]:
+            return None  # numbers of something else, for a loss of the user's
         own = torch.nn.functional.one_hot(targets.long(), logits.shape[1]).bool()
         return list(logits.masked_fill(own, -torch.inf).argmax(1).to(targets))
     if targets.ndim != 2 or targets.shape != logits.shape or logits.shape[1] < 2:
@@ -38,7 +40,9 @@ def other_labels(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tens
 
 def _exchanged(row: Tensor, scores: Tensor) -> Tensor:
     own = int(row.argmax())
-    other = int(scores.index_fill(0, torch.tensor([own], device=scores.device), -torch.inf).argmax())
+    other = int(
+        scores.index_fill(0, torch.tensor([own], device=scores.device), -torch.inf).argmax()
+    )
     changed = row.clone()
     changed[own], changed[other] = row[other], row[own]
     return changed
@@ -50,26 +54,40 @@ def _flipped(row: Tensor, scores: Tensor) -> Tensor:
     return changed
 
 
-def likeliest_tokens(model: nn.Module, tokens: Tensor, mask: Tensor | None, *, seed: int) -> Tensor:
+def likeliest_tokens(
+    model: nn.Module, tokens: Tensor, mask: Tensor | None, labels: Tensor, *, seed: int
+) -> Tensor:
     """(n, L) the token other than its own that the model expects most in every place.
 
     A classifier of text expects none: its tokens are drawn from the vocabulary, by `seed`.
     """
     task, vocabulary = task_of(model), vocabulary_of(model)
     if task is TextTask.CLASS:
-        drawn = torch.randint(vocabulary - 1, tokens.shape, generator=torch.Generator().manual_seed(seed))
+        drawn = torch.randint(
+            vocabulary - 1, tokens.shape, generator=torch.Generator().manual_seed(seed)
+        )
         return drawn.to(tokens.device) + (drawn.to(tokens.device) >= tokens).to(tokens.dtype)
     with in_eval_mode(model), torch.no_grad():
-        logits = logits_of(model(tokens) if mask is None else model(tokens, attention_mask=mask.long()))
-    if task is TextTask.NEXT:  # position j is predicted at j − 1; the first one by the mean over all
+        logits = logits_of(
+            model(tokens) if mask is None else model(tokens, attention_mask=mask.long())
+        )
+    if (
+        task is TextTask.NEXT
+    ):  # position j is predicted at j − 1; the first one by the mean over all
         logits = torch.cat([logits.mean((0, 1)).expand(len(tokens), 1, -1), logits[:, :-1]], 1)
-    return logits.scatter(2, tokens[:, :, None], -torch.inf).argmax(2)
+    own = tokens.where(labels == IGNORED, labels)  # of a masked token the label
+    return logits.scatter(2, own[:, :, None], -torch.inf).argmax(2)
 
 
-def changeable(model: nn.Module, tokens: Tensor, mask: Tensor | None, labels: Tensor, i: int) -> Tensor:
+def changeable(
+    model: nn.Module, tokens: Tensor, mask: Tensor | None, labels: Tensor, i: int
+) -> Tensor:
     """Places of text `i` that are not padding."""
     if mask is not None:
         return mask[i].nonzero()[:, 0]
-    if task_of(model) is TextTask.NEXT:  # padding is left out of the loss
-        return (labels[i] != IGNORED).nonzero()[:, 0]
+    if (
+        task_of(model) is TextTask.NEXT
+    ):  # the last labels of a padded text are left out; a prompt's are read
+        labeled = (labels[i] != IGNORED).nonzero()[:, 0]
+        return torch.arange(int(labeled[-1]) + 1 if len(labeled) else 0)
     return torch.arange(tokens.shape[1])

@@ -76,8 +76,9 @@ class Distances:
         """The limits of sample `i` under this noise, confident for all samples together."""
         secret, confidence = self.secrets[i], 1 - (1 - CONFIDENCE) / len(self.secrets)
         separations, a2 = self.found[i], self.secrets[i].amplitude ** 2
-        values = [1 - a2 * (1 - one.known(noise)) for one in separations]
         guesses = [2 * one.guess(noise) - 1 for one in separations]
+        values = [1 - a2 * (1 - one.known(noise)) for one in separations]
+        values = guesses if secret.named else values
         if secret.exhaustive and values:
             mean = math.fsum(values) / len(values)
             return Limits(mean, mean, _chance(math.fsum(guesses) / len(guesses)), len(values))

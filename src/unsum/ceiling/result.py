@@ -50,7 +50,9 @@ class Ceiling:
     observer: Observer = field(default_factory=Observer)
     present: Tensor | None = None
     worst: WorstCase | None = None  # of the mechanism, for all data
-    by_bits: float = math.nan  # the second bound of an update without noise, on average over samples
+    by_bits: float = (
+        math.nan
+    )  # the second bound of an update without noise, on average over samples
     why: str = ""  # of limits that no measurement gave
     seconds: float = 0.0
     distances: Distances | None = field(default=None, repr=False)
@@ -83,8 +85,9 @@ class Ceiling:
 
         Every round is taken to be like this one; `unsum.ceiling` of the models of stored rounds measures them.
         """
-        if self.distances is None:
-            return self.samples
+        if self.distances is None:  # the mechanism's bound stands alone
+            value = 1.0 if self.worst is None else self.worst.after(rounds).leakage
+            return as_tensor([value] * len(self.samples))
         seen = self.observer.sees(self.noise)
         return as_tensor([one.upper for one in limits_of(self.distances.repeated(rounds), seen)])
 
@@ -106,7 +109,9 @@ class Ceiling:
             "confidence": CONFIDENCE,
             "noise": None if self.noise is None else vars(self.noise),
             "observer": vars(self.observer),
-            "worst_case": None if worst is None else {"mu": worst.mu, "leakage": worst.leakage, "guess": worst.guess},
+            "worst_case": None
+            if worst is None
+            else {"mu": worst.mu, "leakage": worst.leakage, "guess": worst.guess},
             "by_bits": self.by_bits,
             "why": self.why or None,
             "assumed": ASSUMED,
@@ -114,7 +119,9 @@ class Ceiling:
         }
 
 
-def of_limits(limits: list[Limits], *, noise: AddedNoise | None, unit: Unit, observer: Observer) -> Ceiling:
+def of_limits(
+    limits: list[Limits], *, noise: AddedNoise | None, unit: Unit, observer: Observer
+) -> Ceiling:
     """A result out of the limits of all samples."""
     nothing = as_tensor([math.nan] * len(limits))
     return Ceiling(

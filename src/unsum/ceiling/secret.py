@@ -43,6 +43,11 @@ class Secret(Protocol):
         """What is in question, as a share of the entry's deviation."""
         ...
 
+    @property
+    def named(self) -> bool:
+        """Whether the report counts what is named, as of tokens; else the share of a variance."""
+        ...
+
     def draw(self, stratum: int, generator: torch.Generator) -> Pair: ...
 
 
@@ -57,18 +62,15 @@ class PhotoComponents:
     world: World
     i: int
     amplitude: float = 1.0
+    named: bool = False
     scale: float = 1.0
     strata: int = STRATA
     exhaustive: bool = False
 
     def draw(self, stratum: int, generator: torch.Generator) -> Pair:
         order, mass, spread = self._table
-        position = (stratum + float(torch.rand((), generator=generator))) / self.strata
-        place = int(
-            order[
-                int(torch.searchsorted(mass, position * float(mass[-1])).clamp(max=len(order) - 1))
-            ]
-        )
+        share = (stratum + float(torch.rand((), generator=generator))) / self.strata
+        place = int(order[_drawn(mass, share)])
         picture = self.world.inputs[self.i]
         step = (
             component(picture.shape, place)
@@ -95,12 +97,14 @@ class Entries:
     i: int
     spread: Tensor
     amplitude: float = 1.0
+    named: bool = False
     strata: int = 1
     exhaustive: bool = False
 
     def draw(self, stratum: int, generator: torch.Generator) -> Pair:  # noqa: ARG002 (all are one stratum)
-        flat = self.spread.double().flatten()
-        place = int(torch.multinomial(flat.square(), 1, generator=generator))
+        flat = self.spread.double().flatten().cpu()
+        mass = flat.square().cumsum(0)
+        place = _drawn(mass, float(torch.rand((), generator=generator)))
         step = torch.zeros_like(flat)
         step[place] = flat[place] * self.amplitude
         return up_and_down(self.world, self.i, step.view(self.spread.shape))
@@ -118,6 +122,7 @@ class Cells:
     i: int
     schema: TableSchema
     amplitude: float = 1.0
+    named: bool = False
     exhaustive: bool = True
 
     @property
@@ -155,6 +160,7 @@ class Label:
     strata: int = 1
     exhaustive: bool = True
     amplitude: float = 1.0
+    named: bool = True
 
     def draw(self, stratum: int, generator: torch.Generator) -> Pair:  # noqa: ARG002 (there is one pair)
         other = _with_row(self.world.targets, self.i, self.alternative.to(self.world.targets))
@@ -174,6 +180,7 @@ class Tokens:
     likeliest: Tensor
     places: Tensor
     amplitude: float = 1.0
+    named: bool = True
 
     @property
     def exhaustive(self) -> bool:
@@ -181,11 +188,14 @@ class Tokens:
 
     @property
     def strata(self) -> int:
-        return len(self.places) if self.exhaustive else STRATA
+        return max(len(self.places), 1) if self.exhaustive else STRATA
 
     def draw(self, stratum: int, generator: torch.Generator) -> Pair:
-        start, end = (part * len(self.places) // self.strata for part in (stratum, stratum + 1))
-        place = int(self.places[int(torch.randint(start, end, (), generator=generator))])
+        if not len(self.places):
+            return Pair(self.world, self.world)
+        share = (stratum + float(torch.rand((), generator=generator))) / self.strata
+        chosen = stratum if self.exhaustive else int(share * len(self.places))
+        place = int(self.places[min(chosen, len(self.places) - 1)])
         token = self.likeliest[self.i, place]
         inputs, targets = self.world.inputs.clone(), self.world.targets.clone()
         predicted = targets.shape == inputs.shape and int(targets[self.i, place]) != IGNORED
@@ -194,7 +204,7 @@ class Tokens:
             targets[self.i, place] = token
         if not masked:
             inputs[self.i, place] = token
-        return Pair(self.world, World(inputs, targets))
+        return Pair(self.world, self.world._replace(inputs=inputs, targets=targets))
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,10 +216,12 @@ class Presence:
     strata: int = 1
     exhaustive: bool = True
     amplitude: float = 1.0
+    named: bool = True
 
     def draw(self, stratum: int, generator: torch.Generator) -> Pair:  # noqa: ARG002 (there is one pair)
         kept = [j for j in range(len(self.world.inputs)) if j != self.i]
-        return Pair(self.world, World(*(part[kept] for part in self.world)))
+        rows = (None if part is None else part[kept] for part in self.world)
+        return Pair(self.world, World(*rows))  # type: ignore[arg-type] # inputs and targets are there
 
 
 def up_and_down(world: World, i: int, step: Tensor) -> Pair:
@@ -219,6 +231,12 @@ def up_and_down(world: World, i: int, step: Tensor) -> Pair:
         (sample.double() + sign * step.to(sample.device)).to(sample.dtype) for sign in (1, -1)
     ]
     return Pair(*(world._replace(inputs=_with_row(world.inputs, i, row)) for row in shifted))
+
+
+def _drawn(mass: Tensor, share: float) -> int:
+    """Where the summed variances `mass` pass this share of all; never where nothing is added."""
+    place = torch.searchsorted(mass, share * float(mass[-1]), right=True)
+    return min(int(place), int(torch.searchsorted(mass, float(mass[-1]))))
 
 
 def _with_row(rows: Tensor, i: int, row: Tensor) -> Tensor:
