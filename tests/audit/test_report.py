@@ -155,8 +155,8 @@ def test_hostile_names_are_text(text: str) -> None:
     page = Page(html)
     assert text not in html
     # Three titles in caption, slider and table; three labels, true and found, in caption and table; then model, defenses and
-    # versions twice, command, device, note and auxiliary photos once.
-    assert page.text.count(text) == 3 * 3 + 3 * 2 * 2 + 3 * 2 + 4
+    # versions twice, command, device, note and auxiliary photos once, and the defense in what to do now.
+    assert page.text.count(text) == 3 * 3 + 3 * 2 * 2 + 3 * 2 + 4 + 1
     assert len(page.attributes("script")) == 1  # our own
     assert len(page.attributes("img")) == 6
     assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]

@@ -58,7 +58,9 @@ def test_laplace_bounds_lie_above_the_integrals(delta: float, b: float) -> None:
         return p(x - delta)
 
     def integral(f: object) -> float:
-        return sum(quad(f, *ends, epsabs=1e-13, limit=300)[0] for ends in ((-40 * b, 0), (0, delta), (delta, delta + 40 * b)))
+        return sum(
+            quad(f, *ends, epsabs=1e-13, limit=300)[0] for ends in ((-40 * b, 0), (0, delta), (delta, delta + 40 * b))
+        )
 
     affinity = integral(lambda x: math.sqrt(p(x) * q(x)))
     apart = integral(lambda x: abs(p(x) - q(x))) / 2

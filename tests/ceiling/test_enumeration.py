@@ -96,7 +96,9 @@ def test_the_best_attacker_stays_below_the_ceiling(
     ceilings = worlds.ceilings(noise)
     assert above(worlds, ceilings, noise).max() <= ERRORS
     found, error = worlds.best_attack(noise, seed=1)
-    assert total(worlds, found) <= total(worlds, ceilings) + ERRORS * max(float(error[: len(case.moved), 0].max()), 1 / DRAWS)
+    assert total(worlds, found) <= total(worlds, ceilings) + ERRORS * max(
+        float(error[: len(case.moved), 0].max()), 1 / DRAWS
+    )
 
 
 def test_a_thousand_worlds() -> None:

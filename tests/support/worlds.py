@@ -60,9 +60,7 @@ class Worlds:
 
     @classmethod
     def of(cls, setup: Setup) -> Worlds:
-        client = SimulatedClient(
-            setup.model, setup.train, setup.training, setup.loss, tuple(setup.defenses), seed=3
-        )
+        client = SimulatedClient(setup.model, setup.train, setup.training, setup.loss, tuple(setup.defenses), seed=3)
         signs = np.array(list(product([-1.0, 1.0], repeat=setup.coins)))
         sent = [client(_set(setup, row)).noisy for row in signs]
         return cls(setup, signs, torch.stack([torch.cat([g.flatten() for g in one.values()]) for one in sent]))

@@ -25,7 +25,9 @@ class ClientFinding:
     `leakage` is the most that the attack vouches for, from 0 to 1, as a report on the same update has it; NaN where it is not
     decidable, as `reason` says. `expected` is what the attack expects to have got, vouched for or not: 1 − e² for a predicted
     relative error e of the features.
-    `granted` is what the attacker was given: a server sees `num_examples`, so the batch size is, where the client took one step.
+    Of `batch_size` samples found `distinct` are no copies of one another; `counts_certain` says that the numbers of copies,
+    and so `label_counts`, are certified as well. `granted` is what the attacker was given: a server sees `num_examples`, so the
+    batch size is, where the client took one step.
     """
 
     round: int
@@ -36,6 +38,8 @@ class ClientFinding:
     leakage: float = math.nan
     expected: float = math.nan
     batch_size: int | None = None
+    distinct: int | None = None
+    counts_certain: bool = False
     label_counts: dict[int, int] = field(default_factory=dict)
     exact_inputs: int = 0
     method: str = ""
@@ -84,6 +88,8 @@ def finding_of(number: int, client: str, update: Update, leak: Leak) -> ClientFi
         leakage=max(vouches, default=math.nan),
         expected=expected_leakage(leak),
         batch_size=leak.batch_size,
+        distinct=leak.distinct,
+        counts_certain=leak.counts_certain,
         label_counts=_label_counts(leak),
         exact_inputs=0 if leak.inputs_exact is None else int(leak.inputs_exact.sum()),
         method=leak.method,

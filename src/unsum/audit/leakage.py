@@ -34,6 +34,7 @@ from unsum.audit.wording import error, percent, sample_count
 from unsum.leak import Attempt, Leak
 from unsum.level import DEFAULT_LEVEL as DEFAULT_LEVEL
 from unsum.score import SampleScore
+from unsum.score.labels import LabelsRead
 from unsum.score.pictures import picture_cosine, psnr
 from unsum.score.reference import DIVERSE, alike, distance, diverse_samples, flat, guess, others, public_picture
 
@@ -227,6 +228,19 @@ def _larger(one: float, other: float) -> float:
 
 
 @dataclass(frozen=True)
+class LabelsFound:
+    """How many labels were named, and how many of them are right; None where the truth is not known."""
+
+    named: int
+    right: int | None = None
+
+    @property
+    def sentence(self) -> str:
+        named = f"{self.named} label{'s' if self.named != 1 else ''} named"
+        return named if self.right is None else f"{named}, {self.right} right"
+
+
+@dataclass(frozen=True)
 class Tried:
     """`leakages` are of every true sample, and empty where the attack refused or the truth is not known.
 
@@ -240,10 +254,14 @@ class Tried:
     predicted_error: float = math.nan
     refused: bool = False
     remark: str = ""
+    labels: LabelsFound | None = None  # of an attack that looks for nothing else
 
     @classmethod
-    def of(cls, attempt: Attempt, leakages: list[float]) -> Tried:
+    def of(cls, attempt: Attempt, leakages: list[float], labels: LabelsRead | None = None) -> Tried:
         leak = attempt.leak
+        if attempt.labels is not None:
+            right = None if labels is None else labels.right
+            return cls(attempt.method, remark=attempt.blind, labels=LabelsFound(len(attempt.labels), right))
         if leak is None:
             return cls(attempt.method, refused=True, remark=attempt.refused)
         found = leak.batch_size
@@ -261,6 +279,8 @@ class Tried:
     @property
     def empty(self) -> bool:
         """Whether it got nothing, for a reason that `remark` gives."""
+        if self.labels is not None:
+            return False
         nothing = math.isnan(self.shown_worst) if self.leakages else not self.found
         return bool(self.remark) and (self.refused or nothing)
 
@@ -269,6 +289,8 @@ class Tried:
         """In a few words; nothing that it got is no percentage where the attack does not apply."""
         if self.refused:
             return "refused"
+        if self.labels is not None:
+            return self.labels.sentence
         if not self.leakages and not self.found:
             return "no whole sample"
         if not self.leakages:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -18,6 +18,7 @@ from unsum.audit.leakage import Shares, Tried, vouched
 from unsum.audit.table_rows import TableRows
 from unsum.audit.verdict import Texts, Verdict, judge, judge_captured
 from unsum.audit.wording import one_line, plain
+from unsum.ceiling.result import Ceiling
 from unsum.client.augment import target_rows
 from unsum.data import Batch
 from unsum.errors import UnsumError
@@ -25,7 +26,8 @@ from unsum.leak import Leak
 from unsum.local_training import LocalTraining
 from unsum.losses import Loss
 from unsum.score import SampleScore
-from unsum.score.samples import is_distribution
+from unsum.score.labels import LabelsRead, is_distribution
+from unsum.score.occurred import RowsNamed
 from unsum.version import __version__
 
 _KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -73,8 +75,11 @@ class DepthRead:
         return [{"layer": layer.name, "read": layer.read} for layer in self.layers]
 
 
-_ATTACK = ("method", "batch_size", "exact", "predicted_error", "residual", "scale", "seconds", "notes")  # of a leak
-SCHEMA_VERSION = "1.5"  # of result.json and sweep.json; described in schema/result.schema.json
+_ATTACK = (  # of a leak
+    *("method", "batch_size", "distinct", "counts_certain", "exact", "predicted_error", "residual", "scale", "seconds"),
+    "notes",
+)
+SCHEMA_VERSION = "2.0"  # of result.json and sweep.json; described in schema/result.schema.json
 
 
 @dataclass(frozen=True)
@@ -144,6 +149,7 @@ class SampleRow:
     original: Tensor | None
     recovered: Tensor | None
     by: str = ""  # the attack that got the most of it
+    ceiling: float = math.nan  # what nobody can exceed; NaN: not known
 
     @property
     def label_correct(self) -> bool:
@@ -152,7 +158,7 @@ class SampleRow:
     def to_dict(self) -> dict[str, Any]:
         figures = {} if self.score is None else asdict(self.score)
         texts = {"title": self.title, "label": self.label, "found_label": self.found_label}
-        return {**texts, "leakage": self.leakage, "by": self.by or None, **figures}
+        return {**texts, "by": self.by or None, **figures, "leakage": self.leakage, "ceiling": self.ceiling}
 
 
 @dataclass(frozen=True)
@@ -178,20 +184,42 @@ class AuditResult:
     texts: Texts | None = None  # of a language model's update, in the place of labels
     depth: DepthRead = field(default_factory=DepthRead)
     table: TableRows | None = None  # of a table's batch
+    labels: LabelsRead | None = (
+        None  # by the attack that has most of them, as a multiset; None where the truth is not known
+    )
+    occurred: list[RowsNamed] = field(default_factory=list)  # rows of embeddings that were named, beside the truth
+    bound: Ceiling | None = None  # what nobody can exceed
+    unbounded: str = ""  # why there is no ceiling
     trained_on: str = ""  # a sentence where `truth` is not the client's own samples but what a defense made of them
+
+    def __post_init__(self) -> None:
+        """Every sample carries its leakage: `report.samples[i].leakage` is `report.leakages[i]`."""
+        if self.leakages:
+            own = [replace(row, leakage=value) for row, value in zip(self.samples, self.leakages, strict=True)]
+            object.__setattr__(self, "samples", own)
 
     @property
     def verdict(self) -> Verdict:
         if self.texts is not None:
-            return self.texts.judge(self.leak, self.leakages)
+            return self.texts.judge(self.leak, self.leakages, self.occurred, self.bound)
         if self.truth is None:
             return judge_captured(self.leak, self.undecided)
-        return judge(self.leak, self.samples, self.leakages, self.undecided)
+        own = [share.sample for share in self.shares]
+        found = self.leak, self.samples, self.leakages, self.undecided, self.labels, self.occurred
+        return judge(*found, self.bound, own)
 
     @property
     def leakages(self) -> list[float]:
         """Of every true sample; NaN: unknown."""
         return [share.most for share in self.shares]
+
+    @property
+    def ceilings(self) -> list[float]:
+        """Of every true sample, what nobody can exceed; NaN: not known."""
+        if self.bound is None:
+            return [math.nan] * len(self.samples)
+        limits = self.bound.samples.tolist()
+        return limits if len(limits) == len(self.samples) else [max(limits)] * len(self.samples)
 
     @property
     def kind(self) -> str:
@@ -220,10 +248,14 @@ class AuditResult:
             "tried": [asdict(one) for one in self.tried],
             "depth": self.depth.to_dict(),
             "truth_known": self.truth is not None,
+            "labels": None if self.labels is None else self.labels.to_dict(),
+            "occurred": [named.to_dict() for named in self.occurred],
             "scores": self.scores,
             "samples": [row.to_dict() for row in self.rows],
             "table": None if self.table is None else self.table.to_dict(),
             "trained_on": self.trained_on or None,
+            "ceiling": None if self.bound is None else self.bound.to_dict(),
+            "ceiling_missing": self.unbounded or None,
             "comparison": self.comparison.to_dict(),
             "seconds": self.seconds,
         }
@@ -239,6 +271,9 @@ class AuditResult:
     def found_label(self, i: int) -> str | None:
         """What the attack takes true sample `i` for; without the truth, its own sample `i`."""
         found = i if self.truth is None else self.samples[i].found
+        if self.labels is not None and self.truth is not None and self.texts is None:
+            place = self.samples[i].label_from
+            return None if place is None else self._named(self.labels.rows[place])
         if found is None:
             return None
         return self._named(self.leak.targets[found]) if self.texts is None else self.texts.found[found]
@@ -271,6 +306,7 @@ class AuditResult:
             original=None if truth is None or self.texts is not None else truth.images[i],
             recovered=None if found is None or self.leak.images is None else self.leak.images[found],
             by=self.by[i] if self.by else "",
+            ceiling=math.nan if truth is None else self.ceilings[i],
         )
 
 

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from unsum.active import Reader, place
 from unsum.attack.auto import NothingReadError
 from unsum.attack.chain import run_attack
+from unsum.attack.occurred import with_occurred
 from unsum.attack.options import AttackOptions
 from unsum.attack.reach import too_many
 from unsum.audit.leakage import Shares, Tried, Truth, is_same, leakages, leakages_of_rows, strongest
 from unsum.audit.table_rows import TableRows, rows_of
+from unsum.client.augment import target_rows
 from unsum.client.capture import capture_trained, in_mode
 from unsum.client.local import train_locally
 from unsum.client.step import ClientStep, Stage, first_step, ordered
@@ -32,7 +34,10 @@ from unsum.losses import Loss
 from unsum.models.table_network import embeds, first_dense
 from unsum.progress import SILENT, Progress
 from unsum.score import SampleScore, score_samples
+from unsum.score.labels import LabelsRead
+from unsum.score.occurred import RowsNamed, rows_named
 from unsum.score.reference import public_inputs
+from unsum.score.samples import label_scores
 from unsum.update import Update
 
 
@@ -94,6 +99,10 @@ class Compared:
     by: list[str] = field(default_factory=list, kw_only=True)
     tried: list[Tried] = field(default_factory=list, kw_only=True)
     undecided: str = field(default="", kw_only=True)
+    occurred: list[RowsNamed] = field(default_factory=list, kw_only=True)  # rows of embeddings
+    labels: LabelsRead | None = field(
+        default=None, kw_only=True
+    )  # by the strongest attack, which has most beyond a guess
 
     @property
     def leakages(self) -> list[float]:
@@ -152,7 +161,7 @@ def play(case: ClientCase, defenses: Sequence[Defense], progress: Progress = SIL
             f"{mixers} blends the client's samples before it trains on them. What came back is compared with these blends, not "
             "with single samples: each stands under the name of one of its two samples and the larger of its two labels."
         )
-    rows = rows_of(model, sent.update, leak, compared.samples, truth, sent.truth)
+    rows = rows_of(model, leak, compared.samples, truth, sent.truth)
     return Round(**vars(compared), truth=truth, trained_on=trained_on, table=rows)
 
 
@@ -161,7 +170,7 @@ def attacked(model: nn.Module, update: Update, options: AttackOptions, progress:
     try:
         return run_attack(model, update, options, progress)
     except NothingReadError as reason:
-        return unanswered(model, options.method, reason.tried, str(reason))
+        return with_occurred(model, update, unanswered(model, options.method, reason.tried, str(reason)))
 
 
 def unanswered(model: nn.Module, method: str, tried: list[Attempt], reason: str) -> Leak:
@@ -211,7 +220,9 @@ def compare_with_truth(sent: Sent, leak: Leak) -> Compared:
     final = Attempt(leak.method, leak)
     attempts = leak.tried or [final]
     got = [_shares(sent, attempt.leak) for attempt in attempts]
-    tried = [Tried.of(attempt, [share.most for share in own]) for attempt, own in zip(attempts, got, strict=True)]
+    read = [labels_read(sent, attempt) for attempt in [final, *attempts]]
+    rows = zip(attempts, got, read[1:], strict=True)
+    tried = [Tried.of(attempt, [share.most for share in own], right) for attempt, own, right in rows]
     last = _shares(sent, leak, samples)
     by = strongest([*tried, Tried.of(final, [share.most for share in last])], len(samples))
     undecided, best = why_undecided(sent, leak), last
@@ -219,7 +230,21 @@ def compare_with_truth(sent: Sent, leak: Leak) -> Compared:
         best = [share.or_better(other) for share, other in zip(best, own, strict=True)]
     shares = [share.where_decided(not undecided) for share in best]
     by = ["" if math.isnan(share.most) else name for share, name in zip(shares, by, strict=True)]
-    return Compared(leak, samples, shares, by=by, tried=tried, undecided=undecided)
+    labels = max(read, key=lambda one: one.share)
+    samples = label_scores(samples, labels.rows, target_rows(sent.targets.cpu(), leak.targets.shape[1]))
+    named = rows_named(leak.occurred, sent.model, lambda: sent.read_by(find_head(sent.model)[1]))
+    further: dict[str, Any] = {"undecided": undecided, "labels": labels, "occurred": named}
+    return Compared(leak, samples, shares, by=by, tried=tried, **further)
+
+
+def labels_read(sent: Sent, attempt: Attempt) -> LabelsRead:
+    """How many of the true labels one attack found, as a multiset."""
+    classes = find_head(sent.model)[1].out_features
+    found = torch.zeros(0, classes, dtype=torch.float64) if attempt.leak is None else attempt.leak.targets
+    if attempt.labels is not None:
+        found = torch.nn.functional.one_hot(attempt.labels.cpu(), classes).double()
+    true = target_rows(sent.targets.cpu(), classes).double()
+    return LabelsRead.of(found.detach().cpu().double(), true, attempt.method)
 
 
 def why_undecided(sent: Sent, leak: Leak) -> str:

@@ -15,7 +15,6 @@ from unsum.data.table_schema import TableSchema
 from unsum.leak import Leak
 from unsum.models.table_network import first_dense, read_by_first_layer
 from unsum.score import SampleScore
-from unsum.update import Update
 
 _LISTED = 6  # categories that a sentence names
 
@@ -81,7 +80,7 @@ class TableRows:
 
 
 def rows_of(
-    model: nn.Module, update: Update, leak: Leak, samples: Sequence[SampleScore], batch: Batch, held: Truth
+    model: nn.Module, leak: Leak, samples: Sequence[SampleScore], batch: Batch, held: Truth
 ) -> TableRows | None:
     """What came back of every row: of the answer itself, or of a row that some unit saw alone, whichever is nearer.
 
@@ -118,17 +117,16 @@ def rows_of(
         cells = schema.decode(answer[None])[0]
         same = [column.same(*pair) for column, *pair in zip(schema.columns, cells, truth[place], strict=True)]
         rows.append(RecoveredRow(title, truth[place], cells, same))
-    return TableRows([column.name for column in schema.columns], rows, _named(model, update, schema))
+    return TableRows([column.name for column in schema.columns], rows, _named(model, leak, schema))
 
 
-def _named(model: nn.Module, update: Update, schema: TableSchema) -> dict[str, list[str]]:
-    """The categories whose embedding has a gradient: they occur. Where every row has one, noise may have made it."""
+def _named(model: nn.Module, leak: Leak, schema: TableSchema) -> dict[str, list[str]]:
+    """The categories whose rows of an embedding were asked for: they occur."""
     coded = [column for column in schema.columns if not column.plain] if schema.embedded else []
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
-    named = {}
-    for column, name in zip(coded, layers, strict=False):
-        gradient = update.gradients.get(f"{name}.weight")
-        moved = [] if gradient is None else gradient.flatten(1).any(1).tolist()
-        if len(moved) == len(column.values) and not all(moved):
-            named[column.name] = [value for value, there in zip(column.values, moved, strict=True) if there]
-    return named
+    fits = [
+        (column, leak.occurred[name])
+        for column, name in zip(coded, layers, strict=False)
+        if name in leak.occurred and model.get_submodule(name).num_embeddings == len(column.values)
+    ]
+    return {column.name: [column.values[row] for row in rows.tolist()] for column, rows in fits}

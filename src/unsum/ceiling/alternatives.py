@@ -1,4 +1,6 @@
-"""What else a label or a token could have been: what the model itself expects most, before it is trained on them."""
+"""What else a label or a token could have been: what the model itself expects most, before it is
+trained on them.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ from unsum.models.language import IGNORED, TextTask, logits_of, task_of, vocabul
 
 
 def other_labels(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tensor] | None:
-    """For every sample the likeliest other target, as its row of `targets`; None where targets are no classes.
+    """For every sample the likeliest other target, as its row of `targets`; None where targets are
+    no classes.
 
-    Of rows of probabilities, the largest entry and that of the likeliest other class change places; of rows
-    of several labels, the one that the model is least sure of is the other way round.
+    Of rows of probabilities, the largest entry and that of the likeliest other class change places;
+    of rows of several labels, the one that the model is least sure of is the other way round.
     """
     with in_eval_mode(model), torch.no_grad():
         outputs = model(inputs)
@@ -71,9 +74,7 @@ def likeliest_tokens(
         logits = logits_of(
             model(tokens) if mask is None else model(tokens, attention_mask=mask.long())
         )
-    if (
-        task is TextTask.NEXT
-    ):  # position j is predicted at j − 1; the first one by the mean over all
+    if task is TextTask.NEXT:  # position j is predicted at j − 1, the first by the mean over all
         logits = torch.cat([logits.mean((0, 1)).expand(len(tokens), 1, -1), logits[:, :-1]], 1)
     own = tokens.where(labels == IGNORED, labels)  # of a masked token the label
     return logits.scatter(2, own[:, :, None], -torch.inf).argmax(2)

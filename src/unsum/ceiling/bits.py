@@ -46,7 +46,7 @@ def leakage_of_bits(spread: Tensor, bits: float) -> float:
 def bits_sent(
     tensors: dict[str, int], defenses: Iterable[AnyDefense], *, each: float = 32.0
 ) -> float:
-    """An upper bound on the bits of an update with so many entries, of `each` bits, in each tensor."""
+    """An upper bound on the bits of an update with so many entries, of `each` bits, a tensor."""
     entries = sum(tensors.values())
     bits = whole = each * entries
     for part in ordered(defenses):

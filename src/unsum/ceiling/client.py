@@ -27,7 +27,7 @@ OwnLoss = Callable[[object, Tensor], Tensor]  # (what the model returns, targets
 
 
 class World(NamedTuple):
-    """What the client has, one row a sample: inputs, targets, and of padded texts what lies beside."""
+    """What the client has, one row a sample; beside padded texts lie a mask and segments."""
 
     inputs: Tensor
     targets: Tensor

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +81,7 @@ class Separation:
         if noise.kind == "laplace":
             return -math.expm1(2 * self._log_affinity(noise.scale))
         ratio = min(math.sqrt(self.squared) / (2 * noise.scale), _CERTAIN)
-        return float(known_in_gaussian(np.array([ratio**2]))[0])
+        return _known(ratio)
 
     def guess(self, noise: AddedNoise | None) -> float:
         """The largest chance to name the world, from 1/2 to 1."""
@@ -109,6 +110,12 @@ def normal_cdf(x: float) -> float:
     (0.5, 0.8413)
     """
     return math.erfc(-x / math.sqrt(2)) / 2
+
+
+@lru_cache(maxsize=1 << 16)
+def _known(ratio: float) -> float:
+    """Of one pair; limits are taken again after every further pair."""
+    return float(known_in_gaussian(np.array([ratio**2]))[0])
 
 
 def known_in_gaussian(s: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,12 +14,21 @@ from torch import Tensor, nn
 
 from unsum.ceiling.alternatives import changeable, likeliest_tokens, other_labels
 from unsum.ceiling.bits import bits_sent, leakage_of_bits
-from unsum.ceiling.bound import Decided, Distances, as_tensor, limits_of, measure, until
+from unsum.ceiling.bound import Decided, Distances, as_tensor, limits_of, measure
 from unsum.ceiling.client import Client, OwnClient, OwnLoss, SimulatedClient, TextClient, World
 from unsum.ceiling.observer import Observer
 from unsum.ceiling.photos import photo_spread
 from unsum.ceiling.result import BARE, UNNOISED, Ceiling, Unit, of_limits
-from unsum.ceiling.secret import Cells, Entries, Label, PhotoComponents, Presence, Secret, Tokens
+from unsum.ceiling.secret import (
+    AnyOf,
+    Cells,
+    Entries,
+    Label,
+    PhotoComponents,
+    Presence,
+    Secret,
+    Tokens,
+)
 from unsum.ceiling.worst_case import WorstCase, worst_case
 from unsum.client.step import AnyDefense
 from unsum.data.table_schema import TableSchema
@@ -173,6 +183,7 @@ class Effort:
     decided: Decided | None = None
     pairs: int = PAIRS
     most: int = MOST
+    together: bool = False  # bound the mean over the samples instead of every sample
     labels: bool = True
     presence: bool = False
     told: Callable[[int, int], None] = lambda _done, _total: None
@@ -205,27 +216,23 @@ class Prover:
     _measured: dict[tuple[str, bool], _Measured] = field(default_factory=dict)
 
     def __call__(self, defenses: Sequence[AnyDefense] = ()) -> Ceiling:
+        start = time.perf_counter()
         case, observer, size = self.case, self.observer, len(self.case.inputs)
         played, noise = split_at_noise(defenses, size)
         seen, training = observer.sees(noise), case.training
         visits = training.epochs if training is not None and training.several_steps else 0
         worst = worst_case(defenses, size, visits, observer)
         if case.buffers or self.client is not None:
-            worst = (
-                None  # what is sent beside the update, or not as these defenses say, is not clipped
-            )
+            worst = None  # parts of what is sent may pass by the clip
         if visits and noise is not None and noise.every_step:
             return _by_mechanism(case, noise, observer, worst)
         measured = self._distances(played, by_size=seen is not None and seen.kind == "laplace")
         found, bare = measured.samples, _bare(measured.samples, seen)
         if not bare:
-            measure(
-                found,
-                _with_cap(self.effort, worst),
-                seen,
-                most=self.effort.most,
-                told=self.effort.told,
-            )
+            effort, decided = self.effort, self.effort.decided
+            ends = None if decided is None else _with_cap(decided, worst)
+            most = effort.pairs if decided is None else effort.most
+            measure(found, ends, seen, most=most, told=effort.told)
         limits = [
             one.capped(1.0 if worst is None else worst.leakage) for one in limits_of(found, seen)
         ]
@@ -235,7 +242,7 @@ class Prover:
             bits = _by_bits(case, found.client, defenses)
             result = replace(result, why=bare, lower=result.samples, by_bits=bits)
         guesses: dict[str, Any] = {name: _guesses(d, seen) for name, d in measured.others.items()}
-        return replace(result, **guesses)
+        return replace(result, **guesses, seconds=time.perf_counter() - start)
 
     def _distances(self, played: Sequence[AnyDefense], *, by_size: bool) -> _Measured:
         key = repr(list(played)), by_size
@@ -243,7 +250,9 @@ class Prover:
             case = self.case
             own = None if self.client is None else OwnClient(self.client, played, case.seed)
             sender = own or case.client(played)
-            samples = Distances(sender, case.world, case.secrets(), by_size, case.seed)
+            secrets = case.secrets()
+            secrets = [AnyOf(secrets)] if self.effort.together else secrets
+            samples = Distances(sender, case.world, secrets, by_size, case.seed)
             others: dict[str, Distances] = {}
             if self.effort.labels and (labels := case.labels()) is not None:
                 others["labels"] = samples.of_others(labels)
@@ -263,10 +272,9 @@ class _Measured:
     others: dict[str, Distances]
 
 
-def _with_cap(effort: Effort, worst: WorstCase | None) -> Decided:
+def _with_cap(decided: Decided, worst: WorstCase | None) -> Decided:
     """What ends the draws of a sample; what the mechanism proves needs no pair of worlds."""
     cap = 1.0 if worst is None else worst.leakage
-    decided = effort.decided or until(effort.pairs)
     return lambda limits: decided(limits.capped(cap))
 
 

@@ -44,8 +44,8 @@ class Secret(Protocol):
         ...
 
     @property
-    def named(self) -> bool:
-        """Whether the report counts what is named, as of tokens; else the share of a variance."""
+    def discrete(self) -> bool:
+        """Whether it is right or wrong: what counts is how often, and not a squared error."""
         ...
 
     def draw(self, stratum: int, generator: torch.Generator) -> Pair: ...
@@ -62,10 +62,10 @@ class PhotoComponents:
     world: World
     i: int
     amplitude: float = 1.0
-    named: bool = False
     scale: float = 1.0
     strata: int = STRATA
     exhaustive: bool = False
+    discrete: bool = False
 
     def draw(self, stratum: int, generator: torch.Generator) -> Pair:
         order, mass, spread = self._table
@@ -97,9 +97,9 @@ class Entries:
     i: int
     spread: Tensor
     amplitude: float = 1.0
-    named: bool = False
     strata: int = 1
     exhaustive: bool = False
+    discrete: bool = False
 
     def draw(self, stratum: int, generator: torch.Generator) -> Pair:  # noqa: ARG002 (all are one stratum)
         flat = self.spread.double().flatten().cpu()
@@ -122,8 +122,8 @@ class Cells:
     i: int
     schema: TableSchema
     amplitude: float = 1.0
-    named: bool = False
     exhaustive: bool = True
+    discrete: bool = False
 
     @property
     def strata(self) -> int:
@@ -160,7 +160,7 @@ class Label:
     strata: int = 1
     exhaustive: bool = True
     amplitude: float = 1.0
-    named: bool = True
+    discrete: bool = True
 
     def draw(self, stratum: int, generator: torch.Generator) -> Pair:  # noqa: ARG002 (there is one pair)
         other = _with_row(self.world.targets, self.i, self.alternative.to(self.world.targets))
@@ -180,7 +180,7 @@ class Tokens:
     likeliest: Tensor
     places: Tensor
     amplitude: float = 1.0
-    named: bool = True
+    discrete: bool = True
 
     @property
     def exhaustive(self) -> bool:
@@ -216,7 +216,7 @@ class Presence:
     strata: int = 1
     exhaustive: bool = True
     amplitude: float = 1.0
-    named: bool = True
+    discrete: bool = True
 
     def draw(self, stratum: int, generator: torch.Generator) -> Pair:  # noqa: ARG002 (there is one pair)
         kept = [j for j in range(len(self.world.inputs)) if j != self.i]
@@ -255,6 +255,10 @@ class AnyOf:
     @property
     def strata(self) -> int:
         return len(self.secrets)
+
+    @property
+    def discrete(self) -> bool:
+        return self.secrets[0].discrete
 
     @property
     def amplitude(self) -> float:

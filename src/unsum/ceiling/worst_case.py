@@ -35,7 +35,9 @@ _FAR = 30.0  # [standard deviations] the tail beyond is 5e-198
 
 @dataclass(frozen=True)
 class WorstCase:
-    """`mu` bounds the distance of any two worlds, in units of the noise; `what` says which worlds these are."""
+    """`mu` bounds the distance of any two worlds, in units of the noise; `what` says which worlds
+    these are.
+    """
 
     mu: float
     what: str
@@ -98,17 +100,27 @@ def _tail(away: float, far: float) -> float:
     return math.exp(-away * away / 2) * scaled
 
 
+def distance_for(leakage: float) -> float:
+    """The μ at which the mechanism leaves this much of a bit.
+
+    >>> round(WorstCase(distance_for(0.2), "").leakage, 6)
+    0.2
+    """
+    return root(lambda mu: WorstCase(mu, "").leakage - leakage, 1e-6, 40.0, tolerance=1e-9)
+
+
 def worst_case(
     defenses: Iterable[AnyDefense] | AnyDefense,
     samples: int,
     visits: int = 0,
     observer: Observer | None = None,
 ) -> WorstCase | None:
-    """Of a chain that clips and then adds Gaussian noise; None where nothing bounds an update, or no noise follows.
+    """Of a chain that clips and then adds Gaussian noise; None where nothing bounds an update, or
+    no noise follows.
 
-    `visits` counts the epochs of a client of several local steps, 0 of one that sends a single step's
-    gradient. DP-SGD bounds several steps only where it adds its noise in each of them. The noise of
-    others then comes after all steps; it is left out.
+    `visits` counts the epochs of a client of several local steps; 0 stands for a single step.
+    DP-SGD bounds several steps only where it adds its noise in each of them. The noise of others
+    then comes after all steps; it is left out.
     """
     played, noise = split_at_noise(defenses, samples)
     several = noise is not None and noise.every_step and visits > 0

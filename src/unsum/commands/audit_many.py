@@ -114,7 +114,7 @@ def _show(findings: Findings, model: str) -> None:
         sure = "yes" if finding.exact else "no"
         table.add_row(
             *(str(finding.round), Text(finding.client), percent(finding.leakage), sure),
-            *(str(finding.batch_size), finding.method),
+            *(str(finding.distinct), finding.method),
         )
     if table.row_count:
         OUT.print(table)
@@ -150,7 +150,7 @@ def audit_run(
         raise UnsumError(
             f"{str(folder)!r} holds no client's answer; {missing[-1] if missing else 'run the training again.'}"
         )
-    limit = _SECONDS if time_limit is None else time_limit or None
+    limit = _SECONDS if time_limit is None else options.seconds(time_limit)
     with stages() as shown, interruptible():
         shown.say("Loading the model")
         loaded = _model((Received(before=one.sent, after=one.back) for one in waiting), named, seed)

@@ -16,7 +16,7 @@ SUMMARIES = {  # the first sentences of the commands' own help, which a test hol
     "with.",
     "train-inverse": "Train the network that turns a backbone's features back into pictures, on photos of your own.",
     "app": "Choose photos and a defense on a live page, and watch what one update gives away.",
-    "list": "What auto tries in which order; every attack, label rule, peeler, inverter, server and defense, with what it needs.",
+    "list": "Every attack, label rule, peeler, inverter, server and defense by name; of one family, what each does and needs.",
     "bench": "The papers' tables and every attack against every defense: resumable, on this machine or a Ray cluster.",
 }
 OPTIONS = {

@@ -139,7 +139,7 @@ def figures_of(findings: Sequence[ClientFinding], seconds: float) -> dict[str, f
         "leak-not-audited": len(findings) - len(audited),
         "leak-not-decidable": sum(finding.state == NOT_DECIDABLE for finding in findings),
         "leak-exact": len(sure),
-        "leak-exact-samples": sum(finding.batch_size or 0 for finding in sure),
+        "leak-exact-samples": sum(finding.distinct or 0 for finding in sure),
         "leak-statistics": sum(finding.statistics_layers > 0 for finding in audited),
         "leak-seconds": float(seconds),
     }

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses
+from unsum.audit.bounds import Bounds
 from unsum.audit.inputs import Data, Inputs, simulated_training
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.result import Setting
@@ -38,6 +39,7 @@ from unsum.invert.refine import Mode
 from unsum.losses import Loss
 from unsum.models import DEFAULT_MODEL
 from unsum.progress import SILENT, Progress
+from unsum.watching import shown_in_notebooks
 
 DEFAULT_STEPS = 6  # strengths from one end to the other, where nobody says otherwise
 MOST_STEPS = 24  # strengths of one defense: a budget
@@ -126,6 +128,7 @@ def _unreadable(text: str, reason: str, name: str) -> UnsumError:
 _MOST_POINTS = 60  # strengths of all defenses: more are too many for one page
 
 
+@shown_in_notebooks
 def sweep(
     model: nn.Module | str = DEFAULT_MODEL,
     data: Data | None = None,
@@ -182,7 +185,7 @@ def sweep(
             others; `sweep.write` to the same folder clears it.
         attack, label_rule, refine, batch_size_known, auxiliary, inverse: as in `unsum.audit`.
         loss, learning_rate, local_steps, epochs, momentum, weight_decay, target, columns: as in `unsum.audit`.
-        time_limit: seconds for the attack at each strength.
+        time_limit: seconds for the attack at each strength, as in `attack`.
 
     Returns:
         A `Sweep`; `sweep.write("folder")` makes the page.
@@ -218,7 +221,7 @@ def sweep(
     if not is_table(data) and is_text(model):
         raise UnsumError("Sweeps are of photos and tables; audit a language model under one --defense at a time.")
     training = simulated_training(learning_rate, local_steps, epochs, momentum, weight_decay)
-    progress.say("Loading the model and the client's photos")
+    progress.say("Loading the model and the client's samples")
     pictures = None if not utility else photo_tiles() if utility_data is None else pictures_from_file(utility_data)
     inputs = Inputs(
         model, data, None, weights, classes, download, batch, same_label, seed,
@@ -247,10 +250,18 @@ def sweep(
     def point(chain: list[Defense], strength: float | None = None) -> Point:
         return counted(kept(shown(chain), lambda: bench.defended(chain, strength)))
 
+    bounds = Bounds.of(bench, level=keep_under, progress=SILENT)
+
+    def bounded(chain: list[Defense], strength: float | None = None) -> Point:
+        found = point(chain, strength)
+        return found if found.ceiling == found.ceiling else replace(found, **bounds.figures(chain))
+
+    references = [replace(references[0], **bounds.figures([]))]
     if before:
-        references.append(point(before))
+        references.append(bounded(before))
     curves = [
-        Curve(p.name, p.axis, [point([*before, d], d.strength if p.axis else None) for d in p.defenses]) for p in plans
+        Curve(p.name, p.axis, [bounded([*before, d], d.strength if p.axis else None) for d in p.defenses])
+        for p in plans
     ]
     how: dict[str, Any] = {"train": train, "defenses": shown(before), "command": command, "training": training}
     setting = Setting.of(loaded.name, leak, options, samples=len(truth.images), **how)
