@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from unsum.attack.options import AttackOptions
 from unsum.audit.compare import Comparison
 from unsum.audit.leakage import Tried, vouched
+from unsum.audit.provenance import Provenance
 from unsum.audit.table_rows import TableRows
 from unsum.audit.verdict import Texts, Verdict, judge, judge_captured
 from unsum.audit.wording import one_line, plain
@@ -93,6 +94,7 @@ class Setting:
     versions: dict[str, str]
     loss: str | None = None  # as declared
     training: dict[str, Any] | None = None  # local training as declared, see LocalTraining; None for one plain step
+    provenance: Provenance = field(default_factory=Provenance)
 
     @classmethod
     def of(
@@ -106,6 +108,7 @@ class Setting:
         defenses: str,
         command: str,
         training: LocalTraining | None = None,
+        provenance: Provenance | None = None,
     ) -> Setting:
         """Of an attack that ran, on this machine."""
         rule = "" if options.label_rule is None else f", labels by {options.label_rule}"
@@ -129,6 +132,7 @@ class Setting:
             },
             loss=options.loss.name if isinstance(options.loss, Loss) else options.loss,
             training=None if training is None else asdict(training),
+            provenance=provenance or Provenance(),
         )
 
 

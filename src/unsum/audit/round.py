@@ -85,6 +85,7 @@ class Round(Compared):
 
     truth: Batch
     trained_on: str
+    update: Update
     table: TableRows | None = None
 
 
@@ -132,7 +133,7 @@ def play(case: ClientCase, defenses: Sequence[Defense], progress: Progress = SIL
             "with single samples: each stands under the name of one of its two samples and the larger of its two labels."
         )
     rows = rows_of(model, sent.update, leak, compared.samples, truth)
-    return Round(**vars(compared), truth=truth, trained_on=trained_on, table=rows)
+    return Round(**vars(compared), truth=truth, trained_on=trained_on, update=sent.update, table=rows)
 
 
 def attacked(model: nn.Module, update: Update, options: AttackOptions, progress: Progress = SILENT) -> Leak:

@@ -15,6 +15,7 @@ from unsum.attack.options import AttackOptions
 from unsum.audit.compare import Comparison
 from unsum.audit.inputs import Inputs, own_model
 from unsum.audit.leakage import DEFAULT_LEVEL, Tried
+from unsum.audit.provenance import Provenance, fingerprint, promised
 from unsum.audit.report import Audit
 from unsum.audit.result import Setting
 from unsum.audit.round import attacked
@@ -130,9 +131,15 @@ def audit_text(
     shares = [share for _, share, _ in pairs]
     # Where no text came back, that is no measurement: dropout or too many positions end the attack on text, not the leak.
     decided = max(shares) >= DEFAULT_LEVEL
+    made = Provenance.of(
+        model=fingerprint(network.state_dict()),
+        data={"inputs": inputs.step.tokens, "targets": inputs.step.labels},
+        update=update.gradients,
+        privacy=promised(chain, tensors=len(update.gradients)),
+    )
     how: dict[str, Any] = {"train": train, "defenses": shown(chain), "command": command}
     return Audit(
-        Setting.of(inputs.loaded.name, leak, options, samples=len(batch.texts), **how),
+        Setting.of(inputs.loaded.name, leak, options, samples=len(batch.texts), provenance=made, **how),
         Batch(tokens.cpu(), torch.zeros(len(tokens)), [f"text {i + 1}" for i in range(len(tokens))], []),
         leak,
         # A text has no features or pixels of its own to measure.
