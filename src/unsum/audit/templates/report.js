@@ -74,7 +74,7 @@ function offerCopy(code) {
     };
     copied(code.textContent).then(() => show("Copied"), () => show("Select it and copy"));
   });
-  code.after(button);
+  (code.closest("pre") ?? code).after(button);
 }
 
 offerSlider();
