@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import version
 
 import torch
 from torch import Tensor
@@ -36,6 +38,7 @@ from unsum.defend import (
     SmoothLabels,
 )
 from unsum.defend.platforms import FlowerLocalDP
+from unsum.version import __version__
 
 DELTA = 1e-5  # the chance that a promise of ε fails, as most of the literature takes it
 CAPTURED = "Unknown: the update was captured elsewhere."
@@ -104,6 +107,16 @@ class Provenance:
             "Differential privacy": self.privacy,
         }
         return [(name, value) for name, value in told.items() if value]
+
+
+def versions() -> dict[str, str]:
+    """Of what computed the audit."""
+    return {
+        "unsum": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": version("torchvision"),
+    }
 
 
 def samples_of(batch: Batch) -> dict[str, Tensor]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 from unsum.attack.options import AttackOptions
 from unsum.audit.compare import Comparison
 from unsum.audit.leakage import Tried, vouched
-from unsum.audit.provenance import Provenance
+from unsum.audit.provenance import Provenance, versions
 from unsum.audit.table_rows import TableRows
 from unsum.audit.verdict import Texts, Verdict, judge, judge_captured
 from unsum.audit.wording import one_line, plain
@@ -27,7 +25,6 @@ from unsum.local_training import LocalTraining
 from unsum.losses import Loss
 from unsum.score import SampleScore
 from unsum.score.samples import is_distribution
-from unsum.version import __version__
 
 _KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
@@ -124,12 +121,7 @@ class Setting:
             seed=options.seed,
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else machine,
             command=command,
-            versions={
-                "unsum": __version__,
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "torchvision": version("torchvision"),
-            },
+            versions=versions(),
             loss=options.loss.name if isinstance(options.loss, Loss) else options.loss,
             training=None if training is None else asdict(training),
             provenance=provenance or Provenance(),
