@@ -109,7 +109,9 @@ def _sweep_command(audit: AuditResult) -> str:
     if not audit.setting.command:
         return f'unsum.sweep(model, data, over="noise={strengths}")'
     dropped = ("--defense", "--compare", "--no-compare") if own else ("--compare", "--no-compare")
-    return _again(audit, f"--sweep noise={strengths}", without=(*_OF_UPDATES, *dropped), out="unsum-sweep")
+    return again(
+        audit.setting.command, f"--sweep noise={strengths}", without=(*_OF_UPDATES, *dropped), out="unsum-sweep"
+    )
 
 
 def _gated(audit: AuditResult) -> Advice | None:
@@ -118,7 +120,7 @@ def _gated(audit: AuditResult) -> Advice | None:
     text = f"Keep it from coming back: fail the build when any sample leaks more than, say, {percent(DEFAULT_LEVEL)}."
     if not audit.setting.command:
         return Advice(text, f"report.gate({DEFAULT_LEVEL:g}).exit_code")
-    return Advice(text, _again(audit, f"--fail-above {DEFAULT_LEVEL:g}"))
+    return Advice(text, again(audit.setting.command, f"--fail-above {DEFAULT_LEVEL:g}"))
 
 
 def _granted(audit: AuditResult) -> Advice | None:
@@ -129,7 +131,7 @@ def _granted(audit: AuditResult) -> Advice | None:
     if not audit.setting.command:
         return Advice(text, "unsum.audit(model, data, batch_size_known=True)")
     size = "" if audit.truth is not None or "--batch " in audit.setting.command else " --batch N"
-    return Advice(text, _again(audit, f"--batch-size-known{size}"))
+    return Advice(text, again(audit.setting.command, f"--batch-size-known{size}"))
 
 
 def _measured(audit: AuditResult) -> Advice | None:
@@ -139,13 +141,13 @@ def _measured(audit: AuditResult) -> Advice | None:
     text = "Measure with samples of your own whose truth you know: simulate the same round and compare."
     if not audit.setting.command:
         return Advice(text, "unsum.audit(model, (inputs, targets))")
-    return Advice(text, _again(audit, "", without=_OF_UPDATES))
+    return Advice(text, again(audit.setting.command, "", without=_OF_UPDATES))
 
 
-def _again(audit: AuditResult, more: str, *, without: tuple[str, ...] = (), out: str = "") -> str:
-    """The command of this audit with `more`, and without some of its options and what they were given."""
+def again(command: str, more: str, *, without: tuple[str, ...] = (), out: str = "") -> str:
+    """The command of an audit with `more`, and without some of its options and what they were given."""
     try:
-        words = shlex.split(audit.setting.command)
+        words = shlex.split(command)
     except ValueError:  # no command that a shell could have been given
         words = []
     if words[:2] != ["unsum", "audit"]:
