@@ -45,6 +45,12 @@ def test_noise_that_is_there_is_not_advised_but_more_of_it() -> None:
     assert commands(audit)[0] == "unsum audit --batch 4 --sweep noise=0.001..1 --out unsum-sweep"
 
 
+def test_what_stands_beside_the_noise_stays() -> None:
+    command = "unsum audit --defense clip:1 --defense noise:0.5 --defense=noise:1|sign --batch 4 --force"
+    audit = run_as(synthetic(), shlex.join(shlex.split(command.replace("|", r"\|"))), "Clip(1) | Noise(0.5)")
+    assert commands(audit)[0] == "unsum audit --defense clip:1 --batch 4 --sweep noise=0.5..500 --out unsum-sweep"
+
+
 def test_a_gate_that_is_there_is_not_advised() -> None:
     audit = run_as(synthetic(), "unsum audit --fail-above 0.2")
     assert not any("fail the build" in step.text for step in advice(audit))

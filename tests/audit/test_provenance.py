@@ -57,6 +57,8 @@ def test_epsilon_of_known_mechanisms() -> None:
     assert promised([Clip(1.0) | Noise(2.0)]).epsilon == 4.38
     assert promised([Clip(1.0), Prune(0.5), Noise(2.0), Sign()]).epsilon == 4.38  # what comes after adds nothing
     assert promised([ClipLayers(1.0), Noise(4.0)], tensors=4).epsilon == 4.38
+    assert "next to nothing" in promised([Clip(1.0), Noise(1e-3)]).sentence
+    assert "next to nothing" not in clipped.sentence
     assert promised([FlowerLocalDP()]).epsilon == gaussian_epsilon(2 / FlowerLocalDP().deviation, DELTA)
     single, four = promised([unsum.DPSGD(1.0)]), promised([unsum.DPSGD(2.0)], steps=4)
     assert (single.epsilon, four.epsilon) == (4.38, 4.38)  # √4 / 2 deviations

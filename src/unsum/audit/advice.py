@@ -108,10 +108,8 @@ def _sweep_command(audit: AuditResult) -> str:
     strengths = f"{own[-1]:g}..{own[-1] * _WIDER:g}" if own and own[-1] > 0 else _STRENGTHS
     if not audit.setting.command:
         return f'unsum.sweep(model, data, over="noise={strengths}")'
-    dropped = ("--defense", "--compare", "--no-compare") if own else ("--compare", "--no-compare")
-    return again(
-        audit.setting.command, f"--sweep noise={strengths}", without=(*_OF_UPDATES, *dropped), out="unsum-sweep"
-    )
+    how: dict[str, Any] = {"without": (*_OF_UPDATES, "--compare", "--no-compare"), "out": "unsum-sweep"}
+    return again(audit.setting.command, f"--sweep noise={strengths}", **how, louder=bool(own))
 
 
 def _gated(audit: AuditResult) -> Advice | None:
@@ -144,20 +142,24 @@ def _measured(audit: AuditResult) -> Advice | None:
     return Advice(text, again(audit.setting.command, "", without=_OF_UPDATES))
 
 
-def again(command: str, more: str, *, without: tuple[str, ...] = (), out: str = "") -> str:
-    """The command of an audit with `more`, and without some of its options and what they were given."""
+def again(command: str, more: str, *, without: tuple[str, ...] = (), out: str = "", louder: bool = False) -> str:
+    """The command of an audit with `more`, and without some of its options and what they were given; `louder` drops the noise,
+    where `more` brings another."""
     try:
         words = shlex.split(command)
     except ValueError:  # no command that a shell could have been given
         words = []
     if words[:2] != ["unsum", "audit"]:
         words = ["unsum", "audit"]
-    kept: list[str] = []
-    skipping = False
-    for word in words:
-        name = word.partition("=")[0]
-        if word.startswith("--"):
-            skipping = name in (*without, *(("--out",) if out else ()), "--force")
-        if not skipping:
-            kept.append(word)
+    dropped = (*without, *(("--out",) if out else ()), "--force")
+    options = list[list[str]]()  # each with what it was given
+    for word in words[2:]:
+        if word.startswith("--") or not options:
+            options.append([word])
+        else:
+            options[-1].append(word)
+    left = [part for part in options if part[0].partition("=")[0] not in dropped]
+    if louder:
+        left = [part for part in left if not (part[0].startswith("--defense") and "noise" in " ".join(part))]
+    kept = [*words[:2], *(word for part in left for word in part)]
     return " ".join(filter(None, [shlex.join(kept), more, f"--out {out}" if out else ""]))

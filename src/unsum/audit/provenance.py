@@ -41,6 +41,7 @@ from unsum.defend.platforms import FlowerLocalDP
 from unsum.version import __version__
 
 DELTA = 1e-5  # the chance that a promise of ε fails, as most of the literature takes it
+_LARGE = 10.0  # e^10 is 22,000: so much likelier may one sample make an answer
 CAPTURED = "Unknown: the update was captured elsewhere."
 _NOT_LARGER = (
     Clip,
@@ -217,7 +218,8 @@ def _none(reason: str) -> Privacy:
 
 def _some(ratio: float, whom: str) -> Privacy:
     epsilon = gaussian_epsilon(ratio, DELTA)
-    return Privacy(epsilon, f"ε = {epsilon:.3g} at δ = {DELTA:g} {whom}, {_ALONE}.")
+    little = " An ε of more than 10 promises next to nothing." if epsilon > _LARGE else ""
+    return Privacy(epsilon, f"ε = {epsilon:.3g} at δ = {DELTA:g} {whom}, {_ALONE}.{little}")
 
 
 def gaussian_epsilon(ratio: float, delta: float) -> float:
