@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,19 +19,23 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from unsum.audit.result import AuditResult, SampleRow, finite
 from unsum.audit.verdict import UNVOUCHED
 from unsum.audit.wording import one_line, percent, sample_count
+from unsum.ceiling.result import Ceiling
 from unsum.errors import UnsumError
+from unsum.score.labels import LabelsRead
+from unsum.score.occurred import RowsNamed
 from unsum.version import __version__
 
 Outcome = Literal["above", "within", "unknown"]
+Result = Literal["passed", "failed", "undecided"]
 
-EXIT_CODES = {"passed": 0, "failed": 1, "undecided": 2}
+EXIT_CODES: dict[Result, int] = {"passed": 0, "failed": 1, "undecided": 2}
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 _RULES = {
     "sample-leakage": (
         "A private sample can be read back out of the update",
-        "The leakage of a sample is above the level of the gate: 1 is the sample itself, 0 is no better than a typical sample "
-        "of the client. Sweep a defense over its strengths (unsum audit --sweep) to find one that is enough.",
+        "The leakage of a sample is above the level of the gate: 1 is all of it, 0 is no better than a guess "
+        "without the update. Sweep a defense over its strengths (unsum audit --sweep) to find one that is enough.",
         "error",
         "8.0",
     ),
@@ -50,6 +55,20 @@ _RULES = {
 }
 
 
+def result_of(leakages: Iterable[float], level: float) -> Result:
+    """What every gate says of these leakages, of samples or of updates; NaN is one that nobody knows."""
+    outcomes = {outcome_of(leakage, level) for leakage in leakages}
+    if "above" in outcomes:
+        return "failed"
+    return "passed" if outcomes == {"within"} else "undecided"
+
+
+def outcome_of(leakage: float, level: float) -> Outcome:
+    if math.isnan(leakage):
+        return "unknown"
+    return "above" if leakage > level else "within"
+
+
 @dataclass(frozen=True)
 class Gate:
     """Every sample against the level. A sample whose leakage is not known never passes: silence is no evidence."""
@@ -57,20 +76,34 @@ class Gate:
     level: float
     rows: list[SampleRow]
     why: str = UNVOUCHED  # leakage is not known, where it is not
+    labels: LabelsRead | None = None  # which the level is not about, and the reason tells of all the same
+    bound: Ceiling | None = None
+    prove_below: float | None = None  # every ceiling must be proven to be below this level, too
+    occurred: Sequence[RowsNamed] = ()  # as the labels
 
     def outcome(self, row: SampleRow) -> Outcome:
-        if math.isnan(row.leakage):
-            return "unknown"
-        return "above" if row.leakage > self.level else "within"
+        return outcome_of(row.leakage, self.level)
 
     def count(self, outcome: Outcome) -> int:
         return sum(self.outcome(row) == outcome for row in self.rows)
 
     @property
-    def result(self) -> Literal["passed", "failed", "undecided"]:
-        if self.count("above"):
-            return "failed"
-        return "undecided" if self.count("unknown") or not self.rows else "passed"
+    def result(self) -> Result:
+        found = result_of((row.leakage for row in self.rows), self.level)
+        if self.prove_below is None or found == "failed":
+            return found
+        if self.proven(self.prove_below):
+            return "passed"  # whatever the attacks could not decide
+        return "undecided" if self.bound is None else "failed"
+
+    def proven(self, level: float) -> bool:
+        return self.bound is not None and self.bound.decided(level) == "below"
+
+    @property
+    def unproven(self) -> bool:
+        """Whether the proof that was asked for is what is missing."""
+        found = result_of((row.leakage for row in self.rows), self.level)
+        return self.prove_below is not None and found != "failed" and not self.proven(self.prove_below)
 
     @property
     def exit_code(self) -> int:
@@ -80,13 +113,19 @@ class Gate:
     def reason(self) -> str:
         """Why, in one sentence."""
         total, level = len(self.rows), percent(self.level)
+        if self.unproven:
+            return self._unproven()
+        if self.prove_below is not None and self.result == "passed":
+            top, below = percent(self.bound.highest if self.bound else math.nan), percent(self.prove_below)
+            return f"Gate passed: nobody reads {below} of any of {sample_count(total)} (highest ceiling: {top})."
         if self.result == "undecided":
             return f"Gate undecided: the leakage of {self.count('unknown')} of {sample_count(total)} is not known: {self.why}."
         most = max((row for row in self.rows if not math.isnan(row.leakage)), key=lambda row: row.leakage)
         if self.result == "passed":
-            return (
-                f"Gate passed: none of {sample_count(total)} leaks more than {level} (most: {percent(most.leakage)})."
+            passed = (
+                f"Gate passed: none of {sample_count(total)} leaks more than {level} (most: {percent(most.leakage)})"
             )
+            return ", but ".join([passed, *self.besides]) + f".{self._ceiling()}"
         over = self.count("above")
         leak = "leaks" if over == 1 else "leak"
         return (
@@ -94,16 +133,44 @@ class Gate:
             f"(most: “{most.title}” with {percent(most.leakage)})."
         )
 
+    def _unproven(self) -> str:
+        below = percent(self.prove_below or 0.0)
+        if self.bound is None:
+            return f"Gate undecided: no ceiling is known, so that nothing is proven to stay below {below}."
+        over = int((self.bound.samples >= (self.prove_below or 0.0)).sum())
+        return (
+            f"Gate failed: the ceiling of {over} of {sample_count(len(self.bound.samples))} is not proven to be below "
+            f"{below} (highest: {percent(self.bound.highest)})."
+        )
+
+    def _ceiling(self) -> str:
+        """What a passed gate does not show."""
+        if self.bound is None or self.proven(self.level):
+            return ""
+        return f" Nothing proves that other attacks do not: the ceiling is {percent(self.bound.highest)}."
+
+    @property
+    def besides(self) -> list[str]:
+        """What is given away of samples within the level."""
+        read = self.labels
+        said = (
+            [f"the labels are given away: {read.right} of {read.total} were read"] if read and read.given_away else []
+        )
+        if any(named.given_away for named in self.occurred):
+            said.append("which tokens or categories occur is given away")
+        return said
+
     def to_dict(self) -> dict[str, Any]:
-        return {"level": self.level, "result": self.result, "above": self.count("above"), "reason": self.reason}
+        found = {"level": self.level, "result": self.result, "above": self.count("above"), "reason": self.reason}
+        return found | {"prove_below": self.prove_below, "proven": self.proven(self.prove_below or self.level)}
 
 
-def check_level(level: float) -> None:
+def check_level(level: float, option: str = "--fail-above") -> None:
     """Refuse a level that says nothing, before an audit is run rather than after."""
     if not 0 <= level < 1:
         raise UnsumError(
-            f"--fail-above takes a leakage from 0 to below 1, not {level:g}: 0.2 lets no sample leak more than a fifth of what "
-            "sets it apart."
+            f"{option} takes a leakage from 0 to below 1, not {level:g}: 0.2 lets no sample leak more than a fifth of what "
+            "a guess without the update leaves open."
         )
 
 
@@ -121,14 +188,23 @@ def sentence(row: SampleRow) -> str:
     return f"{row.title}: {leaked}; found label “{row.found_label}”{right}."
 
 
-def check_gate(level: float | None, junit: Path | None, sarif: Path | None, *, sweeping: bool) -> None:
+def check_gate(
+    level: float | None,
+    junit: Path | None,
+    sarif: Path | None,
+    *,
+    sweeping: bool,
+    prove_below: float | None = None,
+) -> None:
     """Refuse what could only fail later: a level that says nothing, and files that cannot be written."""
-    given = {"--fail-above": level, "--junit": junit, "--sarif": sarif}
+    given = {"--fail-above": level, "--prove-below": prove_below, "--junit": junit, "--sarif": sarif}
     asked = [name for name, value in given.items() if value is not None]
     if sweeping and asked:
         raise UnsumError(f"{asked[0]} belongs to a single audit; leave it out, or leave out --sweep.")
     if level is not None:
         check_level(level)
+    if prove_below is not None:
+        check_level(prove_below, "--prove-below")
     for file in (junit, sarif):
         if file is not None and file.is_dir():
             raise UnsumError(f"{str(file)!r} is a folder; name a file in it.")

@@ -16,7 +16,7 @@ from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.many.table import write_csv
 from unsum.audit.provenance import Provenance
 from unsum.audit.report import environment, together
-from unsum.audit.verdict import DOES_NOT_LEAK, LEAKS, Level
+from unsum.audit.verdict import LEAKS, UNPROVEN, Level
 from unsum.audit.wording import percent
 from unsum.files.writing import write_text
 from unsum.leak import LabelCounts
@@ -36,13 +36,14 @@ class Audited:
 
     @property
     def told(self) -> str:
-        """The labels, the most frequent first."""
+        """The labels, the most frequent first; without numbers where the certificate does not cover them."""
         if self.counts is not None and self.counts.samples is not None:
             rows = zip(self.counts.counts.tolist(), self.counts.low.tolist(), self.counts.high.tolist(), strict=True)
             every = sorted(((int(n), c, int(low), int(high)) for c, (n, low, high) in enumerate(rows)), reverse=True)
             return ", ".join(f"{c}: {n} ({low}–{high})" for n, c, low, high in every[:5] if high)
         found = sorted(self.finding.label_counts.items(), key=lambda item: (-item[1], item[0]))
-        return ", ".join(f"{c}: {n}" for c, n in found[:5])
+        counts = not self.finding.exact or self.finding.counts_certain
+        return ", ".join(f"{c}: {n}" if counts else str(c) for c, n in found[:5])
 
     @property
     def why(self) -> str:
@@ -79,8 +80,8 @@ class RunAudit:
     def level(self) -> Level:
         if self.leaking:
             return "severe" if any(one.finding.exact for one in self.audited) else "partial"
-        quiet = all(one.finding.state == DOES_NOT_LEAK for one in self.audited)
-        return "labels" if self.counted else "low" if quiet else "open"
+        quiet = all(one.finding.state == UNPROVEN for one in self.audited)
+        return "labels" if self.counted else "unproven" if quiet else "open"
 
     @property
     def headline(self) -> str:
@@ -89,8 +90,8 @@ class RunAudit:
             return f"{self.leaking} of {total} updates give samples away."
         if self.counted:
             return f"The updates tell how many samples of each class a client has, in {self.counted} of {total} cases."
-        if self.level == "low":
-            return f"None of {total} updates gives a sample away to the attacks that were tried."
+        if self.level == "unproven":
+            return f"No attack tried reads a sample out of any of {total} updates; nothing shows that others cannot."
         return f"Not decidable: of none of {total} updates it is known whether it leaks."
 
     @property
@@ -99,8 +100,8 @@ class RunAudit:
         exact = [finding for finding in findings if finding.exact]
         said = []
         if exact:
-            samples = sum(finding.batch_size or 0 for finding in exact)
-            said.append(f"The attack vouches for {len(exact)} of them: {samples} samples in all.")
+            samples = sum(finding.distinct or 0 for finding in exact)
+            said.append(f"The attack vouches for {len(exact)} of them: {samples} distinct samples in all.")
         if self.counted:
             said.append(f"Labels were counted in {self.counted} updates whose samples could not be told apart.")
         statistics = sum(finding.statistics_layers > 0 for finding in findings)

@@ -9,18 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unsum.attack.options import AttackOptions
+from unsum.audit.bounds import NOT_PROVEN, Bounds
 from unsum.audit.compare import Comparison
 from unsum.audit.inputs import Inputs, own_model
-from unsum.audit.leakage import DEFAULT_LEVEL, Tried
+from unsum.audit.leakage import DEFAULT_LEVEL, Shares, Tried
 from unsum.audit.provenance import Provenance, fingerprint, promised
 from unsum.audit.report import Audit
 from unsum.audit.result import Setting
 from unsum.audit.round import attacked
 from unsum.audit.sweep.bench import shown
 from unsum.audit.verdict import Texts
+from unsum.ceiling.prove import Case
 from unsum.client.capture import in_mode
 from unsum.client.text import capture_text
 from unsum.data import Batch
@@ -44,6 +46,7 @@ from unsum.models.language import (
 from unsum.models.load import LoadedModel
 from unsum.progress import Progress
 from unsum.score import SampleScore
+from unsum.score.occurred import rows_named
 from unsum.score.text import pair_text, score_text
 
 _NOT_FOR_TEXT = "Text is audited under the defense that it is given; other ones are tried on photos and tables."
@@ -113,7 +116,15 @@ def _step(network: nn.Module, tokenizer: Tokenizer, batch: TextBatch, seed: int)
 
 
 def audit_text(
-    given: Inputs, chain: list[Defense], options: AttackOptions, *, train: bool, command: str, progress: Progress
+    given: Inputs,
+    chain: list[Defense],
+    options: AttackOptions,
+    *,
+    train: bool,
+    command: str,
+    progress: Progress,
+    proving: bool = True,
+    level: float | None = None,
 ) -> Audit:
     """One step of a client on its sentences, attacked and compared with them."""
     start = time.perf_counter()
@@ -123,6 +134,7 @@ def audit_text(
     torch.manual_seed(options.seed)
     tokens, labels, mask, segments = (None if part is None else part.to(options.device) for part in inputs.step)
     assert tokens is not None
+    assert labels is not None
     update = capture_text(network, tokens, labels, mask=mask, segments=segments, train=train, defenses=chain)
     samples = int((targets(task_of(network), inputs.step.labels) >= 0).sum())
     with in_mode(network, train):
@@ -138,20 +150,36 @@ def audit_text(
         privacy=promised(chain, tensors=len(update.gradients)),
     )
     how: dict[str, Any] = {"train": train, "defenses": shown(chain), "command": command}
+    case = Case(network, tokens, labels, train=train, text=True, mask=mask, segments=segments, seed=options.seed)
+    bounds = Bounds(case, DEFAULT_LEVEL if level is None else level, progress=progress)
+    if proving:
+        progress.say("Playing the client in two worlds: what nobody can exceed")
+    bound = bounds(chain) if proving else None
     return Audit(
         Setting.of(inputs.loaded.name, leak, options, samples=len(batch.texts), provenance=made, **how),
         Batch(tokens.cpu(), torch.zeros(len(tokens)), [f"text {i + 1}" for i in range(len(tokens))], []),
         leak,
         # A text has no features or pixels of its own to measure.
-        [SampleScore(found, float(whole), *[_NAN] * 6) for found, _, whole in pairs],
+        [SampleScore(found, float(whole), _NAN, _NAN, _NAN, _NAN, _NAN, _NAN) for found, _, whole in pairs],
         {} if leak.tokens is None else score_text(leak.tokens, batch.sequences),
         time.perf_counter() - start,
-        leakages=[share if decided else _NAN for share in shares],
+        shares=[Shares(sample=share if decided else _NAN) for share in shares],
         tried=[Tried.of(attempt, _shares(attempt.leak, batch.sequences)) for attempt in leak.tried],
         undecided=leak.undecided,
+        occurred=rows_named(leak.occurred, network, lambda: _read(network, tokens, mask, train)),
         comparison=Comparison(absent=_NOT_FOR_TEXT),
+        bound=bound,
+        unbounded=bounds.absent if proving else NOT_PROVEN,
         texts=Texts(batch.texts, texts_of(leak, given.model) or [], _tokens_alone(leak, batch.sequences)),
     )
+
+
+def _read(network: nn.Module, tokens: Tensor, mask: Tensor | None, train: bool) -> None:
+    """Let the network read every text without its padding."""
+    kept = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool()
+    with in_mode(network, train), torch.no_grad():
+        for row, own in zip(tokens, kept, strict=True):
+            network(row[own][None])
 
 
 def _shares(leak: Leak | None, sequences: Sequence[Sequence[int]]) -> list[float]:

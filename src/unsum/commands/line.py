@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from unsum.commands import app as live_page
-from unsum.commands import attack, audit, bench, capture, doctor, faults, train_inverse
+from unsum.commands import attack, audit, bench, capture, ceiling, doctor, faults, train_inverse
 from unsum.commands.help import ABOUT
 from unsum.commands.listing import FAMILIES, show
 from unsum.commands.shape import Command
@@ -42,6 +42,7 @@ def _list(
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "audit": audit.command,
+    "ceiling": ceiling.command,
     "capture": capture.command,
     "attack": attack.command,
     "doctor": doctor.command,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from typer import Option
 
 from unsum.commands.shape import panel, place
-from unsum.deadline import INTERACTIVE_LIMIT
 from unsum.errors import UnsumError, unknown_name
 
 if TYPE_CHECKING:
@@ -181,11 +181,9 @@ def _option(name: str, default: Any, kind: Any) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
-def seconds(wanted: float | None, steps: int | None) -> float | None:
-    """The time limit as an attack takes it, where the attack takes so many `steps` anyway."""
-    if wanted is not None:
-        return wanted or None
-    return INTERACTIVE_LIMIT if steps is None else None
+def seconds(wanted: float | None) -> float | None:
+    """The time limit as an attack takes it: 0 is without end."""
+    return math.inf if wanted == 0 else wanted
 
 
 def usable_device(name: str) -> str:

@@ -19,6 +19,7 @@ from unsum.defend import Defense
 from unsum.errors import UnsumError
 from unsum.head import find_head
 from unsum.progress import SILENT, Progress
+from unsum.score.labels import LabelsRead
 from unsum.update import Update
 
 
@@ -47,6 +48,9 @@ class Point:
     refused: str = ""
     accuracy: Accuracy | None = None
     untrained: str = ""  # why there is no accuracy
+    labels: LabelsRead | None = None  # by the attack that has most of them
+    ceiling: float = math.nan  # the largest of all samples, that nobody can exceed; NaN: not known
+    ceiling_mean: float = math.nan  # the mean over the samples
     # The most leaked sample, and what came back of it.
     pictures: tuple[Tensor, Tensor | None] | None = field(default=None, repr=False)
 
@@ -67,9 +71,18 @@ class Point:
     def labels_right(self) -> int:
         return sum(row.label_correct for row in self.samples)
 
+    @property
+    def labels_read(self) -> bool:
+        """Whether the labels are given away, whatever else is not."""
+        return self.labels is not None and self.labels.given_away
+
     def over(self, level: float) -> int:
         """How many samples are not under the level; those of which nobody knows are not."""
         return sum(not row.leakage < level for row in self.samples)
+
+    def proven(self, level: float) -> bool:
+        """Whether nobody can read the level of any sample, whatever is tried."""
+        return self.ceiling < level
 
     def under(self, level: float) -> bool:
         """Whether every sample was measured, and is under the level."""
@@ -81,7 +94,10 @@ class Point:
             "strength": self.strength,
             "largest_leakage": self.worst,
             "mean_leakage": self.mean,
+            "ceiling": self.ceiling,
+            "mean_ceiling": self.ceiling_mean,
             "labels_right": self.labels_right,
+            "labels_read": self.labels_read,
             "certificate": self.exact,
             "attack": self.method,
             "seconds": self.seconds,
@@ -119,6 +135,10 @@ class Bench(ClientCase):
         name = find_head(self.model)[0]
         return float(self.sent().gradients[f"{name}.weight" if name else "weight"].double().square().mean().sqrt())
 
+    def size(self) -> float:
+        """The norm of the whole update, without any defense."""
+        return float(torch.stack([g.double().norm() for g in self.sent().gradients.values()]).norm())
+
     def defended(self, chain: list[Defense], strength: float | None) -> Point:
         """The same as a point; what the attack refuses becomes part of the answer."""
         start = time.perf_counter()
@@ -132,7 +152,7 @@ class Bench(ClientCase):
     def point(self, played: Round, chain: list[Defense], strength: float | None = None) -> Point:
         """A round that was played already."""
         leak, rows = played.leak, played.samples
-        point = Point(shown(chain), strength, [], seconds=leak.seconds, **self.trained(chain))
+        point = Point(shown(chain), strength, [], seconds=leak.seconds, labels=played.labels, **self.trained(chain))
         if all(map(math.isnan, played.leakages)):  # not decidable: no measurement speaks for this strength
             return replace(point, refused=played.undecided)
         samples = [

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses
+from unsum.audit.bounds import Bounds
 from unsum.audit.inputs import Data, Inputs, simulated_training
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.provenance import Privacy, Provenance, fingerprint, samples_of
@@ -174,7 +175,7 @@ def sweep(
         over: what to vary: `NAME=LOW..HIGH`, `NAME=LOW..HIGH/STEPS`, `NAME=a,b,c`, or the name of a defense that is on or off;
             one or several.
         keep_under: the leakage, from 0 to 1, that no sample may reach: 1 is the sample itself, 0 is no better than answering
-            with the mean of the batch's other samples (see `unsum.audit.leakage`).
+            with a guess that needs no update (see `unsum.score.reference`).
         defenses: applied before the varied one, in order, at every strength.
         utility: measure the accuracy of a small federated training at every strength, too.
         utility_data: an .npz file with `images` and `labels` to train on instead of tiles of the embedded photos.
@@ -185,7 +186,7 @@ def sweep(
             others; `sweep.write` to the same folder clears it.
         attack, label_rule, refine, batch_size_known, auxiliary, inverse: as in `unsum.audit`.
         loss, learning_rate, local_steps, epochs, momentum, weight_decay, target, columns: as in `unsum.audit`.
-        time_limit: seconds for the attack at each strength.
+        time_limit: seconds for the attack at each strength, as in `attack`.
 
     Returns:
         A `Sweep`; `sweep.write("folder")` makes the page.
@@ -254,10 +255,18 @@ def sweep(
     def point(chain: list[Defense], strength: float | None = None) -> Point:
         return counted(kept(shown(chain), lambda: bench.defended(chain, strength)))
 
+    bounds = Bounds.of(bench, level=keep_under, progress=SILENT)
+
+    def bounded(chain: list[Defense], strength: float | None = None) -> Point:
+        found = point(chain, strength)
+        return found if found.ceiling == found.ceiling else replace(found, **bounds.figures(chain))
+
+    references = [replace(references[0], **bounds.figures([]))]
     if before:
-        references.append(point(before))
+        references.append(bounded(before))
     curves = [
-        Curve(p.name, p.axis, [point([*before, d], d.strength if p.axis else None) for d in p.defenses]) for p in plans
+        Curve(p.name, p.axis, [bounded([*before, d], d.strength if p.axis else None) for d in p.defenses])
+        for p in plans
     ]
     how: dict[str, Any] = {"train": train, "defenses": shown(before), "command": command, "training": training}
     setting = Setting.of(loaded.name, leak, options, samples=len(truth.images), provenance=made, **how)

@@ -1,0 +1,136 @@
+"""What a ceiling says, in words: the sentence that decides, and those that say what it rests on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+from unsum.audit.wording import percent
+from unsum.ceiling.bound import CONFIDENCE
+from unsum.ceiling.result import ASSUMED, Ceiling
+
+
+def headline(found: Ceiling, level: float) -> str:
+    """Whether every sample is proven to be below the level."""
+    what, most = f"{found.unit}", percent(found.highest)
+    if found.decided(level) == "below":
+        return f"Proven: nobody reads {percent(level)} of any {what} out of this update (at most {most})."
+    if found.decided(level) == "above":
+        return f"Not proven: the ceiling of at least one {what} is {percent(level)} or more."
+    return (
+        f"Not decided: {found.pairs} pairs of worlds leave the ceiling at {most}, and time was over; "
+        "allow more time or pairs."
+    )
+
+
+def details(found: Ceiling) -> list[str]:
+    """What it rests on, who looks, and what is assumed."""
+    return [
+        sentence
+        for sentence in (
+            found.why,
+            _pairs(found),
+            _labels(found),
+            found.observer.sentence,
+            _worst(found),
+            _bits(found),
+            ASSUMED,
+        )
+        if sentence
+    ]
+
+
+def _pairs(found: Ceiling) -> str:
+    if found.why:
+        return ""
+    noise = "no noise" if found.noise is None else str(found.noise)
+    return (
+        f"Measured with {found.pairs} pairs of worlds under {noise[0].lower()}{noise[1:]}; all limits hold "
+        f"together with a confidence of {percent(CONFIDENCE)}."
+    )
+
+
+def _labels(found: Ceiling) -> str:
+    told = [float(value) for value in found.labels if not math.isnan(float(value))]
+    if not told:
+        return ""
+    return f"A label is told from its likeliest alternative with a probability of at most {max(told):.3f}."
+
+
+def _worst(found: Ceiling) -> str:
+    if found.worst is None:
+        return ""
+    return (
+        f"For any data, the mechanism (clip, then noise) leaves at most {percent(found.worst.leakage)}: "
+        f"{found.worst.what}, at a distance of μ = {found.worst.mu:.3g}."
+    )
+
+
+def _bits(found: Ceiling) -> str:
+    if math.isnan(found.by_bits) or found.by_bits >= 0.995:
+        return ""
+    return (
+        f"The bits of the update hold at most {percent(found.by_bits)} of a sample on average, for an attacker "
+        "who knows no more of photos than their spectrum."
+    )
+
+
+# [1] of the scale of leakage: by so much one sample may lie above a mean over its components
+_SCATTER = 0.05
+
+
+def exceeded(own: Sequence[float], bound: Ceiling) -> str:
+    """A sentence where more was found of a sample than anybody could read: one of the two is wrong."""
+    over = [
+        (value, float(limit))
+        for value, limit in zip(own, bound.samples, strict=False)
+        if value > float(limit) + _SCATTER
+    ]
+    if not over:
+        return ""
+    value, limit = max(over)
+    return (
+        f"Found above its ceiling: {percent(value)} of a {bound.unit} was found, and at most {percent(limit)} can be "
+        "read. One of the two is wrong; please report this with the command and the seed."
+    )
+
+
+def beside(bound: Ceiling) -> str:
+    """The ceiling as one sentence of a verdict."""
+    if bound.why:
+        return f"The ceiling is {percent(bound.highest)}: {bound.why[0].lower()}{bound.why[1:]}"
+    least = percent(float(bound.samples.min()))
+    between = percent(bound.highest) if least == percent(bound.highest) else f"{least} to {percent(bound.highest)}"
+    return (
+        f"The ceiling is {between}: nobody reads more of a {bound.unit} than that, proven with "
+        f"{percent(CONFIDENCE)} confidence from {bound.pairs} pairs of worlds."
+        if not bound.by_mechanism
+        else f"The ceiling is {between}: nobody reads more of a {bound.unit} than that, whatever the data, because "
+        "the update is clipped before the noise."
+    )
+
+
+def printed(bound: Ceiling | None) -> str:
+    """The ceiling as a line of a printed audit; empty where there is none."""
+    if bound is None:
+        return ""
+    why = bound.why[:1].lower() + bound.why[1:].rstrip(".") if bound.why else f"{bound.pairs} pairs of worlds"
+    return f"Ceiling: {percent(bound.highest)} ({why})."
+
+
+class Bounded(Protocol):
+    """A point of a comparison or sweep, as far as its ceiling goes."""
+
+    @property
+    def ceiling(self) -> float: ...
+
+    @property
+    def ceiling_mean(self) -> float: ...
+
+
+def ceiling_of(point: Bounded) -> str:
+    """The largest ceiling, or the mean where only that was measured."""
+    if math.isnan(point.ceiling) and not math.isnan(point.ceiling_mean):
+        return f"{percent(point.ceiling_mean)} on average"
+    return percent(point.ceiling)
