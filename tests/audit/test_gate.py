@@ -40,10 +40,13 @@ def test_any_sample_above_the_level_fails(shares: tuple[float, ...], level: floa
 
 def test_the_reason_names_the_worst() -> None:
     held = leaking(0.25, 0.9, 0.1).gate(0.2)
-    assert held.reason == "Gate failed: 2 of 3 samples leak more than 20 % (most: “two boats” with 90 %)."
+    assert (
+        held.reason == "Gate failed: 2 of 3 samples leak more than 20 % (most: “two boats” with 90 % of the picture)."
+    )
     assert leaking(0.25, 0.1, 0.1).gate(0.2).reason.startswith("Gate failed: 1 of 3 samples leaks")
     assert (
-        leaking(0.25, 0.9, 0.1).gate(0.9).reason == "Gate passed: none of 3 samples leaks more than 90 % (most: 90 %)."
+        leaking(0.25, 0.9, 0.1).gate(0.9).reason
+        == "Gate passed: none of 3 samples leaks more than 90 % (most: 90 % of the picture)."
     )
     assert held.to_dict() == {"level": 0.2, "result": "failed", "above": 2, "reason": held.reason}
 
@@ -94,5 +97,7 @@ class TestWithoutTruth:
 
 def test_sentences_say_what_was_found() -> None:
     first, _, missing = synthetic(found=2).rows
-    assert sentence(first) == "a lighthouse: 100 % of what sets it apart leaked; found label “harbour” (right)."
-    assert sentence(missing) == "fog & rain: 0 % of what sets it apart leaked; it was not found."
+    assert sentence(first) == (
+        "a lighthouse: 100 % of its features and 0 % of the picture leaked; found label “harbour” (right)."
+    )
+    assert sentence(missing) == "fog & rain: 0 % of the picture leaked; it was not found."

@@ -24,7 +24,7 @@ class ClientFinding:
 
     `leakage` is the most that the attack vouches for, from 0 to 1, as a report on the same update has it; NaN where it is not
     decidable, as `reason` says. `expected` is what the attack expects to have got, vouched for or not: 1 − e² for a predicted
-    relative error e of the features.
+    relative error e of the features. `read` names what the leakage is of: features, or the samples themselves.
     `granted` is what the attacker was given: a server sees `num_examples`, so the batch size is, where the client took one step.
     """
 
@@ -35,6 +35,7 @@ class ClientFinding:
     predicted_error: float = math.nan
     leakage: float = math.nan
     expected: float = math.nan
+    read: str = ""
     batch_size: int | None = None
     label_counts: dict[int, int] = field(default_factory=dict)
     exact_inputs: int = 0
@@ -83,6 +84,7 @@ def finding_of(number: int, client: str, update: Update, leak: Leak) -> ClientFi
         predicted_error=leak.predicted_error,
         leakage=max(vouches, default=math.nan),
         expected=expected_leakage(leak),
+        read=verdict.read,
         batch_size=leak.batch_size,
         label_counts=_label_counts(leak),
         exact_inputs=0 if leak.inputs_exact is None else int(leak.inputs_exact.sum()),

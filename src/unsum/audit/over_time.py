@@ -80,7 +80,9 @@ class RunAudit:
     def headline(self) -> str:
         total = len(self.audited)
         if self.leaking:
-            return f"{self.leaking} of {total} updates give samples away."
+            read = {one.finding.read for one in self.audited if one.finding.state == LEAKS}
+            what = "features of samples" if read == {"features"} else "samples"
+            return f"{self.leaking} of {total} updates give {what} away."
         if self.counted:
             return f"The updates tell how many samples of each class a client has, in {self.counted} of {total} cases."
         if self.level == "low":

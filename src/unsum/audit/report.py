@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from unsum.audit.gate import Gate, check_level
-from unsum.audit.leakage import DEFAULT_LEVEL
+from unsum.audit.leakage import DEFAULT_LEVEL, Shares
 from unsum.audit.pictures import data_uri, is_picture, picture_grid
 from unsum.audit.result import AuditResult, SampleRow
 from unsum.audit.sweep.bench import mean_of
@@ -72,6 +72,7 @@ _STRONGER = Advice("Try the other attacks, and more of the attacker's knowledge,
 _LEVELS: dict[Level, tuple[str, str, list[Advice]]] = {
     "severe": ("Severe leakage", "bold red", [_KEEP, _SUM, _SWEEP, _GATE]),
     "partial": ("Partial leakage", "bold yellow", [_KEEP, _SWEEP, _SUM, _GATE]),
+    "features": ("Leakage of features", "bold red", [_KEEP, _SUM, _SWEEP, _GATE]),
     "labels": ("Label leakage", "bold yellow", [_KEEP, _SUM, _STRONGER, _GATE]),
     "low": ("Low leakage", "bold green", [_STRONGER, _GATE]),
     "open": ("Not decidable", "bold", [_KEEP, _GRANT, _MEASURE, _STRONGER]),
@@ -174,7 +175,7 @@ class Audit(AuditResult):
     def gate(self, level: float = DEFAULT_LEVEL) -> Gate:
         """Whether any sample leaks more than `level`, from 0 to below 1: `.result`, `.exit_code` and `.reason` say."""
         check_level(level)
-        whole = SampleRow("the whole update", None, None, math.nan, None, None, None)  # silence is no evidence
+        whole = SampleRow("the whole update", None, None, Shares(), None, None, None)  # silence is no evidence
         return Gate(level, self.rows or [whole], self.verdict.reason or self.undecided or UNVOUCHED)
 
     def write(self, folder: str | Path, *, force: bool = False) -> Path:
@@ -198,14 +199,14 @@ class Audit(AuditResult):
     def __repr__(self) -> str:
         """What a person wants to know first; every figure is in `to_dict()` and in the report that `write` makes."""
         shown = [row for row in self.rows if not math.isnan(row.leakage)]
-        leaked = [
-            f"{row.title}: {percent(row.leakage)}"
-            for row in sorted(shown, key=lambda row: -round(row.leakage, 2))[:_SHOWN]
-        ]
+        most = sorted(shown, key=lambda row: -round(row.leakage, 2))[:_SHOWN]
+        split = any(row.shares.read == "features" for row in most)
+        leaked = [f"{row.title}: {row.leaked if split else percent(row.leakage)}" for row in most]
         more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
         unknown = f"; of {len(self.rows) - len(shown)} not known" if leaked and len(shown) < len(self.rows) else ""
         lines = [self.verdict.headline, f"Attack: {self.setting.attack} on {self.setting.model}."]
-        return "\n".join([*lines, *([f"Leakage: {', '.join(leaked)}{more}{unknown}."] if leaked else [])])
+        joined = ("; " if split else ", ").join(leaked)
+        return "\n".join([*lines, *([f"Leakage: {joined}{more}{unknown}."] if leaked else [])])
 
 
 def render(audit: AuditResult) -> str:
@@ -237,6 +238,10 @@ def render_markdown(audit: AuditResult) -> str:
 def _told(audit: AuditResult) -> dict[str, Any]:
     """What both templates show."""
     rows, verdict = audit.rows, audit.verdict
+    features, own = (
+        [value for value in values if not math.isnan(value)]
+        for values in ([row.shares.features for row in rows], [row.shares.sample for row in rows])
+    )
     return {
         "audit": audit,
         "rows": rows,
@@ -247,7 +252,12 @@ def _told(audit: AuditResult) -> dict[str, Any]:
         "badge": BADGES[verdict.level],
         "most": max((row for row in rows if not math.isnan(row.leakage)), key=lambda row: row.leakage, default=None),
         "means": {name: audit.scores.get(name, math.nan) for name in _MEANS}
-        | {"leakage": mean_of([value for value in audit.leakages if not math.isnan(value)])},
+        | {"leakage": mean_of([value for value in audit.leakages if not math.isnan(value)])}
+        | {"features": mean_of(features), "own": mean_of(own)},
+        "split": bool(features),  # what was read is features, and what was made of them stands beside it
+        "largest_features": max(features, default=math.nan),
+        "largest_own": max(own, default=math.nan),
+        "noun": audit.sizes.noun,
         "worst_error": audit.scores.get("worst_feature_error", math.nan),
         "some_missing": any(row.found_label is None for row in rows),
         "steps": advice(verdict.level, truth_known=audit.truth is not None),

@@ -16,8 +16,8 @@ from unsum.attack.options import AttackOptions
 from unsum.audit.compare import Comparison
 from unsum.audit.leakage import Shares, Tried, vouched
 from unsum.audit.table_rows import TableRows
-from unsum.audit.verdict import Texts, Verdict, judge, judge_captured
-from unsum.audit.wording import one_line, plain
+from unsum.audit.verdict import Sizes, Texts, Verdict, judge, judge_captured
+from unsum.audit.wording import one_line, percent, plain
 from unsum.client.augment import target_rows
 from unsum.data import Batch
 from unsum.errors import UnsumError
@@ -139,11 +139,25 @@ class SampleRow:
     title: str
     label: str | None  # the true one
     found_label: str | None
-    leakage: float  # measured; without the truth what the certificate vouches for; NaN: unknown
+    shares: Shares  # measured; without the truth what the certificate vouches for; NaN: unknown
     score: SampleScore | None  # None without the truth
     original: Tensor | None
     recovered: Tensor | None
     by: str = ""  # the attack that got the most of it
+    noun: str = "sample"
+
+    @property
+    def leakage(self) -> float:
+        return self.shares.most
+
+    @property
+    def leaked(self) -> str:
+        """How much of what, as a sentence has it."""
+        own = f"{percent(self.shares.sample)} of the {self.noun}"
+        if self.shares.read != "features":
+            return own
+        beside = "" if math.isnan(self.shares.sample) else f" and {own}"
+        return f"{percent(self.leakage)} of its features{beside}"
 
     @property
     def label_correct(self) -> bool:
@@ -152,7 +166,9 @@ class SampleRow:
     def to_dict(self) -> dict[str, Any]:
         figures = {} if self.score is None else asdict(self.score)
         texts = {"title": self.title, "label": self.label, "found_label": self.found_label}
-        return {**texts, "leakage": self.leakage, "by": self.by or None, **figures}
+        shares = {"features_leakage": self.shares.features, "sample_leakage": self.shares.sample}
+        read = {"read": self.noun if self.shares.read == "sample" else self.shares.read or None}
+        return {**texts, "leakage": self.leakage, **read, **shares, "by": self.by or None, **figures}
 
 
 @dataclass(frozen=True)
@@ -183,10 +199,15 @@ class AuditResult:
     @property
     def verdict(self) -> Verdict:
         if self.texts is not None:
-            return self.texts.judge(self.leak, self.leakages)
+            return self.texts.judge(self.leak, self.shares)
         if self.truth is None:
-            return judge_captured(self.leak, self.undecided)
-        return judge(self.leak, self.samples, self.leakages, self.undecided)
+            return judge_captured(self.leak, self.undecided, self.sizes)
+        return judge(self.leak, self.samples, self.shares, self.undecided, self.sizes)
+
+    @property
+    def sizes(self) -> Sizes:
+        """Of a sample and its features."""
+        return Sizes(noun="text") if self.texts is not None else Sizes.of(self.leak, self.truth)
 
     @property
     def leakages(self) -> list[float]:
@@ -214,6 +235,7 @@ class AuditResult:
             "schema": SCHEMA_VERSION,
             "kind": "audit",
             "verdict": self.verdict.to_dict(),
+            "numbers": {"features": self.sizes.features or None, "sample": self.sizes.sample},
             "granted": self.granted,
             "setting": asdict(self.setting),
             "attack": {name: getattr(self.leak, name) for name in _ATTACK},
@@ -261,16 +283,17 @@ class AuditResult:
         truth, label = self.truth, self.found_label(i)
         score = None if truth is None else self.samples[i]
         found = i if score is None else score.found
-        measured = self.shares[i].most if self.shares else math.nan
+        measured = self.shares[i] if self.shares else Shares()
         return SampleRow(
             title=f"recovered {self.kind} {i + 1}" if truth is None else one_line(truth.titles[i]),
             label=None if truth is None else one_line(self.true_label(i)),
             found_label=None if label is None else one_line(label),
-            leakage=vouched(self.leak, i).most if truth is None else measured,
+            shares=vouched(self.leak, i) if truth is None else measured,
             score=score,
             original=None if truth is None or self.texts is not None else truth.images[i],
             recovered=None if found is None or self.leak.images is None else self.leak.images[found],
             by=self.by[i] if self.by else "",
+            noun=self.sizes.noun,
         )
 
 

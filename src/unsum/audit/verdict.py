@@ -16,13 +16,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from unsum.audit.leakage import ALIKE, DEFAULT_LEVEL, WHOLE, vouched_shares
+from unsum.audit.leakage import ALIKE, DEFAULT_LEVEL, WHOLE, Shares, vouched_shares
 from unsum.audit.wording import error, percent, sample_count
+from unsum.data import Batch
 from unsum.leak import Leak
 from unsum.score import SampleScore
 
 State = Literal["leaks", "does not leak to these attacks", "not decidable"]
-Level = Literal["severe", "partial", "labels", "low", "open"]
+Level = Literal["severe", "partial", "features", "labels", "low", "open"]
 
 LEAKS: State = "leaks"
 DOES_NOT_LEAK: State = "does not leak to these attacks"
@@ -30,6 +31,7 @@ NOT_DECIDABLE: State = "not decidable"
 _STATES: dict[Level, State] = {
     "severe": LEAKS,
     "partial": LEAKS,
+    "features": LEAKS,  # and the samples themselves do not: what was made of the features is little or nothing
     "labels": LEAKS,
     "low": DOES_NOT_LEAK,
     "open": NOT_DECIDABLE,
@@ -46,7 +48,8 @@ UNVOUCHED = "the truth is missing, and no attack vouches for its answer"
 class Verdict:
     """`share` is how many of the samples leak `DEFAULT_LEVEL` or more, from 0 to 1, and NaN where that cannot be decided.
 
-    `headline` says it in one sentence, `details` why; `reason` is why nothing can be decided, empty otherwise.
+    `headline` says it in one sentence, `details` why; `reason` is why nothing can be decided, empty otherwise. `read` names what
+    was read: features, picture, row, sample, text, words or labels; empty where nothing leaks.
 
     >>> verdict = Verdict.undecided("the update lacks the gradient of the last layer")
     >>> verdict.state, verdict.share, verdict.headline
@@ -58,6 +61,7 @@ class Verdict:
     headline: str
     details: list[str]
     reason: str = ""
+    read: str = ""
 
     @classmethod
     def undecided(cls, reason: str, details: Sequence[str] = ()) -> Verdict:
@@ -74,45 +78,91 @@ class Verdict:
         return {"state": self.state, **asdict(self)}
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """How many numbers the features of one sample are, and how many the sample itself is, as far as that is known; and what a
+    sample is called: a picture, a row or, of any other kind, a sample.
+
+    >>> print(Sizes(128, 12288, "picture").ratio)
+    128 features for 12,288 numbers
+    """
+
+    features: int = 0
+    sample: int | None = None
+    noun: str = "sample"
+
+    @classmethod
+    def of(cls, leak: Leak, truth: Batch | None) -> Sizes:
+        """Of the client's samples or, without the truth, of those that were found."""
+        held = leak.inputs if leak.images is None else leak.images
+        held = held if truth is None else truth.images
+        sample = None if held is None or not len(held) else held[0].numel()
+        pictures = held is not None and held.ndim == 4 and held.shape[1] in (1, 3)
+        noun = "row" if truth is not None and truth.schema is not None else "picture" if pictures else "sample"
+        return cls(leak.features.shape[1], sample, noun)
+
+    @property
+    def ratio(self) -> str:
+        return f"{self.features:,} features " + (f"for {self.sample:,} numbers" if self.sample else "each")
+
+    def all_of_them(self, total: int) -> str:
+        return f"every {self.noun} of the batch" if total > 1 else f"its {self.noun}"
+
+    def some(self, count: int, total: int) -> str:
+        return self.all_of_them(total) if count == total else f"{count} of its {total} {self.noun}s"
+
+    def named(self, read: str) -> str:
+        """What `Shares.read` says, by its name: "features", "picture", "row", …"""
+        return self.noun if read == "sample" else read
+
+
 def state_of(leakages: Sequence[float]) -> State:
     """By the leakages alone, of an update's samples or the largest of them; NaN is one that nobody knows."""
-    return _STATES[_level(leakages)]
+    return _STATES[_level([Shares(sample=value) for value in leakages])]
 
 
-def _level(leakages: Sequence[float], *, labels: bool = False, undecided: bool = False) -> Level:
+def _level(shares: Sequence[Shares], *, labels: bool = False, undecided: bool = False) -> Level:
     """The one place that decides; `labels`: most of them were found."""
-    whole, part = (sum(value >= level for value in leakages) for level in (WHOLE, DEFAULT_LEVEL))
-    if part:
-        return "severe" if whole == len(leakages) else "partial"
-    if undecided or not leakages or any(map(math.isnan, leakages)):
+    known = [share.most for share in shares]
+    if _count(known):
+        if not _count([share.sample for share in shares]):
+            return "features"
+        return "severe" if _count(known, WHOLE) == len(shares) else "partial"
+    if undecided or not shares or any(map(math.isnan, known)):
         return "open"
     return "labels" if labels else "low"
 
 
-def judge(leak: Leak, samples: list[SampleScore], leakages: Sequence[float], undecided: str = "") -> Verdict:
-    """The verdict over one audited round, by the leakage of every sample; NaN is a leakage that nobody knows.
+def _count(leakages: Sequence[float], level: float = DEFAULT_LEVEL) -> int:
+    return sum(value >= level for value in leakages)
 
-    `undecided`: why attacks that found nothing say nothing about this update. A sample that leaks all the same decides.
+
+def judge(
+    leak: Leak, samples: list[SampleScore], shares: Sequence[Shares], undecided: str = "", sizes: Sizes | None = None
+) -> Verdict:
+    """The verdict over one audited round, by what came back of every sample; NaN is what nobody knows.
+
+    `undecided`: why attacks that found nothing say nothing about this update. A sample that leaks all the same decides. `sizes`
+    say what was read.
     """
-    total = len(samples)
-    known = [value for value in leakages if not math.isnan(value)]
-    whole, part = (sum(value >= level for value in known) for level in (WHOLE, DEFAULT_LEVEL))
+    sizes, total = sizes or Sizes(leak.features.shape[1]), len(samples)
+    known = [share.most for share in shares if not math.isnan(share.most)]
     labels = sum(row.label_correct == 1.0 for row in samples)
-    details = _details(leak, samples, labels, known)
-    level = _level(leakages, labels=labels > total / 2, undecided=bool(undecided))
+    level = _level(shares, labels=labels > total / 2, undecided=bool(undecided))
+    details = _details(leak, samples, labels, shares, sizes)
     if level == "open":
         return Verdict.undecided(undecided or _UNKNOWN, details)
     if len(known) < total:
         details.append(f"The other samples may leak, too: {undecided or _UNKNOWN}.")
-    return Verdict(level, part / total, _headline(level, whole, part, total), details)
+    read = "labels" if level == "labels" else sizes.named(_read(level, shares))
+    return Verdict(level, _count(known) / total, _headline(level, shares, sizes), details, read=read)
 
 
-def judge_captured(leak: Leak, undecided: str = "") -> Verdict:
+def judge_captured(leak: Leak, undecided: str = "", sizes: Sizes | None = None) -> Verdict:
     """The verdict over an update that came without the truth: the attack's own certificate is all there is."""
-    total = leak.batch_size
-    leakages = [share.most for share in vouched_shares(leak)]
-    known = [value for value in leakages if value >= DEFAULT_LEVEL]
-    level = _level(leakages)
+    sizes, total = sizes or Sizes(leak.features.shape[1]), leak.batch_size
+    shares = vouched_shares(leak)
+    known, level = _count([share.most for share in shares]), _level(shares)
     classes = len(set(leak.labels.tolist()))
     found = f"Found in the update: {sample_count(total)} of {classes} {'class' if classes == 1 else 'classes'}."
     details = [
@@ -123,29 +173,46 @@ def judge_captured(leak: Leak, undecided: str = "") -> Verdict:
         details.insert(1, f"{int(leak.inputs_exact.sum())} of {total} inputs are certified to be the client's own.")
     if level == "open":
         return Verdict.undecided(undecided or UNVOUCHED, details)
-    if level == "severe":
-        return Verdict(level, 1.0, "This update gives away every sample that was found in it.", details)
-    headline = f"This update gives away {len(known)} of the {total} samples that were found in it."
-    return Verdict(level, len(known) / total, headline, details)
+    read = _read(level, shares)
+    what, ratio = ("the features of ", f" ({sizes.ratio})") if read == "features" else ("", "")
+    who = f"every {sizes.noun}" if known == total else f"{known} of the {total} {sizes.noun}s"
+    headline = f"This update gives away {what}{who} that {'was' if known == total else 'were'} found in it{ratio}."
+    return Verdict(level, known / total, headline, details, read=sizes.named(read))
 
 
-def _headline(level: Level, whole: int, part: int, total: int) -> str:
-    if level == "severe":
-        return (
-            "This update gives away every sample of the batch." if total > 1 else "This update gives its sample away."
-        )
-    if level == "partial" and whole:
-        more = f", and a part of {part - whole} more" if part > whole else ""
-        return f"This update gives away {whole} of its {total} samples{more}."
-    if level == "partial":
-        return f"This update gives away a part of {part} of its {total} samples."
+def _read(level: Level, shares: Sequence[Shares]) -> str:
+    """What the level is by: the samples themselves, or their features."""
+    if level not in ("severe", "partial", "features"):
+        return ""
+    whole = _count([share.sample for share in shares], WHOLE) >= _count([share.features for share in shares], WHOLE)
+    return "sample" if level != "features" and whole else "features"
+
+
+def _headline(level: Level, shares: Sequence[Shares], sizes: Sizes) -> str:
     if level == "labels":
         return "This update gives away what the samples are, but not how they look."
-    return "None of the attacks tried recovered a sample from this update."
+    if level == "low":
+        return f"None of the attacks tried recovered a {sizes.noun} from this update."
+    features, own = [share.features for share in shares], [share.sample for share in shares]
+    said = []
+    if _read(level, shares) == "features":
+        said.append(f"{_given(features, sizes, 'the features of ')} ({sizes.ratio})")
+    if _count(own):
+        said.append(_given(own, sizes))
+    return f"This update gives away {', and '.join(said)}."
 
 
-def _details(leak: Leak, samples: list[SampleScore], labels: int, known: list[float]) -> list[str]:
-    total = len(samples)
+def _given(leakages: Sequence[float], sizes: Sizes, what: str = "") -> str:
+    """How many of the samples, or of their features, came back whole or in part."""
+    whole, part, total = _count(leakages, WHOLE), _count(leakages), len(leakages)
+    if not whole:
+        return f"a part of {what}{sizes.some(part, total)}"
+    more = f" and a part of {part - whole} more" if part > whole else ""
+    return f"{what}{sizes.some(whole, total)}{more}"
+
+
+def _details(leak: Leak, samples: list[SampleScore], labels: int, shares: Sequence[Shares], sizes: Sizes) -> list[str]:
+    total, known = len(samples), [share.most for share in shares if not math.isnan(share.most)]
     if not leak.batch_size and not known:
         return [_NO_ANSWER]
     exact = sum(row.feature_error < EXACT_ERROR for row in samples)
@@ -158,12 +225,8 @@ def _details(leak: Leak, samples: list[SampleScore], labels: int, known: list[fl
     ]
     if known:
         of_known = "" if len(known) == total else f" of the {len(known)} that are known"
-        mean = percent(math.fsum(known) / len(known))
-        details.insert(
-            0,
-            f"Leakage is up to {percent(max(known))} and {mean} on average{of_known}: 100 % is all of it, 0 % is no "
-            "better than a guess without the update.",
-        )
+        amount = f"Leakage is {_amount(known)}{of_known}: 100 % is all of it, 0 % is no better than a guess."
+        details[:0] = [amount, *_kinds(shares, sizes)]
     pictures = [row for row in samples if not math.isnan(row.psnr)]
     if pictures:
         # A sample that was not found is scored as mid-gray: it counts in the mean, but it did not come back.
@@ -187,6 +250,22 @@ def _details(leak: Leak, samples: list[SampleScore], labels: int, known: list[fl
     return details
 
 
+def _kinds(shares: Sequence[Shares], sizes: Sizes) -> list[str]:
+    """What features and samples leak, each for itself; nothing where features are not what was read."""
+    features, own = (
+        [value for value in values if not math.isnan(value)]
+        for values in ([share.features for share in shares], [share.sample for share in shares])
+    )
+    if not features:
+        return []
+    rest = f"of the {sizes.noun}s themselves, {_amount(own)}" if own else f"no {sizes.noun} was made of them"
+    return [f"Of the features, {_amount(features)} came back; {rest}."]
+
+
+def _amount(values: Sequence[float]) -> str:
+    return f"up to {percent(max(values))} and {percent(math.fsum(values) / len(values))} on average"
+
+
 def _alike_up_to_tone(row: SampleScore) -> bool:
     """Too far from the sample in pixels, and like it once brightness, tint and contrast do not count."""
     return row.found is not None and row.psnr < RECOGNIZABLE_PSNR and row.picture_cosine > math.sqrt(ALIKE)
@@ -206,35 +285,35 @@ class Texts:
     found: list[str]
     tokens_alone: float = 0.0  # the share of all tokens that were found without their order
 
-    def judge(self, leak: Leak, leakages: Sequence[float]) -> Verdict:
+    def judge(self, leak: Leak, shares: Sequence[Shares]) -> Verdict:
         """The verdict, by the same levels as over any other sample."""
         if not self.true:
             found = len(self.found)
             details = [f"Found in the update: {found} {'text' if found == 1 else 'texts'}.", certificate(leak)]
             if leak.exact and found:
-                return Verdict("severe", 1.0, "This update gives away every text that was found in it.", details)
+                headline = "This update gives away every text that was found in it."
+                return Verdict("severe", 1.0, headline, details, read="text")
             return Verdict.undecided(UNVOUCHED, details)
-        total = len(self.true)
-        whole, part = (sum(value >= level for value in leakages) for level in (WHOLE, DEFAULT_LEVEL))
+        total, leakages = len(self.true), [share.most for share in shares]
+        whole, part = _count(leakages, WHOLE), _count(leakages)
         known = [value for value in leakages if not math.isnan(value)]
         mean, most = (math.fsum(known) / len(known), max(known)) if known else (math.nan, math.nan)
         amount = f"{percent(mean)} of a text's tokens were found in their place on average, {percent(most)} at most."
         details = [amount, certificate(leak)]
         if part:
-            headline = (
-                f"This update gives away {_count(whole, total) if whole else f'a part of {_count(part, total)}'}."
-            )
-            return Verdict("severe" if whole == total else "partial", part / total, headline, details)
+            given = _texts(whole, total) if whole else f"a part of {_texts(part, total)}"
+            return Verdict(_level(shares), part / total, f"This update gives away {given}.", details, read="text")
         if self.tokens_alone >= DEFAULT_LEVEL:
             words = f"{percent(self.tokens_alone)} of all tokens were found, in no order."
-            return Verdict("labels", math.nan, "This update gives away the words of the texts, in no order.", [words])
+            headline = "This update gives away the words of the texts, in no order."
+            return Verdict("labels", math.nan, headline, [words], read="words")
         reason = leak.notes[0] if leak.notes else "it gives no reason"
         return Verdict.undecided(
             f"the attack on text did not get through: {reason[:1].lower()}{reason[1:]}", details[1:]
         )
 
 
-def _count(number: int, total: int) -> str:
+def _texts(number: int, total: int) -> str:
     if number == total:
         return "every text of the client's" if total > 1 else "the client's text"
     return f"{number} of the client's {total} texts"
