@@ -134,6 +134,13 @@ def leakages(leak: Leak, scores: Sequence[SampleScore], truth: Truth) -> list[Sh
     return got
 
 
+def leakages_of_answers(
+    leak: Leak, answers: Tensor, read: Tensor, scores: Sequence[SampleScore], truth: Truth
+) -> list[float]:
+    """How much of what a layer read of each sample is in the answers (n, d) for it, which stand in the leak's order."""
+    return _near(leak, answers, flat(read), truth.guessed(read, None), truth.answers(scores))
+
+
 def leakages_of_rows(rows: Tensor, read: Tensor, truth: Truth) -> list[float]:
     """How much of each true input (B, d) of a dense layer is in the nearest of the (n, d) rows that were read there.
 
@@ -190,15 +197,20 @@ def _by_inputs(leak: Leak, truth: Truth, own: list[list[int]]) -> list[Shares]:
     x = flat(truth.images)
     if leak.inputs is None or not len(leak.inputs) or leak.inputs.shape[1:] != truth.images.shape[1:]:
         return [Shares()] * len(x)
-    found, energy = flat(leak.inputs), x.square().sum(1).clamp_min(_TINY)
     guessed = truth.guessed(truth.images, public_picture(truth.images))
+    return [Shares(sample=value) for value in _near(leak, leak.inputs, x, guessed, own)]
+
+
+def _near(leak: Leak, answers: Tensor, x: Tensor, guessed: Tensor, own: list[list[int]]) -> list[float]:
+    """The leakage of every row of `x`, by the answers for it."""
+    found, energy = flat(answers), x.square().sum(1).clamp_min(_TINY)
     sure = torch.zeros(len(found)) if leak.inputs_exact is None else leak.inputs_exact.cpu()
-    shares = []
+    near = []
     for i, places in enumerate(own):
         off = (found[places] - x[i]).square().sum(1).nan_to_num(math.inf)
         certified = [1 - float(off[k] / energy[i]) for k, j in enumerate(places) if bool(sure[j])]
-        shares.append(min(max([0.0, *(1 - off / guessed[i]).tolist(), *certified]), 1.0))
-    return [Shares(sample=value) for value in shares]
+        near.append(min(max([0.0, *(1 - off / guessed[i]).tolist(), *certified]), 1.0))
+    return near
 
 
 def _by_pictures(leak: Leak, truth: Truth, own: list[list[int]]) -> list[Shares]:
