@@ -10,6 +10,7 @@ from typing import Any, Literal
 from unsum.audit.leakage import DEFAULT_LEVEL, vouched_shares
 from unsum.audit.result import finite
 from unsum.audit.verdict import State, judge_captured, state_of
+from unsum.audit.wording import percent
 from unsum.deadline import LEFT_UNTRIED
 from unsum.errors import UnsumError
 from unsum.leak import Leak
@@ -52,6 +53,11 @@ class ClientFinding:
     def state(self) -> State:
         """As a report on the same update has it."""
         return state_of([self.leakage])
+
+    @property
+    def leaked(self) -> str:
+        """The leakage in words, which name features that are not the samples themselves."""
+        return percent(self.leakage) + (" of the features" if self.read == "features" else "")
 
     @property
     def ran_out_of_time(self) -> bool:

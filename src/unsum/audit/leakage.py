@@ -1,24 +1,28 @@
-"""Leakage of a sample as one number from 0 to 1: how much better the update lets an attacker answer than no update would.
+"""Leakage of a sample, from 0 to 1: how much better the update lets an attacker answer.
 
-With x the sample, x̂ what the attack answered for it and m what the attacker would answer without the update
-(`unsum.score.reference`),
+With x the sample, x̂ what the attack answered for it and m what the attacker would answer without
+the update (`unsum.score.reference`),
 
     leakage = 1 − ‖x̂ − x‖² / ‖m − x‖²,   between 0 and 1
 
-so that 1 is the sample itself, and 0 is no better than a guess. It is measured of two things, which `Shares` keeps apart; the
-larger counts:
+so that 1 is the sample itself, and 0 is no better than a guess. It is measured of two things, which
+`Shares` keeps apart; the larger counts:
 
-- the features that reach the last layer, where the attack read them: up to a factor, so that one that finds the direction alone
-  counts;
-- the sample: on the inputs or rows that were read; where the attack made a picture, on its pixels, and on its pixels up to
-  brightness, tint and contrast, because whoever sees a dark and pale photo knows what is on it.
+- the features that reach the last layer, where the attack read them: up to a factor, so that one
+  that finds the direction alone counts;
+- the sample: on the inputs or rows that were read; where the attack made a picture, on its pixels,
+  and on its pixels up to brightness, tint and contrast, because whoever sees a dark and pale photo
+  knows what is on it.
 
-An answer for a sample is one for every sample that is alike. Whatever the guess, what is certified counts with its own error, and
-a picture of which at least half came back up to its tone counts with that share.
+An answer for a sample is one for every sample that is alike. Whatever the guess, what is certified
+counts with its own error, and a picture of which at least half came back up to its tone counts with
+that share.
 
-An update that was captured elsewhere comes without the truth. Then only the attack's own certificate speaks: see `vouched`.
+An update that was captured elsewhere comes without the truth. Then only the attack's own
+certificate speaks: see `vouched`.
 
-What each attack that was tried got, held against the truth once it is over; the strongest counts, sample by sample.
+What each attack that was tried got, held against the truth once it is over; the strongest counts,
+sample by sample.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def _curves(audited: Sequence[Audited]) -> dict[str, Any]:
             "y": y(finding.leakage),
             "kind": "unknown-dot" if math.isnan(finding.leakage) else "worst-dot" if finding.exact else "sample",
             "hint": f"client {finding.client}, round {finding.round}: "
-            + ("not decidable" if math.isnan(finding.leakage) else percent(finding.leakage)),
+            + ("not decidable" if math.isnan(finding.leakage) else finding.leaked),
         }
         for findings in lines.values()
         for finding in findings

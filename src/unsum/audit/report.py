@@ -254,7 +254,7 @@ def _told(audit: AuditResult) -> dict[str, Any]:
         "means": {name: audit.scores.get(name, math.nan) for name in _MEANS}
         | {"leakage": mean_of([value for value in audit.leakages if not math.isnan(value)])}
         | {"features": mean_of(features), "own": mean_of(own)},
-        "split": bool(features),  # what was read is features, and what was made of them stands beside it
+        "split": any(row.shares.read == "features" for row in rows),  # what was made of them stands beside
         "largest_features": max(features, default=math.nan),
         "largest_own": max(own, default=math.nan),
         "noun": audit.sizes.noun,

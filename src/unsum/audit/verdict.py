@@ -256,7 +256,7 @@ def _kinds(shares: Sequence[Shares], sizes: Sizes) -> list[str]:
         [value for value in values if not math.isnan(value)]
         for values in ([share.features for share in shares], [share.sample for share in shares])
     )
-    if not features:
+    if not any(share.read == "features" for share in shares):
         return []
     rest = f"of the {sizes.noun}s themselves, {_amount(own)}" if own else f"no {sizes.noun} was made of them"
     return [f"Of the features, {_amount(features)} came back; {rest}."]
