@@ -32,7 +32,7 @@ def test_an_audit_shows_its_headline_its_cards_and_their_leakage() -> None:
     report = unsum.audit(network(), BATCH)
     html = report._repr_html_()
     assert report.verdict.headline in html
-    assert html.count("100 %</span>") == 3
+    assert html.count("100 %</span>") == 6
     assert [sample.leakage for sample in report.samples] == report.leakages
     assert min(sample.leakage for sample in report.samples) > 0.99
 

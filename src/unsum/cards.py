@@ -21,6 +21,7 @@ from unsum.wording import percent, plain
 _TONES = {
     "severe": "#9d1519",
     "partial": "#7a4600",
+    "features": "#9d1519",
     "labels": "#1a4d86",
     "unproven": "#7a4600",
     "protected": "#1a5c36",

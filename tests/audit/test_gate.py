@@ -13,7 +13,7 @@ from support.audits import captured, synthetic
 from support.audits import shares as own
 from unsum import UnsumError
 from unsum.audit.gate import Gate, check_gate, sentence
-from unsum.audit.leakage import vouched
+from unsum.audit.leakage import Shares, vouched
 from unsum.audit.report import Audit
 from unsum.audit.result import SampleRow
 from unsum.score.labels import LabelsRead
@@ -42,10 +42,13 @@ def test_any_sample_above_the_level_fails(shares: tuple[float, ...], level: floa
 
 def test_the_reason_names_the_worst() -> None:
     held = leaking(0.25, 0.9, 0.1).gate(0.2)
-    assert held.reason == "Gate failed: 2 of 3 samples leak more than 20 % (most: “two boats” with 90 %)."
+    assert (
+        held.reason == "Gate failed: 2 of 3 samples leak more than 20 % (most: “two boats” with 90 % of the picture)."
+    )
     assert leaking(0.25, 0.1, 0.1).gate(0.2).reason.startswith("Gate failed: 1 of 3 samples leaks")
     assert (
-        leaking(0.25, 0.9, 0.1).gate(0.9).reason == "Gate passed: none of 3 samples leaks more than 90 % (most: 90 %)."
+        leaking(0.25, 0.9, 0.1).gate(0.9).reason
+        == "Gate passed: none of 3 samples leaks more than 90 % (most: 90 % of the picture)."
     )
     assert held.to_dict() == {"level": 0.2, "result": "failed", "above": 2, "reason": held.reason} | {
         "prove_below": None,
@@ -99,15 +102,17 @@ class TestWithoutTruth:
 
 def test_sentences_say_what_was_found() -> None:
     first, _, missing = synthetic(found=2).rows
-    assert sentence(first) == "a lighthouse: 100 % of what sets it apart leaked; found label “harbour” (right)."
-    assert sentence(missing) == "fog & rain: 0 % of what sets it apart leaked; it was not found."
+    assert sentence(first) == (
+        "a lighthouse: 100 % of its features and 0 % of the picture leaked; found label “harbour” (right)."
+    )
+    assert sentence(missing) == "fog & rain: 0 % of the picture leaked; it was not found."
 
 
 def test_a_gate_that_passes_says_that_the_labels_are_read() -> None:
     """The level is about samples; a pass is no word on labels."""
     eye = torch.eye(100)
-    rows = [SampleRow(f"photo {i}", "a", "a", 0.1, None, None, None) for i in range(8)]
+    rows = [SampleRow(f"photo {i}", "a", "a", Shares(sample=0.1), None, None, None) for i in range(8)]
     passed = Gate(0.2, rows, labels=LabelsRead.of(eye[:7], eye[:8], "labels by bias-sign"))
     assert passed.exit_code == 0
-    assert passed.reason.endswith("leaks more than 20 % (most: 10 %), but the labels are given away: 7 of 8 were read.")
-    assert Gate(0.2, rows, labels=LabelsRead.of(eye[20:28], eye[:8])).reason.endswith("(most: 10 %).")
+    assert passed.reason.endswith("of the sample), but the labels are given away: 7 of 8 were read.")
+    assert Gate(0.2, rows, labels=LabelsRead.of(eye[20:28], eye[:8])).reason.endswith("(most: 10 % of the sample).")

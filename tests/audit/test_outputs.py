@@ -116,6 +116,9 @@ class TestSchema:
             "label": None,
             "found_label": "weather",
             "leakage": pytest.approx(1 - 1e-6),
+            "read": "features",
+            "features_leakage": pytest.approx(1 - 1e-6),
+            "sample_leakage": None,
             "by": None,
             "ceiling": None,
         }
@@ -125,7 +128,7 @@ class TestMarkdown:
     def test_it_says_everything(self) -> None:
         audit = synthetic()
         text = render_markdown(audit)
-        assert text.startswith(f"# {audit.verdict.headline}\n\n**Severe leakage.**")
+        assert text.startswith(f"# {audit.verdict.headline}\n\n**Leakage of features.**")
         for expected in [
             "a lighthouse",
             "fog \\& rain",
@@ -218,7 +221,7 @@ class TestJunit:
         assert [case.get("name") for case in cases] == [f"{i}. {title}" for i, title in enumerate(TITLES, start=1)]
         failure = cases[0].find("failure")
         assert failure is not None
-        assert failure.get("message") == "leakage 90 % is above 20 %"
+        assert failure.get("message") == "leakage 90 % of the picture is above 20 %"
         assert "a lighthouse: 90 %" in (failure.text or "")
         assert cases[1].find("failure") is cases[1].find("error") is None
         assert cases[2].find("error") is not None

@@ -62,7 +62,7 @@ def levels(picture: Tensor) -> np.ndarray:
 def test_page_says_everything() -> None:
     audit = synthetic()
     text = Page(render(audit)).text
-    verdict = [audit.verdict.headline, *audit.verdict.details, "100 %", "Severe leakage"]
+    verdict = [audit.verdict.headline, *audit.verdict.details, "100 %", "Leakage of features"]
     facts = [*TITLES, *CLASSES[:3], *verdict, *audit.granted]
     figures = ["2.5e-06", "4.5e-06", "3.5e-09", "0.125", "1.25 s", "1.0000", f"{audit.scores['psnr']:.1f}", "exact: "]
     settings = ["tiny net", "Clip(4)", "train", "abacus", "unsum audit --seed 7", "torch 9.8.7", "3 samples, 4 classes"]
@@ -123,7 +123,7 @@ def test_a_sample_that_was_not_found_has_a_placeholder() -> None:
     assert len(page.attributes("img")) == 5
     assert page.text.count("not found") == 4  # in the picture's place, as its label, in the table and in the legend
     assert "is scored as what anybody could answer" in page.text
-    assert "2 of its 3 samples" in page.text
+    assert "features of 2 of its 3 pictures" in page.text
 
 
 def test_samples_that_are_no_pictures_get_none() -> None:
@@ -134,21 +134,30 @@ def test_samples_that_are_no_pictures_get_none() -> None:
     assert "no picture " not in page.text
 
 
-@pytest.mark.parametrize("level", ["severe", "partial", "labels", "unproven", "protected"])
+@pytest.mark.parametrize("level", ["severe", "partial", "features", "labels", "unproven", "protected"])
 def test_the_level_is_worded_and_not_only_colored(level: str) -> None:
-    audit = synthetic(found=2 if level == "partial" else 3)
-    if level in ("labels", "unproven", "protected"):
+    audit = synthetic()
+    if level in ("severe", "partial"):
+        audit = replace(audit, shares=shares(1, 1, 1 if level == "severe" else 0))
+    elif level != "features":
         right = float(level == "labels")
         rows = [replace(row, feature_error=0.9, label_correct=right) for row in audit.samples]
         audit = replace(audit, samples=rows, shares=shares(*[0.1] * 3))
     if level == "protected":
         audit = replace(audit, bound=bounded(0.15, 0.1, 0.12))
     page = Page(render(audit))
-    words = {"severe": "Severe leakage", "partial": "Partial leakage", "labels": "Label leakage"}
+    words = {
+        "severe": "Severe leakage",
+        "partial": "Partial leakage",
+        "labels": "Label leakage",
+        "features": "Leakage of features",
+    }
     assert audit.verdict.level == level
     assert words.get(level, level.capitalize()) in page.text
     assert f"verdict {level}" in [section.get("class") for section in page.attributes("section")]
-    assert ("another attack may read up to the ceiling" in page.text) == (level in ("partial", "labels", "unproven"))
+    assert ("another attack may read up to the ceiling" in page.text) == (
+        level in ("partial", "features", "labels", "unproven")
+    )
     assert ("noise is as declared" in page.text) == (level == "protected")
 
 
@@ -261,7 +270,12 @@ class TestWithoutTruth:
         assert [image["alt"] for image in page.attributes("img")] == [
             f"Recovered from the update: recovered sample {i}" for i in (1, 2, 3)
         ]
-        for expected in ("gives away every sample that was found", "100 % (certified)", "harbour", "of unknown size"):
+        for expected in (
+            "gives away the features of every picture that was found",
+            "100 % of its features (certified)",
+            "harbour",
+            "of unknown size",
+        ):
             assert expected in page.text
         for absent in ("True label", "correct", "PSNR (dB)", "largest measured", "there are"):
             assert absent not in page.text
@@ -286,5 +300,5 @@ def test_a_part_of_a_sample_is_not_called_unproven() -> None:
     rows = [replace(row, feature_error=0.9, label_correct=0.0) for row in audit.samples]
     half = replace(audit, samples=rows, shares=shares(0.5, 0.1, 0.19))
     assert half.verdict.level == "partial"
-    assert half.verdict.headline == "This update gives away a part of 1 of its 3 samples."
+    assert half.verdict.headline == "This update gives away a part of 1 of its 3 pictures."
     assert replace(half, shares=shares(*[0.1] * 3)).verdict.level == "unproven"

@@ -124,3 +124,27 @@ def test_a_table_belongs_to_its_options(people) -> None:
         unsum.audit("mlp", target="income")
     with pytest.raises(unsum.UnsumError, match="There is no model for tables 'torchvision:resnet18'"):
         unsum.audit("torchvision:resnet18", people, target="income")
+
+
+@pytest.mark.parametrize(("model", "defense"), [("mlp", None), ("mlp:embedded", None), ("mlp", unsum.Prune(0.5))])
+def test_the_headline_counts_the_rows_that_the_table_shows(people, model, defense) -> None:
+    report = unsum.audit(model, people, target="income", batch=8, defenses=defense or (), time_limit=60)
+    assert report.table is not None
+    shown = [row.found is not None for row in report.table.rows]
+    assert shown == [share.sample >= 0.2 for share in report.shares]
+    if defense is None:
+        assert report.verdict.headline == "This update gives away every row of the batch."
+        assert all(shown)
+
+
+def test_features_of_rows_are_not_the_rows(people) -> None:
+    """Six people are read as what a normalized layer makes of them; nothing is in their own units."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Dropout(0.5), nn.Linear(40, 30))
+    report = unsum.audit(net, people, target="income", batch=6, attack="exact", defenses=unsum.DropBias())
+    read = [row.found is not None for row in report.table.rows]
+    assert not any(read)
+    assert (report.verdict.level, report.verdict.read) == ("features", "features")
+    assert report.verdict.headline == (
+        "This update gives away the features of every row of the batch (40 features for 12 numbers)."
+    )

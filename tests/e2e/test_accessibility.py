@@ -34,8 +34,9 @@ def swept() -> unsum.Sweep:
 
 
 PAGES: dict[str, Callable[[], unsum.Audit | unsum.Sweep]] = {
-    "severe": synthetic,
-    "partial": lambda: synthetic(found=2),
+    "features": synthetic,
+    "severe": lambda: replace(synthetic(), shares=shares(1, 1, 1)),
+    "partial": lambda: replace(synthetic(), shares=shares(1, 0.5, 0)),
     "unproven": unproven,
     "protected": lambda: replace(unproven(), bound=bounded(0.19, 0.05, 0.12)),
     "no pictures": lambda: synthetic(pictures=False),

@@ -26,7 +26,7 @@ def answered(page: Page) -> None:
 def test_a_visit(page: Page, heard: Heard, address: str) -> None:
     page.goto(address)
     answered(page)
-    expect(page.locator("h1")).to_have_text("This update gives away every sample of the batch.")
+    expect(page.locator("h1")).to_contain_text("This update gives away the features of every picture")
     expect(page.locator("#badge")).to_have_text("Severe leakage")
     assert page.locator("#pictures figure").count() == 8
     assert page.get_by_text("✓ correct").count() == 8
@@ -42,7 +42,7 @@ def test_a_visit(page: Page, heard: Heard, address: str) -> None:
     page.locator("#strength").press("End")
     expect(page.locator("#strength-text")).to_have_text("1")
     answered(page)
-    expect(page.locator("h1")).not_to_contain_text("every sample")
+    expect(page.locator("h1")).not_to_contain_text("every picture")
     assert page.locator("#pictures figure").count() == 2
     assert page.locator("img.recovered").first.get_attribute("src") != before
     assert "at 1 worst" in (page.locator("#history svg").get_attribute("aria-label") or "")

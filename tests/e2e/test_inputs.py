@@ -64,7 +64,7 @@ def test_capture_attack_and_audit_of_what_was_captured(unsum: Callable[..., Resu
         assert part in result.out
     content = json.loads(Path("unsum-report/result.json").read_text())
     assert content["truth_known"] is False
-    assert content["verdict"]["level"] == "severe"
+    assert content["verdict"]["level"] == "features"
     assert content["scores"] == {}
     assert [row["label"] for row in content["samples"]] == [None] * 5
     page = Path("unsum-report/report.html").read_text("utf-8")

@@ -20,7 +20,7 @@ from unsum.attack.options import AUTO, AttackOptions
 from unsum.audit.result import finite
 from unsum.audit.round import Compared, Sent, as_trained, attacked, compare_with_truth, send, unanswered
 from unsum.audit.sweep.bench import mean_of
-from unsum.audit.verdict import judge
+from unsum.audit.verdict import Sizes, judge
 from unsum.client.capture import in_mode
 from unsum.deadline import DEFAULT_LIMIT
 from unsum.errors import UnsumError
@@ -78,6 +78,7 @@ def _stage(sentence: str) -> Answer:
 
 def _result(order: Order, compared: Compared, blended: bool) -> Answer:
     leak, rows, leaked = compared.leak, compared.samples, compared.leakages
+    sizes = Sizes.of(leak, order.truth)
     known = [value for value in leaked if not math.isnan(value)]
     samples = [_sample(order, leak, row, i, leaked[i]) for i, row in enumerate(rows)]
     if blended:  # the page has the photos themselves, but these are not what came back
@@ -85,7 +86,7 @@ def _result(order: Order, compared: Compared, blended: bool) -> Answer:
     return finite(
         {
             "kind": "result",
-            "verdict": judge(leak, rows, leaked, compared.undecided).to_dict(),
+            "verdict": judge(leak, rows, compared.shares, compared.undecided, sizes).to_dict(),
             "certificate": leak.exact,
             "predicted_error": leak.predicted_error,
             "found": leak.number_of(),

@@ -37,6 +37,7 @@ _STRONGER = Advice("Try the other attacks, and more of the attacker's knowledge,
 _STEPS: dict[Level, tuple[str, ...]] = {  # the most urgent first
     "severe": ("ruin", "keep", "sum", "sweep", "gate"),
     "partial": ("ruin", "keep", "sweep", "sum", "gate"),
+    "features": ("ruin", "keep", "sum", "sweep", "gate"),
     "labels": ("ruin", "keep", "sum", "stronger", "gate"),
     "unproven": ("ruin", "prove", "stronger", "gate"),
     "protected": ("ruin", "gate"),

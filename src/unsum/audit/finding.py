@@ -10,6 +10,7 @@ from typing import Any, Literal
 from unsum.audit.leakage import DEFAULT_LEVEL, vouched_shares
 from unsum.audit.result import finite
 from unsum.audit.verdict import State, judge_captured, state_of
+from unsum.audit.wording import percent
 from unsum.deadline import LEFT_UNTRIED
 from unsum.errors import UnsumError
 from unsum.leak import Leak
@@ -24,7 +25,7 @@ class ClientFinding:
 
     `leakage` is the most that the attack vouches for, from 0 to 1, as a report on the same update has it; NaN where it is not
     decidable, as `reason` says. `expected` is what the attack expects to have got, vouched for or not: 1 − e² for a predicted
-    relative error e of the features.
+    relative error e of the features. `read` names what the leakage is of: features, or the samples themselves.
     Of `batch_size` samples found `distinct` are no copies of one another; `counts_certain` says that the numbers of copies,
     and so `label_counts`, are certified as well. `granted` is what the attacker was given: a server sees `num_examples`, so the
     batch size is, where the client took one step.
@@ -37,6 +38,7 @@ class ClientFinding:
     predicted_error: float = math.nan
     leakage: float = math.nan
     expected: float = math.nan
+    read: str = ""
     batch_size: int | None = None
     distinct: int | None = None
     counts_certain: bool = False
@@ -55,6 +57,11 @@ class ClientFinding:
     def state(self) -> State:
         """As a report on the same update has it."""
         return state_of([self.leakage])
+
+    @property
+    def leaked(self) -> str:
+        """The leakage in words, which name features that are not the samples themselves."""
+        return percent(self.leakage) + (" of the features" if self.read == "features" else "")
 
     @property
     def ran_out_of_time(self) -> bool:
@@ -87,6 +94,7 @@ def finding_of(number: int, client: str, update: Update, leak: Leak) -> ClientFi
         predicted_error=leak.predicted_error,
         leakage=max(vouches, default=math.nan),
         expected=expected_leakage(leak),
+        read=verdict.read,
         batch_size=leak.batch_size,
         distinct=leak.distinct,
         counts_certain=leak.counts_certain,

@@ -122,15 +122,13 @@ class Gate:
             return f"Gate undecided: the leakage of {self.count('unknown')} of {sample_count(total)} is not known: {self.why}."
         most = max((row for row in self.rows if not math.isnan(row.leakage)), key=lambda row: row.leakage)
         if self.result == "passed":
-            passed = (
-                f"Gate passed: none of {sample_count(total)} leaks more than {level} (most: {percent(most.leakage)})"
-            )
+            passed = f"Gate passed: none of {sample_count(total)} leaks more than {level} (most: {most.leaked})"
             return ", but ".join([passed, *self.besides]) + f".{self._ceiling()}"
         over = self.count("above")
         leak = "leaks" if over == 1 else "leak"
         return (
             f"Gate failed: {over} of {sample_count(total)} {leak} more than {level} "
-            f"(most: “{most.title}” with {percent(most.leakage)})."
+            f"(most: “{most.title}” with {most.leaked})."
         )
 
     def _unproven(self) -> str:
@@ -179,9 +177,9 @@ def sentence(row: SampleRow) -> str:
     if math.isnan(row.leakage):
         leaked = "how much of it leaked is not known"
     elif row.score is None:
-        leaked = f"{percent(row.leakage)} of what sets it apart leaked, by the attack's own certificate"
+        leaked = f"{row.leaked} leaked, by the attack's own certificate"
     else:
-        leaked = f"{percent(row.leakage)} of what sets it apart leaked"
+        leaked = f"{row.leaked} leaked"
     if row.found_label is None:
         return f"{row.title}: {leaked}; it was not found."
     right = "" if row.score is None else " (right)" if row.label_correct else f" (wrong: it is “{row.label}”)"
@@ -244,7 +242,7 @@ def render_junit(audit: AuditResult, gate: Gate) -> str:
         case = SubElement(suite, "testcase", classname="unsum.audit", name=f"{number}. {row.title}", time="0")
         outcome = gate.outcome(row)
         if outcome == "above":
-            message = f"leakage {percent(row.leakage)} is above {percent(gate.level)}"
+            message = f"leakage {row.leaked} is above {percent(gate.level)}"
             SubElement(case, "failure", type="leakage", message=message).text = sentence(row)
         elif outcome == "unknown":
             message = f"leakage is not known: {one_line(gate.why)}"
@@ -312,7 +310,9 @@ def _result(audit: AuditResult, gate: Gate, i: int, rule: str, index: int, repor
         "message": {"text": message_text(said)},
         "locations": [location],
         "partialFingerprints": {"sample/v1": hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()},
-        "properties": {"leakage": None if math.isnan(row.leakage) else row.leakage, "sample": row.title},
+        "properties": finite(
+            {"leakage": row.leakage, "read": row.shares.read, "sample_leakage": row.shares.sample, "sample": row.title}
+        ),
     }
 
 

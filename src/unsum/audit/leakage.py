@@ -1,24 +1,28 @@
-"""Leakage of a sample as one number from 0 to 1: how much better the update lets an attacker answer than no update would.
+"""Leakage of a sample, from 0 to 1: how much better the update lets an attacker answer.
 
-With x the sample, x̂ what the attack answered for it and m what the attacker would answer without the update
-(`unsum.score.reference`),
+With x the sample, x̂ what the attack answered for it and m what the attacker would answer without
+the update (`unsum.score.reference`),
 
     leakage = 1 − ‖x̂ − x‖² / ‖m − x‖²,   between 0 and 1
 
-so that 1 is the sample itself, and 0 is no better than a guess. It is measured of two things, which `Shares` keeps apart; the
-larger counts:
+so that 1 is the sample itself, and 0 is no better than a guess. It is measured of two things, which
+`Shares` keeps apart; the larger counts:
 
-- the features that reach the last layer, where the attack read them: up to a factor, so that one that finds the direction alone
-  counts;
-- the sample: on the inputs or rows that were read; where the attack made a picture, on its pixels, and on its pixels up to
-  brightness, tint and contrast, because whoever sees a dark and pale photo knows what is on it.
+- the features that reach the last layer, where the attack read them: up to a factor, so that one
+  that finds the direction alone counts;
+- the sample: on the inputs or rows that were read; where the attack made a picture, on its pixels,
+  and on its pixels up to brightness, tint and contrast, because whoever sees a dark and pale photo
+  knows what is on it.
 
-An answer for a sample is one for every sample that is alike. Whatever the guess, what is certified counts with its own error, and
-a picture of which at least half came back up to its tone counts with that share.
+An answer for a sample is one for every sample that is alike. Whatever the guess, what is certified
+counts with its own error, and a picture of which at least half came back up to its tone counts with
+that share.
 
-An update that was captured elsewhere comes without the truth. Then only the attack's own certificate speaks: see `vouched`.
+An update that was captured elsewhere comes without the truth. Then only the attack's own
+certificate speaks: see `vouched`.
 
-What each attack that was tried got, held against the truth once it is over; the strongest counts, sample by sample.
+What each attack that was tried got, held against the truth once it is over; the strongest counts,
+sample by sample.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ from unsum.score.reference import DIVERSE, alike, distance, diverse_samples, fla
 
 WHOLE = 0.9  # leakage from which a sample is called given away; between the two, a part of it is
 ALIKE = 0.5  # share of a picture up to its tone, from which gradient matching's were recognized at 12 dB
-_SAME = 1e-6  # of a sample's size: what sets it apart is rounding
+_SAME = 1e-6  # of a sample's size: a layer that tells samples no further apart reads the same of all
 _TINY = 1e-30
 
 
@@ -135,6 +139,13 @@ def leakages(leak: Leak, scores: Sequence[SampleScore], truth: Truth) -> list[Sh
     return got
 
 
+def leakages_of_answers(
+    leak: Leak, answers: Tensor, read: Tensor, scores: Sequence[SampleScore], truth: Truth
+) -> list[float]:
+    """How much of what a layer read of each sample is in the answers (n, d) for it, which stand in the leak's order."""
+    return _near(leak, answers, flat(read), truth.guessed(read, None), truth.answers(scores))
+
+
 def leakages_of_rows(rows: Tensor, read: Tensor, truth: Truth) -> list[float]:
     """How much of each true input (B, d) of a dense layer is in the nearest of the (n, d) rows that were read there.
 
@@ -191,15 +202,20 @@ def _by_inputs(leak: Leak, truth: Truth, own: list[list[int]]) -> list[Shares]:
     x = flat(truth.images)
     if leak.inputs is None or not len(leak.inputs) or leak.inputs.shape[1:] != truth.images.shape[1:]:
         return [Shares()] * len(x)
-    found, energy = flat(leak.inputs), x.square().sum(1).clamp_min(_TINY)
     guessed = truth.guessed(truth.images, public_picture(truth.images))
+    return [Shares(sample=value) for value in _near(leak, leak.inputs, x, guessed, own)]
+
+
+def _near(leak: Leak, answers: Tensor, x: Tensor, guessed: Tensor, own: list[list[int]]) -> list[float]:
+    """The leakage of every row of `x`, by the answers for it."""
+    found, energy = flat(answers), x.square().sum(1).clamp_min(_TINY)
     sure = torch.zeros(len(found)) if leak.inputs_exact is None else leak.inputs_exact.cpu()
-    shares = []
+    near = []
     for i, places in enumerate(own):
         off = (found[places] - x[i]).square().sum(1).nan_to_num(math.inf)
         certified = [1 - float(off[k] / energy[i]) for k, j in enumerate(places) if bool(sure[j])]
-        shares.append(min(max([0.0, *(1 - off / guessed[i]).tolist(), *certified]), 1.0))
-    return [Shares(sample=value) for value in shares]
+        near.append(min(max([0.0, *(1 - off / guessed[i]).tolist(), *certified]), 1.0))
+    return near
 
 
 def _by_pictures(leak: Leak, truth: Truth, own: list[list[int]]) -> list[Shares]:

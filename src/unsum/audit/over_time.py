@@ -87,7 +87,9 @@ class RunAudit:
     def headline(self) -> str:
         total = len(self.audited)
         if self.leaking:
-            return f"{self.leaking} of {total} updates give samples away."
+            read = {one.finding.read for one in self.audited if one.finding.state == LEAKS}
+            what = "features of samples" if read == {"features"} else "samples"
+            return f"{self.leaking} of {total} updates give {what} away."
         if self.counted:
             return f"The updates tell how many samples of each class a client has, in {self.counted} of {total} cases."
         if self.level == "unproven":
@@ -167,7 +169,7 @@ def _curves(audited: Sequence[Audited]) -> dict[str, Any]:
             "y": y(finding.leakage),
             "kind": "unknown-dot" if math.isnan(finding.leakage) else "worst-dot" if finding.exact else "sample",
             "hint": f"client {finding.client}, round {finding.round}: "
-            + ("not decidable" if math.isnan(finding.leakage) else percent(finding.leakage)),
+            + ("not decidable" if math.isnan(finding.leakage) else finding.leaked),
         }
         for findings in lines.values()
         for finding in findings

@@ -20,7 +20,7 @@ from markupsafe import Markup
 from unsum.audit import ceiling_words
 from unsum.audit.advice import advice
 from unsum.audit.gate import Gate, check_level
-from unsum.audit.leakage import DEFAULT_LEVEL
+from unsum.audit.leakage import DEFAULT_LEVEL, Shares
 from unsum.audit.pictures import data_uri, is_picture, picture_grid
 from unsum.audit.result import AuditResult, SampleRow
 from unsum.audit.sweep.bench import mean_of
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 _LEVELS: dict[Level, tuple[str, str]] = {  # a badge, and its color on a terminal
     "severe": ("Severe leakage", "bold red"),
     "partial": ("Partial leakage", "bold yellow"),
+    "features": ("Leakage of features", "bold red"),
     "labels": ("Label leakage", "bold yellow"),
     "unproven": ("Unproven", "bold yellow"),
     "protected": ("Protected", "bold green"),
@@ -160,7 +161,7 @@ class Audit(AuditResult):
         With `prove_below`, every ceiling must be proven to be below that level as well.
         """
         check_level(level)
-        whole = SampleRow("the whole update", None, None, math.nan, None, None, None)  # silence is no evidence
+        whole = SampleRow("the whole update", None, None, Shares(), None, None, None)  # silence is no evidence
         if prove_below is not None:
             check_level(prove_below, "--prove-below")
         why = self.verdict.reason or self.undecided or UNVOUCHED
@@ -207,14 +208,14 @@ class Audit(AuditResult):
     def __repr__(self) -> str:
         """What a person wants to know first; every figure is in `to_dict()` and in the report that `write` makes."""
         shown = [row for row in self.rows if not math.isnan(row.leakage)]
-        leaked = [
-            f"{row.title}: {percent(row.leakage)}"
-            for row in sorted(shown, key=lambda row: -round(row.leakage, 2))[:_SHOWN]
-        ]
+        most = sorted(shown, key=lambda row: -round(row.leakage, 2))[:_SHOWN]
+        split = any(row.shares.read == "features" for row in most)
+        leaked = [f"{row.title}: {row.leaked if split else percent(row.leakage)}" for row in most]
         more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
         unknown = f"; of {len(self.rows) - len(shown)} not known" if leaked and len(shown) < len(self.rows) else ""
         lines = [self.verdict.headline, f"Attack: {self.setting.attack} on {self.setting.model}."]
-        lines += [f"Found: {', '.join(leaked)}{more}{unknown}."] if leaked else []
+        joined = ("; " if split else ", ").join(leaked)
+        lines += [f"Found: {joined}{more}{unknown}."] if leaked else []
         return "\n".join([*lines, *filter(None, [ceiling_words.printed(self.bound), self.verdict.alarm])])
 
 
@@ -259,6 +260,10 @@ def _code(text: str) -> Markup:
 def _told(audit: AuditResult) -> dict[str, Any]:
     """What both templates show."""
     rows, verdict = audit.rows, audit.verdict
+    features, own = (
+        [value for value in values if not math.isnan(value)]
+        for values in ([row.shares.features for row in rows], [row.shares.sample for row in rows])
+    )
     return {
         "audit": audit,
         "rows": rows,
@@ -269,7 +274,12 @@ def _told(audit: AuditResult) -> dict[str, Any]:
         "badge": BADGES[verdict.level],
         "most": max((row for row in rows if not math.isnan(row.leakage)), key=lambda row: row.leakage, default=None),
         "means": {name: audit.scores.get(name, math.nan) for name in _MEANS}
-        | {"leakage": mean_of([value for value in audit.leakages if not math.isnan(value)])},
+        | {"leakage": mean_of([value for value in audit.leakages if not math.isnan(value)])}
+        | {"features": mean_of(features), "own": mean_of(own)},
+        "split": any(row.shares.read == "features" for row in rows),  # what was made of them stands beside
+        "largest_features": max(features, default=math.nan),
+        "largest_own": max(own, default=math.nan),
+        "noun": audit.sizes.noun,
         "worst_error": audit.scores.get("worst_feature_error", math.nan),
         "some_missing": any(row.found_label is None for row in rows),
         "steps": advice(audit),

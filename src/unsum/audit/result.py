@@ -15,8 +15,8 @@ from unsum.audit.compare import Comparison
 from unsum.audit.leakage import Shares, Tried, vouched
 from unsum.audit.provenance import Provenance, versions
 from unsum.audit.table_rows import TableRows
-from unsum.audit.verdict import Texts, Verdict, judge, judge_captured
-from unsum.audit.wording import one_line, plain
+from unsum.audit.verdict import Sizes, Texts, Verdict, judge, judge_captured
+from unsum.audit.wording import one_line, percent, plain
 from unsum.ceiling.result import Ceiling
 from unsum.client.augment import target_rows
 from unsum.data import Batch
@@ -140,12 +140,26 @@ class SampleRow:
     title: str
     label: str | None  # the true one
     found_label: str | None
-    leakage: float  # measured; without the truth what the certificate vouches for; NaN: unknown
+    shares: Shares  # measured; without the truth what the certificate vouches for; NaN: unknown
     score: SampleScore | None  # None without the truth
     original: Tensor | None
     recovered: Tensor | None
     by: str = ""  # the attack that got the most of it
     ceiling: float = math.nan  # what nobody can exceed; NaN: not known
+    noun: str = "sample"
+
+    @property
+    def leakage(self) -> float:
+        return self.shares.most
+
+    @property
+    def leaked(self) -> str:
+        """How much of what, as a sentence has it."""
+        own = f"{percent(self.shares.sample)} of the {self.noun}"
+        if self.shares.read != "features":
+            return own
+        beside = "" if math.isnan(self.shares.sample) else f" and {own}"
+        return f"{percent(self.leakage)} of its features{beside}"
 
     @property
     def label_correct(self) -> bool:
@@ -154,7 +168,10 @@ class SampleRow:
     def to_dict(self) -> dict[str, Any]:
         figures = {} if self.score is None else asdict(self.score)
         texts = {"title": self.title, "label": self.label, "found_label": self.found_label}
-        return {**texts, "by": self.by or None, **figures, "leakage": self.leakage, "ceiling": self.ceiling}
+        shares = {"features_leakage": self.shares.features, "sample_leakage": self.shares.sample}
+        read = {"read": self.noun if self.shares.read == "sample" else self.shares.read or None}
+        found = {**read, **shares, "by": self.by or None, **figures}
+        return {**texts, **found, "leakage": self.leakage, "ceiling": self.ceiling}
 
 
 @dataclass(frozen=True)
@@ -197,12 +214,16 @@ class AuditResult:
     @property
     def verdict(self) -> Verdict:
         if self.texts is not None:
-            return self.texts.judge(self.leak, self.leakages, self.occurred, self.bound)
+            return self.texts.judge(self.leak, self.shares, self.occurred, self.bound)
         if self.truth is None:
-            return judge_captured(self.leak, self.undecided)
-        own = [share.sample for share in self.shares]
-        found = self.leak, self.samples, self.leakages, self.undecided, self.labels, self.occurred
-        return judge(*found, self.bound, own)
+            return judge_captured(self.leak, self.undecided, self.sizes)
+        besides = self.labels, self.occurred, self.bound
+        return judge(self.leak, self.samples, self.shares, self.undecided, self.sizes, *besides)
+
+    @property
+    def sizes(self) -> Sizes:
+        """Of a sample and its features."""
+        return Sizes(noun="text") if self.texts is not None else Sizes.of(self.leak, self.truth)
 
     @property
     def leakages(self) -> list[float]:
@@ -238,6 +259,7 @@ class AuditResult:
             "schema": SCHEMA_VERSION,
             "kind": "audit",
             "verdict": self.verdict.to_dict(),
+            "numbers": {"features": self.sizes.features or None, "sample": self.sizes.sample},
             "granted": self.granted,
             "setting": asdict(self.setting),
             "attack": {name: getattr(self.leak, name) for name in _ATTACK},
@@ -292,17 +314,18 @@ class AuditResult:
         truth, label = self.truth, self.found_label(i)
         score = None if truth is None else self.samples[i]
         found = i if score is None else score.found
-        measured = self.shares[i].most if self.shares else math.nan
+        measured = self.shares[i] if self.shares else Shares()
         return SampleRow(
             title=f"recovered {self.kind} {i + 1}" if truth is None else one_line(truth.titles[i]),
             label=None if truth is None else one_line(self.true_label(i)),
             found_label=None if label is None else one_line(label),
-            leakage=vouched(self.leak, i).most if truth is None else measured,
+            shares=vouched(self.leak, i) if truth is None else measured,
             score=score,
             original=None if truth is None or self.texts is not None else truth.images[i],
             recovered=None if found is None or self.leak.images is None else self.leak.images[found],
             by=self.by[i] if self.by else "",
             ceiling=math.nan if truth is None else self.ceilings[i],
+            noun=self.sizes.noun,
         )
 
 

@@ -18,7 +18,16 @@ from unsum.attack.chain import run_attack
 from unsum.attack.occurred import with_occurred
 from unsum.attack.options import AttackOptions
 from unsum.attack.reach import too_many
-from unsum.audit.leakage import Shares, Tried, Truth, is_same, leakages, leakages_of_rows, strongest
+from unsum.audit.leakage import (
+    Shares,
+    Tried,
+    Truth,
+    is_same,
+    leakages,
+    leakages_of_answers,
+    leakages_of_rows,
+    strongest,
+)
 from unsum.audit.table_rows import TableRows, rows_of
 from unsum.client.augment import target_rows
 from unsum.client.capture import capture_trained, in_mode
@@ -162,7 +171,7 @@ def play(case: ClientCase, defenses: Sequence[Defense], progress: Progress = SIL
             f"{mixers} blends the client's samples before it trains on them. What came back is compared with these blends, not "
             "with single samples: each stands under the name of one of its two samples and the larger of its two labels."
         )
-    rows = rows_of(model, leak, compared.samples, truth, sent.truth)
+    rows = rows_of(model, leak, compared.shares, truth, sent.truth)
     return Round(**vars(compared), truth=truth, trained_on=trained_on, update=sent.update, table=rows)
 
 
@@ -267,12 +276,21 @@ def _shares(sent: Sent, leak: Leak | None, samples: list[SampleScore] | None = N
     rows = samples or score_samples(leak, sent.images, sent.targets, sent.features)
     got = leakages(leak, rows, sent.truth)
     modules = dict(sent.model.named_modules())
-    for name, found in leak.readings.items():
+    for name, found in [*leak.readings.items(), *leak.inner.items()]:
+        if found.ndim != 2 or not len(found):
+            continue
         read = sent.read_by(modules.get(name, sent.model))
-        if read.ndim == 2 and len(found):  # of sequences, a row is a token's
-            kind = "sample" if is_same(read, sent.images) or _reads_codes(sent.model, name) else "features"
+        if read.ndim != 2:  # of sequences, a row is a token's
+            continue
+        whole = is_same(read, sent.images) or _reads_codes(sent.model, name)
+        if name in leak.readings:
             values = leakages_of_rows(found, read, sent.truth)
-            got = [share.or_better(Shares(**{kind: value})) for share, value in zip(got, values, strict=True)]
+        elif whole:
+            values = leakages_of_answers(leak, found, read, rows, sent.truth)
+        else:
+            continue  # of what lies between, the features that it leads to are scored
+        kind = "sample" if whole else "features"
+        got = [share.or_better(Shares(**{kind: value})) for share, value in zip(got, values, strict=True)]
     return got
 
 

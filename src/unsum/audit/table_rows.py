@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.audit.leakage import WHOLE, Truth, leakages_of_rows
+from unsum.audit.leakage import DEFAULT_LEVEL, WHOLE, Shares, Truth, leakages_of_rows
 from unsum.data import Batch
 from unsum.data.table_schema import TableSchema
 from unsum.leak import Leak
 from unsum.models.table_network import first_dense, read_by_first_layer
-from unsum.score import SampleScore
 
 _LISTED = 6  # categories that a sentence names
 
@@ -79,10 +78,9 @@ class TableRows:
         }
 
 
-def rows_of(
-    model: nn.Module, leak: Leak, samples: Sequence[SampleScore], batch: Batch, held: Truth
-) -> TableRows | None:
-    """What came back of every row: of the answer itself, or of a row that some unit saw alone, whichever is nearer.
+def rows_of(model: nn.Module, leak: Leak, shares: Sequence[Shares], batch: Batch, held: Truth) -> TableRows | None:
+    """What came back of every row that leaks itself, by its `shares`: of all attacks' answers, and of rows that some unit saw
+    alone, the nearest. A row of which only features came back was not read.
 
     None where the batch is no table's.
     """
@@ -97,24 +95,26 @@ def rows_of(
             return None
         return read_by_first_layer(model, schema.shape, read.detach().double().cpu().flatten(1))
 
-    whole = leak.inputs
-    found = at_first(leak.inner) if whole is None or whole.ndim != 2 else whole.double().cpu()
-    # Rows of every attack that was tried that reads them one by one, mixtures among them.
+    def answered(answer: Leak) -> Tensor | None:
+        if answer.inputs is not None and answer.inputs.shape[1:] == inputs.shape[1:]:
+            return answer.inputs.double().cpu()
+        return answer.features.double().cpu() if held.are_samples else at_first(answer.inner)
+
     answers = [leak, *(attempt.leak for attempt in leak.tried if attempt.leak is not None)]
-    seen = [at_first(answer.readings) for answer in answers]
-    alone = torch.cat([torch.zeros(0, schema.width, dtype=torch.float64), *(one for one in seen if one is not None)])
+    none = torch.zeros(0, schema.width, dtype=torch.float64)
+    found = torch.cat([none, *(part for each in answers if (part := answered(each)) is not None)])
+    # Rows of every attack that was tried that reads them one by one, mixtures among them.
+    alone = torch.cat([none, *(part for each in answers if (part := at_first(each.readings)) is not None)])
     truth, best = schema.decode(inputs), leakages_of_rows(alone, inputs, held) if len(alone) else [0.0] * len(inputs)
     rows = []
-    for place, (title, score) in enumerate(zip(batch.titles, samples, strict=True)):
+    for place, (title, share) in enumerate(zip(batch.titles, shares, strict=True)):
         x = inputs[place].double().cpu()
-        candidates = [] if found is None or score.found is None else [found[score.found]]
-        if best[place] >= WHOLE:
-            candidates.append(alone[(alone - x).square().sum(1).argmin()])
-        answer = min(candidates, key=lambda row: float((row - x).square().sum()), default=None)
-        if answer is None or not bool(answer.isfinite().all()):
+        candidates = torch.cat([found, alone]) if best[place] >= WHOLE else found
+        candidates = candidates[candidates.isfinite().all(1)]
+        if not share.sample >= DEFAULT_LEVEL or not len(candidates):
             rows.append(RecoveredRow(title, truth[place], None, []))
             continue
-        cells = schema.decode(answer[None])[0]
+        cells = schema.decode(candidates[(candidates - x).square().sum(1).argmin()][None])[0]
         same = [column.same(*pair) for column, *pair in zip(schema.columns, cells, truth[place], strict=True)]
         rows.append(RecoveredRow(title, truth[place], cells, same))
     return TableRows([column.name for column in schema.columns], rows, _named(model, leak, schema))

@@ -23,16 +23,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from unsum.audit import ceiling_words
-from unsum.audit.leakage import ALIKE, DEFAULT_LEVEL, WHOLE, vouched_shares
+from unsum.audit.leakage import ALIKE, DEFAULT_LEVEL, WHOLE, Shares, vouched_shares
 from unsum.audit.wording import error, percent
 from unsum.ceiling.result import Ceiling
+from unsum.data import Batch
 from unsum.leak import Leak
 from unsum.score import SampleScore
 from unsum.score.labels import LabelsRead
 from unsum.score.occurred import RowsNamed
 
 State = Literal["leaks", "protected", "unproven", "not decidable"]
-Level = Literal["severe", "partial", "labels", "unproven", "protected", "open"]
+Level = Literal["severe", "partial", "features", "labels", "unproven", "protected", "open"]
 
 LEAKS: State = "leaks"
 PROTECTED: State = "protected"
@@ -41,6 +42,7 @@ NOT_DECIDABLE: State = "not decidable"
 _STATES: dict[Level, State] = {
     "severe": LEAKS,
     "partial": LEAKS,
+    "features": LEAKS,  # and the samples themselves do not: what was made of the features is little or nothing
     "labels": LEAKS,
     "unproven": UNPROVEN,
     "protected": PROTECTED,
@@ -60,7 +62,8 @@ UNVOUCHED = "the truth is missing, and no attack vouches for its answer"
 class Verdict:
     """`share` is how many of the samples leak `DEFAULT_LEVEL` or more, from 0 to 1, and NaN where that cannot be decided.
 
-    `headline` says it in one sentence, `details` why; `reason` is why nothing can be decided, empty otherwise.
+    `headline` says it in one sentence, `details` why; `reason` is why nothing can be decided, empty otherwise. `read` names what
+    was read: features, picture, row, sample, text, words or labels; empty where nothing leaks.
 
     >>> verdict = Verdict.undecided("the update lacks the gradient of the last layer")
     >>> verdict.state, verdict.share, verdict.headline
@@ -72,6 +75,7 @@ class Verdict:
     headline: str
     details: list[str]
     reason: str = ""
+    read: str = ""
     alarm: str = ""  # found above its ceiling: one of the two is wrong
 
     @classmethod
@@ -89,52 +93,95 @@ class Verdict:
         return {"state": self.state, **asdict(self)}
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """How many numbers the features of one sample are, and how many the sample itself is, as far as that is known; and what a
+    sample is called: a picture, a row or, of any other kind, a sample.
+
+    >>> print(Sizes(128, 12288, "picture").ratio)
+    128 features for 12,288 numbers
+    """
+
+    features: int = 0
+    sample: int | None = None
+    noun: str = "sample"
+
+    @classmethod
+    def of(cls, leak: Leak, truth: Batch | None) -> Sizes:
+        """Of the client's samples or, without the truth, of those that were found."""
+        held = leak.inputs if leak.images is None else leak.images
+        held = held if truth is None else truth.images
+        sample = None if held is None or not len(held) else held[0].numel()
+        pictures = held is not None and held.ndim == 4 and held.shape[1] in (1, 3)
+        noun = "row" if truth is not None and truth.schema is not None else "picture" if pictures else "sample"
+        return cls(leak.features.shape[1], sample, noun)
+
+    @property
+    def ratio(self) -> str:
+        return f"{self.features:,} features " + (f"for {self.sample:,} numbers" if self.sample else "each")
+
+    def all_of_them(self, total: int) -> str:
+        return f"every {self.noun} of the batch" if total > 1 else f"its {self.noun}"
+
+    def some(self, count: int, total: int) -> str:
+        return self.all_of_them(total) if count == total else f"{count} of its {total} {self.noun}s"
+
+    def named(self, read: str) -> str:
+        """What `Shares.read` says, by its name: "features", "picture", "row", …"""
+        return self.noun if read == "sample" else read
+
+
 def state_of(leakages: Sequence[float]) -> State:
     """By the leakages alone, of an update's samples or the largest of them; NaN is one that nobody knows."""
-    return _STATES[_level(leakages)]
+    return _STATES[_level([Shares(sample=value) for value in leakages])]
 
 
-def _level(leakages: Sequence[float], *, labels: bool = False, undecided: bool = False, proven: bool = False) -> Level:
+def _level(shares: Sequence[Shares], *, labels: bool = False, undecided: bool = False, proven: bool = False) -> Level:
     """The one place that decides; `labels`: most of them were found; `proven`: every ceiling is below the level."""
-    whole, part = (sum(value >= level for value in leakages) for level in (WHOLE, DEFAULT_LEVEL))
-    if part:
-        return "severe" if whole == len(leakages) else "partial"
+    known = [share.most for share in shares]
+    if _count(known):
+        if not _count([share.sample for share in shares]):
+            return "features"
+        return "severe" if _count(known, WHOLE) == len(shares) else "partial"
     if proven:
         return "labels" if labels else "protected"
-    if undecided or not leakages or any(map(math.isnan, leakages)):
+    if undecided or not shares or any(map(math.isnan, known)):
         return "open"
     return "labels" if labels else "unproven"
+
+
+def _count(leakages: Sequence[float], level: float = DEFAULT_LEVEL) -> int:
+    return sum(value >= level for value in leakages)
 
 
 def judge(
     leak: Leak,
     samples: list[SampleScore],
-    leakages: Sequence[float],
+    shares: Sequence[Shares],
     undecided: str = "",
+    sizes: Sizes | None = None,
     labels: LabelsRead | None = None,
     occurred: Sequence[RowsNamed] = (),
     bound: Ceiling | None = None,
-    own: Sequence[float] = (),
 ) -> Verdict:
-    """The verdict over one audited round, by the leakage of every sample; NaN is a leakage that nobody knows.
+    """The verdict over one audited round, by what came back of every sample; NaN is what nobody knows.
 
-    `undecided`: why attacks that found nothing say nothing about this update. A sample that leaks all the same decides.
-    `labels`: those of the strongest attack, where they were counted; else the samples' own are. `occurred`: rows of embeddings.
-    `bound`: the ceilings, in the unit of `own`, what was found of the samples themselves.
+    `undecided`: why attacks that found nothing say nothing about this update. A sample that leaks all the same decides. `sizes`
+    say what was read. `labels`: those of the strongest attack, where they were counted; else the samples' own are. `occurred`:
+    rows of embeddings. `bound`: the ceilings, of the samples themselves.
     """
-    total = len(samples)
-    known = [value for value in leakages if not math.isnan(value)]
-    whole, part = (sum(value >= level for value in known) for level in (WHOLE, DEFAULT_LEVEL))
+    sizes, total = sizes or Sizes(leak.features.shape[1]), len(samples)
+    known = [share.most for share in shares if not math.isnan(share.most)]
     right = sum(row.label_correct == 1.0 for row in samples)
-    read = right > total / 2 if labels is None else labels.given_away
-    luck = read and bound is not None and ceiling_words.hides_labels(bound)
-    read = read and not luck
-    details = _details(leak, samples, right if labels is None else labels, known)
-    details += [named.sentence for named in occurred]
-    given = [what for what, told in ((_LABELS, read), (_OCCURRED, any(one.given_away for one in occurred))) if told]
+    named = right > total / 2 if labels is None else labels.given_away
+    luck = named and bound is not None and ceiling_words.hides_labels(bound)
+    details = _details(leak, samples, right if labels is None else labels, shares, sizes)
+    details += [one.sentence for one in occurred]
+    besides = (_LABELS, named and not luck), (_OCCURRED, any(one.given_away for one in occurred))
+    given = [what for what, told in besides if told]
     proven = bound is not None and bound.decided(DEFAULT_LEVEL) == "below"
-    level = _level(leakages, labels=bool(given), undecided=bool(undecided), proven=proven)
-    alarm = "" if bound is None else ceiling_words.exceeded(own, bound)
+    level = _level(shares, labels=bool(given), undecided=bool(undecided), proven=proven)
+    alarm = "" if bound is None else ceiling_words.exceeded([share.sample for share in shares], bound)
     details += [] if bound is None else [ceiling_words.beside(bound)]
     details += [ceiling_words.LUCK] if luck else []
     if level == "open":
@@ -143,16 +190,16 @@ def judge(
         return replace(Verdict.undecided(undecided or _UNKNOWN, details), alarm=alarm)
     if len(known) < total and level != "protected":
         details.append(f"The other samples may leak, too: {undecided or _UNKNOWN}.")
-    headline = f"{given[0]}, but not how they look." if level == "labels" else _headline(level, whole, part, total)
-    return Verdict(level, part / total, headline, details, alarm=alarm)
+    read = "labels" if level == "labels" else sizes.named(_read(level, shares))
+    headline = f"{given[0]}, but not how they look." if level == "labels" else _headline(level, shares, sizes)
+    return Verdict(level, _count(known) / total, headline, details, read=read, alarm=alarm)
 
 
-def judge_captured(leak: Leak, undecided: str = "") -> Verdict:
+def judge_captured(leak: Leak, undecided: str = "", sizes: Sizes | None = None) -> Verdict:
     """The verdict over an update that came without the truth: the attack's own certificate is all there is."""
-    total = leak.batch_size
-    leakages = [share.most for share in vouched_shares(leak)]
-    known = [value for value in leakages if value >= DEFAULT_LEVEL]
-    level = _level(leakages)
+    sizes, total = sizes or Sizes(leak.features.shape[1]), leak.batch_size
+    shares = vouched_shares(leak)
+    known, level = _count([share.most for share in shares]), _level(shares)
     classes = len(set(leak.labels.tolist()))
     found = f"Found in the update: {leak.number_of()}; {classes} {'class' if classes == 1 else 'classes'}."
     details = [
@@ -166,29 +213,48 @@ def judge_captured(leak: Leak, undecided: str = "") -> Verdict:
         if leak.occurred:
             return Verdict("labels", math.nan, f"{_OCCURRED}; whether more cannot be decided.", details)
         return Verdict.undecided(undecided or UNVOUCHED, details)
-    if level == "severe":
-        return Verdict(level, 1.0, "This update gives away every sample that was found in it.", details)
-    headline = f"This update gives away {len(known)} of the {total} samples that were found in it."
-    return Verdict(level, len(known) / total, headline, details)
+    read = _read(level, shares)
+    what, ratio = ("the features of ", f" ({sizes.ratio})") if read == "features" else ("", "")
+    who = f"every {sizes.noun}" if known == total else f"{known} of the {total} {sizes.noun}s"
+    headline = f"This update gives away {what}{who} that {'was' if known == total else 'were'} found in it{ratio}."
+    return Verdict(level, known / total, headline, details, read=sizes.named(read))
 
 
-def _headline(level: Level, whole: int, part: int, total: int) -> str:
-    if level == "severe":
-        return (
-            "This update gives away every sample of the batch." if total > 1 else "This update gives its sample away."
-        )
-    if level == "partial" and whole:
-        more = f", and a part of {part - whole} more" if part > whole else ""
-        return f"This update gives away {whole} of its {total} samples{more}."
-    if level == "partial":
-        return f"This update gives away a part of {part} of its {total} samples."
+def _read(level: Level, shares: Sequence[Shares]) -> str:
+    """What the level is by: the samples themselves, or their features."""
+    if level not in ("severe", "partial", "features"):
+        return ""
+    whole = _count([share.sample for share in shares], WHOLE) >= _count([share.features for share in shares], WHOLE)
+    return "sample" if level != "features" and whole else "features"
+
+
+def _headline(level: Level, shares: Sequence[Shares], sizes: Sizes) -> str:
     if level == "protected":
-        return f"Nobody can read {percent(DEFAULT_LEVEL)} of any sample out of this update."
-    return "No attack tried reads a sample out of this update; nothing shows that others cannot."
+        return f"Nobody can read {percent(DEFAULT_LEVEL)} of any {sizes.noun} out of this update."
+    if level == "unproven":
+        return f"No attack tried reads a {sizes.noun} out of this update; nothing shows that others cannot."
+    features, own = [share.features for share in shares], [share.sample for share in shares]
+    said = []
+    if _read(level, shares) == "features":
+        said.append(f"{_given(features, sizes, 'the features of ')} ({sizes.ratio})")
+    if _count(own):
+        said.append(_given(own, sizes))
+    return f"This update gives away {', and '.join(said)}."
 
 
-def _details(leak: Leak, samples: list[SampleScore], labels: LabelsRead | int, known: list[float]) -> list[str]:
-    total = len(samples)
+def _given(leakages: Sequence[float], sizes: Sizes, what: str = "") -> str:
+    """How many of the samples, or of their features, came back whole or in part."""
+    whole, part, total = _count(leakages, WHOLE), _count(leakages), len(leakages)
+    if not whole:
+        return f"a part of {what}{sizes.some(part, total)}"
+    more = f" and a part of {part - whole} more" if part > whole else ""
+    return f"{what}{sizes.some(whole, total)}{more}"
+
+
+def _details(
+    leak: Leak, samples: list[SampleScore], labels: LabelsRead | int, shares: Sequence[Shares], sizes: Sizes
+) -> list[str]:
+    total, known = len(samples), [share.most for share in shares if not math.isnan(share.most)]
     recovered = f"{labels} of {total} labels were recovered." if isinstance(labels, int) else labels.sentence
     if not leak.batch_size and not known:
         return [_NO_ANSWER] if isinstance(labels, int) or not labels.named else [recovered]
@@ -202,12 +268,8 @@ def _details(leak: Leak, samples: list[SampleScore], labels: LabelsRead | int, k
     ]
     if known:
         of_known = "" if len(known) == total else f" of the {len(known)} that are known"
-        mean = percent(math.fsum(known) / len(known))
-        details.insert(
-            0,
-            f"Leakage is up to {percent(max(known))} and {mean} on average{of_known}: 100 % is all of it, 0 % is no "
-            "better than a guess without the update.",
-        )
+        amount = f"Leakage is {_amount(known)}{of_known}: 100 % is all of it, 0 % is no better than a guess."
+        details[:0] = [amount, *_kinds(shares, sizes)]
     pictures = [row for row in samples if not math.isnan(row.psnr)]
     if pictures:
         # A sample that was not found is scored as mid-gray: it counts in the mean, but it did not come back.
@@ -232,6 +294,22 @@ def _details(leak: Leak, samples: list[SampleScore], labels: LabelsRead | int, k
             "the nearest of them, which flatters the attack."
         )
     return details
+
+
+def _kinds(shares: Sequence[Shares], sizes: Sizes) -> list[str]:
+    """What features and samples leak, each for itself; nothing where features are not what was read."""
+    features, own = (
+        [value for value in values if not math.isnan(value)]
+        for values in ([share.features for share in shares], [share.sample for share in shares])
+    )
+    if not any(share.read == "features" for share in shares):
+        return []
+    rest = f"of the {sizes.noun}s themselves, {_amount(own)}" if own else f"no {sizes.noun} was made of them"
+    return [f"Of the features, {_amount(features)} came back; {rest}."]
+
+
+def _amount(values: Sequence[float]) -> str:
+    return f"up to {percent(max(values))} and {percent(math.fsum(values) / len(values))} on average"
 
 
 def _alike_up_to_tone(row: SampleScore) -> bool:
@@ -267,7 +345,7 @@ class Texts:
     def judge(
         self,
         leak: Leak,
-        leakages: Sequence[float],
+        shares: Sequence[Shares],
         occurred: Sequence[RowsNamed] = (),
         bound: Ceiling | None = None,
     ) -> Verdict:
@@ -277,31 +355,29 @@ class Texts:
             found = len(self.found)
             details = [f"Found in the update: {found} {'text' if found == 1 else 'texts'}.", certificate(leak)]
             if leak.exact and found:
-                return Verdict("severe", 1.0, "This update gives away every text that was found in it.", details)
+                headline = "This update gives away every text that was found in it."
+                return Verdict("severe", 1.0, headline, details, read="text")
             if leak.occurred:
                 named = [*details, *_named_alone(leak)]
-                return Verdict("labels", math.nan, f"{_OCCURRED}; whether more cannot be decided.", named)
+                return Verdict("labels", math.nan, f"{_OCCURRED}; whether more cannot be decided.", named, read="words")
             return Verdict.undecided(UNVOUCHED, details)
-        total = len(self.true)
-        whole, part = (sum(value >= level for value in leakages) for level in (WHOLE, DEFAULT_LEVEL))
+        total, leakages = len(self.true), [share.most for share in shares]
+        whole, part = _count(leakages, WHOLE), _count(leakages)
         known = [value for value in leakages if not math.isnan(value)]
         mean, most = (math.fsum(known) / len(known), max(known)) if known else (math.nan, math.nan)
         amount = f"{percent(mean)} of a text's tokens were found in their place on average, {percent(most)} at most."
         details = [amount, certificate(leak), *rows, *([] if bound is None else [ceiling_words.beside(bound)])]
         alarm = "" if bound is None else ceiling_words.exceeded(leakages, bound)
         if part:
-            headline = (
-                f"This update gives away {_count(whole, total) if whole else f'a part of {_count(part, total)}'}."
-            )
-            level: Level = "severe" if whole == total else "partial"
-            return Verdict(level, part / total, headline, details, alarm=alarm)
+            given = _texts(whole, total) if whole else f"a part of {_texts(part, total)}"
+            headline = f"This update gives away {given}."
+            return Verdict(_level(shares), part / total, headline, details, read="text", alarm=alarm)
+        headline = "This update gives away the words of the texts, in no order."
         if self.tokens_alone >= DEFAULT_LEVEL:
             words = f"{percent(self.tokens_alone)} of all tokens were found, in no order."
-            return Verdict(
-                "labels", math.nan, "This update gives away the words of the texts, in no order.", [words, *rows]
-            )
+            return Verdict("labels", math.nan, headline, [words, *rows], read="words")
         if any(named.given_away for named in occurred):
-            return Verdict("labels", math.nan, "This update gives away the words of the texts, in no order.", rows)
+            return Verdict("labels", math.nan, headline, rows, read="words")
         if bound is not None and bound.decided(DEFAULT_LEVEL) == "below":
             headline = f"Nobody can read {percent(DEFAULT_LEVEL)} of any text out of this update."
             return Verdict("protected", 0.0, headline, details)
@@ -311,7 +387,7 @@ class Texts:
         )
 
 
-def _count(number: int, total: int) -> str:
+def _texts(number: int, total: int) -> str:
     if number == total:
         return "every text of the client's" if total > 1 else "the client's text"
     return f"{number} of the client's {total} texts"

@@ -139,8 +139,6 @@ def _model(updates: Iterable[Any], named: options.NamedModel, seed: int) -> Load
 
 
 def _show(findings: Findings, model: str) -> None:
-    from unsum.audit.wording import percent
-
     OUT.print(
         f"{len(findings)} updates of {model}: {', '.join(f'{n} {state}' for state, n in findings.counts().items())}"
     )
@@ -148,7 +146,7 @@ def _show(findings: Findings, model: str) -> None:
     for finding in findings.largest(_SHOWN):
         sure = "yes" if finding.exact else "no"
         table.add_row(
-            *(str(finding.round), Text(finding.client), percent(finding.leakage), sure),
+            *(str(finding.round), Text(finding.client), finding.leaked, sure),
             *(str(finding.distinct), finding.method),
         )
     if table.row_count:
@@ -211,14 +209,12 @@ def audit_run(
 
 
 def _show_run(run: RunAudit) -> None:
-    from unsum.audit.wording import percent
-
     headings = ("round", "client", "leakage", "certain", "labels")
     table = Table(*headings, title="What leaked, over time", title_justify="left")
     for one in run.audited[:_SHOWN_OF_RUN]:
         finding = one.finding
         sure = "yes" if finding.exact else "no"
-        table.add_row(str(finding.round), Text(finding.client), percent(finding.leakage), sure, Text(one.told))
+        table.add_row(str(finding.round), Text(finding.client), finding.leaked, sure, Text(one.told))
     OUT.print(table)
     OUT.print(run.headline)
     for sentence in run.sentences:

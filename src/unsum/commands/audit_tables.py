@@ -92,11 +92,18 @@ def _sample_table(result: Audit) -> Table:
     first = _called(result)
     for heading in (first, "label", "recovered label") if compared else ("sample", "recovered label"):
         table.add_column(heading, overflow="fold")  # a long name goes on in the next line, and is never cut
-    figures = ["found", "ceiling", "feature error", *(["PSNR (dB)", "SSIM"] if pictures else [])]
+    split = any(row.shares.read == "features" for row in result.rows)
+    figures = [
+        "found",
+        *([f"of the {result.sizes.noun}"] if split else []),
+        "ceiling",
+        "feature error",
+        *(["PSNR (dB)", "SSIM"] if pictures else []),
+    ]
     for heading in figures if compared else ("leakage, certified",):
         table.add_column(heading, justify="right")
     for row in result.rows:
-        table.add_row(*_cells(row, pictures))
+        table.add_row(*_cells(row, pictures, split=split))
     return table
 
 
@@ -152,15 +159,16 @@ def _comparison_table(comparison: Comparison) -> Table:
     return table
 
 
-def _cells(row: SampleRow, pictures: bool) -> list[str | Text]:
+def _cells(row: SampleRow, pictures: bool, *, split: bool) -> list[str | Text]:
     found = row.found_label or "not found"
     if row.score is None:
-        return [Text(row.title), Text(found), percent(row.leakage)]
+        return [Text(row.title), Text(found), row.leaked if row.leakage == row.leakage else percent(row.leakage)]
     return [
         Text(row.title),
         Text(row.label or ""),
         Text(found, style="green" if row.label_correct else "red"),
         percent(row.leakage),
+        *([percent(row.shares.sample)] if split else []),
         percent(row.ceiling),
         error(row.score.feature_error),
         *([fixed(row.score.psnr, 1), fixed(row.score.ssim, 2)] if pictures else []),

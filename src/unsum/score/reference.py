@@ -1,14 +1,15 @@
-"""What an attacker would answer for a sample without the update: the zero of the scale of leakage, whose one is the sample.
+"""What an attacker would answer for a sample without the update: the zero of the scale of leakage.
 
     leakage = 1 − ‖x̂ − x‖² / ‖m − x‖²,   between 0 and 1, with m the guess
 
 Every leakage, measured or bounded, is in this unit. Nobody needs an update to answer with
 
 - nothing: zero, which is a standardized table's mean row, and black;
-- public data of the kind (`public`): the mean color of photos; for what a layer reads, the mean of public inputs that were sent
-  through the same model in the same mode (`public_inputs`);
-- a typical sample of this client, the mean of the others, where the client's samples are `diverse`. A client whose samples are
-  all alike has no typical sample: who knows one of them knows them all, and that knowledge is what leaks.
+- public data of the kind (`public`): the mean color of photos; for what a layer reads, the mean of
+  public inputs that were sent through the same model in the same mode (`public_inputs`);
+- a typical sample of this client, the mean of the others, where the client's samples are `diverse`.
+  A client whose samples are all alike has no typical sample: who knows one of them knows them all,
+  and that knowledge is what leaks.
 
 The nearest of these is the guess, sample by sample.
 """
@@ -35,7 +36,8 @@ _OWN = 0.5  # share of a public photo, up to its tone, from which a client's pic
 def guess(samples: Tensor, public: Tensor | None = None, diverse: Tensor | None = None) -> Tensor:
     """(B, n) for each of the samples (B, …) the nearest answer that needs no update, in float64.
 
-    `public` (k, n) or (k, …) are guesses from public data; `diverse` (B,) says whose others are a guess (none by default).
+    `public` (k, n) or (k, …) are guesses from public data; `diverse` (B,) says for which samples the
+    mean of the others is one (none by default).
 
     >>> alike, apart = torch.tensor([[3.0, 4.0], [3.0, 4.0]]), torch.tensor([[3.0, 4.0], [5.0, 4.0]])
     >>> guess(alike, diverse=diverse_samples(alike)).tolist()  # nothing, instead of the sample itself
@@ -44,14 +46,14 @@ def guess(samples: Tensor, public: Tensor | None = None, diverse: Tensor | None 
     [[5.0, 4.0], [3.0, 4.0]]
     """
     x = flat(samples)
-    candidates = [torch.zeros_like(x)]
-    candidates += [] if public is None else [row.expand_as(x) for row in flat(public)]
+    best, off = torch.zeros_like(x), x.square().sum(1)
+    guesses = [] if public is None else [row.expand_as(x) for row in flat(public)]
     if diverse is not None and len(x) > 1:
-        typical = others(x)
-        candidates.append(torch.where(diverse[:, None].to(x.device), typical, torch.zeros_like(x)))
-    distances = torch.stack([distance(candidate, x) for candidate in candidates])
-    nearest = distances.argmin(0)
-    return torch.stack(candidates)[nearest, torch.arange(len(x))]
+        guesses.append(torch.where(diverse[:, None].to(x.device), others(x), best))
+    for candidate in guesses:
+        away = distance(candidate, x)
+        best, off = torch.where((away < off)[:, None], candidate, best), torch.minimum(away, off)
+    return best
 
 
 def distance(answers: Tensor, samples: Tensor) -> Tensor:
@@ -60,7 +62,8 @@ def distance(answers: Tensor, samples: Tensor) -> Tensor:
 
 
 def diverse_samples(samples: Tensor, public: Tensor | None = None) -> Tensor:
-    """(B,) bool: whether the mean of the others is far enough from a sample to be typical of the client, and not a copy of it."""
+    """(B,) bool: whether the mean of the others is far enough from a sample to be typical of the
+    client, and not a copy of it."""
     x = flat(samples)
     if len(x) < 2:
         return torch.zeros(len(x), dtype=torch.bool)
@@ -68,7 +71,7 @@ def diverse_samples(samples: Tensor, public: Tensor | None = None) -> Tensor:
 
 
 def alike(samples: Tensor, public: Tensor | None = None) -> Tensor:
-    """(B, B) bool: whether a sample is so near to another one that an answer for the one is an answer for the other."""
+    """(B, B) bool: whether two samples are so near that an answer for the one is one for the other."""
     x = flat(samples)
     near = torch.cdist(x, x).square() < DIVERSE * distance(guess(x, public), x)[:, None]
     return near | torch.eye(len(x), dtype=torch.bool)
@@ -92,7 +95,7 @@ def are_pictures(samples: Tensor) -> bool:
 
 
 def public_picture(samples: Tensor) -> Tensor | None:
-    """(1, n) the picture in the mean color of photos, the size of these pictures; None for other samples."""
+    """(1, n) a picture in the mean color of photos, as large as these; None for other samples."""
     if not are_pictures(samples):
         return None
     color = torch.tensor(PHOTOS_MEAN, dtype=torch.float64)[:, None, None]
@@ -101,8 +104,8 @@ def public_picture(samples: Tensor) -> Tensor | None:
 
 
 def public_inputs(samples: Tensor) -> Tensor | None:
-    """(k, …) inputs of the kind that are not this client's own: embedded photos for square pictures, standard normal rows for
-    rows of numbers. None where the package has none."""
+    """(k, …) inputs of the kind that are not this client's own: embedded photos for square pictures,
+    standard normal rows for rows of numbers. None where the package has none."""
     shape = tuple(samples.shape[1:])
     if are_pictures(samples) and shape[1] == shape[2]:
         photos = _photos(shape[1])
@@ -120,7 +123,7 @@ def _photos(side: int) -> Tensor:
 
 
 def _own(photos: Tensor, samples: Tensor) -> Tensor:
-    """(k,) which of the public photos are among the client's samples, blends and filtered ones included."""
+    """(k,) which of the public photos are among the client's samples, blends included."""
     toneless = [flat(each - each.mean((2, 3), keepdim=True)) for each in (photos, samples.detach().cpu().float())]
     found, known = (rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30) for rows in toneless)
     return ((found @ known.T) >= math.sqrt(_OWN)).any(1)

@@ -2,7 +2,7 @@
 import { create } from "/photos.js";
 
 const element = (id) => document.getElementById(id);
-export const BADGES = { severe: "Severe leakage", partial: "Partial leakage", labels: "Label leakage", low: "Low leakage", open: "Not decidable" };
+export const BADGES = { severe: "Severe leakage", partial: "Partial leakage", features: "Leakage of features", labels: "Label leakage", low: "Low leakage", open: "Not decidable" };
 const CAUTION = "This is what the attacks tried recovered from one simulated round. A stronger or better informed attack may recover more: little leakage here is no proof of safety.";
 const UNDECIDED = "That is no proof of safety: photos that no attack found may leak all the same.";
 
