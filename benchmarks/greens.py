@@ -252,8 +252,9 @@ def search(tries: int, seed: int, file: Path | None) -> list[Outcome]:
     done = [Outcome(**json.loads(line)) for line in lines]
     for number in range(len(done), tries):
         chance = random.Random(f"{seed} {number}")
-        near = sorted((one for one in done if one.green), key=lambda one: -one.worst)[:30]
-        breed = near and chance.random() < 0.5
+        kind = chance.choice(KINDS)  # greens of one kind of model would leave no room for the others
+        near = sorted((one for one in done if one.green and one.case["kind"] == kind), key=lambda one: -one.worst)[:8]
+        breed = near and chance.random() < 0.6
         case = Case(**chance.choice(near).case).child(chance) if breed else Case.drawn(chance)
         done.append(tried(case))
         if file is not None:
