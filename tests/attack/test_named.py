@@ -69,3 +69,17 @@ def test_row_sums_are_read_through_noise_and_signs(defense: Defense) -> None:
     found = unsum.labels(model, update, "row-sum").tolist()
     assert len(set(found) & set(batch.targets.tolist())) >= 6
     assert len(found) <= 7
+
+
+def test_row_sums_below_zero_are_labels_however_many_classes_occur() -> None:
+    """Six of ten classes occur, so that no bulk is left: their sums are −n/B Σf and less, 8 deviations of the noise below 0."""
+    torch.manual_seed(4)
+    model, labels = nn.Linear(192, 10), torch.tensor([0, 1, 1, 3, 4, 4, 7, 9])
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    features = torch.full((8, 192), 0.5)
+    update = unsum.Noise(0.02)(unsum.capture(model, features, labels))
+    pulls = update.gradients["weight"].sum(1)[[0, 3, 7, 9]]  # (1/10 − 1/8) · 96 = −2.4 with noise of 0.28
+    assert pulls.tolist() == pytest.approx([-2.4] * 4, abs=1.2)
+    assert unsum.labels(model, update, "row-sum").tolist() == [0, 1, 3, 4, 7, 9]
+    assert unsum.labels(model, update, "row-sum", batch_size=8).tolist() == labels.tolist()

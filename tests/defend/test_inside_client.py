@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from support.material import pictures, small_net
 from unsum import (
@@ -178,3 +178,16 @@ def test_an_update_alone_is_not_enough(defense: ClientDefense) -> None:
 def test_chains_show_their_order() -> None:
     chain = SmoothLabels(0.1) | Mixup(0.4) | DPSGD(1.1, clip=2) | Soteria(0.2) | DropBias() | DropHead()
     assert repr(chain) == "SmoothLabels(0.1) | Mixup(0.4) | DPSGD(1.1, clip=2) | Soteria(0.2) | DropBias() | DropHead()"
+
+
+def test_soteria_needs_inputs_with_slopes() -> None:
+    class Codes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.values, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.values(x[:, 0].long()))
+
+    with pytest.raises(UnsumError, match="codes that an embedding looks up have none; take another defense"):
+        capture(Codes(), torch.tensor([[3.0], [5.0]]), torch.tensor([0, 1]), defenses=Soteria(0.5))

@@ -156,6 +156,8 @@ def test_labels_are_worth_what_they_say_beyond_a_guess() -> None:
     assert everything.right == 3
     assert not everything.given_away
     assert LabelsRead.of(wide[[3, 4, 8]], wide[[3, 4, 30]]).given_away
+    lucky = LabelsRead.of(wide[:25], wide[[3, 4, 20]])  # half of all classes hold three labels once in eight times
+    assert (lucky.right, lucky.given_away) == (3, False)
 
 
 def test_a_guess_at_many_labels_neither_overflows_nor_exceeds_them() -> None:

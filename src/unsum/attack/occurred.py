@@ -5,7 +5,11 @@ signs, quantization through zero, several local steps and momentum; what is not 
 
 Where no row is zero, something else wrote to all of them. Noise did so evenly: its rows have ‖g‖² = σ² χ²_d and point anywhere,
 and σ follows from the median of them; rows that are longer than noise makes any were asked for. Where the bulk of the rows is
-no such noise, as where the head shares its weights with the embedding, nothing is said.
+no such noise, nothing is said.
+
+Where the head shares its weights with the embedding, its own part writes to all rows: (P − Y)ᵀ F, whose rows lie in the span of
+the features F, of as many dimensions as there are positions. A lookup adds what points anywhere. So rows outside the span that
+half of all rows have, the shortest, were asked for; where that span fills the width, nothing is said.
 """
 
 from __future__ import annotations
@@ -16,10 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from unsum.leak import Leak
-from unsum.models.language import embedding_of
+from unsum.models.language import embedding_of, is_tied
+from unsum.separate.adaptive.recognize import find_lattice
 from unsum.update import Update
 
 _Z = 5.5  # normal deviations beyond which noise makes no row of a million so long
+_ROUNDING = 1e-13  # of the largest eigenvalue: what float32 leaves of directions that rows do not have
+_ROOM = 4  # dimensions outside the head's span, in which a lookup shows
+_INSIDE, _OUTSIDE, _TIMES = 1e-3, 1e-2, 30.0  # shares of a row beside the span: at most, at least, and times the usual
 _IN_A_ROW = 8  # rows that categories hardly fill without a gap, when they leave others out
 _FEWEST = 32  # rows below which there is no bulk to measure noise on
 _SPREAD = 1.25  # times what χ² has between its quartiles, up to which a bulk is noise
@@ -46,6 +54,11 @@ def rows_asked_for(model: nn.Module, update: Update) -> dict[str, Tensor]:
         rows = None if gradient is None else _asked(gradient.detach(), module.padding_idx)
         if rows is not None and len(rows) and not _are_positions(rows):
             found[name] = rows
+    if tokens is not None and tokens[0] not in found and is_tied(model):
+        name = next(name for name, parameter in model.named_parameters() if parameter is tokens[1].weight)
+        rows = _outside_the_head(update.gradients[name].detach().double()) if name in update.gradients else None
+        if rows is not None and len(rows):
+            found[tokens[0]] = rows
     return found
 
 
@@ -95,6 +108,29 @@ def _beyond_noise(rows: Tensor) -> Tensor | None:
     if not 1 / _SPREAD < spread < _SPREAD or together > _ALIGNED:
         return None
     return (energy > variance * _chi_squared(width, _Z)).nonzero()[:, 0].cpu()
+
+
+def _outside_the_head(rows: Tensor) -> Tensor | None:
+    """The rows (V, d) outside the span that the shorter half of them has; None where that is no proper part of the width."""
+    lengths = rows.norm(dim=1)
+    changed = (
+        not bool((rows != 0).all()) or find_lattice(rows) is not None
+    )  # pruned, rounded, signs: they fill other spans
+    if len(rows) < _FEWEST or not bool(lengths.isfinite().all()) or changed:
+        return None
+    half = len(rows) // 2
+    bulk = rows[lengths.argsort()[:half]]
+    unit = bulk / bulk.norm(dim=1, keepdim=True)
+    values, vectors = torch.linalg.eigh(unit.T @ unit)
+    values = values.flip(0).clamp_min(_ROUNDING * float(values.max()))
+    drops = values[:-1] / values[1:]
+    rank = int(drops.argmax()) + 1
+    if rank > min(half // 2, rows.shape[1] - _ROOM):
+        return None
+    span = vectors.flip(1)[:, :rank]
+    apart = (rows - (rows @ span) @ span.T).norm(dim=1) / lengths
+    usual = float(apart.sort().values[half])
+    return (apart > max(_OUTSIDE, _TIMES * usual)).nonzero()[:, 0].cpu() if usual < _INSIDE else None
 
 
 def _chi_squared(degrees: int, z: float) -> float:

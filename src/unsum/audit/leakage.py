@@ -244,7 +244,7 @@ def _larger(one: float, other: float) -> float:
 
 
 @dataclass(frozen=True)
-class LabelsFound:
+class LabelsNamed:
     """How many labels were named, and how many of them are right; None where the truth is not known."""
 
     named: int
@@ -270,14 +270,14 @@ class Tried:
     predicted_error: float = math.nan
     refused: bool = False
     remark: str = ""
-    labels: LabelsFound | None = None  # of an attack that looks for nothing else
+    labels: LabelsNamed | None = None  # of an attack that looks for nothing else
 
     @classmethod
     def of(cls, attempt: Attempt, leakages: list[float], labels: LabelsRead | None = None) -> Tried:
         leak = attempt.leak
         if attempt.labels is not None:
             right = None if labels is None else labels.right
-            return cls(attempt.method, remark=attempt.blind, labels=LabelsFound(len(attempt.labels), right))
+            return cls(attempt.method, remark=attempt.blind, labels=LabelsNamed(len(attempt.labels), right))
         if leak is None:
             return cls(attempt.method, refused=True, remark=attempt.refused)
         found = leak.batch_size

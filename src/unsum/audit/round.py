@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from unsum.active import Reader, place
 from unsum.attack.auto import NothingReadError
 from unsum.attack.chain import run_attack
+from unsum.attack.last_resort import match_as_last_resort
 from unsum.attack.occurred import with_occurred
 from unsum.attack.options import AttackOptions
 from unsum.attack.reach import too_many
@@ -163,6 +164,9 @@ def play(case: ClientCase, defenses: Sequence[Defense], progress: Progress = SIL
             leak = replace(leak, tried=[*leak.tried, own])
     progress.say("Comparing with the truth")
     compared = compare_with_truth(sent, leak)
+    if reader is None and not any(value >= DEFAULT_LEVEL for value in compared.leakages):
+        compared = _with_matching(case, sent, compared, progress)
+        leak = compared.leak
     truth = as_trained(batch, sent)
     trained_on = ""
     if not torch.equal(truth.images, batch.images.cpu()):
@@ -173,6 +177,21 @@ def play(case: ClientCase, defenses: Sequence[Defense], progress: Progress = SIL
         )
     rows = rows_of(model, leak, compared.shares, truth, sent.truth)
     return Round(**vars(compared), truth=truth, trained_on=trained_on, update=sent.update, table=rows)
+
+
+def _with_matching(case: ClientCase, sent: Sent, compared: Compared, progress: Progress) -> Compared:
+    """The same after a search for small pictures, whose answer is the one given where it is above the level."""
+    leak, options = compared.leak, case.options.of_batch(len(sent.images))
+    with in_mode(case.model, case.train):
+        more = match_as_last_resort(case.model, sent.update, leak, options, tuple(sent.images.shape[1:]), progress)
+    if not more:
+        return compared
+    tried = [*leak.tried, *more]
+    for found in (attempt.leak for attempt in more if attempt.leak is not None):
+        if max(_leakages(sent, found)) >= DEFAULT_LEVEL:
+            return compare_with_truth(sent, replace(found, tried=tried, named=leak.named, occurred=leak.occurred))
+    notes = [*leak.notes, *(attempt.refused for attempt in more if attempt.refused)]
+    return compare_with_truth(sent, replace(leak, tried=tried, notes=notes))
 
 
 def attacked(model: nn.Module, update: Update, options: AttackOptions, progress: Progress = SILENT) -> Leak:

@@ -76,6 +76,11 @@ def feature_scores(step: ClientStep, probes: int = 0) -> Tensor:
     images = step.images.detach().clone().requires_grad_(True)
     with in_mode(step.model, step.train), torch.enable_grad():
         features, _ = with_features(step.model, find_head(step.model)[1], images)
+        if torch.autograd.grad(features.sum(), images, retain_graph=True, allow_unused=True)[0] is None:
+            raise UnsumError(
+                "Soteria scores features by their slopes in the input, and codes that an embedding looks up have none; take "
+                "another defense, such as noise."
+            )
         if probes == 0 or features.shape[1] <= _EXACT_UP_TO:
             norms = _slope_norms(features, images)
         else:

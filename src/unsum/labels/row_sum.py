@@ -7,7 +7,10 @@ through noise in which single entries, and the bias gradient, are lost. Signs le
 How far is far is measured on the sums themselves: classes that nobody carries are the bulk of them, and the median and the
 median distance from it, which outliers do not move, are those of the bulk with all the noise it has:
 
-    labels = all c with g_c < median(g) − 4 · 1.4826 · median |g − median(g)|
+    labels = all c with g_c < median(g) − 4 · 1.4826 · median |g − median(g)|,  or  g_c < −4 σ √H
+
+The second holds however many of the classes occur: f ≥ 0 makes no sum of a class that nobody carries negative, and the columns of
+∇W sum to zero, so what they sum to instead is noise of deviation σ √C.
 
 Where the batch size is granted, no more classes than samples are named, the lowest first, and the rest of the samples are
 shared out by how far each row was pulled.
@@ -24,6 +27,7 @@ from unsum.labels.method import Clues, RuleNeeds, label_rule
 
 _NORMAL = 1.4826  # deviations of a normal distribution in one median distance
 _FAR = 4.0  # deviations; of a thousand sums of pure noise, one in thirty draws lies lower
+_ROUNDING = 1e-6  # of the largest sum
 _FEWEST = 4  # classes below which there is no bulk to speak of
 
 
@@ -35,16 +39,19 @@ _FEWEST = 4  # classes below which there is no bulk to speak of
 def row_sum(evidence: Clues) -> Tensor:
     """(n,) every class that stands out; (B,) with duplicates where the batch size is granted."""
     g, B = evidence.row_sums, evidence.knowledge.known_batch_size
-    if len(g) < _FEWEST:
-        raise UnsumError(f"'row-sum' compares classes with each other, and {len(g)} are too few; use 'exact'.")
     depth = g.median() - g
     spread = _NORMAL * depth.abs().median()
-    classes = (depth > _FAR * spread).nonzero()[:, 0]
-    if len(classes) == 0 or float(depth.max()) <= 0:
+    C, H = evidence.head.grad_W.shape
+    sigma = float(evidence.head.column_sums().square().mean() / C) ** 0.5
+    negative = g < -max(_FAR * sigma * H**0.5, _ROUNDING * float(g.abs().max()))
+    apart = depth > _FAR * spread if C >= _FEWEST else torch.zeros_like(negative)
+    classes = (apart | negative).nonzero()[:, 0]
+    if len(classes) == 0 or not bool((depth[classes] > 0).any()):
         raise UnsumError("No row sum lies far below the others, so 'row-sum' finds no label; use 'exact'.")
     if B is None:
         return classes
     classes = classes[depth[classes].argsort(descending=True)[:B]]
-    pulls = depth[classes] / depth[classes].sum()
+    pulls = (float(depth.amin().abs()) + depth[classes]).clamp_min(0)  # from the highest of all sums
+    pulls = pulls / pulls.sum()
     counts = 1 + whole_counts(B * pulls - 1, B - len(classes))
     return torch.repeat_interleave(classes, counts)

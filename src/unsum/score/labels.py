@@ -51,8 +51,9 @@ class LabelsRead:
 
     @property
     def share(self) -> float:
-        """Beyond a guess of as many names, of what a guess of as many names as labels leaves open; from 0 to 1."""
-        left = self.total - guessed_right(self.total, max(self.rows.shape[1], 2), self.total)
+        """Beyond a guess of as many names, of what a guess leaves open; from 0 to 1. Who names more than there are must be right
+        about those as well: half of all classes hold four labels by luck once in sixteen times."""
+        left = max(self.total, self.named) - guessed_right(self.total, max(self.rows.shape[1], 2), self.total)
         return max(self.right - self.by_chance, 0.0) / left if left > 1e-9 else 0.0
 
     @property

@@ -1,0 +1,83 @@
+"""Before an audit of small pictures calls an update safe, it has tried to match its gradient."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import unsum
+from unsum.attack.last_resort import MOST_SAMPLES, PROVES_NOTHING, match_as_last_resort
+from unsum.attack.options import AttackOptions
+from unsum.data.batch import embedded_batch
+from unsum.defend import Defense
+
+LABELS = torch.tensor([3, 7])
+
+
+def lenet() -> nn.Sequential:
+    """The network of the first papers on matching, for pictures of 16²."""
+    torch.manual_seed(1)
+    layers = [nn.Conv2d(3, 12, 5, 2, 2), nn.Sigmoid(), nn.Conv2d(12, 12, 5, 2, 2), nn.Sigmoid()]
+    return nn.Sequential(*layers, nn.Conv2d(12, 12, 5, 1, 2), nn.Sigmoid(), nn.Flatten(), nn.Linear(192, 10))
+
+
+def pooled() -> nn.Sequential:
+    torch.manual_seed(1)
+    layers = [nn.Conv2d(3, 32, 3, 1, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(256, 10))
+
+
+def photos() -> Tensor:
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(0))[:2]
+    return embedded_batch(8, image_size=16).images[order]
+
+
+@pytest.mark.parametrize(
+    ("model", "defense", "least"), [(lenet(), unsum.Prune(0.9), 0.6), (pooled(), unsum.Soteria(0.8), 0.6)]
+)
+def test_what_equations_do_not_read_is_matched_before_it_is_called_low(
+    model: nn.Module, defense: Defense, least: float
+) -> None:
+    audit = unsum.audit(model, (photos(), LABELS), defenses=defense)
+    others = [one.worst for one in audit.tried if one.leakages and one.attack != "ig"]
+    assert max(others) < 0.2
+    assert max(audit.leakages) > least
+    assert audit.by == ["ig", "ig"]
+    assert (audit.leak.method, audit.leak.images is not None) == ("ig", True)
+    assert audit.gate(0.2).exit_code == 1
+
+
+def test_what_leaks_already_is_not_matched() -> None:
+    audit = unsum.audit(pooled(), (photos(), LABELS))
+    assert min(audit.leakages) > 0.9
+    assert not any(one.attack == "ig" for one in audit.tried)
+
+
+def test_what_is_not_tried_is_said() -> None:
+    """Large pictures, many samples, and a time limit that is over: none of them is a failed attack."""
+    model, x = pooled(), photos()
+    update = unsum.capture(model, x, LABELS, defenses=[unsum.Noise(10.0)])
+    leak = replace(unsum.attack(model, update), seconds=5.0, named=LABELS)
+    cases = {
+        "pictures of 128² take long": (AttackOptions(), (3, 128, 128)),
+        f"{MOST_SAMPLES + 1} pictures take long": (AttackOptions(batch_size=MOST_SAMPLES + 1), (3, 16, 16)),
+        "of the time limit 0 s were left": (AttackOptions(time_limit=2.0), (3, 16, 16)),
+        "it assumes cross-entropy": (AttackOptions(loss="mse"), (3, 16, 16)),
+    }
+    for reason, (options, shape) in cases.items():
+        (attempt,) = match_as_last_resort(model, update, leak, options, shape)
+        assert reason in attempt.refused
+        assert attempt.leak is None
+    assert match_as_last_resort(model, update, leak, AttackOptions(), (48,)) == []
+    assert match_as_last_resort(model, update, leak, AttackOptions(method="exact"), (3, 16, 16)) == []
+
+
+def test_a_search_that_finds_nothing_decides_nothing() -> None:
+    model, x = pooled(), photos()
+    update = unsum.capture(model, x, LABELS, defenses=[unsum.Noise(10.0)])
+    leak = replace(unsum.attack(model, update), named=LABELS)
+    attempts = match_as_last_resort(model, update, leak, AttackOptions(time_limit=leak.seconds + 1.5), (3, 16, 16))
+    assert all(PROVES_NOTHING in one.blind or "time was over" in one.blind for one in attempts)
