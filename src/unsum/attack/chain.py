@@ -131,6 +131,7 @@ def cut_short(leak: Leak, deadline: Deadline) -> Leak:
 
     A certificate of the batch stays: a separator that was cut short gives none itself, so what was cut came after it.
     """
+    leak = leak.published()
     if not deadline.cut:
         return leak
     sure = [attempt.leak is not None and attempt.leak.exact for attempt in leak.tried]
@@ -217,7 +218,7 @@ def _with_maps(model: nn.Module, update: Update, leak: Leak, options: AttackOpti
         return leak
     progress.say("Reading the maps below the pooling")
     try:
-        known = replace(options, batch_size=None if options.labels is not None else leak.batch_size)  # certified
+        known = replace(options, batch_size=None if options.labels is not None else leak.batch_size)
         found = separate_by("spans", model, update, known, progress)
     except UnsumError:  # no two convolutions whose gradients hold the batch
         return leak
@@ -228,7 +229,8 @@ def _with_maps(model: nn.Module, update: Update, leak: Leak, options: AttackOpti
     if not found.exact:
         return _with_maps_of(found, replace(leak, tried=tried))
     note = "The last layer told every sample; two convolutions below it told their maps as well (spans)."
-    return replace(found, knowledge=leak.knowledge, tried=tried, notes=[note, *found.notes])
+    # The head told as many, and no more than it is certain of: who was told a number does not determine it.
+    return replace(found, knowledge=leak.knowledge, counted=leak.counted, tried=tried, notes=[note, *found.notes])
 
 
 def _with_maps_of(found: Leak, leak: Leak) -> Leak:

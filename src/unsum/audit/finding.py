@@ -77,6 +77,9 @@ class ClientFinding:
         return finite(vars(self) | lists | {"state": self.state, "label_counts": counts})
 
 
+_UNPREDICTED = "the attack answers, but something else may explain the update, so it does not say how far it is off"
+
+
 def finding_of(number: int, client: str, update: Update, leak: Leak) -> ClientFinding:
     expected = expected_leakage(leak)
     return ClientFinding(
@@ -95,7 +98,7 @@ def finding_of(number: int, client: str, update: Update, leak: Leak) -> ClientFi
         statistics_layers=len(update.statistics.layers),
         local_steps=update.statistics.steps,
         notes=(*update.notes, *leak.notes, *filter(None, [update.statistics.note])),
-        reason=leak.undecided if math.isnan(expected) else "",
+        reason=(leak.undecided or _UNPREDICTED) if math.isnan(expected) else "",
         granted=tuple(leak.knowledge.granted()),
     )
 
