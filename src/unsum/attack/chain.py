@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unsum.attack.agreement import agreeing
 from unsum.attack.auto import auto
 from unsum.attack.case import separate_by
 from unsum.attack.counts import with_counts
@@ -152,9 +153,9 @@ def _run(model: nn.Module, update: Update, options: AttackOptions, progress: Pro
     else:
         leak = _with_rule(model, update, options, options.label_rule, progress)
     trying("")  # the attack that was tried last is over: parts below the head name themselves
+    leak = agreeing(update, options, with_counts(model, update, leak, options))
     if leak.tokens is None and not is_language_model(model):  # of text there is nothing to draw
         leak = _with_inputs(model, update, leak, options, progress)
-    leak = with_counts(model, update, leak, options)
     return replace(leak, seconds=time.perf_counter() - start)
 
 
