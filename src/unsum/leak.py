@@ -76,6 +76,7 @@ class Leak:
     seconds: float = 0.0
     knowledge: Knowledge = field(default_factory=Knowledge)
     predicts: bool = True  # nothing speaks against the error that it predicts
+    estimated_error: float = math.nan  # what would be predicted, were this the only explanation
     counted: Counted | None = None  # how many samples a certified answer has
     images: Tensor | None = None  # (B, 3, h, w): in [0, 1] from an inverse, as the model takes them if peeled
     inputs: Tensor | None = None  # (B, …) raw inputs of the model, where its layers could be peeled
@@ -110,11 +111,17 @@ class Leak:
     def published(self) -> Leak:
         """The leak without a prediction that something speaks against, here and in what was tried on the way.
 
-        Attacks choose among their answers by such errors all the same. One of the whole sample or more predicts nothing.
+        Of an error of the whole sample or more it is only known that it is large.
         """
         tried = [one if one.leak is None else replace(one, leak=one.leak.published()) for one in self.tried]
         told = math.isinf(self.predicted_error) or (self.predicts and self.predicted_error < 1)
-        return replace(self, tried=tried, predicted_error=self.predicted_error if told else math.nan)
+        predicted = self.predicted_error if told else math.nan
+        return replace(self, tried=tried, predicted_error=predicted, estimated_error=self.estimate)
+
+    @property
+    def estimate(self) -> float:
+        """The error that answers are chosen by: the predicted one or, where something speaks against it, what it would be."""
+        return self.estimated_error if math.isnan(self.predicted_error) else self.predicted_error
 
     @property
     def uncounted(self) -> str:

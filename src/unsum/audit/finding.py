@@ -77,9 +77,6 @@ class ClientFinding:
         return finite(vars(self) | lists | {"state": self.state, "label_counts": counts})
 
 
-_UNPREDICTED = "the attack answers, but something else may explain the update, so it does not say how far it is off"
-
-
 def finding_of(number: int, client: str, update: Update, leak: Leak) -> ClientFinding:
     expected = expected_leakage(leak)
     return ClientFinding(
@@ -98,7 +95,7 @@ def finding_of(number: int, client: str, update: Update, leak: Leak) -> ClientFi
         statistics_layers=len(update.statistics.layers),
         local_steps=update.statistics.steps,
         notes=(*update.notes, *leak.notes, *filter(None, [update.statistics.note])),
-        reason=(leak.undecided or _UNPREDICTED) if math.isnan(expected) else "",
+        reason=leak.undecided if math.isnan(expected) else "",
         granted=tuple(leak.knowledge.granted()),
     )
 
@@ -112,13 +109,13 @@ def _label_counts(leak: Leak) -> dict[int, int]:
 
 
 def expected_leakage(leak: Leak) -> float:
-    """1 − e² for the error e that the attack predicts, whether it vouches for it or not; NaN where it predicts none, or where
+    """1 − e² for the error e that the attack estimates, whether it vouches for it or not; NaN where it predicts none, or where
     little means nothing because no attack applies."""
     if leak.inputs_exact is not None and bool(leak.inputs_exact.any()):
         return 1.0
-    if math.isnan(leak.predicted_error):
+    if math.isnan(leak.estimate):
         return math.nan
-    expected = max(1 - leak.predicted_error**2, 0.0)
+    expected = max(1 - leak.estimate**2, 0.0)
     return math.nan if leak.undecided and expected < DEFAULT_LEVEL else expected
 
 

@@ -124,7 +124,7 @@ class Journal:
 
 def surest(leak: Leak) -> tuple[bool, float]:
     """A key by which the answer that is certain, then the one of the smallest prediction, comes first."""
-    return not leak.exact, math.inf if math.isnan(leak.predicted_error) else leak.predicted_error
+    return not leak.exact, math.inf if math.isnan(leak.estimate) else leak.estimate
 
 
 def figures_of(findings: Sequence[ClientFinding], seconds: float) -> dict[str, float]:
