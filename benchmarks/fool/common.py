@@ -39,7 +39,7 @@ class Try:
     ended: str  # "claimed", "not claimed", "refused" with a sentence, or "stopped" by the deadline
     error: float = math.inf  # of samples that were found, and that are missing
     label_error: float = math.inf
-    predicted: float = math.inf
+    predicted: float = math.inf  # or NaN, where nothing is
     fooled: str = ""  # how, if it was
     seconds: float = 0.0
     found_error: float = math.nan  # of the samples that were found alone, which is what the attack predicts
@@ -47,7 +47,7 @@ class Try:
     @property
     def optimistic(self) -> bool:
         """Whether the samples found are farther off than was predicted, by more than a prediction may be."""
-        return self.found_error > max(FAR, OPTIMISTIC * self.predicted)
+        return math.isfinite(self.predicted) and self.found_error > max(FAR, OPTIMISTIC * self.predicted)
 
     @property
     def claimed(self) -> bool:
@@ -57,7 +57,8 @@ class Try:
     def fitness(self) -> float:
         """Of a claim: its true error, also relative to the predicted one. Of the others: an error that was nearly claimed."""
         true = math.log10(min(max(self.error, self.label_error, 1e-16), 10.0))
-        predicted = math.log10(min(max(self.predicted, 1e-16), 1e6))
+        unknown = math.isnan(self.predicted)
+        predicted = math.log10(1e6 if unknown else min(max(self.predicted, 1e-16), 1e6))
         if self.fooled:
             return 100.0
         return true + 0.5 * (true - predicted) if self.claimed else true - max(0.0, predicted - math.log10(_LIMIT))

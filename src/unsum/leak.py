@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -76,9 +77,9 @@ class Leak:
     weights: Tensor | None = None  # (B,) how much each sample counts, 1 on average, where that was solved for
     seconds: float = 0.0
     knowledge: Knowledge = field(default_factory=Knowledge)
-    counted: Counted | None = (
-        None  # how many distinct samples a certified answer has, and whether each one's copies are known
-    )
+    predicts: bool = True  # nothing speaks against the error that it predicts
+    estimated_error: float = math.nan  # what would be predicted, were this the only explanation
+    counted: Counted | None = None  # how many samples a certified answer has
     images: Tensor | None = None  # (B, 3, h, w): in [0, 1] from an inverse, as the model takes them if peeled
     inputs: Tensor | None = None  # (B, …) raw inputs of the model, where its layers could be peeled
     inputs_exact: Tensor | None = None  # (B,) bool, the certificate of each input
@@ -114,6 +115,21 @@ class Leak:
     def distinct(self) -> int:
         """How many of the samples found are distinct for certain; all of them where nothing is certified."""
         return self.batch_size if not self.exact or self.counted is None else self.counted.distinct
+
+    def published(self) -> Leak:
+        """The leak without a prediction that something speaks against, here and in what was tried on the way.
+
+        Of an error of the whole sample or more it is only known that it is large.
+        """
+        tried = [one if one.leak is None else replace(one, leak=one.leak.published()) for one in self.tried]
+        told = math.isinf(self.predicted_error) or (self.predicts and self.predicted_error < 1)
+        predicted = self.predicted_error if told else math.nan
+        return replace(self, tried=tried, predicted_error=predicted, estimated_error=self.estimate)
+
+    @property
+    def estimate(self) -> float:
+        """The error that answers are chosen by: the predicted one or, where something speaks against it, what it would be."""
+        return self.estimated_error if math.isnan(self.predicted_error) else self.predicted_error
 
     @property
     def uncounted(self) -> str:

@@ -120,7 +120,7 @@ def test_settings_that_say_nothing_are_refused() -> None:
 
 def test_a_finding_is_plain_json_and_figures_count_what_is_certain() -> None:
     sure = ClientFinding(
-        1, "7", "audited", exact=True, predicted_error=1e-6, leakage=1.0, batch_size=8, label_counts={3: 8}
+        1, "7", "audited", exact=True, predicted_error=1e-6, leakage=1.0, batch_size=8, distinct=8, label_counts={3: 8}
     )
     vague = ClientFinding(1, "8", "audited", predicted_error=math.inf, leakage=math.nan, batch_size=5)
     late = ClientFinding(1, "9", "out of time")

@@ -132,7 +132,7 @@ def test_fresh_networks_come_back_although_their_features_hardly_tell_samples_ap
     x = torch.rand(6, 3, 1, 1) + 0.5 * torch.rand(6, 3, 16, 16)
     update = unsum.capture(model, x, torch.full((6,), 3))
     leak = unsum.separate(model, update, loss="cross-entropy")
-    assert leak.predicted_error > 1e-5  # six of one label, to five digits at best
+    assert leak.estimate > 1e-5  # six of one label, to five digits at best
     peeled = peel(model, update, leak)
     assert_recovered(peeled, x, 1e-5)
     assert any("rounds through all layers" in note for note in peeled.notes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torchvision
@@ -77,7 +79,8 @@ def test_labels_and_features_of_every_family(name: str, soft: bool) -> None:
     else:  # a default-initialized MLP or LeNet hardly tells samples apart: then the certificate must say so
         assert name in ("lenet", "mlp")
         assert leak.notes
-        assert worst < 10 * leak.predicted_error
+        assert worst < 1e-2
+        assert math.isnan(leak.predicted_error) or worst < 10 * leak.predicted_error
 
 
 @settings(max_examples=8)

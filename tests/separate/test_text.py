@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,10 @@ def test_predicted_errors_are_those_of_features_and_infinite_where_nothing_is_fo
         leak = unsum.separate(model, sent, "text")
         assert leak.tokens is not None
         assert sorted(leak.tokens) == sorted(tokens.tolist())
-        assert 1e-7 < leak.predicted_error < 1e-4
+        if leak.exact:
+            assert 1e-7 < leak.predicted_error < 1e-4
+        else:  # a rough gradient leaves room for a sequence that is missing
+            assert math.isnan(leak.predicted_error)
     nothing = update.map(lambda _name, g: torch.randn(g.shape, generator=torch.Generator().manual_seed(0)))
     assert unsum.separate(model, nothing, "text").predicted_error == float("inf")
 

@@ -233,8 +233,8 @@ def test_half_precision_hides_nothing_and_is_predicted(train: bool, kind: torch.
     leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
     assert not leak.exact
     errors = float(sent.errors(leak).max()), unsum.score(leak, features=sent.features)["worst_feature_error"]
-    assert max(errors) < min(2e-2, leak.predicted_error)
-    assert leak.predicted_error < 50 * max(errors)
+    assert max(errors) < min(2e-2, leak.estimate)
+    assert leak.estimate < 50 * max(errors)
 
 
 def test_maps_grow_from_the_corner() -> None:
@@ -288,7 +288,7 @@ def test_noise_is_predicted(train: bool, noise: float) -> None:
     assert not leak.exact
     error = float(sent.errors(leak).max())
     assert 0.3 * noise < error < 3 * noise
-    assert error < leak.predicted_error < 20 * error
+    assert error < leak.estimate < 20 * error
 
 
 @pytest.mark.parametrize("twins", [0.0, *long(1e-3, 1e-2)])

@@ -17,7 +17,7 @@ from unsum.models.language import is_language_model
 from unsum.peel.chain import find_chain
 from unsum.peel.ratio import read_rows
 from unsum.progress import Progress
-from unsum.separate import separate
+from unsum.separate import answered as separate  # which keeps the errors that answers are chosen by
 from unsum.separate.adaptive import recognize
 from unsum.spans.pair import dense_steps
 from unsum.update import Update

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unsum.attack.agreement import agreeing
 from unsum.attack.auto import auto
 from unsum.attack.case import separate_by
 from unsum.attack.counts import with_counts
@@ -133,6 +134,7 @@ def cut_short(leak: Leak, deadline: Deadline) -> Leak:
 
     A certificate of the batch stays: a separator that was cut short gives none itself, so what was cut came after it.
     """
+    leak = leak.published()
     if not deadline.cut:
         return leak
     sure = [attempt.leak is not None and attempt.leak.exact for attempt in leak.tried]
@@ -153,9 +155,10 @@ def _run(model: nn.Module, update: Update, options: AttackOptions, progress: Pro
     else:
         leak = _with_rule(model, update, options, options.label_rule, progress)
     trying("")  # the attack that was tried last is over: parts below the head name themselves
+    leak = agreeing(update, options, with_counts(model, update, leak, options))
     if leak.tokens is None and not is_language_model(model):  # of text there is nothing to draw
         leak = _with_inputs(model, update, leak, options, progress)
-    leak = with_occurred(model, update, with_counts(model, update, leak, options))
+    leak = with_occurred(model, update, leak)
     return replace(leak, seconds=time.perf_counter() - start)
 
 
@@ -219,7 +222,7 @@ def _with_maps(model: nn.Module, update: Update, leak: Leak, options: AttackOpti
         return leak
     progress.say("Reading the maps below the pooling")
     try:
-        known = replace(options, batch_size=None if options.labels is not None else leak.batch_size)  # certified
+        known = replace(options, batch_size=None if options.labels is not None else leak.batch_size)
         found = separate_by("spans", model, update, known, progress)
     except UnsumError:  # no two convolutions whose gradients hold the batch
         return leak
@@ -230,7 +233,8 @@ def _with_maps(model: nn.Module, update: Update, leak: Leak, options: AttackOpti
     if not found.exact:
         return _with_maps_of(found, replace(leak, tried=tried))
     note = "The last layer told every sample; two convolutions below it told their maps as well (spans)."
-    return replace(found, knowledge=leak.knowledge, tried=tried, notes=[note, *found.notes])
+    # The head told as many, and no more than it is certain of: who was told a number does not determine it.
+    return replace(found, knowledge=leak.knowledge, counted=leak.counted, tried=tried, notes=[note, *found.notes])
 
 
 def _with_maps_of(found: Leak, leak: Leak) -> Leak:

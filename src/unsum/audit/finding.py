@@ -120,13 +120,13 @@ def _label_counts(leak: Leak) -> dict[int, int]:
 
 
 def expected_leakage(leak: Leak) -> float:
-    """1 − e² for the error e that the attack predicts, whether it vouches for it or not; NaN where it predicts none, or where
+    """1 − e² for the error e that the attack estimates, whether it vouches for it or not; NaN where it estimates none, or where
     little means nothing because no attack applies. No verdict: a client that holds back updates heeds it."""
     if leak.inputs_exact is not None and bool(leak.inputs_exact.any()):
         return 1.0
-    if math.isnan(leak.predicted_error):
+    if math.isnan(leak.estimate):
         return math.nan
-    expected = max(1 - leak.predicted_error**2, 0.0)
+    expected = max(1 - leak.estimate**2, 0.0)
     return math.nan if leak.undecided and expected < DEFAULT_LEVEL else expected
 
 

@@ -42,14 +42,16 @@ class Evidence:
 class Claim:
     """Whether the answer is exact, the largest predicted error of its features, and why.
 
-    A `predicted_error` of inf means that the gradient does not determine the features. NaN means that the method
-    predicts nothing; no claim has it.
+    A `predicted_error` of inf means that the gradient does not determine the features. Where something else may explain the
+    gradient, the error that the Jacobian predicts is that of one explanation: good for choosing among answers, and no prediction
+    of the attack (`predicts` is false).
     """
 
     exact: bool
     predicted_error: float
     notes: list[str] = field(default_factory=list)
     counted: Counted | None = None
+    predicts: bool = False
 
 
 def grant(evidence: Evidence) -> Claim:
@@ -65,9 +67,10 @@ def grant(evidence: Evidence) -> Claim:
         doubts.append(
             f"{evidence.missing} more samples may be in the gradient: it has more directions than were found."
         )
-    sure = evidence.explained and not doubts and predicted < TRUSTED_ERROR
+    predicts = evidence.explained and not doubts
+    sure = predicts and predicted < TRUSTED_ERROR
     notes = [*doubts, *(evidence.assumed if sure else ())]
-    return Claim(sure, predicted, notes, evidence.counted if sure else None)
+    return Claim(sure, predicted, notes, evidence.counted if sure else None, predicts)
 
 
 def grant_each(errors: Tensor, *, above: bool, doubts: Sequence[str] = ()) -> Tensor:

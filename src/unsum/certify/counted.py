@@ -42,6 +42,14 @@ def count(
     return Counted(sum(distinct.values()), settled, visits=steps is not None and not settled)
 
 
+def each_is_one(knowledge: Knowledge, copies: Tensor | None) -> bool:
+    """Whether the number that was granted leaves a single sample for each of those found, whatever they weigh.
+
+    Where one counts twice it may weigh twice, and another one be two samples that look alike.
+    """
+    return knowledge.known_batch_size is not None and (copies is None or not bool((copies > 1).any()))
+
+
 def _first_of_their_kind(rows: Tensor, kinds: Tensor, errors: Tensor) -> Tensor:
     """(B,) whether no earlier row of the same kind (B, …) may be the same sample."""
     rows = rows.double()

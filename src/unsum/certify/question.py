@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from unsum.certify.candidate import Candidate
+from unsum.certify.counted import count
 from unsum.equation.equation import Linearized
 from unsum.equation.observation import Observation
 from unsum.head import Head
@@ -29,6 +30,13 @@ class Question:
     @property
     def batch_size(self) -> int | None:
         return self.knowledge.known_batch_size
+
+    @cached_property
+    def each_is_one(self) -> bool:
+        """Whether a batch size was granted that leaves a single sample for each of those found, whatever they weigh."""
+        at, errors = self.candidate.at.T, self.candidate.merged()[1]
+        number = count(at, self.candidate.Y.argmax(1), errors, self.knowledge).distinct
+        return self.batch_size is not None and number == self.batch_size
 
     @property
     def misfit(self) -> float:

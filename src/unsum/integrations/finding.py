@@ -76,7 +76,7 @@ def _attacked_twice(model: nn.Module, seen: Seen, attack: str | None, *, train: 
             return told
         untold = _attacked(model, seen.update, attack, AttackOptions(seed=seed))
     found = [untold] if told is None or told.batch_size != granted else [told, untold]
-    return min(found, key=lambda leak: (not leak.exact, not leak.predicted_error < math.inf, leak.predicted_error))
+    return min(found, key=surest)
 
 
 def _attacked(model: nn.Module, update: Update, attack: str | None, options: AttackOptions) -> Leak:
@@ -120,6 +120,11 @@ class Journal:
                 return None
             self._curves = SummaryWriter(str(self.folder))
         return self._curves
+
+
+def surest(leak: Leak) -> tuple[bool, float]:
+    """A key by which the answer that is certain, then the one of the smallest prediction, comes first."""
+    return not leak.exact, math.inf if math.isnan(leak.estimate) else leak.estimate
 
 
 def figures_of(findings: Sequence[ClientFinding], seconds: float) -> dict[str, float]:

@@ -29,6 +29,7 @@ from unsum.integrations.finding import (
     figures_of,
     finding_of,
     reason_of,
+    surest,
 )
 from unsum.integrations.guard import Action, Guard
 from unsum.integrations.pool import ArrivedWeights, AuditPool
@@ -282,7 +283,7 @@ class AuditStrategy(WrappedStrategy):
             self._earlier[node] = rounds
             if len(rounds) > 1:
                 together = separate_rounds(rounds, batch_size=found.update.batch_size, seed=self._seed)
-                leak = min(leak, together, key=lambda leak: leak.predicted_error)
+                leak = min(leak, together, key=surest)
         return model, found, finding_of(number, str(node), found.update, leak)
 
     def _say(self, number: int, findings: list[ClientFinding]) -> None:

@@ -26,7 +26,7 @@ from unsum.match.plug import load_denoiser, photos_of
 from unsum.match.problem import Plan, Problem
 from unsum.match.regularizers import TotalVariation
 from unsum.match.unknown import Pixels, Shape, Unknown
-from unsum.separate import separate
+from unsum.separate import answered
 from unsum.update import Update
 
 
@@ -97,7 +97,7 @@ def _begin(problem: Problem, path: str) -> tuple[Unknown, str, str]:
             raise
         return Pixels("uniform"), "", "Pictures began as noise: the model has no inverse."
     update = Update(problem.sent, reduction=problem.reduction)
-    leak = separate(problem.model, update, "adaptive", labels=problem.targets)
+    leak = answered(problem.model, update, "adaptive", labels=problem.targets)
     images = invert(problem.model, leak, inverse=inverse).to(problem.zero)
     if not math.isfinite(leak.predicted_error) or images.shape != (problem.batch_size, *problem.shape):
         return Pixels("uniform"), "", "Pictures began as noise: the update's features could not be separated."

@@ -23,7 +23,7 @@ from unsum.match.engine import Matched
 from unsum.match.method import MATCHERS, Matcher
 from unsum.match.problem import Problem, picture_shape, pose
 from unsum.progress import SILENT, Progress
-from unsum.separate import separate
+from unsum.separate import answered
 from unsum.update import Update
 
 
@@ -122,7 +122,7 @@ def _targets(
     granted = knowledge.targets(classes)
     if separator:
         labels, B = knowledge.labels, knowledge.batch_size
-        leak = separate(model, update, separator, labels=labels, batch_size=B, seed=seed)
+        leak = answered(model, update, separator, labels=labels, batch_size=B, seed=seed)
         predicts = separator != "soft"  # that one finds a sample or says that it did not, and predicts no error
         if leak.predicted_error == math.inf or (predicts and math.isnan(leak.predicted_error)):
             raise UnsumError(f"{chosen.name!r} separates first, and that failed: {leak.notes[0]}")

@@ -22,7 +22,7 @@ from unsum.leak import Leak
 from unsum.peel import cocktail, phong_input, ratio, residual, rgap, walk  # noqa: F401 (registers the methods)
 from unsum.peel.chain import Chain, find_chain
 from unsum.peel.method import PEELERS, Peeled, PeeledLayer, Shape
-from unsum.separate import separate
+from unsum.separate import answered
 from unsum.separate.options import check_options
 from unsum.sharing import once
 from unsum.update import Update
@@ -80,7 +80,7 @@ def peel(
     check_options(method, cast("Callable[..., Any]", peeler), (name for name in options if name != "shape"))
     start = time.perf_counter()
     if leak is None and method == "layers":
-        leak = separate(model, update, seed=seed)
+        leak = answered(model, update, seed=seed)
     peeled = peeler(model, update, leak, shape=shape, seed=seed, **options)
     return replace(peeled, seconds=time.perf_counter() - start)
 

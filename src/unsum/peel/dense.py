@@ -181,7 +181,7 @@ def head_factor(leak: Leak, reduction: str) -> float:
 def front_at_head(leak: Leak, head: Step, reduction: str, seed: int) -> Front:
     """Features and δ of the head, with copies disturbed by the separator's predicted error."""
     F = leak.features.to(head.W.device, torch.float64)
-    error = min(leak.predicted_error, 1.0) if leak.predicted_error == leak.predicted_error else 1.0
+    error = min(leak.estimate, 1.0) if leak.estimate == leak.estimate else 1.0
     error = max(error, torch.finfo(leak.features.dtype).eps)
     generator = torch.Generator().manual_seed(seed)
     basis = orthonormal_rows(F)

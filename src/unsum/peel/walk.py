@@ -38,7 +38,7 @@ def layers(model: nn.Module, update: Update, leak: Leak | None, *, shape: Shape 
     """Peel as far as the architecture allows; `leak` is the separation that this continues."""
     if leak is None:
         raise UnsumError("The peeler 'layers' continues a separation; give it the leak of unsum.separate.")
-    if not bool(torch.isfinite(leak.features).all()) or leak.predicted_error == torch.inf:
+    if not bool(torch.isfinite(leak.features).all()) or leak.estimate == torch.inf:
         raise UnsumError("The separation found nothing, so there is nothing to peel; see leak.notes.")
     chain = find_chain(model, update, leak.features.device)
     shapes = input_shapes(chain, model, shape)

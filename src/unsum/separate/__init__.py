@@ -92,6 +92,36 @@ def separate(
         >>> round(unsum.score(leak, features=inputs)["worst_feature_error"], 3)
         0.0
     """
+    return answered(
+        model,
+        update,
+        method,
+        labels=labels,
+        batch_size=batch_size,
+        device=device,
+        seed=seed,
+        progress=progress,
+        loss=loss,
+        time_limit=time_limit,
+        **options,
+    ).published()
+
+
+def answered(
+    model: nn.Module,
+    update: Update,
+    method: str = "exact",
+    *,
+    labels: Tensor | None = None,
+    batch_size: int | None = None,
+    device: torch.device | str | None = None,
+    seed: int = 0,
+    progress: Progress = SILENT,
+    loss: str | Loss | None = None,
+    time_limit: float | None = None,
+    **options: Any,
+) -> Leak:
+    """`separate`, with the error by which attacks choose among their answers, whatever speaks against it."""
     other = declared(loss)
     disclosed = update.batch_size if labels is None and batch_size is None else batch_size
     loss_name = loss if isinstance(loss, str) or loss is None else loss.name

@@ -11,7 +11,7 @@ p = softmax(f Wᵀ + b), which neither used, says how long f is and how far it i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ _COINCIDE, _APART = 1e-3, 1e-2  # distances of unit vectors that are one directi
 _STRONG = 0.1  # size a class must have in a column to say something about it
 _UNSETTLED = 1e-3  # median misfit of a class's columns above which its corners are sought again
 _UNTRIED = "further steps of the crowded batch"
+# Times the predicted error, and the least of it, that the answer may leave of the gradient: more contradicts the prediction.
+_CONTRADICTED, _AGREES = 3.0, 1e-2
 _AT_ONCE = 4096  # columns whose supports are solved for together
 
 
@@ -113,7 +115,9 @@ def _leak(head: Head, labels: Tensor, atoms: Tensor, F: Tensor) -> Leak:
         f"the worst is off by {100 * float(errors.max()):.0f} %."
     )
     targets = torch.nn.functional.one_hot(labels, head.classes).double()
-    return uncertified("crowded", head, logits, targets, features, [note], predicted_error=float(errors.max()))
+    predicted = float(errors.max())
+    leak = uncertified("crowded", head, logits, targets, features, [note], predicted_error=predicted)
+    return replace(leak, predicts=leak.residual < _CONTRADICTED * max(predicted, _AGREES))
 
 
 @dataclass(frozen=True)

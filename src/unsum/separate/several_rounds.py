@@ -246,7 +246,7 @@ def separate_rounds(
         shapes = f"{tuple(heads[0].W.shape)} and {tuple(odd.W.shape)}"
         raise UnsumError(f"The rounds are of different models: their heads have the shapes {shapes}.")
     leak = _separated([[head] for head in heads], knowledge, seed)
-    return replace(leak, knowledge=knowledge, seconds=time.perf_counter() - start)
+    return replace(leak, knowledge=knowledge, seconds=time.perf_counter() - start).published()
 
 
 def _separated(groups: list[list[Head]], knowledge: Knowledge, seed: int) -> Leak:

@@ -124,7 +124,7 @@ class _Answer:
             predicted_error=float(errors.max()),
             scale=total,
         )
-        return replace(leak, weights=a / a.mean())
+        return replace(leak, weights=a / a.mean(), predicts=False)  # nobody asked what else explains the gradient
 
 
 def _notes(factors: Tensor, misfit: float) -> list[str]:

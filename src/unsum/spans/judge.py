@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from unsum.certify.claim import FALSE_ERROR, Claim, Evidence, grant
-from unsum.certify.counted import count
+from unsum.certify.counted import count, each_is_one
 from unsum.certify.question import name_some
 from unsum.knowledge import Knowledge
 from unsum.leak import Counted
@@ -147,8 +147,9 @@ def _doubt_samples(
     if faint:
         return [f"Sample {name_some(faint)} sends little more to some layer than is left unexplained there."]
     hidden = ~(replayed.twins(seed) > FAR)
-    known = knowledge.known_batch_size is not None or (weighed and not bool(hidden.all()))
-    if known:  # who counts once is one; who counts twice may be two that are alike
+    if each_is_one(knowledge, copies):
+        hidden &= False
+    elif weighed and not bool(hidden.all()):  # who counts once is one; who counts twice may be two that are alike
         hidden &= torch.ones_like(hidden) if copies is None else copies > 1
     several = hidden.nonzero()[:, 0].tolist()
     if several:

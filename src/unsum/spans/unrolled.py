@@ -141,6 +141,7 @@ def _answered(head: Head, pair: Pair, answer: UnrolledAnswer, knowledge: Knowled
         residual=min(_left(found, pair), 1.0),
         predicted_error=claim.predicted_error,
         exact=claim.exact,
+        predicts=claim.predicts,
         counted=claim.counted,
         inner={pair.steps[0].name: X.to(dtype)},
         notes=[*_remarks(pair, answer), *claim.notes],

@@ -22,7 +22,7 @@ def doubt_runaways(question: Question) -> list[str]:
 def doubt_faint(question: Question) -> list[str]:
     """Only a plain mean counts its samples; else others make up for one that sends no more than they are sure of."""
     candidate = question.candidate
-    if question.batch_size is not None:
+    if question.each_is_one:
         return []
     doubts = _doubt_sure(question)
     counted = question.observation.reduction == "mean" and not candidate.equation.alpha_free

@@ -44,7 +44,7 @@ def doubt_groups(groups: list[list[int]]) -> list[str]:
 
 def doubt_merged(question: Question) -> list[str]:
     """The doubt that every sample stands for several of its label, none of which was found by itself."""
-    if question.batch_size is not None:
+    if question.each_is_one:
         return []
     if out_of_time("whether samples hide behind each other"):
         return ["There was no time to ask whether samples of one label pass as one."]

@@ -61,7 +61,7 @@ def at_maps(model: nn.Module, update: Update, leak: Leak, blocks: Blocks, size: 
     inner: dict[str, Tensor] = {}
     errors, misfit = _even(leak, maps), 0.0
     for block, (read, before) in zip(reversed(blocks.above), reversed(passes), strict=True):
-        gradient, mask_share, off = _down(block, read, before, gradient, max(FLOOR, _CLEAR * leak.predicted_error))
+        gradient, mask_share, off = _down(block, read, before, gradient, max(FLOOR, _CLEAR * leak.estimate))
         errors, misfit = errors + mask_share, max(misfit, off)
         inner |= {unit.name: maps for unit, maps in zip(block.units, read, strict=True)}
     return Origin(maps, gradient, errors, _level(leak, maps), inner, misfit)
@@ -91,8 +91,8 @@ def _down(
 
 
 def _even(leak: Leak, maps: Tensor) -> Tensor:
-    return torch.full((len(maps),), leak.predicted_error, dtype=maps.dtype, device=maps.device)
+    return torch.full((len(maps),), leak.estimate, dtype=maps.dtype, device=maps.device)
 
 
 def _level(leak: Leak, maps: Tensor) -> Tensor:
-    return max(FLOOR, _CLEAR * leak.predicted_error) * maps.square().mean((1, 2, 3), keepdim=True).sqrt()
+    return max(FLOOR, _CLEAR * leak.estimate) * maps.square().mean((1, 2, 3), keepdim=True).sqrt()

@@ -151,10 +151,12 @@ def answer(head: Head, batch: Groups, defense: RecognizedDefense, samples: ToldA
             f"The answer leaves {100 * unexplained:.2g} % of the gradient unexplained beyond the noise: labels may be wrong."
         )
     predicted = max(float(samples.errors.max()), batch.size * unexplained)  # none at all is no estimate
-    return uncertified(
+    leak = uncertified(
         "adaptive", head, samples.logits, targets, features, notes,
         residual=residual, predicted_error=predicted or math.inf, scale=batch.scale,
     )  # fmt: skip
+    # What the noise does not explain was done by something else, and how far that moves features is not predicted.
+    return replace(leak, predicts=unexplained < _MUCH and batch.size * unexplained <= float(samples.errors.max()))
 
 
 def _unexplained(head: Head, defense: RecognizedDefense, residual: float) -> float:

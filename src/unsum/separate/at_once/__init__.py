@@ -96,6 +96,7 @@ def _write(
             residual=residuals[n],
             predicted_error=claim.predicted_error,
             exact=claim.exact,
+            predicts=claim.predicts,
             counted=claim.counted,
             notes=claim.notes,
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unsum.certify.claim import FALSE_ERROR, Claim, Evidence, grant
-from unsum.certify.counted import count
+from unsum.certify.counted import count, each_is_one
 from unsum.certify.question import name_some
 from unsum.equation.noise import unit_of
 from unsum.head import Head, orthonormal_rows
@@ -268,7 +268,7 @@ def _doubt_beside(answer: BottleneckAnswer, knowledge: Knowledge) -> list[str]:
     basis = orthonormal_rows(answer.above.G)
     shown = (half - (half @ basis.T) @ basis).norm(dim=1) * d.norm(dim=1)
     hidden = ~(shown > FAR * largest(answer.head_left))
-    if knowledge.known_batch_size is not None:
-        hidden &= torch.ones_like(hidden) if reading.copies is None else reading.copies > 1
+    if each_is_one(knowledge, reading.copies):
+        hidden &= False
     several = hidden.nonzero()[:, 0].tolist()
     return [f"Sample {name_some(several)} may be several with equal maps: the head does not tell."] if several else []

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unsum.certify.claim import FALSE_ERROR
+from unsum.certify.counted import each_is_one
 from unsum.certify.question import name_some
 from unsum.deadline import out_of_time
 from unsum.head import orthonormal_rows
@@ -62,8 +63,8 @@ def doubt_samples(sent: SentMaps, copies: Tensor | None, knowledge: Knowledge, s
     if faint:
         return [f"Sample {name_some(faint)} sends little more to some layer than is left unexplained there."]
     hidden = ~(_twins(sent, left, seed) > FAR)
-    if knowledge.known_batch_size is not None:  # who counts once is one; who counts twice may be two that are alike
-        hidden &= torch.ones_like(hidden) if copies is None else copies > 1
+    if each_is_one(knowledge, copies):
+        hidden &= False
     several = hidden.nonzero()[:, 0].tolist()
     if several:
         return [

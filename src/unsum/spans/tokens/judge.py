@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unsum.certify.claim import FALSE_ERROR, Claim, Evidence, grant
-from unsum.certify.counted import count
+from unsum.certify.counted import count, each_is_one
 from unsum.certify.doubts.replay import doubt_invisible, doubt_missing
 from unsum.certify.question import name_some
 from unsum.head import orthonormal_rows
@@ -119,8 +119,8 @@ def _doubt_twins(answer: PictureAnswer, knowledge: Knowledge, seed: int) -> list
             each.append(Passed(*beyond).size / rests[name])
         shown.append(torch.stack(each).amax(0))
     hidden = ~(torch.stack(shown).amin(0) > FAR)
-    if knowledge.known_batch_size is not None and reading.copies is not None:  # who counts once is one
-        hidden &= reading.copies > 1
+    if each_is_one(knowledge, reading.copies):
+        hidden &= False
     several = hidden.nonzero()[:, 0].tolist()
     if not several and knowledge.known_batch_size is None:
         # A twin of 4e-5 of its weight was missing beside a picture: it sends less than rounding, and only the number tells of it.
