@@ -182,6 +182,7 @@ def audit(
     if own.resized:
         progress.say(own.resized)
     network, name, reader = loaded.model.to(options.device), loaded.name, None
+    network.input_shape = tuple(own.images.shape[1:])  # type: ignore[assignment] # a server knows what its model takes
     if server is not None:
         network, reader = modify(network, server, shape=tuple(own.images.shape[1:]), seed=seed)
         name = f"{name}, changed by the server ({reader.name}: {reader.summary})"

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from unsum.certify.doubts.network import doubt_network, withhold
 from unsum.deadline import time_limit as limited_to
 from unsum.errors import UnsumError
 from unsum.head import Head
@@ -117,6 +118,7 @@ def separate(
                 leak = replace(leak, notes=[*leak.notes, *filter(None, [advice(head)])])
     if deadline.cut:  # a search that was cut short vouches for nothing
         leak = replace(leak, exact=False, notes=[deadline.sentence, *leak.notes])
+    leak = withhold(leak, doubt_network(head, method, leak.loss))
     if update.carried is not None:
         leak = replace(leak, notes=[*leak.notes, update.carried.note])
     granted = replace(knowledge, auxiliary_photos=leak.knowledge.auxiliary_photos)  # a method says which photos it used

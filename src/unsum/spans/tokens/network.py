@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from unsum.errors import UnsumError
 from unsum.gradients import in_eval_mode
 from unsum.match.problem import picture_shape
+from unsum.network.layers import departure
 from unsum.spans.tokens.block import Call, FirstBlock, read_block
 
 _SAME = 1e-4  # relative difference within which two float32 passes agree
@@ -93,6 +94,9 @@ def find_patches(model: nn.Module) -> PatchNetwork:
         calls = _calls(model, torch.rand(1, *shape, generator=generator).to(next(model.parameters())))
         if not calls or calls[0].module is not layer:
             raise _no_transformer("the layer that cuts patches is not the first one")
+        changed = next((f"{call.name!r} {why}" for call in calls if (why := departure(call.module))), None)
+        if changed:
+            raise _no_transformer(changed)
         layout = _layout(model, layer, shape)
         attention = _first_attention(calls, layer)
         u = calls[0].written
