@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from unsum.errors import UnsumError
+from unsum.errors import NoHeadError, UnsumError
 from unsum.gradients import in_eval_mode, inputs_of
 from unsum.network.flow import is_followed
 from unsum.network.kept import while_unchanged
@@ -215,7 +215,17 @@ def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
 def _found(model: nn.Module) -> _Found:
     if isinstance(model, nn.Linear):
         return _find_head(model)
-    return while_unchanged(model, "find head", lambda: _find_head(model))
+    found = while_unchanged(model, "find head", lambda: _found_or_why_not(model))
+    if isinstance(found, str):
+        raise NoHeadError(found)
+    return found
+
+
+def _found_or_why_not(model: nn.Module) -> _Found | str:
+    try:
+        return _find_head(model)
+    except NoHeadError as reason:
+        return str(reason)
 
 
 def _find_head(model: nn.Module) -> _Found:
@@ -261,9 +271,12 @@ def _name_by_passes(model: nn.Module) -> str:
     return name
 
 
-def collect_features(model: nn.Module, images: Tensor) -> Tensor:
-    """(B, H) what reaches the head for `images`, in the mode (train or eval) that `model` is in; no gradient is kept."""
-    _, linear = find_head(model)
+def collect_features(model: nn.Module, images: Tensor, head: nn.Linear | None = None) -> Tensor:
+    """(B, H) what reaches the head for `images`, in the mode (train or eval) that `model` is in; no gradient is kept.
+
+    Give the `head` where hooks are on the model that must not see the passes by which it is found.
+    """
+    linear = find_head(model)[1] if head is None else head
     with inputs_of(linear) as seen, torch.no_grad():
         model(images)
     return seen[-1].detach().flatten(1)
@@ -306,8 +319,17 @@ def _is_transparent(node: fx.Node, model: nn.Module) -> bool:
     return node.op in ("call_function", "call_method") and node.target in _TRANSPARENT_CALLS
 
 
-def _no_head(model: nn.Module, reason: str) -> UnsumError:
-    return UnsumError(
+def head_shape(model: nn.Module) -> tuple[int, int]:
+    """(C, H) of the head; (1, 1) where the model has none, for answers without samples."""
+    try:
+        _, linear = find_head(model)
+    except NoHeadError:
+        return 1, 1
+    return linear.out_features, linear.in_features
+
+
+def _no_head(model: nn.Module, reason: str) -> NoHeadError:
+    return NoHeadError(
         f"{type(model).__name__} has no linear head: {reason}; unsum needs a model whose logits are "
         "the output of an nn.Linear."
     )

@@ -176,8 +176,8 @@ def test_wrapped_models_keep_their_head(wrap: Callable[[nn.Module], nn.Module], 
 def test_a_model_is_left_as_it_was() -> None:
     model = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3))
     model[1].eval()
-    before, drawn = ({name: t.clone() for name, t in model.state_dict().items()},)
-    torch.get_rng_state()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    drawn = torch.get_rng_state()
     find_head(model)
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     assert [module.training for module in model] == [True, False, True, True]

@@ -105,16 +105,21 @@ def _texts(model: nn.Module, batch: int, device: torch.device) -> Iterator[Tenso
 
 def _shapes(model: nn.Module) -> Iterator[tuple[int, ...]]:
     """Shapes of one input that the layers suggest, the likeliest first."""
+    dense = [m for m in model.modules() if isinstance(m, nn.Linear)]
     told, own = getattr(model, "input_shape", None), getattr(model, "image_size", None)
     if isinstance(told, tuple):
         yield told
-    sides = [*_SIDES[:2], *([own] if isinstance(own, int) and own > 0 else []), *_SIDES[2:], *_UNUSUAL]
+    sides = [
+        *_SIDES[:2],
+        *([own] if isinstance(own, int) and own > 0 else []),
+        *_SIDES[2:],
+        *(_UNUSUAL if dense else ()),
+    ]
     layers = list(model.modules())
     recurrent = next((m for m in layers if isinstance(m, nn.RNNBase)), None)
     if recurrent is not None:
         yield _TOKENS + 1, recurrent.input_size
     first = next((m for m in layers if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)), None)
-    dense = [m for m in layers if isinstance(m, nn.Linear)]
     if not isinstance(first, nn.Conv2d):
         yield from _rows(model, dense)
     if isinstance(first, nn.Conv1d):
