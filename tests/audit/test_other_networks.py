@@ -84,7 +84,7 @@ def test_a_segmentation_network_is_not_decidable_from_the_command_line(folder: P
     said = str(json.loads((out / "result.json").read_text())["verdict"])
     assert "the network has no linear head to start from (its output comes from 'out', a Conv2d)" in said
     assert "protect them by noise with a proven bound (dp)" in said
-    refused = run("audit", "--model", model, "--data", str(folder / "classes.npz"))
+    refused = run("audit", "--model", model, "--data", str(folder / "classes.npz"), "--batch", "4")
     assert refused.code == 2
     assert "What UNet minimizes is not known" in refused.err
     assert "Traceback" not in refused.err

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from unsum.declared import check_seed
 from unsum.errors import UnsumError, unknown_name
 from unsum.head import find_head
 from unsum.models.accepted_size import accepted_size, refusal
@@ -74,6 +75,7 @@ def load_model(
         download: fetch published torchvision weights that are not on this disk.
         any_input: take a model that reads no photos, too: its side is 0 then.
     """
+    check_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         built = _build(spec, classes, seed, size, download, fresh_head)

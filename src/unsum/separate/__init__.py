@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from unsum.certify.doubts.network import doubt_network, withhold
 from unsum.deadline import time_limit as limited_to
+from unsum.declared import check_seed
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
@@ -90,6 +91,7 @@ def separate(
         >>> round(unsum.score(leak, features=inputs)["worst_feature_error"], 3)
         0.0
     """
+    check_seed(seed)
     other = declared(loss)
     disclosed = update.batch_size if labels is None and batch_size is None else batch_size
     loss_name = loss if isinstance(loss, str) or loss is None else loss.name

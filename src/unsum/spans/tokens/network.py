@@ -245,8 +245,7 @@ def _norms(probe: _Probe, calls: list[Call], attention: int, last: Call, N: int)
         after = _patch_rows(at_random[1][0], N, d) - _patch_rows(at_random[0][1], N, d)
         if not _close(after, _patch_rows(at_zero[1][0], N, d) - _patch_rows(at_zero[0][1], N, d)):
             return None
-    inner = chain[0] if len(chain) > 1 else None
-    assert inner is None or isinstance(inner, nn.LayerNorm)
+    inner = chain[0] if len(chain) > 1 and isinstance(chain[0], nn.LayerNorm) else None
     return FirstNorms(norm, inner, offset, after, readers)
 
 
