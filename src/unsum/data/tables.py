@@ -71,7 +71,9 @@ class _Profile:
         if not len(new):
             return
         total, apart = self.numbers + len(new), float(new.mean()) - self.mean
-        self.squares += float(((new - new.mean()) ** 2).sum()) + apart * apart * self.numbers * len(new) / total
+        with np.errstate(over="ignore"):  # who asks for the deviation sees that it is infinite
+            own = float(((new - new.mean()) ** 2).sum())
+        self.squares += own + apart * apart * self.numbers * len(new) / total
         self.mean += apart * len(new) / total
         self.numbers = total
 
