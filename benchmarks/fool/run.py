@@ -52,7 +52,10 @@ from unsum.spans import search as spans_search
 from unsum.spans import settle as spans_settle
 from unsum.spans import steps as spans_steps
 
-PATHS = ("head", "many", "losses", "rounds", "steps", "text", "peel", "spans", "maps", "bottleneck", "pixels", "tokens")
+PATHS = (
+    "head", "many", "losses", "rounds", "steps", "text", "peel", "spans", "maps", "bottleneck", "pixels", "tokens",
+    "networks",
+)  # fmt: skip
 DEADLINE = 1.5  # seconds of computing for the longest tries
 _PATIENCE = 0.2  # of a try's time for the solvers' further starts, not the 8 seconds that they take by default
 _WHOLE, _KNOWN, _TIMES, _LEAST = (

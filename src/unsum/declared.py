@@ -49,6 +49,12 @@ def check_whole(what: str, value: Any) -> None:
         raise UnsumError(f"{what} must be a whole number of at least 1 that 64 bits hold, not {shown(value)}.")
 
 
+def check_seed(seed: Any) -> None:
+    """Refuse what no generator of random numbers takes as its seed."""
+    if not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+        raise UnsumError(f"The seed must be a whole number that 64 bits hold, not {shown(seed)}.")
+
+
 def check_positive(what: str, value: Any) -> None:
     if not 0 < _float(value) < math.inf:
         raise UnsumError(f"{what} must be positive and finite, not {shown(value)}.")

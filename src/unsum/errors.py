@@ -25,6 +25,10 @@ class UnsumError(ValueError):
     """
 
 
+class NoHeadError(UnsumError):
+    """The model is no classifier with a linear head, which the attacks on it need."""
+
+
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UnsumError:
     """The error for a name that does not exist, with the nearest names that do.
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from unsum.errors import UnsumError
+from unsum.errors import NoHeadError, UnsumError
 from unsum.gradients import in_eval_mode, inputs_of
+from unsum.network.flow import is_followed
+from unsum.network.kept import while_unchanged
+from unsum.network.layers import departure
+from unsum.network.output import OutputCheck, check_output, writer_of_output
+from unsum.network.passes import accepted_input
 from unsum.sharing import once, version
 from unsum.update import Update
 
@@ -51,6 +57,7 @@ class Head:
     # (C, H) what was sent and rounded, where something was taken off it; None for grad_W itself.
     sent_W: Tensor | None = None
     sent_b: Tensor | None = None  # (C,)
+    check: OutputCheck = field(default_factory=OutputCheck)  # whether its output is the model's
 
     @classmethod
     def of(cls, model: nn.Module, update: Update, device: torch.device | str | None = None) -> Head:
@@ -61,7 +68,8 @@ class Head:
 
     @classmethod
     def _of(cls, model: nn.Module, update: Update, device: torch.device | str | None) -> Head:
-        name, linear = find_head(model)
+        found = _found(model)
+        name, linear = found.name, found.linear
         update.validate(model)
         # A weight that two layers share (tied embeddings) goes by the first one's name.
         shared = next((other for other, parameter in model.named_parameters() if parameter is linear.weight), None)
@@ -80,7 +88,7 @@ class Head:
         optional = linear.bias, update.gradients.get(bias_name), sent.get(weight_name), sent.get(bias_name)
         b, grad_b, sent_W, sent_b = (None if tensor is None else tensor.detach().to(target) for tensor in optional)
         divisor = (update.learning_rate or 1.0) if update.kind == "delta" else None
-        return cls(name, W, b, grad_W, grad_b, update.reduction, divisor, sent_W, sent_b)
+        return cls(name, W, b, grad_W, grad_b, update.reduction, divisor, sent_W, sent_b, found.check)
 
     @property
     def classes(self) -> int:
@@ -184,25 +192,60 @@ def orthonormal_rows(rows: Tensor) -> Tensor:
     return basis
 
 
+@dataclass(frozen=True)
+class _Found:
+    """The layer that is taken for the head, and what a pass showed of its output."""
+
+    name: str
+    linear: nn.Linear
+    check: OutputCheck = field(default_factory=OutputCheck)
+
+
 def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
     """The name and module of the `nn.Linear` whose output is the model's logits.
 
     Follows the data flow back from the output (torch.fx), so that the order in which a class happens to define its
-    layers does not matter. Models that cannot be traced fall back to the last Linear by registration.
+    layers does not matter. Models that cannot be traced are run: the layer is the one whose output they return. A layer that
+    computes something else than its class, or whose output is not the model's, is refused.
     """
+    found = _found(model)
+    return found.name, found.linear
+
+
+def _found(model: nn.Module) -> _Found:
     if isinstance(model, nn.Linear):
-        return "", model
-    return once("find head", (model,), lambda: _find_head(model), of_model=True)
+        return _find_head(model)
+    found = while_unchanged(model, "find head", lambda: _found_or_why_not(model))
+    if isinstance(found, str):
+        raise NoHeadError(found)
+    return found
 
 
-def _find_head(model: nn.Module) -> tuple[str, nn.Linear]:
+def _found_or_why_not(model: nn.Module) -> _Found | str:
     try:
-        graph = trace(model)
+        return _find_head(model)
+    except NoHeadError as reason:
+        return str(reason)
+
+
+def _find_head(model: nn.Module) -> _Found:
+    name = "" if isinstance(model, nn.Linear) else _name_of_head(model)
+    linear = model.get_submodule(name)
+    assert isinstance(linear, nn.Linear)
+    problem = departure(linear)
+    if problem is not None:
+        raise _no_head(model, f"{name or 'it'!r} {problem}")
+    check = check_output(model, name, linear) if name else OutputCheck()
+    if check.departs:
+        raise _no_head(model, f"{name!r} comes last, but {check.departs}")
+    return _Found(name, linear, check)
+
+
+def _name_of_head(model: nn.Module) -> str:
+    try:
+        graph = _traced(model)
     except Exception:  # tracing runs the user's own forward on proxies: any exception means "cannot be traced"
-        linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-        if not linears:
-            raise _no_head(model, "it has no nn.Linear at all") from None
-        return linears[-1]
+        return _name_by_passes(model)
     node = output_source(graph)
     while node is not None and _is_transparent(node, model):
         node = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
@@ -212,20 +255,47 @@ def _find_head(model: nn.Module) -> tuple[str, nn.Linear]:
     module = model.get_submodule(name)
     if not isinstance(module, nn.Linear):
         raise _no_head(model, f"its output comes from {name!r}, a {type(module).__name__}")
-    return name, module
+    return name
 
 
-def collect_features(model: nn.Module, images: Tensor) -> Tensor:
-    """(B, H) what reaches the head for `images`, in the mode (train or eval) that `model` is in; no gradient is kept."""
-    _, linear = find_head(model)
+def _name_by_passes(model: nn.Module) -> str:
+    """Of a model that cannot be traced; the last Linear by registration where no pass can be made, which proves nothing."""
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not linears:
+        raise _no_head(model, "it has no nn.Linear at all")
+    if accepted_input(model) is None:
+        return linears[-1]
+    name = writer_of_output(model, nn.Linear)
+    if name is None:
+        raise _no_head(model, "what it returns is the output of none of its nn.Linear layers")
+    return name
+
+
+def collect_features(model: nn.Module, images: Tensor, head: nn.Linear | None = None) -> Tensor:
+    """(B, H) what reaches the head for `images`, in the mode (train or eval) that `model` is in; no gradient is kept.
+
+    Give the `head` where hooks are on the model that must not see the passes by which it is found.
+    """
+    linear = find_head(model)[1] if head is None else head
     with inputs_of(linear) as seen, torch.no_grad():
         model(images)
     return seen[-1].detach().flatten(1)
 
 
 def trace(model: nn.Module) -> fx.Graph:
-    """The data flow of `model` in eval mode; whatever its own forward raises on proxies comes through."""
+    """The data flow of `model` in eval mode, which passes in that mode and in its own confirm.
 
+    Whatever its own forward raises on proxies comes through.
+    """
+    graph = _traced(model)
+    for train in {False, model.training}:
+        confirmed = partial(is_followed, model, graph, train=train)
+        if not while_unchanged(model, f"flow in train mode: {train}", confirmed):
+            raise UnsumError(f"{type(model).__name__} computes something else than tracing shows.")
+    return graph
+
+
+def _traced(model: nn.Module) -> fx.Graph:
     def traced() -> fx.Graph:
         with in_eval_mode(model):  # auxiliary classifiers (GoogLeNet, Inception) add outputs in train mode
             return fx.Tracer().trace(model)
@@ -249,8 +319,17 @@ def _is_transparent(node: fx.Node, model: nn.Module) -> bool:
     return node.op in ("call_function", "call_method") and node.target in _TRANSPARENT_CALLS
 
 
-def _no_head(model: nn.Module, reason: str) -> UnsumError:
-    return UnsumError(
+def head_shape(model: nn.Module) -> tuple[int, int]:
+    """(C, H) of the head; (1, 1) where the model has none, for answers without samples."""
+    try:
+        _, linear = find_head(model)
+    except NoHeadError:
+        return 1, 1
+    return linear.out_features, linear.in_features
+
+
+def _no_head(model: nn.Module, reason: str) -> NoHeadError:
+    return NoHeadError(
         f"{type(model).__name__} has no linear head: {reason}; unsum needs a model whose logits are "
         "the output of an nn.Linear."
     )

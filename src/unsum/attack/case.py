@@ -46,7 +46,8 @@ class Case:
 
     @property
     def answer(self) -> Leak:
-        assert self.best is not None  # choices that improve on an answer come after those that give one
+        if self.best is None:
+            raise UnsumError("No attack before this one gave an answer that it could improve on.")
         return self.best
 
     @cached_property

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from unsum.attack.pictures import Inverses
 from unsum.deadline import DEFAULT_LIMIT
+from unsum.declared import check_seed
 from unsum.errors import UnsumError, check_name, unknown_name
 from unsum.invert.refine import MODES, Mode
 from unsum.knowledge import Knowledge
@@ -115,6 +116,7 @@ class AttackOptions:
         """Refuse unknown names and contradictory wishes, before anything is computed for them."""
         names = [AUTO, *(entry.name for entry in SEPARATORS), *(entry.name for entry in MATCHERS)]
         check_name("attack", self.name, names)
+        check_seed(self.seed)
         if self.label_rule is not None:
             LABEL_RULES[self.label_rule]  # refuses an unknown name with the nearest ones
         if self.refine is not None and self.refine not in MODES:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from unsum.data import Batch, Source, class_names_of, client_batch, embedded_batch, open_data, own_sides, tags
+from unsum.data.arrays import open_arrays, some_of
 from unsum.data.classes import class_order, fitted, fitting_order
 from unsum.data.table_file import is_table
 from unsum.data.tables import ClientTable
@@ -28,7 +29,8 @@ from unsum.models.received import Received
 from unsum.models.table_network import embeds, table_network
 from unsum.update import Update
 
-Data = tuple[Tensor, Tensor] | Batch | str | Path
+# A sequence of mappings, one for each input, is what torchvision's detectors take for targets.
+Data = tuple[Tensor, Tensor] | tuple[Any, Any] | Batch | str | Path
 Known = tuple[Tensor, Tensor] | Batch | Source
 USUAL_BATCH = 8  # samples of a client, where nobody says otherwise
 USUAL_RATE = 0.01  # of a simulated local training whose learning rate is not said
@@ -64,7 +66,9 @@ class Inputs:
             )
         if isinstance(self.data, Tensor | list):
             raise UnsumError("Give the targets, too: data=(inputs, targets). Tokens alone are for language models.")
-        data = open_data(self.data) if isinstance(self.data, str | Path) else self.data
+        data = self._opened()
+        if isinstance(data, tuple) and isinstance(data[1], Tensor):
+            self._check_classes(data[1])
         order = None if self.classes_from is None else class_order(Path(self.classes_from))
         count = USUAL_BATCH if self.batch is None else self.batch
         own = own_sides(data, count, same_label=self.same_label, seed=self.seed) if isinstance(data, Source) else []
@@ -90,6 +94,36 @@ class Inputs:
         # The model may have more classes than the data name, and an attack may find any of them.
         further = [f"class {c}" for c in range(len(truth.class_names), made)]
         return loaded, replace(truth, class_names=[*truth.class_names, *further])
+
+    def other(self) -> tuple[LoadedModel, Any, Any]:
+        """A network that is no classifier with a linear head, with inputs and targets of any kind."""
+        data = self._opened()
+        if data is None:
+            raise UnsumError("Give data=(inputs, targets) along with a model that is no classifier of photos.")
+        own = tuple(data.images.shape[2:]) if isinstance(data, Batch) else ()
+        if isinstance(self.model, str):
+            loaded = self._named(self.model, data, None, [own[0]] if own else [])
+        else:
+            loaded = own_model(self.model, self.weights, self.image_size)
+        if isinstance(data, Source):
+            count = USUAL_BATCH if self.batch is None else self.batch
+            side = loaded.image_size or USUAL_SIZE
+            data = client_batch(data, count, image_size=side, same_label=self.same_label, seed=self.seed)
+        inputs, targets = (data.images, data.targets) if isinstance(data, Batch) else data
+        return loaded, inputs, targets
+
+    def _opened(self) -> Known | None:
+        """The client's data; of arrays in a file that are no labeled photos, as many as its batch has."""
+        if not isinstance(self.data, str | Path):
+            return self.data  # type: ignore[return-value]
+        arrays = open_arrays(Path(self.data)) if str(self.data).lower().endswith(".npz") else None
+        if arrays is None:
+            return open_data(self.data)
+        return some_of(arrays, USUAL_BATCH if self.batch is None else self.batch, self.seed)
+
+    def _check_classes(self, targets: Tensor) -> None:
+        if targets.ndim == 1 and targets.is_floating_point() and self.loss is None:
+            raise UnsumError("The targets are numbers and no classes; say what the client minimizes (--loss mse).")
 
     def _table(self, path: Path) -> tuple[LoadedModel, Batch]:
         """Rows of a table, and a network for them: with one output where binary cross-entropy tells two classes apart."""
@@ -132,7 +166,9 @@ class Inputs:
         if data is not None and self.classes is not None and self.classes < needed:
             raise UnsumError(f"The data have {needed} classes; a model of {self.classes} cannot learn them.")
         fewer, classes = data is None and self.classes is None, self.classes or needed
-        return load_model(name, classes=classes, likely_sizes=own, fewer_will_do=fewer, **self._loading)
+        free = isinstance(data, tuple)  # arrays of the user's own, which need not be photos
+        how: dict[str, Any] = {"likely_sizes": own, "fewer_will_do": fewer or free, "any_input": free}
+        return load_model(name, classes=classes, **how, **self._loading)
 
     @property
     def _loading(self) -> dict[str, Any]:
@@ -178,5 +214,9 @@ def _classes(data: Known | None) -> int:
     return _count(data[1])
 
 
-def _count(targets: Tensor) -> int:
+def _count(targets: Any) -> int:
+    if not isinstance(targets, Tensor):  # boxes with labels, say: 0 stands for the background there
+        return 1 + max((int(one["labels"].max()) for one in targets if "labels" in one), default=0)
+    if targets.is_floating_point() and targets.ndim == 1:
+        return 1
     return targets.shape[1] if targets.ndim == 2 else int(targets.max()) + 1

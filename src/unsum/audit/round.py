@@ -36,9 +36,11 @@ from unsum.client.local import train_locally
 from unsum.client.step import ClientStep, Stage, first_step, ordered
 from unsum.data import Batch
 from unsum.defend import Defense
+from unsum.errors import NoHeadError
 from unsum.gradients import inputs_of
-from unsum.head import collect_features, find_head
+from unsum.head import collect_features, find_head, head_shape
 from unsum.leak import Attempt, Leak
+from unsum.level import DEFAULT_LEVEL
 from unsum.local_training import LocalTraining
 from unsum.losses import Loss
 from unsum.models.table_network import embeds, first_dense
@@ -188,7 +190,7 @@ def _with_matching(case: ClientCase, sent: Sent, compared: Compared, progress: P
         return compared
     tried = [*leak.tried, *more]
     for found in (attempt.leak for attempt in more if attempt.leak is not None):
-        if max(_leakages(sent, found)) >= DEFAULT_LEVEL:
+        if any(share.most >= DEFAULT_LEVEL for share in _shares(sent, found)):
             return compare_with_truth(sent, replace(found, tried=tried, named=leak.named, occurred=leak.occurred))
     notes = [*leak.notes, *(attempt.refused for attempt in more if attempt.refused)]
     return compare_with_truth(sent, replace(leak, tried=tried, notes=notes))
@@ -203,10 +205,24 @@ def attacked(model: nn.Module, update: Update, options: AttackOptions, progress:
 
 
 def unanswered(model: nn.Module, method: str, tried: list[Attempt], reason: str) -> Leak:
-    _, head = find_head(model)
-    none = torch.zeros(0, head.out_features, dtype=torch.float64)
-    features, unknown = torch.zeros(0, head.in_features), float("nan")
+    classes, width = head_shape(model)
+    none = torch.zeros(0, classes, dtype=torch.float64)
+    features, unknown = torch.zeros(0, width), float("nan")
     return Leak(method, none, none, features, unknown, unknown, False, tried=tried, notes=[reason])
+
+
+def without_head(model: nn.Module) -> str:
+    """Why nothing can be decided about a network that is no classifier, and what to do; empty where it is one."""
+    try:
+        find_head(model)
+    except NoHeadError as reason:
+        why = str(reason).partition(": ")[2].partition("; ")[0]
+        return (
+            f"the network has no linear head to start from ({why}), and attacks on such networks are not complete: take "
+            "its updates for such as hold the samples, and protect them by noise with a proven bound (dp) or by secure "
+            "aggregation"
+        )
+    return ""
 
 
 def send(

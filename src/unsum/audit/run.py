@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,18 +23,19 @@ from unsum.audit.leakage import DEFAULT_LEVEL, Tried
 from unsum.audit.provenance import Provenance, fingerprint, promised, samples_of
 from unsum.audit.report import Audit
 from unsum.audit.result import DepthRead, Setting
-from unsum.audit.round import attacked, play
+from unsum.audit.round import attacked, play, without_head
 from unsum.audit.sweep.bench import Bench, shown
 from unsum.audit.text import audit_text, is_text, texts_of
 from unsum.audit.verdict import Texts
+from unsum.client.any_network import AnyLoss, capture_any, is_annotated
 from unsum.client.capture import in_mode
 from unsum.data.table_file import is_table
 from unsum.data.texts import TextData
 from unsum.defend import Defense
-from unsum.errors import UnsumError
+from unsum.errors import NoHeadError, UnsumError
 from unsum.invert.refine import Mode
 from unsum.losses import Loss
-from unsum.models import DEFAULT_MODEL
+from unsum.models import DEFAULT_MODEL, LoadedModel
 from unsum.models.received import Received
 from unsum.progress import SILENT, Progress
 from unsum.score import summarize
@@ -43,6 +45,7 @@ from unsum.watching import shown_in_notebooks
 _BUFFERS = (
     "The round was not played again under other defenses: they change gradients, and leave the buffers as they are."
 )
+_OTHER = "The round was not played again under defenses: the network has no head that they are compared at."
 _UNKNOWN = "unknown: the update was captured elsewhere"
 
 
@@ -70,7 +73,7 @@ def audit(
     inverse: Inverses = None,
     train: bool = True,
     buffers: bool = False,
-    loss: str | Loss | None = None,
+    loss: str | Loss | AnyLoss | None = None,
     learning_rate: float | None = None,
     local_steps: int | None = None,
     epochs: int = 1,
@@ -121,7 +124,8 @@ def audit(
         train: the client's BatchNorm mode.
         buffers: the client sends BatchNorm's running statistics along, as a whole state dict has them.
         loss: what the client minimizes, if not cross-entropy: `bce` (rows of several labels, or one output for yes and no),
-            `mse`, `focal:GAMMA`, or an object of `unsum.losses`; the attacker is told.
+            `mse`, `focal:GAMMA`, or an object of `unsum.losses`; the attacker is told. A function of what any network
+            returns and of targets of any kind is one too; then what applies to such a network is tried.
         learning_rate, local_steps, epochs, momentum, weight_decay: let the client take several steps of SGD and send the change
             of its weights, as in FedAvg; `local_steps` counts those of all epochs together (one an epoch by default), over
             equal parts of the batch, and the rate is 0.01 unless said. A server sets all that, so the attacker is told.
@@ -149,6 +153,8 @@ def audit(
     """
     start = time.perf_counter()
     progress.say("Loading the model and " + ("the client's samples" if update is None else "the update"))
+    own_loss = loss if callable(loss) and not isinstance(loss, Loss) else None
+    loss = None if own_loss is not None else cast("str | Loss | None", loss)
     options = AttackOptions(
         attack,
         batch_size_known=batch_size_known,
@@ -191,10 +197,20 @@ def audit(
         return audit_text(
             inputs, chain, options, train=train, command=command, progress=progress, proving=ceiling, level=prove_below
         )
-    loaded, own = inputs.simulated()
+    other = functools.partial(_audit_other, inputs, own_loss, options, train=train, command=command, progress=progress)
+    plain = not (chain or buffers or training or server)
+    if plain and (own_loss is not None or is_annotated(data)):
+        return other()
+    try:
+        loaded, own = inputs.simulated()
+    except NoHeadError:
+        if not plain:
+            raise
+        return other()
     if own.resized:
         progress.say(own.resized)
     network, name, reader = loaded.model.to(options.device), loaded.name, None
+    network.input_shape = tuple(own.images.shape[1:])  # type: ignore[assignment] # a server knows what its model takes
     if server is not None:
         network, reader = modify(network, server, shape=tuple(own.images.shape[1:]), seed=seed)
         name = f"{name}, changed by the server ({reader.name}: {reader.summary})"
@@ -230,11 +246,52 @@ def _audit_captured(inputs: Inputs, options: AttackOptions, *, train: bool, comm
     start = time.perf_counter()
     loaded, update = inputs.captured()
     names = inputs.class_names(loaded.model)
+    options = _of_size(inputs, update, options)
+    how: dict[str, Any] = {"train": train, "command": command, "progress": progress, "start": start}
+    return _without_truth(inputs, loaded, update, options, names, defenses=_UNKNOWN, absent=CAPTURED, **how)
+
+
+def _of_size(inputs: Inputs, update: Update, options: AttackOptions) -> AttackOptions:
     if options.batch_size_known:
         size = inputs.batch or update.batch_size
         if size is None:
             raise UnsumError("The update does not record its batch size; say how many samples it is of (--batch).")
-        options = options.of_batch(size)
+        return options.of_batch(size)
+    return options
+
+
+def _audit_other(
+    inputs: Inputs,
+    loss: AnyLoss | None,
+    options: AttackOptions,
+    *,
+    train: bool,
+    command: str,
+    progress: Progress,
+) -> Audit:
+    """A client whose network is no classifier with a linear head: its update is read by what applies, or nothing is decided."""
+    start = time.perf_counter()
+    loaded, given, targets = inputs.other()
+    update = capture_any(loaded.model, given, targets, loss, train=train)
+    how: dict[str, Any] = {"train": train, "command": command, "progress": progress, "start": start}
+    return _without_truth(inputs, loaded, update, options, [], defenses="none", absent=_OTHER, **how)
+
+
+def _without_truth(
+    inputs: Inputs,
+    loaded: LoadedModel,
+    update: Update,
+    options: AttackOptions,
+    names: list[str],
+    *,
+    train: bool,
+    defenses: str,
+    absent: str,
+    command: str,
+    progress: Progress,
+    start: float,
+) -> Audit:
+    """What the attack itself vouches for."""
     network = loaded.model.to(options.device)
     sent = update.map(lambda _name, tensor: tensor.to(options.device))
     with in_mode(network, train):
@@ -242,13 +299,13 @@ def _audit_captured(inputs: Inputs, options: AttackOptions, *, train: bool, comm
     leak = replace(leak, notes=[*update.notes, *leak.notes])
     texts = texts_of(leak, inputs.model)
     made = Provenance.of(model=fingerprint(network.state_dict()), update=sent.gradients)
-    how: dict[str, Any] = {"train": train, "defenses": _UNKNOWN, "command": command, "training": update.training}
+    how: dict[str, Any] = {"train": train, "defenses": defenses, "command": command, "training": update.training}
     return Audit(
         Setting.of(loaded.name, leak, options, samples=leak.batch_size, provenance=made, **how),
         *(None, leak, [], {}, time.perf_counter() - start),
-        comparison=Comparison(absent=CAPTURED),
+        comparison=Comparison(absent=absent),
         tried=[Tried.of(attempt, []) for attempt in leak.tried],
-        undecided=leak.undecided,
+        undecided=without_head(network) or leak.undecided,
         depth=DepthRead.of(network, leak),
         unbounded=NEEDS_SAMPLES,
         class_names=names,

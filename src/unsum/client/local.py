@@ -93,8 +93,9 @@ def train_locally(
     training_known: bool = True,
     watch: Watch = lambda _number, _step: None,
 ) -> Update:
-    """`capture_local`, by what is declared; `watch(number, step)` sees every step before its gradient is computed."""
-    assert training.learning_rate is not None
+    """`capture_local`, by what is declared; `watch(number, step)` sees every step, with the weights as it found them."""
+    if training.learning_rate is None:
+        raise UnsumError("A client that trains needs a learning rate; give LocalTraining(learning_rate=…).")
     parts, sizes = ordered(defenses), list(_sizes(len(whole.images), training))
     trained = copy.deepcopy(whole.model)
     weights = dict(trained.named_parameters())
@@ -106,8 +107,8 @@ def train_locally(
     batches = list(zip(whole.images.split(sizes), whole.targets.split(sizes), strict=True))
     for number, (batch, rows) in enumerate(batches * training.epochs):
         step = before(parts, replace(whole, model=trained, images=batch, targets=rows))
-        watch(number, step)
         gradients = step.gradient(step)
+        watch(number, step)
         moved |= gradients
         for name, weight in weights.items():
             weight.grad = gradients.get(name)

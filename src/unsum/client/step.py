@@ -111,10 +111,33 @@ def mean_loss_gradient(step: ClientStep) -> Gradients:
     """∇ (1/B) Σ_i loss_i of every trainable parameter that the loss depends on."""
     trainable = {name: p for name, p in step.model.named_parameters() if p.requires_grad}
     with in_mode(step.model, step.train), torch.enable_grad():
-        logits = main_output(step.model(step.images))
+        try:
+            logits = main_output(step.model(step.images))
+        except (RuntimeError, ValueError) as error:
+            _explain(step, error)
+            raise
         loss = mean_loss(step.loss, logits, loss_rows(step.loss, step.targets, logits.shape[1]))
         gradients = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)
     return {name: g.detach() for name, g in zip(trainable, gradients, strict=True) if g is not None}
+
+
+def _explain(step: ClientStep, error: Exception) -> None:
+    """One sentence for what a model cannot do with these inputs, where that is known."""
+    like = next((p for p in step.model.parameters() if p.is_floating_point()), None)
+    if like is not None and step.images.is_floating_point() and like.dtype != step.images.dtype:
+        raise UnsumError(
+            f"The model computes in {_precision(like)} and its inputs are {_precision(step.images)}; bring both to one "
+            "precision: model.float(), say."
+        ) from error
+    if "more than 1 value per channel" in str(error):
+        raise UnsumError(
+            "BatchNorm in train mode needs more than one value of each channel; take a batch of two samples or more, or eval "
+            "mode (train=False, --eval-mode)."
+        ) from error
+
+
+def _precision(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def sent_statistics(step: ClientStep) -> BatchStatistics:

@@ -71,7 +71,9 @@ class _Profile:
         if not len(new):
             return
         total, apart = self.numbers + len(new), float(new.mean()) - self.mean
-        self.squares += float(((new - new.mean()) ** 2).sum()) + apart**2 * self.numbers * len(new) / total
+        with np.errstate(over="ignore"):  # who asks for the deviation sees that it is infinite
+            own = float(((new - new.mean()) ** 2).sum())
+        self.squares += own + apart * apart * self.numbers * len(new) / total
         self.mean += apart * len(new) / total
         self.numbers = total
 
@@ -170,6 +172,11 @@ def _column(file: TableFile, name: str, seen: _Profile, said: Kind | None, notes
         return TableColumn(name, "category", values=tuple(sorted(seen.values, key=_in_order)))
     if seen.deviation == 0:
         return None
+    if not math.isfinite(seen.deviation):
+        raise UnsumError(
+            f"The column {shown(name)} of {file.path.name!r} holds numbers whose squares no float holds; "
+            f"leave it out with --columns '{name}=skip'."
+        )
     filled = seen.missing + seen.texts
     if filled:
         notes.append(f"{filled:,} cells of {shown(name)} hold no number; the column's mean stands there.")

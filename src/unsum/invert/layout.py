@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.gradients import in_eval_mode
-from unsum.head import collect_features
+from unsum.head import collect_features, find_head
 from unsum.models.inner import tap
 
 
@@ -58,11 +58,12 @@ def feature_layout(model: nn.Module, size: int, layer: str | None = None) -> Lay
 
     network = model if layer is None else copy.deepcopy(model)
     tapped = None if layer is None else tap(network, layer)
+    head = find_head(network)[1] if tapped is None else None
     with ExitStack() as hooks, in_eval_mode(network):
         for module in network.modules():
             hooks.enter_context(module.register_forward_hook(keep))
         if tapped is None:
-            features = collect_features(network, _picture(model, size))[0]
+            features = collect_features(network, _picture(model, size), head)[0]
         else:
             with torch.no_grad():
                 network(_picture(model, size))

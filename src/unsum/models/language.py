@@ -72,16 +72,21 @@ def is_language_model(model: nn.Module) -> bool:
 
 def vocabulary_of(model: nn.Module) -> int:
     """How many tokens there are."""
+    return _embedding(model).num_embeddings
+
+
+def _embedding(model: nn.Module) -> nn.Embedding:
     found = embedding_of(model)
-    assert found is not None
-    return found[1].num_embeddings
+    if found is None:
+        raise UnsumError(
+            f"{type(model).__name__} is no language model: no embedding has a row for every output of its head."
+        )
+    return found[1]
 
 
 def embedding_width(model: nn.Module) -> int:
     """How many features the layers that read tokens have."""
-    found = embedding_of(model)
-    assert found is not None
-    return found[1].embedding_dim
+    return _embedding(model).embedding_dim
 
 
 def longest_text(model: nn.Module) -> int | None:
@@ -131,7 +136,8 @@ def looks_ahead(model: nn.Module) -> bool:
         if layer and given and isinstance(given[0], Tensor) and given[0].ndim == 3:
             read.append(given[0][:, 1])
 
-    _watched(model, [[1, 2, 1], [1, 2, 0]], remember)
+    last = min((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=3) - 1
+    _watched(model, [[min(1, last), min(2, last), min(1, last)], [min(1, last), min(2, last), 0]], remember)
     return any(float((x[0] - x[1]).norm()) > _SAME * float(x[0].norm()) for x in read)
 
 

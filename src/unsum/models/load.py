@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from unsum.declared import check_seed
 from unsum.errors import UnsumError, unknown_name
 from unsum.head import find_head
 from unsum.models.accepted_size import accepted_size, refusal
@@ -50,6 +51,7 @@ def load_model(
     fresh_head: bool = False,
     fewer_will_do: bool = False,
     download: bool = False,
+    any_input: bool = False,
 ) -> LoadedModel:
     """A model by name, with a head for `classes` classes, or with its own where that is trained:
 
@@ -71,7 +73,9 @@ def load_model(
         fresh_head: put a new head of `classes` classes on trained weights; it is never done unasked.
         fewer_will_do: take a model of one's own with fewer classes, too.
         download: fetch published torchvision weights that are not on this disk.
+        any_input: take a model that reads no photos, too: its side is 0 then.
     """
+    check_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         built = _build(spec, classes, seed, size, download, fresh_head)
@@ -83,8 +87,9 @@ def load_model(
         raise UnsumError(f"Photos need a side of at least one pixel, not {size}.")
     if not fewer_will_do and not built.trained_head:
         _check_classes(built, classes)
-    side = _side(built, size, likely_sizes)
-    built.model.image_size = side  # type: ignore[assignment] # travels with the model, for attacks that draw pictures
+    side = _side(built, size, likely_sizes, any_input=any_input)
+    if side:
+        built.model.image_size = side  # type: ignore[assignment] # travels with the model, for attacks that draw pictures
     name = ", ".join(filter(None, [built.kind, built.origin, f"{side}²" if side else ""]))
     return LoadedModel(built.model, name, side, random=built.origin == RANDOM, trained_head=built.trained_head)
 
@@ -98,7 +103,7 @@ def _check_classes(built: Built, needed: int) -> None:
         raise UnsumError(f"{built.kind} makes {made} classes of the {needed} needed; let it take num_classes.")
 
 
-def _side(built: Built, size: int | None, likely: Sequence[int]) -> int:
+def _side(built: Built, size: int | None, likely: Sequence[int], *, any_input: bool) -> int:
     """As asked for; else the model's own; else the data's, where the model takes it; else one that it does take."""
     if size is not None:
         reason = refusal(built.model, size) if built.guessed else None
@@ -107,7 +112,14 @@ def _side(built: Built, size: int | None, likely: Sequence[int]) -> int:
         return size
     if not built.guessed or (built.size and not likely):
         return built.size
-    return accepted_size(built.model, [*likely, *filter(None, [built.size])], built.kind)
+    try:
+        if any_input:
+            find_head(built.model)  # of what is no classifier, nothing is drawn
+        return accepted_size(built.model, [*likely, *filter(None, [built.size])], built.kind)
+    except UnsumError:
+        if any_input:
+            return 0
+        raise
 
 
 def _filled(spec: str, built: Built, path: Path, classes: int, seed: int, size: int | None, fresh: bool) -> Built:

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from unsum.errors import UnsumError, refuse
-from unsum.files.tensor_file import read_tensors
+from unsum.errors import NoHeadError, UnsumError, refuse
+from unsum.files.tensor_file import TensorFile, read_tensors
 from unsum.head import find_head
 from unsum.local_training import LocalTraining
 from unsum.models import LoadedModel, load_model
@@ -99,7 +99,7 @@ class Received:
         filling = weights or self.before
         count = classes or self._classes(model, seed, download)
         how: dict[str, Any] = {"seed": seed, "size": size, "fresh_head": fresh_head, "download": download}
-        loaded = load_model(model, classes=count, weights=filling, **how)
+        loaded = load_model(model, classes=count, weights=filling, any_input=True, **how)
         return loaded, self.read(loaded.model)
 
     def read(self, model: nn.Module) -> Update:
@@ -126,8 +126,11 @@ class Received:
         held = self.update or self.after
         assert held is not None
         file = read_tensors(held, "update")
-        built = load_model(model, classes=1, seed=seed, download=download).model
-        name, head = find_head(built)
+        built = load_model(model, classes=1, seed=seed, download=download, any_input=True).model
+        try:
+            name, head = find_head(built)
+        except NoHeadError:
+            return _outputs(built, file)
         weight = f"{name}.weight" if name else "weight"
         tensor = file.tensors.get(weight)
         if tensor is None:
@@ -142,3 +145,12 @@ class Received:
             f"The update holds no {weight!r}, the last layer of {model!r}; pass the model that the client trained or, if the "
             "layer was left out on purpose, say with --classes how many classes it has."
         )
+
+
+def _outputs(built: nn.Module, file: TensorFile) -> int:
+    """How many times as many rows a tensor of the file has as that of a model of one output; 1 where none differs."""
+    for name, parameter in built.named_parameters():
+        tensor = file.tensors.get(name)
+        if tensor is not None and tensor.shape[1:] == parameter.shape[1:] and len(tensor) != len(parameter):
+            return max(len(tensor) // len(parameter), 1)
+    return 1

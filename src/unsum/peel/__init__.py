@@ -15,9 +15,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
+import torch
 from torch import nn
 
+from unsum.certify.doubts.network import doubt_network
 from unsum.errors import UnsumError
+from unsum.head import Head
 from unsum.leak import Leak
 from unsum.peel import cocktail, phong_input, ratio, residual, rgap, walk  # noqa: F401 (registers the methods)
 from unsum.peel.chain import Chain, find_chain
@@ -82,6 +85,9 @@ def peel(
     if leak is None and method == "layers":
         leak = answered(model, update, seed=seed)
     peeled = peeler(model, update, leak, shape=shape, seed=seed, **options)
+    doubts = doubt_network(Head.of(model, update), method, "cross-entropy")
+    if doubts:
+        peeled = replace(peeled, exact=torch.zeros_like(peeled.exact), notes=[*doubts, *peeled.notes])
     return replace(peeled, seconds=time.perf_counter() - start)
 
 

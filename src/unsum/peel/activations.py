@@ -17,6 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from unsum.network.layers import departure
+
 Family = Literal["one-to-one", "relu", "folded"]
 _BISECTIONS = 60  # halve an interval of width 60 down to float64's precision
 _FAR = 40.0  # beyond which GELU and SiLU are the identity or zero
@@ -55,6 +57,8 @@ class Activation:
 
 def activation_of(module: nn.Module) -> Activation | None:
     """The activation that a module is, or None."""
+    if departure(module):
+        return None
     slope = getattr(module, "negative_slope", 0.0)
     if isinstance(module, nn.LeakyReLU) and slope > 0:
         return leaky_relu(slope)

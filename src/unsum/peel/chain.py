@@ -18,6 +18,8 @@ from torch.nn.grad import conv2d_input
 
 from unsum.errors import UnsumError
 from unsum.head import output_source, trace
+from unsum.network.flow import changes_its_input
+from unsum.network.layers import departure
 from unsum.peel.activations import IDENTITY, Activation, activation_of
 from unsum.peel.blocks import left_product, right_product
 from unsum.peel.method import Shape
@@ -178,6 +180,8 @@ def _walk(model: nn.Module, graph: fx.Graph, update: Update, device: torch.devic
         raise UnsumError(f"Nothing can be peeled: {stop}; peeling starts at a Linear that gives the logits.")
     if stop is None and activation is not IDENTITY:
         stop = "an activation stands before the first layer"
+    if stop is None and changes_its_input(model):
+        stop = "a hook changes the input before the first layer reads it"
     return Chain(steps[::-1], stop, flattened)
 
 
@@ -196,6 +200,9 @@ def _step(
 
 
 def _weight_problem(name: str, layer: nn.Linear | nn.Conv2d, update: Update) -> str | None:
+    changed = departure(layer)
+    if changed:
+        return f"{name!r} {changed}"
     if f"{name}.weight" not in update.gradients:
         return f"the update lacks the gradient of {name!r}"
     if isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str)):
@@ -205,6 +212,8 @@ def _weight_problem(name: str, layer: nn.Linear | nn.Conv2d, update: Update) -> 
 
 def _passes(node: fx.Node, layer: nn.Module | None) -> bool:
     """Whether a node changes no value: reshaping, identity, dropout that is off."""
+    if layer is not None and departure(layer):
+        return False
     if isinstance(layer, nn.Dropout):
         return not layer.training or layer.p == 0
     if isinstance(layer, (nn.Identity, nn.Flatten, nn.Unflatten)):

@@ -26,7 +26,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from unsum.certify.claim import grant_each
 from unsum.errors import UnsumError
 from unsum.gradients import inputs_of, main_output
-from unsum.head import find_head
+from unsum.head import find_head, head_shape
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.peel.chain import Step, first_linear
@@ -157,10 +157,10 @@ def _first(model: nn.Module, update: Update) -> tuple[Step | None, bool, str]:
 
 
 def _nobody(model: nn.Module) -> _Samples:
-    _, head = find_head(model)
+    classes, features = head_shape(model)
     whole, part = torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.float64)
-    width = next(iter(model.parameters()))[:0].new_zeros(0, head.in_features)
-    return _Samples(part[:, None], whole, part, part.new_zeros(0, head.out_features), width)
+    width = next(iter(model.parameters()))[:0].new_zeros(0, features)
+    return _Samples(part[:, None], whole, part, part.new_zeros(0, classes), width)
 
 
 def _replayed(
@@ -193,8 +193,9 @@ def _slopes(model: nn.Module, step: Step, inputs: Tensor, rows: Tensor) -> tuple
     copied = copy.deepcopy(model).double()
     layer = copied.get_submodule(names[step.module])
     outputs: list[Tensor] = []
+    _, head = find_head(copied)  # by passes, which the hook must not see
     keep = layer.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
-    with keep, inputs_of(find_head(copied)[1]) as seen, torch.enable_grad():
+    with keep, inputs_of(head) as seen, torch.enable_grad():
         logits = main_output(copied(inputs))
         z, own = outputs[0], torch.arange(len(inputs), device=inputs.device)
 

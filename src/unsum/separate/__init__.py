@@ -11,8 +11,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from unsum.certify.doubts.network import doubt_network, withhold
 from unsum.deadline import DEFAULT_LIMIT
 from unsum.deadline import time_limit as limited_to
+from unsum.declared import check_seed
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
@@ -122,6 +124,7 @@ def answered(
     **options: Any,
 ) -> Leak:
     """`separate`, with the error by which attacks choose among their answers, whatever speaks against it."""
+    check_seed(seed)
     other = declared(loss)
     disclosed = update.batch_size if labels is None and batch_size is None else batch_size
     loss_name = loss if isinstance(loss, str) or loss is None else loss.name
@@ -151,6 +154,7 @@ def answered(
                 leak = replace(leak, notes=[*leak.notes, *filter(None, [advice(head)])])
     if deadline.cut:  # a search that was cut short vouches for nothing
         leak = replace(leak, exact=False, notes=[deadline.sentence, *leak.notes])
+    leak = withhold(leak, doubt_network(head, method, leak.loss))
     if update.carried is not None:
         leak = replace(leak, notes=[*leak.notes, update.carried.note])
     granted = replace(knowledge, auxiliary_photos=leak.knowledge.auxiliary_photos)  # a method says which photos it used

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from unsum.certify.candidate import Candidate, reweighted
 from unsum.certify.doubts.faint import PLAIN
+from unsum.certify.doubts.network import doubt_network, withhold
 from unsum.certify.question import Question
 from unsum.equation.equation import NoFactorError, Unknowns, solve
 from unsum.equation.noise import Noise, factorize, measure_noise
@@ -246,6 +247,7 @@ def separate_rounds(
         shapes = f"{tuple(heads[0].W.shape)} and {tuple(odd.W.shape)}"
         raise UnsumError(f"The rounds are of different models: their heads have the shapes {shapes}.")
     leak = _separated([[head] for head in heads], knowledge, seed)
+    leak = withhold(leak, [doubt for head in heads for doubt in doubt_network(head, "exact", leak.loss)][:1])
     return replace(leak, knowledge=knowledge, seconds=time.perf_counter() - start).published()
 
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from unsum.errors import UnsumError
+from unsum.network.layers import departure
 from unsum.update import Update
 
 _TINY = 1e-30  # keeps a channel without γ from dividing by zero; `shared` gives it no weight
@@ -48,6 +49,9 @@ class Unit:
             raise UnsumError(
                 f"{convolution!r} and {norm!r} are not a plain convolution with a BatchNorm, so they cannot be undone."
             )
+        for name, part in ((convolution, layer), (norm, bn)):
+            if (changed := departure(part)) is not None:
+                raise UnsumError(f"{name!r} {changed}, so it cannot be undone.")
         assert isinstance(layer, nn.Conv2d)
         assert bn.running_mean is not None
         square = len({*layer.kernel_size}) == len({*layer.stride}) == 1 and layer.dilation == (1, 1)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from unsum.certify.claim import Evidence, grant
 from unsum.certify.counted import count
+from unsum.certify.doubts.network import doubt_network
 from unsum.equation.levenberg import SMALL
 from unsum.head import Head
 from unsum.knowledge import Knowledge
@@ -38,7 +39,7 @@ def exact_at_once(head: Head, grad_W: Tensor, grad_b: Tensor, sizes: list[int | 
     `sizes` are the batch sizes that are known. All are means over their batch, of cross-entropy.
     """
     answers: list[Leak | None] = [None] * len(grad_W)
-    if head.classes <= 2:  # a sample and its negative may look alike: the solver of one asks
+    if head.classes <= 2 or doubt_network(head, "exact", "cross-entropy"):  # the solver of one update says which doubts
         return answers
     for seen in observe_at_once(head, grad_W, grad_b, sizes):
         rank = seen.K.shape[1]

@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from unsum.models.language import vocabulary_of
 from unsum.separate.text.network import Layer, inputs_of_all, read_by
 
 _BLOCK = 32  # positions that are tried at once
@@ -120,6 +121,7 @@ def _square_sums(tokens: Tensor, places: Tensor) -> Tensor:
 
 def reads_no_context(model: nn.Module, layer: Layer) -> bool:
     """Whether what the layer reads at a position is the same whatever stands around it."""
-    around = torch.tensor([[0, 1, 0], [2, 1, 2]], device=layer.gradient.device)
+    other = 2 if vocabulary_of(model) > 2 else 1
+    around = torch.tensor([[0, 1, 0], [other, 1, other]], device=layer.gradient.device)
     one, other = read_by(model, layer.module, around, 1)
     return bool((one - other).norm() <= _SAME * one.norm())

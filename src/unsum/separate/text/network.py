@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.equation.span import Span, span_of
+from unsum.network.layers import departure, is_transposed
 
 _TOKENS_AT_ONCE = 1 << 14  # positions in one forward pass of candidates
 
@@ -58,7 +59,9 @@ def joined(model: nn.Module, layers: list[Layer]) -> list[Layer]:
 
 
 def linear_modules(model: nn.Module) -> dict[nn.Module, str]:
-    return {m: name for name, m in model.named_modules() if isinstance(m, nn.Linear) or is_transposed(m)}
+    """The layers that compute W x + b, with their names."""
+    linear = {m: name for name, m in model.named_modules() if isinstance(m, nn.Linear) or is_transposed(m)}
+    return {m: name for m, name in linear.items() if departure(m) is None}
 
 
 def linear_layers(model: nn.Module, gradients: Mapping[str, Tensor]) -> list[Layer]:
@@ -151,9 +154,3 @@ def by_sequence(read: Tensor, sequences: int) -> Tensor:
 
 def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
-
-
-def is_transposed(module: nn.Module) -> bool:
-    """Hugging Face's Conv1D: a linear layer that keeps its weight as (inputs, outputs)."""
-    weight = getattr(module, "weight", None)
-    return type(module).__name__ == "Conv1D" and isinstance(weight, Tensor) and weight.ndim == 2

@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 
 from unsum.errors import UnsumError
 from unsum.head import find_head, trace
+from unsum.network.layers import departure
 from unsum.peel.activations import Activation
 from unsum.peel.chain import activation_at
 from unsum.update import Update
@@ -98,10 +99,14 @@ def conv_layer(model: nn.Module, node: fx.Node, update: Update) -> ConvLayer | N
     conv, grad = module_at(model, node), update.gradients.get(f"{node.target}.weight")
     if not isinstance(conv, nn.Conv2d) or grad is None or conv.stride != (1, 1) or conv.groups != 1:
         return None
+    if departure(conv):
+        return None
     after = next(iter(node.users), None)
     norm = None if after is None or len(node.users) > 1 else module_at(model, after)
     if after is None or not isinstance(norm, NORMS):
         return ConvLayer(str(node.target), conv, grad, "", None, update.gradients.get(f"{node.target}.bias"))
+    if departure(norm):
+        return None
     shift = None
     if isinstance(norm, nn.BatchNorm2d) and norm.running_var is not None:
         shift = update.gradients.get(f"{after.target}.bias")

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from unsum.errors import UnsumError
 from unsum.gradients import in_eval_mode
 from unsum.match.problem import picture_shape
+from unsum.network.layers import departure
 from unsum.spans.tokens.block import Call, FirstBlock, read_block
 
 _SAME = 1e-4  # relative difference within which two float32 passes agree
@@ -93,6 +94,9 @@ def find_patches(model: nn.Module) -> PatchNetwork:
         calls = _calls(model, torch.rand(1, *shape, generator=generator).to(next(model.parameters())))
         if not calls or calls[0].module is not layer:
             raise _no_transformer("the layer that cuts patches is not the first one")
+        changed = next((f"{call.name!r} {why}" for call in calls if (why := departure(call.module))), None)
+        if changed:
+            raise _no_transformer(changed)
         layout = _layout(model, layer, shape)
         attention = _first_attention(calls, layer)
         u = calls[0].written
@@ -241,8 +245,7 @@ def _norms(probe: _Probe, calls: list[Call], attention: int, last: Call, N: int)
         after = _patch_rows(at_random[1][0], N, d) - _patch_rows(at_random[0][1], N, d)
         if not _close(after, _patch_rows(at_zero[1][0], N, d) - _patch_rows(at_zero[0][1], N, d)):
             return None
-    inner = chain[0] if len(chain) > 1 else None
-    assert inner is None or isinstance(inner, nn.LayerNorm)
+    inner = chain[0] if len(chain) > 1 and isinstance(chain[0], nn.LayerNorm) else None
     return FirstNorms(norm, inner, offset, after, readers)
 
 

@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from unsum.certify.doubts.replay import Replay
 from unsum.gradients import inputs_of, main_output
 from unsum.losses import Loss
+from unsum.network.layers import departure
 from unsum.peel.dense import rounding
 from unsum.spans.maps.twins import Passed
 from unsum.spans.tokens.network import PatchNetwork
@@ -159,7 +160,7 @@ class Player:
             return torch.autograd.grad(whole, pictures)[0]
 
     def _by_tokens(self, name: str, module: nn.Module) -> bool:
-        kind = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+        kind = isinstance(module, nn.Linear) and departure(module) is None
         parent = name.rpartition(".")[0]
         inside = parent != "" and isinstance(
             self.model.get_submodule(parent), nn.MultiheadAttention

@@ -1,0 +1,52 @@
+"""Inputs and targets that are no labeled photos: masks, numbers to predict, sequences, in the arrays of an npz."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unsum.files.array_file import read_npz
+
+_COLORS = (1, 3)  # channels of a photo, which stand last in a file and first in a model
+
+
+def open_arrays(path: Path) -> tuple[Tensor, Tensor] | None:
+    """(inputs, targets) as a model takes them; None where the npz holds labeled photos, or nothing of the kind.
+
+    `images` or `inputs` are photos, uint8, or numbers of any shape, which stay as they are; `labels` or `targets` have
+    one entry or array for each: class numbers, masks of class numbers, or numbers to predict.
+    """
+    try:
+        held = read_npz(path, ("images", "inputs", "labels", "targets"), kinds="iubf")
+    except Exception:  # damaged, or no numbers: who reads photos says what is wrong
+        return None
+    images, labels = held.get("images", held.get("inputs")), held.get("labels", held.get("targets"))
+    if images is None or labels is None or images.ndim < 2 or labels.ndim < 1 or len(images) != len(labels):
+        return None
+    photos = images.dtype == np.uint8 and images.ndim == 4 and images.shape[3] in _COLORS
+    classes = labels.dtype.kind in "iu"
+    if not len(images) or 0 in images.shape or (photos and classes and labels.size == len(labels)):
+        return None
+    if not photos and images.dtype.kind != "f":
+        return None
+    return _inputs(images, photos=photos), _targets(labels, classes=classes)
+
+
+def some_of(data: tuple[Tensor, Tensor], count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """As many of them as a client has, chosen by the seed, in the order of the file."""
+    drawn = torch.randperm(len(data[0]), generator=torch.Generator().manual_seed(seed))[:count]
+    return data[0][drawn.sort().values], data[1][drawn.sort().values]
+
+
+def _inputs(images: NDArray[Any], *, photos: bool) -> Tensor:
+    found = torch.from_numpy(np.ascontiguousarray(images))
+    return found.permute(0, 3, 1, 2).float() / 255 if photos else found.float()
+
+
+def _targets(labels: NDArray[Any], *, classes: bool) -> Tensor:
+    return torch.from_numpy(labels.astype(np.int64 if classes else np.float32))
