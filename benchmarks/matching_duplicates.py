@@ -6,8 +6,8 @@ python benchmarks/matching_duplicates.py --photos cifar100.npz --inverse inverse
 python benchmarks/matching_duplicates.py --show duplicates.jsonl
 
 The default architecture at 32² with BatchNorm in train mode. `exact`, `rgla` and `fgla` go through the inverse that
-`unsum train-inverse --model default --size 32` made; `ig` and `dlg` need none; `ggl` and `gias` search the generator's latents.
-The labels are granted to all but `exact`. Photos that trained the inverse must not be attacked: those that
+`unsum train-inverse --model default --image-size 32` made; `ig` and `dlg` need none; `ggl` and `gias` search the generator's
+latents. The labels are granted to all but `exact`. Photos that trained the inverse must not be attacked: those that
 it held out are taken. Every finished run is a line of the results file, and a run that was stopped goes on.
 """
 

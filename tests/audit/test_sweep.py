@@ -14,7 +14,6 @@ import torch
 import unsum
 from support.material import pictures, small_net
 from support.progress import Heard
-from unsum.audit.leakage import leakages
 from unsum.audit.result import Setting
 from unsum.audit.sweep import task
 from unsum.audit.sweep.bench import Point, SampleLeak
@@ -25,8 +24,6 @@ from unsum.audit.sweep.run import plan
 from unsum.audit.sweep.task import Accuracy, Task
 from unsum.defend import DEFENSES
 from unsum.defend.defense import FRACTION, NORM, SCALE, has_strength
-from unsum.score import SampleScore
-from unsum.score.pictures import picture_cosine
 
 HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>']
 
@@ -114,65 +111,6 @@ class TestPlan:
             plan(text)
         assert sentence in str(error.value)
         assert "\n" not in str(error.value)
-
-
-class TestLeakage:
-    features = torch.tensor([[3.0, 0, 0, 1], [0, 3, 0, 1], [0, 0, 3, 1]])
-    images = pictures(3)
-
-    def of(
-        self,
-        *,
-        cosine: float = 0.0,
-        psnr: float = math.nan,
-        picture_cosine: float = math.nan,
-        found: int | None = 0,
-        sample: int = 0,
-        batch: int = 3,
-    ) -> float:
-        """The leakage of one sample that was scored so, among others."""
-        row = SampleScore(found, 0, 0, 0, cosine, psnr, math.nan, math.nan, picture_cosine)
-        return leakages([row] * batch, self.images[:batch], self.features[:batch])[sample]
-
-    def test_the_sample_itself_is_all_of_it(self) -> None:
-        assert self.of(cosine=1.0) == 1
-        assert self.of(psnr=100) == pytest.approx(1, abs=1e-6)
-
-    def test_the_mean_of_the_others_is_nothing(self) -> None:
-        guess = self.images[1:].mean(0)
-        psnr = -10 * math.log10(float((guess - self.images[0]).square().mean()))
-        assert self.of(psnr=psnr) == pytest.approx(0, abs=1e-6)
-        cosine = float(torch.cosine_similarity(self.features[1:].mean(0), self.features[0], dim=0))
-        assert self.of(cosine=cosine) < 0.03
-
-    def test_a_dark_and_pale_copy_is_the_sample_and_the_mean_of_the_others_is_not(self) -> None:
-        true = self.images[0]
-        for answer, leakage in ((0.1 + 0.1 * true, 1), (self.images[1:].mean(0) * 0.3, 0), (1 - true, 0)):
-            pixels = -10 * math.log10(float((answer - true).square().mean()))
-            assert self.of(psnr=pixels) < 0.05
-            assert self.of(psnr=pixels, picture_cosine=picture_cosine(answer, true)) == pytest.approx(leakage, abs=1e-6)
-        assert self.of(picture_cosine=1.0, found=None) == 0
-
-    def test_a_picture_alone_is_measured_up_to_its_tone_too(self) -> None:
-        assert self.of(picture_cosine=0.8, batch=1) == pytest.approx(0.64)
-
-    def test_half_of_the_squared_error_is_half(self) -> None:
-        guesses = (self.images[[0, 2]].mean(0), torch.tensor(0.5))
-        typical = min(float((guess - self.images[1]).square().mean()) for guess in guesses)
-        assert self.of(psnr=-10 * math.log10(typical / 2), sample=1) == pytest.approx(0.5)
-
-    def test_the_larger_of_features_and_pixels_counts(self) -> None:
-        assert self.of(cosine=1.0, psnr=1.0) == 1
-        assert self.of(cosine=-1.0, psnr=100) == pytest.approx(1, abs=1e-6)
-
-    def test_nothing_found_or_worse_than_a_guess_is_nothing(self) -> None:
-        assert self.of(cosine=1.0, psnr=100, found=None) == 0
-        assert self.of(cosine=-0.9, psnr=1.0) == 0
-
-    def test_a_single_sample_is_compared_with_no_answer(self) -> None:
-        assert self.of(cosine=0.6, batch=1) == pytest.approx(0.36)  # what the best multiple explains of ‖f‖²
-        gray = float((self.images[0] - 0.5).square().mean())
-        assert self.of(psnr=-10 * math.log10(gray / 4), batch=1) == pytest.approx(0.75, rel=1e-5)
 
 
 class TestEnough:

@@ -50,7 +50,7 @@ def uniform_model(classes: int, inputs: int = 4) -> nn.Linear:
 
 
 def test_all_rules_are_known() -> None:
-    assert set(NAMES) == {*COUNTING, "bias-sign", "gradinversion", "idlg"}
+    assert set(NAMES) == {*COUNTING, "bias-sign", "gradinversion", "idlg", "row-sum"}
 
 
 @pytest.mark.parametrize("rule", ["ilrg", "llg", "llg+", "llg*"])

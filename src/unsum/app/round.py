@@ -88,7 +88,7 @@ def _result(order: Order, compared: Compared, blended: bool) -> Answer:
             "verdict": judge(leak, rows, leaked, compared.undecided).to_dict(),
             "certificate": leak.exact,
             "predicted_error": leak.predicted_error,
-            "batch_size_found": leak.batch_size,
+            "found": leak.number_of(),
             "method": leak.method,
             "notes": leak.notes,
             "granted": leak.knowledge.granted(),

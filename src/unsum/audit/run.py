@@ -36,6 +36,7 @@ from unsum.models.received import Received
 from unsum.progress import SILENT, Progress
 from unsum.score import summarize
 from unsum.update import Update
+from unsum.watching import shown_in_notebooks
 
 _BUFFERS = (
     "The round was not played again under other defenses: they change gradients, and leave the buffers as they are."
@@ -43,6 +44,7 @@ _BUFFERS = (
 _UNKNOWN = "unknown: the update was captured elsewhere"
 
 
+@shown_in_notebooks
 def audit(
     model: nn.Module | str = DEFAULT_MODEL,
     data: Data | TextData | None = None,
@@ -83,7 +85,8 @@ def audit(
 ) -> Audit:
     """What would one client update of this model give away, or what does one give away that was captured?
 
-    Leakage of a sample x is 1 − ‖x̂ − x‖² / ‖m − x‖², with m the mean of the client's other samples.
+    Leakage of a sample x is 1 − ‖x̂ − x‖² / ‖m − x‖², with m the best guess that needs no update (public data, or
+    the mean of the client's other samples where they differ).
 
     Args:
         model: a name, as `unsum.models.load_model` takes it (`default`, `torchvision:NAME`, `path/to/file.py:factory`, …), or
@@ -138,7 +141,7 @@ def audit(
         ('severe', True)
     """
     start = time.perf_counter()
-    progress.say("Loading the model and " + ("the client's photos" if update is None else "the update"))
+    progress.say("Loading the model and " + ("the client's samples" if update is None else "the update"))
     options = AttackOptions(
         attack,
         batch_size_known=batch_size_known,

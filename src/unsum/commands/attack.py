@@ -81,7 +81,7 @@ def _show(leak: Leak, model: str, texts: list[str] | None, names: list[str]) -> 
     facts.add_row("model", model)
     facts.add_row("granted to the attacker", "\n".join(leak.knowledge.granted()))
     facts.add_row("attack", leak.method)
-    facts.add_row("samples found", str(leak.batch_size))
+    facts.add_row("samples found", leak.number_of())
     facts.add_row("certificate", "exact" if leak.exact else "not exact")
     facts.add_row("predicted feature error", error(leak.predicted_error))
     facts.add_row("gradient left unexplained", error(leak.residual))

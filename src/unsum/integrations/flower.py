@@ -289,8 +289,9 @@ class AuditStrategy(WrappedStrategy):
         audited = [finding for finding in findings if finding.outcome == "audited"]
         exact = [finding for finding in audited if finding.exact]
         _LOG.info(
-            "unsum: round %d: %d of %d clients audited; %d give their batch away for certain (%d samples), %d are not decidable",
-            number, len(audited), len(findings), len(exact), sum(finding.batch_size or 0 for finding in exact),
+            "unsum: round %d: %d of %d clients audited; %d give their batch away for certain (%d distinct samples), "
+            "%d are not decidable",
+            number, len(audited), len(findings), len(exact), sum(finding.distinct or 0 for finding in exact),
             sum(finding.state == NOT_DECIDABLE for finding in audited),
         )  # fmt: skip
         for finding in findings:

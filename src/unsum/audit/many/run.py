@@ -23,8 +23,10 @@ from unsum.models.built import backbone_fingerprint
 from unsum.models.received import Received
 from unsum.progress import SILENT, Progress
 from unsum.update import Update
+from unsum.watching import shown_in_notebooks
 
 
+@shown_in_notebooks
 def attack_many(
     model: nn.Module,
     updates: Iterable[Arrived | Update | Received | str | Path],

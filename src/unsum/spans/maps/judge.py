@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from unsum.certify.claim import Claim, Evidence, grant
+from unsum.certify.counted import count
 from unsum.deadline import out_of_time
 from unsum.knowledge import Knowledge
 from unsum.peel.dense import rounding
@@ -63,6 +64,7 @@ def judge(answer: MapAnswer, knowledge: Knowledge, seed: int) -> Claim:
             missing=answer.missing,
             doubts=doubts,
             assumed=assumed(answer.reading.loss.name, knowledge),
+            counted=count(answer.maps, answer.reading.labels, answer.errors, knowledge, copies=answer.reading.copies),
         )
     )
 

@@ -210,6 +210,7 @@ def _said(head: Head, said: Said, claim: Claim, inner: dict[str, Tensor], remark
         residual=min(said.unexplained, 1.0),
         predicted_error=claim.predicted_error,
         exact=claim.exact,
+        counted=claim.counted,
         scale=alpha / plain,
         inner={name: one.repeat_interleave(times, 0).to(dtype) for name, one in inner.items()},
         loss=reading.loss.name,
