@@ -64,6 +64,8 @@ def pictured(audit: AuditResult) -> bool:
 
 def unpictured(audit: AuditResult) -> str:
     """Why the report shows no recovered pictures."""
+    if audit.distribution is not None and not audit.rows:
+        return "Samples of several local steps were not told apart, so none is shown. Their labels are counted below."
     if not audit.leak.batch_size and not audit.leak.readings:
         return "No attack gave an answer, so there is nothing to show beside the samples."
     if audit.table is not None:
@@ -163,7 +165,7 @@ class Audit(AuditResult):
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "report.html", page)
         write_text(folder / "report.md", render_markdown(self))
-        if self.leak.images is not None:
+        if self.leak.images is not None and self.rows:
             write_whole(folder / "pictures.png", lambda part: picture_grid(self).save(part, format="PNG"))
         else:
             (folder / "pictures.png").unlink(missing_ok=True)  # those of an earlier audit would pass for this one's
@@ -198,6 +200,8 @@ class Audit(AuditResult):
         more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
         unknown = f"; of {len(self.rows) - len(shown)} not known" if leaked and len(shown) < len(self.rows) else ""
         lines = [self.verdict.headline, f"Attack: {self.setting.attack} on {self.setting.model}."]
+        if self.distribution is not None:
+            lines.append(self.distribution.sentence)
         return "\n".join([*lines, *([f"Leakage: {', '.join(leaked)}{more}{unknown}."] if leaked else [])])
 
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from unsum.audit.distribution import GIVEN_AWAY, is_telling
 from unsum.audit.leakage import ALIKE, DEFAULT_LEVEL, WHOLE, vouched_shares
 from unsum.audit.wording import error, percent
 from unsum.leak import Leak
@@ -113,15 +114,23 @@ def judge(
     read = right > total / 2 if labels is None else labels.given_away
     details = _details(leak, samples, right if labels is None else labels, known)
     details += [named.sentence for named in occurred]
-    given = [what for what, told in ((_LABELS, read), (_OCCURRED, any(one.given_away for one in occurred))) if told]
+    counted = is_telling(leak.label_counts)
+    told = (
+        (_LABELS, read and not counted),
+        (GIVEN_AWAY, counted),
+        (_OCCURRED, any(one.given_away for one in occurred)),
+    )
+    given = [what for what, so in told if so]
     level = _level(leakages, labels=bool(given), undecided=bool(undecided))
     if level == "open":
-        if given and labels is not None:
+        if given and (labels is not None or counted):
             return Verdict("labels", math.nan, f"{given[0]}; whether more cannot be decided.", details)
         return Verdict.undecided(undecided or _UNKNOWN, details)
     if len(known) < total:
         details.append(f"The other samples may leak, too: {undecided or _UNKNOWN}.")
-    headline = f"{given[0]}, but not how they look." if level == "labels" else _headline(level, whole, part, total)
+    headline = _headline(level, whole, part, total)
+    if level == "labels":
+        headline = f"{given[0]}, but not how {'the samples' if counted else 'they'} look."
     return Verdict(level, part / total, headline, details)
 
 
@@ -140,6 +149,9 @@ def judge_captured(leak: Leak, undecided: str = "") -> Verdict:
     if leak.inputs_exact is not None:
         details.insert(1, f"{int(leak.inputs_exact.sum())} of {total} inputs are certified to be the client's own.")
     details += _named_alone(leak)
+    if level == "open" and is_telling(leak.label_counts):
+        open_still = f"Whether single samples can be told, too, cannot be decided: {undecided or UNVOUCHED}."
+        return Verdict("labels", math.nan, f"{GIVEN_AWAY}.", [open_still])
     if level == "open":
         if leak.occurred:
             return Verdict("labels", math.nan, f"{_OCCURRED}; whether more cannot be decided.", details)

@@ -41,13 +41,9 @@ class Observer:
                 "The server sees a single client's update before it adds noise; name the observer aggregate or outsider."
             )
         if self.kind == "aggregate" and self.noise:
-            raise UnsumError(
-                "Behind secure aggregation the server sees the sum before its own noise; leave that out."
-            )
+            raise UnsumError("Behind secure aggregation the server sees the sum before its own noise; leave that out.")
         if not 0 <= self.noise < math.inf:
-            raise UnsumError(
-                f"The server's noise is a standard deviation of at least 0, not {self.noise}."
-            )
+            raise UnsumError(f"The server's noise is a standard deviation of at least 0, not {self.noise}.")
 
     @property
     def sentence(self) -> str:
@@ -64,9 +60,7 @@ class Observer:
         central = self.clients * self.noise if self.kind == "outsider" else 0.0
         if noise is None:
             return AddedNoise("gaussian", central) if central else None
-        if (
-            noise.kind != "gaussian"
-        ):  # what the others or the server add is left out: the ceiling stays one
+        if noise.kind != "gaussian":  # what the others or the server add is left out: the ceiling stays one
             return noise
         own = noise.scale * math.sqrt(self.clients)
         return AddedNoise("gaussian", math.hypot(own, central), noise.every_step)

@@ -50,9 +50,7 @@ class Ceiling:
     observer: Observer = field(default_factory=Observer)
     present: Tensor | None = None
     worst: WorstCase | None = None  # of the mechanism, for all data
-    by_bits: float = (
-        math.nan
-    )  # the second bound of an update without noise, on average over samples
+    by_bits: float = math.nan  # the second bound of an update without noise, on average over samples
     why: str = ""  # of limits that no measurement gave
     seconds: float = 0.0
     distances: Distances | None = field(default=None, repr=False)
@@ -108,9 +106,7 @@ class Ceiling:
             "confidence": CONFIDENCE,
             "noise": None if self.noise is None else vars(self.noise),
             "observer": vars(self.observer),
-            "worst_case": None
-            if worst is None
-            else {"mu": worst.mu, "leakage": worst.leakage, "guess": worst.guess},
+            "worst_case": None if worst is None else {"mu": worst.mu, "leakage": worst.leakage, "guess": worst.guess},
             "by_bits": self.by_bits,
             "why": self.why or None,
             "assumed": ASSUMED,
@@ -118,9 +114,7 @@ class Ceiling:
         }
 
 
-def of_limits(
-    limits: list[Limits], *, noise: AddedNoise | None, unit: Unit, observer: Observer
-) -> Ceiling:
+def of_limits(limits: list[Limits], *, noise: AddedNoise | None, unit: Unit, observer: Observer) -> Ceiling:
     """A result out of the limits of all samples."""
     nothing = as_tensor([math.nan] * len(limits))
     return Ceiling(

@@ -75,10 +75,7 @@ class WorstCase:
 
 
 def worst_case(
-    defenses: Iterable[AnyDefense] | AnyDefense,
-    samples: int,
-    steps: int = 1,
-    observer: Observer | None = None,
+    defenses: Iterable[AnyDefense] | AnyDefense, samples: int, steps: int = 1, observer: Observer | None = None
 ) -> WorstCase | None:
     """Of a chain that clips and then adds Gaussian noise; None where nothing bounds an update, or no noise follows.
 
@@ -93,7 +90,5 @@ def worst_case(
         mu = 2 * last.clip / (samples * seen.scale) * math.sqrt(steps)
         return WorstCase(mu, "one sample in the place of any other")
     if isinstance(last, Clip):
-        return WorstCase(
-            2 * last.strength / seen.scale, "any data of this client in the place of any other"
-        )
+        return WorstCase(2 * last.strength / seen.scale, "any data of this client in the place of any other")
     return None
