@@ -152,7 +152,8 @@ def _marked(case: Case) -> bool:
 
 def _positions(case: Case) -> Leak | None:
     found = case.separate("exact")
-    return replace(found, notes=[*case.answer.notes, *found.notes]) if found.exact else None
+    before = [] if case.best is None else case.best.notes
+    return replace(found, notes=[*before, *found.notes]) if found.exact else None
 
 
 def _weights_alone(case: Case) -> Leak | None:
@@ -233,7 +234,7 @@ CHOICES = (
     Choice(
         "exact",
         "the text is not certain, and the head does not share its weights with the embedding",
-        lambda case: case.language and not case.answer.exact and not is_tied(case.model),
+        lambda case: case.language and not (case.best and case.best.exact) and not is_tied(case.model),
         _positions,
         "The sequences were not found, so positions are given in no order: the head's equation needs no forward pass.",
     ),
