@@ -113,11 +113,8 @@ def attack(
 def run_attack(model: nn.Module, update: Update, options: AttackOptions, progress: Progress = SILENT) -> Leak:
     """`attack`, for callers that relay options."""
     options.check()
-    with (
-        watched(progress) as heard,
-        limited_to(options.time_limit, heard, default=options.default_limit) as deadline,
-        sharing(),
-    ):
+    limit: dict[str, Any] = {"default": options.default_limit}
+    with watched(progress) as heard, limited_to(options.time_limit, heard, **limit) as deadline, sharing():
         leak = _run(model, update, options, heard)
     return cut_short(leak, deadline)
 

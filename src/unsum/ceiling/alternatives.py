@@ -1,4 +1,6 @@
-"""What else a label or a token could have been: what the model itself expects most, before it is trained on them."""
+"""What else a label or a token could have been: what the model itself expects most, before it is
+trained on them.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ from unsum.models.language import IGNORED, TextTask, logits_of, task_of, vocabul
 
 
 def other_labels(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tensor] | None:
-    """For every sample the likeliest other target, as its row of `targets`; None where targets are no classes.
+    """For every sample the likeliest other target, as its row of `targets`; None where targets are
+    no classes.
 
-    Of rows of probabilities, the largest entry and that of the likeliest other class change places; of rows
-    of several labels, the one that the model is least sure of is the other way round.
+    Of rows of probabilities, the largest entry and that of the likeliest other class change places;
+    of rows of several labels, the one that the model is least sure of is the other way round.
     """
     with in_eval_mode(model), torch.no_grad():
         outputs = model(inputs)
@@ -38,7 +41,9 @@ def other_labels(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tens
 
 def _exchanged(row: Tensor, scores: Tensor) -> Tensor:
     own = int(row.argmax())
-    other = int(scores.index_fill(0, torch.tensor([own], device=scores.device), -torch.inf).argmax())
+    other = int(
+        scores.index_fill(0, torch.tensor([own], device=scores.device), -torch.inf).argmax()
+    )
     changed = row.clone()
     changed[own], changed[other] = row[other], row[own]
     return changed
@@ -57,16 +62,22 @@ def likeliest_tokens(model: nn.Module, tokens: Tensor, mask: Tensor | None, *, s
     """
     task, vocabulary = task_of(model), vocabulary_of(model)
     if task is TextTask.CLASS:
-        drawn = torch.randint(vocabulary - 1, tokens.shape, generator=torch.Generator().manual_seed(seed))
+        drawn = torch.randint(
+            vocabulary - 1, tokens.shape, generator=torch.Generator().manual_seed(seed)
+        )
         return drawn.to(tokens.device) + (drawn.to(tokens.device) >= tokens).to(tokens.dtype)
     with in_eval_mode(model), torch.no_grad():
-        logits = logits_of(model(tokens) if mask is None else model(tokens, attention_mask=mask.long()))
-    if task is TextTask.NEXT:  # position j is predicted at j − 1; the first one by the mean over all
+        logits = logits_of(
+            model(tokens) if mask is None else model(tokens, attention_mask=mask.long())
+        )
+    if task is TextTask.NEXT:  # position j is predicted at j − 1, the first by the mean over all
         logits = torch.cat([logits.mean((0, 1)).expand(len(tokens), 1, -1), logits[:, :-1]], 1)
     return logits.scatter(2, tokens[:, :, None], -torch.inf).argmax(2)
 
 
-def changeable(model: nn.Module, tokens: Tensor, mask: Tensor | None, labels: Tensor, i: int) -> Tensor:
+def changeable(
+    model: nn.Module, tokens: Tensor, mask: Tensor | None, labels: Tensor, i: int
+) -> Tensor:
     """Places of text `i` that are not padding."""
     if mask is not None:
         return mask[i].nonzero()[:, 0]

@@ -13,12 +13,13 @@ from unsum.errors import UnsumError
 
 @dataclass(frozen=True)
 class Observer:
-    """`server`: sees this client's update. `aggregate`: a server behind secure aggregation, which sees the mean of
-    `clients` updates. `outsider`: sees the mean after the server's own noise of deviation `noise`.
+    """`server`: sees this client's update. `aggregate`: a server behind secure aggregation, which
+    sees the mean of `clients` updates. `outsider`: sees the mean after the server's own noise of
+    deviation `noise`.
 
-    The other clients' data are granted, so that their updates cancel. The noise that each of them adds to
-    its own does not: Gaussian noise of K clients is √K as large in the sum. In units of this client's
-    update, the noise of the mean is
+    The other clients' data are granted, so that their updates cancel. The noise that each of them
+    adds to its own does not: Gaussian noise of K clients is √K as large in the sum. In units of
+    this client's update, the noise of the mean is
 
         σ √K  (each client's)      √((σ √K)² + (K σ_server)²)  (with the server's)
 
@@ -38,12 +39,18 @@ class Observer:
             raise UnsumError(f"The observer is server, aggregate or outsider, not {self.kind!r}.")
         if self.kind == "server" and (self.clients > 1 or self.noise):
             raise UnsumError(
-                "The server sees a single client's update before it adds noise; name the observer aggregate or outsider."
+                "The server sees a single client's update before it adds noise; name the observer "
+                "aggregate or outsider."
             )
         if self.kind == "aggregate" and self.noise:
-            raise UnsumError("Behind secure aggregation the server sees the sum before its own noise; leave that out.")
+            raise UnsumError(
+                "Behind secure aggregation the server sees the sum before its own noise; "
+                "leave that noise out."
+            )
         if not 0 <= self.noise < math.inf:
-            raise UnsumError(f"The server's noise is a standard deviation of at least 0, not {self.noise}.")
+            raise UnsumError(
+                f"The server's noise is a standard deviation of at least 0, not {self.noise}."
+            )
 
     @property
     def sentence(self) -> str:
@@ -53,14 +60,16 @@ class Observer:
         mean = f"the mean of {self.clients} clients' updates, the others' data granted"
         if self.kind == "aggregate":
             return f"The observer is the server behind secure aggregation, which sees {mean}."
-        return f"The observer is an outsider, who sees {mean}, with the server's noise of {self.noise:g}."
+        noise = f"with the server's noise of {self.noise:g}"
+        return f"The observer is an outsider, who sees {mean}, {noise}."
 
     def sees(self, noise: AddedNoise | None) -> AddedNoise | None:
         """All noise between the client and the observer, in units of this client's update."""
         central = self.clients * self.noise if self.kind == "outsider" else 0.0
         if noise is None:
             return AddedNoise("gaussian", central) if central else None
-        if noise.kind != "gaussian":  # what the others or the server add is left out: the ceiling stays one
+        # Of Laplace noise, what the others or the server add is left out: the ceiling stays one.
+        if noise.kind != "gaussian":
             return noise
         own = noise.scale * math.sqrt(self.clients)
         return AddedNoise("gaussian", math.hypot(own, central), noise.every_step)

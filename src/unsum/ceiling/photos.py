@@ -1,12 +1,13 @@
-"""What photos look like, as far as second moments go: DCT × colors, with a spectrum that falls with frequency.
+"""What photos look like, as far as second moments go: DCT × colors, with a spectrum that falls with
+frequency.
 
-In this orthonormal basis the components of photos are nearly uncorrelated. Component (k, c) of frequency
-k = √(k_x² + k_y²) half waves a side and color c has the variance
+In this orthonormal basis the components of photos are nearly uncorrelated. Component (k, c) of
+frequency k = √(k_x² + k_y²) half waves a side and color c has the variance
 
     h² = H W A_c / (k² + k₀²)^β_c        and, for k = 0, H W D_c
 
-whatever the size, because photos look alike at every scale (Field 1987; van der Schaaf and van Hateren
-1996). The sum of all h² is the variance of all pixels.
+whatever the size, because photos look alike at every scale (Field 1987; van der Schaaf and van
+Hateren 1996). The sum of all h² is the variance of all pixels.
 """
 
 from __future__ import annotations

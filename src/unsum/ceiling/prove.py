@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,7 +19,16 @@ from unsum.ceiling.client import Client, OwnLoss, SimulatedClient, TextClient, W
 from unsum.ceiling.observer import Observer
 from unsum.ceiling.photos import photo_spread
 from unsum.ceiling.result import BARE, UNNOISED, Ceiling, Unit, of_limits
-from unsum.ceiling.secret import Cells, Entries, Label, PhotoComponents, Presence, Secret, Tokens
+from unsum.ceiling.secret import (
+    AnyOf,
+    Cells,
+    Entries,
+    Label,
+    PhotoComponents,
+    Presence,
+    Secret,
+    Tokens,
+)
 from unsum.ceiling.worst_case import WorstCase, worst_case
 from unsum.client.step import AnyDefense
 from unsum.data.table_schema import TableSchema
@@ -160,6 +170,7 @@ class Effort:
     decided: Decided | None = None
     pairs: int = PAIRS
     most: int = MOST
+    together: bool = False  # bound the mean over the samples instead of every sample
     labels: bool = True
     presence: bool = False
     told: Callable[[int, int], None] = lambda _done, _total: None
@@ -192,6 +203,7 @@ class Prover:
     _measured: dict[tuple[str, bool], _Measured] = field(default_factory=dict)
 
     def __call__(self, defenses: Sequence[AnyDefense] = ()) -> Ceiling:
+        start = time.perf_counter()
         case, observer, size = self.case, self.observer, len(self.case.inputs)
         played, noise = split_at_noise(defenses, size)
         seen, training = observer.sees(noise), case.training
@@ -223,14 +235,16 @@ class Prover:
             bits = _by_bits(case, found.client, defenses)
             result = replace(result, why=bare, lower=result.samples, by_bits=bits)
         guesses: dict[str, Any] = {name: _guesses(d, seen) for name, d in measured.others.items()}
-        return replace(result, **guesses)
+        return replace(result, **guesses, seconds=time.perf_counter() - start)
 
     def _distances(self, played: Sequence[AnyDefense], *, by_size: bool) -> _Measured:
         key = repr(list(played)), by_size
         if key not in self._measured:
             case = self.case
             sender = self.client or case.client(played)
-            samples = Distances(sender, case.world, case.secrets(), by_size, case.seed)
+            secrets = case.secrets()
+            secrets = [AnyOf(secrets)] if self.effort.together else secrets
+            samples = Distances(sender, case.world, secrets, by_size, case.seed)
             others: dict[str, Distances] = {}
             if self.effort.labels and (labels := case.labels()) is not None:
                 others["labels"] = samples.of_others(labels)

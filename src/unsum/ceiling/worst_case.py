@@ -31,7 +31,9 @@ from unsum.late_scipy import root
 
 @dataclass(frozen=True)
 class WorstCase:
-    """`mu` bounds the distance of any two worlds, in units of the noise; `what` says which worlds these are."""
+    """`mu` bounds the distance of any two worlds, in units of the noise; `what` says which worlds
+    these are.
+    """
 
     mu: float
     what: str
@@ -74,10 +76,23 @@ class WorstCase:
         return root(excess, 0.0, high, tolerance=1e-9)
 
 
+def distance_for(leakage: float) -> float:
+    """The μ at which the mechanism leaves this much of a bit.
+
+    >>> round(WorstCase(distance_for(0.2), "").leakage, 6)
+    0.2
+    """
+    return root(lambda mu: WorstCase(mu, "").leakage - leakage, 1e-6, 40.0, tolerance=1e-9)
+
+
 def worst_case(
-    defenses: Iterable[AnyDefense] | AnyDefense, samples: int, steps: int = 1, observer: Observer | None = None
+    defenses: Iterable[AnyDefense] | AnyDefense,
+    samples: int,
+    steps: int = 1,
+    observer: Observer | None = None,
 ) -> WorstCase | None:
-    """Of a chain that clips and then adds Gaussian noise; None where nothing bounds an update, or no noise follows.
+    """Of a chain that clips and then adds Gaussian noise; None where nothing bounds an update, or
+    no noise follows.
 
     `steps` counts how often one sample is used where DP-SGD acts in every step.
     """
@@ -90,5 +105,7 @@ def worst_case(
         mu = 2 * last.clip / (samples * seen.scale) * math.sqrt(steps)
         return WorstCase(mu, "one sample in the place of any other")
     if isinstance(last, Clip):
-        return WorstCase(2 * last.strength / seen.scale, "any data of this client in the place of any other")
+        return WorstCase(
+            2 * last.strength / seen.scale, "any data of this client in the place of any other"
+        )
     return None
