@@ -92,6 +92,7 @@ class Leak:
     loss: str = "cross-entropy"  # that the answer explains the gradient with
     readings: dict[str, Tensor] = field(default_factory=dict)  # dense layer → (n, d) inputs of it, mixtures among them
     label_counts: LabelCounts | None = None  # of the client's samples, where many local steps hide who they are
+    training_doubt: str = ""  # why the client may have trained otherwise than it is taken to have, as a clause
     named: Tensor | None = (
         None  # (n,) labels of the batch by a label rule, where the samples are too uncertain to have any
     )
@@ -158,6 +159,8 @@ class Leak:
     @property
     def undecided(self) -> str:
         """Why samples that no attack found may leak all the same; empty where an attack was tried that applies."""
+        if self.training_doubt:
+            return self.training_doubt
         if not self.tried or any(not attempt.refused and not attempt.blind for attempt in self.tried):
             return ""
         # That there are no layers below the head for spans is not why the head does not tell.

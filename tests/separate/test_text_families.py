@@ -322,3 +322,16 @@ def test_a_plain_norm_adds_what_the_client_adds() -> None:
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(0.1)
     assert_read(unsum.separate(model, unsum.capture_text(model, tokens, train=False), "text"), tokens.tolist())
+
+
+def test_a_causal_model_under_adapters_is_not_decided_in_a_sentence() -> None:
+    """Its update holds no head: every attack refuses, and none may stumble over there being no answer before it."""
+    model = PeftModel(made("llama"), 8, 16.0)
+    update = unsum.capture_text(model, torch.randint(0, VOCABULARY, (2, 7)), train=False)
+    assert not any("lm_head" in name for name in update.gradients)
+    with pytest.raises(unsum.UnsumError, match=r"lacks 'base_model\.model\.lm_head\.weight'"):
+        unsum.attack(model, update)
+    report = unsum.audit(model, update=update)
+    assert report.verdict.state == "not decidable"
+    assert "the gradient of the last linear layer" in report.verdict.headline
+    assert [attempt.attack for attempt in report.tried] == ["text", "exact"]

@@ -141,7 +141,8 @@ class PeftModel(nn.Module):
         for name, module in list(model.named_modules()):
             if name.endswith(("c_attn", "q_proj", "v_proj")):
                 model.set_submodule(name, PeftLayer(module, rank, alpha))
-        model.score = PeftHead(model.score)
+        if hasattr(model, "score"):  # of a causal model peft trains no head
+            model.score = PeftHead(model.score)
         self.base_model = nn.Module()
         self.base_model.model = model
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from unsum.attack.options import AttackOptions
 from unsum.attack.reach import is_hopeless
+from unsum.attack.training import doubt_training
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.leak import LabelCounts, Leak
@@ -24,7 +25,14 @@ _OF_WIDTH = 3  # units of a dense layer for every sample that its spans tell apa
 
 
 def with_counts(model: nn.Module, update: Update, leak: Leak, options: AttackOptions) -> Leak:
-    """The leak with counts of labels and a word on the steps, where several were taken and their samples are not certain."""
+    """The leak with counts of labels and a word on the steps, where several were taken and their samples are not certain.
+
+    Or with a word on the training, where that was not as the attack takes it to have been.
+    """
+    doubt = "" if leak.exact else doubt_training(model, update)
+    if doubt:
+        note = f"{doubt[0].upper()}{doubt[1:]}."
+        return replace(leak, training_doubt=doubt, notes=[note, *leak.notes])
     if leak.exact or leak.label_counts is not None or not options.follows_steps(update) or is_language_model(model):
         return leak
     told = [steps_that_would_do(model, update, options)] if is_hopeless(leak) else []

@@ -68,6 +68,8 @@ def pictured(audit: AuditResult) -> bool:
 
 def unpictured(audit: AuditResult) -> str:
     """Why the report shows no recovered pictures."""
+    if audit.distribution is not None and not audit.rows:
+        return "Samples of several local steps were not told apart, so none is shown. Their labels are counted below."
     if not audit.leak.batch_size and not audit.leak.readings:
         return "No attack gave an answer, so there is nothing to show beside the samples."
     if audit.table is not None:
@@ -179,7 +181,7 @@ class Audit(AuditResult):
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "report.html", page)
         write_text(folder / "report.md", render_markdown(self))
-        if self.leak.images is not None:
+        if self.leak.images is not None and self.rows:
             write_whole(folder / "pictures.png", lambda part: picture_grid(self).save(part, format="PNG"))
         else:
             (folder / "pictures.png").unlink(missing_ok=True)  # those of an earlier audit would pass for this one's
@@ -214,6 +216,7 @@ class Audit(AuditResult):
         more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
         unknown = f"; of {len(self.rows) - len(shown)} not known" if leaked and len(shown) < len(self.rows) else ""
         lines = [self.verdict.headline, f"Attack: {self.setting.attack} on {self.setting.model}."]
+        lines += [] if self.distribution is None else [self.distribution.sentence]
         joined = ("; " if split else ", ").join(leaked)
         lines += [f"Found: {joined}{more}{unknown}."] if leaked else []
         return "\n".join([*lines, *filter(None, [ceiling_words.printed(self.bound), self.verdict.alarm])])

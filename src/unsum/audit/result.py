@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from unsum.attack.options import AttackOptions
 from unsum.audit.compare import Comparison
+from unsum.audit.distribution import LabelDistribution
 from unsum.audit.leakage import Shares, Tried, vouched
 from unsum.audit.provenance import Provenance, versions
 from unsum.audit.table_rows import TableRows
@@ -249,9 +250,23 @@ class AuditResult:
 
     @property
     def rows(self) -> list[SampleRow]:
-        """One for every true sample; where the truth is not known, one for every sample that was found."""
+        """One for every true sample; where the truth is not known, one for every sample that was found.
+
+        Where only the labels of local steps were counted, samples that the attack made up of their sum are none.
+        """
+        if self.truth is None and self.distribution is not None and self.verdict.level == "labels":
+            return []
         found = self.leak.batch_size if self.texts is None else len(self.texts.found)
         return [self._row(i) for i in range(found if self.truth is None else len(self.samples))]
+
+    @property
+    def distribution(self) -> LabelDistribution | None:
+        """How many samples each class has, where local steps were counted, beside the truth where that is known."""
+        counts = self.leak.label_counts
+        if counts is None or self.texts is not None:
+            return None
+        true = None if self.truth is None else target_rows(self.truth.targets, len(counts.counts)).argmax(1).tolist()
+        return LabelDistribution.of(counts, self.class_name, true)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the pictures, in plain types; what could not be measured is null."""
@@ -267,6 +282,7 @@ class AuditResult:
             "depth": self.depth.to_dict(),
             "truth_known": self.truth is not None,
             "labels": None if self.labels is None else self.labels.to_dict(),
+            "distribution": None if self.distribution is None else self.distribution.to_dict(),
             "occurred": [named.to_dict() for named in self.occurred],
             "scores": self.scores,
             "samples": [row.to_dict() for row in self.rows],

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from unsum.audit import ceiling_words
+from unsum.audit.distribution import GIVEN_AWAY, is_telling
 from unsum.audit.leakage import ALIKE, DEFAULT_LEVEL, WHOLE, Shares, vouched_shares
 from unsum.audit.wording import error, percent
 from unsum.ceiling.result import Ceiling
@@ -175,9 +176,14 @@ def judge(
     right = sum(row.label_correct == 1.0 for row in samples)
     named = right > total / 2 if labels is None else labels.given_away
     luck = named and bound is not None and ceiling_words.hides_labels(bound)
+    counted = is_telling(leak.label_counts)
     details = _details(leak, samples, right if labels is None else labels, shares, sizes)
     details += [one.sentence for one in occurred]
-    besides = (_LABELS, named and not luck), (_OCCURRED, any(one.given_away for one in occurred))
+    besides = (
+        (_LABELS, named and not luck and not counted),
+        (GIVEN_AWAY, counted),
+        (_OCCURRED, any(one.given_away for one in occurred)),
+    )
     given = [what for what, told in besides if told]
     proven = bound is not None and bound.decided(DEFAULT_LEVEL) == "below"
     level = _level(shares, labels=bool(given), undecided=bool(undecided), proven=proven)
@@ -185,13 +191,14 @@ def judge(
     details += [] if bound is None else [ceiling_words.beside(bound)]
     details += [ceiling_words.LUCK] if luck else []
     if level == "open":
-        if given and labels is not None:
+        if given and (labels is not None or counted):
             return Verdict("labels", math.nan, f"{given[0]}; whether more cannot be decided.", details)
         return replace(Verdict.undecided(undecided or _UNKNOWN, details), alarm=alarm)
     if len(known) < total and level != "protected":
         details.append(f"The other samples may leak, too: {undecided or _UNKNOWN}.")
     read = "labels" if level == "labels" else sizes.named(_read(level, shares))
-    headline = f"{given[0]}, but not how they look." if level == "labels" else _headline(level, shares, sizes)
+    headline = _headline(level, shares, sizes) if level != "labels" else ""
+    headline = headline or f"{given[0]}, but not how {'the samples' if counted else 'they'} look."
     return Verdict(level, _count(known) / total, headline, details, read=read, alarm=alarm)
 
 
@@ -209,6 +216,9 @@ def judge_captured(leak: Leak, undecided: str = "", sizes: Sizes | None = None) 
     if leak.inputs_exact is not None:
         details.insert(1, f"{int(leak.inputs_exact.sum())} of {total} inputs are certified to be the client's own.")
     details += _named_alone(leak)
+    if level == "open" and is_telling(leak.label_counts):
+        open_still = f"Whether single samples can be told, too, cannot be decided: {undecided or UNVOUCHED}."
+        return Verdict("labels", math.nan, f"{GIVEN_AWAY}.", [open_still])
     if level == "open":
         if leak.occurred:
             return Verdict("labels", math.nan, f"{_OCCURRED}; whether more cannot be decided.", details)

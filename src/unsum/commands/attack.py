@@ -73,9 +73,10 @@ def command(
 
 
 def _show(leak: Leak, model: str, texts: list[str] | None, names: list[str]) -> None:
+    from unsum.audit.distribution import LabelDistribution, is_telling
     from unsum.audit.leakage import Tried
     from unsum.audit.wording import error, plain
-    from unsum.commands.audit_tables import show_tried
+    from unsum.commands.audit_tables import distribution_table, show_tried
 
     facts = Table(show_header=False, title="What the update gives away", title_justify="left")
     facts.add_row("model", model)
@@ -88,17 +89,24 @@ def _show(leak: Leak, model: str, texts: list[str] | None, names: list[str]) -> 
     facts.add_row("gradient scale found", f"{leak.scale:.6g}")
     facts.add_row("time", f"{leak.seconds:.2f} s")
     OUT.print(facts)
-    if texts is None:
+    counts = leak.label_counts
+
+    def called(label: int) -> str:
+        return names[label] if names else f"class {label}"
+
+    if counts is not None and is_telling(counts) and texts is None:  # samples that were made up of a sum are none
+        OUT.print(distribution_table(LabelDistribution.of(counts, called)))
+    elif texts is None:
         found = Table("sample", "label", "its probability", "input certified", title="Found", title_justify="left")
         for i, label in enumerate(map(int, leak.labels)):
             certified = "–" if leak.inputs_exact is None else "yes" if bool(leak.inputs_exact[i]) else "no"
-            name = names[label] if names else f"class {label}"
-            found.add_row(str(i + 1), Text(name), f"{float(leak.targets[i, label]):.3f}", certified)
+            found.add_row(str(i + 1), Text(called(label)), f"{float(leak.targets[i, label]):.3f}", certified)
+        OUT.print(found)
     else:
         found = Table("sequence", "text", title="Found", title_justify="left")
         for place, text in enumerate(texts, 1):
             found.add_row(str(place), Text(plain(text)))
-    OUT.print(found)
+        OUT.print(found)
     show_tried([Tried.of(attempt, []) for attempt in leak.tried])
     for sentence in leak.notes:
         OUT.print(f"• {sentence}")

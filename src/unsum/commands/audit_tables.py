@@ -12,6 +12,7 @@ from rich.text import Text
 from unsum.audit import Audit
 from unsum.audit.ceiling_words import ceiling_of
 from unsum.audit.compare import Comparison
+from unsum.audit.distribution import LabelDistribution
 from unsum.audit.leakage import Tried
 from unsum.audit.report import COLORS, pictured
 from unsum.audit.result import SampleRow
@@ -30,7 +31,10 @@ def show(result: Audit, page: Path) -> None:
     if result.truth is not None and result.truth.resized:
         OUT.print(result.truth.resized, soft_wrap=True)
     OUT.print(_setting_table(result))
-    OUT.print(_sample_table(result))
+    if result.rows or result.distribution is None:
+        OUT.print(_sample_table(result))
+    if result.distribution is not None:
+        OUT.print(distribution_table(result.distribution))
     if result.table is not None:
         OUT.print(_row_table(result.table))
     show_tried(result.tried)
@@ -48,7 +52,9 @@ def show(result: Audit, page: Path) -> None:
 
 def _setting_table(result: Audit) -> Table:
     leak, setting = result.leak, result.setting
-    found = leak.distinct if result.texts is None else len(result.texts.found)
+    found: int | str = leak.distinct if result.texts is None else len(result.texts.found)
+    if result.distribution is not None and not result.rows:
+        found = "none told apart"
     what = f"{_called(result)}s"
     batch = f"{setting.batch_size} {what}" if result.truth else "of unknown size"
     there = f" (there are {setting.batch_size})" if result.truth else ""
@@ -117,6 +123,17 @@ def _text_table(result: Audit) -> Table:
         found = Text(row.found_label or "not found", "green" if row.label_correct else "")
         shares = [percent(row.leakage), *([percent(row.ceiling)] if result.truth else [])]
         table.add_row(Text(row.title), *([Text(row.label or "")] if result.truth else []), found, *shares)
+    return table
+
+
+def distribution_table(told: LabelDistribution) -> Table:
+    """How many samples of each class a client of several local steps has."""
+    truth_known = any(one.true is not None for one in told.classes)
+    table = Table("class", title="The client's labels", title_justify="left")
+    for heading in ("found", f"interval ({100 * told.level:.0f} %)", *(["true"] if truth_known else [])):
+        table.add_column(heading, justify="right")
+    for one in told.classes:
+        table.add_row(Text(plain(one.name)), *one.cells[: 3 if truth_known else 2])
     return table
 
 

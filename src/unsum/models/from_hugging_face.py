@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from unsum.errors import UnsumError, first_line, optional, shown
 from unsum.files.safetensors_header import check_safetensors
 from unsum.head import find_head
 from unsum.models.built import FRESH, USUAL_SIZE, Built, Normalize, fresh_head
+from unsum.models.from_peft import SETTINGS as ADAPTERS
+from unsum.models.from_peft import base_of, with_adapters
+from unsum.models.language import is_language_model
 
 # How the names of models of text end, and what loads them.
 _OF_TEXT = {
@@ -37,6 +41,13 @@ def build_hugging_face(path: Path, classes: int, seed: int, *, fresh: bool = Fal
     A language model, called as `model(tokens)`, comes as it is; so does a classifier's head, unless a fresh one is asked for.
     """
     transformers = optional("transformers", "hf", "Models called hf:PATH need transformers")
+    if (path / ADAPTERS).is_file():
+        base = base_of(path)
+        built = build_hugging_face(base, classes, seed)
+        if not is_language_model(built.model):
+            raise UnsumError(f"{str(path)!r} holds adapters for no language model; pass a model file that builds it.")
+        kind = f"{type(built.model).__name__} of {base.name} with the adapters of {path.name}"
+        return replace(built, model=with_adapters(built.model, path), kind=kind)
     if not (path / "config.json").is_file():
         raise UnsumError(f"{str(path)!r} is no folder written by save_pretrained: it holds no config.json.")
     loader = _loader_of_text(check_config(path))
@@ -68,8 +79,11 @@ def _loader_of_text(settings: Any) -> str | None:
 def is_language_folder(spec: str) -> bool:
     """Whether `hf:PATH` names the folder of a language model."""
     source, _, path = spec.partition(":")
-    found = source == "hf" and (Path(path) / "config.json").is_file()
-    return found and _loader_of_text(check_config(Path(path))) is not None
+    folder = Path(path)
+    if source == "hf" and (folder / ADAPTERS).is_file():
+        folder = base_of(folder)
+    found = source == "hf" and (folder / "config.json").is_file()
+    return found and _loader_of_text(check_config(folder)) is not None
 
 
 def _loaded(loader: Any, path: Path, what: str) -> tuple[Any, list[str]]:

@@ -22,6 +22,7 @@ from unsum.models.from_hugging_face import build_hugging_face
 from unsum.models.from_program import build_from_program, refuse_torchscript
 from unsum.models.from_timm import build_timm
 from unsum.models.from_torchvision import build_torchvision
+from unsum.models.language import is_language_model
 from unsum.models.small_resnet import INPUT_SIZE, REDUCTION, SmallResNet
 from unsum.models.weights_file import head_rows, load_weights
 
@@ -112,6 +113,8 @@ def _side(built: Built, size: int | None, likely: Sequence[int], *, any_input: b
         return size
     if not built.guessed or (built.size and not likely):
         return built.size
+    if is_language_model(built.model):  # whose inputs are tokens
+        return 0
     try:
         if any_input:
             find_head(built.model)  # of what is no classifier, nothing is drawn
