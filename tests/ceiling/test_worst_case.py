@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from statistics import NormalDist
 
@@ -43,8 +44,8 @@ def test_hardly_any_noise_is_a_huge_epsilon_and_no_overflow(mu: float) -> None:
 def test_epsilon_is_never_below_the_exact_one() -> None:
     """The bound that stands in for a tail that underflows rounds up, and joins without a step."""
     found = [WorstCase(mu, "").epsilon(1e-5) for mu in (24.0, 24.5, 25.0, 25.5, 26.0, 26.5, 27.0)]
-    steps = [b - a for a, b in zip(found, found[1:], strict=False)]
-    assert all(later > earlier > 0 for earlier, later in zip(steps, steps[1:], strict=False))
+    steps = [b - a for a, b in itertools.pairwise(found)]
+    assert all(later > earlier > 0 for earlier, later in itertools.pairwise(steps))
 
 
 def test_no_guess_is_right_more_often_than_published() -> None:
