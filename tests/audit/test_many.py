@@ -18,7 +18,7 @@ import torch
 import unsum
 from support.many import Deadly, clients, figures, network, update
 from unsum.audit.many import arrived as one_update
-from unsum.audit.many.arrived import in_folder
+from unsum.audit.many.arrived import in_folder, of_file
 from unsum.errors import UnsumError
 
 TESTS = str(Path(__file__).parents[1])
@@ -224,3 +224,19 @@ def test_on_ray_a_killed_worker_loses_nothing(tmp_path: Path, monkeypatch: pytes
     found = unsum.attack_many(network(), sent, results=tmp_path / "findings.sqlite", ray="local")
     assert len(list(tmp_path.glob("client-*"))) == 2  # two workers died
     assert figures(found) == figures(unsum.attack_many(network(), clients(total), processes=1))
+
+
+def test_a_file_that_came_again_is_audited_again_though_its_size_is_the_same(tmp_path: Path) -> None:
+    """A client sends its next update under the same name: as many bytes, other numbers, a later date."""
+    model, file, results = network(), tmp_path / "anna.safetensors", tmp_path / "findings.sqlite"
+    update(3, model).save(file)
+    os.utime(file, ns=(10**18, 10**18))
+    size, before = file.stat().st_size, of_file(file).fingerprint
+    assert of_file(file).fingerprint == before
+    assert next(iter(unsum.attack_many(model, [file], results=results, processes=1))).label_counts == {3: 1, 4: 2}
+    update(17, model).save(file)
+    os.utime(file, ns=(10**18 + 10**9, 10**18 + 10**9))
+    assert file.stat().st_size == size
+    assert of_file(file).fingerprint != before
+    again = list(unsum.attack_many(model, [file], results=results, processes=1))
+    assert [finding.label_counts for finding in again] == [{4: 2, 17: 1}]

@@ -138,12 +138,23 @@ class TestLeakage:
         assert self.of(cosine=1.0) == 1
         assert self.of(psnr=100) == pytest.approx(1, abs=1e-6)
 
-    def test_the_mean_of_the_others_is_nothing(self) -> None:
-        guess = self.images[1:].mean(0)
-        psnr = -10 * math.log10(float((guess - self.images[0]).square().mean()))
-        assert self.of(psnr=psnr) == pytest.approx(0, abs=1e-6)
-        cosine = float(torch.cosine_similarity(self.features[1:].mean(0), self.features[0], dim=0))
-        assert self.of(cosine=cosine) < 0.03
+    def test_by_hand_against_the_mean_of_the_other_two(self) -> None:
+        """Features (4, 0, 0, 2), (0, 4, 0, 2), (0, 0, 4, 2): the mean of two lies ‖(−4, 2, 2, 0)‖² = 24 from the third, whose
+        own square is 20. So no answer is nearer, and cos² counts. With a last entry of 8 the squares are 24 of 80: 0.3."""
+        score = SampleScore(0, 0, 0, 0, 0.95**0.5, math.nan, math.nan, math.nan, math.nan)
+        for last, leakage in ((2.0, 0.95), (8.0, 1 - 0.05 / 0.3)):
+            features = torch.cat([4 * torch.eye(3), torch.full((3, 1), last)], 1)
+            found = leakages([score] * 3, torch.full((3, 1, 2, 2), 0.5), features)
+            assert found == pytest.approx([leakage] * 3, rel=1e-6)
+
+    def test_pixels_by_hand_against_the_mean_of_the_other_two(self) -> None:
+        """Gray pictures of 0.2, 0.4 and 0.9: the others' mean is off by 0.45, 0.15 and 0.6, mid-gray by 0.3, 0.1 and 0.4. With
+        0.3, 0.4 and 0.6 the mean is off by 0.2, 0.05 and 0.25, mid-gray by 0.2, 0.1 and 0.1: the nearer guess counts."""
+        score = SampleScore(0, 0, 0, 0, 0.0, -10 * math.log10(0.001), math.nan, math.nan, math.nan)
+        for grays, nearest in (((0.2, 0.4, 0.9), (0.3, 0.1, 0.4)), ((0.3, 0.4, 0.6), (0.2, 0.05, 0.1))):
+            pictures = torch.tensor(grays).view(3, 1, 1, 1).expand(3, 1, 2, 2)
+            found = leakages([score] * 3, pictures, torch.eye(3))
+            assert found == pytest.approx([1 - 0.001 / off**2 for off in nearest], rel=1e-5)
 
     def test_a_dark_and_pale_copy_is_the_sample_and_the_mean_of_the_others_is_not(self) -> None:
         true = self.images[0]
