@@ -160,7 +160,8 @@ class TestGuard:
         assert client.post("/api/round", json={}, headers={"Origin": "http://127.0.0.1:8765"}).status_code == 422
 
     @pytest.mark.parametrize(
-        "origin", ["http://evil.localhost:8000", "http://localhost:8000.evil", "http://localhost:80001", "http://localhost"]
+        "origin",
+        ["http://evil.localhost:8000", "http://localhost:8000.evil", "http://localhost:80001", "http://localhost"],
     )
     def test_an_origin_that_only_resembles_the_host_is_another_site(self, client: TestClient, origin: str) -> None:
         asked = {"Host": "localhost:8000", "Origin": origin}

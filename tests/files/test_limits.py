@@ -72,7 +72,7 @@ def test_what_is_packed_may_grow_by_its_factor_and_small_files_by_64_mib() -> No
     limits, small = Limits(expansion=3), 64 << 20
     limits.check_bytes(small, packed=1)
     limits.check_bytes(3 * small, packed=small)
-    with pytest.raises(LimitError, match="3 times its size is the most .* set UNSUM_MAX_EXPANSION"):
+    with pytest.raises(LimitError, match=r"3 times its size is the most .* set UNSUM_MAX_EXPANSION"):
         limits.check_bytes(3 * small + 1, packed=small)
     with pytest.raises(LimitError, match="its 1 bytes would unpack"):
         limits.check_bytes(small + 1, packed=1)

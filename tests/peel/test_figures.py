@@ -1,0 +1,122 @@
+"""The figures behind a claim about inputs, by hand: what a residual says of the error, and what stands above it."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from unsum.certify.claim import grant_each
+from unsum.peel.activations import IDENTITY
+from unsum.peel.chain import Step
+from unsum.peel.dense import DenseSolution, open_range, rounding, solve_dense, standard_errors
+from unsum.peel.replay import Pass, PlayedBatch, Replayed, outside
+
+EPS = float(torch.finfo(torch.float32).eps)
+INVERSE = torch.tensor([[3.0, 4.0], [0.0, 2.0]], dtype=torch.float64)  # rows of norm 5 and 2
+X = torch.tensor([[3.0, 4.0], [6.0, 8.0]], dtype=torch.float64)  # of norm 5 and 10
+
+
+def dense(n: int, m: int, grad_W: Tensor | None = None) -> Step:
+    layer = nn.Linear(n, m, bias=False)
+    W = layer.weight.detach().double()
+    return Step("a layer", layer, IDENTITY, W, None, torch.zeros_like(W) if grad_W is None else grad_W, None)
+
+
+def errors(residual: float, units: int, dtype: torch.dtype = torch.float32, missing: float = 0.01) -> Tensor:
+    """Of two samples with so many units that are active for one of them, and three for none."""
+    delta = torch.zeros(2, units + 3, dtype=torch.float64)
+    delta[0, :units] = 1
+    return standard_errors(INVERSE, X, missing, residual, delta, dtype)
+
+
+def test_a_residual_of_rounding_averages_over_the_equations_to_spare() -> None:
+    """Eighteen units less two samples leave sixteen: 5 · 0.01 / √16 / 5 and 2 · 0.01 / √16 / 10."""
+    assert rounding(torch.float32) == pytest.approx(100 * EPS)
+    expected = [0.0025 + EPS, 0.0005 + EPS]
+    assert errors(0.99 * rounding(torch.float32), 18).tolist() == pytest.approx(expected)
+
+
+def test_a_residual_beyond_rounding_points_anywhere() -> None:
+    """Then it is a wrong δ somewhere, and nothing is averaged: the worst case is without the root."""
+    assert errors(1.01 * rounding(torch.float32), 18).tolist() == pytest.approx([0.01 + EPS, 0.002 + EPS])
+
+
+def test_four_equations_to_spare_are_enough_and_three_prove_nothing() -> None:
+    assert errors(0.0, 6).tolist() == pytest.approx([0.005 + EPS, 0.001 + EPS])  # √4
+    assert errors(0.0, 5).tolist() == [math.inf, math.inf]
+    assert errors(0.0, 5, missing=0.0).tolist() == [math.inf, math.inf]  # a perfect fit, too
+
+
+def test_half_precision_has_no_more_than_a_thousandth_of_rounding() -> None:
+    assert rounding(torch.float64) == pytest.approx(2.22e-14, rel=1e-3)
+    assert rounding(torch.bfloat16) == 1e-3
+
+
+def test_a_layer_s_residual_and_rank_by_hand() -> None:
+    """δ reads two units of six; a third row of the gradient, that no sample explains, is what is left: 3 of √(1 + 4 + 9)."""
+    delta = torch.zeros(2, 6, dtype=torch.float64)
+    delta[0, 0], delta[1, 1] = 1, 2
+    grad_W = torch.zeros(6, 2, dtype=torch.float64)
+    grad_W[0, 0], grad_W[1, 1], grad_W[2, 0] = 1, 2, 3
+    solution = solve_dense(dense(2, 6, grad_W), delta)
+    assert torch.allclose(solution.X, torch.eye(2, dtype=torch.float64))
+    assert solution.residual == pytest.approx(3 / 14**0.5)
+    assert (solution.rank, solution.errors.tolist()) == (2, [math.inf, math.inf])  # no equation is to spare
+    alike: DenseSolution = solve_dense(dense(2, 6, grad_W), torch.cat([delta[:1], 2 * delta[:1]]))
+    assert alike.rank == 1
+    assert alike.errors.tolist() == [math.inf, math.inf]
+
+
+def test_how_near_to_zero_a_relu_is_open() -> None:
+    """Twenty predicted errors of the usual entry: outputs (3, 4) have √12.5, and an error of 0.01 a fifth of that."""
+    scale, cut = open_range(torch.tensor([[3.0, 4.0]]).double(), torch.tensor([0.01]).double())
+    assert scale.tolist() == [[pytest.approx(12.5**0.5)]]
+    assert cut.tolist() == [[pytest.approx(0.2 * 12.5**0.5)]]
+
+
+def played(left: list[float]) -> Replayed:
+    """Two samples in two layers: they send 5 · 2 and 10 · 1 to the first, 1 · 3 and 1 · ½ to the second."""
+    x = [X, torch.eye(2, dtype=torch.float64)]
+    first, second = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 3.0], [0.5, 0.0]])
+    steps = [dense(2, 2), dense(2, 2)]
+    batch = PlayedBatch(steps, X, torch.eye(2), 1.0, [(2,), (2,)])
+    return Replayed(batch, Pass(x, [first.double(), second.double()], []), left, 0.0)
+
+
+def test_the_layer_that_hears_least_of_a_sample_counts() -> None:
+    assert played([0.1, 0.5]).contributions().tolist() == pytest.approx([6, 1])
+    assert played([5.0, 0.5]).contributions().tolist() == pytest.approx([2, 1])
+    assert played([50.0, 0.5]).contributions().tolist() == pytest.approx([0.2, 0.2])
+
+
+def test_twins_stand_above_what_is_left_in_their_best_layer_and_worst_direction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sixteen directions in two layers: the larger of the layers, then the smallest of the directions."""
+    shown = iter(
+        torch.tensor(pair, dtype=torch.float64)
+        for draw in range(16)
+        for pair in ([30.0 + draw, 5.0], [20.0, 40.0 - draw])  # (B,) of the first layer, then of the second
+    )
+    monkeypatch.setattr(sys.modules[Replayed.__module__], "_played", lambda *_: None)
+    monkeypatch.setattr(Replayed, "_known", lambda *_: None)
+    monkeypatch.setattr(Replayed, "_shown", lambda *_: next(shown))
+    assert played([1.0, 1.0]).twins(seed=0).tolist() == [30.0, 25.0]
+    assert next(shown, None) is None
+
+
+def test_what_lies_outside_a_span() -> None:
+    """Of (1, 2, 2) beside the first axis (0, 2, 2) is left; in the span, nothing."""
+    basis = torch.tensor([[1.0, 0.0, 0.0]])
+    assert outside(torch.tensor([[1.0, 2.0, 2.0], [7.0, 0.0, 0.0]]), basis).tolist() == [[0, 2, 2], [0, 0, 0]]
+
+
+def test_inputs_are_exact_below_a_thousandth_where_all_above_is_and_nobody_doubts() -> None:
+    values = torch.tensor([0.99e-3, 1.01e-3, math.nan, 0.0])
+    assert grant_each(values, above=True).tolist() == [True, False, False, True]
+    assert grant_each(values, above=False).tolist() == [False] * 4
+    assert grant_each(values, above=True, doubts=["One."]).tolist() == [False] * 4
