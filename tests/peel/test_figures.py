@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
 
 from unsum.certify.claim import grant_each
 from unsum.peel.activations import IDENTITY
 from unsum.peel.chain import Step
-from unsum.peel.dense import DenseSolution, open_range, rounding, solve_dense, standard_errors
+from unsum.peel.conv import peel_conv
+from unsum.peel.dense import DenseSolution, Front, open_range, peel_dense, rounding, solve_dense, standard_errors
 from unsum.peel.replay import Pass, PlayedBatch, Replayed, outside
 
 EPS = float(torch.finfo(torch.float32).eps)
@@ -66,9 +69,48 @@ def test_a_layer_s_residual_and_rank_by_hand() -> None:
     assert torch.allclose(solution.X, torch.eye(2, dtype=torch.float64))
     assert solution.residual == pytest.approx(3 / 14**0.5)
     assert (solution.rank, solution.errors.tolist()) == (2, [math.inf, math.inf])  # no equation is to spare
-    alike: DenseSolution = solve_dense(dense(2, 6, grad_W), torch.cat([delta[:1], 2 * delta[:1]]))
+
+
+def test_samples_that_send_multiples_of_each_other_are_not_determined() -> None:
+    """Ten equations to spare, and a single direction for two samples."""
+    one = torch.arange(1.0, 13.0, dtype=torch.float64)[None]
+    alike: DenseSolution = solve_dense(dense(2, 12, one.T @ X[:1]), torch.cat([one, 2 * one]))
     assert alike.rank == 1
     assert alike.errors.tolist() == [math.inf, math.inf]
+    apart = solve_dense(dense(2, 12, one.T @ X[:1]), torch.cat([one, one.flip(1)]))
+    assert apart.rank == 2
+    assert bool(apart.errors.isfinite().all())
+
+
+def test_a_layer_adds_its_own_error_to_what_came_down() -> None:
+    """Copies that were not disturbed do not scatter: three times the layer's own error is left. One that is off by a tenth
+    scatters by as much, and both are added as squares."""
+    generator = torch.Generator().manual_seed(0)
+    delta = torch.randn(2, 12, generator=generator, dtype=torch.float64)
+    grad_W = delta.T @ X + 1e-5 * torch.randn(12, 2, generator=generator, dtype=torch.float64)
+    step, above = dense(2, 12, grad_W.float()), replace(dense(12, 12), W=torch.eye(12).double())
+    own = solve_dense(step, delta).errors
+    y = torch.ones(2, 12, dtype=torch.float64)
+    for factor, scatter in ((1.0, 0.0), (1 / 1.1, 0.1)):
+        copies = Front(y, delta, torch.zeros(2).double(), y[None], factor * delta[None])
+        below, layer, notes = peel_dense(copies, above, step, seed=0)
+        assert below.errors.tolist() == pytest.approx((3 * (own.square() + scatter**2).sqrt()).tolist(), rel=1e-4)
+        assert layer.predicted_error == pytest.approx(float(below.errors.max()))
+        assert notes == []
+
+
+@pytest.mark.parametrize(("off", "at_least", "at_most"), [(0.0, 0.0, 1e-3), (0.01, 0.01, 1.0)])
+def test_a_convolution_s_residual_beyond_its_noise_is_an_error(off: float, at_least: float, at_most: float) -> None:
+    """What a layer wrote was said to be known to 1e-6, and a hundredth of it contradicts the gradient."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(2, 6, 3, padding=1, bias=False).double()
+    x, delta = torch.randn(1, 2, 5, 5).double(), torch.randn(1, 6, 5, 5).double()
+    W = layer.weight.detach()
+    step = Step("a layer", layer, IDENTITY, W, None, conv2d_weight(x, W.shape, delta, padding=1), None)
+    y = layer(x).detach()
+    found, _, errors, _ = peel_conv(step, y + off * torch.randn_like(y), delta, torch.tensor([1e-6]), (2, 5, 5), 0)
+    assert at_least <= float(errors) < at_most
+    assert float((found - x).norm() / x.norm()) <= float(errors)
 
 
 def test_how_near_to_zero_a_relu_is_open() -> None:

@@ -26,6 +26,7 @@ from unsum.spans.judge import Answer, UnrolledAnswer
 from unsum.spans.maps import judge as convolutional
 from unsum.spans.maps import method as maps_method
 from unsum.spans.maps.judge import MapAnswer, at_least
+from unsum.spans.maps.twins import Passed, SentMaps, doubt_samples
 from unsum.spans.tokens import method as tokens_method
 from unsum.spans.tokens.judge import PictureAnswer
 from unsum.spans.tokens.judge import judge as judge_pictures
@@ -249,6 +250,21 @@ def test_maps_that_are_nearly_certain(map_answer: MapAnswer, good: Change, bad: 
 def test_maps_without_a_batch_size_may_hide_a_faint_sample(map_answer: MapAnswer) -> None:
     assert_doubted(convolutional.judge(map_answer, Knowledge(), 0), "weighs next to nothing may be missing")
     assert_doubted(convolutional.judge(map_answer, Knowledge(batch_size=3), 0), "said to hold 3 samples, but 2")
+
+
+@pytest.mark.parametrize(("left", "faint"), [((0.9, 0.38), False), ((0.9, 0.42), True), ((1.1, 0.38), True)])
+def test_a_map_must_be_seen_in_every_convolution(left: tuple[float, float], faint: bool) -> None:
+    """(3, 4) with δ = 2 is 10 in one layer, (1, 0) with δ = 4 is 4 in the other: ten times what is left in each."""
+    read = (torch.tensor([[[3.0, 4.0]]]), torch.tensor([[[1.0, 0.0]]]))
+    passed = {
+        name: Passed(patches, torch.full((1, 1, 1), delta))
+        for name, patches, delta in zip("ab", read, (2.0, 4.0), strict=True)
+    }
+    assert [float(one.size) for one in passed.values()] == [10, 4]
+    rests = {name: torch.tensor([[value, 0.0]]) for name, value in zip("ab", left, strict=True)}
+    sent = SentMaps(torch.ones(1, 1, 1, 1), passed, rests, lambda _maps: passed)
+    doubts = doubt_samples(sent, torch.ones(1), Knowledge(batch_size=1), 0)
+    assert doubts == (["Sample 0 sends little more to some layer than is left unexplained there."] if faint else [])
 
 
 def test_maps_err_by_three_times_what_is_left_at_least() -> None:
