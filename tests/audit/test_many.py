@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sqlite3
@@ -17,6 +18,7 @@ import torch
 
 import unsum
 from support.many import Deadly, clients, figures, network, update
+from unsum.audit.finding import ClientFinding
 from unsum.audit.many import arrived as one_update
 from unsum.audit.many.arrived import in_folder, of_file
 from unsum.errors import UnsumError
@@ -240,3 +242,17 @@ def test_a_file_that_came_again_is_audited_again_though_its_size_is_the_same(tmp
     assert of_file(file).fingerprint != before
     again = list(unsum.attack_many(model, [file], results=results, processes=1))
     assert [finding.label_counts for finding in again] == [{4: 2, 17: 1}]
+
+
+@pytest.mark.parametrize(
+    ("leakage", "state"),
+    [
+        (0.2, "leaks"),
+        (0.199, "does not leak to these attacks"),
+        (0.0, "does not leak to these attacks"),
+        (1.0, "leaks"),
+        (math.nan, "not decidable"),
+    ],
+)
+def test_a_finding_leaks_from_a_fifth_on(leakage: float, state: str) -> None:
+    assert ClientFinding(3, "anna", "audited", leakage=leakage).state == state

@@ -1,4 +1,4 @@
-"""The head's certificate, one piece of evidence at a time: a genuine answer with one thing spoiled, on both sides of its limit."""
+"""The head's certificate, one piece of evidence at a time: a genuine answer with one thing spoiled, on both sides of a limit."""
 
 from __future__ import annotations
 

@@ -41,6 +41,21 @@ def laid_before(where: ModuleType, run: Callable[[], unsum.Leak]) -> dict[str, A
     return seen[-1]
 
 
+def test_a_doubt_stands_beside_the_note_about_weight_decay() -> None:
+    """The same doubt as without decay: one sample more was said to be there than was found."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(48, 30), torch.randn(4, 48).relu()
+    clean = unsum.capture(model, x, torch.tensor([3, 9, 14, 27]))
+    weights = dict(model.named_parameters())
+    sent = unsum.Update({name: g + 0.01 * weights[name].detach() for name, g in clean.gradients.items()})
+    plain, leak = (unsum.separate(model, update, "exact", batch_size=5) for update in (clean, sent))
+    doubt = "The batch was said to hold 5 samples, but 4 were found."
+    assert doubt in plain.notes
+    assert doubt in leak.notes
+    assert any("decayed its weights by 0.01 times themselves" in note for note in leak.notes)
+    assert not leak.exact
+
+
 @pytest.fixture(scope="module")
 def case() -> StepsAnswer:
     torch.manual_seed(0)
@@ -108,9 +123,9 @@ def test_the_text_is_claimed_as_it_is(played: dict[str, Any]) -> None:
     ("changes", "sentence"),
     [
         (lambda given: {"searched": set(given["played"].names)}, NO_SECOND),  # nothing is left that could confirm it
-        (lambda given: {"open_labels": 1}, "1 positions have a label that was not found."),
-        (lambda given: {"told": torch.tensor([True, False])}, "Some token of sequence 1 would send hardly more"),
-        (lambda given: {"besides": ["Something else fits."]}, "Something else fits."),
+        (lambda _: {"open_labels": 1}, "1 positions have a label that was not found."),
+        (lambda _: {"told": torch.tensor([True, False])}, "Some token of sequence 1 would send hardly more"),
+        (lambda _: {"besides": ["Something else fits."]}, "Something else fits."),
         (lambda given: {"knowledge": replace(given["knowledge"], batch_size=9)}, "8 samples were found, 9 granted."),
         (
             lambda given: {"update": replace(given["update"], reduction="sum"), "played": scaled(given["played"], 16)},
