@@ -1,16 +1,18 @@
 """One hundred bugs, planted one at a time: which of them do the tests beside the module let pass?
 
-    uv run python scripts/mutants.py                   all of scripts/mutants.toml; goes on where it was stopped
-    uv run python scripts/mutants.py --only spans      those whose file or description holds this
-    uv run python scripts/mutants.py --processes 2     two copies of the tree at once
+    uv run python scripts/mutants.py                all of scripts/mutants.toml, from where it stopped
+    uv run python scripts/mutants.py --only spans   those whose file or description holds this
+    uv run python scripts/mutants.py --processes 2  two copies of the tree at once
 
-Every bug is one line that is wrong: a row of the table has the file under src/unsum, the exact old text, the new one, the tests
-beside the module, and what the bug does. It is planted in a copy of the tree, never in the tree itself, and these tests alone are
-run, with a time limit. A bug that none of them notices survived, and is named at the end. Tests that fail without the bug show
+Every bug is one line that is wrong: a row of the table has the file under src/unsum, the exact old
+text, the new one, the tests beside the module, and what the bug does. It is planted in a copy of
+the tree, never in the tree itself, and these tests alone are run, with a time limit. A bug that
+none of them notices survived, and is named at the end. Tests that fail without the bug show
 nothing, so they are run without it first.
 
-Outcomes are kept in build/mutants.json, each for as long as its row, its module and its tests stay as they are; `--fresh` tries
-them again, for changes elsewhere. The exit code is 1 where fewer than ninety of a hundred were caught.
+Outcomes are kept in build/mutants.json, each for as long as its row, its module and its tests stay
+as they are; `--fresh` tries them again, for changes elsewhere. The exit code is 1 where fewer than
+ninety of a hundred were caught.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ _SLOW_TO_IMPORT = ["torch", "torchvision", "scipy.optimize", "hypothesis", "pyte
 
 @dataclass(frozen=True)
 class Bug:
-    """A row of the table; `file` lies under src/unsum, `tests` are folders, files or single tests, the quickest first."""
+    """A row of the table; `file` lies under src/unsum, `tests` are folders, files or single tests,
+    the quickest first."""
 
     file: str
     old: str
@@ -62,7 +65,7 @@ class Bug:
         return f"{self.file}: {self.what}"
 
     def planted(self, text: str) -> str:
-        """The module with the bug. A text that does not stand there exactly once is no place for one."""
+        """The module with the bug, whose old text must stand there exactly once."""
         count = text.count(self.old)
         if count != 1:
             raise ValueError(f"{self.file}: {self.old!r} stands there {count} times, not once; mend the table.")
@@ -116,7 +119,8 @@ class Copy:
             Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
 
     def _passes(self, tests: Sequence[str], seconds: float) -> bool:
-        """Whether the tests pass, in a process of their own; those that a bug keeps from ending have failed."""
+        """Whether the tests pass, in a process of their own; those that a bug keeps from ending
+        have failed."""
         processes = multiprocessing.get_context("forkserver")
         process = processes.Process(target=_run, args=(self.place, tests))
         process.start()
@@ -131,7 +135,8 @@ class Copy:
 
 
 def _run(place: Path, tests: Sequence[str]) -> None:
-    """In a process of its own: pytest in a copy of the tree, which this process's children import as well."""
+    """In a process of its own: pytest in a copy of the tree, which this process's children import
+    as well."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):

@@ -1,4 +1,5 @@
-"""The head's certificate, one piece of evidence at a time: a genuine answer with one thing spoiled, on both sides of a limit."""
+"""The head's certificate, one piece of evidence at a time: a genuine answer with one thing spoiled,
+on both sides of a limit."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def laid_before(run: Callable[[], unsum.Leak]) -> Question:
 
 @pytest.fixture(scope="module")
 def question() -> Question:
-    """Three samples of three labels in a head of twenty classes, as the solver lays them before the certificate."""
+    """Three samples of two labels in a head of twenty classes, as the solver lays them before it."""
     torch.manual_seed(0)
     model, features = nn.Linear(32, 20), torch.randn(B, 32).relu()
     update = unsum.capture(model, features, torch.tensor([4, 7, 7]))
@@ -65,7 +66,8 @@ def test_twenty_deviations_explain_and_more_do_not(question: Question) -> None:
 
 
 def test_a_residual_of_several_deviations_needs_a_smaller_error(question: Question) -> None:
-    """It may shift the answer by its square: 1e-5 times 9.9² is below a thousandth, times 10.1² is above it."""
+    """It may shift the answer by its square: 1e-5 times 9.9² is below a thousandth, times 10.1² is
+    above it."""
     errors = torch.full((B,), 1e-5, dtype=torch.float64)
     assert claim(certified(question, misfit=9.9, errors=errors)).exact
     doubted = claim(certified(question, misfit=10.1, errors=errors))
@@ -88,7 +90,8 @@ def test_another_number_than_was_said_is_a_doubt(question: Question, said: int |
 
 @pytest.mark.parametrize(("scale", "missing"), [(3 / 4, 1), (3 / 5, 2), (4 / 3, 0), (0.7, 0), (1.0, 0)])
 def test_a_mean_over_more_samples_says_how_many_left_no_trace(question: Question, scale: float, missing: int) -> None:
-    """A gradient three quarters as large as the mean over three is the mean over four; one four thirds as large is of no mean."""
+    """A gradient three quarters as large as the mean over three is the mean over four; one four
+    thirds as large is of no mean."""
     at = question.candidate.at
     scaled = changed(question, at=replace(at, log_alpha=at.log_alpha + math.log(scale)))
     expected = f"The batch may have held {B + missing} samples: {missing} of them would have left no trace."
@@ -102,7 +105,8 @@ def test_targets_beyond_zero_and_one_are_no_solution(question: Question) -> None
 
 
 def test_a_misfit_is_by_the_degrees_of_freedom(question: Question) -> None:
-    """Three numbers of each of three samples are unknown; five rows of four numbers are twenty equations, which leaves eleven."""
+    """Three numbers of each of three samples are unknown; five rows of four numbers are twenty
+    equations, which leaves eleven."""
     candidate: Candidate = question.candidate
     weight = torch.zeros_like(candidate.equation.weight)
     weight[:5] = candidate.equation.weight[:5]
@@ -113,7 +117,8 @@ def test_a_misfit_is_by_the_degrees_of_freedom(question: Question) -> None:
 
 
 def test_three_equations_to_spare_are_needed(question: Question) -> None:
-    """Nine unknowns: three rows of four numbers are twelve equations, two rows are eight, and prove nothing."""
+    """Nine unknowns: three rows of four numbers are twelve equations, two rows are eight, and prove
+    nothing."""
     for rows, finite in ((3, True), (2, False)):
         weight = torch.zeros_like(question.candidate.equation.weight)
         weight[:rows] = question.candidate.equation.weight[:rows]
@@ -129,7 +134,8 @@ def covariance(own: float, shared: float) -> Certificate:
 
 
 def test_the_error_of_a_mean_of_two_by_hand() -> None:
-    """Variances of 4 and a covariance of 2 have the mean 3; of a covariance of −4 nothing is left: the mean is certain."""
+    """Variances of 4 and a covariance of 2 have the mean 3; of a covariance of −4 nothing is left:
+    the mean is certain."""
     T = torch.tensor([[3.0, 4.0], [3.0, 4.0]], dtype=torch.float64)
     assert error_of_mean(covariance(4, 2), T, [0, 1]) == pytest.approx(3**0.5 / 5)
     assert error_of_mean(covariance(4, -4), T, [0, 1]) == 0
@@ -153,7 +159,8 @@ def test_a_negative_with_the_other_labels_is_a_doubt_where_no_bias_tells_it_apar
 
 
 def test_free_targets_are_doubted_where_the_softmax_is_at_its_end(question: Question) -> None:
-    """There it does not bend, and any mixture of the features explains the gradient as well as they do."""
+    """There it does not bend, and any mixture of the features explains the gradient as well as they
+    do."""
     candidate = question.candidate
     free = changed(question, equation=replace(candidate.equation, Y=None))
     assert doubt_labels(free) == []

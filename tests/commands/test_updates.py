@@ -23,7 +23,8 @@ from unsum.commands.audit_many import summary
 def test_a_batch_size_is_granted_only_where_it_is_said_to_be_known(
     words: tuple[str, ...], granted: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`--batch` alone is what a simulated client would have; of a captured update it tells the attacker nothing."""
+    """`--batch` alone is what a simulated client would have; of a captured update it tells the
+    attacker nothing."""
     heard: list[dict[str, Any]] = []
     monkeypatch.setattr(audit, "audit_many", lambda *_asked, **how: heard.append(how))
     monkeypatch.setattr(sys, "argv", ["unsum", "audit", "--updates", str(tmp_path), *words])

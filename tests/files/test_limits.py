@@ -58,7 +58,8 @@ def test_metadata_are_no_tensor(tmp_path: Path) -> None:
 
 
 def test_bytes_and_headers_at_the_limit_and_beyond(tmp_path: Path) -> None:
-    """Three tensors of two float32 are 24 bytes; the first eight bytes of the file hold its header's length."""
+    """Three tensors of two float32 are 24 bytes; the first eight bytes of the file hold its
+    header's length."""
     save_file(THREE, tmp_path / "a.safetensors")
     header = int.from_bytes((tmp_path / "a.safetensors").read_bytes()[:8], "little")
     check_safetensors(tmp_path / "a.safetensors", Limits(bytes=24, metadata=header))

@@ -1,4 +1,5 @@
-"""What pictures' predicted errors are made of, by hand: a layer that reads four copies of a gray picture."""
+"""What pictures' predicted errors are made of, by hand: a layer that reads four copies of a gray
+picture."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def copies(number: int) -> nn.Sequential:
 def solved(
     misfit: float, number: int = 4, counted: int | None = None, contrast: float | None = None, side: int = SIDE
 ) -> Solution:
-    """The true pictures of a map that `misfit` of it was left of; `counted` equations instead of all."""
+    """The true pictures of a map that `misfit` of it was left of; `counted` equations instead of
+    all."""
     pictures = torch.rand(2, 1, side, side, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
     model = copies(number)
     maps: Tensor = pictures.expand(2, number, side, side).clone()
@@ -41,8 +43,9 @@ def solved(
 
 
 def test_a_misfit_is_divided_by_the_share_of_equations_to_spare() -> None:
-    """64 equations for 16 unknowns leave three quarters: noise is the misfit over √¾. It is relative to the map, of which
-    four copies are twice as long as the picture, and along the picture it becomes the same relative error."""
+    """64 equations for 16 unknowns leave three quarters: noise is the misfit over √¾. It is
+    relative to the map, of which four copies are twice as long as the picture, and along the
+    picture it becomes the same relative error."""
     assert solved(1e-4).errors.tolist() == pytest.approx([1e-4 / 0.75**0.5] * 2, rel=1e-9)
     assert solved(1e-4, number=2).errors.tolist() == pytest.approx([1e-4 / 0.5**0.5] * 2, rel=1e-9)
 
@@ -62,7 +65,8 @@ def test_a_map_that_is_off_by_a_hundredth_predicts_nothing() -> None:
 
 
 def test_where_the_contrast_is_told_by_itself_the_direction_of_the_picture_is_left_out() -> None:
-    """A picture of one pixel has no other direction; of sixteen, fifteen are left, far below the worst case."""
+    """A picture of one pixel has no other direction; of sixteen, fifteen are left, far below the
+    worst case."""
     assert solved(1e-4, contrast=1e-5, side=1).errors.tolist() == pytest.approx([0, 0], abs=1e-12)
     shape = solved(1e-4, contrast=1e-5)
     assert shape.contrast == 1e-5

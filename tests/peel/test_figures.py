@@ -1,4 +1,5 @@
-"""The figures behind a claim about inputs, by hand: what a residual says of the error, and what stands above it."""
+"""The figures behind a claim about inputs, by hand: what a residual says of the error, and what
+stands above it."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def test_a_residual_of_rounding_averages_over_the_equations_to_spare() -> None:
 
 
 def test_a_residual_beyond_rounding_points_anywhere() -> None:
-    """Then it is a wrong δ somewhere, and nothing is averaged: the worst case is without the root."""
+    """Then it is a wrong δ somewhere, and nothing is averaged: the worst case is without the
+    root.
+    """
     assert errors(1.01 * rounding(torch.float32), 18).tolist() == pytest.approx([0.01 + EPS, 0.002 + EPS])
 
 
@@ -60,7 +63,8 @@ def test_half_precision_has_no_more_than_a_thousandth_of_rounding() -> None:
 
 
 def test_a_layer_s_residual_and_rank_by_hand() -> None:
-    """δ reads two units of six; a third row of the gradient, that no sample explains, is what is left: 3 of √(1 + 4 + 9)."""
+    """δ reads two units of six; a third row of the gradient, that no sample explains, is what is
+    left: 3 of √(1 + 4 + 9)."""
     delta = torch.zeros(2, 6, dtype=torch.float64)
     delta[0, 0], delta[1, 1] = 1, 2
     grad_W = torch.zeros(6, 2, dtype=torch.float64)
@@ -83,8 +87,8 @@ def test_samples_that_send_multiples_of_each_other_are_not_determined() -> None:
 
 
 def test_a_layer_adds_its_own_error_to_what_came_down() -> None:
-    """Copies that were not disturbed do not scatter: three times the layer's own error is left. One that is off by a tenth
-    scatters by as much, and both are added as squares."""
+    """Copies that were not disturbed do not scatter: three times the layer's own error is left. One
+    that is off by a tenth scatters by as much, and both are added as squares."""
     generator = torch.Generator().manual_seed(0)
     delta = torch.randn(2, 12, generator=generator, dtype=torch.float64)
     grad_W = delta.T @ X + 1e-5 * torch.randn(12, 2, generator=generator, dtype=torch.float64)
@@ -101,7 +105,8 @@ def test_a_layer_adds_its_own_error_to_what_came_down() -> None:
 
 @pytest.mark.parametrize(("off", "at_least", "at_most"), [(0.0, 0.0, 1e-3), (0.01, 0.01, 1.0)])
 def test_a_convolution_s_residual_beyond_its_noise_is_an_error(off: float, at_least: float, at_most: float) -> None:
-    """What a layer wrote was said to be known to 1e-6, and a hundredth of it contradicts the gradient."""
+    """What a layer wrote was said to be known to 1e-6, and a hundredth of it contradicts the
+    gradient."""
     torch.manual_seed(0)
     layer = nn.Conv2d(2, 6, 3, padding=1, bias=False).double()
     x, delta = torch.randn(1, 2, 5, 5).double(), torch.randn(1, 6, 5, 5).double()
@@ -114,14 +119,16 @@ def test_a_convolution_s_residual_beyond_its_noise_is_an_error(off: float, at_le
 
 
 def test_how_near_to_zero_a_relu_is_open() -> None:
-    """Twenty predicted errors of the usual entry: outputs (3, 4) have √12.5, and an error of 0.01 a fifth of that."""
+    """Twenty predicted errors of the usual entry: outputs (3, 4) have √12.5, and an error of 0.01 a
+    fifth of that."""
     scale, cut = open_range(torch.tensor([[3.0, 4.0]]).double(), torch.tensor([0.01]).double())
     assert scale.tolist() == [[pytest.approx(12.5**0.5)]]
     assert cut.tolist() == [[pytest.approx(0.2 * 12.5**0.5)]]
 
 
 def played(left: list[float]) -> Replayed:
-    """Two samples in two layers: they send 5 · 2 and 10 · 1 to the first, 1 · 3 and 1 · ½ to the second."""
+    """Two samples in two layers: they send 5 · 2 and 10 · 1 to the first, 1 · 3 and 1 · ½ to the
+    second."""
     x = [X, torch.eye(2, dtype=torch.float64)]
     first, second = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 3.0], [0.5, 0.0]])
     steps = [dense(2, 2), dense(2, 2)]
@@ -138,7 +145,8 @@ def test_the_layer_that_hears_least_of_a_sample_counts() -> None:
 def test_twins_stand_above_what_is_left_in_their_best_layer_and_worst_direction(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Sixteen directions in two layers: the larger of the layers, then the smallest of the directions."""
+    """Sixteen directions in two layers: the larger of the layers, then the smallest of the
+    directions."""
     shown = iter(
         torch.tensor(pair, dtype=torch.float64)
         for draw in range(16)

@@ -1,4 +1,5 @@
-"""The table of a hundred bugs keeps up with the code, and planting one leaves the tree as it is; see `scripts/mutants.py`."""
+"""The table of a hundred bugs keeps up with the code, and planting one leaves the tree as it is;
+see `scripts/mutants.py`."""
 
 from __future__ import annotations
 
@@ -122,9 +123,7 @@ def test_outcomes_are_kept_until_the_row_the_module_or_the_tests_change(
 
 
 def test_what_was_not_caught_is_named(mutants: ModuleType) -> None:
-    one, other = (
-        mutants.Bug("small.py", "a + 1", f"a - {n}", ("tests/test_small.py",), f"bug {n}") for n in (1, 2)
-    )
+    one, other = (mutants.Bug("small.py", "a + 1", f"a - {n}", ("tests/test_small.py",), f"bug {n}") for n in (1, 2))
     said = mutants.summary({one: mutants.CAUGHT, other: mutants.SURVIVED})
     assert "SURVIVED: small.py: bug 2\n    a + 1\n  → a - 2" in said
     assert "bug 1" not in said

@@ -1,4 +1,5 @@
-"""Answers about local steps and about text that are nearly certain, and must be doubted: one thing is spoiled at a time."""
+"""Answers about local steps and about text that are nearly certain, and must be doubted: one thing
+is spoiled at a time."""
 
 from __future__ import annotations
 
@@ -89,7 +90,8 @@ def test_steps_that_are_nearly_certain(case: StepsAnswer, changes: dict[str, Any
 
 
 def test_directions_of_the_movement_without_a_sample_are_missing(case: StepsAnswer) -> None:
-    """Four samples visited once: six directions leave two without a sample, beside one that was said to be too many."""
+    """Four samples visited once: six directions leave two without a sample, beside one that was
+    said to be too many."""
     observation = replace(case.trajectory.observation, A=torch.zeros(6, 48, dtype=torch.float64))
     more = replace(case, trajectory=replace(case.trajectory, observation=observation))
     assert (more.missing, replace(more, excess=1).missing) == (2, 3)
@@ -98,8 +100,9 @@ def test_directions_of_the_movement_without_a_sample_are_missing(case: StepsAnsw
 
 
 def test_errors_and_misfits_of_steps_on_both_sides_of_their_limits(case: StepsAnswer) -> None:
-    """A misfit may shift the answer by its square: 2e-4 times 2.2² is below a thousandth, times 2.3² is above it. Noise that was
-    measured leaves three deviations at most, however small the error."""
+    """A misfit may shift the answer by its square: 2e-4 times 2.2² is below a thousandth, times
+    2.3² is above it. Noise that was measured leaves three deviations at most, however small the
+    error."""
     cases = [(0.9e-3, 1.0, True), (1.1e-3, 1.0, False), (2e-4, 2.2, True), (2e-4, 2.3, False)]
     for error, misfit, exact in [*cases, (1e-6, 2.9, True), (1e-6, 3.1, False)]:
         errors = torch.full_like(case.found.errors, error)

@@ -1,4 +1,5 @@
-"""Answers that are nearly certain, and must be doubted: one genuine answer of each kind, with one thing at a time spoiled.
+"""Answers that are nearly certain, and must be doubted: one genuine answer of each kind, with one
+thing at a time spoiled.
 
 Each limit is tried on both sides, so that neither a looser nor a stricter one goes unnoticed.
 """
@@ -254,7 +255,8 @@ def test_maps_without_a_batch_size_may_hide_a_faint_sample(map_answer: MapAnswer
 
 @pytest.mark.parametrize(("left", "faint"), [((0.9, 0.38), False), ((0.9, 0.42), True), ((1.1, 0.38), True)])
 def test_a_map_must_be_seen_in_every_convolution(left: tuple[float, float], faint: bool) -> None:
-    """(3, 4) with δ = 2 is 10 in one layer, (1, 0) with δ = 4 is 4 in the other: ten times what is left in each."""
+    """(3, 4) with δ = 2 is 10 in one layer, (1, 0) with δ = 4 is 4 in the other: ten times what is
+    left in each."""
     read = (torch.tensor([[[3.0, 4.0]]]), torch.tensor([[[1.0, 0.0]]]))
     passed = {
         name: Passed(patches, torch.full((1, 1, 1), delta))
@@ -268,7 +270,8 @@ def test_a_map_must_be_seen_in_every_convolution(left: tuple[float, float], fain
 
 
 def test_maps_err_by_three_times_what_is_left_at_least() -> None:
-    """Noise of a share of 1e-3 lifts small errors to 3e-3, leaves large ones, and what is not known makes all of them so."""
+    """Noise of a share of 1e-3 lifts small errors to 3e-3, leaves large ones, and what is not known
+    makes all of them so."""
     errors = torch.tensor([1e-6, 1e-2], dtype=torch.float64)
     assert at_least(errors, 1e-3).tolist() == pytest.approx([3e-3, 1e-2])
     assert at_least(errors, 0.0).tolist() == pytest.approx([1e-6, 1e-2])
@@ -281,7 +284,8 @@ def test_maps_that_explain_too_little_have_errors_of_what_is_left(map_answer: Ma
 
 
 def test_an_error_of_maps_is_that_of_features_where_these_change_more(map_answer: MapAnswer) -> None:
-    """Never below the map's own, whatever the layers above make of a change; and an unknown one stays unknown."""
+    """Never below the map's own, whatever the layers above make of a change; and an unknown one
+    stays unknown."""
     errors = torch.tensor([1e-5, 2e-5], dtype=torch.float64)
     found = convolutional.feature_errors(replace(map_answer, errors=errors), 0)
     assert bool((found >= errors).all())

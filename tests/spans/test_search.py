@@ -1,4 +1,5 @@
-"""What a search makes of its roots, by hand: which are one, which confirm each other, and how far they may be off."""
+"""What a search makes of its roots, by hand: which are one, which confirm each other, and how far
+they may be off."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def test_hits_of_one_sample_add_up_and_the_better_reading_stays() -> None:
 
 
 def test_only_starts_that_ended_in_the_same_sample_confirm_it() -> None:
-    """Of length 5: 4e-4 away is within 5e-4 and a little more for the errors, 1e-3 away is another root."""
+    """Of length 5: 4e-4 away is within 5e-4 and a little more for the errors, 1e-3 away is another
+    root."""
     one = roots([[3, 4], [5, 0]], [1, 1], [0, 0])
     told = one.confirmed_by(roots([[3, 4.0004], [3, 4.001], [0, 5]], [3, 7, 7], [0, 0, 0]))
     assert told.hits.tolist() == [4, 1]
@@ -66,7 +68,8 @@ def test_beside_a_bias_a_sample_is_one_number_longer() -> None:
 
 
 def test_a_predicted_error_is_the_misfit_through_the_inverse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """N = diag(4, 9) scatters by √(¼ + ⅑); a misfit over ten equations less two unknowns is divided by √8."""
+    """N = diag(4, 9) scatters by √(¼ + ⅑); a misfit over ten equations less two unknowns is divided
+    by √8."""
     N = torch.tensor([[4.0, 0.0], [0.0, 9.0]], dtype=torch.float64)
     condition = SimpleNamespace(equations=10, unknowns=2, linearized=lambda s: (None, None, N.expand(len(s), 2, 2)))
     monkeypatch.setattr(sys.modules[predicted_errors.__module__], "at_once", lambda _condition: 2)
