@@ -174,7 +174,8 @@ class Record:
 
 def try_all(bugs: Sequence[Bug], record: Record, *, processes: int, seconds: float, fresh: bool) -> dict[Bug, str]:
     """Every bug's outcome; copies of the tree are made only for those that are not known."""
-    known = {} if fresh else {bug: record.get(bug.key(ROOT)) for bug in bugs}
+    keys = {bug: bug.key(ROOT) for bug in bugs}  # before files change under the copies' feet
+    known = {} if fresh else {bug: record.get(key) for bug, key in keys.items()}
     outcomes = {bug: outcome for bug, outcome in known.items() if outcome is not None}
     left = [bug for bug in bugs if bug not in outcomes]
     if not left:
@@ -196,7 +197,7 @@ def try_all(bugs: Sequence[Bug], record: Record, *, processes: int, seconds: flo
         for place, (bug, outcome) in enumerate(zip(left, pool.map(tried, left), strict=True), 1):
             outcomes[bug] = outcome
             if outcome != BROKEN:  # which may be mended elsewhere
-                record.put(bug.key(ROOT), outcome)
+                record.put(keys[bug], outcome)
             print(f"{place} of {len(left)}: {outcome}: {bug.name}", flush=True)
     return outcomes
 

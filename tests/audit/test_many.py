@@ -19,6 +19,7 @@ import torch
 import unsum
 from support.many import Deadly, clients, figures, network, update
 from unsum.audit.finding import ClientFinding
+from unsum.audit.many import Findings
 from unsum.audit.many import arrived as one_update
 from unsum.audit.many.arrived import in_folder, of_file
 from unsum.errors import UnsumError
@@ -256,3 +257,11 @@ def test_a_file_that_came_again_is_audited_again_though_its_size_is_the_same(tmp
 )
 def test_a_finding_leaks_from_a_fifth_on(leakage: float, state: str) -> None:
     assert ClientFinding(3, "anna", "audited", leakage=leakage).state == state
+
+
+def test_certain_findings_stand_first_and_unknown_ones_not_at_all() -> None:
+    findings = Findings()
+    for client, leakage, exact in (("a", 0.9, False), ("b", 0.5, True), ("c", 0.7, True), ("d", math.nan, False)):
+        findings.put(ClientFinding(0, client, "audited", exact=exact, leakage=leakage), client)
+    assert [finding.client for finding in findings.largest(9)] == ["c", "b", "a"]
+    assert [finding.client for finding in findings.largest(1)] == ["c"]
