@@ -48,6 +48,7 @@ from unsum.bench import Network
 from unsum.bench.networks import build
 from unsum.cuda_graph import recorded
 from unsum.data import embedded_batch, read_photos
+from unsum.deadline import time_limit
 from unsum.head import find_head
 from unsum.match.optimizers import decayed
 from unsum.score.pictures import psnr, ssim
@@ -708,4 +709,5 @@ def _options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    with time_limit(math.inf):  # figures must not depend on how fast the machine is
+        main()

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torchvision.models import resnet18, resnet50
 
 import unsum
 
@@ -41,6 +42,13 @@ def cases() -> Iterator[tuple[str, nn.Module, unsum.Update, str, dict[str, Any]]
     dense = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, 5))
     noise = unsum.Update({name: torch.randn_like(p) for name, p in dense.named_parameters()})
     yield "spans of noise", dense, noise, "spans", {"batch_size": 40}
+    for size, B in ((32, 1), (32, 8), (32, 12), (224, 4)):
+        network = resnet50() if size == 224 else resnet18(num_classes=10)
+        if size == 32:  # maps of the pictures' own size, as these networks have them
+            network.conv1, network.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
+        network.train(B > 1)
+        sent = unsum.capture(network, torch.rand(B, 3, size, size), torch.arange(B) % 10, train=B > 1)
+        yield f"{type(network).__name__}, {size}², B = {B}", network, sent, "auto", {}
     network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(1568, 10))
     honest = unsum.capture(network, torch.rand(4, 3, 16, 16), torch.arange(4))
     for method in ("dlg", "ig", "gradinversion"):

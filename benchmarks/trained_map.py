@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import multiprocessing
 import os
 import statistics
@@ -37,6 +38,7 @@ from unsum.bench.measure.estimate import loss_errors
 from unsum.bench.published import LOSS_ERRORS
 from unsum.client.capture import in_mode
 from unsum.data import read_photos
+from unsum.deadline import time_limit
 from unsum.head import collect_features, find_head
 from unsum.score import score_samples
 
@@ -310,4 +312,5 @@ def show_loss_errors(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with time_limit(math.inf):  # figures must not depend on how fast the machine is
+        main()

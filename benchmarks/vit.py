@@ -11,6 +11,7 @@ The attacker is told the batch size. Rows are Markdown.
 from __future__ import annotations
 
 import argparse
+import math
 import platform
 import resource
 import sys
@@ -26,6 +27,7 @@ import unsum
 from unsum import UnsumError
 from unsum.attack import separate
 from unsum.data import embedded_batch
+from unsum.deadline import time_limit
 from unsum.progress import SILENT, Progress
 
 CLASSES = 20
@@ -152,4 +154,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with time_limit(math.inf):  # figures must not depend on how fast the machine is
+        main()

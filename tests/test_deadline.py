@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from importlib import import_module
 from types import SimpleNamespace
@@ -13,8 +14,10 @@ from torch import nn
 
 import unsum
 from support.long import long
+from unsum.attack.options import AttackOptions
 from unsum.certify.claim import grant_each
-from unsum.deadline import out_of_time, time_limit
+from unsum.commands import options
+from unsum.deadline import DEFAULT_LIMIT, interruptible, out_of_time, time_limit
 from unsum.errors import UnsumError
 
 # Seconds of CPU. Without a limit each of these searches takes minutes; how close to its limit of one second a search ends is the
@@ -37,9 +40,58 @@ def _forged() -> unsum.Update:
 
 def test_without_a_limit_time_is_never_over() -> None:
     assert not out_of_time("anything")
-    with time_limit(None) as deadline:
-        assert not out_of_time("anything")
+    with time_limit(math.inf) as deadline:
+        assert not out_of_time("anything", needed=1e9)
     assert deadline.cut == []
+
+
+def test_whoever_says_nothing_has_a_minute_or_what_is_left_of_the_limit_around() -> None:
+    assert DEFAULT_LIMIT == 60.0
+    with time_limit(None) as alone:
+        assert 59 < alone.end - time.monotonic() <= 60
+    with time_limit(1000), time_limit(None) as inside:
+        assert 999 < inside.end - time.monotonic() <= 1000
+    with time_limit(math.inf), time_limit(None) as endless:
+        assert endless.end == math.inf
+    with interruptible(), time_limit(None) as asked:  # which says nothing of how long
+        assert 59 < asked.end - time.monotonic() <= 60
+
+
+def test_what_nothing_can_end_is_begun_only_with_time_left_for_it() -> None:
+    with time_limit(10.0) as deadline:
+        assert not out_of_time("short work", needed=5.0)
+        assert out_of_time("long work", needed=11.0)
+    assert deadline.cut == ["long work"]
+
+
+@pytest.mark.parametrize("call", ["attack", "separate", "audit"])
+def test_python_has_the_limit_that_the_command_line_has(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("unsum.attack.options"), "DEFAULT_LIMIT", 0.3)
+    monkeypatch.setattr(import_module("unsum.separate"), "DEFAULT_LIMIT", 0.3)
+    start = time.process_time()
+    if call == "audit":
+        notes = unsum.audit(_model(), update=_forged()).leak.notes
+    else:
+        notes = getattr(unsum, call)(_model(), _forged()).notes
+    assert time.process_time() - start < FAR_FROM_MINUTES
+    assert any(note.startswith("Time was over; left untried: ") for note in notes)
+
+
+def test_without_end_is_infinity_and_zero_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("unsum.attack.options"), "DEFAULT_LIMIT", 1e-6)
+    model, images = _model(), torch.rand(6, 512)
+    update = unsum.capture(model, images, torch.arange(6))
+    assert unsum.attack(model, update, time_limit=math.inf).exact
+    assert not unsum.attack(model, update).exact
+    assert (options.seconds(0.0), options.seconds(7.0), options.seconds(None)) == (math.inf, 7.0, None)
+
+
+@pytest.mark.parametrize(
+    ("method", "seconds"),
+    [("auto", 60.0), ("exact", 60.0), ("ig", math.inf), ("ig:steps=3", math.inf), ("rgla", math.inf)],
+)
+def test_methods_of_a_fixed_number_of_steps_have_no_limit_by_default(method: str, seconds: float) -> None:
+    assert AttackOptions(method).default_limit == seconds
 
 
 def test_limits_inside_each_other_end_with_the_earliest_and_remember_what_each_cut() -> None:
@@ -52,7 +104,7 @@ def test_limits_inside_each_other_end_with_the_earliest_and_remember_what_each_c
     assert not out_of_time("after it")
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), "5"])
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), -math.inf, "5"])
 def test_a_limit_that_makes_no_sense(seconds: float) -> None:
     with pytest.raises(UnsumError, match="time limit must be positive"), time_limit(seconds):
         pass

@@ -10,9 +10,17 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import torch
+from torch import Tensor
+
+import unsum
+
 Genome = dict[str, Any]
 FALSE_CLAIM, WRONG_TARGET, UNEXPLAINED = 1e-2, 1e-2, 1e-2
 TRACE = 1e-5  # of the largest sample's own gradient: who sends less may be missing
+OPTIMISTIC, FAR = 10.0, 3e-2  # times what was predicted, and an error, from which a prediction was not honest
+# How a client's samples weigh in its gradient: mostly alike, else in whole multiples, as copies do.
+WEIGHTS = (*["alike"] * 6, "class weights", "micro-batches", "two clients", "sample weights")
 _LIMIT = 1e-3  # predicted error from which nothing is claimed
 _MOMENT = 0.05  # seconds after which an import, a tracing or a derivative is looked at again
 # PyTorch's files that patch modules while they trace one, or count levels of derivatives that they have entered.
@@ -29,11 +37,17 @@ class Try:
 
     genome: Genome
     ended: str  # "claimed", "not claimed", "refused" with a sentence, or "stopped" by the deadline
-    error: float = math.inf
+    error: float = math.inf  # of samples that were found, and that are missing
     label_error: float = math.inf
     predicted: float = math.inf
     fooled: str = ""  # how, if it was
     seconds: float = 0.0
+    found_error: float = math.nan  # of the samples that were found alone, which is what the attack predicts
+
+    @property
+    def optimistic(self) -> bool:
+        """Whether the samples found are farther off than was predicted, by more than a prediction may be."""
+        return self.found_error > max(FAR, OPTIMISTIC * self.predicted)
 
     @property
     def claimed(self) -> bool:
@@ -75,3 +89,29 @@ def deadline(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
+
+
+def relative_weights(kind: str, labels: Tensor, seed: int) -> Tensor:
+    """(B,) what each sample weighs, where 1 is its share of a plain mean."""
+    B, generator = len(labels), torch.Generator().manual_seed(seed + 5)
+    first = int(torch.randint(1, max(B, 2), (), generator=generator))  # of a batch in two parts
+    parts = torch.where(torch.arange(B) < first, first, max(B - first, 1)).double()
+    if kind == "class weights":
+        whole = torch.randint(1, 4, (int(labels.max()) + 1,), generator=generator).double()[labels]
+    elif kind == "sample weights":
+        whole = torch.randint(1, 4, (B,), generator=generator).double()
+    elif kind in ("micro-batches", "two clients"):
+        return B / parts / (1 if kind == "two clients" or B == 1 else 2)
+    else:
+        return torch.ones(B, dtype=torch.float64)
+    return B * whole / whole.sum()
+
+
+def false_count(leak: unsum.Leak, labels: Tensor, samples: int | None = None) -> str:
+    """How a claim about the number of samples would be false: of B true ones with `labels`, so many of which are different."""
+    if leak.distinct > (len(labels) if samples is None else samples):
+        return "counts: more distinct samples than there are"
+    if not leak.counts_certain:
+        return ""
+    same = leak.labels.sort().values.tolist() == labels.sort().values.tolist()
+    return "" if same else "counts: copies that are certain are none"

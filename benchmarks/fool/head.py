@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from common import Genome, Try
-from judge import Verdict, against_gradient, against_truth, timed
+from common import WEIGHTS, Genome, Try, relative_weights
+from judge import Verdict, against_gradient, against_truth, nearest, timed
 from torch import Tensor, nn
 
 import unsum
@@ -34,6 +34,7 @@ CHOICES = {
     "siblings": (1, 1, 1, 2, 2, 3),  # of every sample, itself counted: augmented views, P×K samplers
     "flattened": (False, False, True),  # heads whose weights are nearly zero
     "client": ("plain", "plain", "plain", "decay", "autocast", "temperature", "uneven"),
+    "weights are": WEIGHTS,
     "scaled": (False, True),
     "noisy": (False, False, False, True),
     "bias": (True, True, False),
@@ -63,6 +64,7 @@ KIND = (
     "client",
     "dtype",
     "told",
+    "weights are",
     "biased_gradient",
     "noisy",
 )  # what makes a kind of case
@@ -92,8 +94,9 @@ def child(first: Genome, second: Genome, chance: random.Random, step: float) -> 
 
 
 def told(genome: Genome) -> str:
-    """What the attacker is told, if it is true: labels where they are hard, the loss where it had no temperature."""
-    untrue = {"labels": genome["soft"] != "hard", "loss": genome["client"] == "temperature"}
+    """What the attacker is told, if it is true: labels where they are hard, the loss where it had no temperature or weights."""
+    heated = genome["client"] == "temperature" or genome.get("weights are") == "class weights"
+    untrue = {"labels": genome["soft"] != "hard", "loss": heated}
     return "nothing" if untrue.get(str(genome["told"]), False) else str(genome["told"])
 
 
@@ -116,7 +119,8 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
             else against_gradient(case, leak)
         )
 
-    return timed(genome, seconds, partial(_attacked, genome, case), judge)
+    found = partial(nearest, case.features) if genome["forged"] == "no" else lambda _leak: math.nan
+    return timed(genome, seconds, partial(_attacked, genome, case), judge, found)
 
 
 def _attacked(genome: Genome, case: Case) -> unsum.Leak:
@@ -182,7 +186,7 @@ def _siblings(g: Genome, features: Tensor, labels: Tensor, generator: torch.Gene
     n = g["siblings"]
     if n == 1:
         return features, labels
-    distance = 10 ** g["twin"]
+    distance = 0.0 if g["twin"] < -8.5 else 10 ** g["twin"]
     steps = torch.randn(n * len(features), features.shape[1], generator=generator, dtype=torch.float64)
     steps = steps / steps.norm(dim=1, keepdim=True).clamp_min(1e-30)
     many = features.repeat(n, 1)
@@ -223,7 +227,8 @@ def _capture(model: nn.Linear, features: Tensor, targets: Tensor, g: Genome) -> 
     weights = torch.ones_like(losses)
     if g["client"] == "uneven":  # two micro-batches of unequal size, averaged alike
         weights[: len(weights) // 2 + 1] *= 3
-    ((losses * weights).sum() / (weights.sum() if g["reduction"] == "mean" else 1)).backward()
+    weights = weights * relative_weights(g.get("weights are", "alike"), targets.argmax(1), g["seed"]).to(losses)
+    ((losses * weights).sum() / (_total(g, weights) if g["reduction"] == "mean" else 1)).backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     if g["client"] == "decay":
         gradients = {
@@ -233,6 +238,11 @@ def _capture(model: nn.Linear, features: Tensor, targets: Tensor, g: Genome) -> 
     if not g["biased_gradient"]:
         gradients.pop("bias", None)
     return unsum.Update(gradients, reduction=g["reduction"])
+
+
+def _total(g: Genome, weights: Tensor) -> Tensor | int:
+    """What a mean divides by: two clients in one sum are two means."""
+    return len(weights) if g.get("weights are") == "two clients" else weights.sum()
 
 
 def _changed(g: Genome, case: Case, generator: torch.Generator) -> unsum.Update:

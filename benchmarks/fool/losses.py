@@ -7,8 +7,8 @@ import random
 from functools import partial
 
 import torch
-from common import Genome, Try
-from judge import against_truth, timed
+from common import WEIGHTS, Genome, Try, relative_weights
+from judge import against_truth, nearest, timed
 from torch import Tensor, nn
 
 import unsum
@@ -29,12 +29,15 @@ def random_genome(chance: random.Random, *, tame: bool = False) -> Genome:
         "targets": pick((1.0, 1.0, 1.0, 0.5, 3.0)), "dtype": pick(("float32", "float32", "float64", "float16", "bfloat16")),
         "noise": pick((-math.inf, -math.inf, chance.uniform(-8, -2))), "reduction": pick(("mean", "mean", "sum")),
         "loss": pick(NAMES), "declared": pick(("right", "right", "right", "wrong", "nothing")), "wrong": pick(NAMES),
-        "gamma": pick((1.0, 2.0, 3.0)), "told": pick(("nothing", "nothing", "batch size")), "seed": chance.randrange(1 << 30),
+        "gamma": pick((1.0, 2.0, 3.0)), "told": pick(("nothing", "nothing", "batch size")),
+        "weights are": pick(WEIGHTS), "seed": chance.randrange(1 << 30),
     }  # fmt: skip
 
 
 def kind(genome: Genome) -> str:
-    return ", ".join(f"{name} {genome[name]}" for name in ("loss", "declared", "siblings", "bias", "dtype"))
+    return ", ".join(
+        f"{name} {genome[name]}" for name in ("loss", "declared", "siblings", "bias", "dtype", "weights are")
+    )
 
 
 def attempt(genome: Genome, seconds: float = math.inf) -> Try:
@@ -45,7 +48,8 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
         G = loss.gradient(case.model(case.features).double(), case.targets.double())
     size = genome["targets"] if genome["loss"] == "mse" else 1.0
     shown = Case(case.model, case.update, case.features, case.targets / size)
-    return timed(genome, seconds, partial(_attacked, genome, case), partial(against_truth, shown, G))
+    judges = partial(against_truth, shown, G), partial(nearest, case.features)
+    return timed(genome, seconds, partial(_attacked, genome, case), *judges)
 
 
 def _attacked(genome: Genome, case: Case) -> unsum.Leak:
@@ -104,6 +108,7 @@ def _update(
             / (loss.divisor(Y) if g["reduction"] == "mean" else 1.0)
             * 10 ** g["scale"]
         )
+        G = G * relative_weights(g.get("weights are", "alike"), Y.argmax(1), g["seed"]).to(G)[:, None]
         gradients = {"weight": (G.T @ features).to(features.dtype)}
         if model.bias is not None and g["biased_gradient"]:
             gradients["bias"] = G.sum(0).to(features.dtype)

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from common import FALSE_CLAIM, TRACE, WRONG_TARGET, Genome, Try
-from judge import Verdict, timed
+from common import FALSE_CLAIM, TRACE, WEIGHTS, WRONG_TARGET, Genome, Try, false_count, relative_weights
+from judge import Verdict, nearest, timed
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -47,6 +47,7 @@ CHOICES = {
     "told": ("nothing", "nothing", "batch size"),
     "reduction": ("mean", "mean", "sum"),
     "scale": (1.0, 1.0, 2.0, 0.1),
+    "weights are": WEIGHTS,
     "harm": ("none", "none", "none", "noise", "decay", "faint", "one tensor"),
     "dtype": ("float32", "float32", "float32", "float64", "float16", "bfloat16"),
 }
@@ -92,7 +93,20 @@ def draw_genome(chance: random.Random, ranges: Ranges, *, tame: bool) -> Genome:
 
 
 def kind(genome: Genome) -> str:
-    named = ("block", "norm", "train", "mode", "statistics", "alike", "soft", "loss", "told", "harm", "dtype")
+    named = (
+        "block",
+        "norm",
+        "train",
+        "mode",
+        "statistics",
+        "alike",
+        "soft",
+        "loss",
+        "told",
+        "weights are",
+        "harm",
+        "dtype",
+    )
     return ", ".join(f"{name} {genome[name]}" for name in named)
 
 
@@ -157,7 +171,7 @@ def build(genome: Genome) -> Case:
         model = _network(g)
         x, labels = _batch(g)
         x = x.to(model[-1].weight)
-        weights = torch.ones(len(x)).to(x)
+        weights = relative_weights(g.get("weights are", "alike"), labels, g["seed"]).to(x)
         if g["harm"] == "faint":
             weights[-1] = 10 ** g["faint"]
         return _sent(g, model, x, targets(g, labels).to(x), weights)
@@ -265,6 +279,7 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
         seconds,
         lambda: unsum.separate(case.model, case.update, "spans", **known),
         lambda leak: _verdict(case, leak),
+        lambda leak: nearest(case.features, leak),
     )
 
 
@@ -287,7 +302,8 @@ def _verdict(case: Case, leak: unsum.Leak) -> Verdict:
         near = true[apart.argmin(1)]
         inner = inner * float((inner * near).sum() / inner.square().sum().clamp_min(1e-300))
     apart = torch.maximum(apart, apart_from(inner, true))
-    return judged(apart, case.shares, case.Y, leak.targets)
+    *errors, how = judged(apart, case.shares, case.Y, leak.targets)
+    return *errors, how or false_count(leak, case.Y.argmax(1))
 
 
 def judged(apart: Tensor, shares: Tensor, Y: Tensor, targets: Tensor) -> Verdict:

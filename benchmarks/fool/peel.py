@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from common import Genome, TooLongError, Try, deadline
+from common import WEIGHTS, Genome, TooLongError, Try, deadline, relative_weights
 from torch import Tensor, nn
 
 import unsum
@@ -45,6 +45,7 @@ CHOICES = {
     "scale": (1.0, 1.0, 1.0, 0.1),
     "told": ("nothing", "nothing", "nothing", "batch size", "labels"),
     "loss": ("cross-entropy", "cross-entropy", None),
+    "weights are": WEIGHTS,
     "method": ("layers", "layers", "layers", "attack", "phong-input"),
 }
 # What most clients send; here the yield is measured.
@@ -167,7 +168,9 @@ def _train(model: nn.Sequential, x: Tensor, Y: Tensor) -> None:
 
 def _update(g: Genome, model: nn.Sequential, x: Tensor, Y: Tensor) -> unsum.Update:
     model.zero_grad()
-    nn.functional.cross_entropy(model(x), Y, reduction=g["reduction"]).backward()
+    each = nn.functional.cross_entropy(model(x), Y, reduction="none")
+    each = each * relative_weights(g.get("weights are", "alike"), Y.argmax(1), g["seed"]).to(each)
+    (each.mean() if g["reduction"] == "mean" else each.sum()).backward()
     update = unsum.Update({name: p.grad.clone() for name, p in model.named_parameters()}, reduction=g["reduction"])
     model.zero_grad()
     return sent(g, update)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from common import FALSE_CLAIM, TRACE, WRONG_TARGET, Genome, TooLongError, Try, deadline
+from common import FALSE_CLAIM, TRACE, WRONG_TARGET, Genome, TooLongError, Try, deadline, false_count, relative_weights
 from torch import Tensor, nn
 
 import peel
@@ -40,7 +40,8 @@ CHOICES = {
     "patterns": ("any", "any", "any", "equal"),  # of the first layer's units: all on for everybody, where equal
     "loss": ("cross-entropy", "cross-entropy", "bce", "mse", "temperature", "weighted"),
     "declared": (True, False, False),
-    "told": ("nothing", "nothing", "batch size"),
+    "told": ("nothing", "nothing", "batch size", "visits"),
+    "repeats": (False, False, True),  # the first step's samples again in every other one, declared as others
     "steps": (0, 0, 0, 1, 2, 3, 4),  # 0 sends a gradient, the others a change of weights
     "momentum": (0.0, 0.0, 0.0, 0.9),
     "epochs": (1, 1, 1, 2),
@@ -76,6 +77,8 @@ def kind(genome: Genome) -> str:
         "told",
         "steps",
         "training",
+        "weights are",
+        "repeats",
     )
     return ", ".join(f"{name} {genome[name]}" for name in named)
 
@@ -119,7 +122,8 @@ def _loss(genome: Genome, logits: Tensor, Y: Tensor) -> Tensor:
     heat = 10 ** genome["heat"] if genome["loss"] == "temperature" else 1.0
     each = -(Y * (logits / heat).log_softmax(1)).sum(1)
     weights = 1 + torch.arange(Y.shape[1]) % 3 if genome["loss"] == "weighted" else torch.ones(Y.shape[1])
-    return (each * weights.to(Y)[Y.argmax(1)]).sum()
+    each = each * weights.to(Y)[Y.argmax(1)]
+    return (each * relative_weights(genome.get("weights are", "alike"), Y.argmax(1), genome["seed"]).to(Y)).sum()
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,9 @@ def _visits(genome: Genome, model: nn.Sequential, x: Tensor, Y: Tensor) -> tuple
     """All local steps of SGD, and the model after them; a gradient is one step that moves nothing."""
     trained, visits, velocity = copy.deepcopy(model), [], [torch.zeros_like(p) for p in model.parameters()]
     size = -(-len(x) // max(genome["steps"], 1))
+    if genome.get("repeats") and genome["steps"]:
+        again = torch.arange(len(x)) % size
+        x, Y = x[again], Y[again]
     for _ in range(genome["epochs"] if genome["steps"] else 1):
         for some, targets in zip(x.split(size), Y.split(size), strict=True):
             visits.append(Visit(copy.deepcopy(trained), some, targets))
@@ -187,11 +194,17 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
 
 def _known(genome: Genome, case: Case) -> dict[str, Any]:
     known: dict[str, Any] = {}
-    if genome["told"] == "batch size":
-        known["batch_size"] = len(case.x)
+    if genome["told"] in ("batch size", "visits"):
+        known["batch_size"] = len(case.x) if genome["told"] == "visits" else samples_of(genome, case)
     if genome["declared"] and genome["loss"] in ("cross-entropy", "bce", "mse"):
         known["loss"] = genome["loss"]
     return known
+
+
+def samples_of(genome: Genome, case: Case) -> int:
+    """How many samples there are, where steps may have met the same ones."""
+    repeats = genome.get("repeats") and genome["steps"]
+    return -(-len(case.x) // genome["steps"]) if repeats else len(case.x)
 
 
 def _judged(genome: Genome, case: Case, leak: unsum.Leak, seconds: float) -> Try:
@@ -212,8 +225,10 @@ def _judged(genome: Genome, case: Case, leak: unsum.Leak, seconds: float) -> Try
         fooled = "a claimed sample is none" if not wrong <= FALSE_CLAIM else "a sample is missing"
     elif leak.exact and label_error > WRONG_TARGET:
         fooled = "labels"
+    elif leak.exact:
+        fooled = false_count(leak, case.Y[: samples_of(genome, case)].argmax(1))
     ended = "claimed" if leak.exact else "not claimed"
-    return Try(genome, ended, error, label_error, leak.predicted_error, fooled, seconds)
+    return Try(genome, ended, error, label_error, leak.predicted_error, fooled, seconds, wrong)
 
 
 def _truth(genome: Genome, case: Case, name: str) -> tuple[Tensor, Tensor]:

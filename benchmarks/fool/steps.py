@@ -15,7 +15,8 @@ import time
 from typing import Any
 
 import torch
-from common import FALSE_CLAIM, TooLongError, Try, deadline
+from common import FALSE_CLAIM, WEIGHTS, TooLongError, Try, deadline, false_count, relative_weights
+from judge import nearest
 from torch import Tensor, nn
 
 import unsum
@@ -41,12 +42,20 @@ CHOICES = {
     "accumulated": (False, False, False, True),  # all micro-batches in one step
     "noisy": (False, False, False, True),
     "dtype": ("float32", "float32", "float64", "float16"),
-    "told": ("nothing", "batch size"),
+    "told": ("nothing", "batch size", "visits"),
     "labels": ("distinct", "random"),
     "optimizer": ("sgd", "sgd", "sgd", "nesterov", "adam", "adamw", "decay", "averaged", "two rates"),
     "loss": ("plain", "plain", "plain", "smoothed", "weighted", "both"),
     "steps_are": ("declared", "declared", "declared", "one more", "one fewer"),  # those that the client says it took
     "order": ("same", "same", "shuffled"),  # in every further epoch
+    "weights are": WEIGHTS,  # in every step
+    "repeats": (
+        "no",
+        "no",
+        "no",
+        "some",
+        "all",
+    ),  # of the first step's samples, met again in the next and declared as others
     "method": ("local-steps", "local-steps", "local-steps", "exact"),
 }
 # What a client does besides SGD at one rate: declared as plain SGD all the same.
@@ -100,6 +109,7 @@ def _build(g: Genome) -> tuple[nn.Sequential, unsum.Update, Tensor, Tensor]:
         near = [inputs[rows] + 10 ** g["sibling"] * inputs[rows].norm(dim=1, keepdim=True) / H**0.5
                 * torch.randn_like(inputs[rows]) for _ in range(g["siblings"])]  # fmt: skip
         batches.append((torch.cat([inputs[rows], *near]), labels[rows].repeat(1 + g["siblings"])))
+    batches = _met_again(g, batches)
     after, features = _trained(g, model, batches)
     delta = {n: (p - q).detach() for (n, p), q in zip(after.named_parameters(), model.parameters(), strict=True)}
     if g["noisy"]:
@@ -108,6 +118,17 @@ def _build(g: Genome) -> tuple[nn.Sequential, unsum.Update, Tensor, Tensor]:
     if g["dtype"] == "float16":
         delta = {n: t.half() for n, t in delta.items()}
     return model, _update(g, delta), features, torch.cat([y for _, y in batches])
+
+
+def _met_again(g: Genome, batches: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """The same batches, the later ones with samples of the first in the place of their own."""
+    if g.get("repeats", "no") == "no":
+        return batches
+    (x, y), repeated = batches[0], batches[:1]
+    for inputs, labels in batches[1:]:
+        most = min(len(x), len(inputs)) if g.get("repeats", "no") == "all" else 1
+        repeated.append((torch.cat([x[:most], inputs[most:]]), torch.cat([y[:most], labels[most:]])))
+    return repeated
 
 
 def _sizes(g: Genome, B: int, steps: int) -> list[int]:
@@ -128,6 +149,9 @@ def _optimizer(g: Genome, local: nn.Sequential) -> torch.optim.Optimizer:
 
 
 def _loss(g: Genome, logits: Tensor, labels: Tensor) -> Tensor:
+    if g.get("weights are", "alike") != "alike":
+        each = nn.functional.cross_entropy(logits, labels, reduction="none")
+        return (each * relative_weights(g.get("weights are", "alike"), labels, g["seed"]).to(each)).mean()
     weights = 1 + torch.arange(logits.shape[1]).to(logits) % 3 if g["loss"] in ("weighted", "both") else None
     smoothing = _SMOOTHING if g["loss"] in ("smoothed", "both") else 0.0
     return nn.functional.cross_entropy(logits, labels, weight=weights, label_smoothing=smoothing)
@@ -187,10 +211,12 @@ def _update(g: Genome, delta: dict[str, Tensor]) -> unsum.Update:
 
 def attempt(genome: Genome, seconds: float = math.inf) -> Try:
     model, update, features, labels = build(genome)
+    samples = len(labels) - met_again(genome)
     start = time.process_time()
     if not all(bool(torch.isfinite(t).all()) for t in update.gradients.values()):
         return Try(genome, "refused")
-    known = {"batch_size": len(features)} if genome["told"] == "batch size" else {}
+    sizes = {"batch size": samples, "visits": len(features)}
+    known = {"batch_size": sizes[genome["told"]]} if genome["told"] in sizes else {}
     try:
         with deadline(seconds):
             leak = unsum.separate(model, update, genome["method"], seed=0, **known)
@@ -203,8 +229,22 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
     truths = [Y, smooth] if genome["loss"] in ("smoothed", "both") else [Y]
     error, label_error = min((judge(leak, copy.deepcopy(model[2]), features, each) for each in truths), key=max)
     fooled = "features" if error > FALSE_CLAIM else "labels" if label_error > 1e-2 else ""
+    fooled = fooled or (false_count(leak, labels, samples) if samples == len(labels) else _false_visits(leak, samples))
     predicted = leak.predicted_error if leak.predicted_error == leak.predicted_error else math.inf
     ended = "claimed" if leak.exact else "not claimed"
-    return Try(
-        genome, ended, error, label_error, predicted, fooled if leak.exact else "", time.process_time() - start
-    )  # fmt: skip
+    took = time.process_time() - start
+    off = nearest(features, leak)
+    return Try(genome, ended, error, label_error, predicted, fooled if leak.exact else "", took, off)
+
+
+def met_again(g: Genome) -> int:
+    """How many visits are of samples that the first step met."""
+    sizes = [n * (1 + g["siblings"]) for n in _sizes(g, round(g["batch"]), round(g["steps"]))]
+    each = {"no": 0, "some": 1, "all": sizes[0]}[g.get("repeats", "no")]
+    return sum(min(each, n) for n in sizes[1:])
+
+
+def _false_visits(leak: unsum.Leak, samples: int) -> str:
+    if leak.distinct > samples or (leak.counts_certain and leak.batch_size != samples):
+        return "counts: visits are claimed as samples"
+    return ""

@@ -13,11 +13,11 @@ import math
 import random
 import time
 from collections import Counter
-from functools import lru_cache, reduce
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from common import Genome, TooLongError, Try, deadline
+from common import WEIGHTS, Genome, TooLongError, Try, deadline, false_count, relative_weights
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
@@ -55,6 +55,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "scaled": ("no", "no", "half", "twice", "anyhow"),
     "reduction": ("mean", "mean", "mean", "sum"),
     "told": ("nothing", "nothing", "batch size"),
+    "weights are": WEIGHTS,  # of tokens
 }
 NETWORK = {"family", "model", "tied", "bias", "width", "layers", "rank", "init", "rate"}
 
@@ -209,24 +210,36 @@ class _OfTexts(nn.Module):
 def _sent(g: Genome, model: nn.Module, tokens: Tensor, labels: Tensor) -> unsum.Update:
     """Summed, scaled, noisy and rounded, in this order."""
     update = unsum.capture_text(model, tokens, labels)
+    gradients = update.gradients if g.get("weights are", "alike") == "alike" else _weighted(g, model, tokens, labels)
     factor = {"no": 1.0, "half": 0.5, "twice": 2.0, "anyhow": 10 ** g["scale"]}[g["scaled"]]
     if g["reduction"] == "sum":
         factor *= int((targets(task_of(model), labels) >= 0).sum())
-    size = max(float(t.abs().max()) for t in update.gradients.values())
+    size = max(float(t.abs().max()) for t in gradients.values())
     generator = torch.Generator().manual_seed(g["seed"])
-    gradients = {}
-    for name, tensor in update.gradients.items():
+    sent = {}
+    for name, tensor in gradients.items():
         if g["noisy"]:
             tensor = tensor + 10 ** g["noise"] * size * torch.randn(tensor.shape, generator=generator)
-        gradients[name] = (factor * tensor).to(getattr(torch, g["dtype"]))
-    return unsum.Update(gradients, reduction=g["reduction"])
+        sent[name] = (factor * tensor).to(getattr(torch, g["dtype"]))
+    return unsum.Update(sent, reduction=g["reduction"])
+
+
+def _weighted(g: Genome, model: nn.Module, tokens: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """The gradient of a mean in which tokens weigh differently."""
+    wanted = targets(task_of(model), labels)
+    logits = model(tokens)
+    logits = (logits[:, : wanted.shape[1]] if logits.ndim == 3 else logits[:, None])[wanted >= 0]
+    each = nn.functional.cross_entropy(logits, wanted[wanted >= 0], reduction="none")
+    each = each * relative_weights(g["weights are"], wanted[wanted >= 0], g["seed"]).to(each)
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found = torch.autograd.grad(each.mean(), list(parameters.values()), allow_unused=True)
+    return {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
 
 
 def _judged(g: Genome, model: nn.Module, tokens: Tensor, labels: Tensor, leak: unsum.Leak, seconds: float) -> Try:
-    """The mean over a batch that is there twice is that over the batch, so each text counts as often as it must."""
+    """How often a text occurs counts only where the answer says that this is certain."""
     pairs = Counter(zip(map(tuple, tokens.tolist()), map(tuple, labels.view(len(labels), -1).tolist()), strict=True))
-    copies = reduce(math.gcd, pairs.values())
-    rows = [pair for pair, times in pairs.items() for _ in range(times // copies)]
+    rows = [pair for pair, times in pairs.items() for _ in range(times if leak.counts_certain else 1)]
     tokens = torch.tensor([row for row, _ in rows])
     labels = torch.tensor([row for _, row in rows]).view(len(rows), *labels.shape[1:])
     ended = "claimed" if leak.exact else "not claimed"
@@ -237,18 +250,23 @@ def _judged(g: Genome, model: nn.Module, tokens: Tensor, labels: Tensor, leak: u
     bad = "features" if not error <= FALSE_CLAIM else "labels" if label_error else ""
     seen = tokens.where(labels < 0, labels) if task_of(model) is TextTask.MASKED else tokens
     whole = task_of(model) is not TextTask.NEXT
-    if not bad and not _beginnings(leak.tokens or [], list(map(tuple, seen.tolist())), whole=whole):
+    claimed = leak.tokens or []
+    if not leak.counts_certain:  # each for itself
+        claimed = [list(one) for one in dict.fromkeys(map(tuple, claimed))]
+    beginnings = partial(_beginnings, true=list(map(tuple, seen.tolist())), whole=whole)
+    if not bad and not (beginnings(claimed) if leak.counts_certain else all(beginnings([one]) for one in claimed)):
         bad = "tokens"
+    bad = bad or false_count(leak, targets(task_of(model), labels)[targets(task_of(model), labels) >= 0])
     return Try(g, ended, error, label_error, predicted, bad, seconds)
 
 
-def _beginnings(claimed: list[list[int]], rows: list[tuple[int, ...]], *, whole: bool) -> bool:
+def _beginnings(claimed: list[list[int]], true: list[tuple[int, ...]], *, whole: bool) -> bool:
     """Whether every claimed sequence is one of the true ones, or its beginning if not `whole`, each for itself."""
     wrong = torch.tensor([
-        [tuple(found) != (row if whole else row[: len(found)]) for row in rows] for found in claimed
+        [tuple(found) != (row if whole else row[: len(found)]) for row in true] for found in claimed
     ]).double()  # fmt: skip
-    found, true = linear_sum_assignment(wrong)
-    return len(found) == len(claimed) and float(wrong[found, true].sum()) == 0
+    found, whose = linear_sum_assignment(wrong)
+    return len(found) == len(claimed) and float(wrong[found, whose].sum()) == 0
 
 
 def _errors(model: nn.Module, tokens: Tensor, labels: Tensor, leak: unsum.Leak) -> tuple[float, float]:
@@ -261,6 +279,13 @@ def _errors(model: nn.Module, tokens: Tensor, labels: Tensor, leak: unsum.Leak) 
     true, found = wanted[kept], leak.labels
     apart = torch.cdist(leak.features.double(), hidden) / hidden.norm(dim=1)
     wrong = found[:, None] != true
+    if not leak.counts_certain:
+        off = apart + 10 * wrong
+        unfound = (off.amin(0) > FALSE_CLAIM).nonzero()[:, 0].tolist()
+        if any(_share(model, tokens, labels, kept.nonzero()[i]) > TRACE for i in unfound):
+            return math.inf, math.inf
+        mine = off.argmin(1, keepdim=True)
+        return float(apart.gather(1, mine).max()), float(wrong.gather(1, mine).any())
     ours, theirs = linear_sum_assignment(apart + 10 * wrong)
     missing = sorted(set(range(len(true))) - set(theirs.tolist()))
     if len(ours) < len(found) or any(_share(model, tokens, labels, kept.nonzero()[i]) > TRACE for i in missing):

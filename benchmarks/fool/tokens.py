@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import maps
 import torch
-from common import Genome, Try
+from common import WEIGHTS, Genome, Try, false_count, relative_weights
 from judge import Verdict, timed
 from torch import Tensor, nn
 from torchvision.models import VisionTransformer
@@ -39,6 +39,7 @@ CHOICES = {
     "reduction": ("mean", "mean", "sum"),
     "scale": (1.0, 1.0, 2.0, 0.1),
     "frozen": ("nothing", "nothing", "nothing", "positions", "patches"),
+    "weights are": WEIGHTS,
     "harm": ("none", "none", "none", "noise", "decay", "faint", "one tensor"),
     "dtype": ("float32", "float32", "float32", "float64", "float16", "bfloat16"),
 }
@@ -56,7 +57,7 @@ def random_genome(chance: random.Random, *, tame: bool = False) -> Genome:
 
 
 def kind(genome: Genome) -> str:
-    named = ("norms", "patches", "alike", "soft", "loss", "told", "frozen", "harm", "dtype")
+    named = ("norms", "patches", "alike", "soft", "loss", "told", "weights are", "frozen", "harm", "dtype")
     return ", ".join(f"{name} {genome[name]}" for name in named) + f", B = {round(genome['batch'])}"
 
 
@@ -75,7 +76,7 @@ def build(genome: Genome) -> Case:
         torch.manual_seed(g["seed"])
         model = _network(g)
         x, labels = _batch(g)
-        weights = torch.ones(len(x))
+        weights = relative_weights(g.get("weights are", "alike"), labels, g["seed"])
         if g["harm"] == "faint":
             weights[-1] = 10 ** g["faint"]
         kind_of = next(model.parameters()).dtype
@@ -149,4 +150,5 @@ def _verdict(case: Case, leak: unsum.Leak) -> Verdict:
     """Errors of pictures and of labels, and how a claim of them would be false."""
     if leak.batch_size == 0 or leak.inputs is None:
         return math.inf, math.inf, "a claim of nothing"
-    return maps.judged(maps.apart_from(leak.inputs, case.x), case.shares, case.Y, leak.targets)
+    *errors, how = maps.judged(maps.apart_from(leak.inputs, case.x), case.shares, case.Y, leak.targets)
+    return *errors, how or false_count(leak, case.Y.argmax(1))

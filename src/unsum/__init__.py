@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from unsum.audit import Sweep as Sweep
     from unsum.audit import audit as audit
     from unsum.audit import sweep as sweep
+    from unsum.audit.ceilings import ceiling as ceiling
     from unsum.audit.many import Arrived as Arrived
     from unsum.audit.many import Findings as Findings
     from unsum.audit.many import attack_many as attack_many
+    from unsum.ceiling.observer import Observer as Observer
+    from unsum.ceiling.result import Ceiling as Ceiling
     from unsum.client import capture as capture
     from unsum.client import capture_local as capture_local
     from unsum.client import capture_text as capture_text
@@ -70,6 +73,9 @@ _HOMES = {
     for module, names in {
         "unsum.attack": "attack separate",
         "unsum.audit": "Audit Sweep audit sweep",
+        "unsum.audit.ceilings": "ceiling",
+        "unsum.ceiling.observer": "Observer",
+        "unsum.ceiling.result": "Ceiling",
         "unsum.audit.many": "Arrived Findings attack_many",
         "unsum.client": "capture capture_local capture_text mixup smooth_labels",
         "unsum.defend": "DPSGD QSGD BFloat16 Clip ClipLayers DropBias DropHead Float16 Laplace Mixup "

@@ -4,13 +4,15 @@
         …                       # searches inside call `out_of_time()`, however deep they are
     if deadline.cut:            # what was left untried, in words
 
-Without a limit, or outside of one, time is never over. Limits inside each other end with the earliest. Ctrl-C ends a search the
-same way inside `interruptible()` and in interactive sessions; a second one quits. A search that asks is also one that can be
-watched: whoever the limit's `progress` is hears every second what is tried and how far it has come.
+Outside of a limit time is never over. Limits inside each other end with the earliest. Whoever says nothing gets what is left of
+the limit around or, where there is none, the default; `math.inf` seconds are without end. Ctrl-C ends a search the same way
+inside `interruptible()` and in interactive sessions; a second one quits. A search that asks is also one that can be watched:
+whoever the limit's `progress` is hears every second what is tried and how far it has come.
 """
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import threading
@@ -25,7 +27,7 @@ from unsum.declared import check_positive
 from unsum.progress import SILENT, Looking, Progress
 
 LEFT_UNTRIED = "left untried: "
-INTERACTIVE_LIMIT = 60.0  # seconds for a search that a person waits for, unless they say otherwise
+DEFAULT_LIMIT = 60.0  # seconds for a search that a person waits for, unless they say otherwise
 _QUIET = 2.0  # seconds that a search runs before it says anything
 _EVERY = 1.0  # seconds between two reports
 
@@ -49,6 +51,7 @@ class Deadline:
     stop: threading.Event = field(default_factory=threading.Event)  # set by Ctrl-C
     armed: bool = False  # whether searches inside may take Ctrl-C for their own
     watch: Watched | None = None
+    limited: bool = True  # whether anybody said how long, be it without end
 
     @property
     def over(self) -> str:
@@ -65,17 +68,25 @@ _CURRENT: ContextVar[Deadline | None] = ContextVar("unsum-deadline", default=Non
 
 
 @contextmanager
-def time_limit(seconds: float | None, progress: Progress = SILENT) -> Iterator[Deadline]:
-    """Give the searches inside so many seconds from now on; None gives them what is left of the limit around, if there is one."""
+def time_limit(
+    seconds: float | None, progress: Progress = SILENT, *, default: float = DEFAULT_LIMIT
+) -> Iterator[Deadline]:
+    """Give the searches inside so many seconds from now on, `math.inf` for as long as they take.
+
+    None gives them what is left of the limit around or, where there is none, the `default`.
+    """
     outer, now = _CURRENT.get(), time.monotonic()
-    end = float("inf") if outer is None else outer.end
+    if seconds is None and (outer is None or not outer.limited):
+        seconds = default
+    end = math.inf if outer is None else outer.end
     if seconds is not None:
-        check_positive("The time limit", seconds)
+        if seconds != math.inf:
+            check_positive("The time limit", seconds)
         end = min(end, now + seconds)
     watch = None if outer is None else outer.watch
     told = progress if watch is None else watch.progress
     if told is not SILENT and (watch is None or seconds is not None):
-        watch = Watched(told, now, now, Looking("", limit=seconds))
+        watch = Watched(told, now, now, Looking("", limit=None if seconds == math.inf else seconds))
     stop = threading.Event() if outer is None else outer.stop
     mine = is_interactive() if outer is None else outer.armed
     with _within(Deadline(end, stop=stop, watch=watch), outer) as deadline, _taking_interrupts(stop, mine):
@@ -86,12 +97,15 @@ def time_limit(seconds: float | None, progress: Progress = SILENT) -> Iterator[D
 def interruptible() -> Iterator[Deadline]:
     """Let the first Ctrl-C during a search inside end it, and all that follow, with what they have; a second one quits."""
     outer = _CURRENT.get()
-    with _within(replace(outer or Deadline(float("inf")), cut=[], armed=True), outer) as deadline:
+    with _within(replace(outer or Deadline(math.inf, limited=False), cut=[], armed=True), outer) as deadline:
         yield deadline
 
 
-def out_of_time(untried: str) -> bool:
-    """Whether the search must end here; `untried` says what it leaves out if so."""
+def out_of_time(untried: str, needed: float = 0.0) -> bool:
+    """Whether the search must end here; `untried` says what it leaves out if so.
+
+    `needed` are the seconds that what comes next takes where nothing can end it: with fewer left, time is over already.
+    """
     deadline = _CURRENT.get()
     if deadline is None:
         return False
@@ -100,7 +114,7 @@ def out_of_time(untried: str) -> bool:
     if watch is not None and now - watch.start >= _QUIET and now - watch.told >= _EVERY:
         watch.told = now
         watch.progress.looking(replace(watch.state, part=untried, seconds=now - watch.start))
-    if now < deadline.end and not deadline.stop.is_set():
+    if now + needed < deadline.end and not deadline.stop.is_set():
         return False
     if untried not in deadline.cut:
         deadline.cut.append(untried)

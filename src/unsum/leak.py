@@ -7,7 +7,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from unsum.cards import Card, page
 from unsum.knowledge import Knowledge
+from unsum.wording import error, fixed, sample_count
 
 
 class MapHint(Protocol):
@@ -26,11 +28,28 @@ class MapHint(Protocol):
 
 
 @dataclass(frozen=True)
+class Counted:
+    """How many samples a certified answer is of, as far as the update determines it. Only `certify` makes one.
+
+    `distinct` samples are in the batch at least: none of them is another one's copy. `certain` says that the number of samples,
+    and of each one's copies, is determined as well. Without the batch size it never is: a sample that weighs twice, by a class
+    weight of 2 for instance, sends what two copies of it send. Where the rows of an answer are `visits` of local steps, a sample
+    that two steps met has two of them.
+    """
+
+    distinct: int
+    certain: bool
+    visits: bool = False
+
+
+@dataclass(frozen=True)
 class Leak:
     """The answer of an attack, in the attacker's own order of samples.
 
     `residual` is how well the answer explains the gradient (relative). `predicted_error` is the relative error the
-    attack itself expects in `features`; `exact` is the certificate: the attack vouches for that prediction.
+    attack itself expects in `features`; NaN where the method predicts none. `exact` is the certificate: these samples, with
+    these features and labels, are in the batch, and no other of visible weight. `counts_certain` is a second one: of the number
+    of samples and of each one's copies. Where it is false a sample that is listed twice may be one that weighs twice.
 
     `history` says how an attack that iterates got there: a tensor (S,) for every name, entry by entry at the iterations
     in `history["step"]`. RGLA notes `loss_w`, `loss_b` and `loss_loss`, its three losses without their weights, at the start,
@@ -57,6 +76,9 @@ class Leak:
     weights: Tensor | None = None  # (B,) how much each sample counts, 1 on average, where that was solved for
     seconds: float = 0.0
     knowledge: Knowledge = field(default_factory=Knowledge)
+    counted: Counted | None = (
+        None  # how many distinct samples a certified answer has, and whether each one's copies are known
+    )
     images: Tensor | None = None  # (B, 3, h, w): in [0, 1] from an inverse, as the model takes them if peeled
     inputs: Tensor | None = None  # (B, …) raw inputs of the model, where its layers could be peeled
     inputs_exact: Tensor | None = None  # (B,) bool, the certificate of each input
@@ -69,6 +91,12 @@ class Leak:
     loss: str = "cross-entropy"  # that the answer explains the gradient with
     readings: dict[str, Tensor] = field(default_factory=dict)  # dense layer → (n, d) inputs of it, mixtures among them
     label_counts: LabelCounts | None = None  # of the client's samples, where many local steps hide who they are
+    named: Tensor | None = (
+        None  # (n,) labels of the batch by a label rule, where the samples are too uncertain to have any
+    )
+    occurred: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # embedding → its rows that the samples asked for, ascending
     tried: list[Attempt] = field(default_factory=list)  # every attack on the way to this answer, in order
     notes: list[str] = field(default_factory=list)
     history: dict[str, Tensor] = field(default_factory=dict)
@@ -76,6 +104,35 @@ class Leak:
     @property
     def batch_size(self) -> int:
         return len(self.targets)
+
+    @property
+    def counts_certain(self) -> bool:
+        """Whether the number of samples, and of each one's copies, is certified as well."""
+        return self.exact and self.counted is not None and self.counted.certain
+
+    @property
+    def distinct(self) -> int:
+        """How many of the samples found are distinct for certain; all of them where nothing is certified."""
+        return self.batch_size if not self.exact or self.counted is None else self.counted.distinct
+
+    @property
+    def uncounted(self) -> str:
+        """What is not determined about the number of certified samples, in words; empty where nothing is open."""
+        if not self.exact or self.counts_certain:
+            return ""
+        if self.counted is not None and self.counted.visits:
+            return "a sample that several local steps met is listed for each of them"
+        without = "" if self.knowledge.known_batch_size is not None else " without the batch size"
+        return f"how many of each is not determined{without}"
+
+    def number_of(self, what: str = "sample") -> str:
+        """How many samples were found, in words, and what is not determined about their number."""
+        if not self.uncounted:
+            return f"{self.batch_size} {what}{'' if self.batch_size == 1 else 's'}"
+        plural = "" if self.distinct == 1 else "s"
+        if self.counted is not None and self.counted.visits:
+            return f"{self.batch_size} visits of at least {self.distinct} distinct {what}{plural}; {self.uncounted}"
+        return f"{self.distinct} distinct {what}{plural}; {self.uncounted}"
 
     @property
     def labels(self) -> Tensor:
@@ -93,7 +150,31 @@ class Leak:
 
     def __repr__(self) -> str:
         sure = "exact" if self.exact else f"predicted error {self.predicted_error:.1e}"
-        return f"Leak({self.method}: {self.batch_size} samples, {sure}, {self.seconds:.2f} s)"
+        number = self.number_of().partition(";")[0]
+        return f"Leak({self.method}: {number}, {sure}, {self.seconds:.2f} s)"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        expected = error(self.predicted_error)
+        title = f"{sample_count(self.batch_size)} found by {self.method}"
+        sure = "Certified exact" if self.exact else "Not certified"
+        cards = self._cards() if self.tokens is None else list(map(_sequence_card, self.tokens))
+        said = [f"The attack expects an error of {expected} in the features.", *self.notes]
+        return page("severe" if self.exact else "open", sure, title, said, cards)
+
+    def _cards(self) -> list[Card]:
+        cards = []
+        for i, label in enumerate(self.labels.tolist()):
+            facts = [("label", f"class {label}"), ("its probability", fixed(float(self.targets[i, label]), 2))]
+            if self.inputs_exact is not None and bool(self.inputs_exact[i]):
+                facts.append(("input", "certified exact"))
+            picture = None if self.images is None else self.images[i]
+            cards.append(Card(f"recovered sample {i + 1}", facts, [("recovered", picture)]))
+        return cards
+
+
+def _sequence_card(tokens: list[int]) -> Card:
+    return Card(f"{len(tokens)} tokens", [(" ".join(map(str, tokens)), "")])
 
 
 @dataclass(frozen=True)
@@ -101,6 +182,7 @@ class Attempt:
     """One attack that was tried on an update: what it answered, or why it refused.
 
     `blind` says why samples that it did not find may be there all the same: it does not apply to this update, or was cut short.
+    `labels` (n,) are those of an attack that looks for nothing else, in no order.
     """
 
     method: str
@@ -108,6 +190,7 @@ class Attempt:
     refused: str = ""
     blind: str = ""
     at_head: bool = True  # reads the last layer alone
+    labels: Tensor | None = None
 
 
 @dataclass(frozen=True)

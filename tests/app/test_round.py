@@ -24,7 +24,7 @@ def test_the_default_batch_comes_back_as_in_an_audit(play: Play, default_audit: 
     result = play()
     assert [answer["kind"] for answer in result["answers"]] == ["stage", "stage", "result"]  # no first look: no defense
     assert result["certificate"] is True
-    assert result["batch_size_found"] == 8
+    assert result["found"].startswith("8 distinct samples; how many of each is not determined")
     assert result["verdict"]["level"] == "severe"
     assert result["worst_leakage"] > 0.999
     assert [row["label_correct"] for row in result["samples"]] == [True] * 8
@@ -52,7 +52,7 @@ def test_duplicates_share_a_label_and_are_told_apart(play: Play) -> None:
 
 def test_one_photo_is_a_batch(play: Play) -> None:
     result = play(1)
-    assert result["batch_size_found"] == 1
+    assert result["found"].startswith("1 distinct sample;")
     assert result["verdict"]["headline"] == "This update gives its sample away."
 
 

@@ -14,7 +14,8 @@ import torch
 import unsum
 from support.audits import captured, synthetic
 from support.material import pictures, small_net
-from unsum.audit.compare import CAPTURED, NOT_ASKED, SLOW
+from unsum.audit import compare
+from unsum.audit.compare import CAPTURED, NOT_ASKED, SLOW, Comparison, keeps_everything
 from unsum.audit.report import render, render_markdown
 from unsum.audit.sweep import task
 from unsum.audit.sweep.bench import Point, SampleLeak
@@ -22,6 +23,7 @@ from unsum.audit.sweep.result import Curve
 from unsum.client.capture import capture_trained
 from unsum.client.step import first_step
 from unsum.commands.audit_tables import show
+from unsum.score.labels import LabelsRead
 
 DATA = pictures(4), torch.tensor([3, 3, 11, 30])
 
@@ -58,8 +60,11 @@ def test_the_audited_defense_stands_beside_none_and_is_not_tried_twice() -> None
     assert labels[:4] == ["no defense", "Clip(1) (audited)", "Prune(0.9)", "Sign()"]
 
 
-def test_noise_climbs_until_every_sample_is_under_the_level_and_that_has_its_price(compared: unsum.Audit) -> None:
-    comparison = compared.comparison
+def test_noise_climbs_until_every_sample_is_under_the_level_and_that_has_its_price(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compare, "STANDARD", ("clip:1", "prune:0.9"))  # signs alone keep these under the level
+    comparison = unsum.audit(small_net(), DATA, compare=True).comparison
     *others, last = comparison.points
     assert [point.under(0.2) for point in others] == [False] * len(others)
     assert last.under(0.2)
@@ -185,3 +190,16 @@ def test_a_batch_size_that_was_granted_is_not_doubted() -> None:
     assert any("may have held 5 samples" in note for note in doubted.notes)
     assert not any("may have held" in note for note in granted.notes)
     assert granted.exact
+
+
+def test_a_defense_whose_labels_are_read_does_not_keep_everything() -> None:
+    eye = torch.eye(100)
+    read, kept = LabelsRead.of(eye[:8], eye[:8], "labels by bias-sign"), LabelsRead.of(eye[:8], eye[50:58])
+    rows = [SampleLeak("a", 0.1, True, 1, 0, 9)]
+    sign, noise = Point("Sign()", None, rows, labels=read), Point("Noise(1)", 1.0, rows, labels=kept)
+    leaking = Point("none", None, [SampleLeak("a", 1.0, True, 0, 1, 40)], labels=read)
+    answer = Comparison([leaking, sign, noise]).answer
+    assert "Sign() keeps every sample under 20 %, but gives the labels away (8 of 8 were read)" in answer
+    assert "Noise(1) keeps every sample under 20 %; " in answer
+    assert [keeps_everything(point) for point in (leaking, sign, noise)] == [False, False, True]
+    assert sign.to_dict()["labels_read"] is True

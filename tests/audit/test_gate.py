@@ -10,14 +10,17 @@ import pytest
 import torch
 
 from support.audits import captured, synthetic
+from support.audits import shares as own
 from unsum import UnsumError
 from unsum.audit.gate import Gate, check_gate, sentence
 from unsum.audit.leakage import vouched
 from unsum.audit.report import Audit
+from unsum.audit.result import SampleRow
+from unsum.score.labels import LabelsRead
 
 
 def leaking(*shares: float) -> Audit:
-    return replace(synthetic(), leakages=list(shares))
+    return replace(synthetic(), shares=own(*shares))
 
 
 @pytest.mark.parametrize(
@@ -95,8 +98,8 @@ class TestWithoutTruth:
 
     def test_a_certified_input_is_the_sample_itself(self) -> None:
         leak = replace(captured(exact=False).leak, inputs_exact=torch.tensor([True, False, False]))
-        assert vouched(leak, 0) == 1
-        assert math.isnan(vouched(leak, 1))
+        assert (vouched(leak, 0).sample, vouched(leak, 0).read) == (1, "sample")
+        assert math.isnan(vouched(leak, 1).most)
         audit = replace(captured(exact=False), leak=leak)
         assert audit.gate(0.5).count("above") == 1
         assert audit.verdict.level == "partial"
@@ -107,3 +110,13 @@ def test_sentences_say_what_was_found() -> None:
     first, _, missing = synthetic(found=2).rows
     assert sentence(first) == "a lighthouse: 100 % of what sets it apart leaked; found label “harbour” (right)."
     assert sentence(missing) == "fog & rain: 0 % of what sets it apart leaked; it was not found."
+
+
+def test_a_gate_that_passes_says_that_the_labels_are_read() -> None:
+    """The level is about samples; a pass is no word on labels."""
+    eye = torch.eye(100)
+    rows = [SampleRow(f"photo {i}", "a", "a", 0.1, None, None, None) for i in range(8)]
+    passed = Gate(0.2, rows, labels=LabelsRead.of(eye[:7], eye[:8], "labels by bias-sign"))
+    assert passed.exit_code == 0
+    assert passed.reason.endswith("leaks more than 20 % (most: 10 %), but the labels are given away: 7 of 8 were read.")
+    assert Gate(0.2, rows, labels=LabelsRead.of(eye[20:28], eye[:8])).reason.endswith("(most: 10 %).")

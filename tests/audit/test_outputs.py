@@ -18,7 +18,7 @@ from jsonschema import Draft202012Validator
 from rich.console import Console
 
 import unsum
-from support.audits import CLASSES, TITLES, captured, synthetic, with_names
+from support.audits import CLASSES, TITLES, captured, shares, synthetic, with_names
 from support.material import pictures, small_net
 from unsum.audit.gate import message_text, render_junit, render_sarif
 from unsum.audit.report import Audit, render, render_markdown
@@ -208,7 +208,7 @@ def _shape(line: str) -> tuple[str, int]:
 
 class TestJunit:
     def test_one_case_a_sample_and_failures_say_why(self) -> None:
-        audit = replace(synthetic(), leakages=[0.9, 0.1, math.nan])
+        audit = replace(synthetic(), shares=shares(0.9, 0.1, math.nan))
         root = ElementTree.fromstring(render_junit(audit, audit.gate(0.2)))
         suite = root[0]
         assert (root.tag, suite.tag) == ("testsuites", "testsuite")
@@ -265,7 +265,7 @@ class TestSarif:
         return dict(run)
 
     def test_one_result_a_finding(self) -> None:
-        audit = replace(synthetic(), leakages=[0.9, 0.1, math.nan])
+        audit = replace(synthetic(), shares=shares(0.9, 0.1, math.nan))
         run = self.run(audit)
         found = [(result["ruleId"], result["level"], result["properties"]["leakage"]) for result in run["results"]]
         assert found == [
@@ -281,7 +281,7 @@ class TestSarif:
     def test_nothing_found_is_no_result(self) -> None:
         audit = synthetic()
         rows = [replace(row, label_correct=0.0) for row in audit.samples]
-        assert self.run(replace(audit, samples=rows, leakages=[0.0] * 3))["results"] == []
+        assert self.run(replace(audit, samples=rows, shares=shares(*[0.0] * 3)))["results"] == []
 
     def test_the_report_is_where_findings_point(self, tmp_path: Path) -> None:
         place = self.run(synthetic(), report=Path("my reports/<b>#.html"))["results"][0]["locations"][0]

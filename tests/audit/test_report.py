@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from support.audits import CLASSES, TITLES, captured, synthetic, with_names
+from support.audits import CLASSES, TITLES, captured, shares, synthetic, with_names
 from unsum.audit.report import render
 from unsum.models.lpips import lpips_status, weights_file
 
@@ -140,7 +140,7 @@ def test_the_level_is_worded_and_not_only_colored(level: str) -> None:
     if level in ("labels", "low"):
         right = float(level == "labels")
         rows = [replace(row, feature_error=0.9, label_correct=right) for row in audit.samples]
-        audit = replace(audit, samples=rows, leakages=[0.1] * 3)
+        audit = replace(audit, samples=rows, shares=shares(*[0.1] * 3))
     page = Page(render(audit))
     words = {"severe": "Severe", "partial": "Partial", "labels": "Label", "low": "Low"}
     assert audit.verdict.level == level
@@ -155,8 +155,8 @@ def test_hostile_names_are_text(text: str) -> None:
     page = Page(html)
     assert text not in html
     # Three titles in caption, slider and table; three labels, true and found, in caption and table; then model, defenses and
-    # versions twice, command, device, note and auxiliary photos once.
-    assert page.text.count(text) == 3 * 3 + 3 * 2 * 2 + 3 * 2 + 4
+    # versions twice, command, device, note and auxiliary photos once, and the defense in what to do now.
+    assert page.text.count(text) == 3 * 3 + 3 * 2 * 2 + 3 * 2 + 4 + 1
     assert len(page.attributes("script")) == 1  # our own
     assert len(page.attributes("img")) == 6
     assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
@@ -281,7 +281,7 @@ class TestWithoutTruth:
 def test_a_part_of_a_sample_is_not_called_low() -> None:
     audit = synthetic()
     rows = [replace(row, feature_error=0.9, label_correct=0.0) for row in audit.samples]
-    half = replace(audit, samples=rows, leakages=[0.5, 0.1, 0.19])
+    half = replace(audit, samples=rows, shares=shares(0.5, 0.1, 0.19))
     assert half.verdict.level == "partial"
     assert half.verdict.headline == "This update gives away a part of 1 of its 3 samples."
-    assert replace(half, leakages=[0.1] * 3).verdict.level == "low"
+    assert replace(half, shares=shares(*[0.1] * 3)).verdict.level == "low"

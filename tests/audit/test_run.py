@@ -139,7 +139,7 @@ def test_a_wrong_attack_is_refused_before_anything_runs() -> None:
     heard = Heard()
     with pytest.raises(unsum.UnsumError, match="did you mean 'exact'"):
         unsum.audit(attack="exakt", progress=heard)
-    assert heard.stages == ["Loading the model and the client's photos"]
+    assert heard.stages == ["Loading the model and the client's samples"]
 
 
 def test_a_batch_with_names_of_its_own() -> None:

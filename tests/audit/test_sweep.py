@@ -14,7 +14,6 @@ import torch
 import unsum
 from support.material import pictures, small_net
 from support.progress import Heard
-from unsum.audit.leakage import leakages
 from unsum.audit.result import Setting
 from unsum.audit.sweep import task
 from unsum.audit.sweep.bench import Point, SampleLeak
@@ -25,8 +24,6 @@ from unsum.audit.sweep.run import plan
 from unsum.audit.sweep.task import Accuracy, Task
 from unsum.defend import DEFENSES
 from unsum.defend.defense import FRACTION, NORM, SCALE, has_strength
-from unsum.score import SampleScore
-from unsum.score.pictures import picture_cosine
 
 HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>']
 
@@ -114,76 +111,6 @@ class TestPlan:
             plan(text)
         assert sentence in str(error.value)
         assert "\n" not in str(error.value)
-
-
-class TestLeakage:
-    features = torch.tensor([[3.0, 0, 0, 1], [0, 3, 0, 1], [0, 0, 3, 1]])
-    images = pictures(3)
-
-    def of(
-        self,
-        *,
-        cosine: float = 0.0,
-        psnr: float = math.nan,
-        picture_cosine: float = math.nan,
-        found: int | None = 0,
-        sample: int = 0,
-        batch: int = 3,
-    ) -> float:
-        """The leakage of one sample that was scored so, among others."""
-        row = SampleScore(found, 0, 0, 0, cosine, psnr, math.nan, math.nan, picture_cosine)
-        return leakages([row] * batch, self.images[:batch], self.features[:batch])[sample]
-
-    def test_the_sample_itself_is_all_of_it(self) -> None:
-        assert self.of(cosine=1.0) == 1
-        assert self.of(psnr=100) == pytest.approx(1, abs=1e-6)
-
-    def test_by_hand_against_the_mean_of_the_other_two(self) -> None:
-        """Features (4, 0, 0, 2), (0, 4, 0, 2), (0, 0, 4, 2): the mean of two lies ‖(−4, 2, 2, 0)‖² = 24 from the third, whose
-        own square is 20. So no answer is nearer, and cos² counts. With a last entry of 8 the squares are 24 of 80: 0.3."""
-        score = SampleScore(0, 0, 0, 0, 0.95**0.5, math.nan, math.nan, math.nan, math.nan)
-        for last, leakage in ((2.0, 0.95), (8.0, 1 - 0.05 / 0.3)):
-            features = torch.cat([4 * torch.eye(3), torch.full((3, 1), last)], 1)
-            found = leakages([score] * 3, torch.full((3, 1, 2, 2), 0.5), features)
-            assert found == pytest.approx([leakage] * 3, rel=1e-6)
-
-    def test_pixels_by_hand_against_the_mean_of_the_other_two(self) -> None:
-        """Gray pictures of 0.2, 0.4 and 0.9: the others' mean is off by 0.45, 0.15 and 0.6, mid-gray by 0.3, 0.1 and 0.4. With
-        0.3, 0.4 and 0.6 the mean is off by 0.2, 0.05 and 0.25, mid-gray by 0.2, 0.1 and 0.1: the nearer guess counts."""
-        score = SampleScore(0, 0, 0, 0, 0.0, -10 * math.log10(0.001), math.nan, math.nan, math.nan)
-        for grays, nearest in (((0.2, 0.4, 0.9), (0.3, 0.1, 0.4)), ((0.3, 0.4, 0.6), (0.2, 0.05, 0.1))):
-            pictures = torch.tensor(grays).view(3, 1, 1, 1).expand(3, 1, 2, 2)
-            found = leakages([score] * 3, pictures, torch.eye(3))
-            assert found == pytest.approx([1 - 0.001 / off**2 for off in nearest], rel=1e-5)
-
-    def test_a_dark_and_pale_copy_is_the_sample_and_the_mean_of_the_others_is_not(self) -> None:
-        true = self.images[0]
-        for answer, leakage in ((0.1 + 0.1 * true, 1), (self.images[1:].mean(0) * 0.3, 0), (1 - true, 0)):
-            pixels = -10 * math.log10(float((answer - true).square().mean()))
-            assert self.of(psnr=pixels) < 0.05
-            assert self.of(psnr=pixels, picture_cosine=picture_cosine(answer, true)) == pytest.approx(leakage, abs=1e-6)
-        assert self.of(picture_cosine=1.0, found=None) == 0
-
-    def test_a_picture_alone_is_measured_up_to_its_tone_too(self) -> None:
-        assert self.of(picture_cosine=0.8, batch=1) == pytest.approx(0.64)
-
-    def test_half_of_the_squared_error_is_half(self) -> None:
-        guesses = (self.images[[0, 2]].mean(0), torch.tensor(0.5))
-        typical = min(float((guess - self.images[1]).square().mean()) for guess in guesses)
-        assert self.of(psnr=-10 * math.log10(typical / 2), sample=1) == pytest.approx(0.5)
-
-    def test_the_larger_of_features_and_pixels_counts(self) -> None:
-        assert self.of(cosine=1.0, psnr=1.0) == 1
-        assert self.of(cosine=-1.0, psnr=100) == pytest.approx(1, abs=1e-6)
-
-    def test_nothing_found_or_worse_than_a_guess_is_nothing(self) -> None:
-        assert self.of(cosine=1.0, psnr=100, found=None) == 0
-        assert self.of(cosine=-0.9, psnr=1.0) == 0
-
-    def test_a_single_sample_is_compared_with_no_answer(self) -> None:
-        assert self.of(cosine=0.6, batch=1) == pytest.approx(0.36)  # what the best multiple explains of ‖f‖²
-        gray = float((self.images[0] - 0.5).square().mean())
-        assert self.of(psnr=-10 * math.log10(gray / 4), batch=1) == pytest.approx(0.75, rel=1e-5)
 
 
 class TestEnough:

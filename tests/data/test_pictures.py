@@ -13,6 +13,8 @@ from PIL import Image
 
 from unsum import UnsumError
 from unsum.data import Photos, read_photos
+from unsum.data.classes import fitted
+from unsum.data.sources import open_source
 
 
 def pixels(seed: int, height: int = 8, width: int = 8) -> np.ndarray:
@@ -39,6 +41,11 @@ def write_folder(path: Path, members: dict[str, bytes]) -> Path:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_bytes(content)
     return path
+
+
+def png(path: Path, seed: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encoded(pixels(seed)))
 
 
 MEMBERS = {"dog/b.png": encoded(pixels(1)), "cat/a.png": encoded(pixels(2)), "cat/c.PNG": encoded(pixels(3))}
@@ -260,3 +267,40 @@ def sparse_tar(path: Path) -> Path:
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
         archive.addfile(info, io.BytesIO(b""))
     return path
+
+
+def test_ten_comes_after_nine_and_is_class_ten(tmp_path: Path) -> None:
+    for number in range(11):
+        png(tmp_path / "photos" / str(number) / "one.png", number)
+    photos = read_photos(tmp_path / "photos", size=8)
+    assert photos.class_names == [str(number) for number in range(11)]
+    shown = dict(zip(photos.names, photos.labels.tolist(), strict=True))
+    assert shown["10/one.png"] == 10
+    assert shown["2/one.png"] == 2
+
+
+def test_numbers_that_count_from_one_fit_a_trained_head_in_their_order(tmp_path: Path) -> None:
+    for number in range(1, 11):
+        png(tmp_path / "photos" / str(number) / "one.png", number)
+    source = fitted(open_source(tmp_path / "photos"), 10, None, trained=True)
+    assert source.class_order == ["1", "2", "3", "4", "5", "6", "7", "8", "9", "10"]
+
+
+def test_links_to_photos_and_to_folders_of_them_are_followed(tmp_path: Path) -> None:
+    """As many users keep them: on another disk, and single ones picked by links."""
+    png(tmp_path / "disk" / "cats" / "one.png", 1)
+    png(tmp_path / "disk" / "two.png", 2)
+    (tmp_path / "photos" / "dogs").mkdir(parents=True)
+    (tmp_path / "photos" / "cats").symlink_to(tmp_path / "disk" / "cats")
+    (tmp_path / "photos" / "dogs" / "two.png").symlink_to(tmp_path / "disk" / "two.png")
+    (tmp_path / "linked").symlink_to(tmp_path / "photos")
+    for folder in ("photos", "linked"):
+        assert read_photos(tmp_path / folder, size=8).names == ["cats/one.png", "dogs/two.png"]
+
+
+def test_links_in_a_circle_and_to_the_whole_disk_are_passed_over(tmp_path: Path) -> None:
+    png(tmp_path / "photos" / "cats" / "one.png", 1)
+    png(tmp_path / "secret.png", 2)
+    for name, to in {"around": ".", "up": "..", "disk": "/"}.items():
+        (tmp_path / "photos" / "cats" / name).symlink_to(to)
+    assert read_photos(tmp_path / "photos", size=8).names == ["cats/one.png"]

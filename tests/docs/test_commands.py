@@ -45,7 +45,7 @@ INTERRUPTED = {
     "unsum bench --size smoke": "cells to measure, 0 in the store",
     "unsum train-inverse --data photos/ --data more.tar --hours 0.2 --out inverse": "4 more are only scored",
     "unsum train-inverse --model examples/lenet.py:build --data torchvision:CIFAR10:datasets/ --layer fc1 --steps 6000 "
-    "--batch 32 --rate 3e-3 --out lenet-inverse": "5 more are only scored",
+    "--batch 32 --lr 3e-3 --out lenet-inverse": "5 more are only scored",
     "unsum train-inverse --model examples/resnet50_v1.py:unpooled --weights resnet50.safetensors --data photos.tar --hours 1 "
     "--out inverse": "2 more are only scored",
 }

@@ -14,7 +14,9 @@ import unsum
 from support.material import pictures, small_net
 from support.vision_transformers import torchvision_vit
 from unsum import Update
+from unsum.audit.report import glossary, pictured
 from unsum.doctor import network
+from unsum.models import load_model
 
 
 def marks(findings: list[unsum.Finding]) -> dict[str, str]:
@@ -213,3 +215,37 @@ def test_tokens_are_counted_against_channels() -> None:
     assert "6 pictures have 102 tokens" in said[6].sentence
     assert "up to 5 pictures they may be" in said[6].sentence
     assert said[6].mark == "ok"
+
+
+def test_the_depth_of_the_default_is_counted_in_its_own_layers() -> None:
+    """128 channels against 16 places of a photo of 32²: seven photos have 112, eight 128."""
+    model = load_model("default", classes=100, seed=0, size=32).model
+    mark, told = network.depth(model, 7, 32)
+    assert mark == "warning"
+    assert "tell every sample's map" in told
+    mark, told = network.depth(model, 8, 32)
+    assert mark == "ok"
+    assert "8 samples have 128 places in the maps that 'backbone.6.body.0' reads" in told
+    assert "128 channels" in told
+    assert told.endswith("up to 7 samples they would.")
+
+
+def test_sequences_are_no_pictures() -> None:
+    class Sequences(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.read, self.head = nn.GRU(6, 16, batch_first=True), nn.Linear(16, 12)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.read(x)[0][:, -1])
+
+    torch.manual_seed(0)
+    findings = unsum.doctor(Sequences(), (torch.randn(3, 20, 6), torch.tensor([1, 2, 3])))
+    assert "will not work" not in {finding.mark for finding in findings}
+    said = " ".join(f"{finding.check} {finding.sentence}" for finding in findings)
+    assert "picture" not in said
+    assert "train-inverse" not in said
+    assert "3 different samples." in said
+    report = unsum.audit(Sequences(), (torch.randn(3, 20, 6), torch.tensor([1, 2, 3])))
+    assert not any("train-inverse" in note for note in report.leak.notes)
+    assert {"PSNR", "SSIM", "LPIPS"}.isdisjoint(word for word, _ in glossary(pictures=pictured(report)))

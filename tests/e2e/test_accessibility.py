@@ -13,7 +13,7 @@ from axe_playwright_python.base import AXE_FILE_PATH
 from playwright.sync_api import Browser, Page, expect
 
 import unsum
-from support.audits import captured, synthetic
+from support.audits import captured, shares, synthetic
 from support.long import long
 from support.material import pictures, small_net
 
@@ -26,7 +26,7 @@ LOOKS = [("light", 1400), *long(("dark", 1400), ("light", 400))]
 def low() -> unsum.Audit:
     audit = synthetic(found=2)
     rows = [replace(row, feature_error=0.9, label_correct=0.0) for row in audit.samples]
-    return replace(audit, samples=rows, leakages=[0.1] * 3)
+    return replace(audit, samples=rows, shares=shares(*[0.1] * 3))
 
 
 def swept() -> unsum.Sweep:

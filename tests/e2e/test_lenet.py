@@ -25,7 +25,7 @@ def test_all_samples_are_found_and_drawn(tmp_path: Path, monkeypatch: pytest.Mon
     photos, inverse, report = (str(tmp_path / name) for name in ("photos", "inverse", "report"))
     write_crops(Path(photos))
     model = ["--model", f"{NET}:build", "--data", photos]
-    training = ["--held-out", photos, "--layer", "fc1", "--steps", "200", "--batch", "32", "--rate", "3e-3"]
+    training = ["--held-out", photos, "--layer", "fc1", "--steps", "200", "--batch", "32", "--lr", "3e-3"]
     run("train-inverse", *model, *training, "--out", inverse)
     run("audit", *model, "--batch", "32", "--batch-size-known", "--inverse", inverse, "--no-compare", "--out", report)
     found = json.loads((Path(report) / "result.json").read_text("utf-8"))

@@ -85,7 +85,7 @@ def test_a_classifier_takes_texts_with_their_labels(run: Run, tmp_path: Path) ->
     save_encoder(tmp_path / "bert", masked=False)
     entries = [{"text": LINES[0], "label": 1}, {"text": LINES[1], "label": 0}]
     Path("client.jsonl").write_text("\n".join(map(json.dumps, entries)))
-    chosen = ["--model", f"hf:{tmp_path / 'bert'}", "--text", "client.jsonl"]
+    chosen = ["--model", f"hf:{tmp_path / 'bert'}", "--data", "client.jsonl"]
     said = {row["check"]: row["sentence"] for row in json.loads(run("doctor", *chosen, "--json").out)}
     assert said["positions"] == "2 texts have 18 tokens, fewer than the 48 features: the texts come back whole."
     result = run("audit", *chosen, "--fail-above", "0.2")
@@ -102,7 +102,7 @@ def test_a_classifier_takes_texts_with_their_labels(run: Run, tmp_path: Path) ->
 def test_a_classifier_takes_pairs_of_sentences(run: Run, tmp_path: Path) -> None:
     save_encoder(tmp_path / "bert", masked=False)
     Path("client.jsonl").write_text(json.dumps({"text": LINES[0], "pair": LINES[1], "label": 1}))
-    chosen = ["--model", f"hf:{tmp_path / 'bert'}", "--text", "client.jsonl"]
+    chosen = ["--model", f"hf:{tmp_path / 'bert'}", "--data", "client.jsonl"]
     result = run("audit", *chosen, "--fail-above", "0.2")
     assert result.code == 1, result.err
     content = json.loads(Path("unsum-report/result.json").read_text())
@@ -118,7 +118,7 @@ def test_a_classifier_takes_pairs_of_sentences(run: Run, tmp_path: Path) -> None
 
 def test_masked_words_come_back(run: Run, tmp_path: Path) -> None:
     save_encoder(tmp_path / "bert", masked=True)
-    run("audit", "--model", f"hf:{tmp_path / 'bert'}", "--text", "mine.txt")
+    run("audit", "--model", f"hf:{tmp_path / 'bert'}", "--data", "mine.txt")
     content = json.loads(Path("unsum-report/result.json").read_text())
     assert [row["found_label"] for row in content["samples"]] == [f"[CLS] {line} [SEP]" for line in LINES]
     assert content["attack"]["exact"]
@@ -134,7 +134,7 @@ def test_hostile_text_is_only_text_in_the_reports(run: Run, folder: Path, tmp_pa
     settings = json.loads((tmp_path / "tokenizer.json").read_text()) | {"pre_tokenizer": {"type": "WhitespaceSplit"}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(settings))
     Path("client.jsonl").write_text(json.dumps({"text": f"We moved {hostile} to the patient"}))
-    result = run("audit", "--model", f"hf:{tmp_path}", "--text", "client.jsonl")
+    result = run("audit", "--model", f"hf:{tmp_path}", "--data", "client.jsonl")
     assert result.code == 0, result.err
     page = Path("unsum-report/report.html").read_text("utf-8")
     assert hostile not in page
@@ -149,7 +149,7 @@ def test_hostile_text_is_only_text_in_the_reports(run: Run, folder: Path, tmp_pa
         (["--local-steps", "2"], "played as one plain step"),
         (["--data", "absent.txt"], "takes a UTF-8 file with one text in each line"),
         (["--data", "mine.txt", "--batch", "3"], "The data hold 2 texts"),
-        (["--text", "wrong.jsonl"], "Line 2 of 'wrong.jsonl' is no text"),
+        (["--data", "wrong.jsonl"], "Line 2 of 'wrong.jsonl' is no text"),
     ],
 )
 def test_what_text_cannot_do_is_said_in_a_sentence(run: Run, folder: Path, arguments: list[str], sentence: str) -> None:

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from unsum.commands import main as cli
 from unsum.invert import checkpoint
 
-RUN = ["--model", "default", "--size", "16", "--clients", "4,8", "--batch", "8"]
+RUN = ["--model", "default", "--image-size", "16", "--clients", "4,8", "--batch", "8"]
 UNSUM = str(Path(sys.executable).parent / "unsum")
 SAVING_OFTEN = [
     sys.executable, "-c",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from unsum.errors import UnsumError
 from unsum.invert.pixels import SolvedPixels, find_reach, solve_pixels
 from unsum.invert.pixels.contrast import Contrast, told_scale
 from unsum.invert.pixels.descend import least_squares, sizes
-from unsum.invert.pixels.equations import posed
+from unsum.invert.pixels.equations import posed, read_by
 from unsum.invert.pixels.guess import drawn, linear_guess
 from unsum.invert.pixels.judge import Solution
 from unsum.invert.pixels.own_squares import OwnSquares, compute, divided_by
@@ -363,3 +364,41 @@ def test_own_squares_that_rounding_has_spoiled_are_inverted_all_the_same() -> No
     seen = (J.T @ J @ like.flatten().double()).float().view_as(like)
     back = divided_by(own, torch.zeros(1, 1, 1, 1), like)(seen).flatten().double()
     assert torch.allclose(J @ back, J @ like.flatten().double(), rtol=0.02, atol=0.02)
+
+
+def test_a_regression_learns_from_no_more_pictures_than_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network(trained=True)
+    _, _, leak = attacked(model)
+    reach, batches = find_reach(model, leak), []
+
+    def counted(B: int, shape: tuple[int, ...], seed: int) -> Tensor:
+        batches.append(B)
+        return drawn(B, shape, seed)
+
+    monkeypatch.setattr(import_module("unsum.invert.pixels.guess"), "drawn", counted)
+    with posed(model, {reach.layer: reach.maps}, torch.float32) as equations:
+        with time_limit(1e-9) as deadline:
+            pictures, explained = linear_guess(equations, reach, 0)
+        assert (len(batches), explained, float(pictures.abs().max())) == (1, 0.0, 0.0)
+        assert deadline.cut == ["a guess at the pictures by regression"]
+        with time_limit(1000):
+            assert linear_guess(equations, reach, 0)[1] > 0.5
+    assert len(batches) > 30
+
+
+@pytest.mark.parametrize(("layer", "most"), [(LAYER, 32), (DEEP, 32)])
+def test_the_size_of_pictures_is_found_without_trying_huge_ones(
+    layer: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pictures of 1,024² took seconds, each time that anybody asked how far a map reaches."""
+    model = network(trained=True)
+    _, _, leak = attacked(model, layer)
+    tried: list[int] = []
+
+    def read(model: nn.Module, layer: str, pictures: Tensor) -> Tensor:
+        tried.append(pictures.shape[-1])
+        return read_by(model, layer, pictures)
+
+    monkeypatch.setattr(import_module("unsum.invert.pixels.reach"), "read_by", read)
+    assert find_reach(model, leak).shape == (3, 16, 16)
+    assert max(tried) <= most

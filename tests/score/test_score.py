@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from unsum import Leak, UnsumError, score
 from unsum.models.lpips import lpips, weights_file
 from unsum.score import lpips_status, score_samples
+from unsum.score.labels import LabelsRead, guessed_right, same_labels
 from unsum.score.pictures import psnr, ssim
-from unsum.score.samples import assign, same_label
+from unsum.score.samples import assign
 
 
 def perfect(features: torch.Tensor, labels: torch.Tensor, images: torch.Tensor) -> Leak:
@@ -146,4 +147,33 @@ def test_lpips_is_computed_when_the_weights_are_on_disk(tmp_path: Path, monkeypa
     ],
 )
 def test_when_two_targets_say_the_same(found: list[float], true: list[float], same: bool) -> None:
-    assert same_label(torch.tensor(found), torch.tensor(true)) == same
+    assert same_labels(torch.tensor([found]), torch.tensor([true])).tolist() == [[same]]
+
+
+def test_labels_are_counted_whichever_sample_they_were_found_with() -> None:
+    """Found 5 5 9 of 5 9 9: the two with a partner of their own, and no label twice."""
+    eye, features = torch.eye(10).double(), torch.eye(3).double()
+    found = Leak("test", eye[[9, 5, 5]], eye[[9, 5, 5]], features, residual=0, predicted_error=0, exact=False)
+    rows = score_samples(found, targets=torch.tensor([5, 9, 9]), features=features)
+    assert [row.found for row in rows] == [0, 1, 2]
+    assert [row.label_correct for row in rows] == [1.0, 1.0, 0.0]
+    assert [row.label_from for row in rows] == [1, 0, 2]
+    assert [row.target_error for row in rows] == [0.0, 0.0, 1.0]
+
+
+def test_labels_are_worth_what_they_say_beyond_a_guess() -> None:
+    """Two samples of two classes: {0, 1} is right for 1½ on average. Naming every class finds nothing."""
+    eye = torch.eye(2)
+    read = LabelsRead.of(eye[[0, 1]], eye[[0, 0]])
+    assert (read.right, read.by_chance, read.share, read.given_away) == (1, pytest.approx(1.5), 0.0, False)
+    assert LabelsRead.of(eye[[0, 0]], eye[[0, 0]]).share == pytest.approx(1.0)
+    wide = torch.eye(50)
+    everything = LabelsRead.of(wide, wide[[3, 4, 30]])
+    assert everything.right == 3
+    assert not everything.given_away
+    assert LabelsRead.of(wide[[3, 4, 8]], wide[[3, 4, 30]]).given_away
+
+
+def test_a_guess_at_many_labels_neither_overflows_nor_exceeds_them() -> None:
+    assert 4500 < guessed_right(5000, 10, 5000) < 5000
+    assert guessed_right(5000, 10, 50_000) == pytest.approx(5000)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unsum.audit.leakage import leakages
+from unsum.audit.leakage import Shares, Truth, leakages
 from unsum.audit.report import Audit
 from unsum.audit.result import Setting
 from unsum.data import Batch
@@ -51,15 +51,20 @@ def synthetic(*, found: int = 3, pictures: bool = True, channels: int = 3, title
     truth = Batch(images, targets, titles or TITLES, CLASSES)
     compared = (images, targets, features)
     samples = score_samples(leak, *compared)
-    shares = leakages(samples, images, features)
-    return Audit(setting, truth, leak, samples, score(leak, *compared), 2.5, shares)
+    got = leakages(leak, samples, Truth(images, features))
+    return Audit(setting, truth, leak, samples, score(leak, *compared), 2.5, got)
 
 
 def captured(*, exact: bool = True, pictures: bool = True, names: list[str] | None = None) -> Audit:
     """The same attack on an update that came without the truth."""
     audit = synthetic(pictures=pictures)
     leak = replace(audit.leak, exact=exact, predicted_error=1e-3 if exact else 0.7)
-    return replace(audit, truth=None, samples=[], scores={}, leakages=[], leak=leak, class_names=names or CLASSES)
+    return replace(audit, truth=None, samples=[], scores={}, shares=[], leak=leak, class_names=names or CLASSES)
+
+
+def shares(*leakages: float) -> list[Shares]:
+    """Of the samples themselves."""
+    return [Shares(sample=value) for value in leakages]
 
 
 def with_names(audit: Audit, text: str) -> Audit:

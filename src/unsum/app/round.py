@@ -22,7 +22,7 @@ from unsum.audit.round import Compared, Sent, as_trained, attacked, compare_with
 from unsum.audit.sweep.bench import mean_of
 from unsum.audit.verdict import judge
 from unsum.client.capture import in_mode
-from unsum.deadline import INTERACTIVE_LIMIT
+from unsum.deadline import DEFAULT_LIMIT
 from unsum.errors import UnsumError
 from unsum.leak import Attempt, Leak
 from unsum.models.load import LoadedModel
@@ -45,7 +45,7 @@ def play(loaded: LoadedModel, order: Order, device: torch.device) -> Generator[A
     sent = send(model, own.images.to(device), own.targets.to(device), defenses, train=order.train, seed=_SEED)
     order = replace(order, truth=as_trained(own, sent))
     blended = not torch.equal(order.truth.images, own.images)
-    whole = AttackOptions(device=device, seed=_SEED, time_limit=INTERACTIVE_LIMIT)
+    whole = AttackOptions(device=device, seed=_SEED, time_limit=DEFAULT_LIMIT)
 
     def scored(leak: Leak, final: bool) -> Answer:
         content = _result(order, compare_with_truth(sent, leak), blended)
@@ -88,7 +88,7 @@ def _result(order: Order, compared: Compared, blended: bool) -> Answer:
             "verdict": judge(leak, rows, leaked, compared.undecided).to_dict(),
             "certificate": leak.exact,
             "predicted_error": leak.predicted_error,
-            "batch_size_found": leak.batch_size,
+            "found": leak.number_of(),
             "method": leak.method,
             "notes": leak.notes,
             "granted": leak.knowledge.granted(),

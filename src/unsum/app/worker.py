@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -71,7 +72,7 @@ class Job:
     def run(self) -> None:
         """In the worker's thread."""
         try:
-            with closing(self._work()) as answers, _Interruptible(self._bell), time_limit(None, _Told(self._tell)):
+            with closing(self._work()) as answers, _Interruptible(self._bell), time_limit(math.inf, _Told(self._tell)):
                 for answer in answers:
                     if self._bell.is_set():
                         raise Superseded

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from unsum.attack.case import Case, separate_by
+from unsum.attack.named import name_labels, rules_apply
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.reach import UNEXPLAINED, blind_at_the_head, is_hopeless, most_samples
 from unsum.certify.claim import TRUSTED_ERROR
@@ -47,6 +48,7 @@ class Choice:
     applies: Callable[[Case], bool]
     attempt: Callable[[Case], Leak | None]  # None where the answer before it stays
     reason: str = ""  # with {before} and {after}, the two leaks
+    adds: bool = False  # its answer is the one before, with more beside it
 
     @property
     def says(self) -> str:
@@ -97,7 +99,7 @@ def _best(choices: tuple[Choice, ...], case: Case) -> Leak:
             case.tried.append(Attempt(choice.method, refused=str(reason)))
             continue
         if found is not None:
-            case.best, case.by = choice.told(case.best, found), choice.method
+            case.best, case.by = choice.told(case.best, found), case.by if choice.adds else choice.method
     if case.best is None:
         raise NothingReadError(case.tried)
     unfollowed = [one.refused for one in case.tried if one.method == "local-steps" and one.refused]
@@ -312,4 +314,11 @@ CHOICES = (
         "The last layer gave no certain answer; two layers below it gave this one (spans).",
     ),
     RATIO,
+    Choice(
+        "label rules",
+        "no answer is certain: every label rule that applies, for the labels alone",
+        rules_apply,
+        name_labels,
+        adds=True,
+    ),
 )

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from unsum.attack.auto import auto
 from unsum.attack.case import separate_by
 from unsum.attack.counts import with_counts
+from unsum.attack.occurred import with_occurred
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses, walked_down, with_guess, with_pictures, with_pixels
 from unsum.attack.reach import HOPELESS
 from unsum.certify.claim import grant_each
-from unsum.deadline import LEFT_UNTRIED, Deadline, is_interactive, out_of_time, trying
+from unsum.deadline import LEFT_UNTRIED, Deadline, out_of_time, trying
 from unsum.deadline import time_limit as limited_to
 from unsum.errors import UnsumError
 from unsum.head import find_head
@@ -31,9 +32,10 @@ from unsum.losses import Loss
 from unsum.match import match
 from unsum.models.language import is_language_model
 from unsum.peel import obstacle, peel
-from unsum.progress import SILENT, OneLine, Progress
+from unsum.progress import SILENT, Progress
 from unsum.sharing import sharing
 from unsum.update import Update
+from unsum.watching import watched
 
 _SAME_FEATURES = 1e-3  # relative difference up to which two answers tell one sample: what a certificate allows
 _SMALLEST_PICTURE = 11  # side of the window that structural similarity is measured in
@@ -76,7 +78,7 @@ def attack(
         refine: change the inverse's pictures until they explain the leak: `features`, which raises PSNR, or a published mode
             (`f`, `g`, `gf`). The model must be in the mode, train or eval, that the client trained it in.
         loss: what the client minimized, as in `separate`; for `auto` and `exact`.
-        time_limit: seconds after which the solvers give the best answer so far, without a claim, as in `separate`.
+        time_limit: seconds after which the search gives the best answer so far, as in `separate`; 60 by default.
         options: of a gradient-matching method, as `unsum.match.match` takes them: `{"image_size": 32, "steps": 2000}`.
         progress: an `unsum.progress.Progress`, told the stages and the steps of methods that iterate.
 
@@ -111,17 +113,17 @@ def attack(
 def run_attack(model: nn.Module, update: Update, options: AttackOptions, progress: Progress = SILENT) -> Leak:
     """`attack`, for callers that relay options."""
     options.check()
-    heard = OneLine() if progress is SILENT and is_interactive() else progress
-    with limited_to(options.time_limit, heard) as deadline, sharing():
+    limit: dict[str, Any] = {"default": options.default_limit}
+    with watched(progress) as heard, limited_to(options.time_limit, heard, **limit) as deadline, sharing():
         leak = _run(model, update, options, heard)
     return cut_short(leak, deadline)
 
 
 def finished(model: nn.Module, update: Update, leak: Leak, options: AttackOptions) -> Leak:
     """What a separator found, with all that comes after it."""
-    with limited_to(options.time_limit) as deadline, sharing():
+    with limited_to(options.time_limit, default=options.default_limit) as deadline, sharing():
         start, before = time.perf_counter(), leak.seconds
-        leak = _with_inputs(model, update, leak, options, SILENT)
+        leak = with_occurred(model, update, _with_inputs(model, update, leak, options, SILENT))
         leak = replace(leak, seconds=before + time.perf_counter() - start)
     return cut_short(leak, deadline)
 
@@ -153,7 +155,7 @@ def _run(model: nn.Module, update: Update, options: AttackOptions, progress: Pro
     trying("")  # the attack that was tried last is over: parts below the head name themselves
     if leak.tokens is None and not is_language_model(model):  # of text there is nothing to draw
         leak = _with_inputs(model, update, leak, options, progress)
-    leak = with_counts(model, update, leak, options)
+    leak = with_occurred(model, update, with_counts(model, update, leak, options))
     return replace(leak, seconds=time.perf_counter() - start)
 
 

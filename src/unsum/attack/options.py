@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.attack.pictures import Inverses
+from unsum.deadline import DEFAULT_LIMIT
 from unsum.errors import UnsumError, check_name, unknown_name
 from unsum.invert.refine import MODES, Mode
 from unsum.knowledge import Knowledge
@@ -19,7 +20,7 @@ from unsum.labels import LABEL_RULES, Clues
 from unsum.losses import Loss, declared
 from unsum.match import MATCHERS
 from unsum.separate import SEPARATORS
-from unsum.separate.options import read_value
+from unsum.separate.options import read_value, steps_of
 from unsum.update import Update
 
 AUTO = "auto"
@@ -93,8 +94,12 @@ class AttackOptions:
             return found if isinstance(found, int) else None
         if self.name not in [entry.name for entry in SEPARATORS]:
             return None
-        option = inspect.signature(SEPARATORS[self.name]).parameters.get("steps")
-        return None if option is None else int(option.default)
+        return steps_of(SEPARATORS[self.name])
+
+    @property
+    def default_limit(self) -> float:
+        """Seconds where nobody says how many: a method that takes a fixed number of steps ends by itself."""
+        return DEFAULT_LIMIT if self.steps is None else math.inf
 
     def follows_steps(self, update: Update) -> bool:
         """Whether the update says that the client took several steps, which are followed under cross-entropy."""

@@ -16,6 +16,7 @@ from unsum.invert.pixels import find_reach, guess_pixels, solve_pixels
 from unsum.invert.refine import Mode
 from unsum.invert.refine import refine as refine_pictures
 from unsum.leak import Leak
+from unsum.models.built import looks_at_pictures
 from unsum.peel import Peeled, peel
 from unsum.progress import SILENT, Progress
 from unsum.update import Update
@@ -41,6 +42,8 @@ def with_pictures(
     except UnsumError as reason:
         if given:  # asked for by name: a refusal must not pass as a note
             raise
+        if not looks_at_pictures(model):  # of sequences or rows there is nothing to draw
+            return leak
         return replace(leak, notes=[*leak.notes, str(reason), *([_other_layer(model, leak)] if leak.inner else [])])
     for inverse in sorted(loaded, key=lambda found: found.layer is None):
         leak = _read_by(model, update, leak, inverse, progress)

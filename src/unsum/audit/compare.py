@@ -1,7 +1,7 @@
 """The same round under other defenses, by the same attack: what an audit adds to its answer where that costs little.
 
-Where no usual defense keeps every sample under the level, noise climbs a short ladder until it does; what is under the level is
-priced by a small training. Settings that nobody can decide about are not under it.
+Where no usual defense keeps every sample under the level and the labels unread, noise climbs a short ladder until it does; what
+is under the level is priced by a small training. Settings that nobody can decide about are not under it.
 """
 
 from __future__ import annotations
@@ -56,8 +56,11 @@ class Comparison:
             return ""
         level, under = percent(DEFAULT_LEVEL), [point for point in self.points if point.under(DEFAULT_LEVEL)]
         if self.points[0] in under:
-            return f"Without any defense, every sample already stays under {level}."
-        said = [f"{point.defenses} keeps every sample under {level}{self._cost(point)}." for point in under]
+            return f"Without any defense, every sample already stays under {level}{_but_labels(self.points[0])}."
+        said = [
+            f"{point.defenses} keeps every sample under {level}{_but_labels(point)}{self._cost(point)}."
+            for point in under
+        ]
         found = " ".join(said) or f"None of these keeps every sample under {level}{self.stopped}."
         return f"Against the attacks tried: {found}" if said else found
 
@@ -72,6 +75,18 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         points = [point.to_dict() for point in self.points]
         return {"points": points, "absent": self.absent or None, "answer": self.answer or None}
+
+
+def _but_labels(point: Point) -> str:
+    """What a setting gives away whose samples stay under the level."""
+    if point.labels is None or not point.labels_read:
+        return ""
+    return f", but gives the labels away ({point.labels.right} of {point.labels.total} were read)"
+
+
+def keeps_everything(point: Point) -> bool:
+    """Whether a setting gives away neither samples nor labels."""
+    return point.under(DEFAULT_LEVEL) and not point.labels_read
 
 
 def compare(played: Round, bench: Bench, chain: list[Defense], wanted: bool | None) -> Comparison:
@@ -90,7 +105,7 @@ def compare(played: Round, bench: Bench, chain: list[Defense], wanted: bool | No
     standard: list[list[Defense]] = [[parse_defense(text)] for text in STANDARD]
     tried += [(other, bench.defended(other, None)) for other in standard if shown(other) != shown(chain)]
     stopped = ""
-    if not any(point.under(DEFAULT_LEVEL) for _, point in tried):
+    if not any(keeps_everything(point) for _, point in tried):
         quick = replace(options, time_limit=min(PATIENCE, options.time_limit or PATIENCE))
         climbed, stopped = _climb(replace(bench, options=quick))
         tried += climbed
@@ -105,12 +120,12 @@ def compare(played: Round, bench: Bench, chain: list[Defense], wanted: bool | No
 
 
 def _climb(bench: Bench) -> tuple[list[Tried], str]:
-    """Noise, stronger and stronger until every sample is under the level; and why it ended before, if it did."""
+    """Noise, stronger and stronger until samples and labels are kept; and why it ended before, if it did."""
     start, own, tried = time.perf_counter(), bench.head_size(), list[Tried]()
     for times in LADDER if own > 0 else ():
         noise = Noise(float(f"{times * own:.0e}"))
         tried.append(([noise], bench.defended([noise], noise.strength)))
-        if tried[-1][1].under(DEFAULT_LEVEL):
+        if keeps_everything(tried[-1][1]):
             break
         if tried[-1][1].refused:  # and stronger noise decides no more than this
             return tried, f", as far as that can be decided: {tried[-1][1].refused.rstrip('.')}"

@@ -7,9 +7,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from unsum.audit.leakage import DEFAULT_LEVEL
+from unsum.audit.leakage import DEFAULT_LEVEL, vouched_shares
 from unsum.audit.result import finite
-from unsum.audit.verdict import DOES_NOT_LEAK, LEAKS, NOT_DECIDABLE, State
+from unsum.audit.verdict import State, judge_captured, state_of
 from unsum.deadline import LEFT_UNTRIED
 from unsum.errors import UnsumError
 from unsum.leak import Leak
@@ -22,9 +22,12 @@ Outcome = Literal["audited", "out of time", "failed", "client error"]
 class ClientFinding:
     """What an audit made of one client in one round; without an answer where `outcome` is not "audited".
 
-    `leakage` is what the attack expects to have got, from 0 to 1: 1 − e² for a predicted relative error e of the features, as
-    in the reports. Only where `exact` is true does the attack vouch for it; NaN where it is not decidable, as `reason` says.
-    `granted` is what the attacker was given: a server sees `num_examples`, so the batch size is, where the client took one step.
+    `leakage` is the most that the attack vouches for, from 0 to 1, as a report on the same update has it; NaN where it is not
+    decidable, as `reason` says. `expected` is what the attack expects to have got, vouched for or not: 1 − e² for a predicted
+    relative error e of the features.
+    Of `batch_size` samples found `distinct` are no copies of one another; `counts_certain` says that the numbers of copies,
+    and so `label_counts`, are certified as well. `granted` is what the attacker was given: a server sees `num_examples`, so the
+    batch size is, where the client took one step.
     """
 
     round: int
@@ -33,7 +36,10 @@ class ClientFinding:
     exact: bool = False
     predicted_error: float = math.nan
     leakage: float = math.nan
+    expected: float = math.nan
     batch_size: int | None = None
+    distinct: int | None = None
+    counts_certain: bool = False
     label_counts: dict[int, int] = field(default_factory=dict)
     exact_inputs: int = 0
     method: str = ""
@@ -47,10 +53,8 @@ class ClientFinding:
 
     @property
     def state(self) -> State:
-        """Without the truth: by what the attack expects to have got."""
-        if math.isnan(self.leakage):
-            return NOT_DECIDABLE
-        return LEAKS if self.leakage >= DEFAULT_LEVEL else DOES_NOT_LEAK
+        """As a report on the same update has it."""
+        return state_of([self.leakage])
 
     @property
     def ran_out_of_time(self) -> bool:
@@ -62,7 +66,8 @@ class ClientFinding:
         """What `to_dict` made."""
         given = {name: value for name, value in content.items() if name != "state"}
         lists = {name: tuple(given[name]) for name in ("notes", "granted")}
-        numbers = {name: math.nan if given[name] is None else given[name] for name in ("predicted_error", "leakage")}
+        figures = ("predicted_error", "leakage", "expected")
+        numbers = {name: math.nan if given.get(name) is None else given[name] for name in figures}
         counts = {int(label): count for label, count in given["label_counts"].items()}
         return cls(**given | lists | numbers | {"label_counts": counts})
 
@@ -74,13 +79,17 @@ class ClientFinding:
 
 
 def finding_of(number: int, client: str, update: Update, leak: Leak) -> ClientFinding:
-    expected = expected_leakage(leak)
+    verdict = judge_captured(leak, leak.undecided)
+    vouches = [share.most for share in vouched_shares(leak) if not math.isnan(share.most)]
     return ClientFinding(
         *(number, client, "audited"),
         exact=leak.exact,
         predicted_error=leak.predicted_error,
-        leakage=expected,
+        leakage=max(vouches, default=math.nan),
+        expected=expected_leakage(leak),
         batch_size=leak.batch_size,
+        distinct=leak.distinct,
+        counts_certain=leak.counts_certain,
         label_counts=_label_counts(leak),
         exact_inputs=0 if leak.inputs_exact is None else int(leak.inputs_exact.sum()),
         method=leak.method,
@@ -89,7 +98,7 @@ def finding_of(number: int, client: str, update: Update, leak: Leak) -> ClientFi
         statistics_layers=len(update.statistics.layers),
         local_steps=update.statistics.steps,
         notes=(*update.notes, *leak.notes, *filter(None, [update.statistics.note])),
-        reason=leak.undecided if math.isnan(expected) else "",
+        reason=verdict.reason,
         granted=tuple(leak.knowledge.granted()),
     )
 
@@ -104,7 +113,7 @@ def _label_counts(leak: Leak) -> dict[int, int]:
 
 def expected_leakage(leak: Leak) -> float:
     """1 − e² for the error e that the attack predicts, whether it vouches for it or not; NaN where it predicts none, or where
-    little means nothing because no attack applies."""
+    little means nothing because no attack applies. No verdict: a client that holds back updates heeds it."""
     if leak.inputs_exact is not None and bool(leak.inputs_exact.any()):
         return 1.0
     if math.isnan(leak.predicted_error):

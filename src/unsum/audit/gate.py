@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,18 +20,21 @@ from unsum.audit.result import AuditResult, SampleRow, finite
 from unsum.audit.verdict import UNVOUCHED
 from unsum.audit.wording import one_line, percent, sample_count
 from unsum.errors import UnsumError
+from unsum.score.labels import LabelsRead
+from unsum.score.occurred import RowsNamed
 from unsum.version import __version__
 
 Outcome = Literal["above", "within", "unknown"]
+Result = Literal["passed", "failed", "undecided"]
 
-EXIT_CODES = {"passed": 0, "failed": 1, "undecided": 2}
+EXIT_CODES: dict[Result, int] = {"passed": 0, "failed": 1, "undecided": 2}
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 _RULES = {
     "sample-leakage": (
         "A private sample can be read back out of the update",
-        "The leakage of a sample is above the level of the gate: 1 is the sample itself, 0 is no better than a typical sample "
-        "of the client. Sweep a defense over its strengths (unsum audit --sweep) to find one that is enough.",
+        "The leakage of a sample is above the level of the gate: 1 is all of it, 0 is no better than a guess "
+        "without the update. Sweep a defense over its strengths (unsum audit --sweep) to find one that is enough.",
         "error",
         "8.0",
     ),
@@ -50,6 +54,20 @@ _RULES = {
 }
 
 
+def result_of(leakages: Iterable[float], level: float) -> Result:
+    """What every gate says of these leakages, of samples or of updates; NaN is one that nobody knows."""
+    outcomes = {outcome_of(leakage, level) for leakage in leakages}
+    if "above" in outcomes:
+        return "failed"
+    return "passed" if outcomes == {"within"} else "undecided"
+
+
+def outcome_of(leakage: float, level: float) -> Outcome:
+    if math.isnan(leakage):
+        return "unknown"
+    return "above" if leakage > level else "within"
+
+
 @dataclass(frozen=True)
 class Gate:
     """Every sample against the level. A sample whose leakage is not known never passes: silence is no evidence."""
@@ -57,20 +75,18 @@ class Gate:
     level: float
     rows: list[SampleRow]
     why: str = UNVOUCHED  # leakage is not known, where it is not
+    labels: LabelsRead | None = None  # which the level is not about, and the reason tells of all the same
+    occurred: Sequence[RowsNamed] = ()  # as the labels
 
     def outcome(self, row: SampleRow) -> Outcome:
-        if math.isnan(row.leakage):
-            return "unknown"
-        return "above" if row.leakage > self.level else "within"
+        return outcome_of(row.leakage, self.level)
 
     def count(self, outcome: Outcome) -> int:
         return sum(self.outcome(row) == outcome for row in self.rows)
 
     @property
-    def result(self) -> Literal["passed", "failed", "undecided"]:
-        if self.count("above"):
-            return "failed"
-        return "undecided" if self.count("unknown") or not self.rows else "passed"
+    def result(self) -> Result:
+        return result_of((row.leakage for row in self.rows), self.level)
 
     @property
     def exit_code(self) -> int:
@@ -84,15 +100,27 @@ class Gate:
             return f"Gate undecided: the leakage of {self.count('unknown')} of {sample_count(total)} is not known: {self.why}."
         most = max((row for row in self.rows if not math.isnan(row.leakage)), key=lambda row: row.leakage)
         if self.result == "passed":
-            return (
-                f"Gate passed: none of {sample_count(total)} leaks more than {level} (most: {percent(most.leakage)})."
+            passed = (
+                f"Gate passed: none of {sample_count(total)} leaks more than {level} (most: {percent(most.leakage)})"
             )
+            return ", but ".join([passed, *self.besides]) + "."
         over = self.count("above")
         leak = "leaks" if over == 1 else "leak"
         return (
             f"Gate failed: {over} of {sample_count(total)} {leak} more than {level} "
             f"(most: “{most.title}” with {percent(most.leakage)})."
         )
+
+    @property
+    def besides(self) -> list[str]:
+        """What is given away of samples within the level."""
+        read = self.labels
+        said = (
+            [f"the labels are given away: {read.right} of {read.total} were read"] if read and read.given_away else []
+        )
+        if any(named.given_away for named in self.occurred):
+            said.append("which tokens or categories occur is given away")
+        return said
 
     def to_dict(self) -> dict[str, Any]:
         return {"level": self.level, "result": self.result, "above": self.count("above"), "reason": self.reason}
@@ -103,7 +131,7 @@ def check_level(level: float) -> None:
     if not 0 <= level < 1:
         raise UnsumError(
             f"--fail-above takes a leakage from 0 to below 1, not {level:g}: 0.2 lets no sample leak more than a fifth of what "
-            "sets it apart."
+            "a guess without the update leaves open."
         )
 
 

@@ -22,6 +22,8 @@ def leak_summary(leak: Leak, *, model: str, texts: list[str] | None = None) -> d
             "method": leak.method,
             "granted": leak.knowledge.granted(),
             "batch_size": leak.batch_size,
+            "distinct": leak.distinct,
+            "counts_certain": leak.counts_certain,
             "labels": leak.labels.tolist(),
             "label_counts": None if leak.label_counts is None else leak.label_counts.to_dict(),
             "tokens": leak.tokens,

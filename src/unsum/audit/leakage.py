@@ -1,16 +1,20 @@
-"""Leakage of a sample as one number from 0 to 1: how much of what sets it apart from the other samples came back.
+"""Leakage of a sample as one number from 0 to 1: how much better the update lets an attacker answer than no update would.
 
-With x the sample, x̂ what the attack answered for it and m the mean of the batch's other samples (what a typical sample of this
-client looks like),
+With x the sample, x̂ what the attack answered for it and m what the attacker would answer without the update
+(`unsum.score.reference`),
 
     leakage = 1 − ‖x̂ − x‖² / ‖m − x‖²,   between 0 and 1
 
-so that 1 is the sample itself, and 0 is no better than answering with a typical sample. It is measured three times and the
-largest counts: on the features that reach the last layer, where the attack read them (up to a factor, so that one that finds the
-direction alone counts); where the attack made a picture, on its pixels; and on its pixels up to brightness, tint and contrast,
-because whoever sees a dark and pale photo knows what is on it. Rows that were read at dense layers are held against
-what these layers read (`leakages_of_rows`). Where the mean is worse than no answer at all (zero
-features, a mid-gray picture) or there are no other samples, that takes its place.
+so that 1 is the sample itself, and 0 is no better than a guess. It is measured of two things, which `Shares` keeps apart; the
+larger counts:
+
+- the features that reach the last layer, where the attack read them: up to a factor, so that one that finds the direction alone
+  counts;
+- the sample: on the inputs or rows that were read; where the attack made a picture, on its pixels, and on its pixels up to
+  brightness, tint and contrast, because whoever sees a dark and pale photo knows what is on it.
+
+An answer for a sample is one for every sample that is alike. Whatever the guess, what is certified counts with its own error, and
+a picture of which at least half came back up to its tone counts with that share.
 
 An update that was captured elsewhere comes without the truth. Then only the attack's own certificate speaks: see `vouched`.
 
@@ -20,6 +24,7 @@ What each attack that was tried got, held against the truth once it is over; the
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -29,80 +34,210 @@ from unsum.audit.wording import error, percent, sample_count
 from unsum.leak import Attempt, Leak
 from unsum.level import DEFAULT_LEVEL as DEFAULT_LEVEL
 from unsum.score import SampleScore
-from unsum.score.pictures import picture_cosine
+from unsum.score.labels import LabelsRead
+from unsum.score.pictures import picture_cosine, psnr
+from unsum.score.reference import DIVERSE, alike, distance, diverse_samples, flat, guess, others, public_picture
 
 WHOLE = 0.9  # leakage from which a sample is called given away; between the two, a part of it is
-_MID_GRAY = 0.5  # the answer of somebody who knows nothing
+ALIKE = 0.5  # share of a picture up to its tone, from which gradient matching's were recognized at 12 dB
 _SAME = 1e-6  # of a sample's size: what sets it apart is rounding
+_TINY = 1e-30
 
 
-def leakages(scores: list[SampleScore], images: Tensor, features: Tensor, *, pixels_alone: bool = False) -> list[float]:
-    """The leakage of every sample, from how they were scored and the truth: (B, …) images and (B, H) features.
+@dataclass(frozen=True)
+class Shares:
+    """What came back of one sample, from 0 to 1: of its features and of the sample itself; NaN where nothing of the kind was read
+    or nobody knows.
 
-    `pixels_alone`: the features are those of the pictures found. In many a network any two pictures have similar ones.
+    >>> Shares(features=1.0, sample=0.04).most, Shares(features=1.0, sample=0.04).read
+    (1.0, 'features')
     """
-    flat, pixels = (truth.detach().cpu().double().flatten(1) for truth in (features, images))
-    energy = flat.square().sum(1).clamp_min(1e-30)
-    # How far a typical answer is from each sample, (B,): ‖m − f‖² / ‖f‖², and the mean squared error of m.
-    typical_features = ((_others(flat) - flat).square().sum(1) / energy).clamp(1e-30, 1)
-    gray = (_MID_GRAY - pixels).square().mean(1)
-    typical_pixels = torch.minimum((_others(pixels) - pixels).square().mean(1), gray).clamp_min(1e-30)
-    typical = zip(typical_features.tolist(), typical_pixels.tolist(), _typical_looks(images), strict=True)
-    found = []
-    for score, (by_features, by_pixels, by_look) in zip(scores, typical, strict=True):
-        parts = [0.0]
-        if score.found is not None and score.feature_cosine > 0 and not pixels_alone:
-            # The best multiple of f̂ leaves (1 − cos²) ‖f‖² unexplained.
-            parts.append(1 - (1 - score.feature_cosine**2) / by_features)
-        if score.found is not None and not math.isnan(score.psnr):
-            parts.append(1 - 10 ** (-score.psnr / 10) / by_pixels)
-        if score.found is not None and score.picture_cosine > 0:
-            parts.append(1 - (1 - score.picture_cosine**2) / by_look)
-        found.append(min(max(parts), 1.0))
-    return found
+
+    features: float = math.nan
+    sample: float = math.nan
+
+    @property
+    def most(self) -> float:
+        known = [value for value in (self.features, self.sample) if not math.isnan(value)]
+        return max(known, default=math.nan)
+
+    @property
+    def read(self) -> str:
+        """What `most` is a share of: "features" or "sample"; empty where nothing is known."""
+        if math.isnan(self.most):
+            return ""
+        return "sample" if self.sample == self.most else "features"
+
+    def or_better(self, other: Shares) -> Shares:
+        """The larger of both, each for itself; NaN is less than anything."""
+        return Shares(_larger(self.features, other.features), _larger(self.sample, other.sample))
+
+    def where_decided(self, decided: bool) -> Shares:
+        """Without what is small and proves nothing, unless that is decided."""
+        return self if decided or self.most >= DEFAULT_LEVEL else Shares()
 
 
-def leakages_of_rows(rows: Tensor, truth: Tensor) -> list[float]:
+@dataclass(frozen=True)
+class Truth:
+    """The client's samples and what the attacker could know of their kind, prepared once for all attacks.
+
+    `features` (B, H) are what reached the last layer, `public` (k, H) guesses at them.
+    """
+
+    images: Tensor
+    features: Tensor
+    public: Tensor | None = None
+    diverse: Tensor = field(init=False)  # (B,) see `diverse_samples`
+    alike: Tensor = field(init=False)  # (B, B)
+
+    def __post_init__(self) -> None:
+        color = public_picture(self.images)
+        object.__setattr__(self, "diverse", diverse_samples(self.images, color))
+        object.__setattr__(self, "alike", alike(self.images, color))
+
+    @property
+    def are_samples(self) -> bool:
+        """Whether the last layer reads the samples themselves."""
+        return is_same(self.features, self.images)
+
+    def guessed(self, samples: Tensor, public: Tensor | None) -> Tensor:
+        """(B,) ‖m − x‖² of the best guess at something that was read of every sample."""
+        return distance(guess(samples, public, self.diverse), samples).clamp_min(_TINY)
+
+    def looks(self) -> list[float]:
+        """For every picture, the share that the guess leaves unexplained where brightness, tint and contrast do not count."""
+        if self.images.ndim != 4 or not bool(self.diverse.any()):
+            return [1.0] * len(self.images)
+        pictures = self.images.detach().cpu().double()
+        means = others(pictures.flatten(1)).view_as(pictures)
+        cosines = [picture_cosine(mean, picture) for mean, picture in zip(means, pictures, strict=True)]
+        left = [1 - cosine**2 if cosine > 0 else 1.0 for cosine in cosines]
+        known = zip(left, self.diverse.tolist(), strict=True)
+        return [share if counts and share >= DIVERSE else 1.0 for share, counts in known]
+
+    def answers(self, scores: Sequence[SampleScore]) -> list[list[int]]:
+        """For every sample the answers that count for it: its partner, and those of samples that are alike."""
+        places = [[j for j, near in enumerate(row) if near] for row in self.alike.tolist()]
+        return [sorted({found for j in row if (found := scores[j].found) is not None}) for row in places]
+
+
+def leakages(leak: Leak, scores: Sequence[SampleScore], truth: Truth) -> list[Shares]:
+    """What one attack got of every sample, from its answer and how that was paired with the truth."""
+    own = truth.answers(scores)
+    nothing = Shares(sample=0.0) if leak.pictures_first or truth.are_samples else Shares(features=0.0)
+    got, parts = [nothing] * len(scores), [_by_inputs(leak, truth, own), _by_pictures(leak, truth, own)]
+    if (
+        not leak.pictures_first
+    ):  # features of pictures add nothing: in many a network any two pictures have similar ones
+        parts.append(_by_features(leak, truth, own))
+    for values in parts:
+        got = [share.or_better(value) for share, value in zip(got, values, strict=True)]
+    return got
+
+
+def leakages_of_rows(rows: Tensor, read: Tensor, truth: Truth) -> list[float]:
     """How much of each true input (B, d) of a dense layer is in the nearest of the (n, d) rows that were read there.
 
     Less than a whole sample is a mixture of several, which nobody can tell from other mixtures, and counts for nothing. Neither
     does a layer that reads the same of all samples.
     """
-    x, found = truth.detach().cpu().double(), rows.detach().cpu().double()
-    energy = x.square().sum(1)
-    typical = torch.minimum((_others(x) - x).square().sum(1), energy)
+    x, found = flat(read), flat(rows)
+    guessed = truth.guessed(x, None)
     distances = torch.stack([(found - row).square().sum(1).min() for row in x])
-    values = 1 - distances / typical.clamp_min(1e-30)
-    counts = (values >= WHOLE) & (typical > _SAME * energy)
+    values = 1 - distances / guessed
+    counts = (values >= WHOLE) & (guessed > _SAME * x.square().sum(1))
     return torch.where(counts, values, 0.0).tolist()
 
 
-def vouched(leak: Leak, i: int) -> float:
-    """The leakage of found sample `i` where the truth is not known; NaN where the attack does not vouch for its answer.
+def vouched(leak: Leak, i: int) -> Shares:
+    """What the attack vouches for of found sample `i` where the truth is not known; NaN where it does not.
 
     A certified input is the sample itself. Features with a certified relative error e leave e² of ‖f‖² unexplained, and no
-    answer at all takes the place of the other samples, which nobody knows.
+    answer at all takes the place of the guess.
     """
-    if leak.inputs_exact is not None and bool(leak.inputs_exact[i]):
-        return 1.0
-    return max(1 - leak.predicted_error**2, 0.0) if leak.exact else math.nan
+    sample = 1.0 if leak.inputs_exact is not None and bool(leak.inputs_exact[i]) else math.nan
+    return Shares(max(1 - leak.predicted_error**2, 0.0) if leak.exact else math.nan, sample)
 
 
-def _typical_looks(images: Tensor) -> list[float]:
-    """For every picture, the share that the others' mean leaves unexplained where brightness, tint and contrast do not count."""
-    if images.ndim != 4 or len(images) == 1:
-        return [1.0] * len(images)
-    pictures = images.detach().cpu().double()
-    others = _others(pictures.flatten(1)).view_as(pictures)
-    cosines = [picture_cosine(mean, picture) for mean, picture in zip(others, pictures, strict=True)]
-    return [max(1 - cosine**2, 1e-30) if cosine > 0 else 1.0 for cosine in cosines]
+def vouched_shares(leak: Leak) -> list[Shares]:
+    """Of every sample that was found."""
+    return [vouched(leak, i) for i in range(leak.batch_size)]
 
 
-def _others(rows: Tensor) -> Tensor:
-    """(B, n) the mean of all other rows; far away where there are none, so that it is never the nearer answer."""
-    if len(rows) == 1:
-        return torch.full_like(rows, math.inf)
-    return (rows.sum(0, keepdim=True) - rows) / (len(rows) - 1)
+def is_same(read: Tensor, images: Tensor) -> bool:
+    """Whether what a layer read is the samples themselves, in another shape."""
+    x, whole = flat(read), flat(images)
+    return x.shape == whole.shape and torch.equal(x, whole)
+
+
+def _by_features(leak: Leak, truth: Truth, own: list[list[int]]) -> list[Shares]:
+    found, x = leak.features.detach().cpu().double(), flat(truth.features)
+    if not len(found) or found.shape[1:] != x.shape[1:]:
+        return [Shares()] * len(x)
+    energy = x.square().sum(1).clamp_min(_TINY)
+    left = (truth.guessed(truth.features, truth.public) / energy).clamp_max(1)
+    shares = []
+    for i, places in enumerate(own):
+        cosines = torch.cosine_similarity(found[places], x[i : i + 1], dim=1)
+        # The best multiple of f̂ leaves (1 − cos²) ‖f‖² unexplained.
+        parts = torch.where(cosines > 0, 1 - (1 - cosines**2) / left[i], 0.0).tolist()
+        certified = (1 - (found[places] - x[i]).square().sum(1) / energy[i]).tolist() if leak.exact else []
+        shares.append(min(max([0.0, *parts, *certified]), 1.0))
+    return [Shares(sample=value) if truth.are_samples else Shares(features=value) for value in shares]
+
+
+def _by_inputs(leak: Leak, truth: Truth, own: list[list[int]]) -> list[Shares]:
+    """On the inputs themselves, where they were read."""
+    x = flat(truth.images)
+    if leak.inputs is None or not len(leak.inputs) or leak.inputs.shape[1:] != truth.images.shape[1:]:
+        return [Shares()] * len(x)
+    found, energy = flat(leak.inputs), x.square().sum(1).clamp_min(_TINY)
+    guessed = truth.guessed(truth.images, public_picture(truth.images))
+    sure = torch.zeros(len(found)) if leak.inputs_exact is None else leak.inputs_exact.cpu()
+    shares = []
+    for i, places in enumerate(own):
+        off = (found[places] - x[i]).square().sum(1).nan_to_num(math.inf)
+        certified = [1 - float(off[k] / energy[i]) for k, j in enumerate(places) if bool(sure[j])]
+        shares.append(min(max([0.0, *(1 - off / guessed[i]).tolist(), *certified]), 1.0))
+    return [Shares(sample=value) for value in shares]
+
+
+def _by_pictures(leak: Leak, truth: Truth, own: list[list[int]]) -> list[Shares]:
+    """On pixels, and on pixels up to their tone."""
+    if leak.images is None or not len(leak.images) or leak.images.shape[1:] != truth.images.shape[1:]:
+        return [Shares()] * len(truth.images)
+    found, pictures = leak.images.detach().cpu().float(), truth.images.detach().cpu().float()
+    size, looks = pictures[0].numel(), truth.looks()
+    guessed = (truth.guessed(truth.images, public_picture(truth.images)) / size).tolist()
+    shares = []
+    for i, places in enumerate(own):
+        parts = [0.0]
+        for j in places:
+            parts.append(1 - 10 ** (-psnr(found[j], pictures[i]) / 10) / guessed[i])
+            cosine = picture_cosine(found[j], pictures[i])
+            known = cosine**2 if cosine > 0 else 0.0
+            parts.append(1 - (1 - known) / looks[i])
+            if known >= ALIKE and 1 - known < looks[i]:  # recognizable, and nearer than a typical sample
+                parts.append(known)
+        shares.append(min(max(parts), 1.0))
+    return [Shares(sample=value) for value in shares]
+
+
+def _larger(one: float, other: float) -> float:
+    return other if math.isnan(one) or one < other else one
+
+
+@dataclass(frozen=True)
+class LabelsFound:
+    """How many labels were named, and how many of them are right; None where the truth is not known."""
+
+    named: int
+    right: int | None = None
+
+    @property
+    def sentence(self) -> str:
+        named = f"{self.named} label{'s' if self.named != 1 else ''} named"
+        return named if self.right is None else f"{named}, {self.right} right"
 
 
 @dataclass(frozen=True)
@@ -119,10 +254,14 @@ class Tried:
     predicted_error: float = math.nan
     refused: bool = False
     remark: str = ""
+    labels: LabelsFound | None = None  # of an attack that looks for nothing else
 
     @classmethod
-    def of(cls, attempt: Attempt, leakages: list[float]) -> Tried:
+    def of(cls, attempt: Attempt, leakages: list[float], labels: LabelsRead | None = None) -> Tried:
         leak = attempt.leak
+        if attempt.labels is not None:
+            right = None if labels is None else labels.right
+            return cls(attempt.method, remark=attempt.blind, labels=LabelsFound(len(attempt.labels), right))
         if leak is None:
             return cls(attempt.method, refused=True, remark=attempt.refused)
         found = leak.batch_size
@@ -140,6 +279,8 @@ class Tried:
     @property
     def empty(self) -> bool:
         """Whether it got nothing, for a reason that `remark` gives."""
+        if self.labels is not None:
+            return False
         nothing = math.isnan(self.shown_worst) if self.leakages else not self.found
         return bool(self.remark) and (self.refused or nothing)
 
@@ -148,6 +289,8 @@ class Tried:
         """In a few words; nothing that it got is no percentage where the attack does not apply."""
         if self.refused:
             return "refused"
+        if self.labels is not None:
+            return self.labels.sentence
         if not self.leakages and not self.found:
             return "no whole sample"
         if not self.leakages:
@@ -160,10 +303,10 @@ class Tried:
         return "nothing, and does not apply" if self.remark else f"nothing (at most {percent(self.worst)})"
 
 
-def strongest(tried: list[Tried], samples: int) -> list[tuple[float, str]]:
-    """For every sample the largest leakage and the attack that got it; of equals, the first."""
+def strongest(tried: list[Tried], samples: int) -> list[str]:
+    """For every sample the attack that got the most of it; of equals, the first."""
     answered = [one for one in tried if one.leakages]
     return [
-        max(((one.leakages[i], one.attack) for one in answered), key=lambda pair: pair[0], default=(0.0, ""))
+        max(((one.leakages[i], one.attack) for one in answered), key=lambda pair: pair[0], default=(0.0, ""))[1]
         for i in range(samples)
     ]

@@ -33,13 +33,14 @@ class Audited:
 
     @property
     def told(self) -> str:
-        """The labels, the most frequent first."""
+        """The labels, the most frequent first; without numbers where the certificate does not cover them."""
         if self.counts is not None and self.counts.samples is not None:
             rows = zip(self.counts.counts.tolist(), self.counts.low.tolist(), self.counts.high.tolist(), strict=True)
             every = sorted(((int(n), c, int(low), int(high)) for c, (n, low, high) in enumerate(rows)), reverse=True)
             return ", ".join(f"{c}: {n} ({low}–{high})" for n, c, low, high in every[:5] if high)
         found = sorted(self.finding.label_counts.items(), key=lambda item: (-item[1], item[0]))
-        return ", ".join(f"{c}: {n}" for c, n in found[:5])
+        counts = not self.finding.exact or self.finding.counts_certain
+        return ", ".join(f"{c}: {n}" if counts else str(c) for c, n in found[:5])
 
     @property
     def why(self) -> str:
@@ -93,8 +94,8 @@ class RunAudit:
         exact = [finding for finding in findings if finding.exact]
         said = []
         if exact:
-            samples = sum(finding.batch_size or 0 for finding in exact)
-            said.append(f"The attack vouches for {len(exact)} of them: {samples} samples in all.")
+            samples = sum(finding.distinct or 0 for finding in exact)
+            said.append(f"The attack vouches for {len(exact)} of them: {samples} distinct samples in all.")
         if self.counted:
             said.append(f"Labels were counted in {self.counted} updates whose samples could not be told apart.")
         statistics = sum(finding.statistics_layers > 0 for finding in findings)

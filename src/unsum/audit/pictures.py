@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 import textwrap
 
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor
 
 from unsum.audit.result import AuditResult
+from unsum.cards import data_uri as data_uri
+from unsum.cards import is_picture as is_picture
+from unsum.cards import to_image as to_image
 
 _TILE, _GAP, _MARGIN, _CAPTION = 192, 8, 96, 44  # pixels
 _PER_LINE = 8  # pictures
-
-
-def to_image(picture: Tensor) -> Image.Image:
-    """An 8-bit picture from (1 or 3, h, w) in [0, 1], rounded to the nearest value."""
-    pixels = picture.detach().cpu().float().nan_to_num().clamp(0, 1).mul(255).round().byte()
-    return Image.fromarray((pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).numpy())
-
-
-def is_picture(sample: Tensor | None) -> bool:
-    """Whether it is a (1 or 3, h, w) picture, and not, say, a row of a table."""
-    return sample is not None and sample.ndim == 3 and len(sample) in (1, 3)
-
-
-def data_uri(picture: Tensor | None, kind: str = "png", **options: int) -> str | None:
-    """A picture in [0, 1] that a page holds itself; None for samples that are no pictures, such as rows of a table."""
-    if picture is None or not is_picture(picture):
-        return None
-    buffer = io.BytesIO()
-    to_image(picture).save(buffer, format=kind, **options)
-    return f"data:image/{kind};base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 def picture_grid(audit: AuditResult) -> Image.Image:

@@ -1,6 +1,6 @@
 """The report: one HTML page that opens from disk (no network, one small script, every picture inside), and its companions.
 
-First the sentences that no figure changes: what to do now, and the words in plain language.
+First the sentences that no figure changes: the words in plain language.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from unsum.audit.advice import advice
 from unsum.audit.gate import Gate, check_level
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.pictures import data_uri, is_picture, picture_grid
@@ -26,6 +26,8 @@ from unsum.audit.sweep.bench import mean_of
 from unsum.audit.sweep.plot import plot_side_by_side
 from unsum.audit.verdict import UNVOUCHED, Level
 from unsum.audit.wording import error, fixed, markdown, percent, plain, sample_count
+from unsum.cards import Card
+from unsum.cards import page as cards_of
 from unsum.deadline import LEFT_UNTRIED
 from unsum.files.report_folder import check_folder
 from unsum.files.writing import write_text, write_whole
@@ -36,45 +38,12 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-@dataclass(frozen=True)
-class Advice:
-    """A sentence, and a command that goes with it, if any."""
-
-    text: str
-    command: str = ""
-
-
-_KEEP = Advice(
-    "Treat updates like these as the personal data they were computed from: who may see them, how long they are kept, and what "
-    "the people concerned are told."
-)
-_SUM = Advice(
-    "Let the server see only sums over clients (secure aggregation) that hold several times as many samples together as the "
-    "model has classes and its widest dense layer has units: a sum over fewer is as readable as one client's update."
-)
-_SWEEP = Advice(
-    "Find out how strong a defense must be here, and what it costs in accuracy.",
-    "unsum audit … --sweep noise=1e-5..1e-1",
-)
-_GATE = Advice(
-    f"Keep it from coming back: fail the build when any sample leaks more than, say, {percent(DEFAULT_LEVEL)}.",
-    f"unsum audit … --fail-above {DEFAULT_LEVEL:g}",
-)
-_MEASURE = Advice(
-    "Measure with samples of your own whose truth you know: simulate the same round and compare.", "unsum audit"
-)
-_GRANT = Advice(
-    "Where the batch is the reason, grant the attacker what a server may know (its size, the labels), or audit a smaller one.",
-    "unsum audit … --batch-size-known",
-)
-_STRONGER = Advice("Try the other attacks, and more of the attacker's knowledge, before relying on it.", "unsum list")
-
-_LEVELS: dict[Level, tuple[str, str, list[Advice]]] = {
-    "severe": ("Severe leakage", "bold red", [_KEEP, _SUM, _SWEEP, _GATE]),
-    "partial": ("Partial leakage", "bold yellow", [_KEEP, _SWEEP, _SUM, _GATE]),
-    "labels": ("Label leakage", "bold yellow", [_KEEP, _SUM, _STRONGER, _GATE]),
-    "low": ("Low leakage", "bold green", [_STRONGER, _GATE]),
-    "open": ("Not decidable", "bold", [_KEEP, _GRANT, _MEASURE, _STRONGER]),
+_LEVELS: dict[Level, tuple[str, str]] = {  # a badge, and its color on a terminal
+    "severe": ("Severe leakage", "bold red"),
+    "partial": ("Partial leakage", "bold yellow"),
+    "labels": ("Label leakage", "bold yellow"),
+    "low": ("Low leakage", "bold green"),
+    "open": ("Not decidable", "bold"),
 }
 BLURRED = (
     "A leakage of 100 % is of the features: the attack read exactly what the model makes of the sample. The picture beside it is "
@@ -84,13 +53,13 @@ PRICED = (
     "Accuracy is that of a small network after a short federated training under the defense. It is measured without any defense "
     "and where every sample stays under the level."
 )
-BADGES = {level: badge for level, (badge, _, _) in _LEVELS.items()}
-COLORS = {level: color for level, (_, color, _) in _LEVELS.items()}  # on a terminal
+BADGES = {level: badge for level, (badge, _) in _LEVELS.items()}
+COLORS = {level: color for level, (_, color) in _LEVELS.items()}
 
 
-def advice(level: Level, *, truth_known: bool) -> list[Advice]:
-    """What to do now, the most urgent first; who has the truth need not be told to bring it."""
-    return [step for step in _LEVELS[level][2] if step is not _MEASURE or not truth_known]
+def pictured(audit: AuditResult) -> bool:
+    """Whether there are pictures to speak of."""
+    return any(is_picture(picture) for row in audit.rows for picture in (row.original, row.recovered))
 
 
 def unpictured(audit: AuditResult) -> str:
@@ -106,14 +75,16 @@ def unpictured(audit: AuditResult) -> str:
             "Time was over before the attack had drawn pictures; a larger --time-limit lets it go on. What it did recover is in "
             "the table below."
         )
+    if audit.truth is None and not any("train-inverse" in note for note in audit.leak.notes):
+        return "The attack made no pictures. What it did recover is in the table below."
     return (
         "No inverse fits this model, so the attack ends with features and makes no pictures. What it did recover is in the table "
         "below."
     )
 
 
-def glossary() -> list[tuple[str, str]]:
-    """Words and what they mean, in the order in which they are needed."""
+def glossary(*, pictures: bool = True) -> list[tuple[str, str]]:
+    """Words and what they mean, in the order in which they are needed; those of pictures where there are some."""
     perceived = "A distance between pictures as a neural network perceives them; lower is closer."
     words = {
         "Federated learning": "Many clients (phones, hospitals) train one model together: each trains on its own "
@@ -122,13 +93,14 @@ def glossary() -> list[tuple[str, str]]:
         "samples themselves never leave the client.",
         "Gradient": "The direction in which a client's samples would change each weight of the model: a sum over "
         "those samples.",
-        "Sample": "One private item that the client trained on, such as a photo. A batch is the samples of one update.",
-        "Leakage": "How much of what sets a sample apart from the client's other samples came back, from 0 % (no "
-        "better than a typical sample of this client) to 100 % (the sample itself). It is measured on features, on "
-        "pixels, and on pixels up to brightness, tint and contrast; the largest counts, of the strongest attack "
-        "tried. Where no attack applies it is not known, which is shown as –, never as 0 %. A label that was found is "
-        "not part of it.",
-        "Label": "The class that the client assigned to a sample, such as what a photo shows.",
+        "Sample": "One private item that the client trained on, such as a photo, a text or a "
+        "row. A batch is the samples of one update.",
+        "Leakage": "How much better the update lets an attacker answer than no update would, from 0 % (no better "
+        "than a guess: public data of the kind, or a typical sample of this client where its samples differ) to "
+        "100 % (all of it). It is measured on features and on the sample itself: on rows, on pixels, and on pixels "
+        "up to brightness, tint and contrast; the largest counts, of the strongest attack tried. Where no attack "
+        "applies it is not known, which is shown as –, never as 0 %. A label that was found is not part of it.",
+        "Label": "The class that the client assigned to a sample: what a photo shows, say.",
         "Feature": "The numbers that the model computes from one sample just before its last layer. The feature "
         "error is the distance between found and true features, relative to the true ones: 0 is perfect, 1 is no "
         "better than guessing zero. Cosine compares directions alone: 1 is the same.",
@@ -140,7 +112,8 @@ def glossary() -> list[tuple[str, str]]:
         "alone, so a real attacker would have it, too.",
         "Defense": "A change that the client makes before or while it computes the update, such as added noise.",
     }
-    return list(words.items())
+    left_out = () if pictures else ("PSNR", "SSIM", "LPIPS")
+    return [(word, meaning) for word, meaning in words.items() if word not in left_out]
 
 
 def credits_of(titles: list[str]) -> list[dict[str, str]]:
@@ -175,7 +148,9 @@ class Audit(AuditResult):
         """Whether any sample leaks more than `level`, from 0 to below 1: `.result`, `.exit_code` and `.reason` say."""
         check_level(level)
         whole = SampleRow("the whole update", None, None, math.nan, None, None, None)  # silence is no evidence
-        return Gate(level, self.rows or [whole], self.verdict.reason or self.undecided or UNVOUCHED)
+        return Gate(
+            level, self.rows or [whole], self.verdict.reason or self.undecided or UNVOUCHED, self.labels, self.occurred
+        )
 
     def write(self, folder: str | Path, *, force: bool = False) -> Path:
         """Write `report.html`, `report.md`, `result.json` and, where there are pictures, `pictures.png`.
@@ -194,6 +169,24 @@ class Audit(AuditResult):
             (folder / "pictures.png").unlink(missing_ok=True)  # those of an earlier audit would pass for this one's
         write_text(folder / "result.json", json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
         return folder / "report.html"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the report's headline and cards."""
+        verdict = self.verdict
+        said = [*verdict.details, f"Attack: {self.setting.attack} on {self.setting.model}."]
+        cards = [
+            Card(
+                row.title,
+                [
+                    *([] if row.label is None else [("true label", row.label)]),
+                    ("found", row.found_label or "not found"),
+                    ("leakage", percent(row.leakage)),
+                ],
+                [("original", row.original), ("recovered", row.recovered)],
+            )
+            for row in self.rows
+        ]
+        return cards_of(verdict.level, BADGES[verdict.level], verdict.headline, said, cards)
 
     def __repr__(self) -> str:
         """What a person wants to know first; every figure is in `to_dict()` and in the report that `write` makes."""
@@ -225,13 +218,25 @@ def render(audit: AuditResult) -> str:
 def render_markdown(audit: AuditResult) -> str:
     """The same for a pull request, a wiki or a ticket; the pictures lie beside it in `pictures.png`."""
     pages = environment(lambda value: Markup(markdown(value)) if type(value) is str else value)
-    pages.filters |= {"percent": percent, "sample_count": sample_count}
+    pages.filters |= {"percent": percent, "sample_count": sample_count, "code": _code}
     command, again = audit.setting.command, "Started from Python: call `unsum.audit` with this setting."
-    if command:  # in a fence longer than any run of backticks inside, so that the command cannot end it
+    if command:
         command = "\n".join(plain(command).splitlines())
-        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", command)), default=0))
+        fence = _fence(command, 3)
         again = f"{fence}console\n{command}\n{fence}"
     return pages.get_template("report.md.j2").render(**_told(audit), again=Markup(again))
+
+
+def _fence(text: str, least: int) -> str:
+    """Longer than any run of backticks inside, so that what stands between two of them cannot end there."""
+    return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))
+
+
+def _code(text: str) -> Markup:
+    """A command inside a line of Markdown."""
+    line = " ".join(plain(text).split())
+    fence = _fence(line, 1)
+    return Markup(f"{fence} {line} {fence}" if "`" in line else f"{fence}{line}{fence}")
 
 
 def _told(audit: AuditResult) -> dict[str, Any]:
@@ -250,13 +255,14 @@ def _told(audit: AuditResult) -> dict[str, Any]:
         | {"leakage": mean_of([value for value in audit.leakages if not math.isnan(value)])},
         "worst_error": audit.scores.get("worst_feature_error", math.nan),
         "some_missing": any(row.found_label is None for row in rows),
-        "steps": advice(verdict.level, truth_known=audit.truth is not None),
+        "steps": advice(audit),
         "comparison": audit.comparison,
         "keep_under": DEFAULT_LEVEL,
         "meaning": BLURRED,
         "unpictured": unpictured(audit),
         "priced": PRICED,
-        "glossary": glossary(),
+        "glossary": glossary(pictures=pictured(audit)),
+        "pictured": pictured(audit),
         "credits": credits_of(audit.truth.titles) if audit.truth else [],
     }
 

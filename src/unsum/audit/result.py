@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from unsum.attack.options import AttackOptions
 from unsum.audit.compare import Comparison
-from unsum.audit.leakage import Tried, vouched
+from unsum.audit.leakage import Shares, Tried, vouched
 from unsum.audit.table_rows import TableRows
 from unsum.audit.verdict import Texts, Verdict, judge, judge_captured
 from unsum.audit.wording import one_line, plain
@@ -25,7 +25,8 @@ from unsum.leak import Leak
 from unsum.local_training import LocalTraining
 from unsum.losses import Loss
 from unsum.score import SampleScore
-from unsum.score.samples import is_distribution
+from unsum.score.labels import LabelsRead, is_distribution
+from unsum.score.occurred import RowsNamed
 from unsum.version import __version__
 
 _KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -73,7 +74,10 @@ class DepthRead:
         return [{"layer": layer.name, "read": layer.read} for layer in self.layers]
 
 
-_ATTACK = ("method", "batch_size", "exact", "predicted_error", "residual", "scale", "seconds", "notes")  # of a leak
+_ATTACK = (  # of a leak
+    *("method", "batch_size", "distinct", "counts_certain", "exact", "predicted_error", "residual", "scale", "seconds"),
+    "notes",
+)
 SCHEMA_VERSION = "1.5"  # of result.json and sweep.json; described in schema/result.schema.json
 
 
@@ -152,14 +156,14 @@ class SampleRow:
     def to_dict(self) -> dict[str, Any]:
         figures = {} if self.score is None else asdict(self.score)
         texts = {"title": self.title, "label": self.label, "found_label": self.found_label}
-        return {**texts, "leakage": self.leakage, "by": self.by or None, **figures}
+        return {**texts, "by": self.by or None, **figures, "leakage": self.leakage}
 
 
 @dataclass(frozen=True)
 class AuditResult:
     """What the attack made of one update, beside the truth where the round was simulated.
 
-    An update captured elsewhere has no truth: `truth` is None, `samples`, `scores` and `leakages` are empty, and every output
+    An update captured elsewhere has no truth: `truth` is None, `samples`, `scores` and `shares` are empty, and every output
     shows what the attack found and how far it vouches for it.
     """
 
@@ -169,8 +173,8 @@ class AuditResult:
     samples: list[SampleScore]
     scores: dict[str, float]
     seconds: float
-    leakages: list[float] = field(default_factory=list)  # of every true sample, by the strongest attack; NaN: unknown
-    by: list[str] = field(default_factory=list)  # that attack
+    shares: list[Shares] = field(default_factory=list)  # of every true sample, by the strongest attacks
+    by: list[str] = field(default_factory=list)  # which got the most of it
     tried: list[Tried] = field(default_factory=list)
     undecided: str = ""  # why samples that no attack found may leak all the same
     class_names: list[str] = field(default_factory=list)  # where there is no truth to take them from
@@ -178,15 +182,30 @@ class AuditResult:
     texts: Texts | None = None  # of a language model's update, in the place of labels
     depth: DepthRead = field(default_factory=DepthRead)
     table: TableRows | None = None  # of a table's batch
+    labels: LabelsRead | None = (
+        None  # by the attack that has most of them, as a multiset; None where the truth is not known
+    )
+    occurred: list[RowsNamed] = field(default_factory=list)  # rows of embeddings that were named, beside the truth
     trained_on: str = ""  # a sentence where `truth` is not the client's own samples but what a defense made of them
+
+    def __post_init__(self) -> None:
+        """Every sample carries its leakage: `report.samples[i].leakage` is `report.leakages[i]`."""
+        if self.leakages:
+            own = [replace(row, leakage=value) for row, value in zip(self.samples, self.leakages, strict=True)]
+            object.__setattr__(self, "samples", own)
 
     @property
     def verdict(self) -> Verdict:
         if self.texts is not None:
-            return self.texts.judge(self.leak, self.leakages)
+            return self.texts.judge(self.leak, self.leakages, self.occurred)
         if self.truth is None:
             return judge_captured(self.leak, self.undecided)
-        return judge(self.leak, self.samples, self.leakages, self.undecided)
+        return judge(self.leak, self.samples, self.leakages, self.undecided, self.labels, self.occurred)
+
+    @property
+    def leakages(self) -> list[float]:
+        """Of every true sample; NaN: unknown."""
+        return [share.most for share in self.shares]
 
     @property
     def kind(self) -> str:
@@ -215,6 +234,8 @@ class AuditResult:
             "tried": [asdict(one) for one in self.tried],
             "depth": self.depth.to_dict(),
             "truth_known": self.truth is not None,
+            "labels": None if self.labels is None else self.labels.to_dict(),
+            "occurred": [named.to_dict() for named in self.occurred],
             "scores": self.scores,
             "samples": [row.to_dict() for row in self.rows],
             "table": None if self.table is None else self.table.to_dict(),
@@ -234,6 +255,9 @@ class AuditResult:
     def found_label(self, i: int) -> str | None:
         """What the attack takes true sample `i` for; without the truth, its own sample `i`."""
         found = i if self.truth is None else self.samples[i].found
+        if self.labels is not None and self.truth is not None and self.texts is None:
+            place = self.samples[i].label_from
+            return None if place is None else self._named(self.labels.rows[place])
         if found is None:
             return None
         return self._named(self.leak.targets[found]) if self.texts is None else self.texts.found[found]
@@ -256,12 +280,12 @@ class AuditResult:
         truth, label = self.truth, self.found_label(i)
         score = None if truth is None else self.samples[i]
         found = i if score is None else score.found
-        measured = self.leakages[i] if self.leakages else math.nan
+        measured = self.shares[i].most if self.shares else math.nan
         return SampleRow(
             title=f"recovered {self.kind} {i + 1}" if truth is None else one_line(truth.titles[i]),
             label=None if truth is None else one_line(self.true_label(i)),
             found_label=None if label is None else one_line(label),
-            leakage=vouched(self.leak, i) if truth is None else measured,
+            leakage=vouched(self.leak, i).most if truth is None else measured,
             score=score,
             original=None if truth is None or self.texts is not None else truth.images[i],
             recovered=None if found is None or self.leak.images is None else self.leak.images[found],

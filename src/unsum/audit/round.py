@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -14,10 +15,12 @@ from torch import Tensor, nn
 from unsum.active import Reader, place
 from unsum.attack.auto import NothingReadError
 from unsum.attack.chain import run_attack
+from unsum.attack.occurred import with_occurred
 from unsum.attack.options import AttackOptions
 from unsum.attack.reach import too_many
-from unsum.audit.leakage import DEFAULT_LEVEL, Tried, leakages, leakages_of_rows, strongest
+from unsum.audit.leakage import Shares, Tried, Truth, is_same, leakages, leakages_of_rows, strongest
 from unsum.audit.table_rows import TableRows, rows_of
+from unsum.client.augment import target_rows
 from unsum.client.capture import capture_trained, in_mode
 from unsum.client.local import train_locally
 from unsum.client.step import ClientStep, Stage, first_step, ordered
@@ -28,8 +31,13 @@ from unsum.head import collect_features, find_head
 from unsum.leak import Attempt, Leak
 from unsum.local_training import LocalTraining
 from unsum.losses import Loss
+from unsum.models.table_network import embeds, first_dense
 from unsum.progress import SILENT, Progress
 from unsum.score import SampleScore, score_samples
+from unsum.score.labels import LabelsRead
+from unsum.score.occurred import RowsNamed, rows_named
+from unsum.score.reference import public_inputs
+from unsum.score.samples import label_scores
 from unsum.update import Update
 
 
@@ -53,10 +61,24 @@ class Sent:
             return self.watched
         return self.read_by(find_head(self.model)[1]).flatten(1)
 
+    @cached_property
+    def truth(self) -> Truth:
+        """What answers are held against; features of public data are those of the same model in the same mode."""
+        public, inputs = None, public_inputs(self.images)
+        if inputs is not None:
+            with suppress(
+                ValueError, IndexError, RuntimeError
+            ):  # the model takes other inputs, or fewer are no batch for it
+                read = self._read(find_head(self.model)[1], [inputs.to(self.images)])
+                public = read.flatten(1).mean(0, keepdim=True)
+        return Truth(self.images, self.features, public)
+
     def read_by(self, layer: nn.Module) -> Tensor:
         """(B, …) what a layer read; dropout falls as it fell in the client's own pass."""
+        return self._read(layer, self.images.split(len(self.images) // self.clients))
+
+    def _read(self, layer: nn.Module, parts: Sequence[Tensor]) -> Tensor:
         torch.manual_seed(self.seed)
-        parts = self.images.split(len(self.images) // self.clients)
         with in_mode(self.model, self.train), inputs_of(layer) as seen, torch.no_grad():
             for part in parts:
                 self.model(part)
@@ -67,16 +89,24 @@ class Sent:
 class Compared:
     """An answer beside the truth, sample by sample in the truth's order.
 
-    `leakages` are those of the strongest attack for every sample, which `by` names. Where `undecided` says why nothing can be
+    `shares` are the most that any attack got of every sample, which `by` names. Where `undecided` says why nothing can be
     decided, samples that no attack found have NaN: nobody knows.
     """
 
     leak: Leak
     samples: list[SampleScore]
-    leakages: list[float]
+    shares: list[Shares]
     by: list[str] = field(default_factory=list, kw_only=True)
     tried: list[Tried] = field(default_factory=list, kw_only=True)
     undecided: str = field(default="", kw_only=True)
+    occurred: list[RowsNamed] = field(default_factory=list, kw_only=True)  # rows of embeddings
+    labels: LabelsRead | None = field(
+        default=None, kw_only=True
+    )  # by the strongest attack, which has most beyond a guess
+
+    @property
+    def leakages(self) -> list[float]:
+        return [share.most for share in self.shares]
 
 
 @dataclass(frozen=True)
@@ -131,7 +161,7 @@ def play(case: ClientCase, defenses: Sequence[Defense], progress: Progress = SIL
             f"{mixers} blends the client's samples before it trains on them. What came back is compared with these blends, not "
             "with single samples: each stands under the name of one of its two samples and the larger of its two labels."
         )
-    rows = rows_of(model, sent.update, leak, compared.samples, truth)
+    rows = rows_of(model, leak, compared.samples, truth, sent.truth)
     return Round(**vars(compared), truth=truth, trained_on=trained_on, table=rows)
 
 
@@ -140,7 +170,7 @@ def attacked(model: nn.Module, update: Update, options: AttackOptions, progress:
     try:
         return run_attack(model, update, options, progress)
     except NothingReadError as reason:
-        return unanswered(model, options.method, reason.tried, str(reason))
+        return with_occurred(model, update, unanswered(model, options.method, reason.tried, str(reason)))
 
 
 def unanswered(model: nn.Module, method: str, tried: list[Attempt], reason: str) -> Leak:
@@ -188,12 +218,33 @@ def compare_with_truth(sent: Sent, leak: Leak) -> Compared:
     """Every attack that was tried is scored now that it is over, and the strongest counts for each sample."""
     samples = score_samples(leak, sent.images, sent.targets, sent.features)
     final = Attempt(leak.method, leak)
-    tried = [Tried.of(attempt, _leakages(sent, attempt.leak)) for attempt in leak.tried or [final]]
-    best = strongest([*tried, Tried.of(final, _leakages(sent, leak, samples))], len(samples))
-    undecided = why_undecided(sent, leak)
-    values = [math.nan if undecided and value < DEFAULT_LEVEL else value for value, _ in best]
-    by = ["" if math.isnan(value) else name for value, (_, name) in zip(values, best, strict=True)]
-    return Compared(leak, samples, values, by=by, tried=tried, undecided=undecided)
+    attempts = leak.tried or [final]
+    got = [_shares(sent, attempt.leak) for attempt in attempts]
+    read = [labels_read(sent, attempt) for attempt in [final, *attempts]]
+    rows = zip(attempts, got, read[1:], strict=True)
+    tried = [Tried.of(attempt, [share.most for share in own], right) for attempt, own, right in rows]
+    last = _shares(sent, leak, samples)
+    by = strongest([*tried, Tried.of(final, [share.most for share in last])], len(samples))
+    undecided, best = why_undecided(sent, leak), last
+    for own in filter(None, got):
+        best = [share.or_better(other) for share, other in zip(best, own, strict=True)]
+    shares = [share.where_decided(not undecided) for share in best]
+    by = ["" if math.isnan(share.most) else name for share, name in zip(shares, by, strict=True)]
+    labels = max(read, key=lambda one: one.share)
+    samples = label_scores(samples, labels.rows, target_rows(sent.targets.cpu(), leak.targets.shape[1]))
+    named = rows_named(leak.occurred, sent.model, lambda: sent.read_by(find_head(sent.model)[1]))
+    further: dict[str, Any] = {"undecided": undecided, "labels": labels, "occurred": named}
+    return Compared(leak, samples, shares, by=by, tried=tried, **further)
+
+
+def labels_read(sent: Sent, attempt: Attempt) -> LabelsRead:
+    """How many of the true labels one attack found, as a multiset."""
+    classes = find_head(sent.model)[1].out_features
+    found = torch.zeros(0, classes, dtype=torch.float64) if attempt.leak is None else attempt.leak.targets
+    if attempt.labels is not None:
+        found = torch.nn.functional.one_hot(attempt.labels.cpu(), classes).double()
+    true = target_rows(sent.targets.cpu(), classes).double()
+    return LabelsRead.of(found.detach().cpu().double(), true, attempt.method)
 
 
 def why_undecided(sent: Sent, leak: Leak) -> str:
@@ -208,18 +259,26 @@ def why_undecided(sent: Sent, leak: Leak) -> str:
     return leak.undecided
 
 
-def _leakages(sent: Sent, leak: Leak | None, samples: list[SampleScore] | None = None) -> list[float]:
+def _shares(sent: Sent, leak: Leak | None, samples: list[SampleScore] | None = None) -> list[Shares]:
     """Of every true sample: by features and pixels, and by rows read at dense layers."""
     if leak is None:
         return []
     rows = samples or score_samples(leak, sent.images, sent.targets, sent.features)
-    parts = [leakages(rows, sent.images, sent.features, pixels_alone=leak.pictures_first)]
+    got = leakages(leak, rows, sent.truth)
     modules = dict(sent.model.named_modules())
     for name, found in leak.readings.items():
-        truth = sent.read_by(modules.get(name, sent.model))
-        if truth.ndim == 2:  # of sequences, a row is a token's
-            parts.append(leakages_of_rows(found, truth))
-    return [max(values) for values in zip(*parts, strict=True)]
+        read = sent.read_by(modules.get(name, sent.model))
+        if read.ndim == 2 and len(found):  # of sequences, a row is a token's
+            kind = "sample" if is_same(read, sent.images) or _reads_codes(sent.model, name) else "features"
+            values = leakages_of_rows(found, read, sent.truth)
+            got = [share.or_better(Shares(**{kind: value})) for share, value in zip(got, values, strict=True)]
+    return got
+
+
+def _reads_codes(model: nn.Module, name: str) -> bool:
+    """Whether a layer reads embedded rows of a table, which are the rows themselves: each code is that of an embedding."""
+    first = first_dense(model)
+    return embeds(model) and first is not None and first[0] == name
 
 
 def as_trained(batch: Batch, sent: Sent) -> Batch:

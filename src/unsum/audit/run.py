@@ -36,6 +36,7 @@ from unsum.models.received import Received
 from unsum.progress import SILENT, Progress
 from unsum.score import summarize
 from unsum.update import Update
+from unsum.watching import shown_in_notebooks
 
 _BUFFERS = (
     "The round was not played again under other defenses: they change gradients, and leave the buffers as they are."
@@ -43,6 +44,7 @@ _BUFFERS = (
 _UNKNOWN = "unknown: the update was captured elsewhere"
 
 
+@shown_in_notebooks
 def audit(
     model: nn.Module | str = DEFAULT_MODEL,
     data: Data | TextData | None = None,
@@ -83,7 +85,8 @@ def audit(
 ) -> Audit:
     """What would one client update of this model give away, or what does one give away that was captured?
 
-    Leakage of a sample x is 1 − ‖x̂ − x‖² / ‖m − x‖², with m the mean of the client's other samples.
+    Leakage of a sample x is 1 − ‖x̂ − x‖² / ‖m − x‖², with m the best guess that needs no update (public data, or
+    the mean of the client's other samples where they differ).
 
     Args:
         model: a name, as `unsum.models.load_model` takes it (`default`, `torchvision:NAME`, `path/to/file.py:factory`, …), or
@@ -120,7 +123,8 @@ def audit(
             equal parts of the batch, and the rate is 0.01 unless said. A server sets all that, so the attacker is told.
         target, columns: of a table, the column that the model predicts, and what other columns are where that shall not be
             guessed: `"zip=category,id=skip"`, or a mapping (`number`, `category`, `skip`).
-        time_limit: seconds for the attack, as in `attack`; other defenses that are compared have as long, each.
+        time_limit: seconds for the attack, as in `attack`, 60 by default and `math.inf` for as long as it takes; other defenses
+            that are compared have as long, each.
         compare: play the round again under standard defenses, for the report; None does so where it costs little.
         progress: an `unsum.progress.Progress`, told the stages and the steps of attacks that iterate.
 
@@ -137,7 +141,7 @@ def audit(
         ('severe', True)
     """
     start = time.perf_counter()
-    progress.say("Loading the model and " + ("the client's photos" if update is None else "the update"))
+    progress.say("Loading the model and " + ("the client's samples" if update is None else "the update"))
     options = AttackOptions(
         attack,
         batch_size_known=batch_size_known,

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.audit.leakage import WHOLE, leakages_of_rows
+from unsum.audit.leakage import WHOLE, Truth, leakages_of_rows
 from unsum.data import Batch
 from unsum.data.table_schema import TableSchema
 from unsum.leak import Leak
 from unsum.models.table_network import first_dense, read_by_first_layer
 from unsum.score import SampleScore
-from unsum.update import Update
 
 _LISTED = 6  # categories that a sentence names
 
@@ -81,7 +80,7 @@ class TableRows:
 
 
 def rows_of(
-    model: nn.Module, update: Update, leak: Leak, samples: Sequence[SampleScore], batch: Batch
+    model: nn.Module, leak: Leak, samples: Sequence[SampleScore], batch: Batch, held: Truth
 ) -> TableRows | None:
     """What came back of every row: of the answer itself, or of a row that some unit saw alone, whichever is nearer.
 
@@ -91,9 +90,9 @@ def rows_of(
         return None
     schema, inputs, dense = batch.schema, batch.images, first_dense(model)
 
-    def at_first(held: Mapping[str, Tensor]) -> Tensor | None:
+    def at_first(maps: Mapping[str, Tensor]) -> Tensor | None:
         """(n, width) rows, of what the first dense layer read."""
-        read = None if dense is None else held.get(dense[0])
+        read = None if dense is None else maps.get(dense[0])
         if read is None or not len(read):
             return None
         return read_by_first_layer(model, schema.shape, read.detach().double().cpu().flatten(1))
@@ -104,7 +103,7 @@ def rows_of(
     answers = [leak, *(attempt.leak for attempt in leak.tried if attempt.leak is not None)]
     seen = [at_first(answer.readings) for answer in answers]
     alone = torch.cat([torch.zeros(0, schema.width, dtype=torch.float64), *(one for one in seen if one is not None)])
-    truth, best = schema.decode(inputs), leakages_of_rows(alone, inputs) if len(alone) else [0.0] * len(inputs)
+    truth, best = schema.decode(inputs), leakages_of_rows(alone, inputs, held) if len(alone) else [0.0] * len(inputs)
     rows = []
     for place, (title, score) in enumerate(zip(batch.titles, samples, strict=True)):
         x = inputs[place].double().cpu()
@@ -118,17 +117,16 @@ def rows_of(
         cells = schema.decode(answer[None])[0]
         same = [column.same(*pair) for column, *pair in zip(schema.columns, cells, truth[place], strict=True)]
         rows.append(RecoveredRow(title, truth[place], cells, same))
-    return TableRows([column.name for column in schema.columns], rows, _named(model, update, schema))
+    return TableRows([column.name for column in schema.columns], rows, _named(model, leak, schema))
 
 
-def _named(model: nn.Module, update: Update, schema: TableSchema) -> dict[str, list[str]]:
-    """The categories whose embedding has a gradient: they occur. Where every row has one, noise may have made it."""
+def _named(model: nn.Module, leak: Leak, schema: TableSchema) -> dict[str, list[str]]:
+    """The categories whose rows of an embedding were asked for: they occur."""
     coded = [column for column in schema.columns if not column.plain] if schema.embedded else []
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
-    named = {}
-    for column, name in zip(coded, layers, strict=False):
-        gradient = update.gradients.get(f"{name}.weight")
-        moved = [] if gradient is None else gradient.flatten(1).any(1).tolist()
-        if len(moved) == len(column.values) and not all(moved):
-            named[column.name] = [value for value, there in zip(column.values, moved, strict=True) if there]
-    return named
+    fits = [
+        (column, leak.occurred[name])
+        for column, name in zip(coded, layers, strict=False)
+        if name in leak.occurred and model.get_submodule(name).num_embeddings == len(column.values)
+    ]
+    return {column.name: [column.values[row] for row in rows.tolist()] for column, rows in fits}

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unsum.attack.options import AttackOptions
 from unsum.audit.compare import Comparison
 from unsum.audit.inputs import Inputs, own_model
-from unsum.audit.leakage import DEFAULT_LEVEL, Tried
+from unsum.audit.leakage import DEFAULT_LEVEL, Shares, Tried
 from unsum.audit.report import Audit
 from unsum.audit.result import Setting
 from unsum.audit.round import attacked
@@ -43,6 +43,7 @@ from unsum.models.language import (
 from unsum.models.load import LoadedModel
 from unsum.progress import Progress
 from unsum.score import SampleScore
+from unsum.score.occurred import rows_named
 from unsum.score.text import pair_text, score_text
 
 _NOT_FOR_TEXT = "Text is audited under the defense that it is given; other ones are tried on photos and tables."
@@ -136,15 +137,24 @@ def audit_text(
         Batch(tokens.cpu(), torch.zeros(len(tokens)), [f"text {i + 1}" for i in range(len(tokens))], []),
         leak,
         # A text has no features or pixels of its own to measure.
-        [SampleScore(found, float(whole), *[_NAN] * 6) for found, _, whole in pairs],
+        [SampleScore(found, float(whole), _NAN, _NAN, _NAN, _NAN, _NAN, _NAN) for found, _, whole in pairs],
         {} if leak.tokens is None else score_text(leak.tokens, batch.sequences),
         time.perf_counter() - start,
-        leakages=[share if decided else _NAN for share in shares],
+        shares=[Shares(sample=share if decided else _NAN) for share in shares],
         tried=[Tried.of(attempt, _shares(attempt.leak, batch.sequences)) for attempt in leak.tried],
         undecided=leak.undecided,
+        occurred=rows_named(leak.occurred, network, lambda: _read(network, tokens, mask, train)),
         comparison=Comparison(absent=_NOT_FOR_TEXT),
         texts=Texts(batch.texts, texts_of(leak, given.model) or [], _tokens_alone(leak, batch.sequences)),
     )
+
+
+def _read(network: nn.Module, tokens: Tensor, mask: Tensor | None, train: bool) -> None:
+    """Let the network read every text without its padding."""
+    kept = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool()
+    with in_mode(network, train), torch.no_grad():
+        for row, own in zip(tokens, kept, strict=True):
+            network(row[own][None])
 
 
 def _shares(leak: Leak | None, sequences: Sequence[Sequence[int]]) -> list[float]:

@@ -16,10 +16,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from unsum.audit.leakage import DEFAULT_LEVEL, WHOLE, vouched
-from unsum.audit.wording import error, percent, sample_count
+from unsum.audit.leakage import ALIKE, DEFAULT_LEVEL, WHOLE, vouched_shares
+from unsum.audit.wording import error, percent
 from unsum.leak import Leak
 from unsum.score import SampleScore
+from unsum.score.labels import LabelsRead
+from unsum.score.occurred import RowsNamed
 
 State = Literal["leaks", "does not leak to these attacks", "not decidable"]
 Level = Literal["severe", "partial", "labels", "low", "open"]
@@ -37,8 +39,9 @@ _STATES: dict[Level, State] = {
 
 EXACT_ERROR = 1e-3  # features this close are the client's own, up to rounding
 RECOGNIZABLE_PSNR = 18.0  # dB from which people recognize the pictures of our inverses
-_ALIKE = 0.5  # share of a picture up to its tone, from which gradient matching's were recognized at 12 dB
 _NO_ANSWER = "No attack gave an answer: no label and no sample was found."
+_LABELS = "This update gives away what the samples are"
+_OCCURRED = "This update gives away which tokens or categories occur in the samples"
 _UNKNOWN = "the leakage of some samples is not known"
 UNVOUCHED = "the truth is missing, and no attack vouches for its answer"
 
@@ -75,42 +78,76 @@ class Verdict:
         return {"state": self.state, **asdict(self)}
 
 
-def judge(leak: Leak, samples: list[SampleScore], leakages: Sequence[float], undecided: str = "") -> Verdict:
+def state_of(leakages: Sequence[float]) -> State:
+    """By the leakages alone, of an update's samples or the largest of them; NaN is one that nobody knows."""
+    return _STATES[_level(leakages)]
+
+
+def _level(leakages: Sequence[float], *, labels: bool = False, undecided: bool = False) -> Level:
+    """The one place that decides; `labels`: most of them were found."""
+    whole, part = (sum(value >= level for value in leakages) for level in (WHOLE, DEFAULT_LEVEL))
+    if part:
+        return "severe" if whole == len(leakages) else "partial"
+    if undecided or not leakages or any(map(math.isnan, leakages)):
+        return "open"
+    return "labels" if labels else "low"
+
+
+def judge(
+    leak: Leak,
+    samples: list[SampleScore],
+    leakages: Sequence[float],
+    undecided: str = "",
+    labels: LabelsRead | None = None,
+    occurred: Sequence[RowsNamed] = (),
+) -> Verdict:
     """The verdict over one audited round, by the leakage of every sample; NaN is a leakage that nobody knows.
 
     `undecided`: why attacks that found nothing say nothing about this update. A sample that leaks all the same decides.
+    `labels`: those of the strongest attack, where they were counted; else the samples' own are. `occurred`: rows of embeddings.
     """
     total = len(samples)
     known = [value for value in leakages if not math.isnan(value)]
     whole, part = (sum(value >= level for value in known) for level in (WHOLE, DEFAULT_LEVEL))
-    labels = sum(row.label_correct == 1.0 for row in samples)
-    details = _details(leak, samples, labels, known)
-    if not part and (undecided or len(known) < total):
+    right = sum(row.label_correct == 1.0 for row in samples)
+    read = right > total / 2 if labels is None else labels.given_away
+    details = _details(leak, samples, right if labels is None else labels, known)
+    details += [named.sentence for named in occurred]
+    given = [what for what, told in ((_LABELS, read), (_OCCURRED, any(one.given_away for one in occurred))) if told]
+    level = _level(leakages, labels=bool(given), undecided=bool(undecided))
+    if level == "open":
+        if given and labels is not None:
+            return Verdict("labels", math.nan, f"{given[0]}; whether more cannot be decided.", details)
         return Verdict.undecided(undecided or _UNKNOWN, details)
-    level: Level = "severe" if whole == total else "partial" if part else "labels" if labels > total / 2 else "low"
     if len(known) < total:
         details.append(f"The other samples may leak, too: {undecided or _UNKNOWN}.")
-    return Verdict(level, part / total, _headline(level, whole, part, total), details)
+    headline = f"{given[0]}, but not how they look." if level == "labels" else _headline(level, whole, part, total)
+    return Verdict(level, part / total, headline, details)
 
 
 def judge_captured(leak: Leak, undecided: str = "") -> Verdict:
     """The verdict over an update that came without the truth: the attack's own certificate is all there is."""
     total = leak.batch_size
-    known = [value for value in (vouched(leak, i) for i in range(total)) if value >= DEFAULT_LEVEL]
+    leakages = [share.most for share in vouched_shares(leak)]
+    known = [value for value in leakages if value >= DEFAULT_LEVEL]
+    level = _level(leakages)
     classes = len(set(leak.labels.tolist()))
-    found = f"Found in the update: {sample_count(total)} of {classes} {'class' if classes == 1 else 'classes'}."
+    found = f"Found in the update: {leak.number_of()}; {classes} {'class' if classes == 1 else 'classes'}."
     details = [
         *([found, certificate(leak)] if total else [_NO_ANSWER]),
         "The truth is not known here, so nothing was compared with it: the confidence is the attack's own.",
     ]
     if leak.inputs_exact is not None:
         details.insert(1, f"{int(leak.inputs_exact.sum())} of {total} inputs are certified to be the client's own.")
-    if not known:
+    details += _named_alone(leak)
+    if level == "open":
+        if leak.occurred:
+            return Verdict("labels", math.nan, f"{_OCCURRED}; whether more cannot be decided.", details)
         return Verdict.undecided(undecided or UNVOUCHED, details)
-    if len(known) == total:
-        return Verdict("severe", 1.0, "This update gives away every sample that was found in it.", details)
+    if level == "severe":
+        return Verdict(level, 1.0, "This update gives away every sample that was found in it.", details)
     headline = f"This update gives away {len(known)} of the {total} samples that were found in it."
-    return Verdict("partial", len(known) / total, headline, details)
+    return Verdict(level, len(known) / total, headline, details)
 
 
 def _headline(level: Level, whole: int, part: int, total: int) -> str:
@@ -123,19 +160,18 @@ def _headline(level: Level, whole: int, part: int, total: int) -> str:
         return f"This update gives away {whole} of its {total} samples{more}."
     if level == "partial":
         return f"This update gives away a part of {part} of its {total} samples."
-    if level == "labels":
-        return "This update gives away what the samples are, but not how they look."
     return "None of the attacks tried recovered a sample from this update."
 
 
-def _details(leak: Leak, samples: list[SampleScore], labels: int, known: list[float]) -> list[str]:
+def _details(leak: Leak, samples: list[SampleScore], labels: LabelsRead | int, known: list[float]) -> list[str]:
     total = len(samples)
+    recovered = f"{labels} of {total} labels were recovered." if isinstance(labels, int) else labels.sentence
     if not leak.batch_size and not known:
-        return [_NO_ANSWER]
+        return [_NO_ANSWER] if isinstance(labels, int) or not labels.named else [recovered]
     exact = sum(row.feature_error < EXACT_ERROR for row in samples)
     worst = max(row.feature_error for row in samples)
     details = [
-        f"{labels} of {total} labels were recovered.",
+        recovered,
         f"The features that reach the last layer were recovered to within 0.1 % for {exact} of {total} samples "
         f"(largest error {error(worst)}).",
         certificate(leak),
@@ -145,8 +181,8 @@ def _details(leak: Leak, samples: list[SampleScore], labels: int, known: list[fl
         mean = percent(math.fsum(known) / len(known))
         details.insert(
             0,
-            f"Leakage is up to {percent(max(known))} and {mean} on average{of_known}: 100 % is the sample itself, 0 % is no "
-            "better than a typical sample of this client.",
+            f"Leakage is up to {percent(max(known))} and {mean} on average{of_known}: 100 % is all of it, 0 % is no "
+            "better than a guess without the update.",
         )
     pictures = [row for row in samples if not math.isnan(row.psnr)]
     if pictures:
@@ -161,6 +197,9 @@ def _details(leak: Leak, samples: list[SampleScore], labels: int, known: list[fl
                 f"{toned} more {'shows' if toned == 1 else 'show'} at least half of what is in the sample once brightness, "
                 "tint and contrast are put right."
             )
+    if leak.uncounted and leak.batch_size != total:
+        details.append(f"The attack lists {leak.batch_size} samples, {total} were there: {leak.uncounted}.")
+        return details
     if leak.batch_size < total:
         details.append(f"The attack took the batch for {leak.batch_size} instead of {total} samples.")
     if leak.batch_size > total:
@@ -173,7 +212,18 @@ def _details(leak: Leak, samples: list[SampleScore], labels: int, known: list[fl
 
 def _alike_up_to_tone(row: SampleScore) -> bool:
     """Too far from the sample in pixels, and like it once brightness, tint and contrast do not count."""
-    return row.found is not None and row.psnr < RECOGNIZABLE_PSNR and row.picture_cosine > math.sqrt(_ALIKE)
+    return row.found is not None and row.psnr < RECOGNIZABLE_PSNR and row.picture_cosine > math.sqrt(ALIKE)
+
+
+def _named_alone(leak: Leak) -> list[str]:
+    """What rows of embeddings and label rules name, where the truth is not known."""
+    said = [
+        f"The gradient of the embedding {name!r} names {len(rows)} rows (tokens or categories) that occurred."
+        for name, rows in leak.occurred.items()
+    ]
+    if leak.named is not None:
+        said.append(f"A label rule names {len(leak.named)} labels; nothing vouches for them.")
+    return said
 
 
 def certificate(leak: Leak) -> str:
@@ -190,20 +240,24 @@ class Texts:
     found: list[str]
     tokens_alone: float = 0.0  # the share of all tokens that were found without their order
 
-    def judge(self, leak: Leak, leakages: Sequence[float]) -> Verdict:
+    def judge(self, leak: Leak, leakages: Sequence[float], occurred: Sequence[RowsNamed] = ()) -> Verdict:
         """The verdict, by the same levels as over any other sample."""
+        rows = [named.sentence for named in occurred]
         if not self.true:
             found = len(self.found)
             details = [f"Found in the update: {found} {'text' if found == 1 else 'texts'}.", certificate(leak)]
             if leak.exact and found:
                 return Verdict("severe", 1.0, "This update gives away every text that was found in it.", details)
+            if leak.occurred:
+                named = [*details, *_named_alone(leak)]
+                return Verdict("labels", math.nan, f"{_OCCURRED}; whether more cannot be decided.", named)
             return Verdict.undecided(UNVOUCHED, details)
         total = len(self.true)
         whole, part = (sum(value >= level for value in leakages) for level in (WHOLE, DEFAULT_LEVEL))
         known = [value for value in leakages if not math.isnan(value)]
         mean, most = (math.fsum(known) / len(known), max(known)) if known else (math.nan, math.nan)
         amount = f"{percent(mean)} of a text's tokens were found in their place on average, {percent(most)} at most."
-        details = [amount, certificate(leak)]
+        details = [amount, certificate(leak), *rows]
         if part:
             headline = (
                 f"This update gives away {_count(whole, total) if whole else f'a part of {_count(part, total)}'}."
@@ -211,7 +265,11 @@ class Texts:
             return Verdict("severe" if whole == total else "partial", part / total, headline, details)
         if self.tokens_alone >= DEFAULT_LEVEL:
             words = f"{percent(self.tokens_alone)} of all tokens were found, in no order."
-            return Verdict("labels", math.nan, "This update gives away the words of the texts, in no order.", [words])
+            return Verdict(
+                "labels", math.nan, "This update gives away the words of the texts, in no order.", [words, *rows]
+            )
+        if any(named.given_away for named in occurred):
+            return Verdict("labels", math.nan, "This update gives away the words of the texts, in no order.", rows)
         reason = leak.notes[0] if leak.notes else "it gives no reason"
         return Verdict.undecided(
             f"the attack on text did not get through: {reason[:1].lower()}{reason[1:]}", details[1:]

@@ -18,6 +18,7 @@ from unsum.bench.declare import NONE, Cell
 from unsum.bench.networks import WEIGHTED
 from unsum.defend import DEFENSES
 from unsum.errors import UnsumError
+from unsum.files.walk import files_under
 from unsum.match import MATCHERS
 from unsum.registry import Entry, from_outside
 from unsum.separate import SEPARATORS
@@ -75,7 +76,7 @@ def fingerprint(path: str) -> str:
     if not place.is_dir():
         raise UnsumError(f"There is no file or folder {path!r}; give photos, weights or an inverse that is there.")
     digest = hashlib.sha256()
-    for file in sorted(found for found in place.rglob("*") if found.is_file()):
+    for file in sorted(files_under(place)):
         digest.update(f"{file.relative_to(place)} {_file_fingerprint(file)}\n".encode())
     return digest.hexdigest()[:16]
 

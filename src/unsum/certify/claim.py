@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from unsum.leak import Counted
+
 FALSE_ERROR = 1e-2  # relative error of features from which a claim that they are exact is false
 TRUSTED_ERROR = 1e-3  # predicted relative error up to which they are called exact: a tenth of that
 
@@ -24,7 +26,7 @@ class Evidence:
     `errors` (B,) are the predicted relative errors of the features, from the Jacobian. `confirmations` counts independent starts,
     or independent solutions, that ended in the same answer; the answer itself is none of them. `missing` counts directions of the
     gradient that no sample accounts for. `doubts` are sentences; one is enough to withhold the claim. `assumed` are sentences
-    about what the user declared and the claim stands on.
+    about what the user declared and the claim stands on. `counted` is how many samples there are, as far as it is determined.
     """
 
     errors: Tensor
@@ -33,6 +35,7 @@ class Evidence:
     missing: int = 0
     doubts: Sequence[str] = ()
     assumed: Sequence[str] = ()
+    counted: Counted | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Claim:
     exact: bool
     predicted_error: float
     notes: list[str] = field(default_factory=list)
+    counted: Counted | None = None
 
 
 def grant(evidence: Evidence) -> Claim:
@@ -62,7 +66,8 @@ def grant(evidence: Evidence) -> Claim:
             f"{evidence.missing} more samples may be in the gradient: it has more directions than were found."
         )
     sure = evidence.explained and not doubts and predicted < TRUSTED_ERROR
-    return Claim(sure, predicted, [*doubts, *(evidence.assumed if sure else ())])
+    notes = [*doubts, *(evidence.assumed if sure else ())]
+    return Claim(sure, predicted, notes, evidence.counted if sure else None)
 
 
 def grant_each(errors: Tensor, *, above: bool, doubts: Sequence[str] = ()) -> Tensor:

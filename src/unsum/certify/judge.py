@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from unsum.certify.claim import TRUSTED_ERROR, Claim, Evidence, grant
+from unsum.certify.counted import count
 from unsum.certify.doubts.faint import doubt_faint, doubt_runaways
 from unsum.certify.doubts.labels import doubt_class_weights, doubt_labels, doubt_smoothing
 from unsum.certify.doubts.merged import doubt_groups, doubt_merged
@@ -59,6 +60,7 @@ def judge(question: Question) -> tuple[Claim, Tensor]:
             assumed=[f"The claim stands on the declared loss: {question.observation.loss.name}."]
             if question.knowledge.loss is not None
             else [],
+            counted=count(T, candidate.Y.argmax(1), errors, question.knowledge),
         )
     )
     return replace(claim, notes=[*claim.notes, *_remarks(question)]), T

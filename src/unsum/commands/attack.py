@@ -47,7 +47,7 @@ def command(
         from unsum.client.step import in_mode
         from unsum.models.received import Received
     known = {name: value for name, value in vars(asked).items() if name != "attack"}
-    limit = options.seconds(time_limit, AttackOptions(asked.attack).steps)
+    limit = options.seconds(time_limit)
     wanted = AttackOptions(asked.attack, **known, batch_size=batch_size, time_limit=limit, seed=seed)
     wanted.check()
     inputs = Inputs(update=Received(**vars(captured), previous=previous), seed=seed, **vars(named))
@@ -81,7 +81,7 @@ def _show(leak: Leak, model: str, texts: list[str] | None, names: list[str]) -> 
     facts.add_row("model", model)
     facts.add_row("granted to the attacker", "\n".join(leak.knowledge.granted()))
     facts.add_row("attack", leak.method)
-    facts.add_row("samples found", str(leak.batch_size))
+    facts.add_row("samples found", leak.number_of())
     facts.add_row("certificate", "exact" if leak.exact else "not exact")
     facts.add_row("predicted feature error", error(leak.predicted_error))
     facts.add_row("gradient left unexplained", error(leak.residual))

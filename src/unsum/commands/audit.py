@@ -34,48 +34,39 @@ def command(
     updates: Annotated[
         Path | None,
         Option(
-            help="A folder of captured updates (in folders like round-3/, if you like): one row each, in findings.sqlite under "
-            "--out; the same command goes on where one was stopped."
+            help="A folder of updates (in round-3/ and so on, if you like): a page, a CSV and findings.sqlite under --out; the "
+            "same command goes on where one was stopped."
         ),
     ] = None,
-    processes: Annotated[
-        int | None, Option(help="With --updates: processes of this machine.", show_default="its cores")
-    ] = None,
-    ray: Annotated[
-        str | None, Option(help="With --updates: a Ray cluster instead: auto, local or an address, HOST:PORT.")
-    ] = None,
+    processes: Annotated[int | None, Option(help="With --updates: how many.", show_default="the cores")] = None,
+    ray: Annotated[str | None, Option(help="With --updates: a cluster: auto, local or HOST:PORT.")] = None,
     flower_run: Annotated[
         Path | None,
-        Option(
-            help="A federated run that StoreUpdates wrote: every client and round, over time, in run.html under --out; --batch "
-            "is then how many samples one local step sees."
-        ),
+        Option(help="A run that StoreUpdates wrote: a page over its rounds; --batch is then what one local step sees."),
     ] = None,
-    batch: Annotated[int | None, Option(help="How many photos or rows the client trains on.", show_default="8")] = None,
+    batch: Annotated[int | None, Option(help="How many samples the client has.", show_default="8")] = None,
     defense: options.DefenseOption = None,
     sweep: Annotated[
         list[str] | None,
         Option(
-            help="Try a defense at many strengths: NAME=LOW..HIGH, NAME=LOW..HIGH/STEPS, NAME=a,b,c or NAME; repeat for several."
+            metavar="<str>",
+            help="A defense at many strengths: NAME=LOW..HIGH, NAME=LOW..HIGH/STEPS, NAME=a,b,c or NAME; repeat for more.",
         ),
     ] = None,
     keep_under: Annotated[
         float | None,
         Option(
-            help="With --sweep: the leakage no sample may reach, from 0 (no better than a typical sample) to 1 (the sample "
-            "itself).",
+            help="With --sweep: the leakage no sample may reach, from 0 to 1 (the sample itself).",
             show_default=f"{DEFAULT_LEVEL:g}",
         ),
     ] = None,
     utility_data: Annotated[
-        Path | None, Option(help="With --sweep: an .npz with `images` and `labels` to measure accuracy on.")
+        Path | None, Option(help="With --sweep: an .npz of `images`, `labels` for accuracy.")
     ] = None,
-    no_utility: Annotated[
-        bool, Option("--no-utility", help="With --sweep: leave out the accuracy, which takes a few seconds a strength.")
-    ] = False,
+    no_utility: Annotated[bool, Option("--no-utility", help="With --sweep: leave out the accuracy.")] = False,
     server: Annotated[
         str | None,
-        Option(help="A server that changes the model first, from `unsum list`: imprint, imprint:bins=64, traps."),
+        Option(help="A server that changes the model first: imprint, imprint:bins=64, traps."),
     ] = None,
     batch_size_known: Annotated[
         bool, Option("--batch-size-known", help="Grant the attacker the batch size (of a captured update: --batch).")
@@ -87,32 +78,28 @@ def command(
         bool | None,
         Option(
             "--compare/--no-compare",
-            help="Play the round again under other defenses, until one is enough, for the report.",
+            help="Play the round again under other defenses.",
             show_default="where that takes seconds",
         ),
     ] = None,
     fail_above: Annotated[
-        float | None, Option(help="Exit with 1 when any sample's leakage is above this level, from 0 to below 1.")
+        float | None, Option(help="Exit with 1 when any sample leaks more, from 0 to below 1.")
     ] = None,
     junit: Annotated[
         Path | None,
-        Option(help=f"Write JUnit XML: one test case a sample, held against --fail-above (or {DEFAULT_LEVEL:g})."),
+        Option(help=f"JUnit XML: a test case a sample, by --fail-above (or {DEFAULT_LEVEL:g})."),
     ] = None,
-    sarif: Annotated[
-        Path | None, Option(help="Write SARIF 2.1.0 for code scanning: one result a finding, by the same level.")
-    ] = None,
-    out: Annotated[
-        Path, Option(help="Folder for report.html, report.md and result.json (sweep.html and sweep.json).")
-    ] = Path("unsum-report"),
-    force: Annotated[bool, Option("--force", help="Overwrite an existing report folder.")] = False,
+    sarif: Annotated[Path | None, Option(help="SARIF 2.1.0: a result a finding, by the same level.")] = None,
+    out: Annotated[Path, Option(help="Folder for the pages and result.json.")] = Path("unsum-report"),
+    force: Annotated[bool, Option("--force", help="Overwrite a report that is there.")] = False,
     as_json: options.JsonOption = False,
     device: options.DeviceOption = "cpu",
     seed: options.SeedOption = 0,
 ) -> None:
     """Simulate one federated round, attack its update, and report what was recovered; or attack an update that was captured.
 
-    Exit codes: 0 when the audit ran (and no sample leaks more than --fail-above), 1 when a sample leaks more than --fail-above,
-    2 when the input was wrong, the gate could not be decided, or anything failed.
+    Exit codes: 0 it ran (and no sample leaks more than --fail-above), 1 a sample leaks more, 2 the gate could not be decided, or
+    anything failed.
     """
     if updates is None:
         check_folder(out, force=force)
@@ -122,7 +109,7 @@ def command(
         from unsum.commands.audit_tables import show, show_sweep
         from unsum.defend import parse_defense
     check_gate(fail_above, junit, sarif, sweeping=bool(sweep))
-    limit = options.seconds(time_limit, AttackOptions(chosen.attack).steps)
+    limit = options.seconds(time_limit)
     others = (given.data, sweep, defense, server, chosen.label_rule, chosen.inverse, chosen.refine, junit, sarif)
     if updates is not None or flower_run is not None:
         single = (*others, captured.update, captured.before, buffers, chosen.loss if updates is None else None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import shlex
 import sys
 import time
@@ -72,21 +71,22 @@ def audit_many(
 
 def summary(findings: Findings, fail_above: float | None) -> dict[str, Any]:
     """Counts for machines, and what a gate at this level says: an update of which nobody knows does not pass it."""
-    above, unknown, failed = [], 0, 0
-    for finding in findings:
-        failed += finding.outcome == "failed"
-        unknown += math.isnan(finding.leakage)
-        if fail_above is not None and finding.leakage > fail_above:
-            above.append(finding.client)
+    from unsum.audit.gate import EXIT_CODES, outcome_of, result_of
+
+    failed = sum(finding.outcome == "failed" for finding in findings)
     content: dict[str, Any] = {"updates": len(findings), "states": findings.counts(), "failed": failed}
     if fail_above is None:
         return content
+    outcomes = [(finding.client, outcome_of(finding.leakage, fail_above)) for finding in findings]
+    above = [client for client, outcome in outcomes if outcome == "above"]
+    result = result_of((finding.leakage for finding in findings), fail_above)
     reason = f"No update leaks more than {fail_above:g}."
-    if above:
+    if result == "failed":
         reason = f"{len(above)} of {len(findings)} updates leak more than {fail_above:g}; the first is {above[0]}."
-    elif unknown:
+    elif result == "undecided":
+        unknown = sum(outcome == "unknown" for _, outcome in outcomes)
         reason = f"Of {unknown} of {len(findings)} updates it is not decidable whether they leak, which is not safe."
-    return content | {"gate": {"exit_code": 1 if above else 2 if unknown else 0, "reason": reason}}
+    return content | {"gate": {"exit_code": EXIT_CODES[result], "reason": reason}}
 
 
 def _model(updates: Iterable[Any], named: options.NamedModel, seed: int) -> LoadedModel:
@@ -114,7 +114,7 @@ def _show(findings: Findings, model: str) -> None:
         sure = "yes" if finding.exact else "no"
         table.add_row(
             *(str(finding.round), Text(finding.client), percent(finding.leakage), sure),
-            *(str(finding.batch_size), finding.method),
+            *(str(finding.distinct), finding.method),
         )
     if table.row_count:
         OUT.print(table)
@@ -150,7 +150,7 @@ def audit_run(
         raise UnsumError(
             f"{str(folder)!r} holds no client's answer; {missing[-1] if missing else 'run the training again.'}"
         )
-    limit = _SECONDS if time_limit is None else time_limit or None
+    limit = _SECONDS if time_limit is None else options.seconds(time_limit)
     with stages() as shown, interruptible():
         shown.say("Loading the model")
         loaded = _model((Received(before=one.sent, after=one.back) for one in waiting), named, seed)
@@ -168,9 +168,9 @@ def audit_run(
         _show_run(run)
         OUT.print(f"Report: {page}")
     if fail_above is not None:  # 1 where an update leaks more, 2 where nobody knows of one
-        leakages = [one.finding.leakage for one in done]
-        above, unknown = any(value > fail_above for value in leakages), any(map(math.isnan, leakages))
-        raise typer.Exit(1 if above else 2 if unknown else 0)
+        from unsum.audit.gate import EXIT_CODES, result_of
+
+        raise typer.Exit(EXIT_CODES[result_of((one.finding.leakage for one in done), fail_above)])
 
 
 def _show_run(run: RunAudit) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 from unsum.audit import Audit
 from unsum.audit.compare import Comparison
 from unsum.audit.leakage import Tried
-from unsum.audit.report import COLORS
+from unsum.audit.report import COLORS, pictured
 from unsum.audit.result import SampleRow
 from unsum.audit.sweep.bench import Point
 from unsum.audit.sweep.result import Curve, SweepResult, closer, headline, level, sentences, short
@@ -45,16 +45,17 @@ def show(result: Audit, page: Path) -> None:
 
 def _setting_table(result: Audit) -> Table:
     leak, setting = result.leak, result.setting
-    found = leak.batch_size if result.texts is None else len(result.texts.found)
-    what = "texts" if result.texts is not None else "photos" if result.table is None else "rows"
+    found = leak.distinct if result.texts is None else len(result.texts.found)
+    what = f"{_called(result)}s"
     batch = f"{setting.batch_size} {what}" if result.truth else "of unknown size"
+    there = f" (there are {setting.batch_size})" if result.truth else ""
     facts: dict[str, str | Text] = {
         "model": setting.model,
         "private batch": f"{batch}, {setting.classes} classes, {setting.mode} mode",
         "defense": setting.defenses,
         "granted to the attacker": _granted(result),
         "attack": setting.attack,
-        f"{result.kind}s found": f"{found}" + (f" (there are {setting.batch_size})" if result.truth else ""),
+        f"{result.kind}s found": "; ".join(filter(None, [f"{found}{there}", leak.uncounted])),
         "certificate": "exact" if leak.exact else "not exact",
         "predicted feature error": error(leak.predicted_error),
         "gradient scale found": f"{leak.scale:.6g}",
@@ -64,6 +65,13 @@ def _setting_table(result: Audit) -> Table:
     for name, value in facts.items():
         table.add_row(name, value if isinstance(value, Text) else Text(plain(value)))
     return table
+
+
+def _called(result: Audit) -> str:
+    """What one of the client's samples is."""
+    if result.texts is not None:
+        return "text"
+    return "row" if result.table is not None else "photo" if pictured(result) else "sample"
 
 
 def _granted(result: Audit) -> Text:
@@ -78,7 +86,7 @@ def _sample_table(result: Audit) -> Table:
     if result.texts is not None:
         return _text_table(result)
     table = Table(title="Recovered, beside the truth" if compared else "Recovered", title_justify="left")
-    first = "photo" if result.table is None else "row"
+    first = _called(result)
     for heading in (first, "label", "recovered label") if compared else ("sample", "recovered label"):
         table.add_column(heading, overflow="fold")  # a long name goes on in the next line, and is never cut
     figures = ["leakage", "feature error", *(["PSNR (dB)", "SSIM"] if pictures else [])]

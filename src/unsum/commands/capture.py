@@ -19,9 +19,7 @@ from unsum.files.report_folder import check_writable
 def command(
     named: options.NamedModel,
     given: options.ClientData,
-    batch: Annotated[
-        int | None, Option(help="How many photos (or texts) the client trains on.", show_default="8")
-    ] = None,
+    batch: Annotated[int | None, Option(help="How many samples the client has.", show_default="8")] = None,
     defense: options.DefenseOption = None,
     eval_mode: options.EvalOption = False,
     buffers: options.BuffersOption = False,
@@ -47,7 +45,7 @@ def command(
     chain = [parse_defense(text) for text in defense or []]
     chosen = options.usable_device(device)
     with stages() as shown:
-        shown.say("Loading the model and the client's photos")
+        shown.say("Loading the model and the client's samples")
         inputs = Inputs(batch=batch, seed=seed, **vars(named) | vars(given))
         text = is_text(named.model)
         if text:

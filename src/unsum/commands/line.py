@@ -14,9 +14,10 @@ from typing import Annotated
 import typer
 
 from unsum.commands import app as live_page
-from unsum.commands import attack, audit, bench, capture, doctor, faults, train_inverse
+from unsum.commands import attack, audit, bench, capture, ceiling, doctor, faults, train_inverse
 from unsum.commands.help import ABOUT
-from unsum.commands.listing import show
+from unsum.commands.listing import FAMILIES, show
+from unsum.commands.shape import Command
 from unsum.commands.stages import say
 from unsum.version import __version__
 
@@ -29,13 +30,19 @@ app = typer.Typer(
 )
 
 
-def _list(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON instead of tables.")] = False) -> None:
-    """What auto tries in which order; every attack, label rule, peeler, inverter, server and defense, with what it needs."""
-    show(as_json)
+def _list(
+    family: Annotated[
+        str | None, typer.Argument(help=f"Of this family, what each does and needs: {', '.join(FAMILIES)}.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Every attack, label rule, peeler, inverter, server and defense by name; of one family, what each does and needs."""
+    show(as_json, family)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "audit": audit.command,
+    "ceiling": ceiling.command,
     "capture": capture.command,
     "attack": attack.command,
     "doctor": doctor.command,
@@ -66,7 +73,7 @@ def _options(
 
 
 for name, command in COMMANDS.items():
-    app.command(name)(command)
+    app.command(name, cls=Command)(command)
 app.add_typer(bench.app, name="bench")
 for info in (*app.registered_commands, *bench.app.registered_commands):
     info.epilog = f"{_VERBOSE} shows the traceback of an error."

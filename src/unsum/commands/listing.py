@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from unsum.commands.stages import OUT, loading, say
+from unsum.errors import check_name
 from unsum.registry import PROBLEMS, Registry
 
 Listed = dict[str, list[dict[str, str]]]
@@ -21,8 +22,23 @@ _HEADINGS = {
 }
 
 
-def show(as_json: bool) -> None:
-    """Print them as tables or JSON."""
+# How a family is asked for, and its title in the list.
+FAMILIES = {
+    "auto": "what --attack auto tries, in this order",
+    "attacks": "attacks (--attack)",
+    "matching": "gradient matching (--attack)",
+    "labels": "label rules (--labels)",
+    "peelers": "peelers",
+    "inverters": "inverters",
+    "servers": "servers that change the model (--server)",
+    "defenses": "defenses (--defense)",
+}
+
+
+def show(as_json: bool, family: str | None = None) -> None:
+    """Every family with the names in it; of one family what each does and needs. As JSON, all of it."""
+    if family is not None:
+        check_name("family", family, FAMILIES)
     plugins = any(group.startswith("unsum.") for group in entry_points().groups)
     if plugins:
         with loading():
@@ -30,14 +46,30 @@ def show(as_json: bool) -> None:
     else:
         listed = _own()
     say_problems()
+    if family is not None:
+        listed = {FAMILIES[family]: listed[FAMILIES[family]]}
     if as_json:
         print(json.dumps(listed, indent=2, ensure_ascii=False))
-        return
-    for title, entries in listed.items():
-        table = Table(*(_HEADINGS.get(field, field) for field in entries[0]), title=title, title_justify="left")
-        for entry in entries:
-            table.add_row(*entry.values())
-        OUT.print(table)
+    elif family is None:
+        _show_names(listed)
+    else:
+        _show_details(*listed.popitem())
+
+
+def _show_names(listed: Listed) -> None:
+    table = Table("family", "names", box=None, padding=(0, 2, 0, 0))
+    for family, title in FAMILIES.items():
+        names = list(dict.fromkeys(entry["name"] for entry in listed[title]))
+        table.add_row(family, (" → " if family == "auto" else ", ").join(names))
+    OUT.print(table)
+    OUT.print("What each does and needs: unsum list FAMILY, as in: unsum list defenses")
+
+
+def _show_details(title: str, entries: list[dict[str, str]]) -> None:
+    table = Table(*(_HEADINGS.get(field, field) for field in entries[0]), title=title, title_justify="left")
+    for entry in entries:
+        table.add_row(*entry.values())
+    OUT.print(table)
 
 
 def _own() -> Listed:
@@ -58,18 +90,18 @@ def listed_methods() -> Listed:
     from unsum.separate import SEPARATORS
 
     families: dict[str, Registry[Any]] = {
-        "attacks (--attack)": SEPARATORS,
-        "gradient matching (--attack)": MATCHERS,
-        "label rules (--labels)": LABEL_RULES,
+        "attacks": SEPARATORS,
+        "matching": MATCHERS,
+        "labels": LABEL_RULES,
         "peelers": PEELERS,
         "inverters": INVERTERS,
-        "servers that change the model (--server)": SERVERS,
-        "defenses (--defense)": DEFENSES,
+        "servers": SERVERS,
+        "defenses": DEFENSES,
     }
     tried = [{"name": choice.method, "when": choice.when, "says": choice.says} for choice in CHOICES]
-    return {"what --attack auto tries, in this order": tried} | {
-        title: [{"name": e.name, "summary": e.summary, "needs": e.needs} for e in family]
-        for title, family in families.items()
+    return {FAMILIES["auto"]: tried} | {
+        FAMILIES[name]: [{"name": e.name, "summary": e.summary, "needs": e.needs} for e in family]
+        for name, family in families.items()
     }
 
 

@@ -14,7 +14,7 @@ def main() -> None:
     if sys.argv[1:] == ["--help"]:
         print(shown())
         raise SystemExit(0)
-    if sys.argv[1:] in (["list"], ["list", "--json"]):
+    if sys.argv[1:] in (["list"], ["list", "--json"]):  # `unsum list FAMILY` goes the usual way
         _list("--json" in sys.argv)
     from unsum.commands.line import run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from typer import Option
 
-from unsum.deadline import INTERACTIVE_LIMIT
+from unsum.commands.shape import panel, place
 from unsum.errors import UnsumError, unknown_name
 
 if TYPE_CHECKING:
@@ -22,34 +23,28 @@ DataOption = Annotated[
     str | None,
     Option(
         "--data",
-        "--text",
-        help="The client's photos: a folder, tar (webdataset too) or npz, torchvision:NAME:DIR, or hf:FOLDER; a table: .csv, "
-        ".tsv or .parquet, with --target; for a language model a file with one text a line, or .jsonl.",
-        show_default="the embedded ones",
+        help="Photos: a folder, tar (webdataset too) or npz, torchvision:NAME:DIR or hf:FOLDER. A table: .csv, .tsv or .parquet. "
+        "Text for a language model: one a line, or .jsonl.",
+        show_default="embedded photos",
     ),
 ]
 PreviousOption = Annotated[
     Path | None,
-    Option(
-        help="The client's update of the round before, where its optimizer carries a momentum on (--momentum, or found): it is "
-        "taken off."
-    ),
+    Option(help="The client's update of the round before: momentum (--momentum, or found) is taken off."),
 ]
 DefenseOption = Annotated[
-    list[str] | None, Option(help="noise:STD, clip:NORM, sign … from `unsum list`; repeat to chain, in order.")
+    list[str] | None,
+    Option(metavar="<str>", help="noise:STD, clip:NORM … from `unsum list defenses`; repeat to chain."),
 ]
-EvalOption = Annotated[bool, Option("--eval-mode", help="The client's BatchNorm uses running statistics.")]
+EvalOption = Annotated[bool, Option("--eval-mode", help="BatchNorm uses running statistics.")]
 TimeLimitOption = Annotated[
     float | None,
     Option(
-        help="Seconds for the search; then the best answer so far, and what was left untried. 0 takes as long as it takes. "
-        "Ctrl-C gives the same at any time.",
-        show_default="60; none for attacks that take a fixed number of steps",
+        help="Seconds of search until the best answer so far, as Ctrl-C gives; 0 for no limit.",
+        show_default="60; none where steps are fixed",
     ),
 ]
-BuffersOption = Annotated[
-    bool, Option("--buffers", help="Send BatchNorm's statistics along, as a whole state dict does.")
-]
+BuffersOption = Annotated[bool, Option("--buffers", help="Send BatchNorm's statistics along.")]
 DeviceOption = Annotated[str, Option(help="cpu, cuda, cuda:1, mps …")]
 SeedOption = Annotated[int, Option(help="Fixes every random choice.")]
 JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON instead of a table.")]
@@ -62,35 +57,28 @@ class NamedModel:
     model: Annotated[
         str,
         Option(
-            help="default, mlp (for tables also mlp:embedded), torchvision:NAME (or NAME:WEIGHTS), timm:NAME, hf:FOLDER, "
-            "FILE.py:FACTORY or FILE.pt2 (torch.export)."
+            help="default (embedded), mlp, mlp:embedded (tables), torchvision:NAME, torchvision:NAME:WEIGHTS, timm:NAME, "
+            "hf:FOLDER, FILE.py:FACTORY or FILE.pt2 (torch.export).",
+            show_default=False,
         ),
     ] = "default"
-    weights: Annotated[Path | None, Option(help="A .safetensors, .pt or .npz state dict for the model.")] = None
+    weights: Annotated[Path | None, Option(help="Its state dict: .safetensors, .pt or .npz.")] = None
     classes: Annotated[
         int | None,
-        Option(help="Classes of the model; by default as many as the data, the update or a trained head have."),
+        Option(help="Its classes.", show_default="those of the data, update or head"),
     ] = None
     classes_from: Annotated[
         Path | None,
-        Option(
-            help="The names of a trained head's classes: a file with one a line in its order, or the folder it was trained on, "
-            "whose folders count by number or by name."
-        ),
+        Option(help="A trained head's classes in its order: a file, one a line, or the folder it was trained on."),
     ] = None
     fresh_head: Annotated[bool, Option("--fresh-head", help="Put a new head on trained weights, for another task.")] = (
         False
     )
     image_size: Annotated[
         int | None,
-        Option(
-            help="Side of the photos.",
-            show_default="what the model says or, by trying, takes; the photos' own first",
-        ),
+        Option(help="Side of the photos.", show_default="what the model takes, the photos' own first"),
     ] = None
-    download: Annotated[
-        bool, Option("--download", help="Fetch published torchvision weights that are not on this disk.")
-    ] = False
+    download: Annotated[bool, Option("--download", help="Fetch published torchvision weights.")] = False
 
 
 @dataclass(frozen=True)
@@ -98,34 +86,30 @@ class ClientData:
     """What a simulated client trains on, as `unsum.audit` takes it."""
 
     data: DataOption = None
-    target: Annotated[str | None, Option(help="Of a table: the column that the model predicts.")] = None
+    target: Annotated[str | None, Option(help="Of a table: the column to predict.")] = None
     columns: Annotated[
         str | None,
-        Option(help="Of a table: what columns are, where that shall not be guessed: zip=category,age=number,id=skip."),
+        Option(help="Of a table: what columns are, as zip=category,age=number,id=skip.", show_default="guessed"),
     ] = None
-    same_label: Annotated[int, Option(help="How many of them share one label; 0 takes them as they come.")] = 0
+    same_label: Annotated[int, Option(help="How many of them share one label; 0: any.")] = 0
 
 
 @dataclass(frozen=True)
 class ChosenAttack:
     """How its update is attacked, as `unsum.audit` takes it."""
 
-    attack: Annotated[str, Option(help="auto, or an attack from `unsum list`.")] = "auto"
-    label_rule: Annotated[
-        str | None, Option("--labels", help="A label rule from `unsum list` that finds the labels first.")
-    ] = None
+    attack: Annotated[str, Option(help="auto, or one from `unsum list attacks`.")] = "auto"
+    label_rule: Annotated[str | None, Option("--labels", help="A rule for the labels, from `unsum list labels`.")] = (
+        None
+    )
     inverse: Annotated[
         list[Path] | None,
-        Option(
-            help="What `unsum train-inverse` wrote for this backbone (--out), for pictures; repeat for inner layers."
-        ),
+        Option(metavar="<path>", help="What `unsum train-inverse` wrote, for pictures; repeat for inner layers."),
     ] = None
-    refine: Annotated[
-        str | None, Option(help="Refine the pictures: features (raises PSNR), or the published f, g, gf.")
-    ] = None
+    refine: Annotated[str | None, Option(help="Refine pictures: features (raises PSNR), or f, g, gf.")] = None
     loss: Annotated[
         str | None,
-        Option(help="The client's loss, if not cross-entropy: bce, mse or focal:GAMMA; the attacker is told."),
+        Option(help="Its loss: bce, mse or focal:GAMMA; the attacker knows it.", show_default="cross-entropy"),
     ] = None
 
 
@@ -135,21 +119,19 @@ class Captured:
 
     update: Annotated[
         Path | None,
-        Option(help="A captured update: .safetensors, .npz, .pt, a Flower record (.pb), or a folder of .npy files."),
+        Option(help="A file (.safetensors, .npz, .pt, Flower's .pb) or a folder of .npy."),
     ] = None
-    before: Annotated[Path | None, Option(help="Instead of an update: the weights that the server sent out.")] = None
-    after: Annotated[Path | None, Option(help="Instead of an update: the weights that the client sent back.")] = None
-    delta: Annotated[bool, Option("--delta", help="The update is a change of weights, not a gradient.")] = False
-    learning_rate: Annotated[
-        float | None, Option("--lr", help="The client's learning rate, for weights, their change, and local steps.")
-    ] = None
+    before: Annotated[Path | None, Option(help="Instead: the weights that the server sent out.")] = None
+    after: Annotated[Path | None, Option(help="Instead: the weights that the client sent back.")] = None
+    delta: Annotated[bool, Option("--delta", help="It is a change of weights, not a gradient.")] = False
+    learning_rate: Annotated[float | None, Option("--lr", help="Learning rate, for weights and local steps.")] = None
     steps: Annotated[
         int | None,
-        Option("--local-steps", "--steps", help="How many steps of SGD the client takes, in all epochs together."),
+        Option("--local-steps", help="Steps of SGD that it takes, in all epochs together."),
     ] = None
-    epochs: Annotated[int, Option(help="How often the client goes through its samples.")] = 1
-    momentum: Annotated[float, Option(help="The momentum of the client's SGD.")] = 0.0
-    weight_decay: Annotated[float, Option(help="The weight decay of the client's SGD.")] = 0.0
+    epochs: Annotated[int, Option(help="How often it goes through its samples.")] = 1
+    momentum: Annotated[float, Option(help="The momentum of its SGD.")] = 0.0
+    weight_decay: Annotated[float, Option(help="The weight decay of its SGD.")] = 0.0
 
     def received(self) -> Received | None:
         """The files of the update, if any option speaks of one."""
@@ -187,20 +169,21 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         }
         command(**made, **values)
 
+    flat.sort(key=lambda parameter: place(parameter.name))
     called.__signature__ = Signature(flat)  # type: ignore[attr-defined] # what Typer makes options of
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
     return called
 
 
 def _option(name: str, default: Any, kind: Any) -> Parameter:
+    for told in getattr(kind, "__metadata__", ()):
+        told.rich_help_panel = panel(name)
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
-def seconds(wanted: float | None, steps: int | None) -> float | None:
-    """The time limit as an attack takes it, where the attack takes so many `steps` anyway."""
-    if wanted is not None:
-        return wanted or None
-    return INTERACTIVE_LIMIT if steps is None else None
+def seconds(wanted: float | None) -> float | None:
+    """The time limit as an attack takes it: 0 is without end."""
+    return math.inf if wanted == 0 else wanted
 
 
 def usable_device(name: str) -> str:

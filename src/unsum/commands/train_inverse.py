@@ -37,7 +37,7 @@ def command(
     held_out: Annotated[
         list[Path] | None, Option(help="Photos that are only scored; by default a twentieth of the others.")
     ] = None,
-    size: Annotated[int | None, Option(help="Side of the photos; by default what the model takes.")] = None,
+    image_size: Annotated[int | None, Option(help="Side of the photos; by default what the model takes.")] = None,
     hours: Annotated[float | None, Option(help="Hours of training; or say how many --steps.")] = None,
     steps: Annotated[int | None, Option(help="Steps of training, instead of --hours.")] = None,
     batch: Annotated[int, Option(help="Photos in a step, on every GPU.")] = 256,
@@ -50,7 +50,7 @@ def command(
         str | None,
         Option(help="A convolution or dense layer inside the model, to invert what it reads; attacks go down to it."),
     ] = None,
-    rate: Annotated[float, Option(help="Highest learning rate.")] = 1e-3,
+    learning_rate: Annotated[float, Option("--lr", help="Highest learning rate.")] = 1e-3,
     start: Annotated[Path | None, Option(help="An inverse to begin with, for fine-tuning.")] = None,
     devices: Annotated[str, Option(help="How many GPUs or processes; several nodes through torchrun.")] = "1",
     device: Annotated[str, Option(help="auto, cpu, cuda or mps.")] = "auto",
@@ -61,13 +61,13 @@ def command(
         from unsum.data import read_photos
         from unsum.invert.train import Training, new_fabric, train_inverse
         from unsum.models import load_model
-    loaded = load_model(model, classes=10, seed=seed, weights=weights, size=size, fresh_head=True)
+    loaded = load_model(model, classes=10, seed=seed, weights=weights, size=image_size, fresh_head=True)
     training = Training(
         hours=hours,
         steps=steps,
         size=loaded.image_size,
         batch=batch,
-        rate=rate,
+        rate=learning_rate,
         clients=_sizes(clients),
         loss=loss,
         decoder=decoder,

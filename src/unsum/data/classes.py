@@ -45,6 +45,9 @@ def fitted(source: Source, classes: int, order: list[str] | None, *, trained: bo
             raise UnsumError(f"The data have a class {shown(strange)}, and --classes-from does not name it.")
         return replace(source, class_order=order)
     names, _ = numbered([source], source.classes)
+    called = set(source.classes)
+    if trained and source.class_order is None and len(called) == classes < len(names):
+        return replace(source, class_order=sorted(called, key=int))  # numbers that do not count from 0: 1 to 10, say
     by_number = source.class_order is None and names == [str(number) for number in range(len(names))]
     if not trained or len(names) == classes or (by_number and len(names) < classes):
         return source

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from unsum.errors import UnsumError, first_line
 from unsum.files.array_file import names_in, read_npz
 from unsum.files.limits import LimitError, Limits
+from unsum.files.walk import files_under
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _MOST_BYTES = 1 << 28  # of one encoded picture: beyond this a tar's header lies, or it is no photo
@@ -93,7 +94,7 @@ def _is_picture(name: str) -> bool:
 
 def _folder(path: Path) -> Source:
     limits = Limits.from_environment()
-    found = (file for file in path.rglob("*") if _is_picture(file.name) and file.is_file())
+    found = (file for file in files_under(path) if _is_picture(file.name))
     files = sorted(islice(found, limits.pictures + 1))
     if len(files) > limits.pictures:
         raise UnsumError(f"{path.name!r} holds more than {limits.pictures:,} pictures; set UNSUM_MAX_PICTURES higher.")

@@ -17,6 +17,7 @@ from typing import Literal, cast
 from torch import Tensor
 
 from unsum.client.step import ClientStep, Stage
+from unsum.defend.added import AddedNoise
 from unsum.errors import UnsumError
 from unsum.registry import Registry
 from unsum.update import Update
@@ -58,6 +59,10 @@ class Defense(ABC):
     def after(self, update: Update, step: ClientStep) -> Update:  # noqa: ARG002 (for those that need the batch)
         """What becomes of the update, with the model and the batch at hand."""
         return self(update)
+
+    def noise_free(self, samples: int) -> tuple[tuple[Defense, ...], AddedNoise | None]:  # noqa: ARG002 (DP-SGD divides by it)
+        """What is played in its place where the noise is left out, and the noise it adds after that."""
+        return (self,), None
 
     def __or__(self, after: Defense) -> DefenseChain:
         return DefenseChain(*self.parts(), *after.parts())

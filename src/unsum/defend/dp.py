@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from unsum.client.step import ClientStep, Gradients, Stage, in_mode, loss_rows, mean_loss
-from unsum.defend.defense import DEFENSES, Axis, ClientDefense, require
+from unsum.defend.added import AddedNoise
+from unsum.defend.defense import DEFENSES, Axis, ClientDefense, Defense, require
 from unsum.errors import UnsumError, check_name, optional
 from unsum.gradients import main_output
 
@@ -74,6 +75,11 @@ class DPSGD(ClientDefense):
         )
         optimizer.pre_step()  # clip, sum, noise, mean: everything but moving the weights
         return {name: p.grad.detach() for name, p in parameters.items() if p.grad is not None}
+
+    def noise_free(self, samples: int) -> tuple[tuple[Defense, ...], AddedNoise | None]:
+        """The mean of clipped gradients; its noise is σ c / B, in every step anew."""
+        scale = self.strength * self.clip / samples
+        return (DPSGD(0.0, clip=self.clip),), AddedNoise("gaussian", scale, every_step=True) if scale else None
 
     def __repr__(self) -> str:
         return f"DPSGD({self.strength:g}, clip={self.clip:g})"

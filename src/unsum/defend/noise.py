@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from unsum.defend.defense import DEFENSES, Axis, TensorDefense, require
+from unsum.defend.added import AddedNoise
+from unsum.defend.defense import DEFENSES, Axis, Defense, TensorDefense, require
 
 
 @DEFENSES.register("noise", summary="Gaussian noise of this standard deviation on every entry")
@@ -29,6 +30,9 @@ class Noise(TensorDefense):
 
     def changed(self, gradient: Tensor) -> Tensor:
         return gradient + self.strength * torch.randn_like(gradient)
+
+    def noise_free(self, samples: int) -> tuple[tuple[Defense, ...], AddedNoise | None]:  # noqa: ARG002
+        return (), AddedNoise("gaussian", self.strength) if self.strength else None
 
 
 @DEFENSES.register("laplace", summary="Laplace noise of this scale b (standard deviation √2·b) on every entry")
@@ -53,3 +57,6 @@ class Laplace(TensorDefense):
     def changed(self, gradient: Tensor) -> Tensor:
         one, other = torch.empty_like(gradient).exponential_(), torch.empty_like(gradient).exponential_()
         return gradient + self.strength * (one - other)
+
+    def noise_free(self, samples: int) -> tuple[tuple[Defense, ...], AddedNoise | None]:  # noqa: ARG002
+        return (), AddedNoise("laplace", self.strength) if self.strength else None

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unsum.defend.added import AddedNoise
 from unsum.defend.clip import Clip
-from unsum.defend.defense import DEFENSES, Switch, require
+from unsum.defend.defense import DEFENSES, Defense, Switch, require
 from unsum.defend.dp import DPSGD
 from unsum.defend.noise import Noise
 from unsum.update import Update
@@ -78,6 +79,9 @@ class FlowerLocalDP(Switch):
 
     def __call__(self, update: Update) -> Update:
         return Noise(self.deviation)(Clip(self.clipping_norm)(update))
+
+    def noise_free(self, samples: int) -> tuple[tuple[Defense, ...], AddedNoise | None]:
+        return (Clip(self.clipping_norm),), Noise(self.deviation).noise_free(samples)[1]
 
 
 @DEFENSES.register(

@@ -19,8 +19,11 @@ from unsum.invert import load_inverse
 from unsum.invert.layout import feature_layout
 from unsum.models.language import TextTask, Tokenizer, embedding_width, looks_ahead, task_of
 from unsum.peel.residual.reach import reach
+from unsum.peel.shapes import shapes_read
+from unsum.spans.maps.pair import ConvPair, find_pairs
 from unsum.spans.tokens import find_patches
 from unsum.spans.tokens.search import MOST
+from unsum.update import Update
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _DOUBLE = 8  # bytes
@@ -153,22 +156,36 @@ def depth(model: nn.Module, samples: int, size: int) -> Said:
     """How far below the pooling the batch can be read, by counting places against channels."""
     try:
         told = reach(model, samples, size)
-    except UnsumError as error:
-        return (
-            "ok",
-            f"{str(error).removesuffix('.')}; the head, dense layers and the last convolutions may tell all the same.",
-        )
-    start, places = model.get_submodule(told.start), prod(told.start_shape[1:])
-    channels = start.out_channels if isinstance(start, nn.Conv2d) else 0
+        start, shape = told.start, told.start_shape
+        further = f", and blocks can be undone down to what {told.deepest!r} reads; {told.stop}"
+    except UnsumError:
+        pairs = _last_pairs(model)
+        if not pairs:
+            return (
+                "ok",
+                "No two convolutions of stride 1 follow each other; the head and dense layers may tell all the same.",
+            )
+        start, further = pairs[0].first.name, " ('spans')"
+        shape = shapes_read(model, [pairs[0].first.conv], (3, size, size))[pairs[0].first.conv]
+    layer, places = model.get_submodule(start), prod(shape[1:])
+    channels = layer.out_channels if isinstance(layer, nn.Conv2d) else 0
     if samples * places >= channels:
+        most = (channels - 1) // places
+        fewer = f"up to {most} samples they would" if most else f"photos of a smaller side than {size} they may"
         return "ok", (
-            f"{samples} samples have {samples * places:,} places in the last block's maps, and its convolutions {channels} "
-            f"channels: their gradients do not tell the maps apart; up to {(channels - 1) // places} samples they would."
+            f"{samples} samples have {samples * places:,} places in the maps that {start!r} reads, and its gradient has "
+            f"{channels} channels: the last convolutions do not tell the maps apart; {fewer}."
         )
-    return "warning", (
-        f"The last convolutions tell every sample's map, whatever pooling stands above, and blocks can be undone down to what "
-        f"{told.deepest!r} reads; {told.stop}."
-    )
+    return "warning", f"The last convolutions tell every sample's map, whatever pooling stands above{further}."
+
+
+def _last_pairs(model: nn.Module) -> list[ConvPair]:
+    """Two convolutions in a row that 'spans' would read, the nearest to the logits first, if all gradients are sent."""
+    sent = Update({name: parameter.detach() for name, parameter in model.named_parameters()})
+    try:
+        return find_pairs(model, sent)
+    except UnsumError:  # it cannot be traced
+        return []
 
 
 def tokens(model: nn.Module, samples: int) -> Said:
@@ -203,13 +220,13 @@ def labels(model: nn.Module, batch: Batch) -> Said:
     return "ok", f"All within the model's classes{others}."
 
 
-def variety(batch: Batch) -> Said:
-    """Two copies of one picture have one feature vector between them."""
+def variety(batch: Batch, what: str = "pictures") -> Said:
+    """Two copies of one sample have one feature vector between them."""
     flat = batch.images.flatten(1)
     copies = len(flat) - len(flat.unique(dim=0))
     if copies:
-        return "warning", f"{copies} pictures are copies of others in the batch; copies cannot be told apart."
-    return "ok", f"{len(flat)} different pictures."
+        return "warning", f"{copies} {what} are copies of others in the batch; copies cannot be told apart."
+    return "ok", f"{len(flat)} different {what}."
 
 
 def needed_bytes(classes: int, features: int) -> int:

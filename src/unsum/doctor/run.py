@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from unsum.audit.inputs import USUAL_BATCH, Data, Inputs, own_model
+from unsum.audit.pictures import is_picture
 from unsum.audit.text import is_text, text_inputs
 from unsum.data import Batch, photo_count
 from unsum.data.table_file import is_table
@@ -20,6 +21,7 @@ from unsum.doctor.tampering import tampering
 from unsum.errors import UnsumError
 from unsum.files.tensor_file import read_tensors
 from unsum.models import DEFAULT_MODEL
+from unsum.models.built import looks_at_pictures
 from unsum.models.load import LoadedModel
 from unsum.models.received import Received
 from unsum.spans.tokens import is_patched
@@ -87,26 +89,29 @@ def doctor(
     findings = [*_named({"loading": read}), *tampering(module), *_named({"head": network.head(module)})]
     if findings[-1].mark == "will not work":
         return findings
+    pictures = looks_at_pictures(module) or (held is not None and is_picture(held.images[0]))
     said = {
         "training": network.trainable_head(module),
         "bias": network.bias(module),
-        "features": network.features(module, size),
+        **({"features": network.features(module, size)} if pictures else {}),
         "BatchNorm": network.batch_norm(module, train),
         "dropout": network.dropout(module, train),
         "precision": network.precision(module),
         "weights": network.finite_weights(module),
-        "inverse": network.inverse(module, None if inverse is None else str(inverse)),
     }
+    if pictures or inverse is not None:
+        said["inverse"] = network.inverse(module, None if inverse is None else str(inverse))
     samples = batch if batch is not None or held is None else len(held.images)
     if samples is not None:
         said["batch size"] = network.size_against_classes(module, samples)
         said["feature width"] = network.size_against_features(module, samples)
         if is_patched(module):
             said["tokens"] = network.tokens(module, samples)
-        else:
+        elif pictures:
             said["depth"] = network.depth(module, samples, size)
     if held is not None:
-        said |= {"labels": network.labels(module, held), "pictures": network.variety(held)}
+        what = "pictures" if pictures else "samples"
+        said |= {"labels": network.labels(module, held), what: network.variety(held, what)}
     if sent is not None:
         said |= _of_update(module, sent)
     return findings + _named(said | {"memory": network.memory(module, torch.device(device))})

@@ -125,18 +125,22 @@ class Journal:
 def figures_of(findings: Sequence[ClientFinding], seconds: float) -> dict[str, float]:
     """A round in numbers, as a strategy's metrics can hold them: whole numbers and finite ones only.
 
-    Where no client's leakage is known, `leak-worst` is left out: dashboards show a gap, never 0.
+    Where no client's leakage is known, `leak-worst` is left out, and `leak-expected` where the attack predicts nothing:
+    dashboards show a gap, never 0.
     """
     audited = [finding for finding in findings if finding.outcome == "audited"]
-    leakages = [finding.leakage for finding in audited if math.isfinite(finding.leakage)]
+    most = {
+        "leak-worst": [finding.leakage for finding in audited if math.isfinite(finding.leakage)],
+        "leak-expected": [finding.expected for finding in audited if math.isfinite(finding.expected)],
+    }
     sure = [finding for finding in audited if finding.exact]
     figures: dict[str, float] = {
         "leak-audited": len(audited),
         "leak-not-audited": len(findings) - len(audited),
         "leak-not-decidable": sum(finding.state == NOT_DECIDABLE for finding in findings),
         "leak-exact": len(sure),
-        "leak-exact-samples": sum(finding.batch_size or 0 for finding in sure),
+        "leak-exact-samples": sum(finding.distinct or 0 for finding in sure),
         "leak-statistics": sum(finding.statistics_layers > 0 for finding in audited),
         "leak-seconds": float(seconds),
     }
-    return figures | ({"leak-worst": float(max(leakages))} if leakages else {})
+    return figures | {name: float(max(values)) for name, values in most.items() if values}

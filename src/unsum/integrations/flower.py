@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from unsum.audit.verdict import NOT_DECIDABLE
-from unsum.deadline import INTERACTIVE_LIMIT
+from unsum.deadline import DEFAULT_LIMIT
 from unsum.declared import check_whole
 from unsum.errors import UnsumError
 from unsum.integrations.finding import (
@@ -139,7 +139,7 @@ class AuditStrategy(WrappedStrategy):
             if repeats:
                 raise UnsumError("Rounds are solved together in one process; leave out processes=, or repeats=True.")
             check_whole("The number of processes", processes)
-            limit = budget_seconds or INTERACTIVE_LIMIT
+            limit = budget_seconds or DEFAULT_LIMIT
             self._pool = AuditPool(self._model, processes, train=train, seed=seed, time_limit=limit)
         self._sent: dict[int, ArrayRecord] = {}
         self._turns: dict[int, int] = {}
@@ -289,8 +289,9 @@ class AuditStrategy(WrappedStrategy):
         audited = [finding for finding in findings if finding.outcome == "audited"]
         exact = [finding for finding in audited if finding.exact]
         _LOG.info(
-            "unsum: round %d: %d of %d clients audited; %d give their batch away for certain (%d samples), %d are not decidable",
-            number, len(audited), len(findings), len(exact), sum(finding.batch_size or 0 for finding in exact),
+            "unsum: round %d: %d of %d clients audited; %d give their batch away for certain (%d distinct samples), "
+            "%d are not decidable",
+            number, len(audited), len(findings), len(exact), sum(finding.distinct or 0 for finding in exact),
             sum(finding.state == NOT_DECIDABLE for finding in audited),
         )  # fmt: skip
         for finding in findings:

@@ -50,6 +50,11 @@ def backbone_fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
+def looks_at_pictures(model: nn.Module) -> bool:
+    """Whether it has two-dimensional convolutions, or says how large its photos are; dense layers alone may be for tables."""
+    return hasattr(model, "image_size") or any(parameter.ndim == 4 for parameter in model.parameters())
+
+
 def dense_layers(*widths: int) -> nn.Sequential:
     """Linear layers of these widths, ReLU between them."""
     layers = [layer for width, following in pairwise(widths) for layer in (nn.Linear(width, following), nn.ReLU())]

@@ -7,7 +7,7 @@ is one number per picture; averages are taken over these, never over the batch's
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 
 import numpy as np
@@ -19,10 +19,9 @@ from unsum.errors import UnsumError
 from unsum.late_scipy import linear_sum_assignment
 from unsum.leak import Leak
 from unsum.models.lpips import lpips
+from unsum.score.labels import pair_labels, same_labels
 from unsum.score.pictures import picture_cosine, psnr, ssim
 from unsum.score.text import Sequences, score_text
-
-_ONE = 1e-3  # how far from 1 probabilities may sum
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class SampleScore:
     """
 
     found: int | None  # index in the leak
-    label_correct: float
+    label_correct: float  # whether its label is among those found, each of which counts once
     target_error: float  # largest error of any entry of the target row
     feature_error: float  # ‖f̂ − f‖ / ‖f‖
     feature_cosine: float
@@ -42,6 +41,8 @@ class SampleScore:
     ssim: float
     lpips: float
     picture_cosine: float = math.nan  # brightness, tint and contrast do not count
+    leakage: float = math.nan  # by the strongest attack tried, where an audit measured it
+    label_from: int | None = None  # index of the target row that its label was found in
 
 
 def score(
@@ -76,7 +77,7 @@ def score(
 
 def summarize(leak: Leak, rows: list[SampleScore]) -> dict[str, float]:
     """Means over the true samples, the worst feature error, and how far the batch size is off; without what is NaN."""
-    names = [name for name in asdict(rows[0]) if name != "found"]
+    names = [name for name in asdict(rows[0]) if name not in ("found", "label_from", "leakage")]
     summary = {name: fmean(getattr(row, name) for row in rows) for name in names}
     summary["worst_feature_error"] = max(row.feature_error for row in rows)
     summary["samples"] = float(len(rows))
@@ -102,39 +103,35 @@ def score_samples(
         partner = assign(leak.targets, rows)
     else:
         raise UnsumError("score needs at least one of images, targets and features to compare with.")
-    return [
-        _score_one(leak, found, *(None if truth is None else truth[i].cpu() for truth in (pictures, rows, features)))
+    scores = [
+        _score_one(leak, found, *(None if truth is None else truth[i].cpu() for truth in (pictures, features)))
         for i, found in enumerate(partner)
+    ]
+    return scores if rows is None else label_scores(scores, leak.targets, rows)
+
+
+def label_scores(scores: list[SampleScore], found: Tensor, true: Tensor) -> list[SampleScore]:
+    """The same with their labels scored: found rows (n, C), in no order of theirs, against the true ones (B, C)."""
+    answers, truth = found.detach().cpu().double(), true.detach().cpu().double()
+    if len(answers) == 0:
+        answers = answers.new_zeros(0, truth.shape[1])
+    pairs = pair_labels(
+        answers, truth, [one.found if one.found is None or one.found < len(answers) else None for one in scores]
+    )
+    same = same_labels(answers, truth)
+    return [
+        replace(
+            one,
+            label_from=j,
+            label_correct=float(j is not None and bool(same[i, j])),
+            target_error=float(((0 if j is None else answers[j]) - truth[i]).abs().max()),
+        )
+        for i, (one, j) in enumerate(zip(scores, pairs, strict=True))
     ]
 
 
-def is_distribution(row: Tensor) -> bool:
-    """Whether a target row holds the probabilities of two classes or more."""
-    return len(row) > 1 and float(row.min()) > -_ONE and abs(float(row.sum()) - 1) < _ONE
-
-
-def same_label(found: Tensor, true: Tensor) -> bool:
-    """Whether two target rows say the same: the largest of probabilities; else every label that is more likely than not.
-
-    >>> same_label(torch.tensor([0.4, 0.6]), torch.tensor([0.0, 1.0]))  # one class
-    True
-    >>> same_label(torch.tensor([0.9, 0.2, 0.1]), torch.tensor([1.0, 1.0, 0.0]))  # two labels at once, one of them found
-    False
-    """
-    if is_distribution(true) and int((found > 0.5).sum()) <= 1:
-        return int(found.argmax()) == int(true.argmax())
-    return torch.equal(found > 0.5, true > 0.5)
-
-
-def _score_one(
-    leak: Leak, found: int | None, image: Tensor | None, target: Tensor | None, feature: Tensor | None
-) -> SampleScore:
-    nan = float("nan")
-    label_correct = target_error = error = cosine = quality = similarity = perceptual = alike = nan
-    if target is not None:
-        answer = torch.zeros_like(target) if found is None else leak.targets[found].cpu().to(target)
-        target_error = float((answer - target).abs().max())
-        label_correct = float(found is not None and same_label(answer, target))
+def _score_one(leak: Leak, found: int | None, image: Tensor | None, feature: Tensor | None) -> SampleScore:
+    error = cosine = quality = similarity = perceptual = alike = math.nan
     if feature is not None:
         truth = feature.double()
         answer = torch.zeros_like(truth) if found is None else leak.features[found].cpu().double()
@@ -144,7 +141,7 @@ def _score_one(
         answer = torch.full_like(image, 0.5) if found is None else leak.images[found].cpu().float()
         quality, similarity, perceptual = psnr(answer, image), ssim(answer, image), lpips(answer, image)
         alike = picture_cosine(answer, image)
-    return SampleScore(found, label_correct, target_error, error, cosine, quality, similarity, perceptual, alike)
+    return SampleScore(found, math.nan, math.nan, error, cosine, quality, similarity, perceptual, alike)
 
 
 def assign(found: Tensor, true: Tensor) -> list[int | None]:

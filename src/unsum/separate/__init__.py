@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from unsum.deadline import DEFAULT_LIMIT
 from unsum.deadline import time_limit as limited_to
 from unsum.errors import UnsumError
 from unsum.head import Head
@@ -34,7 +36,7 @@ from unsum.separate import (  # noqa: F401 (registers them)
 )
 from unsum.separate.losses import advice, fitting_loss, separate_declared
 from unsum.separate.method import SEPARATORS
-from unsum.separate.options import check_options, takes
+from unsum.separate.options import check_options, steps_of, takes
 from unsum.separate.rgla import estimated_loss
 from unsum.sharing import sharing
 from unsum.update import Update
@@ -70,9 +72,10 @@ def separate(
         loss: what the client minimized, if not cross-entropy: `bce`, `mse`, `focal:GAMMA`, or an object of
             `unsum.losses`. Only `exact` knows other losses. By default cross-entropy, unless the update itself
             contradicts that and one of `mse` and `bce` explains it.
-        time_limit: seconds after which `exact`, `local-steps`, `crowded` and what is built on them give the best answer so far,
-            without a claim and with a note on what was left untried; by default they take as long as they need. A pass over a
-            large head is not interrupted, and gradient matching may take longer.
+        time_limit: seconds after which a search gives the best answer so far, without a claim and with a note on what was left
+            untried: 60 by default, `math.inf` for as long as it takes. Methods that take a fixed number of steps have no limit
+            by default. Inside of another search's limit, what is left of that is the default. A pass over a large head is not
+            interrupted.
         options: the method's own, as in `separate(model, update, "rgla", steps=5000, objectives=("w", "loss"))`.
 
     Returns:
@@ -107,7 +110,8 @@ def separate(
     check_options(method, separator, options)
     at_hand = {"loss": other, "progress": progress, "model": model, "update": update}
     options |= {name: value for name, value in at_hand.items() if takes(separator, name)}
-    with limited_to(time_limit, progress) as deadline, sharing():
+    default = DEFAULT_LIMIT if steps_of(separator) is None else math.inf
+    with limited_to(time_limit, progress, default=default) as deadline, sharing():
         if other is not None and method == "exact":
             leak = separate_declared(head, knowledge, other, seed=seed)
         else:

@@ -28,6 +28,12 @@ def takes(separator: Callable[..., Any], argument: str) -> bool:
     return argument in inspect.signature(separator).parameters
 
 
+def steps_of(separator: Callable[..., Any]) -> int | None:
+    """How many steps a separator takes unless told otherwise, where it takes a fixed number of them."""
+    option = inspect.signature(separator).parameters.get("steps")
+    return None if option is None else int(option.default)
+
+
 def check_options(method: str, separator: Callable[..., Any], options: Iterable[str]) -> None:
     """Refuse the first option that the method does not have, and say which ones it has."""
     known = options_of(separator)

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from unsum.certify.claim import FALSE_ERROR, Claim, Evidence, grant
+from unsum.certify.counted import count
 from unsum.certify.question import name_some
 from unsum.knowledge import Knowledge
+from unsum.leak import Counted
 from unsum.local_training import LocalTraining
 from unsum.peel.dense import rounding
 from unsum.peel.method import MARGIN, Shape
@@ -86,6 +88,7 @@ def judge(answer: Answer, knowledge: Knowledge, seed: int) -> Claim:
         missing=answer.missing,
         doubts=doubts,
         assumed=[f"The claim stands on the declared loss: {reading.loss.name}."] if knowledge.loss else [],
+        counted=count(answer.X, reading.labels, answer.errors, knowledge, copies=reading.copies),
     )
     return grant(evidence)
 
@@ -165,11 +168,30 @@ class UnrolledAnswer:
     groups: Tensor
     missing: int
     mean: bool
+    inputs_stay: bool  # a sample that is met again reads the same
 
     @property
     def sizes_told(self) -> bool:
         """Whether weights tell how many samples a step has: they share what the rate and the momentum make of it."""
         return self.found.even and self.training.learning_rate is not None
+
+    def counted(self, knowledge: Knowledge) -> Counted:
+        """How many samples the visits are of."""
+        seen = self.found.seen
+        X, errors = (torch.cat([getattr(one.roots, name) for one in seen]) for name in ("X", "errors"))
+        labels, copies = (
+            torch.cat(parts) for parts in ([one.labels for one in seen], [self.copies(one) for one in seen])
+        )
+        if self.inputs_stay:
+            first = self.firsts
+            return count(X[first], labels[first], errors[first], knowledge, copies=copies[first])
+        steps = torch.cat([torch.full_like(one.labels, step) for step, one in enumerate(seen)])
+        return count(X, labels, errors, knowledge, copies=copies, steps=steps)
+
+    @property
+    def firsts(self) -> Tensor:
+        """The first visit of each sample."""
+        return torch.stack([(self.groups == group).nonzero()[0, 0] for group in self.groups.unique()])
 
     def copies(self, seen: Visited) -> Tensor:
         """(R,) how often each sample is in its step."""
@@ -197,6 +219,7 @@ def judge_steps(answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> Clai
         missing=max(0, answer.missing),
         doubts=doubts,
         assumed=[f"The claim stands on what is declared. {declared}"],
+        counted=answer.counted(knowledge),
     )
     return grant(evidence)
 

@@ -296,6 +296,7 @@ def _leak(asked: _Asked, pair: Pair, answer: Answer) -> Leak:
         residual=min(answer.played.unexplained, 1.0),
         predicted_error=claim.predicted_error,
         exact=claim.exact,
+        counted=claim.counted,
         scale=1.0 if answer.missing else alpha / plain,
         inner={pair.steps[0].name: X.to(dtype)},
         loss=reading.loss.name,

@@ -38,6 +38,11 @@ class LossReading:
     smoothing_open: bool = False
 
     @property
+    def labels(self) -> Tensor:
+        """(R,) the likeliest class of each sample; yes and no are the classes of a single logit."""
+        return self.Y[:, 0].round().long() if self.Y.shape[1] == 1 else self.Y.argmax(1)
+
+    @property
     def copies(self) -> Tensor | None:
         """(R,) how often each sample occurs, or None where weights are no whole multiples of each other."""
         base = self.weights[self.weights > 0].min() if bool((self.weights > 0).any()) else self.weights.new_ones(())

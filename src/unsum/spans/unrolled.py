@@ -57,7 +57,9 @@ def read_steps(
     groups = _samples(found, inputs_stay)
     if found.visits >= pair.expected:
         found = _polished(search, search.evened(found), groups)
-    answer = UnrolledAnswer(found, training, groups, pair.expected - found.visits, head.reduction == "mean")
+    answer = UnrolledAnswer(
+        found, training, groups, pair.expected - found.visits, head.reduction == "mean", inputs_stay
+    )
     return _answered(head, pair, answer, knowledge, seed)
 
 
@@ -123,10 +125,10 @@ def _answered(head: Head, pair: Pair, answer: UnrolledAnswer, knowledge: Knowled
     visited = [replace(seen, roots=roots) for seen, roots in zip(answer.found.seen, blunt, strict=True)]
     answer = replace(answer, found=replace(answer.found, seen=visited))
     claim = judge_steps(answer, knowledge, seed)
-    found, groups = answer.found, answer.groups
+    found = answer.found
     passed = [forward(met.steps, seen.roots.X) for seen, met in zip(found.seen, found.met, strict=True)]
     times = torch.cat([answer.copies(seen) for seen in found.seen])
-    first = torch.stack([(groups == group).nonzero()[0, 0] for group in groups.unique()])  # visit of each sample
+    first = answer.firsts
     chosen = first.repeat_interleave(times[first])
     X = torch.cat([seen.roots.X for seen in found.seen])[chosen]
     labels = torch.cat([seen.labels for seen in found.seen])[chosen]
@@ -139,6 +141,7 @@ def _answered(head: Head, pair: Pair, answer: UnrolledAnswer, knowledge: Knowled
         residual=min(_left(found, pair), 1.0),
         predicted_error=claim.predicted_error,
         exact=claim.exact,
+        counted=claim.counted,
         inner={pair.steps[0].name: X.to(dtype)},
         notes=[*_remarks(pair, answer), *claim.notes],
     )

@@ -28,10 +28,10 @@ function showVerdict({ verdict, samples, final }) {
   element("share-text").textContent = `of the ${count(samples.length, "private photo")} ${leak}`;
 }
 
-function sentence({ final, certificate, method, granted, batch_size_found: found, seconds }) {
+function sentence({ final, certificate, method, granted, found: samples, seconds }) {
   const certain = certificate ? "it certifies its answer as exact" : "it does not vouch for its answer";
   const how = final ? `Attack: ${method}; ${certain}` : "Found by the ratio method; the whole attack is still running";
-  return `${how}. It found ${count(found, "sample")} after ${number(seconds, 1)} s. ${granted.length ? "Granted to the attacker:" : ""} ${granted.join(" ")}`;
+  return `${how}. After ${number(seconds, 1)} s it found ${samples}. ${granted.length ? "Granted to the attacker:" : ""} ${granted.join(" ")}`;
 }
 
 function figure(sample, original) {

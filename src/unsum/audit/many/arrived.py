@@ -16,6 +16,7 @@ from unsum.audit.finding import ClientFinding, finding_of, reason_of
 from unsum.audit.round import attacked
 from unsum.client.step import in_mode
 from unsum.errors import UnsumError
+from unsum.files.walk import files_under
 from unsum.models.received import Received
 from unsum.update import Update
 
@@ -97,7 +98,7 @@ def in_folder(folder: Path, received: Received | None = None) -> Iterator[Arrive
     """Every update under a folder, in the order of their paths; `received` says what all of them have in common."""
     if not folder.is_dir():
         raise UnsumError(f"There is no folder {str(folder)!r}; --updates takes a folder of updates.")
-    paths = sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file())
+    paths = sorted(path for path in files_under(folder) if path.suffix in SUFFIXES)
     if not paths:
         raise UnsumError(f"{str(folder)!r} holds no update; updates are {', '.join(SUFFIXES)} files.")
     return (of_file(path, received, folder) for path in paths)

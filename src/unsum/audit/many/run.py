@@ -23,8 +23,10 @@ from unsum.models.built import backbone_fingerprint
 from unsum.models.received import Received
 from unsum.progress import SILENT, Progress
 from unsum.update import Update
+from unsum.watching import shown_in_notebooks
 
 
+@shown_in_notebooks
 def attack_many(
     model: nn.Module,
     updates: Iterable[Arrived | Update | Received | str | Path],
@@ -62,7 +64,7 @@ def attack_many(
             are elsewhere.
         ray: the address of a Ray cluster, `auto` or `local`, instead of processes.
         batch_size, loss: what the attacker knows of all updates, as in `attack`.
-        time_limit: seconds for each update.
+        time_limit: seconds for each update, as in `attack`.
         train: BatchNorm's mode in the clients' training.
         progress: told how many updates are done.
 
@@ -136,5 +138,6 @@ def _setting(task: Campaign) -> str:
     content = head.weight.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()
     weights = hashlib.sha256(content).hexdigest()[:8]
     options = task.options
-    known = f"batch size {options.batch_size}, loss {options.loss}, limit {options.time_limit}, seed {options.seed}"
+    limit = options.time_limit or options.default_limit
+    known = f"batch size {options.batch_size}, loss {options.loss}, limit {limit}, seed {options.seed}"
     return f"model {backbone_fingerprint(task.model)}-{weights}, attack {options.method}, {known}, train {task.train}"

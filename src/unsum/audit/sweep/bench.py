@@ -19,6 +19,7 @@ from unsum.defend import Defense
 from unsum.errors import UnsumError
 from unsum.head import find_head
 from unsum.progress import SILENT, Progress
+from unsum.score.labels import LabelsRead
 from unsum.update import Update
 
 
@@ -47,6 +48,7 @@ class Point:
     refused: str = ""
     accuracy: Accuracy | None = None
     untrained: str = ""  # why there is no accuracy
+    labels: LabelsRead | None = None  # by the attack that has most of them
     # The most leaked sample, and what came back of it.
     pictures: tuple[Tensor, Tensor | None] | None = field(default=None, repr=False)
 
@@ -67,6 +69,11 @@ class Point:
     def labels_right(self) -> int:
         return sum(row.label_correct for row in self.samples)
 
+    @property
+    def labels_read(self) -> bool:
+        """Whether the labels are given away, whatever else is not."""
+        return self.labels is not None and self.labels.given_away
+
     def over(self, level: float) -> int:
         """How many samples are not under the level; those of which nobody knows are not."""
         return sum(not row.leakage < level for row in self.samples)
@@ -82,6 +89,7 @@ class Point:
             "largest_leakage": self.worst,
             "mean_leakage": self.mean,
             "labels_right": self.labels_right,
+            "labels_read": self.labels_read,
             "certificate": self.exact,
             "attack": self.method,
             "seconds": self.seconds,
@@ -132,7 +140,7 @@ class Bench(ClientCase):
     def point(self, played: Round, chain: list[Defense], strength: float | None = None) -> Point:
         """A round that was played already."""
         leak, rows = played.leak, played.samples
-        point = Point(shown(chain), strength, [], seconds=leak.seconds, **self.trained(chain))
+        point = Point(shown(chain), strength, [], seconds=leak.seconds, labels=played.labels, **self.trained(chain))
         if all(map(math.isnan, played.leakages)):  # not decidable: no measurement speaks for this strength
             return replace(point, refused=played.undecided)
         samples = [

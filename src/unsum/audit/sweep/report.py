@@ -14,6 +14,8 @@ from unsum.audit.sweep.bench import Point
 from unsum.audit.sweep.plot import plot
 from unsum.audit.sweep.result import Curve, SweepResult, closer, headline, level, sentences, short
 from unsum.audit.wording import percent
+from unsum.cards import Card
+from unsum.cards import page as cards_of
 from unsum.defend import DEFENSES
 from unsum.files.report_folder import UNFINISHED, check_folder
 from unsum.files.writing import write_text
@@ -43,6 +45,12 @@ class Sweep(SweepResult):
         shutil.rmtree(folder / UNFINISHED, ignore_errors=True)  # what an interrupted sweep had kept
         return folder / "sweep.html"
 
+    def _repr_html_(self) -> str:
+        """For notebooks: the answer, and a card for each defense with the strength that is enough, if one is."""
+        answer = level(self)
+        cards = [_card(self, curve) for curve in self.curves]
+        return cards_of(answer, f"Under {percent(self.keep_under)}", headline(self), sentences(self), cards)
+
     def __repr__(self) -> str:
         """What a person wants to know first; every figure is in `to_dict()` and in the page that `write` makes."""
         return "\n".join([headline(self), *sentences(self)])
@@ -62,6 +70,18 @@ def render(sweep: SweepResult) -> str:
         credits=credits_of(sweep.titles),
         percent=lambda value: together(percent(value)),
     )
+
+
+def _card(sweep: SweepResult, curve: Curve) -> Card:
+    """One defense in a notebook: the largest leakage at every strength."""
+    enough = curve.enough(sweep.keep_under)
+    facts = [
+        (f"{short(point.strength)}{' ← enough' if point is enough else ''}", percent(point.worst))
+        for point in curve.points
+    ]
+    found = next((point for point in curve.points if point is enough), curve.points[-1])
+    pictures = zip(("original", "recovered"), found.pictures or (), strict=False)
+    return Card(f"{curve.name}: largest leakage by strength", facts, list(pictures))
 
 
 def _section(sweep: SweepResult, curve: Curve) -> dict[str, Any]:

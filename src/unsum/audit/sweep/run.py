@@ -38,6 +38,7 @@ from unsum.invert.refine import Mode
 from unsum.losses import Loss
 from unsum.models import DEFAULT_MODEL
 from unsum.progress import SILENT, Progress
+from unsum.watching import shown_in_notebooks
 
 DEFAULT_STEPS = 6  # strengths from one end to the other, where nobody says otherwise
 MOST_STEPS = 24  # strengths of one defense: a budget
@@ -126,6 +127,7 @@ def _unreadable(text: str, reason: str, name: str) -> UnsumError:
 _MOST_POINTS = 60  # strengths of all defenses: more are too many for one page
 
 
+@shown_in_notebooks
 def sweep(
     model: nn.Module | str = DEFAULT_MODEL,
     data: Data | None = None,
@@ -171,7 +173,7 @@ def sweep(
         over: what to vary: `NAME=LOW..HIGH`, `NAME=LOW..HIGH/STEPS`, `NAME=a,b,c`, or the name of a defense that is on or off;
             one or several.
         keep_under: the leakage, from 0 to 1, that no sample may reach: 1 is the sample itself, 0 is no better than answering
-            with the mean of the batch's other samples (see `unsum.audit.leakage`).
+            with a guess that needs no update (see `unsum.score.reference`).
         defenses: applied before the varied one, in order, at every strength.
         utility: measure the accuracy of a small federated training at every strength, too.
         utility_data: an .npz file with `images` and `labels` to train on instead of tiles of the embedded photos.
@@ -182,7 +184,7 @@ def sweep(
             others; `sweep.write` to the same folder clears it.
         attack, label_rule, refine, batch_size_known, auxiliary, inverse: as in `unsum.audit`.
         loss, learning_rate, local_steps, epochs, momentum, weight_decay, target, columns: as in `unsum.audit`.
-        time_limit: seconds for the attack at each strength.
+        time_limit: seconds for the attack at each strength, as in `attack`.
 
     Returns:
         A `Sweep`; `sweep.write("folder")` makes the page.
@@ -218,7 +220,7 @@ def sweep(
     if not is_table(data) and is_text(model):
         raise UnsumError("Sweeps are of photos and tables; audit a language model under one --defense at a time.")
     training = simulated_training(learning_rate, local_steps, epochs, momentum, weight_decay)
-    progress.say("Loading the model and the client's photos")
+    progress.say("Loading the model and the client's samples")
     pictures = None if not utility else photo_tiles() if utility_data is None else pictures_from_file(utility_data)
     inputs = Inputs(
         model, data, None, weights, classes, download, batch, same_label, seed,

@@ -52,7 +52,7 @@ def _compared(cell: Cell, played: CellRound, found: Leak | Peeled) -> Compared:
     empty = torch.zeros(len(pictures), cell.network.classes, dtype=torch.float64)
     leak = Leak(found.method, empty, empty, empty, math.nan, error, exact, images=pictures, pictures_first=True)
     rows = score_samples(leak, images=sent.images)
-    return Compared(leak, rows, leakages(rows, sent.images, sent.features, pixels_alone=True))
+    return Compared(leak, rows, leakages(leak, rows, sent.truth))
 
 
 def _features(rows: list[SampleScore], leak: Leak, played: CellRound) -> dict[str, float]:

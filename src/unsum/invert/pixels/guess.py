@@ -13,6 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from unsum.cubic import cholesky_seconds
+from unsum.deadline import out_of_time
 from unsum.invert.pixels.equations import Equations, read_by
 from unsum.invert.pixels.reach import PixelReach
 
@@ -21,6 +23,7 @@ _ROWS = 4  # equations for each unknown of the regression
 _LEAST, _MOST = 64, 1024  # pictures to learn from
 _RIDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # of the mean of the Gram matrix's diagonal; held-out pictures choose
 _HELD_OUT = 8  # one batch of so many is for that choice
+_GUESS = "a guess at the pictures by regression"
 _LEAVES = 40  # in a picture, most of them covered
 _SMALLEST, _LARGEST = 0.05, 0.5  # radius of a leaf, of the picture's side
 _GRAIN = 0.15  # of noise, beside leaves of deviation 1
@@ -29,7 +32,8 @@ _GRAIN = 0.15  # of noise, beside leaves of deviation 1
 def linear_guess(equations: Equations, reach: PixelReach, seed: int) -> tuple[Tensor, float]:
     """Pictures (B, c, h, w), and the share of drawn pictures' variance that such a guess explains.
 
-    In train mode they are of mean 0 and variance 1 over the batch, whose scale and color BatchNorm hides.
+    In train mode they are of mean 0 and variance 1 over the batch, whose scale and color BatchNorm hides. Where time is over,
+    the regression learns from fewer pictures; of none, it draws gray ones, and explains nothing.
     """
     B, sides = len(reach.maps), reach.maps.shape[2:]
     block = (max(1, round(reach.shape[1] / sides[0])), max(1, round(reach.shape[2] / sides[1])))
@@ -47,7 +51,7 @@ def linear_guess(equations: Equations, reach: PixelReach, seed: int) -> tuple[Te
             )
 
     with torch.no_grad():
-        inverse, explained = _regressed(batches())
+        inverse, explained = _regressed(batches(), columns)
         pixels = (_patches(equations.maps).double() @ inverse).to(equations.maps)
     pictures = nn.functional.fold(pixels.unflatten(0, (B, -1)).transpose(1, 2), size, block, stride=block)
     return _resized(pictures, reach.shape[1:]), explained
@@ -99,26 +103,35 @@ def _patches(maps: Tensor) -> Tensor:
     return torch.cat([rows, torch.ones_like(rows[:, :1])], 1)
 
 
-def _regressed(batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, float]:
+def _regressed(batches: Iterator[tuple[Tensor, Tensor]], columns: int) -> tuple[Tensor, float]:
     """The matrix, in float64, that takes rows to what belongs to them, and the share of held-out rows that it explains."""
     held_out, gram, right = [], torch.zeros(()), torch.zeros(())
     for number, (rows, wanted) in enumerate(batches):
         if number % _HELD_OUT == 0:
             held_out.append((rows, wanted))
         else:
-            gram, right = (
-                gram.to(rows.device) + (rows.T @ rows).double(),
-                right.to(rows.device) + (rows.T @ wanted).double(),
-            )
-    values, basis = torch.linalg.eigh(gram)
-    right = basis.T @ right
+            gram = gram.to(rows.device) + (rows.T @ rows).double()
+            right = right.to(rows.device) + (rows.T @ wanted).double()
+        if out_of_time(_GUESS, needed=cholesky_seconds(columns, gram.device)):
+            break
 
     def left(matrix: Tensor) -> float:
         return sum(float((rows @ matrix.to(rows) - wanted).square().sum()) for rows, wanted in held_out)
 
-    found = [basis @ (right / (values + ridge * values.mean())[:, None]) for ridge in _RIDGES]
-    best = min(found, key=left)
-    return best, 1 - left(best) / left(torch.zeros_like(best))
+    best = torch.zeros(columns, held_out[0][1].shape[1]).to(held_out[0][1]).double()
+    least = nothing = left(best)
+    for ridge in _RIDGES if gram.ndim else ():
+        if out_of_time(_GUESS, needed=cholesky_seconds(columns, gram.device)):
+            break
+        more = ridge * gram.diagonal().mean() * torch.eye(columns).to(gram)
+        factor, failed = torch.linalg.cholesky_ex(gram + more)
+        if bool(failed):  # what rounding left of products in float32 is more than this ridge
+            continue
+        found = torch.cholesky_solve(right, factor)
+        misfit = left(found)
+        if misfit < least:
+            best, least = found, misfit
+    return best, 1 - least / nothing
 
 
 def _resized(pictures: Tensor, size: tuple[int, ...]) -> Tensor:

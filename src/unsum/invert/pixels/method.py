@@ -107,15 +107,20 @@ def _solved(
             equations.hold(torch.zeros(len(reach.maps), *reach.shape).to(equations.maps), sent)
         if equations.together:
             found, misfit = solve_together(equations, start, reach, seed, progress)
-            if equations.hint is not None and bool((equations.misfits(found) > _CONTRADICTED).any()):
+            if (
+                equations.hint is not None
+                and not equations.over()
+                and bool((equations.misfits(found) > _CONTRADICTED).any())
+            ):
                 hint, equations = None, replace(equations, hint=None)
                 found, misfit = solve_together(equations, found, reach, seed, progress)
         else:
             found, misfit = several_starts(equations, start, reach, seed, progress)
-        if not equations.ties:
+        unsolved = equations.ties and not equations.over()
+        if not unsolved:
             solution = Solution.at(equations, reach, found, misfit)
             misfit = equations.misfits(found)
-    if equations.norms and not known:
+    if unsolved:
         own = equations.own
         told = None if update is None else told_scale(model, update, found, leak.targets)
         leveled = None if told is None or normalize is None else on_levels(found, told, normalize)

@@ -17,8 +17,9 @@ from unsum.gradients import in_eval_mode
 from unsum.invert.pixels.equations import least, read_by
 from unsum.leak import Leak
 
-# Of a side, down to a map: halvings first, from six of them on (a ResNet has five); 28² and 32² may end in maps of one size.
-_REDUCTIONS = (*(2**halvings for halvings in range(6, -1, -1)), *(n for n in range(63, 2, -1) if n & (n - 1)))
+# Of a side, down to a map, the largest that fits: halvings first, up to six of them (a ResNet has five); 28² and 32² may end in
+# maps of one size.
+_REDUCTIONS = ([2**halvings for halvings in range(7)], [n for n in range(3, 64) if n & (n - 1)])
 _BLURRED = 8  # times fewer numbers than pixels: a regression on them may still show what is on a picture
 _HALF = 4  # times fewer pixels: a picture of half the side
 _PLENTY = 4  # equations for each unknown from which a map needs no help
@@ -111,10 +112,18 @@ def _shape_behind(model: nn.Module, layer: str, maps: Tensor) -> tuple[int, ...]
     channels = 3 if first is None else first.in_channels
     told = getattr(model, "image_size", None)
     rows, columns = maps.shape[2:]
-    tried = [(factor * rows, factor * columns) for factor in _REDUCTIONS]
-    for sides in [(told, told), *tried] if told is not None else tried:
-        if _map_shape(model, layer, (channels, *sides)) == maps.shape[1:]:
-            return (channels, *sides)
+    if told is not None and _map_shape(model, layer, (channels, told, told)) == maps.shape[1:]:
+        return (channels, told, told)
+    for factors in _REDUCTIONS:
+        found = None
+        for factor in factors:
+            shape = (channels, factor * rows, factor * columns)
+            reached = _map_shape(model, layer, shape)
+            found = shape if reached == maps.shape[1:] else found
+            if reached is not None and reached[1:].numel() > rows * columns:
+                break  # a larger picture has no smaller map, and takes seconds
+        if found is not None:
+            return found
     raise UnsumError(f"No size of pictures leads to the map that {layer!r} read; give shape=(channels, height, width).")
 
 

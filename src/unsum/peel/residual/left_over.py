@@ -31,21 +31,22 @@ class LeftOver:
         }
 
     @cached_property
-    def inverses(self) -> list[tuple[Tensor, int]]:
-        """Of every class of places, and their ranks: only who asks for a correction has to wait for them."""
+    def inverses(self) -> list[tuple[Tensor, Tensor]]:
+        """Of every class of places: only who asks for a correction has to wait for them."""
         return [_inverse(part) for part in self.parts]
 
     @property
     def numbers(self) -> int:
-        return sum(rank for _, rank in self.inverses) * self.size[1] // self.size[0]
+        return sum(len(values) for values, _ in self.inverses) * self.size[1] // self.size[0]
 
     def correction(self, maps: Tensor) -> Tensor:
         """(B, I, h, w), differentiable; of two maps with one correction, the gradients cannot say which was read."""
         readers, parts = self._in(maps.dtype)
         misfit = [r.unit.told(maps)[0] - r.unit.times(r.unit.centered(r.d), maps) for r in readers]
         found = torch.zeros_like(maps)
-        for part, (inverse, _) in zip(parts, self.inverses, strict=True):
-            part.put(found, inverse.to(maps) @ part.transposed(misfit))
+        for part, (values, basis) in zip(parts, self.inverses, strict=True):
+            along = basis.to(maps)
+            part.put(found, along @ ((along.T @ part.transposed(misfit)) / values.to(maps)[:, None]))
         return found
 
     def _in(self, dtype: torch.dtype) -> tuple[list[Taker], list[PlaceClass]]:
@@ -55,12 +56,17 @@ class LeftOver:
         return self._cast[dtype]
 
 
-def _inverse(part: PlaceClass) -> tuple[Tensor, int]:
-    """The pseudoinverse of RᵀR, and its rank."""
-    values, basis = torch.linalg.eigh(part.R.T @ part.R)
+def _inverse(part: PlaceClass) -> tuple[Tensor, Tensor]:
+    """The eigenvalues (r,) of RᵀR that count, and their eigenvectors (n, r): they make its pseudoinverse.
+
+    The smaller one of RᵀR and RRᵀ tells them, which is RRᵀ where equations are fewer than unknowns.
+    """
+    wide = part.equations < part.unknowns
+    R = part.R if wide else part.R.T
+    values, basis = torch.linalg.eigh(R @ R.T)
     seen = values > _SEEN * values[-1]
-    basis = basis[:, seen]
-    return (basis / values[seen]) @ basis.T, int(seen.sum())
+    values, basis = values[seen], basis[:, seen]
+    return values, R.T @ basis / values.sqrt() if wide else basis
 
 
 def _narrow(unit: Unit, dtype: torch.dtype) -> Unit:

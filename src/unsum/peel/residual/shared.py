@@ -48,8 +48,7 @@ class Shared:
 
     def __init__(self, readers: list[Taker], size: torch.Size) -> None:
         self.readers, self.size = readers, size
-        strides = {reader.unit.stride for reader in readers}
-        self.step = strides.pop() if len(strides) == 1 else 1
+        self.step = common_step(readers)
         spread = [_spread(reader, size) for reader in readers]
         corners = [(i, j) for i in range(self.step) for j in range(self.step)]
         self.parts = [PlaceClass(readers, spread, self.step, corner) for corner in corners]
@@ -75,6 +74,12 @@ class Shared:
         """(B,) relative errors of `maps`, where every (weighted) equation errs by `noise`."""
         squares = torch.stack([part.variance() for part in self.parts]).sum(0) * maps.shape[1]
         return noise * squares.sqrt() / maps.flatten(1).norm(dim=1).clamp_min(1e-300)
+
+
+def common_step(readers: list[Taker]) -> int:
+    """The stride that all readers have, else 1: the places fall into so many classes each way."""
+    strides = {reader.unit.stride for reader in readers}
+    return strides.pop() if len(strides) == 1 else 1
 
 
 class PlaceClass:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.deadline import out_of_time
 from unsum.peel.residual.joint import Joint
 from unsum.peel.residual.shared import Shared
 
@@ -28,6 +29,7 @@ ROUNDING = (
 )
 FLOOR = 1e-5  # of the root mean square: entries below are taken for zeros of ReLU at first (`masks` looks again)
 _CLEAR = 10.0  # times the predicted error: entries above are no zeros
+WALK = "further layers of the walk down"
 # Maps and the level of their noise → factor by which they are too small, and how far channels scatter about it
 Pin = Callable[[Tensor, Tensor], tuple[float, float]]
 
@@ -76,7 +78,7 @@ class _FixedPoint:
             maps = factor * maps
             self.reference = [reader.unit.forward(maps)[0] for reader in self.readers]
             maps = self._settle(maps)  # σ is not quite in proportion to the maps, because of its ε
-            if abs(factor - 1) < _SETTLED + 0.1 * spread:
+            if abs(factor - 1) < _SETTLED + 0.1 * spread or out_of_time(WALK):
                 break
         errors = self._errors(maps) + spread
         hidden = [part.places for part in self.shared.parts if part.hides_mean and self.bounds is None]
@@ -94,7 +96,7 @@ class _FixedPoint:
         for _ in range(2 if self._linear else _STEPS):
             found = self._step(maps)
             change = float((found - maps).norm() / found.norm().clamp_min(1e-300))
-            if change < (_SETTLED if self.joint is None else ROUNDING):
+            if change < (_SETTLED if self.joint is None else ROUNDING) or out_of_time(WALK):
                 break
             # Mixing copes with a few directions in which the fixed point would repel or creep; far away it would mislead.
             maps = self._bounded(mixing(maps, found)) if change < 0.05 else found

@@ -23,6 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from unsum.certify.claim import grant_each
+from unsum.cubic import cholesky_seconds, eigenvector_seconds
+from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
 from unsum.leak import Leak
 from unsum.peel.method import MARGIN, PEELERS, PRECISE, Peeled, PeeledLayer, Shape
@@ -30,8 +32,8 @@ from unsum.peel.residual.blocks import Block, Blocks, find_blocks
 from unsum.peel.residual.joint import Joint, Output
 from unsum.peel.residual.left_over import LeftOver
 from unsum.peel.residual.masks import Mask, confirmed, scale_by
-from unsum.peel.residual.shared import Shared, Taker
-from unsum.peel.residual.solve import Pin, Reading, undo
+from unsum.peel.residual.shared import Shared, Taker, common_step
+from unsum.peel.residual.solve import WALK, Pin, Reading, undo
 from unsum.peel.residual.start import Origin, at_features, at_maps, known_block
 from unsum.update import Update
 
@@ -112,7 +114,7 @@ class _Walk:
             unit, before = block.units[number], block.units[number - 1]
             through = partial(unit.back, known.inner)
             readers = [Taker(unit, known.inner)]
-            reading = self._undo(Shared(readers, sizes[number]), scale_by(before.grad_beta, through))
+            reading = self._undo(self._shared(readers, sizes[number]), scale_by(before.grad_beta, through))
             gradient = through(reading.maps)
             mask = confirmed(reading.maps, gradient, before.grad_beta, reading.level)
             maps = self._record(readers, reading, mask)
@@ -140,11 +142,12 @@ class _Walk:
             gradient = sum((r.unit.back(r.d, x) for r in seen.readers), torch.zeros_like(x))
             return gradient + d if shortcut is None else gradient
 
-        shared = Shared(seen.readers, seen.size(size))
+        shared = self._shared(seen.readers, seen.size(size))
         self.entered = (len(self.steps), shared) if seen.step == 1 else None
         pin = scale_by(beta, through) if shortcut is not None else None
         joint = None
         if not shared.condition < _WELL and seen.step == 1:
+            self._look_at_the_clock(sum(eigenvector_seconds(part.unknowns, out.device) for part in shared.parts))
             everywhere = torch.ones(shared.size, dtype=torch.bool, device=out.device)
             joint = Joint(shared, outputs, everywhere if bounds is None else bounds[0] != bounds[1])
             if not joint.determined and shortcut is not None:
@@ -172,7 +175,7 @@ class _Walk:
     def _aside(self, reader: Taker, shared: Shared, size: torch.Size) -> None:
         """What the shortcut's convolution alone tells, where that of both does not do; then the walk is over."""
         seen = _places_read([reader])
-        alone = Shared(seen.readers, seen.size(size))
+        alone = self._shared(seen.readers, seen.size(size))
         if seen.step == 1 or math.isinf(alone.condition):
             return
         self._record(seen.readers, self._undo(alone, None), None, guessed=reader.unit.batch_statistics)
@@ -187,7 +190,20 @@ class _Walk:
     ) -> Reading:
         if math.isinf(shared.condition) if joint is None else not joint.determined:
             self._end(_too_many(shared))
-        return undo(shared, pin, bounds, joint)
+        reading = undo(shared, pin, bounds, joint)
+        self._look_at_the_clock()  # a fixed point that was cut short is none
+        return reading
+
+    def _look_at_the_clock(self, needed: float = 0.0) -> None:
+        if out_of_time(WALK, needed):
+            self._end("here: time was over")
+
+    def _shared(self, readers: list[Taker], size: torch.Size) -> Shared:
+        """The equations of all readers, where there is time to factor them."""
+        step = common_step(readers)
+        unknowns = size.numel() // size[1] // step**2  # of each of step² classes of places
+        self._look_at_the_clock(step**2 * cholesky_seconds(unknowns, readers[0].d.device))
+        return Shared(readers, size)
 
     def _record(self, readers: list[Taker], reading: Reading, mask: Mask | None, *, guessed: bool = False) -> Tensor:
         """The maps with their zeros; `mask` is None where nothing confirms them, `guessed` their scale."""

@@ -155,6 +155,8 @@ def find_lattice(values: Tensor) -> Lattice | None:
     gaps = levels.diff()
     # The mean step over all gaps: the smallest alone carries its own rounding.
     step = float(gaps.sum() / (gaps / float(gaps.min())).round().sum())
+    if len(levels) == 2 and float(levels.sum()) == 0:  # signs, none of which happens to be zero
+        return Lattice(0.0, float(levels[1]))
     zero = bool((levels == 0).any()) or len(levels) <= 3
     origin = 0.0 if zero and _fits(levels, 0.0, step) else float(levels[0])
     if (levels[-1] - levels[0]) / step > _FINEST or not _fits(levels, origin, step):

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from unsum.certify.claim import Evidence, grant
+from unsum.certify.counted import count
 from unsum.equation.levenberg import SMALL
 from unsum.head import Head
+from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.separate.at_once.evidence import noise_weights, weigh
 from unsum.separate.at_once.gradients import Observations, observe_at_once
@@ -42,7 +44,7 @@ def exact_at_once(head: Head, grad_W: Tensor, grad_b: Tensor, sizes: list[int | 
         rank = seen.K.shape[1]
         if _CROWDED * rank < head.classes and rank**2 <= SMALL and len(seen.place) > 0:
             for part in torch.arange(len(seen.place), device=seen.place.device).split(_fitting(rank, head.classes)):
-                _answer(head, seen.take(part), seed, answers)
+                _answer(head, seen.take(part), sizes, seed, answers)
     return answers
 
 
@@ -51,7 +53,7 @@ def _fitting(rank: int, classes: int) -> int:
     return max(1, _BYTES // (8 * rank**2 * classes * (rank + 1)))
 
 
-def _answer(head: Head, seen: Observations, seed: int, answers: list[Leak | None]) -> None:
+def _answer(head: Head, seen: Observations, sizes: list[int | None], seed: int, answers: list[Leak | None]) -> None:
     b = seen.K.new_zeros(head.classes) if head.b is None else head.b.double()
     lines = fit_lines(seen, b)
     usual = lines.fits.nonzero()[:, 0]
@@ -70,26 +72,30 @@ def _answer(head: Head, seen: Observations, seed: int, answers: list[Leak | None
     apart = torch.cdist(T, second).amin(2) / T.norm(dim=2).clamp_min(1e-300)
     errors, sure = weigh(head, seen, equations, T)
     kept = (sure & (apart.amax(1) < SAME_SOLUTION)).nonzero()[:, 0]
-    _write(head, seen.take(kept), Points(equations.take(kept), T[kept]), errors[kept], answers)
+    _write(head, seen.take(kept), Points(equations.take(kept), T[kept]), errors[kept], sizes, answers)
 
 
-def _write(head: Head, seen: Observations, here: Points, errors: Tensor, answers: list[Leak | None]) -> None:
+def _write(
+    head: Head, seen: Observations, here: Points, errors: Tensor, sizes: list[int | None], answers: list[Leak | None]
+) -> None:
     """The claims, and the answers in the attacker's own order."""
     logits = here.T @ here.equations.K + here.equations.b
     features = (here.T @ seen.A).to(working_type(head))
     missed = (here.equations.alpha * here.G.mT @ here.T - seen.U).norm(dim=(1, 2)) / seen.U.norm(dim=(1, 2))
     residuals, told = missed.tolist(), errors.cpu()
     for n, place in enumerate(seen.place.tolist()):
-        claim = grant(
-            Evidence(told[n], explained=True, confirmations=1)
-        )  # nobody doubts: `evidence` has asked everybody
+        Y, known = here.equations.Y[n], Knowledge(batch_size=sizes[place])
+        counted = count(here.T[n], Y.argmax(1), errors[n], known)
+        # Nobody doubts: `evidence` has asked everybody.
+        claim = grant(Evidence(told[n], explained=True, confirmations=1, counted=counted))
         answers[place] = Leak(
             method="exact",
-            targets=here.equations.Y[n],
+            targets=Y,
             logits=logits[n],
             features=features[n],
             residual=residuals[n],
             predicted_error=claim.predicted_error,
             exact=claim.exact,
+            counted=claim.counted,
             notes=claim.notes,
         )

@@ -71,6 +71,7 @@ def leak_of(question: Question) -> Leak:
         residual=float((at.alpha * G.T @ at.T - observation.U).norm() / observation.U.norm()),
         predicted_error=claim.predicted_error,
         exact=claim.exact,
+        counted=claim.counted,
         scale=question.scale,
         notes=claim.notes,
         loss=observation.loss.name,
@@ -90,6 +91,7 @@ def nothing_found(head: Head, knowledge: Knowledge, reason: str, loss: str = "cr
         residual=1.0,
         predicted_error=claim.predicted_error,
         exact=claim.exact,
+        counted=claim.counted,
         notes=claim.notes,
         loss=loss,
     )

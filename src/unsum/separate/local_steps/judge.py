@@ -16,6 +16,7 @@ from torch import Tensor
 
 from unsum.certify.candidate import runaways
 from unsum.certify.claim import TRUSTED_ERROR, Claim, Evidence, grant
+from unsum.certify.counted import count
 from unsum.certify.doubts.faint import COUNTED, SURE
 from unsum.certify.doubts.labels import SATURATED
 from unsum.certify.doubts.merged import doubt_spread, hidden_spread
@@ -44,6 +45,12 @@ class StepsAnswer:
     number_known: bool
     excess: int  # directions of the movement beyond the number of samples that was told
     confirmations: int
+
+    @property
+    def steps(self) -> Tensor:
+        """(m,) the local step that met each sample first."""
+        counts = torch.tensor(self.found.samples.counts, device=self.found.samples.T.device)
+        return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
 
     @property
     def complete(self) -> bool:
@@ -94,6 +101,9 @@ def judge(case: StepsAnswer) -> Claim:
             missing=case.missing,
             doubts=doubts,
             assumed=["The claim stands on the declared local training."],
+            counted=count(
+                case.found.samples.T, case.found.samples.labels, case.found.errors, case.knowledge, steps=case.steps
+            ),
         )
     )
 

@@ -172,6 +172,7 @@ class _Task:
             residual=float(walk.remainder.norm() / self.trajectory.equation.U.norm()),
             predicted_error=claim.predicted_error,
             exact=claim.exact,
+            counted=claim.counted,
             scale=samples.rate if self.trajectory.rate_free else 1.0,
             notes=[*self._notes(found), *claim.notes],
         )

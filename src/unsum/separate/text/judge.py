@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.certify.claim import Claim, Evidence, grant
+from unsum.certify.counted import count
 from unsum.certify.doubts.replay import doubt_exchanged, doubt_invisible, doubt_missing, doubt_rest
 from unsum.certify.question import name_some
 from unsum.head import find_head
@@ -63,6 +64,7 @@ def judge(
             explained=played.replay.explains,
             confirmations=_confirmations(played, searched),
             doubts=doubts,
+            counted=count(played.features, played.labels, played.errors, knowledge),
         )
     )
 

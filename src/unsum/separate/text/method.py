@@ -169,6 +169,7 @@ def _leak(
         residual=1.0 if played is None else played.replay.residual,
         predicted_error=claim.predicted_error,
         exact=claim.exact,
+        counted=claim.counted,
         scale=1.0 if played is None else played.scale / (len(Y) if head.reduction == "sum" else 1),
         tokens=recovered.shown(task_of(model)),
         notes=[*claim.notes, *notes],

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unsum.certify.claim import FALSE_ERROR, Claim, Evidence, grant
+from unsum.certify.counted import count
 from unsum.certify.question import name_some
 from unsum.equation.noise import unit_of
 from unsum.head import Head, orthonormal_rows
@@ -247,6 +248,7 @@ def judge_bottleneck(answer: BottleneckAnswer, knowledge: Knowledge, dtype: torc
             missing=answer.missing,
             doubts=doubts,
             assumed=assumed(answer.reading.loss.name, knowledge),
+            counted=count(answer.features, answer.reading.labels, errors, knowledge, copies=answer.reading.copies),
         )
     )
 

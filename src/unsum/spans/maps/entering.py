@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
+from unsum.deadline import out_of_time
 from unsum.peel.chain import activation_at
 from unsum.peel.residual.masks import confirmed, scale_by
 from unsum.peel.residual.solve import FLOOR
@@ -149,6 +150,8 @@ def enter(asked: Asked, batch: MapBatch, found: FoundMaps, factor: float) -> Map
         if best is not None and not played.unexplained < _WORTH * best.played.unexplained:
             return replace(best, errors=torch.minimum(best.errors, moves))
         best = MapAnswer(maps, moves, found.hits, reading, played, tail, batch.missing, lengths_open=False)
+        if out_of_time("further rounds of what a block read"):
+            break
         # What the pair read is known better than what its entrance read: so only what comes from above is played.
         d = _sent_back(block, below, played.sent[block.end.before], seen.errors, behind=True)
     return best

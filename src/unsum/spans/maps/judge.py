@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from unsum.certify.claim import Claim, Evidence, grant
+from unsum.certify.counted import count
+from unsum.deadline import out_of_time
 from unsum.knowledge import Knowledge
 from unsum.peel.dense import rounding
 from unsum.peel.method import MARGIN
 from unsum.spans.judge import doubt_number, doubt_reading
 from unsum.spans.maps.tail import PlayedTail, Tail
-from unsum.spans.maps.twins import Passed, SentMaps, assumed, doubt_samples, drawn
+from unsum.spans.maps.twins import UNJUDGED, Passed, SentMaps, assumed, doubt_samples, drawn
 from unsum.spans.targets import LossReading
 
 _DRAWS = 4  # directions in which errors are played
@@ -62,6 +64,7 @@ def judge(answer: MapAnswer, knowledge: Knowledge, seed: int) -> Claim:
             missing=answer.missing,
             doubts=doubts,
             assumed=assumed(answer.reading.loss.name, knowledge),
+            counted=count(answer.maps, answer.reading.labels, answer.errors, knowledge, copies=answer.reading.copies),
         )
     )
 
@@ -78,6 +81,8 @@ def feature_errors(answer: MapAnswer, seed: int) -> Tensor:
     maps, errors = answer.maps, answer.errors
     if not bool(errors.isfinite().all()):
         return errors
+    if out_of_time(UNJUDGED):
+        return torch.full_like(errors, torch.inf)
     maps, tail, worst = maps.float(), answer.tail.coarse(), torch.ones_like(errors)
     features = tail.forward(maps)[0]
     for _ in range(_DRAWS):

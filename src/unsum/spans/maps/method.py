@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.certify.claim import Claim, nothing
+from unsum.deadline import out_of_time
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
@@ -32,6 +33,7 @@ from unsum.spans.maps.polish import maps_given
 from unsum.spans.maps.samples import Factor, maps_of, solve_batch
 from unsum.spans.maps.solve import FoundMaps
 from unsum.spans.maps.tail import Tail
+from unsum.spans.maps.twins import UNJUDGED
 from unsum.spans.targets import LossReading
 from unsum.update import Update
 
@@ -57,6 +59,8 @@ def separate_maps(
         return placed
     batch = read_batch(model, update, head.W.device)
     found, factor = solve_batch(batch, model, head, update, seed, progress)
+    if out_of_time("what the layers above the maps make of them"):
+        return _none(head, "Time was over before the layers above the maps were asked what these make of them.")
     if len(found) < batch.space.samples:
         return _part(asked, batch, found, factor)
     if tail_above(model, batch.pair.source) is None:
@@ -79,7 +83,7 @@ def _bottleneck(asked: Asked, batch: MapBatch, found: FoundMaps, factor: Factor)
     entered = enter(asked, batch, found, factor.value)
     claim = None if entered is None else judge(entered, asked.knowledge, asked.seed)
     answer = None
-    if claim is None or not claim.exact:
+    if claim is None or not (claim.exact or out_of_time(UNJUDGED)):
         answer = answer_bottleneck(asked, batch, found, maps_of(batch, found, factor.value))
         beside = judge_bottleneck(answer, asked.knowledge, head.grad_W.dtype, asked.seed)
         if claim is None or (answer.readable and not claim.predicted_error < min(beside.predicted_error, _USELESS)):
@@ -206,6 +210,7 @@ def _said(head: Head, said: Said, claim: Claim, inner: dict[str, Tensor], remark
         residual=min(said.unexplained, 1.0),
         predicted_error=claim.predicted_error,
         exact=claim.exact,
+        counted=claim.counted,
         scale=alpha / plain,
         inner={name: one.repeat_interleave(times, 0).to(dtype) for name, one in inner.items()},
         loss=reading.loss.name,

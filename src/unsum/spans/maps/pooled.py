@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from unsum.deadline import out_of_time
 from unsum.head import Head
 from unsum.spans.maps.pair import ConvPair
 
@@ -135,7 +136,7 @@ def _least(W: Tensor, g: Tensor, weight: Tensor) -> Tensor:
         G, rest = G + step * along, rest - step * image
         turned = torch.cholesky_solve(rest.T, factor).T
         before, size = size, (rest * turned).sum(1, keepdim=True)
-        if bool((size < _SOLVED * first).all()):
+        if bool((size < _SOLVED * first).all()) or out_of_time("further steps to what pooling sent back"):
             break
         along = turned + size / before.clamp_min(1e-300) * along
     return G.nan_to_num()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx
 
+from unsum.deadline import out_of_time
 from unsum.gradients import inputs_of
 from unsum.head import Head, orthonormal_rows
 
@@ -49,7 +50,7 @@ def least(function: Callable[[float], float], guess: float, grid: int = _COARSE)
     sides = [low + (high - low) * part for part in (1 - _GOLDEN, _GOLDEN)]
     values = [function(guess * _RANGE**side) for side in sides]
     for _ in range(_SECTIONS):
-        if high - low < _PRECISE:
+        if high - low < _PRECISE or out_of_time("a closer look at the factor of the maps"):
             break
         if values[0] < values[1]:
             high, sides = sides[1], [sides[1] - _GOLDEN * (sides[1] - low), sides[0]]

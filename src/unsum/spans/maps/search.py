@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.deadline import out_of_time
 from unsum.spans.maps.condition import MapCondition
 from unsum.spans.roots import damped_step
 
@@ -61,6 +62,8 @@ def _descend(condition: MapCondition, ends: Ends, steps: int) -> Ends:
         better = there < misfits
         s, misfits = torch.where(better[:, None], moved, s), torch.where(better, there, misfits)
         damping = torch.where(better, damping / 4, damping * 6).clamp(_LEAST, _MOST)
+        if out_of_time("further steps to the maps"):
+            break
     return Ends(s, misfits, damping)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from unsum.certify.claim import FALSE_ERROR, Claim, Evidence, grant
+from unsum.certify.counted import count
 from unsum.certify.doubts.replay import doubt_invisible, doubt_missing
 from unsum.certify.question import name_some
 from unsum.head import orthonormal_rows
@@ -65,6 +66,9 @@ def judge(answer: PictureAnswer, knowledge: Knowledge, seed: int) -> Claim:
             confirmations=_confirmations(answer),
             doubts=doubts,
             assumed=assumed(answer.reading.loss.name, knowledge),
+            counted=count(
+                answer.pictures, answer.reading.labels, answer.errors, knowledge, copies=answer.reading.copies
+            ),
         )
     )
 

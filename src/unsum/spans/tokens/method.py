@@ -184,6 +184,7 @@ def _leak(head: Head, answer: PictureAnswer, solved: Solved, knowledge: Knowledg
         residual=min(answer.played.replay.residual, 1.0),
         predicted_error=claim.predicted_error,
         exact=claim.exact,
+        counted=claim.counted,
         scale=alpha / plain,
         inputs=answer.pictures.to(dtype),
         inputs_exact=grant_each(MARGIN * answer.errors, above=claim.exact),

@@ -1,0 +1,161 @@
+"""What to do now: sentences for whoever holds an audit, each with the command that goes with it, ready to be copied.
+
+What was done already is not advised again, and a defense that ruins the model is said to.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+
+from unsum.audit.leakage import DEFAULT_LEVEL
+from unsum.audit.result import AuditResult
+from unsum.audit.sweep.task import ruins
+from unsum.audit.verdict import Level
+from unsum.audit.wording import percent
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A sentence, and a command that goes with it, if any."""
+
+    text: str
+    command: str = ""
+
+
+_KEEP = Advice(
+    "Treat updates like these as the personal data they were computed from: who may see them, how long they are kept, and what "
+    "the people concerned are told."
+)
+_SUM = (
+    "that hold several times as many samples together as the model has classes and its widest dense layer has units: a sum over "
+    "fewer is as readable as one client's update."
+)
+_STRONGER = Advice("Try the other attacks, and more of the attacker's knowledge, before relying on it.", "unsum list")
+_STEPS: dict[Level, tuple[str, ...]] = {  # the most urgent first
+    "severe": ("ruin", "keep", "sum", "sweep", "gate"),
+    "partial": ("ruin", "keep", "sweep", "sum", "gate"),
+    "labels": ("ruin", "keep", "sum", "stronger", "gate"),
+    "low": ("ruin", "stronger", "gate"),
+    "open": ("ruin", "keep", "grant", "measure", "stronger"),
+}
+_NOISE = re.compile(r"(?<!\w)Noise\(([^)]+)\)")
+_OF_UPDATES = (
+    "--update",
+    "--before",
+    "--after",
+    "--delta",
+    "--server",
+    "--buffers",
+    "--junit",
+    "--sarif",
+    "--fail-above",
+)
+_STRENGTHS = "1e-5..1e-1"  # of noise, where none was applied
+_WIDER = 1e3  # times the noise that was too weak, to look for the strength that is enough
+
+
+def advice(audit: AuditResult) -> list[Advice]:
+    """The most urgent first."""
+    made = {
+        "ruin": _ruined(audit),
+        "keep": _KEEP,
+        "sum": _summed(audit),
+        "sweep": _swept(audit),
+        "gate": _gated(audit),
+        "grant": _granted(audit),
+        "measure": _measured(audit),
+        "stronger": _STRONGER,
+    }
+    return [step for name in _STEPS[audit.verdict.level] if (step := made[name]) is not None]
+
+
+def _ruined(audit: AuditResult) -> Advice | None:
+    """Where the defense that was audited was priced, and no model learns under it."""
+    points = audit.comparison.points
+    if not audit.comparison.audited_second or len(points) < 2:
+        return None
+    before, after = points[0].accuracy, points[1].accuracy
+    if before is None or after is None or not ruins(before, after, audit.comparison.chance):
+        return None
+    return Advice(
+        f"Do not deploy this defense as it is: {points[1].defenses} ruins the model. A small network learns to "
+        f"{percent(after.mean)} accuracy under it instead of {percent(before.mean)}. A weaker strength, or another defense, may "
+        "keep both.",
+        _sweep_command(audit),
+    )
+
+
+def _summed(audit: AuditResult) -> Advice:
+    if "SecAgg" in audit.setting.defenses:
+        return Advice(f"Let more clients into one sum: the server should see only sums {_SUM}")
+    return Advice(f"Let the server see only sums over clients (secure aggregation) {_SUM}")
+
+
+def _swept(audit: AuditResult) -> Advice:
+    used = audit.setting.defenses
+    if audit.truth is None or used == "none":
+        text = "Find out how strong a defense must be here, and what it costs in accuracy."
+    else:
+        text = f"{used} is not enough here; find out how strong a defense must be, and what that costs in accuracy."
+    return Advice(text, _sweep_command(audit))
+
+
+def _sweep_command(audit: AuditResult) -> str:
+    """The same round under many strengths of noise; from noise that was too weak on, where there was some."""
+    own = [float(found) for found in _NOISE.findall(audit.setting.defenses)]
+    strengths = f"{own[-1]:g}..{own[-1] * _WIDER:g}" if own and own[-1] > 0 else _STRENGTHS
+    if not audit.setting.command:
+        return f'unsum.sweep(model, data, over="noise={strengths}")'
+    dropped = ("--defense", "--compare", "--no-compare") if own else ("--compare", "--no-compare")
+    return _again(audit, f"--sweep noise={strengths}", without=(*_OF_UPDATES, *dropped), out="unsum-sweep")
+
+
+def _gated(audit: AuditResult) -> Advice | None:
+    if "--fail-above" in audit.setting.command:
+        return None
+    text = f"Keep it from coming back: fail the build when any sample leaks more than, say, {percent(DEFAULT_LEVEL)}."
+    if not audit.setting.command:
+        return Advice(text, f"report.gate({DEFAULT_LEVEL:g}).exit_code")
+    return Advice(text, _again(audit, f"--fail-above {DEFAULT_LEVEL:g}"))
+
+
+def _granted(audit: AuditResult) -> Advice | None:
+    text = "Where the batch is the reason, "
+    if audit.leak.knowledge.known_batch_size is not None:
+        return Advice(f"{text}audit a smaller one: the attacker knew the size of this one already.")
+    text += "grant the attacker what a server may know (its size, the labels), or audit a smaller one."
+    if not audit.setting.command:
+        return Advice(text, "unsum.audit(model, data, batch_size_known=True)")
+    size = "" if audit.truth is not None or "--batch " in audit.setting.command else " --batch N"
+    return Advice(text, _again(audit, f"--batch-size-known{size}"))
+
+
+def _measured(audit: AuditResult) -> Advice | None:
+    """Who has the truth need not be told to bring it."""
+    if audit.truth is not None:
+        return None
+    text = "Measure with samples of your own whose truth you know: simulate the same round and compare."
+    if not audit.setting.command:
+        return Advice(text, "unsum.audit(model, (inputs, targets))")
+    return Advice(text, _again(audit, "", without=_OF_UPDATES))
+
+
+def _again(audit: AuditResult, more: str, *, without: tuple[str, ...] = (), out: str = "") -> str:
+    """The command of this audit with `more`, and without some of its options and what they were given."""
+    try:
+        words = shlex.split(audit.setting.command)
+    except ValueError:  # no command that a shell could have been given
+        words = []
+    if words[:2] != ["unsum", "audit"]:
+        words = ["unsum", "audit"]
+    kept: list[str] = []
+    skipping = False
+    for word in words:
+        name = word.partition("=")[0]
+        if word.startswith("--"):
+            skipping = name in (*without, *(("--out",) if out else ()), "--force")
+        if not skipping:
+            kept.append(word)
+    return " ".join(filter(None, [shlex.join(kept), more, f"--out {out}" if out else ""]))

@@ -1,0 +1,185 @@
+"""`unsum.ceiling`: the upper side of an audit alone, for any model that can be trained."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unsum.audit.inputs import Data, Inputs, simulated_training
+from unsum.audit.text import is_text, text_inputs
+from unsum.ceiling.bound import against
+from unsum.ceiling.client import Client, OwnLoss
+from unsum.ceiling.observer import Observer
+from unsum.ceiling.prove import MOST, Case, Effort, prove
+from unsum.ceiling.result import Ceiling
+from unsum.data import Batch
+from unsum.data.table_file import is_table
+from unsum.data.texts import TextData
+from unsum.deadline import time_limit as limited_to
+from unsum.defend import Defense, Noise
+from unsum.errors import UnsumError
+from unsum.losses import Loss
+from unsum.models import DEFAULT_MODEL
+from unsum.progress import SILENT, Progress
+
+LIMIT = 120.0  # [s] for the pairs of worlds, unless said otherwise: a ResNet-18 at 224² is decided within it
+
+
+def ceiling(
+    model: nn.Module | str = DEFAULT_MODEL,
+    data: Data | TextData | None = None,
+    *,
+    noise: float | None = None,
+    defenses: Defense | Iterable[Defense] = (),
+    train: bool = True,
+    spread: float | Tensor | None = None,
+    time_limit: float | None = None,
+    seed: int = 0,
+    level: float | None = None,
+    pairs: int | None = None,
+    observer: Observer | None = None,
+    presence: bool = False,
+    loss: str | Loss | OwnLoss | None = None,
+    learning_rate: float | None = None,
+    local_steps: int | None = None,
+    epochs: int = 1,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    buffers: bool = False,
+    client: Client | None = None,
+    batch: int | None = None,
+    target: str | None = None,
+    columns: str | Mapping[str, str] | None = None,
+    weights: str | Path | None = None,
+    image_size: int | None = None,
+    device: torch.device | str | None = None,
+    progress: Progress = SILENT,
+) -> Ceiling:
+    """What nobody can exceed: an upper limit of what any attacker reads of each sample out of one update.
+
+    One component of a sample is up or down; the client trains in both worlds; the distance of the two
+    updates over the noise bounds every attacker. Nothing is differentiated or linearized beyond the
+    training itself, so that every model that can be trained can be bounded.
+
+    Args:
+        model, data: as `unsum.audit` takes them; (inputs, targets) of any shape with a module of your own.
+        noise: the standard deviation of Gaussian noise on every entry of the update, after `defenses`.
+        defenses: what the client does to its update, noise among it. What follows the noise counts for
+            nothing; without noise the ceiling is 1 unless both worlds send the same bits.
+        train: the client's BatchNorm mode.
+        spread: the standard deviation that an attacker gives an entry before it sees the update, a number
+            or a tensor like one sample. By default photos have a photo's spectrum, tables their columns'.
+        time_limit: seconds for the pairs of worlds (120 by default; `math.inf` for none).
+        level: draw until every sample is known to be below this level or not, at most 256 pairs each.
+        pairs: instead, so many pairs of worlds for every sample (64 by default).
+        observer: who looks: `Observer("aggregate", clients=10)`, `Observer("outsider", clients=10, noise=0.1)`;
+            the server by default, which sees this client's update.
+        presence: bound as well how well anyone can tell whether a sample took part.
+        loss: what the client minimizes, as for `unsum.audit`, or a function of (what the model returns,
+            targets) that gives a number.
+        learning_rate, local_steps, epochs, momentum, weight_decay, buffers: how the client trains and what
+            it sends, as for `unsum.audit`.
+        client: instead, the client itself: a function from a `World` (inputs, targets) to `Played(noisy)`,
+            a mapping of tensors before the noise. Any optimizer and any number of steps will do.
+        batch, target, columns, weights, image_size: of data and models in files, as for `unsum.audit`.
+
+    Returns:
+        A `Ceiling`: `.samples` (B,) in the unit of `audit.leakages`, `.labels` (B,) the largest chance to
+        tell a label from its likeliest alternative, `.pairs` of worlds that this rests on.
+
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(64, 20)
+        >>> data = torch.randn(3, 64), torch.tensor([4, 4, 1])
+        >>> bool((unsum.ceiling(model, data).samples == 1).all())  # no noise
+        True
+        >>> bool((unsum.ceiling(model, data, noise=10.0).samples < 0.12).all())
+        True
+    """
+    start = time.perf_counter()
+    check(pairs, level, noise, time_limit)
+    case = _case(model, data, batch, target, columns, weights, image_size, loss, seed)
+    training = simulated_training(learning_rate, local_steps, epochs, momentum, weight_decay)
+    if case.text and (training is not None or buffers or loss is not None):
+        raise UnsumError("A client's text is played as one plain step; leave loss, buffers and local training out.")
+    where = torch.device(device or "cpu")
+    case = replace(
+        case,
+        model=case.model.to(where),
+        **{name: part.to(where) for name in _TENSORS if (part := getattr(case, name)) is not None},
+        train=train,
+        training=training,
+        buffers=buffers,
+        spread=spread,
+    )
+    chain = [defenses] if isinstance(defenses, Defense) else list(defenses)
+    if noise:
+        chain.append(Noise(noise))
+    progress.say("Playing the client in two worlds")
+    effort = Effort(presence=presence)
+    if pairs is not None:
+        effort = replace(effort, pairs=pairs, most=pairs)
+    elif level is not None:
+        effort = replace(effort, decided=against(level), most=MOST)
+    with limited_to(LIMIT if time_limit is None else time_limit, progress):
+        found = prove(case, chain, observer=observer, effort=effort, client=client)
+    return replace(found, seconds=time.perf_counter() - start)
+
+
+_TENSORS = ("inputs", "targets", "mask", "segments")
+
+
+def check(pairs: int | None, level: float | None, noise: float | None, time_limit: float | None) -> None:
+    """Refuse figures that say nothing."""
+    if pairs is not None and pairs < 1:
+        raise UnsumError(f"A ceiling rests on pairs of worlds, at least 1 for each sample, not {pairs}.")
+    if level is not None and not 0 < level < 1:
+        raise UnsumError(f"The level is a leakage between 0 and 1, not {level:g}.")
+    if noise is not None and not 0 <= noise < float("inf"):
+        raise UnsumError(f"Noise needs a standard deviation of at least 0, not {noise}.")
+    if time_limit is not None and not time_limit > 0:
+        raise UnsumError(f"The time limit must be positive, not {time_limit}.")
+
+
+def _case(
+    model: nn.Module | str,
+    data: Any,
+    batch: int | None,
+    target: str | None,
+    columns: str | Mapping[str, str] | None,
+    weights: str | Path | None,
+    image_size: int | None,
+    loss: Any,
+    seed: int,
+) -> Case:
+    """The client's samples, as the audit would take them; a module with tensors needs no head."""
+    own_tensors = isinstance(model, nn.Module) and isinstance(data, tuple)
+    declared = loss if loss is None or isinstance(loss, str | Loss) else None
+    inputs = Inputs(
+        model=model, data=data, weights=weights, batch=batch, seed=seed, image_size=image_size,
+        target=target, columns=columns, loss=declared,
+    )  # fmt: skip
+    if not is_table(data) and _reads_text(model, data):
+        given = text_inputs(inputs)
+        tokens, labels, mask, segments = given.step
+        return Case(given.loaded.model, tokens, labels, text=True, mask=mask, segments=segments, seed=seed)
+    if own_tensors:
+        return Case(model, data[0], data[1], loss=loss, seed=seed)  # type: ignore[arg-type]
+    loaded, own = inputs.simulated()
+    return of_batch(loaded.model, own, loss=loss, seed=seed)
+
+
+def of_batch(model: nn.Module, batch: Batch, **how: Any) -> Case:
+    return Case(model, batch.images, batch.targets, schema=batch.schema, **how)
+
+
+def _reads_text(model: nn.Module | str, data: Any) -> bool:
+    """Whether the model is a language model; one with targets of its own is played as any other."""
+    return not (isinstance(data, tuple) and isinstance(model, nn.Module)) and is_text(model)

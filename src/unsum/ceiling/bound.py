@@ -1,0 +1,171 @@
+"""Distances of worlds, measured once, and what they prove under any noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unsum.ceiling.client import Client, Played, World, separated
+from unsum.ceiling.coin import Separation
+from unsum.ceiling.interval import lower_limit, upper_limit
+from unsum.ceiling.secret import Secret
+from unsum.deadline import out_of_time
+from unsum.defend.added import AddedNoise
+
+CONFIDENCE = 0.99  # that no sample's limit is below its true ceiling, all samples together
+_BITS = 30  # of a seed
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Between `lower` and `upper` lies the ceiling of a sample; `guess` is the upper limit of the
+    largest chance to name one of the two values."""
+
+    lower: float
+    upper: float
+    guess: float
+    pairs: int
+
+    def capped(self, most: float) -> Limits:
+        """The same where `most` bounds the ceiling as well."""
+        return replace(self, upper=min(self.upper, most), lower=min(self.lower, most))
+
+
+@dataclass(eq=False)
+class Distances:
+    """Of every sample's pairs of worlds, in the order in which they were drawn."""
+
+    client: Client
+    world: World
+    secrets: Sequence[Secret]
+    by_size: bool = False  # keep what Laplace noise needs
+    seed: int = 0
+    found: list[list[Separation]] = field(default_factory=list)
+    own: list[Played] = field(default_factory=list)  # at most one: of the world as it is
+
+    def __post_init__(self) -> None:
+        self.found = self.found or [[] for _ in self.secrets]
+
+    @property
+    def pairs(self) -> int:
+        return sum(map(len, self.found))
+
+    def of_others(self, secrets: Sequence[Secret]) -> Distances:
+        """The same client and data with other secrets."""
+        return Distances(self.client, self.world, secrets, self.by_size, self.seed, own=self.own)
+
+    def first(self, i: int) -> Separation:
+        """One pair of sample `i`."""
+        if not self.found[i]:
+            return self._separation(i, 0)
+        return self.found[i][0]
+
+    def cycle(self, i: int) -> None:
+        """One further draw from every stratum of sample `i`, unless it was gone through already."""
+        secret, known = self.secrets[i], self.found[i]
+        if secret.exhaustive and known:
+            return
+        known += [self._separation(i, len(known) + place) for place in range(secret.strata)]
+
+    def known(self, i: int, noise: AddedNoise | None) -> Limits:
+        """The limits of sample `i` under this noise, confident for all samples together."""
+        secret, confidence = self.secrets[i], 1 - (1 - CONFIDENCE) / len(self.secrets)
+        separations, a2 = self.found[i], self.secrets[i].amplitude ** 2
+        values = [1 - a2 * (1 - one.known(noise)) for one in separations]
+        guesses = [2 * one.guess(noise) - 1 for one in separations]
+        if secret.exhaustive and values:
+            mean = math.fsum(values) / len(values)
+            return Limits(mean, mean, _chance(math.fsum(guesses) / len(guesses)), len(values))
+        upper = upper_limit(values, confidence)
+        return Limits(
+            lower_limit(values, confidence),
+            upper,
+            _chance(upper_limit(guesses, confidence)),
+            len(values),
+        )
+
+    def repeated(self, rounds: int) -> Distances:
+        """Of a client that sends so many updates of the same data, each with its own noise."""
+        return replace(self, found=[[one.repeated(rounds) for one in row] for row in self.found])
+
+    def joined(self, other: Distances) -> Distances:
+        """Of a client that sends both updates, from the same pairs of worlds."""
+        rows = zip(self.found, other.found, strict=True)
+        return replace(self, found=[[a + b for a, b in zip(*row, strict=False)] for row in rows])
+
+    def _separation(self, i: int, number: int) -> Separation:
+        """Draw `number` of sample `i`: the same one whatever was drawn of other samples."""
+        secret = self.secrets[i]
+        seed = int(np.random.SeedSequence([self.seed, i, number]).generate_state(1)[0]) >> (
+            32 - _BITS
+        )
+        pair = secret.draw(number % secret.strata, torch.Generator().manual_seed(seed))
+        one, other = (self._play(world) for world in pair)
+        return separated(one, other, by_size=self.by_size)
+
+    def _play(self, world: World) -> Played:
+        if world is not self.world:
+            return self.client(world)
+        if not self.own:
+            self.own.append(self.client(world))
+        return self.own[0]
+
+
+Decided = Callable[[Limits], bool]
+
+
+def measure(
+    distances: Distances,
+    decided: Decided,
+    noise: AddedNoise | None,
+    *,
+    most: int,
+    told: Callable[[int, int], None] = lambda _done, _total: None,
+) -> None:
+    """Draw until every sample is decided, has `most` pairs, or time is over.
+
+    Limits that are taken whenever it stops hold all the same.
+    """
+
+    def waiting() -> list[int]:
+        rows, secrets = distances.found, distances.secrets
+        fresh = [
+            i
+            for i, row in enumerate(rows)
+            if not row or (len(row) < most and not secrets[i].exhaustive)
+        ]
+        return [i for i in fresh if not decided(distances.known(i, noise))]
+
+    while todo := waiting():
+        for done, i in enumerate(todo):
+            if out_of_time("further pairs of worlds"):
+                return
+            told(done, len(todo))
+            distances.cycle(i)
+
+
+def against(level: float) -> Decided:
+    """Whether the ceiling is known to be below the level, or at it or above."""
+    return lambda limits: limits.upper < level or limits.lower >= level
+
+
+def until(pairs: int) -> Decided:
+    """Whether so many pairs were drawn."""
+    return lambda limits: limits.pairs >= pairs
+
+
+def limits_of(distances: Distances, noise: AddedNoise | None) -> list[Limits]:
+    return [distances.known(i, noise) for i in range(len(distances.secrets))]
+
+
+def as_tensor(values: Sequence[float]) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.float64)
+
+
+def _chance(advantage: float) -> float:
+    return (1 + advantage) / 2

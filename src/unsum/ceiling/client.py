@@ -1,0 +1,123 @@
+"""The client, played once more in another world: the same training on other data, without noise.
+
+Everything random that is not the noise (dropout, blends, random rounding) falls alike in both
+worlds. That grants it to the attacker, so that the ceiling stays one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from unsum.ceiling.coin import Separation
+from unsum.client.capture import capture_trained
+from unsum.client.local import train_locally
+from unsum.client.step import AnyDefense, ClientStep, Gradients, first_step, in_mode
+from unsum.client.text import capture_text
+from unsum.local_training import LocalTraining
+from unsum.losses import Loss
+
+OwnLoss = Callable[[object, Tensor], Tensor]  # (what the model returns, targets) → a number
+
+
+class World(NamedTuple):
+    """What the client has: inputs and targets, one row a sample."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+class Played(NamedTuple):
+    """What a client sends of one world: what noise is added to, and what goes beside it."""
+
+    noisy: Mapping[str, Tensor]
+    bare: Mapping[str, Tensor] = {}
+
+
+class Client(Protocol):
+    """Sends an update of any world; the same one for the same world."""
+
+    def __call__(self, world: World) -> Played: ...
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedClient:
+    """The client that an audit simulates, up to the noise of its defenses."""
+
+    model: nn.Module
+    train: bool = True
+    training: LocalTraining | None = None
+    loss: str | Loss | OwnLoss | None = None
+    defenses: Sequence[AnyDefense] = ()
+    buffers: bool = False
+    seed: int = 0
+
+    def __call__(self, world: World) -> Played:
+        with torch.random.fork_rng():
+            torch.manual_seed(self.seed)
+            step = self._step(world)
+            if self.training is not None:
+                how: dict[str, Any] = {"training_known": False}
+                return Played(train_locally(step, self.training, self.defenses, **how).gradients)
+            update = capture_trained(step, self.defenses, buffers=self.buffers)[0]
+        sent = {"mean": update.statistics.means, "variance": update.statistics.variances}
+        bare = {f"{kind} of {n}": v for kind, layers in sent.items() for n, v in layers.items()}
+        return Played(update.gradients, bare)
+
+    def _step(self, world: World) -> ClientStep:
+        if not callable(self.loss) or isinstance(self.loss, Loss):
+            return first_step(self.model, world.inputs, world.targets, self.train, self.loss)
+        step = first_step(self.model, world.inputs, world.targets, self.train)
+        return replace(step, gradient=_OwnGradient(self.loss))
+
+
+@dataclass(frozen=True)
+class _OwnGradient:
+    """∇ of a loss that the user wrote, of whatever the model returns."""
+
+    loss: OwnLoss
+
+    def __call__(self, step: ClientStep) -> Gradients:
+        trainable = {name: p for name, p in step.model.named_parameters() if p.requires_grad}
+        with in_mode(step.model, step.train), torch.enable_grad():
+            value = self.loss(step.model(step.images), step.targets)
+            gradients = torch.autograd.grad(value, list(trainable.values()), allow_unused=True)
+        named = zip(trainable, gradients, strict=True)
+        return {name: g.detach() for name, g in named if g is not None}
+
+
+@dataclass(frozen=True, eq=False)
+class TextClient:
+    """One step of a language model on (n, L) tokens, as `capture_text` takes it."""
+
+    model: nn.Module
+    mask: Tensor | None = None
+    segments: Tensor | None = None
+    train: bool = True
+    defenses: Sequence[AnyDefense] = ()
+    seed: int = 0
+
+    def __call__(self, world: World) -> Played:
+        with torch.random.fork_rng():
+            torch.manual_seed(self.seed)
+            how = {"mask": self.mask, "segments": self.segments, "train": self.train}
+            update = capture_text(self.model, *world, defenses=self.defenses, **how)  # type: ignore[arg-type]
+        return Played(update.gradients)
+
+
+def separated(one: Played, other: Played, *, by_size: bool = False) -> Separation:
+    """How far apart two worlds' updates lie. Names that only one of them sends give it away."""
+    bare, noisy = _differences(one.bare, other.bare), _differences(one.noisy, other.noisy)
+    seen = bare is None or any(bool((d != 0).any()) for d in bare)
+    return Separation.of(noisy or [], by_size=by_size, bare=seen or noisy is None)
+
+
+def _differences(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[Tensor] | None:
+    """None where the names differ."""
+    if one.keys() != other.keys():
+        return None
+    return [one[name].double() - other[name].double() for name in one]

@@ -1,0 +1,315 @@
+"""From a client, its data and its defenses to a ceiling for every sample."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unsum.ceiling.alternatives import changeable, likeliest_tokens, other_labels
+from unsum.ceiling.bits import bits_sent, leakage_of_bits
+from unsum.ceiling.bound import Decided, Distances, as_tensor, limits_of, measure
+from unsum.ceiling.client import Client, OwnLoss, SimulatedClient, TextClient, World
+from unsum.ceiling.observer import Observer
+from unsum.ceiling.photos import photo_spread
+from unsum.ceiling.result import BARE, UNNOISED, Ceiling, Unit, of_limits
+from unsum.ceiling.secret import (
+    AnyOf,
+    Cells,
+    Entries,
+    Label,
+    PhotoComponents,
+    Presence,
+    Secret,
+    Tokens,
+)
+from unsum.ceiling.worst_case import WorstCase, worst_case
+from unsum.client.step import AnyDefense
+from unsum.data.table_schema import TableSchema
+from unsum.defend.added import AddedNoise, split_at_noise
+from unsum.errors import UnsumError
+from unsum.local_training import LocalTraining
+from unsum.losses import Loss
+
+PAIRS = 64  # [pairs of worlds a sample] where nothing is to be decided: draws of 0 prove 9 to 11 %
+MOST = 256  # [pairs of worlds a sample] at most: equal draws then prove 3 %
+_TOLERANCE = 0.01  # of the range from 0 to 1, by which pixels may leave it
+_SMALLEST = 4  # pixels: smaller pictures have no spectrum to speak of
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A client whose samples are bounded; inputs and targets have one row a sample.
+
+    `spread` is the deviation that an attacker gives an entry before it sees the update, a number or
+    a tensor like one sample. By default photos have a photo's spectrum, columns of a table are as
+    likely as each other, and other entries have their own deviation over the batch.
+    """
+
+    model: nn.Module
+    inputs: Tensor
+    targets: Tensor
+    train: bool = True
+    training: LocalTraining | None = None
+    loss: str | Loss | OwnLoss | None = None
+    buffers: bool = False
+    spread: float | Tensor | None = None
+    schema: TableSchema | None = None
+    text: bool = False
+    mask: Tensor | None = None
+    segments: Tensor | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) == 0 or len(self.inputs) != len(self.targets):
+            raise UnsumError(
+                f"A batch needs as many targets as inputs; found {len(self.inputs)} inputs and "
+                f"{len(self.targets)} targets."
+            )
+
+    @cached_property
+    def world(self) -> World:
+        return World(self.inputs, self.targets)
+
+    @property
+    def unit(self) -> Unit:
+        if self.text:
+            return "text"
+        if self.schema is not None:
+            return "row"
+        return "picture" if self._photos else "sample"
+
+    def client(self, played: Sequence[AnyDefense]) -> Client:
+        """With the defenses up to the noise."""
+        if self.text:
+            return TextClient(
+                self.model, self.mask, self.segments, self.train, tuple(played), self.seed
+            )
+        return SimulatedClient(
+            self.model, self.train, self.training, self.loss, tuple(played), self.buffers, self.seed
+        )
+
+    def secrets(self) -> list[Secret]:
+        """One for every sample: a component, a cell, a token or an entry of it."""
+        samples, world = range(len(self.inputs)), self.world
+        if self.text:
+            likeliest = likeliest_tokens(self.model, self.inputs, self.mask, seed=self.seed)
+            places = [
+                changeable(self.model, self.inputs, self.mask, self.targets, i) for i in samples
+            ]
+            return [Tokens(world, i, likeliest, places[i]) for i in samples]
+        if self.spread is not None:
+            spread = torch.as_tensor(self.spread, dtype=torch.float64).expand(self.inputs.shape[1:])
+            if not bool((spread >= 0).all()) or not bool((spread > 0).any()):
+                raise UnsumError(
+                    "The spread is an entry's standard deviation: at least 0, and not 0 everywhere."
+                )
+            return [Entries(world, i, spread) for i in samples]
+        if self.schema is not None:
+            return [Cells(world, i, self.schema) for i in samples]
+        if self._photos:
+            return [PhotoComponents(world, i, scale=self._scale) for i in samples]
+        return [Entries(world, i, self._own_spread) for i in samples]
+
+    def labels(self) -> list[Secret] | None:
+        """One for every sample, or None where targets are no classes."""
+        if self.text and self.targets.ndim != 1:
+            return None
+        others = other_labels(self.model, self.inputs, self.targets)
+        return (
+            None
+            if others is None
+            else [Label(self.world, i, other) for i, other in enumerate(others)]
+        )
+
+    @property
+    def deviations(self) -> Tensor:
+        """(…) like one sample's components, in any unit: what bits are spent on."""
+        if self.spread is not None:
+            return torch.as_tensor(self.spread, dtype=torch.float64).expand(self.inputs.shape[1:])
+        return photo_spread(self.inputs.shape[1:]) if self._photos else self._own_spread
+
+    @property
+    def _photos(self) -> bool:
+        shape = self.inputs.shape
+        pictures = self.inputs.ndim == 4 and shape[1] in (1, 3) and min(shape[2:]) >= _SMALLEST
+        return pictures and self.inputs.is_floating_point() and self.spread is None
+
+    @property
+    def _scale(self) -> float:
+        """1 for pixels from 0 to 1; else what makes the spectrum as wide as the batch's pixels."""
+        low, high = float(self.inputs.min()), float(self.inputs.max())
+        if low >= -_TOLERANCE and high <= 1 + _TOLERANCE:
+            return 1.0
+        own = float(self.inputs.double().var(unbiased=False))
+        return math.sqrt(own / float(photo_spread(self.inputs.shape[1:]).square().mean()))
+
+    @property
+    def _own_spread(self) -> Tensor:
+        """Over the batch, entry by entry; that of all entries where one is the same everywhere."""
+        if not self.inputs.is_floating_point():
+            raise UnsumError(
+                "Inputs that are whole numbers need a spread, or a language model that reads them."
+            )
+        rows = self.inputs.double()
+        whole = rows.std(unbiased=False).clamp_min(1e-12)
+        own = rows.std(0, unbiased=False) if len(rows) > 1 else torch.zeros_like(rows[0])
+        return torch.where(own > 0, own, whole)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to draw. `decided` ends a sample's draws; by default so many pairs do."""
+
+    decided: Decided | None = None
+    pairs: int = PAIRS
+    most: int = MOST
+    together: bool = False  # bound the mean over the samples instead of every sample
+    labels: bool = True
+    presence: bool = False
+    told: Callable[[int, int], None] = lambda _done, _total: None
+
+
+def prove(
+    case: Case,
+    defenses: Sequence[AnyDefense] = (),
+    *,
+    observer: Observer | None = None,
+    effort: Effort | None = None,
+    client: Client | None = None,
+) -> Ceiling:
+    """The ceiling of every sample under these defenses."""
+    return Prover(case, observer or Observer(), effort or Effort(), client)(defenses)
+
+
+@dataclass(eq=False)
+class Prover:
+    """Ceilings of one client under any number of defenses.
+
+    Distances do not depend on the noise: they are measured once for all defenses that do the same
+    before it.
+    """
+
+    case: Case
+    observer: Observer = field(default_factory=Observer)
+    effort: Effort = field(default_factory=Effort)
+    client: Client | None = None
+    _measured: dict[tuple[str, bool], _Measured] = field(default_factory=dict)
+
+    def __call__(self, defenses: Sequence[AnyDefense] = ()) -> Ceiling:
+        start = time.perf_counter()
+        case, observer, size = self.case, self.observer, len(self.case.inputs)
+        played, noise = split_at_noise(defenses, size)
+        seen, training = observer.sees(noise), case.training
+        visits = 1 if training is None else training.epochs
+        worst = worst_case(defenses, size, visits, observer)
+        if (
+            noise is not None
+            and noise.every_step
+            and training is not None
+            and (training.steps or 1) > 1
+        ):
+            return _by_mechanism(case, noise, observer, worst)
+        measured = self._distances(played, by_size=seen is not None and seen.kind == "laplace")
+        found, bare = measured.samples, _bare(measured.samples, seen)
+        if not bare:
+            measure(
+                found,
+                _with_cap(self.effort, worst),
+                seen,
+                most=self.effort.most,
+                told=self.effort.told,
+            )
+        limits = [
+            one.capped(1.0 if worst is None else worst.leakage) for one in limits_of(found, seen)
+        ]
+        result = of_limits(limits, noise=noise, unit=case.unit, observer=observer)
+        result = replace(result, distances=found, worst=worst)
+        if bare:
+            bits = _by_bits(case, found.client, defenses)
+            result = replace(result, why=bare, lower=result.samples, by_bits=bits)
+        guesses: dict[str, Any] = {name: _guesses(d, seen) for name, d in measured.others.items()}
+        return replace(result, **guesses, seconds=time.perf_counter() - start)
+
+    def _distances(self, played: Sequence[AnyDefense], *, by_size: bool) -> _Measured:
+        key = repr(list(played)), by_size
+        if key not in self._measured:
+            case = self.case
+            sender = self.client or case.client(played)
+            secrets = case.secrets()
+            secrets = [AnyOf(secrets)] if self.effort.together else secrets
+            samples = Distances(sender, case.world, secrets, by_size, case.seed)
+            others: dict[str, Distances] = {}
+            if self.effort.labels and (labels := case.labels()) is not None:
+                others["labels"] = samples.of_others(labels)
+            if self.effort.presence and len(case.inputs) > 1:
+                others["present"] = samples.of_others(
+                    [Presence(case.world, i) for i in range(len(case.inputs))]
+                )
+            self._measured[key] = _Measured(samples, others)
+        return self._measured[key]
+
+
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    """Distances before the noise: of the samples, of their `labels`, and of who is `present`."""
+
+    samples: Distances
+    others: dict[str, Distances]
+
+
+def _with_cap(effort: Effort, worst: WorstCase | None) -> Decided:
+    """What ends the draws of a sample; what the mechanism proves needs no pair of worlds."""
+    cap = 1.0 if worst is None else worst.leakage
+    decided = effort.decided or (lambda limits: limits.pairs >= effort.pairs)
+    return lambda limits: decided(limits.capped(cap))
+
+
+def _bare(distances: Distances, noise: AddedNoise | None) -> str:
+    """Why nothing is to be measured: no noise, and worlds that send other bits; or empty."""
+    first = distances.first(0)
+    if noise is not None:
+        return UNNOISED if first.bare else ""
+    return "" if first.same else BARE
+
+
+def _guesses(distances: Distances, noise: AddedNoise | None) -> Tensor:
+    """The largest chance to name each secret's value."""
+    for i in range(len(distances.secrets)):
+        distances.cycle(i)
+    return as_tensor([one.guess for one in limits_of(distances, noise)])
+
+
+def _by_mechanism(
+    case: Case, noise: AddedNoise, observer: Observer, worst: WorstCase | None
+) -> Ceiling:
+    """The mechanism's own bound: the noise of one step changes the weights of the next."""
+    size = len(case.inputs)
+    value, guess = (1.0, 1.0) if worst is None else (worst.leakage, worst.guess)
+    same = as_tensor([value] * size)
+    return Ceiling(
+        samples=same,
+        labels=as_tensor([guess] * size),
+        pairs=0,
+        lower=torch.zeros(size, dtype=torch.float64),
+        guesses=as_tensor([guess] * size),
+        noise=noise,
+        unit=case.unit,
+        observer=observer,
+        worst=worst,
+        why="Noise is added in every local step; this is the mechanism's bound over all steps.",
+    )
+
+
+def _by_bits(case: Case, client: Client, defenses: Sequence[AnyDefense]) -> float:
+    """The share of a sample that the bits of the whole update can hold, on average."""
+    if case.text or case.schema is not None:
+        return math.nan
+    sizes = {name: tensor.numel() for name, tensor in client(case.world).noisy.items()}
+    return leakage_of_bits(case.deviations, bits_sent(sizes, defenses) / len(case.inputs))

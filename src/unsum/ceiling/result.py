@@ -1,0 +1,147 @@
+"""What nobody can exceed: an upper limit for every sample, with what it rests on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from unsum.ceiling.bound import CONFIDENCE, Distances, Limits, as_tensor, limits_of
+from unsum.ceiling.observer import Observer
+from unsum.ceiling.worst_case import WorstCase
+from unsum.defend.added import AddedNoise
+from unsum.level import DEFAULT_LEVEL
+
+Unit = Literal["picture", "row", "text", "sample"]
+Decision = Literal["below", "above", "open"]
+
+ASSUMED = (
+    "The ceiling assumes that the noise is as declared and independent; the attacker may know "
+    "everything else, and leakage is what the update adds to that."
+)
+BARE = "Nothing random hides the samples: no noise is added to the update."
+UNNOISED = "A part of what is sent carries no noise (BatchNorm's statistics), and it depends on the sample."
+
+
+@dataclass(frozen=True, eq=False)
+class Ceiling:
+    """Upper limits of what any attacker can read of each sample, whatever it computes.
+
+    `samples` (B,) are limits in the unit of `audit.leakages`: 1 is the sample, 0 is nothing beyond
+    what an attacker guesses without the update. `labels` (B,) is the largest chance to tell a label
+    from its likeliest alternative, NaN where targets are no classes. `guesses` (B,) is the largest
+    chance to name one of two values of a random component, cell or token. `present` (B,) is the
+    largest chance to tell whether the sample took part, where that was asked for. All limits of
+    `samples` together hold with a confidence of 99 %; they rest on `pairs` pairs of worlds.
+
+    `lower` (B,) are lower limits of the same ceilings: where they reach a level, more pairs would
+    not prove that the sample stays below it.
+    """
+
+    samples: Tensor
+    labels: Tensor
+    pairs: int
+    lower: Tensor
+    guesses: Tensor
+    noise: AddedNoise | None
+    unit: Unit
+    observer: Observer = field(default_factory=Observer)
+    present: Tensor | None = None
+    worst: WorstCase | None = None  # of the mechanism, for all data
+    by_bits: float = (
+        math.nan
+    )  # the second bound of an update without noise, on average over samples
+    why: str = ""  # of limits that no measurement gave
+    seconds: float = 0.0
+    distances: Distances | None = field(default=None, repr=False)
+
+    @property
+    def highest(self) -> float:
+        return float(self.samples.max())
+
+    @property
+    def mean(self) -> float:
+        return float(self.samples.mean())
+
+    @property
+    def by_mechanism(self) -> bool:
+        """Whether the mechanism alone proves every limit, for any data."""
+        return self.worst is not None and self.highest >= self.worst.leakage
+
+    def decided(self, level: float = DEFAULT_LEVEL) -> Decision:
+        """`below`: every sample's ceiling is proven to be below the level. `above`: one sample's is
+        not.
+        """
+        if bool((self.samples < level).all()):
+            return "below"
+        return "above" if bool((self.lower >= level).any()) else "open"
+
+    def under(self, noise: AddedNoise | None, *, observer: Observer | None = None) -> Ceiling:
+        """The same pairs of worlds under another noise, without a bound for labels or presence."""
+        if self.distances is None:
+            raise ValueError("the distances were not kept")
+        observer = observer or self.observer
+        limits = limits_of(self.distances, observer.sees(noise))
+        changed = of_limits(limits, noise=noise, unit=self.unit, observer=observer)
+        return replace(changed, distances=self.distances)
+
+    def after(self, rounds: int) -> Tensor:
+        """(B,) limits for a client that sends as many such updates of the same data, each with its
+        own noise.
+
+        Every round is taken to be like this one; `unsum.ceiling` of the models of stored rounds
+        measures them.
+        """
+        cap = 1.0 if self.worst is None else self.worst.after(rounds).leakage
+        if self.distances is None:
+            return torch.full_like(self.samples, cap)
+        seen = self.observer.sees(self.noise)
+        limits = limits_of(self.distances.repeated(rounds), seen)
+        return as_tensor([one.capped(cap).upper for one in limits])
+
+    def __repr__(self) -> str:
+        top, what = f"{100 * self.highest:.0f} %", f"{len(self.samples)} {self.unit}s"
+        return f"Ceiling(at most {top} of any of {what}, {self.pairs} pairs of worlds)"
+
+    def to_dict(self) -> dict[str, Any]:
+        """In plain types; NaN is left to whoever writes it."""
+        worst = self.worst
+        return {
+            "samples": self.samples.tolist(),
+            "lower": self.lower.tolist(),
+            "labels": self.labels.tolist(),
+            "guesses": self.guesses.tolist(),
+            "present": None if self.present is None else self.present.tolist(),
+            "unit": self.unit,
+            "pairs": self.pairs,
+            "confidence": CONFIDENCE,
+            "noise": None if self.noise is None else vars(self.noise),
+            "observer": vars(self.observer),
+            "worst_case": None
+            if worst is None
+            else {"mu": worst.mu, "leakage": worst.leakage, "guess": worst.guess},
+            "by_bits": self.by_bits,
+            "why": self.why or None,
+            "assumed": ASSUMED,
+            "seconds": self.seconds,
+        }
+
+
+def of_limits(
+    limits: list[Limits], *, noise: AddedNoise | None, unit: Unit, observer: Observer
+) -> Ceiling:
+    """A result out of the limits of all samples."""
+    nothing = as_tensor([math.nan] * len(limits))
+    return Ceiling(
+        samples=as_tensor([one.upper for one in limits]),
+        labels=nothing,
+        pairs=sum(one.pairs for one in limits),
+        lower=as_tensor([one.lower for one in limits]),
+        guesses=as_tensor([one.guess for one in limits]),
+        noise=noise,
+        unit=unit,
+        observer=observer,
+    )

@@ -1,0 +1,247 @@
+"""Secrets: what has two values, and the two worlds that differ in it.
+
+A `Secret` is of one sample. It has strata of equal weight; `draw(stratum)` gives a pair of worlds.
+All else that the client has is the same in both, and granted to the attacker. Where a secret is
+`exhaustive`, one draw from every stratum is all there is, and nothing is left to chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from unsum.ceiling.client import World
+from unsum.ceiling.photos import component, frequencies, photo_spread
+from unsum.data.table_schema import TableSchema
+from unsum.models.language import IGNORED
+
+STRATA = 4  # bands of equal variance, or quarters of a long text; a cycle of draws has one of each
+WHOLE_TEXT = 32  # [tokens] a text of no more is gone through token by token
+
+
+class Pair(NamedTuple):
+    """Two worlds."""
+
+    one: World
+    other: World
+
+
+class Secret(Protocol):
+    @property
+    def strata(self) -> int: ...
+
+    @property
+    def exhaustive(self) -> bool: ...
+
+    @property
+    def amplitude(self) -> float:
+        """What is in question, as a share of the entry's deviation."""
+        ...
+
+    def draw(self, stratum: int, generator: torch.Generator) -> Pair: ...
+
+
+@dataclass(frozen=True, eq=False)
+class PhotoComponents:
+    """One component of sample `i`, up or down by its deviation among photos: x ± a h_k e_k.
+
+    Components are drawn in proportion to their variance h_k², low frequencies in the first stratum.
+    `amplitude` is a; `scale` turns pixels from 0 to 1 into the client's own unit.
+    """
+
+    world: World
+    i: int
+    amplitude: float = 1.0
+    scale: float = 1.0
+    strata: int = STRATA
+    exhaustive: bool = False
+
+    def draw(self, stratum: int, generator: torch.Generator) -> Pair:
+        order, mass, spread = self._table
+        position = (stratum + float(torch.rand((), generator=generator))) / self.strata
+        place = int(
+            order[
+                int(torch.searchsorted(mass, position * float(mass[-1])).clamp(max=len(order) - 1))
+            ]
+        )
+        picture = self.world.inputs[self.i]
+        step = (
+            component(picture.shape, place)
+            * float(spread.flatten()[place])
+            * self.amplitude
+            * self.scale
+        )
+        return up_and_down(self.world, self.i, step)
+
+    @cached_property
+    def _table(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Places in the order of frequency, their summed variances, and all deviations."""
+        shape = self.world.inputs.shape[1:]
+        spread = photo_spread(shape)
+        order = frequencies(*shape[1:]).expand(shape).flatten().argsort(stable=True)
+        return order, spread.flatten()[order].square().cumsum(0), spread
+
+
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """One entry of sample `i`, up or down by its own spread, drawn by its variance."""
+
+    world: World
+    i: int
+    spread: Tensor
+    amplitude: float = 1.0
+    strata: int = 1
+    exhaustive: bool = False
+
+    def draw(self, stratum: int, generator: torch.Generator) -> Pair:  # noqa: ARG002 (all are one stratum)
+        flat = self.spread.double().flatten()
+        place = int(torch.multinomial(flat.square(), 1, generator=generator))
+        step = torch.zeros_like(flat)
+        step[place] = flat[place] * self.amplitude
+        return up_and_down(self.world, self.i, step.view(self.spread.shape))
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """One cell of row `i` of a table.
+
+    A number is up or down by its column's deviation, a category stands against another one. Every
+    column is as likely, so that the figure is of a cell and not of an input of the network.
+    """
+
+    world: World
+    i: int
+    schema: TableSchema
+    amplitude: float = 1.0
+    exhaustive: bool = True
+
+    @property
+    def strata(self) -> int:
+        return len(self.schema.columns)
+
+    def draw(self, stratum: int, generator: torch.Generator) -> Pair:
+        column, widths = self.schema.columns[stratum], self.schema.widths()
+        start, place = sum(widths[:stratum]), stratum
+        if column.kind == "number":
+            step = torch.zeros(self.world.inputs.shape[1], dtype=torch.float64)
+            step[start] = 1.0  # numbers are standardized
+            return up_and_down(self.world, self.i, step)
+        row = self.world.inputs[self.i]
+        read, values = row[start : start + widths[place]], len(column.values)
+        own = int(read.argmax()) if widths[place] > 1 else round(float(read[0]))
+        another = (own + 1 + int(torch.randint(values - 1, (), generator=generator))) % values
+        changed = row.clone()
+        one_hot = torch.nn.functional.one_hot(torch.tensor(another), values)
+        changed[start : start + widths[place]] = (
+            one_hot.to(row) if widths[place] > 1 else float(another)
+        )
+        return Pair(
+            self.world, self.world._replace(inputs=_with_row(self.world.inputs, self.i, changed))
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Label:
+    """The label of sample `i` against one other: `alternative`, a row of targets or a class."""
+
+    world: World
+    i: int
+    alternative: Tensor
+    strata: int = 1
+    exhaustive: bool = True
+    amplitude: float = 1.0
+
+    def draw(self, stratum: int, generator: torch.Generator) -> Pair:  # noqa: ARG002 (there is one pair)
+        other = _with_row(self.world.targets, self.i, self.alternative.to(self.world.targets))
+        return Pair(self.world, self.world._replace(targets=other))
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """One token of text `i` against the one that the model expects most there, `likeliest` (n, L).
+
+    `places` of the text can be changed: padding cannot. The label of a place changes with its
+    token, and alone where the token itself is masked.
+    """
+
+    world: World
+    i: int
+    likeliest: Tensor
+    places: Tensor
+    amplitude: float = 1.0
+
+    @property
+    def exhaustive(self) -> bool:
+        return len(self.places) <= WHOLE_TEXT
+
+    @property
+    def strata(self) -> int:
+        return len(self.places) if self.exhaustive else STRATA
+
+    def draw(self, stratum: int, generator: torch.Generator) -> Pair:
+        start, end = (part * len(self.places) // self.strata for part in (stratum, stratum + 1))
+        place = int(self.places[int(torch.randint(start, end, (), generator=generator))])
+        token = self.likeliest[self.i, place]
+        inputs, targets = self.world.inputs.clone(), self.world.targets.clone()
+        predicted = targets.shape == inputs.shape and int(targets[self.i, place]) != IGNORED
+        masked = predicted and int(targets[self.i, place]) != int(inputs[self.i, place])
+        if predicted:
+            targets[self.i, place] = token
+        if not masked:
+            inputs[self.i, place] = token
+        return Pair(self.world, World(inputs, targets))
+
+
+@dataclass(frozen=True, eq=False)
+class Presence:
+    """Whether sample `i` took part: the batch with it and without it."""
+
+    world: World
+    i: int
+    strata: int = 1
+    exhaustive: bool = True
+    amplitude: float = 1.0
+
+    def draw(self, stratum: int, generator: torch.Generator) -> Pair:  # noqa: ARG002 (there is one pair)
+        kept = [j for j in range(len(self.world.inputs)) if j != self.i]
+        return Pair(self.world, World(*(part[kept] for part in self.world)))
+
+
+def up_and_down(world: World, i: int, step: Tensor) -> Pair:
+    """Sample `i` plus and minus `step`."""
+    sample = world.inputs[i]
+    shifted = [
+        (sample.double() + sign * step.to(sample.device)).to(sample.dtype) for sign in (1, -1)
+    ]
+    return Pair(*(world._replace(inputs=_with_row(world.inputs, i, row)) for row in shifted))
+
+
+def _with_row(rows: Tensor, i: int, row: Tensor) -> Tensor:
+    changed = rows.clone()
+    changed[i] = row
+    return changed
+
+
+@dataclass(frozen=True, eq=False)
+class AnyOf:
+    """A secret of one of several samples, all as likely: its ceiling is their mean."""
+
+    secrets: Sequence[Secret]
+    exhaustive: bool = False
+
+    @property
+    def strata(self) -> int:
+        return len(self.secrets)
+
+    @property
+    def amplitude(self) -> float:
+        return self.secrets[0].amplitude
+
+    def draw(self, stratum: int, generator: torch.Generator) -> Pair:
+        secret = self.secrets[stratum]
+        return secret.draw(int(torch.randint(secret.strata, (), generator=generator)), generator)

@@ -1,0 +1,59 @@
+"""How many samples an answer is of, as far as the update determines it.
+
+A sample that weighs twice sends what two copies of it send: a class weight of 2, micro-batches of 1 and 2 that are averaged,
+two clients in one sum and weights of tokens look like copies. Under a mean even a batch that is doubled sends the same.
+
+So the rows of a certified answer are distinct samples of the batch. How many of each there are is determined only where the
+batch size is known and leaves no choice: as many distinct samples as it counts, or a single one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unsum.knowledge import Knowledge
+from unsum.leak import Counted
+
+_SAME = 5.0  # predicted errors of both within which two rows may be one sample: noise leaves copies two or three apart
+_FINEST = 1e-7  # of a row: distances out of products of float64 are no finer than the root of its rounding
+
+
+def count(
+    rows: Tensor,
+    labels: Tensor,
+    errors: Tensor,
+    knowledge: Knowledge,
+    *,
+    copies: Tensor | None = None,
+    steps: Tensor | None = None,
+) -> Counted:
+    """The count of samples read as `rows` (B, …) with `labels` (B,) and predicted relative `errors` (B,).
+
+    `copies` (B,) says how often each row was counted, once by default. `steps` (B,) numbers the local step that met each row,
+    where a sample that is met again may read otherwise: then only those of one step, or of different labels, are distinct.
+    """
+    total = len(rows) if copies is None else int(copies.sum())
+    met = torch.zeros_like(labels) if steps is None else steps
+    first = _first_of_their_kind(rows.flatten(1), torch.stack([labels, met], dim=1), errors)
+    distinct = {y: int(met[first & (labels == y)].bincount().max()) for y in labels.unique().tolist()}
+    settled = knowledge.known_batch_size == total and _settled(distinct, total, knowledge)
+    settled &= steps is None or sum(distinct.values()) == total  # a step may have met a sample of another
+    return Counted(sum(distinct.values()), settled, visits=steps is not None and not settled)
+
+
+def _first_of_their_kind(rows: Tensor, kinds: Tensor, errors: Tensor) -> Tensor:
+    """(B,) whether no earlier row of the same kind (B, …) may be the same sample."""
+    rows = rows.double()
+    reach = _SAME * errors.to(rows).clamp_min(_FINEST) * rows.norm(dim=1)
+    apart = torch.cdist(rows, rows)
+    alike = ~(apart > reach[:, None] + reach) & (kinds[:, None] == kinds).all(2)
+    return ~alike.tril(-1).any(1)
+
+
+def _settled(distinct: dict[int, int], total: int, knowledge: Knowledge) -> bool:
+    """Whether no other numbers of copies add up to what was granted: to the batch size or, label by label, to the labels."""
+    if knowledge.labels is None or knowledge.labels.ndim != 1:
+        return sum(distinct.values()) in (1, total)
+    granted = torch.bincount(knowledge.labels.cpu()).tolist()
+    return all(label < len(granted) and number in (1, granted[label]) for label, number in distinct.items())

@@ -1,0 +1,71 @@
+"""Label rules as attacks of their own, where no answer of samples is certain."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+import unsum
+from unsum.attack.named import LABELS_ALONE
+from unsum.data.batch import embedded_batch
+from unsum.defend import Defense
+from unsum.models import load_model
+
+
+def hardswish_net(classes: int = 40) -> nn.Sequential:
+    """Features may be negative, and dropout leaves columns of zeros."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 96), nn.Hardswish(), nn.Dropout(0.2), nn.Linear(96, classes))
+
+
+def crowd(samples: int, classes: int = 30) -> tuple[nn.Linear, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    labels = torch.randint(classes, (samples,))
+    return nn.Linear(80, classes), torch.randn(samples, 80).relu(), labels
+
+
+def test_signs_that_are_never_zero_are_signs_and_their_labels_are_read() -> None:
+    torch.manual_seed(3)
+    labels = torch.tensor([1, 5, 9, 14, 20, 33])
+    audit = unsum.audit(hardswish_net(), (torch.rand(6, 3, 8, 8), labels), defenses=unsum.Sign())
+    assert audit.leak.residual < 10  # a grid of step 2 between −1 and 1 left 1e303 of the gradient
+    assert any("only their signs were sent" in note for note in audit.leak.notes)
+    assert audit.leak.named is not None
+    assert audit.leak.named.tolist() == labels.tolist()
+    assert [one.label_correct for one in audit.samples] == [1.0] * 6
+    assert audit.labels is not None
+    assert (audit.labels.right, audit.labels.total, audit.labels.given_away) == (6, 6, True)
+    assert audit.verdict.state == "leaks"
+
+
+def test_the_labels_of_a_crowd_are_counted_by_a_rule() -> None:
+    model, features, labels = crowd(60)
+    leak = unsum.attack(model, unsum.capture(model, features, labels), batch_size=60)
+    assert leak.named is not None
+    right = sum((Counter(leak.named.tolist()) & Counter(labels.tolist())).values())
+    assert right >= 57
+    alone = [one for one in leak.tried if one.labels is not None]
+    assert {one.blind for one in alone} == {LABELS_ALONE}
+    assert leak.undecided  # labels alone say nothing of samples
+
+
+def test_a_certain_answer_needs_no_rule() -> None:
+    model, features, labels = crowd(5)
+    leak = unsum.attack(model, unsum.capture(model, features, labels))
+    assert leak.exact
+    assert leak.named is None
+    assert not any(one.labels is not None for one in leak.tried)
+
+
+@pytest.mark.parametrize("defense", [unsum.Noise(0.09), unsum.Sign()])
+def test_row_sums_are_read_through_noise_and_signs(defense: Defense) -> None:
+    """Of seven classes noise of 0.09 leaves six; nobody says how many there are."""
+    batch = embedded_batch(8, image_size=128)
+    model = load_model("default", classes=100).model
+    update = unsum.capture(model, batch.images, batch.targets, defenses=[defense])
+    found = unsum.labels(model, update, "row-sum").tolist()
+    assert len(set(found) & set(batch.targets.tolist())) >= 6
+    assert len(found) <= 7

@@ -1,0 +1,102 @@
+"""What to do now: nothing that was done already, and commands that can be copied as they stand."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+import pytest
+import torch
+
+import unsum
+from support.audits import captured, synthetic
+from unsum.audit.advice import advice
+from unsum.audit.compare import Comparison
+from unsum.audit.report import Audit, render, render_markdown
+from unsum.audit.sweep.bench import Point, SampleLeak
+from unsum.audit.sweep.task import Accuracy
+
+
+def run_as(audit: Audit, command: str, defenses: str = "none") -> Audit:
+    return replace(audit, setting=replace(audit.setting, command=command, defenses=defenses))
+
+
+def commands(audit: Audit) -> list[str]:
+    return [step.command for step in advice(audit) if step.command]
+
+
+def test_commands_are_this_audit_and_more() -> None:
+    audit = run_as(synthetic(), "unsum audit --data 'my photos' --batch 4 --out here --json")
+    sweep = "unsum audit --data 'my photos' --batch 4 --json --sweep noise=1e-5..1e-1 --out unsum-sweep"
+    gate = "unsum audit --data 'my photos' --batch 4 --out here --json --fail-above 0.2"
+    assert commands(audit) == [sweep, gate]
+    assert not any("…" in command for command in commands(audit))
+
+
+def test_noise_that_is_there_is_not_advised_but_more_of_it() -> None:
+    audit = run_as(synthetic(), "unsum audit --defense noise:1e-3 --batch 4", "Noise(0.001)")
+    told = [step.text for step in advice(audit)]
+    assert (
+        "Noise(0.001) is not enough here; find out how strong a defense must be, and what that costs in accuracy."
+        in told
+    )
+    assert commands(audit)[0] == "unsum audit --batch 4 --sweep noise=0.001..1 --out unsum-sweep"
+
+
+def test_a_gate_that_is_there_is_not_advised() -> None:
+    audit = run_as(synthetic(), "unsum audit --fail-above 0.2")
+    assert not any("fail the build" in step.text for step in advice(audit))
+
+
+def test_a_batch_size_that_was_granted_is_not_advised() -> None:
+    audit = captured(exact=False)
+    assert audit.verdict.level == "open"
+    asked = run_as(audit, "unsum audit --update u.npz")
+    assert "unsum audit --update u.npz --batch-size-known --batch N" in commands(asked)
+    assert "unsum audit" in commands(asked)  # without the update: samples whose truth is known
+    knowing = replace(asked, leak=replace(audit.leak, knowledge=unsum.Knowledge(batch_size=3)))
+    assert not any("--batch-size-known" in command for command in commands(knowing))
+    assert any("the attacker knew the size of this one already" in step.text for step in advice(knowing))
+
+
+def test_python_gets_python() -> None:
+    audit = run_as(synthetic(), "")
+    assert commands(audit) == [
+        'unsum.sweep(model, data, over="noise=1e-5..1e-1")',
+        "report.gate(0.2).exit_code",
+    ]
+
+
+def test_a_defense_that_ruins_the_model_is_the_first_thing_to_say() -> None:
+    rows = [SampleLeak("a", 0.1, False, 1.0, 0.0, 10.0)]
+    before = Point("none", None, rows, accuracy=Accuracy(0.9, 0.88, 0.92))
+    after = Point("Noise(1)", 1.0, rows, accuracy=Accuracy(0.12, 0.1, 0.14))
+    audit = run_as(synthetic(), "unsum audit --defense noise:1", "Noise(1)")
+    ruined = replace(audit, comparison=Comparison([before, after], "", audited_second=True, chance=0.1))
+    first = advice(ruined)[0]
+    assert "Noise(1) ruins the model. A small network learns to 12 % accuracy under it instead of 90 %" in first.text
+    assert "ruins the model" in render(ruined)
+    kept = replace(
+        ruined, comparison=replace(ruined.comparison, points=[before, replace(after, accuracy=before.accuracy)])
+    )
+    assert not any("ruins" in step.text for step in advice(kept))
+
+
+@pytest.mark.parametrize("name", ["a `b` c", "<script>alert(1)</script>", "it's $HOME"])
+def test_names_in_a_command_stay_inside_it(name: str) -> None:
+    command = shlex.join(["unsum", "audit", "--data", name])
+    audit = run_as(synthetic(), command)
+    assert shlex.split(commands(audit)[1])[:4] == ["unsum", "audit", "--data", name]
+    assert "<script>alert" not in render(audit)
+    line = next(line for line in render_markdown(audit).splitlines() if "--fail-above" in line)
+    fence = "``" if "`" in name else "`"
+    assert line.endswith(fence)
+    assert line.count(fence) == 2
+
+
+def test_an_audit_of_ones_own_says_so_too() -> None:
+    torch.manual_seed(0)
+    data = torch.randn(3, 64), torch.tensor([4, 4, 1])
+    report = unsum.audit(torch.nn.Linear(64, 20), data, defenses=unsum.Noise(1e-9))
+    assert any("Noise(1e-09) is not enough here" in step.text for step in advice(report))
+    assert 'unsum.sweep(model, data, over="noise=1e-09..1e-06")' in commands(report)
