@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -94,7 +93,7 @@ class Copy:
     """A copy of the tree in a temporary folder, and the tests in it."""
 
     def __init__(self, root: Path, place: Path) -> None:
-        self.root, self.place = root, place
+        self.place, self._date = place, 0
         self._sound: dict[tuple[str, ...], bool] = {}  # tests → whether they pass without a bug
         listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
         for name in filter(None, subprocess.check_output(listed, cwd=root, text=True).split("\0")):
@@ -105,18 +104,24 @@ class Copy:
     def outcome(self, bug: Bug, seconds: float) -> str:
         """What the tests make of it, once they have passed without it."""
         file = self.place / SOURCE / bug.file
-        wrong = bug.planted(file.read_text(encoding="utf-8"))
+        right = file.read_text(encoding="utf-8")
+        wrong = bug.planted(right)
         if bug.tests not in self._sound:
             self._sound[bug.tests] = self._passes(bug.tests, seconds)
         if not self._sound[bug.tests]:
             return BROKEN
         try:
-            file.write_text(wrong, encoding="utf-8")
+            self._write(file, wrong)
             return SURVIVED if self._passes(bug.tests, seconds) else CAUGHT
         finally:
-            shutil.copy2(self.root / SOURCE / bug.file, file)
-            # Two bugs of one length in one second would look the same to Python.
-            Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
+            self._write(file, right)
+
+    def _write(self, file: Path, text: str) -> None:
+        """With a date of its own, by which Python tells that what it compiled before is out of date:
+        two bugs of one length in one second would look the same."""
+        file.write_text(text, encoding="utf-8")
+        self._date += 1
+        os.utime(file, (self._date, self._date))
 
     def _passes(self, tests: Sequence[str], seconds: float) -> bool:
         """Whether the tests pass, in a process of their own; those that a bug keeps from ending

@@ -87,16 +87,18 @@ def test_a_bug_is_caught_or_survives_in_a_copy_and_the_tree_stays(
     survives = mutants.Bug("small.py", "a + 1", "a - 1", tests, "nobody looks")
     assert [copy.outcome(bug, 60) for bug in (caught, survives)] == [mutants.CAUGHT, mutants.SURVIVED]
     assert (copy.place / "src/unsum/small.py").read_text() == (tree / "src/unsum/small.py").read_text() == MODULE
-    (copy.place / "tests/test_failing.py").write_text("def test_it():\n    assert False\n")
-    broken = mutants.Bug("small.py", "a + 1", "a - 1", ("tests/test_failing.py",), "nobody looks")
-    assert copy.outcome(broken, 60) == mutants.BROKEN
 
 
 @pytest.mark.long
-def test_a_bug_that_keeps_its_tests_from_ending_is_caught(mutants: ModuleType, tree: Path, tmp_path: Path) -> None:
+def test_tests_that_do_not_end_catch_a_bug_and_those_that_fail_without_it_show_nothing(
+    mutants: ModuleType, tree: Path, tmp_path: Path
+) -> None:
+    (tree / "tests/test_failing.py").write_text("def test_it():\n    assert False\n")
     copy = mutants.Copy(tree, tmp_path / "copy")
     endless = mutants.Bug("small.py", "return a if a > b else b", "while True: pass", ("tests/test_small.py",), "?")
-    assert copy.outcome(endless, 10) == mutants.CAUGHT
+    assert copy.outcome(endless, 20) == mutants.CAUGHT
+    broken = mutants.Bug("small.py", "a + 1", "a - 1", ("tests/test_failing.py",), "?")
+    assert copy.outcome(broken, 60) == mutants.BROKEN
 
 
 def test_outcomes_are_kept_until_the_row_the_module_or_the_tests_change(
