@@ -18,11 +18,12 @@ import torch
 
 import unsum
 from support.many import Deadly, clients, figures, network, update
-from unsum.audit.finding import ClientFinding
+from unsum.audit.finding import ClientFinding, expected_leakage
 from unsum.audit.many import Findings
 from unsum.audit.many import arrived as one_update
 from unsum.audit.many.arrived import in_folder, of_file
 from unsum.errors import UnsumError
+from unsum.leak import Attempt, Leak
 
 TESTS = str(Path(__file__).parents[1])
 
@@ -265,3 +266,18 @@ def test_certain_findings_stand_first_and_unknown_ones_not_at_all() -> None:
         findings.put(ClientFinding(0, client, "audited", exact=exact, leakage=leakage), client)
     assert [finding.client for finding in findings.largest(9)] == ["c", "b", "a"]
     assert [finding.client for finding in findings.largest(1)] == ["c"]
+
+
+def test_what_is_expected_to_leak_by_hand() -> None:
+    """1 − e²: of e = 0.1 it is 0.99, of 0.95 0.0975, which is little and means something all the same."""
+    rows = torch.zeros(2, 3)
+    leak = Leak("exact", rows, rows, torch.ones(2, 4), 0.0, 0.1, exact=False)
+    assert expected_leakage(leak) == pytest.approx(0.99)
+    assert expected_leakage(replace(leak, predicted_error=0.95)) == pytest.approx(0.0975)
+    assert expected_leakage(replace(leak, predicted_error=math.inf)) == 0
+    assert math.isnan(expected_leakage(replace(leak, predicted_error=math.nan)))
+    blind = (Attempt("exact", blind="there are too many samples"),)
+    assert math.isnan(expected_leakage(replace(leak, predicted_error=0.95, tried=blind)))  # no attack applies
+    assert expected_leakage(replace(leak, tried=blind)) == pytest.approx(0.99)
+    sure = replace(leak, predicted_error=math.inf, inputs_exact=torch.tensor([False, True]))
+    assert expected_leakage(sure) == 1
