@@ -18,7 +18,14 @@ from torch import Tensor
 
 from unsum.wording import percent, plain
 
-_TONES = {"severe": "#9d1519", "partial": "#7a4600", "labels": "#1a4d86", "low": "#1a5c36", "open": "#47505b"}
+_TONES = {
+    "severe": "#9d1519",
+    "partial": "#7a4600",
+    "labels": "#1a4d86",
+    "unproven": "#7a4600",
+    "protected": "#1a5c36",
+    "open": "#47505b",
+}
 _MOST = 24  # samples in a notebook; all of them stand in the report
 _STYLE = """
 .unsum-cards { font: 14px/1.5 system-ui, sans-serif; max-width: 70rem; color: inherit; overflow-wrap: anywhere; }

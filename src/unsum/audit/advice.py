@@ -37,7 +37,8 @@ _STEPS: dict[Level, tuple[str, ...]] = {  # the most urgent first
     "severe": ("ruin", "keep", "sum", "sweep", "gate"),
     "partial": ("ruin", "keep", "sweep", "sum", "gate"),
     "labels": ("ruin", "keep", "sum", "stronger", "gate"),
-    "low": ("ruin", "stronger", "gate"),
+    "unproven": ("ruin", "prove", "stronger", "gate"),
+    "protected": ("ruin", "gate"),
     "open": ("ruin", "keep", "grant", "measure", "stronger"),
 }
 _NOISE = re.compile(r"(?<!\w)Noise\(([^)]+)\)")
@@ -51,6 +52,7 @@ _OF_UPDATES = (
     "--junit",
     "--sarif",
     "--fail-above",
+    "--prove-below",
 )
 _STRENGTHS = "1e-5..1e-1"  # of noise, where none was applied
 _WIDER = 1e3  # times the noise that was too weak, to look for the strength that is enough
@@ -67,6 +69,7 @@ def advice(audit: AuditResult) -> list[Advice]:
         "grant": _granted(audit),
         "measure": _measured(audit),
         "stronger": _STRONGER,
+        "prove": _proved(audit),
     }
     return [step for name in _STEPS[audit.verdict.level] if (step := made[name]) is not None]
 
@@ -119,6 +122,15 @@ def _gated(audit: AuditResult) -> Advice | None:
     if not audit.setting.command:
         return Advice(text, f"report.gate({DEFAULT_LEVEL:g}).exit_code")
     return Advice(text, _again(audit, f"--fail-above {DEFAULT_LEVEL:g}"))
+
+
+def _proved(audit: AuditResult) -> Advice:
+    """What would make it green: noise that proves the ceiling."""
+    proven = [point.defenses for point in audit.comparison.points if point.proven(DEFAULT_LEVEL)]
+    text = "Prove it: find the noise at which nobody can read the samples, and what that costs in accuracy."
+    if proven:
+        text += f" {proven[0]} is enough."
+    return Advice(text, _sweep_command(audit))
 
 
 def _granted(audit: AuditResult) -> Advice | None:

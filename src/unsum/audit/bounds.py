@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from unsum.audit.round import ClientCase
 from unsum.ceiling.bound import against
@@ -21,6 +22,7 @@ LIMIT = 60.0  # [s] for the ceilings of one audit or sweep: as long as its attac
 SHORT = 10.0  # [s] for all rows of a comparison, which has no more than a figure for the batch
 ROW_PAIRS = 32  # [pairs of worlds] for a row of a comparison: draws of 0 prove 17 %
 
+NOT_PROVEN = "It was not asked for (ceiling=True, or no --no-ceiling)."
 NEEDS_SAMPLES = "A ceiling needs the client's samples: nobody can play a captured client in another world."
 
 
@@ -73,7 +75,7 @@ class Bounds:
         self.seconds -= found.seconds
         return found
 
-    def figures(self, chain: Sequence[Defense]) -> dict[str, float]:
+    def figures(self, chain: Sequence[Defense]) -> dict[str, Any]:
         """The largest and the mean ceiling as a point of a comparison or sweep has them; NaN where not measured."""
         found = self(chain)
         if found is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Protocol
 
 from unsum.audit.wording import percent
 from unsum.ceiling.bound import CONFIDENCE
@@ -72,3 +74,63 @@ def _bits(found: Ceiling) -> str:
         f"The bits of the update hold at most {percent(found.by_bits)} of a sample on average, for an attacker "
         "who knows no more of photos than their spectrum."
     )
+
+
+# [1] of the scale of leakage: by so much one sample may lie above a mean over its components
+_SCATTER = 0.05
+
+
+def exceeded(own: Sequence[float], bound: Ceiling) -> str:
+    """A sentence where more was found of a sample than anybody could read: one of the two is wrong."""
+    over = [
+        (value, float(limit))
+        for value, limit in zip(own, bound.samples, strict=False)
+        if value > float(limit) + _SCATTER
+    ]
+    if not over:
+        return ""
+    value, limit = max(over)
+    return (
+        f"Found above its ceiling: {percent(value)} of a {bound.unit} was found, and at most {percent(limit)} can be "
+        "read. One of the two is wrong; please report this with the command and the seed."
+    )
+
+
+def beside(bound: Ceiling) -> str:
+    """The ceiling as one sentence of a verdict."""
+    if bound.why:
+        return f"The ceiling is {percent(bound.highest)}: {bound.why[0].lower()}{bound.why[1:]}"
+    least = percent(float(bound.samples.min()))
+    between = percent(bound.highest) if least == percent(bound.highest) else f"{least} to {percent(bound.highest)}"
+    return (
+        f"The ceiling is {between}: nobody reads more of a {bound.unit} than that, proven with "
+        f"{percent(CONFIDENCE)} confidence from {bound.pairs} pairs of worlds."
+        if not bound.by_mechanism
+        else f"The ceiling is {between}: nobody reads more of a {bound.unit} than that, whatever the data, because "
+        "the update is clipped before the noise."
+    )
+
+
+def printed(bound: Ceiling | None) -> str:
+    """The ceiling as a line of a printed audit; empty where there is none."""
+    if bound is None:
+        return ""
+    why = bound.why[:1].lower() + bound.why[1:].rstrip(".") if bound.why else f"{bound.pairs} pairs of worlds"
+    return f"Ceiling: {percent(bound.highest)} ({why})."
+
+
+class Bounded(Protocol):
+    """A point of a comparison or sweep, as far as its ceiling goes."""
+
+    @property
+    def ceiling(self) -> float: ...
+
+    @property
+    def ceiling_mean(self) -> float: ...
+
+
+def ceiling_of(point: Bounded) -> str:
+    """The largest ceiling, or the mean where only that was measured."""
+    if math.isnan(point.ceiling) and not math.isnan(point.ceiling_mean):
+        return f"{percent(point.ceiling_mean)} on average"
+    return percent(point.ceiling)

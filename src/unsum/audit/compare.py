@@ -1,7 +1,8 @@
 """The same round under other defenses, by the same attack: what an audit adds to its answer where that costs little.
 
-Where no usual defense keeps every sample under the level and the labels unread, noise climbs a short ladder until it does; what
-is under the level is priced by a small training. Settings that nobody can decide about are not under it.
+Where no usual defense keeps every sample under the level and the labels unread, noise climbs a short ladder until it does, and
+a clip with noise is added that proves it for any data; what is under the level is priced by a small training. Settings that
+nobody can decide about are not under it. Every row has its ceiling: what keeps the attacks tried out proves nothing by itself.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unsum.attack.options import AUTO
+from unsum.audit.bounds import Bounds, proven_chain
+from unsum.audit.ceiling_words import ceiling_of
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.round import Round
 from unsum.audit.sweep.bench import Bench, Point, shown
@@ -55,14 +58,21 @@ class Comparison:
         if not self.points:
             return ""
         level, under = percent(DEFAULT_LEVEL), [point for point in self.points if point.under(DEFAULT_LEVEL)]
-        if self.points[0] in under:
-            return f"Without any defense, every sample already stays under {level}{_but_labels(self.points[0])}."
+        proven = [point for point in self.points if point.proven(DEFAULT_LEVEL)]
         said = [
-            f"{point.defenses} keeps every sample under {level}{_but_labels(point)}{self._cost(point)}."
-            for point in under
+            f"Proven: under {point.defenses} nobody reads {level} of any sample{_but_labels(point)}{self._cost(point)}."
+            for point in proven
         ]
-        found = " ".join(said) or f"None of these keeps every sample under {level}{self.stopped}."
-        return f"Against the attacks tried: {found}" if said else found
+        if self.points[0] in under and self.points[0] not in proven:
+            already = f"Without any defense, no attack tried reads {level} of a sample{_but_labels(self.points[0])}"
+            return " ".join([*said, f"{already}; that is not proven."])
+        said += [
+            f"Unproven: the attacks tried read less than {level} under {point.defenses}{_but_labels(point)}, where the "
+            f"ceiling is {ceiling_of(point)}{self._cost(point)}."
+            for point in under
+            if point not in proven
+        ]
+        return " ".join(said) or f"None of these keeps every sample under {level}{self.stopped}."
 
     def _cost(self, point: Point) -> str:
         before, after = self.points[0].accuracy, point.accuracy
@@ -85,12 +95,17 @@ def _but_labels(point: Point) -> str:
 
 
 def keeps_everything(point: Point) -> bool:
-    """Whether a setting gives away neither samples nor labels."""
+    """Whether the attacks tried read neither samples nor labels."""
     return point.under(DEFAULT_LEVEL) and not point.labels_read
 
 
-def compare(played: Round, bench: Bench, chain: list[Defense], wanted: bool | None) -> Comparison:
-    """`wanted` None compares where it costs little: by the usual attack, on a round that did not take long."""
+def compare(
+    played: Round, bench: Bench, chain: list[Defense], wanted: bool | None, bounds: Bounds | None = None
+) -> Comparison:
+    """`wanted` None compares where it costs little: by the usual attack, on a round that did not take long.
+
+    `bounds` give the ceiling of every row; without them there is none.
+    """
     if wanted is False:
         return Comparison(absent=NOT_ASKED)
     options = bench.options
@@ -109,8 +124,14 @@ def compare(played: Round, bench: Bench, chain: list[Defense], wanted: bool | No
         quick = replace(options, time_limit=min(PATIENCE, options.time_limit or PATIENCE))
         climbed, stopped = _climb(replace(bench, options=quick))
         tried += climbed
+        if bounds is not None and climbed:
+            proof = proven_chain(bench.size())
+            tried.append((proof, replace(bench, options=quick).defended(proof, None)))
+    if bounds is not None:
+        tried = [(other, replace(point, **bounds.figures(other))) for other, point in tried]
     pictures = photo_tiles()
-    pricing, under = replace(bench, pictures=pictures), [point.under(DEFAULT_LEVEL) for _, point in tried]
+    pricing = replace(bench, pictures=pictures)
+    under = [point.under(DEFAULT_LEVEL) or point.proven(DEFAULT_LEVEL) for _, point in tried]
     under[0] = not under[0] and any(under)  # where nothing is to be defended, nothing is to be paid
     priced = [
         replace(point, **(pricing.trained(other) if wanted_price else {"untrained": _UNPRICED}))

@@ -19,6 +19,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from unsum.audit.result import AuditResult, SampleRow, finite
 from unsum.audit.verdict import UNVOUCHED
 from unsum.audit.wording import one_line, percent, sample_count
+from unsum.ceiling.result import Ceiling
 from unsum.errors import UnsumError
 from unsum.score.labels import LabelsRead
 from unsum.score.occurred import RowsNamed
@@ -76,6 +77,8 @@ class Gate:
     rows: list[SampleRow]
     why: str = UNVOUCHED  # leakage is not known, where it is not
     labels: LabelsRead | None = None  # which the level is not about, and the reason tells of all the same
+    bound: Ceiling | None = None
+    prove_below: float | None = None  # every ceiling must be proven to be below this level, too
     occurred: Sequence[RowsNamed] = ()  # as the labels
 
     def outcome(self, row: SampleRow) -> Outcome:
@@ -86,7 +89,21 @@ class Gate:
 
     @property
     def result(self) -> Result:
-        return result_of((row.leakage for row in self.rows), self.level)
+        found = result_of((row.leakage for row in self.rows), self.level)
+        if self.prove_below is None or found == "failed":
+            return found
+        if self.proven(self.prove_below):
+            return "passed"  # whatever the attacks could not decide
+        return "undecided" if self.bound is None else "failed"
+
+    def proven(self, level: float) -> bool:
+        return self.bound is not None and self.bound.decided(level) == "below"
+
+    @property
+    def unproven(self) -> bool:
+        """Whether the proof that was asked for is what is missing."""
+        found = result_of((row.leakage for row in self.rows), self.level)
+        return self.prove_below is not None and found != "failed" and not self.proven(self.prove_below)
 
     @property
     def exit_code(self) -> int:
@@ -96,6 +113,11 @@ class Gate:
     def reason(self) -> str:
         """Why, in one sentence."""
         total, level = len(self.rows), percent(self.level)
+        if self.unproven:
+            return self._unproven()
+        if self.prove_below is not None and self.result == "passed":
+            top, below = percent(self.bound.highest if self.bound else math.nan), percent(self.prove_below)
+            return f"Gate passed: nobody reads {below} of any of {sample_count(total)} (highest ceiling: {top})."
         if self.result == "undecided":
             return f"Gate undecided: the leakage of {self.count('unknown')} of {sample_count(total)} is not known: {self.why}."
         most = max((row for row in self.rows if not math.isnan(row.leakage)), key=lambda row: row.leakage)
@@ -103,13 +125,29 @@ class Gate:
             passed = (
                 f"Gate passed: none of {sample_count(total)} leaks more than {level} (most: {percent(most.leakage)})"
             )
-            return ", but ".join([passed, *self.besides]) + "."
+            return ", but ".join([passed, *self.besides]) + f".{self._ceiling()}"
         over = self.count("above")
         leak = "leaks" if over == 1 else "leak"
         return (
             f"Gate failed: {over} of {sample_count(total)} {leak} more than {level} "
             f"(most: “{most.title}” with {percent(most.leakage)})."
         )
+
+    def _unproven(self) -> str:
+        below = percent(self.prove_below or 0.0)
+        if self.bound is None:
+            return f"Gate undecided: no ceiling is known, so that nothing is proven to stay below {below}."
+        over = int((self.bound.samples >= (self.prove_below or 0.0)).sum())
+        return (
+            f"Gate failed: the ceiling of {over} of {sample_count(len(self.bound.samples))} is not proven to be below "
+            f"{below} (highest: {percent(self.bound.highest)})."
+        )
+
+    def _ceiling(self) -> str:
+        """What a passed gate does not show."""
+        if self.bound is None or self.proven(self.level):
+            return ""
+        return f" Nothing proves that other attacks do not: the ceiling is {percent(self.bound.highest)}."
 
     @property
     def besides(self) -> list[str]:
@@ -123,14 +161,15 @@ class Gate:
         return said
 
     def to_dict(self) -> dict[str, Any]:
-        return {"level": self.level, "result": self.result, "above": self.count("above"), "reason": self.reason}
+        found = {"level": self.level, "result": self.result, "above": self.count("above"), "reason": self.reason}
+        return found | {"prove_below": self.prove_below, "proven": self.proven(self.prove_below or self.level)}
 
 
-def check_level(level: float) -> None:
+def check_level(level: float, option: str = "--fail-above") -> None:
     """Refuse a level that says nothing, before an audit is run rather than after."""
     if not 0 <= level < 1:
         raise UnsumError(
-            f"--fail-above takes a leakage from 0 to below 1, not {level:g}: 0.2 lets no sample leak more than a fifth of what "
+            f"{option} takes a leakage from 0 to below 1, not {level:g}: 0.2 lets no sample leak more than a fifth of what "
             "a guess without the update leaves open."
         )
 
@@ -149,14 +188,23 @@ def sentence(row: SampleRow) -> str:
     return f"{row.title}: {leaked}; found label “{row.found_label}”{right}."
 
 
-def check_gate(level: float | None, junit: Path | None, sarif: Path | None, *, sweeping: bool) -> None:
+def check_gate(
+    level: float | None,
+    junit: Path | None,
+    sarif: Path | None,
+    *,
+    sweeping: bool,
+    prove_below: float | None = None,
+) -> None:
     """Refuse what could only fail later: a level that says nothing, and files that cannot be written."""
-    given = {"--fail-above": level, "--junit": junit, "--sarif": sarif}
+    given = {"--fail-above": level, "--prove-below": prove_below, "--junit": junit, "--sarif": sarif}
     asked = [name for name, value in given.items() if value is not None]
     if sweeping and asked:
         raise UnsumError(f"{asked[0]} belongs to a single audit; leave it out, or leave out --sweep.")
     if level is not None:
         check_level(level)
+    if prove_below is not None:
+        check_level(prove_below, "--prove-below")
     for file in (junit, sarif):
         if file is not None and file.is_dir():
             raise UnsumError(f"{str(file)!r} is a folder; name a file in it.")

@@ -14,7 +14,7 @@ from unsum.attack.counts import TOO_MANY
 from unsum.audit.finding import ClientFinding
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.report import environment, together
-from unsum.audit.verdict import DOES_NOT_LEAK, LEAKS, Level
+from unsum.audit.verdict import LEAKS, UNPROVEN, Level
 from unsum.audit.wording import percent
 from unsum.files.writing import write_text
 from unsum.leak import LabelCounts
@@ -74,8 +74,8 @@ class RunAudit:
     def level(self) -> Level:
         if self.leaking:
             return "severe" if any(one.finding.exact for one in self.audited) else "partial"
-        quiet = all(one.finding.state == DOES_NOT_LEAK for one in self.audited)
-        return "labels" if self.counted else "low" if quiet else "open"
+        quiet = all(one.finding.state == UNPROVEN for one in self.audited)
+        return "labels" if self.counted else "unproven" if quiet else "open"
 
     @property
     def headline(self) -> str:
@@ -84,8 +84,8 @@ class RunAudit:
             return f"{self.leaking} of {total} updates give samples away."
         if self.counted:
             return f"The updates tell how many samples of each class a client has, in {self.counted} of {total} cases."
-        if self.level == "low":
-            return f"None of {total} updates gives a sample away to the attacks that were tried."
+        if self.level == "unproven":
+            return f"No attack tried reads a sample out of any of {total} updates; nothing shows that others cannot."
         return f"Not decidable: of none of {total} updates it is known whether it leaks."
 
     @property

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from unsum.audit import ceiling_words
 from unsum.audit.advice import advice
 from unsum.audit.gate import Gate, check_level
 from unsum.audit.leakage import DEFAULT_LEVEL
@@ -28,6 +29,7 @@ from unsum.audit.verdict import UNVOUCHED, Level
 from unsum.audit.wording import error, fixed, markdown, percent, plain, sample_count
 from unsum.cards import Card
 from unsum.cards import page as cards_of
+from unsum.ceiling.result import ASSUMED
 from unsum.deadline import LEFT_UNTRIED
 from unsum.files.report_folder import check_folder
 from unsum.files.writing import write_text, write_whole
@@ -42,7 +44,8 @@ _LEVELS: dict[Level, tuple[str, str]] = {  # a badge, and its color on a termina
     "severe": ("Severe leakage", "bold red"),
     "partial": ("Partial leakage", "bold yellow"),
     "labels": ("Label leakage", "bold yellow"),
-    "low": ("Low leakage", "bold green"),
+    "unproven": ("Unproven", "bold yellow"),
+    "protected": ("Protected", "bold green"),
     "open": ("Not decidable", "bold"),
 }
 BLURRED = (
@@ -100,6 +103,12 @@ def glossary(*, pictures: bool = True) -> list[tuple[str, str]]:
         "100 % (all of it). It is measured on features and on the sample itself: on rows, on pixels, and on pixels "
         "up to brightness, tint and contrast; the largest counts, of the strongest attack tried. Where no attack "
         "applies it is not known, which is shown as –, never as 0 %. A label that was found is not part of it.",
+        "Found": "The leakage that the attacks reached: a lower bound of what the update gives away.",
+        "Ceiling": "The leakage that no attack can exceed, whatever it computes. The client is played twice, in two worlds "
+        "that differ in one bit of a sample; the distance of the two updates, over the noise that is added to them, bounds "
+        "how well anyone can tell the worlds apart. Without noise it is 100 %, unless both worlds send the same.",
+        "Protected, unproven": "Protected: every sample's ceiling is below the level. Unproven: nothing was found above the "
+        "level, and the ceiling does not show that nothing can be.",
         "Label": "The class that the client assigned to a sample: what a photo shows, say.",
         "Feature": "The numbers that the model computes from one sample just before its last layer. The feature "
         "error is the distance between found and true features, relative to the true ones: 0 is perfect, 1 is no "
@@ -139,18 +148,24 @@ class Audit(AuditResult):
         >>> print(report)
         This update gives away every sample of the batch.
         Attack: exact on Linear.
-        Leakage: sample 1: 100 %, sample 2: 100 %, sample 3: 100 %.
+        Found: sample 1: 100 %, sample 2: 100 %, sample 3: 100 %.
+        Ceiling: 100 % (no noise is added to the update, so that nothing random hides the samples).
         >>> report.gate(0.2).exit_code
         1
     """
 
-    def gate(self, level: float = DEFAULT_LEVEL) -> Gate:
-        """Whether any sample leaks more than `level`, from 0 to below 1: `.result`, `.exit_code` and `.reason` say."""
+    def gate(self, level: float = DEFAULT_LEVEL, *, prove_below: float | None = None) -> Gate:
+        """Whether any sample leaks more than `level`, from 0 to below 1: `.result`, `.exit_code` and `.reason` say.
+
+        With `prove_below`, every ceiling must be proven to be below that level as well.
+        """
         check_level(level)
         whole = SampleRow("the whole update", None, None, math.nan, None, None, None)  # silence is no evidence
-        return Gate(
-            level, self.rows or [whole], self.verdict.reason or self.undecided or UNVOUCHED, self.labels, self.occurred
-        )
+        if prove_below is not None:
+            check_level(prove_below, "--prove-below")
+        why = self.verdict.reason or self.undecided or UNVOUCHED
+        proof: dict[str, Any] = {"bound": self.bound, "prove_below": prove_below}
+        return Gate(level, self.rows or [whole], why, labels=self.labels, occurred=self.occurred, **proof)
 
     def write(self, folder: str | Path, *, force: bool = False) -> Path:
         """Write `report.html`, `report.md`, `result.json` and, where there are pictures, `pictures.png`.
@@ -179,8 +194,9 @@ class Audit(AuditResult):
                 row.title,
                 [
                     *([] if row.label is None else [("true label", row.label)]),
-                    ("found", row.found_label or "not found"),
-                    ("leakage", percent(row.leakage)),
+                    ("found label", row.found_label or "not found"),
+                    ("found", percent(row.leakage)),
+                    ("ceiling", percent(row.ceiling)),
                 ],
                 [("original", row.original), ("recovered", row.recovered)],
             )
@@ -198,7 +214,8 @@ class Audit(AuditResult):
         more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
         unknown = f"; of {len(self.rows) - len(shown)} not known" if leaked and len(shown) < len(self.rows) else ""
         lines = [self.verdict.headline, f"Attack: {self.setting.attack} on {self.setting.model}."]
-        return "\n".join([*lines, *([f"Leakage: {', '.join(leaked)}{more}{unknown}."] if leaked else [])])
+        lines += [f"Found: {', '.join(leaked)}{more}{unknown}."] if leaked else []
+        return "\n".join([*lines, *filter(None, [ceiling_words.printed(self.bound), self.verdict.alarm])])
 
 
 def render(audit: AuditResult) -> str:
@@ -258,6 +275,7 @@ def _told(audit: AuditResult) -> dict[str, Any]:
         "steps": advice(audit),
         "comparison": audit.comparison,
         "keep_under": DEFAULT_LEVEL,
+        "assumed": ASSUMED,
         "meaning": BLURRED,
         "unpictured": unpictured(audit),
         "priced": PRICED,
@@ -285,6 +303,7 @@ def environment(finalize: Callable[[Any], Any] = _fit) -> Environment:
     )
     environment.filters |= {
         "error": error,
+        "ceiling": ceiling_words.ceiling_of,
         "fixed": fixed,
         "percent": lambda value: together(percent(value)),
         "together": together,

@@ -18,6 +18,7 @@ from unsum.audit.leakage import Shares, Tried, vouched
 from unsum.audit.table_rows import TableRows
 from unsum.audit.verdict import Texts, Verdict, judge, judge_captured
 from unsum.audit.wording import one_line, plain
+from unsum.ceiling.result import Ceiling
 from unsum.client.augment import target_rows
 from unsum.data import Batch
 from unsum.errors import UnsumError
@@ -78,7 +79,7 @@ _ATTACK = (  # of a leak
     *("method", "batch_size", "distinct", "counts_certain", "exact", "predicted_error", "residual", "scale", "seconds"),
     "notes",
 )
-SCHEMA_VERSION = "1.5"  # of result.json and sweep.json; described in schema/result.schema.json
+SCHEMA_VERSION = "2.0"  # of result.json and sweep.json; described in schema/result.schema.json
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,7 @@ class SampleRow:
     original: Tensor | None
     recovered: Tensor | None
     by: str = ""  # the attack that got the most of it
+    ceiling: float = math.nan  # what nobody can exceed; NaN: not known
 
     @property
     def label_correct(self) -> bool:
@@ -156,7 +158,7 @@ class SampleRow:
     def to_dict(self) -> dict[str, Any]:
         figures = {} if self.score is None else asdict(self.score)
         texts = {"title": self.title, "label": self.label, "found_label": self.found_label}
-        return {**texts, "by": self.by or None, **figures, "leakage": self.leakage}
+        return {**texts, "by": self.by or None, **figures, "leakage": self.leakage, "ceiling": self.ceiling}
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,8 @@ class AuditResult:
         None  # by the attack that has most of them, as a multiset; None where the truth is not known
     )
     occurred: list[RowsNamed] = field(default_factory=list)  # rows of embeddings that were named, beside the truth
+    bound: Ceiling | None = None  # what nobody can exceed
+    unbounded: str = ""  # why there is no ceiling
     trained_on: str = ""  # a sentence where `truth` is not the client's own samples but what a defense made of them
 
     def __post_init__(self) -> None:
@@ -197,15 +201,25 @@ class AuditResult:
     @property
     def verdict(self) -> Verdict:
         if self.texts is not None:
-            return self.texts.judge(self.leak, self.leakages, self.occurred)
+            return self.texts.judge(self.leak, self.leakages, self.occurred, self.bound)
         if self.truth is None:
             return judge_captured(self.leak, self.undecided)
-        return judge(self.leak, self.samples, self.leakages, self.undecided, self.labels, self.occurred)
+        own = [share.sample for share in self.shares]
+        found = self.leak, self.samples, self.leakages, self.undecided, self.labels, self.occurred
+        return judge(*found, self.bound, own)
 
     @property
     def leakages(self) -> list[float]:
         """Of every true sample; NaN: unknown."""
         return [share.most for share in self.shares]
+
+    @property
+    def ceilings(self) -> list[float]:
+        """Of every true sample, what nobody can exceed; NaN: not known."""
+        if self.bound is None:
+            return [math.nan] * len(self.samples)
+        limits = self.bound.samples.tolist()
+        return limits if len(limits) == len(self.samples) else [max(limits)] * len(self.samples)
 
     @property
     def kind(self) -> str:
@@ -240,6 +254,8 @@ class AuditResult:
             "samples": [row.to_dict() for row in self.rows],
             "table": None if self.table is None else self.table.to_dict(),
             "trained_on": self.trained_on or None,
+            "ceiling": None if self.bound is None else self.bound.to_dict(),
+            "ceiling_missing": self.unbounded or None,
             "comparison": self.comparison.to_dict(),
             "seconds": self.seconds,
         }
@@ -290,6 +306,7 @@ class AuditResult:
             original=None if truth is None or self.texts is not None else truth.images[i],
             recovered=None if found is None or self.leak.images is None else self.leak.images[found],
             by=self.by[i] if self.by else "",
+            ceiling=math.nan if truth is None else self.ceilings[i],
         )
 
 

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from unsum.active import modify
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses
+from unsum.audit.bounds import NEEDS_SAMPLES, NOT_PROVEN, SHORT, Bounds
 from unsum.audit.compare import CAPTURED, Comparison
 from unsum.audit.compare import compare as under_others
 from unsum.audit.inputs import Data, Inputs, simulated_training
-from unsum.audit.leakage import Tried
+from unsum.audit.leakage import DEFAULT_LEVEL, Tried
 from unsum.audit.report import Audit
 from unsum.audit.result import DepthRead, Setting
 from unsum.audit.round import attacked, play
@@ -78,6 +79,8 @@ def audit(
     columns: str | Mapping[str, str] | None = None,
     time_limit: float | None = None,
     compare: bool | None = False,
+    prove_below: float | None = None,
+    ceiling: bool = True,
     device: torch.device | str | None = None,
     seed: int = 0,
     command: str = "",
@@ -125,6 +128,9 @@ def audit(
             guessed: `"zip=category,id=skip"`, or a mapping (`number`, `category`, `skip`).
         time_limit: seconds for the attack, as in `attack`, 60 by default and `math.inf` for as long as it takes; other defenses
             that are compared have as long, each.
+        prove_below: the level that ceilings are decided against, 0.2 by default; `audit.gate(prove_below=…)` holds
+            them against it.
+        ceiling: bound what any attacker can read, too; False leaves that out, and then nothing is called protected.
         compare: play the round again under standard defenses, for the report; None does so where it costs little.
         progress: an `unsum.progress.Progress`, told the stages and the steps of attacks that iterate.
 
@@ -181,7 +187,9 @@ def audit(
     if not is_table(data) and is_text(model):
         if server is not None or training is not None or loss is not None:
             raise UnsumError("A client's text is played as one plain step; leave server, loss and local training out.")
-        return audit_text(inputs, chain, options, train=train, command=command, progress=progress)
+        return audit_text(
+            inputs, chain, options, train=train, command=command, progress=progress, proving=ceiling, level=prove_below
+        )
     loaded, own = inputs.simulated()
     if own.resized:
         progress.say(own.resized)
@@ -192,13 +200,21 @@ def audit(
     bench = Bench(network, own, options, train, training, reader, buffers, progress=progress)
     played = play(bench, chain, progress)
     leak = played.leak
+    bounds = Bounds.of(bench, level=DEFAULT_LEVEL if prove_below is None else prove_below, progress=progress)
+    bound = None
+    if ceiling:
+        progress.say("Playing the client in two worlds: what nobody can exceed")
+        bound = bounds(chain)
+    rows = Bounds.of(bench, seconds=SHORT, together=True) if ceiling else None
     how: dict[str, Any] = {"train": train, "training": training, "defenses": shown(chain), "command": command}
     return Audit(
         Setting.of(name, leak, options, samples=len(own.images), **how),
         scores=summarize(leak, played.samples),
-        comparison=Comparison(absent=_BUFFERS) if buffers else under_others(played, bench, chain, compare),
+        comparison=Comparison(absent=_BUFFERS) if buffers else under_others(played, bench, chain, compare, rows),
         seconds=time.perf_counter() - start,
         depth=DepthRead.of(network, leak),
+        bound=bound,
+        unbounded=bounds.absent if ceiling else NOT_PROVEN,
         **vars(played),
     )
 
@@ -227,6 +243,7 @@ def _audit_captured(inputs: Inputs, options: AttackOptions, *, train: bool, comm
         tried=[Tried.of(attempt, []) for attempt in leak.tried],
         undecided=leak.undecided,
         depth=DepthRead.of(network, leak),
+        unbounded=NEEDS_SAMPLES,
         class_names=names,
         texts=None if texts is None else Texts([], texts),
     )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.attack.options import AttackOptions
+from unsum.audit.bounds import NOT_PROVEN, Bounds
 from unsum.audit.compare import Comparison
 from unsum.audit.inputs import Inputs, own_model
 from unsum.audit.leakage import DEFAULT_LEVEL, Shares, Tried
@@ -20,6 +21,7 @@ from unsum.audit.result import Setting
 from unsum.audit.round import attacked
 from unsum.audit.sweep.bench import shown
 from unsum.audit.verdict import Texts
+from unsum.ceiling.prove import Case
 from unsum.client.capture import in_mode
 from unsum.client.text import capture_text
 from unsum.data import Batch
@@ -113,7 +115,15 @@ def _step(network: nn.Module, tokenizer: Tokenizer, batch: TextBatch, seed: int)
 
 
 def audit_text(
-    given: Inputs, chain: list[Defense], options: AttackOptions, *, train: bool, command: str, progress: Progress
+    given: Inputs,
+    chain: list[Defense],
+    options: AttackOptions,
+    *,
+    train: bool,
+    command: str,
+    progress: Progress,
+    proving: bool = True,
+    level: float | None = None,
 ) -> Audit:
     """One step of a client on its sentences, attacked and compared with them."""
     start = time.perf_counter()
@@ -123,6 +133,7 @@ def audit_text(
     torch.manual_seed(options.seed)
     tokens, labels, mask, segments = (None if part is None else part.to(options.device) for part in inputs.step)
     assert tokens is not None
+    assert labels is not None
     update = capture_text(network, tokens, labels, mask=mask, segments=segments, train=train, defenses=chain)
     samples = int((targets(task_of(network), inputs.step.labels) >= 0).sum())
     with in_mode(network, train):
@@ -132,6 +143,11 @@ def audit_text(
     # Where no text came back, that is no measurement: dropout or too many positions end the attack on text, not the leak.
     decided = max(shares) >= DEFAULT_LEVEL
     how: dict[str, Any] = {"train": train, "defenses": shown(chain), "command": command}
+    case = Case(network, tokens, labels, train=train, text=True, mask=mask, segments=segments, seed=options.seed)
+    bounds = Bounds(case, DEFAULT_LEVEL if level is None else level, progress=progress)
+    if proving:
+        progress.say("Playing the client in two worlds: what nobody can exceed")
+    bound = bounds(chain) if proving else None
     return Audit(
         Setting.of(inputs.loaded.name, leak, options, samples=len(batch.texts), **how),
         Batch(tokens.cpu(), torch.zeros(len(tokens)), [f"text {i + 1}" for i in range(len(tokens))], []),
@@ -145,6 +161,8 @@ def audit_text(
         undecided=leak.undecided,
         occurred=rows_named(leak.occurred, network, lambda: _read(network, tokens, mask, train)),
         comparison=Comparison(absent=_NOT_FOR_TEXT),
+        bound=bound,
+        unbounded=bounds.absent if proving else NOT_PROVEN,
         texts=Texts(batch.texts, texts_of(leak, given.model) or [], _tokens_alone(leak, batch.sequences)),
     )
 

@@ -1,7 +1,13 @@
 """What the figures mean, in words an officer can sign.
 
-One yardstick: the leakage of every sample (`unsum.audit.leakage`) decides headline, color, share and gate alike. Three states:
-an update leaks, or it does not leak to the attacks that were tried, or that cannot be decided, because they do not apply to it.
+Two figures and one level decide headline, color, share and gate alike: what was read of every sample (found,
+`unsum.audit.leakage`) and what nobody can exceed (its ceiling, `unsum.ceiling`). Four states:
+
+leaks          found is at the level or above
+protected      every ceiling is below the level: nobody can read more, whatever is tried
+unproven       found is below the level, the ceiling is not: no attack tried reads it, and nothing shows that others cannot
+not decidable  the attacks do not apply, and no ceiling says more
+
 What cannot be decided is never 0 %, and passes no gate.
 
 Texts beside what came back of them, and the verdict over a language model's update.
@@ -13,27 +19,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from unsum.audit import ceiling_words
 from unsum.audit.leakage import ALIKE, DEFAULT_LEVEL, WHOLE, vouched_shares
 from unsum.audit.wording import error, percent
+from unsum.ceiling.result import Ceiling
 from unsum.leak import Leak
 from unsum.score import SampleScore
 from unsum.score.labels import LabelsRead
 from unsum.score.occurred import RowsNamed
 
-State = Literal["leaks", "does not leak to these attacks", "not decidable"]
-Level = Literal["severe", "partial", "labels", "low", "open"]
+State = Literal["leaks", "protected", "unproven", "not decidable"]
+Level = Literal["severe", "partial", "labels", "unproven", "protected", "open"]
 
 LEAKS: State = "leaks"
-DOES_NOT_LEAK: State = "does not leak to these attacks"
+PROTECTED: State = "protected"
+UNPROVEN: State = "unproven"
 NOT_DECIDABLE: State = "not decidable"
 _STATES: dict[Level, State] = {
     "severe": LEAKS,
     "partial": LEAKS,
     "labels": LEAKS,
-    "low": DOES_NOT_LEAK,
+    "unproven": UNPROVEN,
+    "protected": PROTECTED,
     "open": NOT_DECIDABLE,
 }
 
@@ -62,6 +72,7 @@ class Verdict:
     headline: str
     details: list[str]
     reason: str = ""
+    alarm: str = ""  # found above its ceiling: one of the two is wrong
 
     @classmethod
     def undecided(cls, reason: str, details: Sequence[str] = ()) -> Verdict:
@@ -83,14 +94,16 @@ def state_of(leakages: Sequence[float]) -> State:
     return _STATES[_level(leakages)]
 
 
-def _level(leakages: Sequence[float], *, labels: bool = False, undecided: bool = False) -> Level:
-    """The one place that decides; `labels`: most of them were found."""
+def _level(leakages: Sequence[float], *, labels: bool = False, undecided: bool = False, proven: bool = False) -> Level:
+    """The one place that decides; `labels`: most of them were found; `proven`: every ceiling is below the level."""
     whole, part = (sum(value >= level for value in leakages) for level in (WHOLE, DEFAULT_LEVEL))
     if part:
         return "severe" if whole == len(leakages) else "partial"
+    if proven:
+        return "labels" if labels else "protected"
     if undecided or not leakages or any(map(math.isnan, leakages)):
         return "open"
-    return "labels" if labels else "low"
+    return "labels" if labels else "unproven"
 
 
 def judge(
@@ -100,11 +113,14 @@ def judge(
     undecided: str = "",
     labels: LabelsRead | None = None,
     occurred: Sequence[RowsNamed] = (),
+    bound: Ceiling | None = None,
+    own: Sequence[float] = (),
 ) -> Verdict:
     """The verdict over one audited round, by the leakage of every sample; NaN is a leakage that nobody knows.
 
     `undecided`: why attacks that found nothing say nothing about this update. A sample that leaks all the same decides.
     `labels`: those of the strongest attack, where they were counted; else the samples' own are. `occurred`: rows of embeddings.
+    `bound`: the ceilings, in the unit of `own`, what was found of the samples themselves.
     """
     total = len(samples)
     known = [value for value in leakages if not math.isnan(value)]
@@ -114,15 +130,18 @@ def judge(
     details = _details(leak, samples, right if labels is None else labels, known)
     details += [named.sentence for named in occurred]
     given = [what for what, told in ((_LABELS, read), (_OCCURRED, any(one.given_away for one in occurred))) if told]
-    level = _level(leakages, labels=bool(given), undecided=bool(undecided))
+    proven = bound is not None and bound.decided(DEFAULT_LEVEL) == "below"
+    level = _level(leakages, labels=bool(given), undecided=bool(undecided), proven=proven)
+    alarm = "" if bound is None else ceiling_words.exceeded(own, bound)
+    details += [] if bound is None else [ceiling_words.beside(bound)]
     if level == "open":
         if given and labels is not None:
             return Verdict("labels", math.nan, f"{given[0]}; whether more cannot be decided.", details)
-        return Verdict.undecided(undecided or _UNKNOWN, details)
-    if len(known) < total:
+        return replace(Verdict.undecided(undecided or _UNKNOWN, details), alarm=alarm)
+    if len(known) < total and level != "protected":
         details.append(f"The other samples may leak, too: {undecided or _UNKNOWN}.")
     headline = f"{given[0]}, but not how they look." if level == "labels" else _headline(level, whole, part, total)
-    return Verdict(level, part / total, headline, details)
+    return Verdict(level, part / total, headline, details, alarm=alarm)
 
 
 def judge_captured(leak: Leak, undecided: str = "") -> Verdict:
@@ -160,7 +179,9 @@ def _headline(level: Level, whole: int, part: int, total: int) -> str:
         return f"This update gives away {whole} of its {total} samples{more}."
     if level == "partial":
         return f"This update gives away a part of {part} of its {total} samples."
-    return "None of the attacks tried recovered a sample from this update."
+    if level == "protected":
+        return f"Nobody can read {percent(DEFAULT_LEVEL)} of any sample out of this update."
+    return "No attack tried reads a sample out of this update; nothing shows that others cannot."
 
 
 def _details(leak: Leak, samples: list[SampleScore], labels: LabelsRead | int, known: list[float]) -> list[str]:
@@ -240,7 +261,13 @@ class Texts:
     found: list[str]
     tokens_alone: float = 0.0  # the share of all tokens that were found without their order
 
-    def judge(self, leak: Leak, leakages: Sequence[float], occurred: Sequence[RowsNamed] = ()) -> Verdict:
+    def judge(
+        self,
+        leak: Leak,
+        leakages: Sequence[float],
+        occurred: Sequence[RowsNamed] = (),
+        bound: Ceiling | None = None,
+    ) -> Verdict:
         """The verdict, by the same levels as over any other sample."""
         rows = [named.sentence for named in occurred]
         if not self.true:
@@ -257,12 +284,14 @@ class Texts:
         known = [value for value in leakages if not math.isnan(value)]
         mean, most = (math.fsum(known) / len(known), max(known)) if known else (math.nan, math.nan)
         amount = f"{percent(mean)} of a text's tokens were found in their place on average, {percent(most)} at most."
-        details = [amount, certificate(leak), *rows]
+        details = [amount, certificate(leak), *rows, *([] if bound is None else [ceiling_words.beside(bound)])]
+        alarm = "" if bound is None else ceiling_words.exceeded(leakages, bound)
         if part:
             headline = (
                 f"This update gives away {_count(whole, total) if whole else f'a part of {_count(part, total)}'}."
             )
-            return Verdict("severe" if whole == total else "partial", part / total, headline, details)
+            level: Level = "severe" if whole == total else "partial"
+            return Verdict(level, part / total, headline, details, alarm=alarm)
         if self.tokens_alone >= DEFAULT_LEVEL:
             words = f"{percent(self.tokens_alone)} of all tokens were found, in no order."
             return Verdict(
@@ -270,6 +299,9 @@ class Texts:
             )
         if any(named.given_away for named in occurred):
             return Verdict("labels", math.nan, "This update gives away the words of the texts, in no order.", rows)
+        if bound is not None and bound.decided(DEFAULT_LEVEL) == "below":
+            headline = f"Nobody can read {percent(DEFAULT_LEVEL)} of any text out of this update."
+            return Verdict("protected", 0.0, headline, details)
         reason = leak.notes[0] if leak.notes else "it gives no reason"
         return Verdict.undecided(
             f"the attack on text did not get through: {reason[:1].lower()}{reason[1:]}", details[1:]

@@ -78,6 +78,7 @@ class Distances:
         separations, a2 = self.found[i], self.secrets[i].amplitude ** 2
         values = [1 - a2 * (1 - one.known(noise)) for one in separations]
         guesses = [2 * one.guess(noise) - 1 for one in separations]
+        values = guesses if secret.discrete else values
         if secret.exhaustive and values:
             mean = math.fsum(values) / len(values)
             return Limits(mean, mean, _chance(math.fsum(guesses) / len(guesses)), len(values))

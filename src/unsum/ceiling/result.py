@@ -22,8 +22,11 @@ ASSUMED = (
     "The ceiling assumes that the noise is as declared and independent; the attacker may know "
     "everything else, and leakage is what the update adds to that."
 )
-BARE = "Nothing random hides the samples: no noise is added to the update."
-UNNOISED = "A part of what is sent carries no noise (BatchNorm's statistics), and it depends on the sample."
+BARE = "No noise is added to the update, so that nothing random hides the samples."
+UNNOISED = (
+    "A part of what is sent carries no noise (BatchNorm's statistics), "
+    "and it depends on the sample."
+)
 
 
 @dataclass(frozen=True, eq=False)

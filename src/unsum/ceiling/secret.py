@@ -43,6 +43,11 @@ class Secret(Protocol):
         """What is in question, as a share of the entry's deviation."""
         ...
 
+    @property
+    def discrete(self) -> bool:
+        """Whether it is right or wrong: what counts is how often, and not a squared error."""
+        ...
+
     def draw(self, stratum: int, generator: torch.Generator) -> Pair: ...
 
 
@@ -60,6 +65,7 @@ class PhotoComponents:
     scale: float = 1.0
     strata: int = STRATA
     exhaustive: bool = False
+    discrete: bool = False
 
     def draw(self, stratum: int, generator: torch.Generator) -> Pair:
         order, mass, spread = self._table
@@ -97,6 +103,7 @@ class Entries:
     amplitude: float = 1.0
     strata: int = 1
     exhaustive: bool = False
+    discrete: bool = False
 
     def draw(self, stratum: int, generator: torch.Generator) -> Pair:  # noqa: ARG002 (all are one stratum)
         flat = self.spread.double().flatten()
@@ -119,6 +126,7 @@ class Cells:
     schema: TableSchema
     amplitude: float = 1.0
     exhaustive: bool = True
+    discrete: bool = False
 
     @property
     def strata(self) -> int:
@@ -155,6 +163,7 @@ class Label:
     strata: int = 1
     exhaustive: bool = True
     amplitude: float = 1.0
+    discrete: bool = True
 
     def draw(self, stratum: int, generator: torch.Generator) -> Pair:  # noqa: ARG002 (there is one pair)
         other = _with_row(self.world.targets, self.i, self.alternative.to(self.world.targets))
@@ -174,6 +183,7 @@ class Tokens:
     likeliest: Tensor
     places: Tensor
     amplitude: float = 1.0
+    discrete: bool = True
 
     @property
     def exhaustive(self) -> bool:
@@ -206,6 +216,7 @@ class Presence:
     strata: int = 1
     exhaustive: bool = True
     amplitude: float = 1.0
+    discrete: bool = True
 
     def draw(self, stratum: int, generator: torch.Generator) -> Pair:  # noqa: ARG002 (there is one pair)
         kept = [j for j in range(len(self.world.inputs)) if j != self.i]
@@ -237,6 +248,10 @@ class AnyOf:
     @property
     def strata(self) -> int:
         return len(self.secrets)
+
+    @property
+    def discrete(self) -> bool:
+        return self.secrets[0].discrete
 
     @property
     def amplitude(self) -> float:

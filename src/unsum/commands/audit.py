@@ -85,6 +85,11 @@ def command(
     fail_above: Annotated[
         float | None, Option(help="Exit with 1 when any sample leaks more, from 0 to below 1.")
     ] = None,
+    prove_below: Annotated[
+        float | None,
+        Option(help="Exit with 1 unless every sample's ceiling is proven to be below, from above 0 to below 1."),
+    ] = None,
+    ceiling: Annotated[bool, Option("--ceiling/--no-ceiling", help="Bound what any attacker can read, too.")] = True,
     junit: Annotated[
         Path | None,
         Option(help=f"JUnit XML: a test case a sample, by --fail-above (or {DEFAULT_LEVEL:g})."),
@@ -108,7 +113,7 @@ def command(
         from unsum.audit.gate import check_gate, write_gate
         from unsum.commands.audit_tables import show, show_sweep
         from unsum.defend import parse_defense
-    check_gate(fail_above, junit, sarif, sweeping=bool(sweep))
+    check_gate(fail_above, junit, sarif, sweeping=bool(sweep), prove_below=prove_below)
     limit = options.seconds(time_limit)
     others = (given.data, sweep, defense, server, chosen.label_rule, chosen.inverse, chosen.refine, junit, sarif)
     if updates is not None or flower_run is not None:
@@ -172,12 +177,13 @@ def command(
         return
     with stages(AttackOptions(chosen.attack).steps) as shown, interruptible():
         asked: dict[str, Any] = {"update": received, "server": server, "compare": compare, "buffers": buffers}
+        asked |= {"prove_below": prove_below, "ceiling": ceiling}
         result = unsum.audit(**shared, **asked, progress=shown)
         shown.say("Writing the report")
         page = _written(result, out, force)
-    held = result.gate(DEFAULT_LEVEL if fail_above is None else fail_above)
+    held = result.gate(DEFAULT_LEVEL if fail_above is None else fail_above, prove_below=prove_below)
     write_gate(result, held, page, junit=junit, sarif=sarif)
-    has_gate = fail_above is not None
+    has_gate = fail_above is not None or prove_below is not None
     if as_json:
         _print(result.to_dict() | ({"gate": held.to_dict()} if has_gate else {}), page)
     else:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unsum.audit import Audit
+from unsum.audit.ceiling_words import ceiling_of
 from unsum.audit.compare import Comparison
 from unsum.audit.leakage import Tried
 from unsum.audit.report import COLORS, pictured
@@ -37,6 +38,8 @@ def show(result: Audit, page: Path) -> None:
         OUT.print(_comparison_table(result.comparison))
         OUT.print(result.comparison.answer)
     OUT.print(verdict.headline, style=COLORS[verdict.level])
+    if verdict.alarm:
+        OUT.print(verdict.alarm, style="bold red")
     rows = [] if result.table is None else result.table.sentences
     for sentence in filter(None, [*rows, *verdict.details, *result.leak.notes, result.trained_on]):
         OUT.print(f"• {plain(sentence)}")
@@ -89,7 +92,7 @@ def _sample_table(result: Audit) -> Table:
     first = _called(result)
     for heading in (first, "label", "recovered label") if compared else ("sample", "recovered label"):
         table.add_column(heading, overflow="fold")  # a long name goes on in the next line, and is never cut
-    figures = ["leakage", "feature error", *(["PSNR (dB)", "SSIM"] if pictures else [])]
+    figures = ["found", "ceiling", "feature error", *(["PSNR (dB)", "SSIM"] if pictures else [])]
     for heading in figures if compared else ("leakage, certified",):
         table.add_column(heading, justify="right")
     for row in result.rows:
@@ -101,10 +104,12 @@ def _text_table(result: Audit) -> Table:
     table = Table("text", title="Recovered, beside the truth" if result.truth else "Recovered", title_justify="left")
     for heading in ("as it was", "recovered") if result.truth else ("recovered",):
         table.add_column(heading)
-    table.add_column("leakage", justify="right")
+    for heading in ("found", "ceiling") if result.truth else ("certified",):
+        table.add_column(heading, justify="right")
     for row in result.rows:
         found = Text(row.found_label or "not found", "green" if row.label_correct else "")
-        table.add_row(Text(row.title), *([Text(row.label or "")] if result.truth else []), found, percent(row.leakage))
+        shares = [percent(row.leakage), *([percent(row.ceiling)] if result.truth else [])]
+        table.add_row(Text(row.title), *([Text(row.label or "")] if result.truth else []), found, *shares)
     return table
 
 
@@ -136,12 +141,13 @@ def show_tried(tried: list[Tried]) -> None:
 
 def _comparison_table(comparison: Comparison) -> Table:
     table = Table("defense", title="The same round under other defenses", title_justify="left")
-    for heading in ("largest leakage", "mean leakage", "labels", "accuracy"):
+    for heading in ("largest found", "ceiling", "mean found", "labels", "accuracy"):
         table.add_column(heading, justify="right")
     for i, point in enumerate(comparison.points):
         labels = "–" if point.refused else f"{point.labels_right}/{len(point.samples)}"
         accuracy = percent(point.accuracy.mean) if point.accuracy else "–"
-        table.add_row(Text(comparison.label(i)), percent(point.worst), percent(point.mean), labels, accuracy)
+        figures = percent(point.worst), ceiling_of(point), percent(point.mean), labels, accuracy
+        table.add_row(Text(comparison.label(i)), *figures)
     return table
 
 
@@ -154,6 +160,7 @@ def _cells(row: SampleRow, pictures: bool) -> list[str | Text]:
         Text(row.label or ""),
         Text(found, style="green" if row.label_correct else "red"),
         percent(row.leakage),
+        percent(row.ceiling),
         error(row.score.feature_error),
         *([fixed(row.score.psnr, 1), fixed(row.score.ssim, 2)] if pictures else []),
     ]
@@ -167,24 +174,35 @@ def show_sweep(sweep: SweepResult, page: Path) -> None:
     notes = [closer(sweep, curve) for curve in sweep.curves]
     for sentence in [*sentences(sweep), *filter(None, notes)]:
         OUT.print(f"• {sentence}")
-    OUT.print("A stronger attack may get more: leave a margin.")
     OUT.print(f"Report: {page}")
 
 
 def _sweep_table(sweep: SweepResult, curve: Curve) -> Table:
     before = "" if sweep.setting.defenses == "none" else f", after {sweep.setting.defenses}"
     table = Table(
-        title=f"{curve.name}{before}: worst and mean leakage of the samples", title_justify="left", box=box.SIMPLE_HEAD
+        title=f"{curve.name}{before}: worst and mean found, and the ceiling", title_justify="left", box=box.SIMPLE_HEAD
     )
     table.add_column("strength", no_wrap=True)
-    for heading in ("worst", "mean", f"≥{percent(sweep.keep_under)}", "labels", "PSNR", "exact", "acc.", "s"):
+    for heading in (
+        "worst",
+        "ceiling",
+        "mean",
+        f"≥{percent(sweep.keep_under)}",
+        "labels",
+        "PSNR",
+        "exact",
+        "acc.",
+        "s",
+    ):
         table.add_column(heading, justify="right")
     enough = curve.enough(sweep.keep_under)
     for point, name in zip(sweep.references, ("no defense", "before alone"), strict=False):
         table.add_row(*_sweep_cells(sweep, point, name))
     for point in curve.points:
-        mark = "" if point is not enough else " ← ruins" if sweep.ruins(point) else " ← enough"
-        color = None if point is not enough else "yellow" if sweep.ruins(point) else "green"
+        proven = point.proven(sweep.keep_under)
+        word = "proven" if proven else "unproven"
+        mark = "" if point is not enough and not proven else " ← ruins" if sweep.ruins(point) else f" ← {word}"
+        color = None if not mark else "green" if proven and not sweep.ruins(point) else "yellow"
         table.add_row(*_sweep_cells(sweep, point, short(point.strength) + mark), style=color)
     return table
 
@@ -192,11 +210,12 @@ def _sweep_table(sweep: SweepResult, curve: Curve) -> Table:
 def _sweep_cells(sweep: SweepResult, point: Point, name: str) -> list[str]:
     accuracy = percent(point.accuracy.mean) if point.accuracy else "–"
     if point.refused:
-        return [name, "–", "–", "–", "–", "–", "–", accuracy, f"{point.seconds:.1f}"]
+        return [name, "–", ceiling_of(point), "–", "–", "–", "–", "–", accuracy, f"{point.seconds:.1f}"]
     total = len(sweep.titles)
     return [
         name,
         percent(point.worst),
+        ceiling_of(point),
         percent(point.mean),
         f"{point.over(sweep.keep_under)}/{total}",
         f"{point.labels_right}/{total}",

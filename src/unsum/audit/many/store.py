@@ -75,7 +75,7 @@ class Findings:
         return self._database.execute(query, asked).fetchone() is not None
 
     def counts(self) -> dict[str, int]:
-        """How many findings of every state: leaks, does not leak, not decidable."""
+        """How many findings of every state: leaks, unproven, not decidable."""
         return dict(self._database.execute("SELECT state, count(*) FROM findings GROUP BY state").fetchall())
 
     def largest(self, count: int) -> list[ClientFinding]:

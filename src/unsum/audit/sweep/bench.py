@@ -49,6 +49,8 @@ class Point:
     accuracy: Accuracy | None = None
     untrained: str = ""  # why there is no accuracy
     labels: LabelsRead | None = None  # by the attack that has most of them
+    ceiling: float = math.nan  # the largest of all samples, that nobody can exceed; NaN: not known
+    ceiling_mean: float = math.nan  # the mean over the samples
     # The most leaked sample, and what came back of it.
     pictures: tuple[Tensor, Tensor | None] | None = field(default=None, repr=False)
 
@@ -78,6 +80,10 @@ class Point:
         """How many samples are not under the level; those of which nobody knows are not."""
         return sum(not row.leakage < level for row in self.samples)
 
+    def proven(self, level: float) -> bool:
+        """Whether nobody can read the level of any sample, whatever is tried."""
+        return self.ceiling < level
+
     def under(self, level: float) -> bool:
         """Whether every sample was measured, and is under the level."""
         return bool(self.samples) and not self.over(level)
@@ -88,6 +94,8 @@ class Point:
             "strength": self.strength,
             "largest_leakage": self.worst,
             "mean_leakage": self.mean,
+            "ceiling": self.ceiling,
+            "mean_ceiling": self.ceiling_mean,
             "labels_right": self.labels_right,
             "labels_read": self.labels_read,
             "certificate": self.exact,
@@ -126,6 +134,10 @@ class Bench(ClientCase):
         """The root mean square of the last layer's gradient, entry by entry, without any defense."""
         name = find_head(self.model)[0]
         return float(self.sent().gradients[f"{name}.weight" if name else "weight"].double().square().mean().sqrt())
+
+    def size(self) -> float:
+        """The norm of the whole update, without any defense."""
+        return float(torch.stack([g.double().norm() for g in self.sent().gradients.values()]).norm())
 
     def defended(self, chain: list[Defense], strength: float | None) -> Point:
         """The same as a point; what the attack refuses becomes part of the answer."""

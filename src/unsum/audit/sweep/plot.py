@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
+from unsum.audit.ceiling_words import ceiling_of
 from unsum.audit.sweep.bench import Point
 from unsum.audit.sweep.result import Curve, SweepResult, short
 from unsum.audit.wording import percent
@@ -40,6 +41,7 @@ class Mark:
     low: float | None
     high: float | None
     enough: bool
+    ceiling: float | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def plot(sweep: SweepResult, curve: Curve) -> Plot:
         scale = "not to scale" if even else "logarithmic scale" if curve.axis.spacing == "geometric" else "linear scale"
         about = f"{curve.axis.meaning}, {scale}; stronger to the right →"
     undefended, chance = sweep.undefended.accuracy, sweep.task.chance if sweep.task else None
-    worst = ", ".join(f"{short(p.strength)}: {percent(p.worst)}" for p in curve.points)
+    worst = ", ".join(f"{short(p.strength)}: {percent(p.worst)} (ceiling {ceiling_of(p)})" for p in curve.points)
     return Plot(
         marks,
         _height(sweep.keep_under),
@@ -104,7 +106,7 @@ def plot_side_by_side(points: list[Point], labels: list[str], level: float) -> P
     first, last = _NONE + 16, _LAST - 16
     step = (last - first) / max(len(points) - 1, 1)
     named = list(zip(points, labels, strict=True))
-    worst = ", ".join(f"{label} {percent(point.worst)}" for point, label in named)
+    worst = ", ".join(f"{label} {percent(point.worst)} (ceiling {ceiling_of(point)})" for point, label in named)
     most = max(len(point.samples) for point in points)
     return Plot(
         [_mark(point, first + step * i, label, 1.0) for i, (point, label) in enumerate(named)],
@@ -139,12 +141,14 @@ def _ticks(places: list[float], first: int) -> set[float]:
 def _mark(point: Point, x: float, label: str, top: float, *, tick: bool = True, enough: bool = False) -> Mark:
     accuracy = point.accuracy
     learned = f", accuracy {percent(accuracy.mean)}" if accuracy else ""
-    hint = f"{point.defenses}: largest leakage {percent(point.worst)}{learned}"
+    hint = f"{point.defenses}: largest found {percent(point.worst)}, ceiling {ceiling_of(point)}{learned}"
     samples = [_height(row.leakage) for row in point.samples if row.leakage == row.leakage]
     worst, mean = (None if point.refused else _height(value) for value in (point.worst, point.mean))
     trained = (accuracy.mean, accuracy.low, accuracy.high) if accuracy else (None, None, None)
     learned_at, low, high = (None if value is None else _height(value, top, _ACCURACY) for value in trained)
-    return Mark(round(x, 1), label, tick, hint, samples, worst, mean, learned_at, low, high, enough)
+    bound = point.ceiling_mean if math.isnan(point.ceiling) else point.ceiling
+    top_end = None if math.isnan(bound) else _height(bound)
+    return Mark(round(x, 1), label, tick, hint, samples, worst, mean, learned_at, low, high, enough, top_end)
 
 
 def _path(marks: list[Mark], name: str) -> str:

@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from unsum.audit.ceiling_words import ceiling_of
 from unsum.audit.result import SCHEMA_VERSION, Setting, finite
 from unsum.audit.sweep.bench import Point
 from unsum.audit.sweep.task import Task, ruins
@@ -31,6 +32,15 @@ class Curve:
         chosen = None
         for point in reversed([p for p in self.points if not p.refused]):
             if not point.under(level):
+                break
+            chosen = point
+        return chosen
+
+    def proven(self, level: float) -> Point | None:
+        """The weakest strength from which on every one tried has all ceilings below the level."""
+        chosen = None
+        for point in reversed(self.points):
+            if not point.proven(level):
                 break
             chosen = point
         return chosen
@@ -105,12 +115,18 @@ def headline(sweep: SweepResult) -> str:
     """The answer in one sentence."""
     level = percent(sweep.keep_under)
     if sweep.undefended.under(sweep.keep_under):
-        return f"Without any defense, this attack already stays under {level} for every sample."
+        return f"Without any defense, the attacks tried already read less than {level} of every sample."
     found = [(curve, p) for curve in sweep.curves if (p := curve.enough(sweep.keep_under)) is not None]
     if all(point.refused for curve in sweep.curves for point in curve.points):
         return "Not decidable: no strength could be attacked, so this page cannot say whether one is enough."
     if not found:
         return f"None of the strengths tried keeps every sample under {level}."
+    proofs = [(curve, p) for curve in sweep.curves if (p := curve.proven(sweep.keep_under)) is not None]
+    if proofs:
+        priced = [pair for pair in proofs if not math.isnan(sweep.cost(pair[1]))]
+        curve, point = min(priced or proofs, key=lambda pair: sweep.cost(pair[1]) if priced else 0.0)
+        ruin = " but ruins the model" if sweep.ruins(point) else ""
+        return f"{_called(curve, point)} proves it, nobody reads {level} of any sample{ruin}{_price(sweep, point)}."
     if len(sweep.curves) > 1:
         lost = sum(sweep.ruins(point) for _, point in found)
         who = "it" if len(found) == 1 else f"{lost} of them"
@@ -119,10 +135,12 @@ def headline(sweep: SweepResult) -> str:
         priced = [pair for pair in found if not math.isnan(sweep.cost(pair[1]))]
         cheapest = min(priced, key=lambda pair: sweep.cost(pair[1])) if len(priced) > 1 else None
         least = "" if cheapest is None else f"; {_called(*cheapest)} costs least"
-        return f"{len(found)} of {len(sweep.curves)} defenses {keep} every sample under {level}{least}{ruined}."
+        kept = f"{len(found)} of {len(sweep.curves)} defenses {keep} the attacks tried under {level}{least}{ruined}"
+        return f"{kept}; none of them is proven."
     curve, point = found[0]
     ruin = " but ruins the model" if sweep.ruins(point) else ""
-    return f"{_called(curve, point)} keeps every sample under {level}{ruin}{_price(sweep, point)}."
+    kept = f"{_called(curve, point)} keeps the attacks tried under {level}{ruin}{_price(sweep, point)}"
+    return f"{kept}; unproven: the ceiling is {ceiling_of(point)}."
 
 
 def level(sweep: SweepResult) -> Level:
@@ -131,7 +149,10 @@ def level(sweep: SweepResult) -> Level:
         return "open"
     enough = [curve.enough(sweep.keep_under) for curve in sweep.curves]
     fit = [point is not None and not sweep.ruins(point) for point in enough]
-    return "low" if all(fit) else "partial" if any(enough) else "severe"
+    proven = [curve.proven(sweep.keep_under) for curve in sweep.curves]
+    if all(point is not None and not sweep.ruins(point) for point in proven):
+        return "protected"
+    return "unproven" if all(fit) else "partial" if any(enough) else "severe"
 
 
 def sentences(sweep: SweepResult) -> list[str]:
@@ -148,7 +169,8 @@ def _sentence(sweep: SweepResult, curve: Curve) -> str:
         weakest = " is the weakest strength tried that is enough" if curve.axis else " is enough"
         labels = f"; labels still found: {point.labels_right} of {total}" if point.labels_right else ""
         ruin = ", but ruins the model" if sweep.ruins(point) else ""
-        return f"{_called(curve, point)}{weakest}{ruin}{_price(sweep, point)}{labels}."
+        against = f"{_called(curve, point)}{weakest} against the attacks tried"
+        return f"{against}{ruin}{_price(sweep, point)}{labels}. {_proof(sweep, curve)}"
     measured = [p for p in curve.points if not p.refused]
     if not measured:
         return f"{curve.name}: could not be attacked, so nothing speaks for it. {curve.points[0].refused}"
@@ -158,6 +180,16 @@ def _sentence(sweep: SweepResult, curve: Curve) -> str:
         return f"{curve.name} is not enough: {leaking}{_price(sweep, strongest)}."
     reached = f"at {short(strongest.strength)}, the strongest, {leaking}"
     return f"{curve.name}: none of the strengths tried is enough; {reached}{_price(sweep, strongest)}."
+
+
+def _proof(sweep: SweepResult, curve: Curve) -> str:
+    """From which strength on nobody reads the level, whatever is tried, and what that costs."""
+    point, level = curve.proven(sweep.keep_under), percent(sweep.keep_under)
+    if point is None:
+        lowest = min(curve.points, key=lambda one: one.ceiling if one.ceiling == one.ceiling else math.inf)
+        return f"No strength tried proves it: the lowest ceiling is {ceiling_of(lowest)}."
+    ruin = ", but ruins the model" if sweep.ruins(point) else ""
+    return f"{_called(curve, point)} proves that nobody reads {level}{ruin}{_price(sweep, point)}."
 
 
 def closer(sweep: SweepResult, curve: Curve) -> str:

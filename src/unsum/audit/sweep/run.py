@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses
+from unsum.audit.bounds import Bounds
 from unsum.audit.inputs import Data, Inputs, simulated_training
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.result import Setting
@@ -249,10 +250,18 @@ def sweep(
     def point(chain: list[Defense], strength: float | None = None) -> Point:
         return counted(kept(shown(chain), lambda: bench.defended(chain, strength)))
 
+    bounds = Bounds.of(bench, level=keep_under, progress=SILENT)
+
+    def bounded(chain: list[Defense], strength: float | None = None) -> Point:
+        found = point(chain, strength)
+        return found if found.ceiling == found.ceiling else replace(found, **bounds.figures(chain))
+
+    references = [replace(references[0], **bounds.figures([]))]
     if before:
-        references.append(point(before))
+        references.append(bounded(before))
     curves = [
-        Curve(p.name, p.axis, [point([*before, d], d.strength if p.axis else None) for d in p.defenses]) for p in plans
+        Curve(p.name, p.axis, [bounded([*before, d], d.strength if p.axis else None) for d in p.defenses])
+        for p in plans
     ]
     how: dict[str, Any] = {"train": train, "defenses": shown(before), "command": command, "training": training}
     setting = Setting.of(loaded.name, leak, options, samples=len(truth.images), **how)
