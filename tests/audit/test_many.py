@@ -250,8 +250,8 @@ def test_a_file_that_came_again_is_audited_again_though_its_size_is_the_same(tmp
     ("leakage", "state"),
     [
         (0.2, "leaks"),
-        (0.199, "does not leak to these attacks"),
-        (0.0, "does not leak to these attacks"),
+        (0.199, "unproven"),
+        (0.0, "unproven"),
         (1.0, "leaks"),
         (math.nan, "not decidable"),
     ],
