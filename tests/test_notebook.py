@@ -85,7 +85,7 @@ def test_a_ceiling_shows_a_bound_for_every_sample_and_label() -> None:
 
 
 def test_many_samples_are_cut_and_counted() -> None:
-    html = page("low", "b", "t", [], [Card(f"s{i}") for i in range(30)])
+    html = page("protected", "b", "t", [], [Card(f"s{i}") for i in range(30)])
     assert html.count('class="unsum-card"') == 24
     assert "6 more samples" in html
 

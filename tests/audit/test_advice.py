@@ -14,7 +14,9 @@ from unsum.audit.advice import advice
 from unsum.audit.compare import Comparison
 from unsum.audit.report import Audit, render, render_markdown
 from unsum.audit.sweep.bench import Point, SampleLeak
-from unsum.audit.sweep.task import Accuracy
+from unsum.audit.sweep.report import advice as of_sweep
+from unsum.audit.sweep.report import render as render_sweep
+from unsum.audit.sweep.task import Accuracy, Task
 
 
 def run_as(audit: Audit, command: str, defenses: str = "none") -> Audit:
@@ -41,6 +43,12 @@ def test_noise_that_is_there_is_not_advised_but_more_of_it() -> None:
         in told
     )
     assert commands(audit)[0] == "unsum audit --batch 4 --sweep noise=0.001..1 --out unsum-sweep"
+
+
+def test_what_stands_beside_the_noise_stays() -> None:
+    command = "unsum audit --defense clip:1 --defense noise:0.5 --defense=noise:1|sign --batch 4 --force"
+    audit = run_as(synthetic(), shlex.join(shlex.split(command.replace("|", r"\|"))), "Clip(1) | Noise(0.5)")
+    assert commands(audit)[0] == "unsum audit --defense clip:1 --batch 4 --sweep noise=0.5..500 --out unsum-sweep"
 
 
 def test_a_gate_that_is_there_is_not_advised() -> None:
@@ -100,3 +108,41 @@ def test_an_audit_of_ones_own_says_so_too() -> None:
     report = unsum.audit(torch.nn.Linear(64, 20), data, defenses=unsum.Noise(1e-9))
     assert any("Noise(1e-09) is not enough here" in step.text for step in advice(report))
     assert 'unsum.sweep(model, data, over="noise=1e-09..1e-06")' in commands(report)
+
+
+def swept(command: str = "unsum audit --sweep noise=1e-5,10 --keep-under 0.3 --batch 3 --no-utility") -> unsum.Sweep:
+    torch.manual_seed(0)
+    data = torch.randn(3, 64), torch.tensor([4, 4, 1])
+    model = torch.nn.Linear(64, 20)
+    return unsum.sweep(model, data, over=["noise=1e-5,10"], utility=False, keep_under=0.3, command=command)
+
+
+def test_a_sweep_says_how_to_use_the_strength_that_is_enough() -> None:
+    (step,) = of_sweep(swept())
+    assert "noise of 10 is enough" in step.text
+    assert "What it costs in accuracy was not measured." in step.text
+    assert step.command == "unsum audit --batch 3 --defense noise:10 --fail-above 0.3 --out unsum-report"
+    assert of_sweep(swept(""))[0].command == ""
+
+
+def test_a_sweep_says_that_a_defense_ruins_the_model() -> None:
+    result = swept()
+    learned, ruined = Accuracy(0.9, 0.88, 0.92), Accuracy(0.1, 0.1, 0.1)
+    (curve,) = result.curves
+    points = [replace(point, accuracy=ruined) for point in curve.points]
+    task = Task("tiles", 10, 100, 100, 2, 8, 3, 1, 0.1, 1.0, 100, 100)
+    references = [replace(result.undefended, accuracy=learned)]
+    bad = replace(result, curves=[replace(curve, points=points)], references=references, task=task)
+    told = of_sweep(bad)
+    assert told[0].text.startswith("Do not deploy noise of 10: this defense ruins the model.")
+    assert told[1].text.startswith("Every defense that is enough ruins the model:")
+    assert "this defense ruins the model" in render_sweep(bad)
+
+
+def test_a_sweep_without_an_answer_says_so() -> None:
+    result = swept()
+    weak = replace(result, curves=[replace(result.curves[0], points=result.curves[0].points[:1])])
+    (step,) = of_sweep(weak)
+    assert step.text.startswith("No strength that was tried is enough:")
+    safe = replace(result, references=[result.curves[0].points[1]])
+    assert "No defense was needed against the attacks tried" in of_sweep(safe)[0].text

@@ -65,16 +65,21 @@ def test_noise_climbs_until_every_sample_is_under_the_level_and_that_has_its_pri
 ) -> None:
     monkeypatch.setattr(compare, "STANDARD", ("clip:1", "prune:0.9"))  # signs alone keep these under the level
     comparison = unsum.audit(small_net(), DATA, compare=True).comparison
-    *others, last = comparison.points
+    *others, last, proof = comparison.points
     assert [point.under(0.2) for point in others] == [False] * len(others)
     assert last.under(0.2)
     assert last.defenses.startswith("Noise(")
+    assert not last.proven(0.2)  # what the attacks do not read, others may
+    assert [point.ceiling for point in others] == [1.0] * len(others)
+    assert proof.defenses.startswith("Clip(")
+    assert proof.proven(0.2)
     size = float(unsum.capture(small_net(), *DATA).gradients["5.weight"].square().mean().sqrt())
     assert last.strength == pytest.approx(10 * size, rel=0.34)  # ten times the last layer's gradient, in one digit
     priced = [point.defenses for point in comparison.points if point.accuracy]
-    assert priced == ["none", last.defenses]
+    assert priced == ["none", last.defenses, proof.defenses]
     assert last.untrained == ""
-    assert comparison.answer.startswith(f"Against the attacks tried: {last.defenses} keeps every sample under 20 %")
+    assert comparison.answer.startswith(f"Proven: under {proof.defenses} nobody reads 20 % of any sample")
+    assert f"Unproven: the attacks tried read less than 20 % under {last.defenses}" in comparison.answer
     assert "a small network learns to " in comparison.answer
 
 
@@ -83,8 +88,10 @@ def test_what_cannot_be_decided_is_never_under_the_level() -> None:
     torch.manual_seed(5)
     crowd = torch.randn(12, 40), torch.arange(12) % 10
     comparison = unsum.audit(torch.nn.Linear(40, 10), crowd, attack="fgla", compare=True).comparison
-    assert not any(point.under(0.2) or point.accuracy for point in comparison.points)
-    assert comparison.answer.startswith("None of these keeps every sample under 20 %, as far as that can be decided: ")
+    *others, proof = comparison.points
+    assert not any(point.under(0.2) or point.accuracy for point in others)
+    assert proof.proven(0.2)
+    assert "None of the others keeps every sample under 20 %, as far as that can be decided: " in comparison.answer
     some = Point("Noise(1)", 1.0, [SampleLeak("a", 0.1, False, 1, 0, 9), SampleLeak("b", math.nan, False, 1, 0, 9)])
     assert not some.under(0.2)
     assert Curve("noise", None, [some]).enough(0.5) is None
@@ -94,8 +101,9 @@ def test_the_ladder_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) 
     for name, value in {"PATIENCE": 1e-9, "LADDER": (1e-6, 1e-5), "STANDARD": ()}.items():
         monkeypatch.setattr(sys.modules["unsum.audit.compare"], name, value)
     hurried = unsum.audit(small_net(), DATA, compare=True).comparison
-    assert [point.strength for point in hurried.points] == [None, pytest.approx(4e-8, rel=0.2)]
-    assert hurried.answer.startswith("None of these keeps every sample under 20 %; there was no time to try noise ")
+    assert [point.strength for point in hurried.points] == [None, pytest.approx(4e-8, rel=0.2), None]
+    assert hurried.stopped.startswith("; there was no time to try noise ")
+    assert hurried.points[-1].proven(0.2)
 
 
 def test_the_server_that_changed_the_model_reads_under_other_defenses_too() -> None:
@@ -125,17 +133,19 @@ def test_the_terminal_shows_a_row_for_each(compared: unsum.Audit, capsys: pytest
             line for line in table.splitlines() if compared.comparison.label(i) in line and f"/{len(DATA[1])}" in line
         ]
         assert f"{point.labels_right}/{len(DATA[1])}" in row
-    assert "Against the attacks tried: " in table
+    assert "Proven: under Clip" in table
 
 
 def test_every_output_has_it(compared: unsum.Audit) -> None:
     page, text, content = render(compared), render_markdown(compared), compared.to_dict()["comparison"]
     assert compared.comparison.answer.replace(" %", "\N{NO-BREAK SPACE}%") in page
     assert content["answer"] == compared.comparison.answer
-    assert page.count("<svg") == 1 + 1 + 3  # the share, the drawing and its key
-    assert "Largest leakage of any sample: no defense 100 %, Clip(1) 100 %" in page
+    intervals = 2 * len(DATA[1])  # beside every picture and in the table
+    assert page.count("<svg") == 1 + 1 + 4 + intervals  # the share, the drawing and its key
+    said = "Largest leakage of any sample: no defense 100 % (ceiling 100 %), Clip(1) 100 % (ceiling 100 %)"
+    assert said in page
     assert "Prune(0.9)" in page.split('id="others"')[1].split("</section>")[0]
-    assert re.search(r"^\| Clip\W+1\W+ \| exact \| 100 % \| 100 % \| 4 of 4 \|", text, re.MULTILINE)
+    assert re.search(r"^\| Clip\W+1\W+ \| exact \| 100 % \| 100 % \| 100 % \| 4 of 4 \|", text, re.MULTILINE)
     assert content["absent"] is None
     assert [point["defenses"] for point in content["points"]][:2] == ["none", "Clip(1)"]
     assert content["points"][1]["largest_leakage"] == pytest.approx(1)
@@ -199,7 +209,7 @@ def test_a_defense_whose_labels_are_read_does_not_keep_everything() -> None:
     sign, noise = Point("Sign()", None, rows, labels=read), Point("Noise(1)", 1.0, rows, labels=kept)
     leaking = Point("none", None, [SampleLeak("a", 1.0, True, 0, 1, 40)], labels=read)
     answer = Comparison([leaking, sign, noise]).answer
-    assert "Sign() keeps every sample under 20 %, but gives the labels away (8 of 8 were read)" in answer
-    assert "Noise(1) keeps every sample under 20 %; " in answer
+    assert "less than 20 % under Sign(), but gives the labels away (8 of 8 were read), where the ceiling" in answer
+    assert "Unproven: the attacks tried read less than 20 % under Noise(1), where the ceiling" in answer
     assert [keeps_everything(point) for point in (leaking, sign, noise)] == [False, False, True]
     assert sign.to_dict()["labels_read"] is True

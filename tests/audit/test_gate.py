@@ -53,7 +53,10 @@ def test_the_reason_names_the_worst() -> None:
     assert (
         leaking(0.25, 0.9, 0.1).gate(0.9).reason == "Gate passed: none of 3 samples leaks more than 90 % (most: 90 %)."
     )
-    assert held.to_dict() == {"level": 0.2, "result": "failed", "above": 2, "reason": held.reason}
+    assert held.to_dict() == {"level": 0.2, "result": "failed", "above": 2, "reason": held.reason} | {
+        "prove_below": None,
+        "proven": False,
+    }
 
 
 @pytest.mark.parametrize("level", [-0.1, 1.0, 20.0, math.nan])

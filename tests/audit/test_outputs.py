@@ -79,7 +79,7 @@ class TestSchema:
         audit.write(tmp_path / "report")
         content = json.loads((tmp_path / "report" / "result.json").read_text("utf-8"))
         assert complaints(content) == []
-        assert content["schema"] == "1.5"
+        assert content["schema"] == "2.0"
         printed = content | {"report": "x", "gate": audit.gate(0.2).to_dict()}
         assert complaints(printed) == []
 
@@ -96,7 +96,7 @@ class TestSchema:
         [
             lambda content: content.pop("verdict"),
             lambda content: content["samples"][0].update(leakage=1.5),
-            lambda content: content.update(schema="2.0"),
+            lambda content: content.update(schema="3.0"),
             lambda content: content["verdict"].update(level="fine"),
             lambda content: content["setting"].pop("seed"),
         ],
@@ -118,6 +118,7 @@ class TestSchema:
             "found_label": "weather",
             "leakage": pytest.approx(1 - 1e-6),
             "by": None,
+            "ceiling": None,
         }
 
 

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from support.audits import CLASSES, TITLES, captured, shares, synthetic, with_names
+from support.audits import CLASSES, TITLES, bounded, captured, shares, synthetic, with_names
 from unsum.audit.report import render
 from unsum.models.lpips import lpips_status, weights_file
 
@@ -134,19 +134,22 @@ def test_samples_that_are_no_pictures_get_none() -> None:
     assert "no picture " not in page.text
 
 
-@pytest.mark.parametrize("level", ["severe", "partial", "labels", "low"])
+@pytest.mark.parametrize("level", ["severe", "partial", "labels", "unproven", "protected"])
 def test_the_level_is_worded_and_not_only_colored(level: str) -> None:
     audit = synthetic(found=2 if level == "partial" else 3)
-    if level in ("labels", "low"):
+    if level in ("labels", "unproven", "protected"):
         right = float(level == "labels")
         rows = [replace(row, feature_error=0.9, label_correct=right) for row in audit.samples]
         audit = replace(audit, samples=rows, shares=shares(*[0.1] * 3))
+    if level == "protected":
+        audit = replace(audit, bound=bounded(0.15, 0.1, 0.12))
     page = Page(render(audit))
-    words = {"severe": "Severe", "partial": "Partial", "labels": "Label", "low": "Low"}
+    words = {"severe": "Severe leakage", "partial": "Partial leakage", "labels": "Label leakage"}
     assert audit.verdict.level == level
-    assert f"{words[level]} leakage" in page.text
+    assert words.get(level, level.capitalize()) in page.text
     assert f"verdict {level}" in [section.get("class") for section in page.attributes("section")]
-    assert ("no proof of safety" in page.text) == (level != "severe")
+    assert ("another attack may read up to the ceiling" in page.text) == (level in ("partial", "labels", "unproven"))
+    assert ("noise is as declared" in page.text) == (level == "protected")
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -278,10 +281,10 @@ class TestWithoutTruth:
         assert text in Page(html).text
 
 
-def test_a_part_of_a_sample_is_not_called_low() -> None:
+def test_a_part_of_a_sample_is_not_called_unproven() -> None:
     audit = synthetic()
     rows = [replace(row, feature_error=0.9, label_correct=0.0) for row in audit.samples]
     half = replace(audit, samples=rows, shares=shares(0.5, 0.1, 0.19))
     assert half.verdict.level == "partial"
     assert half.verdict.headline == "This update gives away a part of 1 of its 3 samples."
-    assert replace(half, shares=shares(*[0.1] * 3)).verdict.level == "low"
+    assert replace(half, shares=shares(*[0.1] * 3)).verdict.level == "unproven"

@@ -143,11 +143,20 @@ class TestEnough:
         curve = Curve("clip", NORM, [point(1, 1, strength=4), point(0.1, 0.2, strength=0.5, accuracy=0.4)])
         sweep = constructed(curve)
         paid = "and accuracy is 40 % instead of 60 %."
-        assert headline(sweep) == f"clip of 0.5 keeps every sample under 30 % but ruins the model, {paid}"
+        kept = f"clip of 0.5 keeps the attacks tried under 30 % but ruins the model, {paid[:-1]}"
+        assert headline(sweep) == f"{kept}; unproven: the ceiling is –."
         assert level(sweep) == "partial"
         kept = constructed(Curve("clip", NORM, [point(0.1, 0.2, strength=0.5, accuracy=0.55)]))
-        assert headline(kept).endswith("under 30 %, and accuracy is 55 % instead of 60 %.")
-        assert level(kept) == "low"
+        assert "under 30 %, and accuracy is 55 % instead of 60 %; unproven" in headline(kept)
+        assert level(kept) == "unproven"
+        strong = point(0.0, 0.0, strength=0.1, accuracy=0.5)
+        both = Curve("noise", SCALE, [kept.curves[0].points[0], replace(strong, ceiling=0.1)])
+        proven = constructed(both)
+        assert headline(proven).startswith(
+            "noise of 0.1 proves it, nobody reads 30 % of any sample, and accuracy is 50 %"
+        )
+        assert level(proven) == "protected"
+        assert both.proven(0.1) is None
         assert sentences(sweep)[0].startswith("Without any defense, 2 of 2 samples leak 30 % or more")
         assert "accuracy is 40 % instead of 60 %" in sentences(sweep)[1]
         assert "--sweep clip=0.5..4 finds" in closer(sweep, curve)
@@ -159,7 +168,9 @@ class TestEnough:
         assert headline(constructed(weak)) == "None of the strengths tried keeps every sample under 30 %."
         assert "at 2, the strongest, 1 of 2 samples leaks 30 % or more" in sentences(constructed(weak))[1]
         assert level(constructed(weak)) == "severe"
-        assert headline(constructed(weak, switch)) == "1 of 2 defenses keeps every sample under 30 %."
+        assert headline(constructed(weak, switch)) == (
+            "1 of 2 defenses keeps the attacks tried under 30 %; none of them is proven."
+        )
         assert level(constructed(weak, switch)) == "partial"
         assert closer(constructed(weak), weak) == ""
 
@@ -167,7 +178,8 @@ class TestEnough:
         dear = Curve("noise", SCALE, [point(0.1, 0.2, strength=1, accuracy=0.2)])
         cheap = Curve("sign", None, [point(0.1, 0.2, accuracy=0.5)])
         assert headline(constructed(dear, cheap)).endswith(
-            "2 of 2 defenses keep every sample under 30 %; sign costs least; 1 of them ruins the model."
+            "2 of 2 defenses keep the attacks tried under 30 %; sign costs least; 1 of them ruins the model; none of "
+            "them is proven."
         )
 
     def test_the_words_when_nothing_can_be_said(self) -> None:
@@ -180,7 +192,7 @@ class TestEnough:
     def test_the_words_when_no_defense_is_needed(self) -> None:
         sweep = constructed(Curve("sign", None, [point(0.1, 0.2)]), keep_under=1.0)
         calm = replace(sweep, references=[replace(sweep.undefended, samples=point(0.2, 0.1).samples)])
-        assert headline(calm).startswith("Without any defense, this attack already stays under")
+        assert headline(calm).startswith("Without any defense, the attacks tried already read less")
 
 
 class TestPage:
@@ -192,7 +204,7 @@ class TestPage:
     def test_it_says_everything(self) -> None:
         page = render(constructed(*self.curves)).replace("\N{NO-BREAK SPACE}", " ")
         for expected in (
-            "1 of 2 defenses keeps every sample under 30 %; it ruins the model.",
+            "1 of 2 defenses keeps the attacks tried under 30 %; it ruins the model; none of them is proven.",
             "0.1 <span",
             "tiny net",
             "abacus",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -60,7 +61,7 @@ def test_a_table_whose_rows_can_be_read_is_never_called_low(seed: int) -> None:
     read = readable(model, x, y)
     audit = unsum.audit(model, (x, y))
     assert all(audit.leakages[i] > 0.99 for i in read)
-    assert audit.verdict.level not in ("low", "labels")
+    assert audit.verdict.level not in ("unproven", "protected", "labels")
     if read:
         assert audit.verdict.state == "leaks"
         assert audit.gate(0.2).exit_code == 1
@@ -115,7 +116,9 @@ class TestACrowd:
     def test_noise_hides_the_crowd_from_the_attack_and_not_from_the_audit(self) -> None:
         audit = crowd(parse_defense("noise:0.5"))
         assert audit.undecided.startswith("the batch is at least as large as the number of classes")
-        assert audit.verdict.state != "does not leak to these attacks"
+        assert audit.verdict.state == "protected"  # the ceiling decides what no attack can
+        unbounded = replace(audit, bound=None)
+        assert unbounded.verdict.state == "not decidable"
 
 
 def test_every_attack_tried_is_in_the_table() -> None:
@@ -191,7 +194,8 @@ def test_what_leaks_not_to_these_attacks_is_still_said() -> None:
     net = nn.Sequential(nn.Linear(30, 40), nn.Tanh(), nn.Linear(40, 30))
     data = torch.randn(4, 30), torch.arange(4)
     audit = unsum.audit(net, data, defenses=parse_defense("noise:10"))
-    assert audit.verdict.state == "does not leak to these attacks"
+    assert audit.verdict.state == "protected"  # noise of 10 hides all: the ceiling says so
+    assert unsum.audit(net, data, defenses=parse_defense("noise:10"), ceiling=False).verdict.state == "unproven"
     assert audit.gate(0.3).exit_code == 0
 
 
@@ -241,7 +245,7 @@ def test_dense_layers_that_nobody_can_read_once_entries_are_gone_are_not_called_
     net, (rows, labels) = dense_batch()
     assert unsum.audit(net, (rows, labels), defenses=parse_defense(defense)).gate(0.2).exit_code != 0
     audit = unsum.audit(net, (rows + torch.randn(8, 30), labels), defenses=parse_defense(defense))
-    assert audit.verdict.state != "does not leak to these attacks"
+    assert audit.verdict.state not in ("unproven", "protected")
     assert PRUNED_AWAY in audit.undecided
 
 

@@ -28,7 +28,7 @@ def leak(size: int, exact: bool = False) -> Leak:
         ([1.0, 0.1], [1, 1], "", "partial", "leaks", 0.5),
         ([0.3, 0.1], [0, 0], "", "partial", "leaks", 0.5),
         ([0.03, 0.03], [1, 1], "", "labels", "leaks", 0.0),
-        ([0.03, 0.03], [0, 1], "", "low", "does not leak to these attacks", 0.0),
+        ([0.03, 0.03], [0, 1], "", "unproven", "unproven", 0.0),
         ([NAN, NAN], [1, 1], "why", "open", "not decidable", NAN),
         ([0.5, NAN], [0, 0], "why", "partial", "leaks", 0.5),
         ([0.1, NAN], [0, 0], "", "open", "not decidable", NAN),

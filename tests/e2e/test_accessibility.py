@@ -13,7 +13,7 @@ from axe_playwright_python.base import AXE_FILE_PATH
 from playwright.sync_api import Browser, Page, expect
 
 import unsum
-from support.audits import captured, shares, synthetic
+from support.audits import bounded, captured, shares, synthetic
 from support.long import long
 from support.material import pictures, small_net
 
@@ -23,7 +23,7 @@ AXE = Path(AXE_FILE_PATH).read_text("utf-8")
 LOOKS = [("light", 1400), *long(("dark", 1400), ("light", 400))]
 
 
-def low() -> unsum.Audit:
+def unproven() -> unsum.Audit:
     audit = synthetic(found=2)
     rows = [replace(row, feature_error=0.9, label_correct=0.0) for row in audit.samples]
     return replace(audit, samples=rows, shares=shares(*[0.1] * 3))
@@ -36,7 +36,8 @@ def swept() -> unsum.Sweep:
 PAGES: dict[str, Callable[[], unsum.Audit | unsum.Sweep]] = {
     "severe": synthetic,
     "partial": lambda: synthetic(found=2),
-    "low": low,
+    "unproven": unproven,
+    "protected": lambda: replace(unproven(), bound=bounded(0.19, 0.05, 0.12)),
     "no pictures": lambda: synthetic(pictures=False),
     "captured": captured,
     "compared": lambda: unsum.audit(small_net(), (pictures(3), torch.tensor([1, 1, 5])), compare=True),

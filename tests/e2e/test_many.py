@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from pathlib import Path
@@ -11,8 +12,12 @@ import pytest
 from support.many import network, update
 from unsum.audit.finding import ClientFinding
 from unsum.audit.many import Findings
+from unsum.audit.many.table import write_csv
+from unsum.audit.provenance import fingerprint
+from unsum.commands import audit_many
 from unsum.commands import main as cli
 from unsum.commands.audit_many import summary
+from unsum.models.load import LoadedModel
 
 MODEL = "from support.many import network\n\n\ndef make():\n    made = network()\n    made.image_size = 8\n    return made\n"
 
@@ -49,8 +54,40 @@ def test_a_folder_is_audited_gated_and_gone_on_with(
     rows = {(f.round, f.client): f for f in Findings(told["findings"])}
     assert rows[2, "round-2/anna"].label_counts == {2: 1, 4: 2}
     assert "torn.npz" in rows[0, "round-0/torn"].reason
+    page = Path(told["report"]).read_text("utf-8")
+    assert "3 of 4 updates give samples away." in page
+    assert "privacy audit of captured updates" in page
+    assert "round-2/anna" in page
+    assert fingerprint(network().state_dict()) in page
+    with Path(told["csv"]).open(newline="", encoding="utf-8") as file:
+        lines = {line["client"]: line for line in csv.DictReader(file)}
+    assert lines.keys() == {"round-0/anna", "round-0/torn", "round-1/anna", "round-2/anna"}
+    whole = lines["round-2/anna"]
+    assert (whole["round"], whole["state"], whole["certified"], whole["labels"]) == ("2", "leaks", "yes", "2:1 4:2")
+    assert float(whole["leakage"]) > 0.999
+    assert (lines["round-0/torn"]["leakage"], lines["round-0/torn"]["state"]) == ("", "not decidable")
     assert run(monkeypatch) == 0  # the same folder, no --force: it goes on, and nobody asked for a gate
     assert "4 updates" in capsys.readouterr().out
+
+
+def test_a_name_is_no_formula_and_stays_on_its_line(tmp_path: Path) -> None:
+    names = ["=1+1", "@SUM(A1)", "-2", "+3", "a\nb", 'say "hi", twice', "plain"]
+    write_csv(tmp_path / "t.csv", [ClientFinding(1, name, "audited", leakage=0.25) for name in names])
+    with (tmp_path / "t.csv").open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["client"] for line in lines] == ["'=1+1", "'@SUM(A1)", "'-2", "'+3", "a b", 'say "hi", twice', "plain"]
+    assert {line["leakage"] for line in lines} == {"0.25"}
+    assert {line["predicted_error"] for line in lines} == {""}
+
+
+def test_a_page_of_very_many_shows_those_that_leak_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_many, "_ON_PAGE", 2)
+    findings = Findings()
+    for number in range(5):
+        findings.put(ClientFinding(0, f"client-{number}", "audited", leakage=number / 10), str(number))
+    page = audit_many._page_of(findings, LoadedModel(network(), "net", 8), Path("updates"), 1.0)
+    assert [one.finding.client for one in page.audited] == ["client-4", "client-3"]
+    assert "This page is of 2 of 5 updates, those that leak most; the CSV beside it has all." in page.sentences
 
 
 def test_updates_of_which_nobody_knows_do_not_pass_the_gate() -> None:

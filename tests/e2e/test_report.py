@@ -169,3 +169,31 @@ def test_what_was_not_found_stays_beside_its_original(page: Page, tmp_path: Path
     assert original is not None
     assert missing is not None
     assert original["x"] + original["width"] < missing["x"]
+
+
+def test_a_command_is_copied_with_one_click(audit: unsum.Audit, page: Page, heard: Heard, tmp_path: Path) -> None:
+    page.goto(audit.write(tmp_path / "report").as_uri())
+    buttons = page.locator("button.copy")
+    commands = page.locator("code.command")
+    assert buttons.count() == commands.count() >= 3
+    page.evaluate("() => { navigator.clipboard.writeText = async (text) => { window.copied = text; }; }")
+    last = commands.count() - 1
+    buttons.nth(last).click()
+    page.get_by_text("Copied", exact=True).wait_for()
+    assert page.evaluate("window.copied") == commands.nth(last).inner_text() == "unsum audit"
+    assert heard.complaints == []
+
+
+def test_a_command_is_copied_where_the_clipboard_is_closed_to_pages_from_disk(
+    audit: unsum.Audit, page: Page, tmp_path: Path
+) -> None:
+    page.goto(audit.write(tmp_path / "report").as_uri())
+    page.evaluate(
+        """() => {
+            navigator.clipboard.writeText = async () => { throw new Error("closed"); };
+            document.addEventListener("copy", () => { window.copied = document.activeElement.value; });
+        }"""
+    )
+    page.locator("button.copy").first.click()
+    page.get_by_text("Copied", exact=True).wait_for()
+    assert page.evaluate("window.copied") == page.locator("code.command").first.inner_text()

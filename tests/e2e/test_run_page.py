@@ -30,6 +30,9 @@ def run() -> RunAudit:
 
 def test_the_page_draws_every_round_and_runs_nothing(page: Page, heard: Heard, tmp_path: Path) -> None:
     page.goto(run().write(tmp_path).as_uri())
+    lines = (tmp_path / "updates.csv").read_text("utf-8").splitlines()
+    assert len(lines) == 4
+    assert lines[1].startswith(f"1,{HOSTILE},audited,leaks,1.0,yes,,4,2:4,")
     assert page.locator("h1").inner_text() == "2 of 3 updates give samples away."
     assert "Round 2 is missing" in page.locator(".verdict").inner_text()
     dots = page.locator(".drawing circle")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +12,9 @@ from torch import Tensor
 from unsum.audit.leakage import Shares, Truth, leakages
 from unsum.audit.report import Audit
 from unsum.audit.result import Setting
+from unsum.ceiling import Ceiling
 from unsum.data import Batch
+from unsum.defend.added import AddedNoise
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.score import score, score_samples
@@ -60,6 +64,14 @@ def captured(*, exact: bool = True, pictures: bool = True, names: list[str] | No
     audit = synthetic(pictures=pictures)
     leak = replace(audit.leak, exact=exact, predicted_error=1e-3 if exact else 0.7)
     return replace(audit, truth=None, samples=[], scores={}, shares=[], leak=leak, class_names=names or CLASSES)
+
+
+def bounded(*limits: float, pairs: int = 96, **what: Any) -> Ceiling:
+    """Ceilings that were measured, under noise."""
+    samples = torch.tensor(limits, dtype=torch.float64)
+    unknown = torch.full_like(samples, math.nan)
+    given: dict[str, Any] = {"noise": AddedNoise("gaussian", 0.5), "unit": "picture"} | what
+    return Ceiling(samples, unknown, pairs, samples * 0.5, unknown, **given)
 
 
 def shares(*leakages: float) -> list[Shares]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
+from typing import Any
 
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.result import AuditResult
@@ -111,8 +112,8 @@ def _sweep_command(audit: AuditResult) -> str:
     strengths = f"{own[-1]:g}..{own[-1] * _WIDER:g}" if own and own[-1] > 0 else _STRENGTHS
     if not audit.setting.command:
         return f'unsum.sweep(model, data, over="noise={strengths}")'
-    dropped = ("--defense", "--compare", "--no-compare") if own else ("--compare", "--no-compare")
-    return _again(audit, f"--sweep noise={strengths}", without=(*_OF_UPDATES, *dropped), out="unsum-sweep")
+    how: dict[str, Any] = {"without": (*_OF_UPDATES, "--compare", "--no-compare"), "out": "unsum-sweep"}
+    return again(audit.setting.command, f"--sweep noise={strengths}", **how, louder=bool(own))
 
 
 def _gated(audit: AuditResult) -> Advice | None:
@@ -121,7 +122,7 @@ def _gated(audit: AuditResult) -> Advice | None:
     text = f"Keep it from coming back: fail the build when any sample leaks more than, say, {percent(DEFAULT_LEVEL)}."
     if not audit.setting.command:
         return Advice(text, f"report.gate({DEFAULT_LEVEL:g}).exit_code")
-    return Advice(text, _again(audit, f"--fail-above {DEFAULT_LEVEL:g}"))
+    return Advice(text, again(audit.setting.command, f"--fail-above {DEFAULT_LEVEL:g}"))
 
 
 def _proved(audit: AuditResult) -> Advice:
@@ -141,7 +142,7 @@ def _granted(audit: AuditResult) -> Advice | None:
     if not audit.setting.command:
         return Advice(text, "unsum.audit(model, data, batch_size_known=True)")
     size = "" if audit.truth is not None or "--batch " in audit.setting.command else " --batch N"
-    return Advice(text, _again(audit, f"--batch-size-known{size}"))
+    return Advice(text, again(audit.setting.command, f"--batch-size-known{size}"))
 
 
 def _measured(audit: AuditResult) -> Advice | None:
@@ -151,23 +152,27 @@ def _measured(audit: AuditResult) -> Advice | None:
     text = "Measure with samples of your own whose truth you know: simulate the same round and compare."
     if not audit.setting.command:
         return Advice(text, "unsum.audit(model, (inputs, targets))")
-    return Advice(text, _again(audit, "", without=_OF_UPDATES))
+    return Advice(text, again(audit.setting.command, "", without=_OF_UPDATES))
 
 
-def _again(audit: AuditResult, more: str, *, without: tuple[str, ...] = (), out: str = "") -> str:
-    """The command of this audit with `more`, and without some of its options and what they were given."""
+def again(command: str, more: str, *, without: tuple[str, ...] = (), out: str = "", louder: bool = False) -> str:
+    """The command of an audit with `more`, and without some of its options and what they were given; `louder` drops the noise,
+    where `more` brings another."""
     try:
-        words = shlex.split(audit.setting.command)
+        words = shlex.split(command)
     except ValueError:  # no command that a shell could have been given
         words = []
     if words[:2] != ["unsum", "audit"]:
         words = ["unsum", "audit"]
-    kept: list[str] = []
-    skipping = False
-    for word in words:
-        name = word.partition("=")[0]
-        if word.startswith("--"):
-            skipping = name in (*without, *(("--out",) if out else ()), "--force")
-        if not skipping:
-            kept.append(word)
+    dropped = (*without, *(("--out",) if out else ()), "--force")
+    options = list[list[str]]()  # each with what it was given
+    for word in words[2:]:
+        if word.startswith("--") or not options:
+            options.append([word])
+        else:
+            options[-1].append(word)
+    left = [part for part in options if part[0].partition("=")[0] not in dropped]
+    if louder:
+        left = [part for part in left if not (part[0].startswith("--defense") and "noise" in " ".join(part))]
+    kept = [*words[:2], *(word for part in left for word in part)]
     return " ".join(filter(None, [shlex.join(kept), more, f"--out {out}" if out else ""]))

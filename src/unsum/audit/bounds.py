@@ -11,7 +11,7 @@ from unsum.audit.round import ClientCase
 from unsum.ceiling.bound import against
 from unsum.ceiling.prove import MOST, Case, Effort, Prover
 from unsum.ceiling.result import Ceiling
-from unsum.ceiling.worst_case import distance_for
+from unsum.ceiling.worst_case import distance_for, worst_case
 from unsum.deadline import time_limit
 from unsum.defend import Clip, Defense, Noise
 from unsum.errors import UnsumError
@@ -77,10 +77,13 @@ class Bounds:
 
     def figures(self, chain: Sequence[Defense]) -> dict[str, Any]:
         """The largest and the mean ceiling as a point of a comparison or sweep has them; NaN where not measured."""
+        mechanism = worst_case(chain, len(self.case.inputs))
+        if mechanism is not None and mechanism.leakage < self.level and self.case.training is None:
+            return {"ceiling": mechanism.leakage, "ceiling_mean": mechanism.leakage}
         found = self(chain)
         if found is None:
             return {"ceiling": math.nan, "ceiling_mean": math.nan}
-        every = not self.together or bool(found.why) or found.by_mechanism
+        every = not self.together or bool(found.why)
         return {"ceiling": found.highest if every else math.nan, "ceiling_mean": found.mean}
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from unsum.audit.wording import percent
 from unsum.ceiling.bound import CONFIDENCE
 from unsum.ceiling.result import ASSUMED, Ceiling
+from unsum.level import DEFAULT_LEVEL
 
 
 def headline(found: Ceiling, level: float) -> str:
@@ -134,3 +135,11 @@ def ceiling_of(point: Bounded) -> str:
     if math.isnan(point.ceiling) and not math.isnan(point.ceiling_mean):
         return f"{percent(point.ceiling_mean)} on average"
     return percent(point.ceiling)
+
+
+LUCK = "Labels that were named right are luck: nobody tells them from others much better than by a guess."
+
+
+def hides_labels(bound: Ceiling) -> bool:
+    """Whether nobody tells any label from its likeliest alternative by the level better than a guess."""
+    return bool((2 * bound.labels - 1 < DEFAULT_LEVEL).all())  # NaN is not

@@ -66,13 +66,14 @@ class Comparison:
         if self.points[0] in under and self.points[0] not in proven:
             already = f"Without any defense, no attack tried reads {level} of a sample{_but_labels(self.points[0])}"
             return " ".join([*said, f"{already}; that is not proven."])
-        said += [
+        unproven = [
             f"Unproven: the attacks tried read less than {level} under {point.defenses}{_but_labels(point)}, where the "
             f"ceiling is {ceiling_of(point)}{self._cost(point)}."
             for point in under
             if point not in proven
         ]
-        return " ".join(said) or f"None of these keeps every sample under {level}{self.stopped}."
+        none = f"None of {'the others' if said else 'these'} keeps every sample under {level}{self.stopped}."
+        return " ".join([*said, *(unproven or [none])])
 
     def _cost(self, point: Point) -> str:
         before, after = self.points[0].accuracy, point.accuracy

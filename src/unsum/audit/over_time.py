@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from typing import Any
 from unsum.attack.counts import TOO_MANY
 from unsum.audit.finding import ClientFinding
 from unsum.audit.leakage import DEFAULT_LEVEL
+from unsum.audit.many.table import write_csv
+from unsum.audit.provenance import Provenance
 from unsum.audit.report import environment, together
 from unsum.audit.verdict import LEAKS, UNPROVEN, Level
 from unsum.audit.wording import percent
@@ -22,6 +24,7 @@ from unsum.leak import LabelCounts
 _LEFT, _RIGHT, _TOP, _BOTTOM, _UNKNOWN = 84, 736, 34, 234, 262  # of the drawing, in its units
 _BAR, _HEIGHT = 16, 120  # of a class in the drawing of counts
 _CLASSES, _CLIENTS = 24, 24  # shown of either; run.json has all
+CSV = "updates.csv"
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,9 @@ class RunAudit:
     command: str = ""
     seconds: float = 0.0
     granted: Sequence[str] = field(default_factory=tuple)
+    stored_run: bool = True  # with its rounds; else updates that were found in a folder
+    provenance: Provenance = field(default_factory=Provenance)
+    versions: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def leaking(self) -> int:
@@ -112,20 +118,29 @@ class RunAudit:
             one.finding.to_dict() | {"counted": None if one.counts is None else one.counts.to_dict()}
             for one in self.audited
         ]
-        kept = ("model", "folder", "command", "seconds", "headline", "level", "sentences")
-        return {"schema": 1, "kind": "run", **{name: getattr(self, name) for name in kept}, "updates": rows}
+        kept = ("model", "folder", "command", "seconds", "headline", "level", "sentences", "versions")
+        told = {name: getattr(self, name) for name in kept} | {"provenance": asdict(self.provenance)}
+        return {"schema": 1, "kind": "run", **told, "updates": rows}
 
     def write(self, folder: Path) -> Path:
-        """`run.html` and `run.json`."""
+        """`run.html`, `run.json` and `updates.csv`."""
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "run.json", json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
+        write_csv(folder / CSV, (one.finding for one in self.audited))
+        return self.write_page(folder)
+
+    def write_page(self, folder: Path) -> Path:
+        """`run.html` alone."""
+        folder.mkdir(parents=True, exist_ok=True)
         page = environment().get_template("run.html.j2")
         # Of every client the last round whose labels were counted.
         latest = {one.finding.client: one for one in self.audited if one.counts is not None}
         drawn = [_bars(one) for one in list(latest.values())[:_CLIENTS]]
         write_text(
             folder / "run.html",
-            page.render(run=self, plot=_curves(self.audited), drawn=drawn, keep_under=DEFAULT_LEVEL, together=together),
+            page.render(
+                run=self, plot=_curves(self.audited), drawn=drawn, keep_under=DEFAULT_LEVEL, together=together, csv=CSV
+            ),
         )
         return folder / "run.html"
 

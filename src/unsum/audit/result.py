@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor, nn
 from unsum.attack.options import AttackOptions
 from unsum.audit.compare import Comparison
 from unsum.audit.leakage import Shares, Tried, vouched
+from unsum.audit.provenance import Provenance, versions
 from unsum.audit.table_rows import TableRows
 from unsum.audit.verdict import Texts, Verdict, judge, judge_captured
 from unsum.audit.wording import one_line, plain
@@ -28,7 +27,6 @@ from unsum.losses import Loss
 from unsum.score import SampleScore
 from unsum.score.labels import LabelsRead, is_distribution
 from unsum.score.occurred import RowsNamed
-from unsum.version import __version__
 
 _KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
@@ -98,6 +96,7 @@ class Setting:
     versions: dict[str, str]
     loss: str | None = None  # as declared
     training: dict[str, Any] | None = None  # local training as declared, see LocalTraining; None for one plain step
+    provenance: Provenance = field(default_factory=Provenance)
 
     @classmethod
     def of(
@@ -111,6 +110,7 @@ class Setting:
         defenses: str,
         command: str,
         training: LocalTraining | None = None,
+        provenance: Provenance | None = None,
     ) -> Setting:
         """Of an attack that ran, on this machine."""
         rule = "" if options.label_rule is None else f", labels by {options.label_rule}"
@@ -126,14 +126,10 @@ class Setting:
             seed=options.seed,
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else machine,
             command=command,
-            versions={
-                "unsum": __version__,
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "torchvision": version("torchvision"),
-            },
+            versions=versions(),
             loss=options.loss.name if isinstance(options.loss, Loss) else options.loss,
             training=None if training is None else asdict(training),
+            provenance=provenance or Provenance(),
         )
 
 

@@ -115,6 +115,7 @@ class Round(Compared):
 
     truth: Batch
     trained_on: str
+    update: Update
     table: TableRows | None = None
 
 
@@ -162,7 +163,7 @@ def play(case: ClientCase, defenses: Sequence[Defense], progress: Progress = SIL
             "with single samples: each stands under the name of one of its two samples and the larger of its two labels."
         )
     rows = rows_of(model, leak, compared.samples, truth, sent.truth)
-    return Round(**vars(compared), truth=truth, trained_on=trained_on, table=rows)
+    return Round(**vars(compared), truth=truth, trained_on=trained_on, update=sent.update, table=rows)
 
 
 def attacked(model: nn.Module, update: Update, options: AttackOptions, progress: Progress = SILENT) -> Leak:

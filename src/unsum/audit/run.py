@@ -19,6 +19,7 @@ from unsum.audit.compare import CAPTURED, Comparison
 from unsum.audit.compare import compare as under_others
 from unsum.audit.inputs import Data, Inputs, simulated_training
 from unsum.audit.leakage import DEFAULT_LEVEL, Tried
+from unsum.audit.provenance import Provenance, fingerprint, promised, samples_of
 from unsum.audit.report import Audit
 from unsum.audit.result import DepthRead, Setting
 from unsum.audit.round import attacked, play
@@ -198,8 +199,13 @@ def audit(
         network, reader = modify(network, server, shape=tuple(own.images.shape[1:]), seed=seed)
         name = f"{name}, changed by the server ({reader.name}: {reader.summary})"
     bench = Bench(network, own, options, train, training, reader, buffers, progress=progress)
+    weights_sent = fingerprint(network.state_dict())
     played = play(bench, chain, progress)
-    leak = played.leak
+    leak, told = played.leak, dict(vars(played))
+    sent = told.pop("update")
+    steps = 1 if training is None else training.steps or 1
+    privacy = promised(chain, steps=steps, tensors=len(sent.gradients), buffers=buffers)
+    made = Provenance.of(model=weights_sent, data=samples_of(own), update=sent.gradients, privacy=privacy)
     bounds = Bounds.of(bench, level=DEFAULT_LEVEL if prove_below is None else prove_below, progress=progress)
     bound = None
     if ceiling:
@@ -208,14 +214,14 @@ def audit(
     rows = Bounds.of(bench, seconds=SHORT, together=True) if ceiling else None
     how: dict[str, Any] = {"train": train, "training": training, "defenses": shown(chain), "command": command}
     return Audit(
-        Setting.of(name, leak, options, samples=len(own.images), **how),
+        Setting.of(name, leak, options, samples=len(own.images), provenance=made, **how),
         scores=summarize(leak, played.samples),
         comparison=Comparison(absent=_BUFFERS) if buffers else under_others(played, bench, chain, compare, rows),
         seconds=time.perf_counter() - start,
         depth=DepthRead.of(network, leak),
         bound=bound,
         unbounded=bounds.absent if ceiling else NOT_PROVEN,
-        **vars(played),
+        **told,
     )
 
 
@@ -235,9 +241,10 @@ def _audit_captured(inputs: Inputs, options: AttackOptions, *, train: bool, comm
         leak = attacked(network, sent, options, progress)
     leak = replace(leak, notes=[*update.notes, *leak.notes])
     texts = texts_of(leak, inputs.model)
+    made = Provenance.of(model=fingerprint(network.state_dict()), update=sent.gradients)
     how: dict[str, Any] = {"train": train, "defenses": _UNKNOWN, "command": command, "training": update.training}
     return Audit(
-        Setting.of(loaded.name, leak, options, samples=leak.batch_size, **how),
+        Setting.of(loaded.name, leak, options, samples=leak.batch_size, provenance=made, **how),
         *(None, leak, [], {}, time.perf_counter() - start),
         comparison=Comparison(absent=CAPTURED),
         tried=[Tried.of(attempt, []) for attempt in leak.tried],

@@ -16,6 +16,7 @@ from unsum.audit.bounds import NOT_PROVEN, Bounds
 from unsum.audit.compare import Comparison
 from unsum.audit.inputs import Inputs, own_model
 from unsum.audit.leakage import DEFAULT_LEVEL, Shares, Tried
+from unsum.audit.provenance import Provenance, fingerprint, promised
 from unsum.audit.report import Audit
 from unsum.audit.result import Setting
 from unsum.audit.round import attacked
@@ -142,6 +143,12 @@ def audit_text(
     shares = [share for _, share, _ in pairs]
     # Where no text came back, that is no measurement: dropout or too many positions end the attack on text, not the leak.
     decided = max(shares) >= DEFAULT_LEVEL
+    made = Provenance.of(
+        model=fingerprint(network.state_dict()),
+        data={"inputs": inputs.step.tokens, "targets": inputs.step.labels},
+        update=update.gradients,
+        privacy=promised(chain, tensors=len(update.gradients)),
+    )
     how: dict[str, Any] = {"train": train, "defenses": shown(chain), "command": command}
     case = Case(network, tokens, labels, train=train, text=True, mask=mask, segments=segments, seed=options.seed)
     bounds = Bounds(case, DEFAULT_LEVEL if level is None else level, progress=progress)
@@ -149,7 +156,7 @@ def audit_text(
         progress.say("Playing the client in two worlds: what nobody can exceed")
     bound = bounds(chain) if proving else None
     return Audit(
-        Setting.of(inputs.loaded.name, leak, options, samples=len(batch.texts), **how),
+        Setting.of(inputs.loaded.name, leak, options, samples=len(batch.texts), provenance=made, **how),
         Batch(tokens.cpu(), torch.zeros(len(tokens)), [f"text {i + 1}" for i in range(len(tokens))], []),
         leak,
         # A text has no features or pixels of its own to measure.

@@ -127,6 +127,8 @@ def judge(
     whole, part = (sum(value >= level for value in known) for level in (WHOLE, DEFAULT_LEVEL))
     right = sum(row.label_correct == 1.0 for row in samples)
     read = right > total / 2 if labels is None else labels.given_away
+    luck = read and bound is not None and ceiling_words.hides_labels(bound)
+    read = read and not luck
     details = _details(leak, samples, right if labels is None else labels, known)
     details += [named.sentence for named in occurred]
     given = [what for what, told in ((_LABELS, read), (_OCCURRED, any(one.given_away for one in occurred))) if told]
@@ -134,6 +136,7 @@ def judge(
     level = _level(leakages, labels=bool(given), undecided=bool(undecided), proven=proven)
     alarm = "" if bound is None else ceiling_words.exceeded(own, bound)
     details += [] if bound is None else [ceiling_words.beside(bound)]
+    details += [ceiling_words.LUCK] if luck else []
     if level == "open":
         if given and labels is not None:
             return Verdict("labels", math.nan, f"{given[0]}; whether more cannot be decided.", details)

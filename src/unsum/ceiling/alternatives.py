@@ -28,6 +28,8 @@ def other_labels(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tens
     if targets.ndim == 1 and logits.shape[1] == 1:
         return [1 - y for y in targets] if bool(((targets == 0) | (targets == 1)).all()) else None
     if targets.ndim == 1 and not targets.is_floating_point() and logits.shape[1] > 1:
+        if int(targets.min()) < 0 or int(targets.max()) >= logits.shape[1]:
+            return None  # numbers of something else, for a loss of the user's
         own = torch.nn.functional.one_hot(targets.long(), logits.shape[1]).bool()
         return list(logits.masked_fill(own, -torch.inf).argmax(1).to(targets))
     if targets.ndim != 2 or targets.shape != logits.shape or logits.shape[1] < 2:
@@ -55,7 +57,9 @@ def _flipped(row: Tensor, scores: Tensor) -> Tensor:
     return changed
 
 
-def likeliest_tokens(model: nn.Module, tokens: Tensor, mask: Tensor | None, *, seed: int) -> Tensor:
+def likeliest_tokens(
+    model: nn.Module, tokens: Tensor, mask: Tensor | None, labels: Tensor, *, seed: int
+) -> Tensor:
     """(n, L) the token other than its own that the model expects most in every place.
 
     A classifier of text expects none: its tokens are drawn from the vocabulary, by `seed`.
@@ -72,7 +76,8 @@ def likeliest_tokens(model: nn.Module, tokens: Tensor, mask: Tensor | None, *, s
         )
     if task is TextTask.NEXT:  # position j is predicted at j − 1, the first by the mean over all
         logits = torch.cat([logits.mean((0, 1)).expand(len(tokens), 1, -1), logits[:, :-1]], 1)
-    return logits.scatter(2, tokens[:, :, None], -torch.inf).argmax(2)
+    own = tokens.where(labels == IGNORED, labels)  # of a masked token the label
+    return logits.scatter(2, own[:, :, None], -torch.inf).argmax(2)
 
 
 def changeable(
@@ -81,6 +86,9 @@ def changeable(
     """Places of text `i` that are not padding."""
     if mask is not None:
         return mask[i].nonzero()[:, 0]
-    if task_of(model) is TextTask.NEXT:  # padding is left out of the loss
-        return (labels[i] != IGNORED).nonzero()[:, 0]
+    if (
+        task_of(model) is TextTask.NEXT
+    ):  # the last labels of a padded text are left out; a prompt's are read
+        labeled = (labels[i] != IGNORED).nonzero()[:, 0]
+        return torch.arange(int(labeled[-1]) + 1 if len(labeled) else 0)
     return torch.arange(tokens.shape[1])

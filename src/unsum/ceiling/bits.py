@@ -14,8 +14,9 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from unsum.client.step import AnyDefense
+from unsum.client.step import AnyDefense, ordered
 from unsum.defend import QSGD, BFloat16, Float16, Prune, PruneGlobal, Quantize, Sign
+from unsum.defend.added import sees_batch
 
 _STEPS = 200  # halvings of log θ
 
@@ -42,27 +43,31 @@ def leakage_of_bits(spread: Tensor, bits: float) -> float:
     return 1 - float(variances.clamp_max(math.exp(high)).sum() / variances.sum())
 
 
-def bits_sent(tensors: dict[str, int], defenses: Iterable[AnyDefense]) -> float:
-    """An upper bound on the bits of an update with so many entries in each tensor."""
+def bits_sent(
+    tensors: dict[str, int], defenses: Iterable[AnyDefense], *, each: float = 32.0
+) -> float:
+    """An upper bound on the bits of an update with so many entries, of `each` bits, a tensor."""
     entries = sum(tensors.values())
-    bits = 32.0 * entries
-    for part in defenses:
-        if isinstance(part, Float16 | BFloat16):
+    bits = whole = each * entries
+    for part in ordered(defenses):
+        if sees_batch(part):
+            bits = whole
+        elif isinstance(part, Float16 | BFloat16):
             bits = min(bits, 16.0 * entries)
         elif isinstance(part, Sign):
-            bits = min(bits, entries * math.log2(3) + 32 * len(tensors) * part.scaled)
+            bits = min(bits, entries * math.log2(3) + each * len(tensors) * part.scaled)
         elif isinstance(part, Quantize):
-            bits = min(bits, part.strength * entries + 64.0 * len(tensors))
+            bits = min(bits, part.strength * entries + 2 * each * len(tensors))
         elif isinstance(part, QSGD):
-            bits = min(bits, entries * math.log2(2 * part.strength + 1) + 32.0 * len(tensors))
+            bits = min(bits, entries * math.log2(2 * part.strength + 1) + each * len(tensors))
         elif isinstance(part, Prune):
-            bits = min(bits, sum(_kept(n, n - part.dropped(n)) for n in tensors.values()))
+            bits = min(bits, sum(_kept(n, n - part.dropped(n), each) for n in tensors.values()))
         elif isinstance(part, PruneGlobal):
-            bits = min(bits, _kept(entries, entries - part.dropped(entries)))
+            bits = min(bits, _kept(entries, entries - part.dropped(entries), each))
     return bits
 
 
-def _kept(entries: int, kept: int) -> float:
-    """Which entries are kept, log₂ of the number of choices, and 32 bits for each of them."""
+def _kept(entries: int, kept: int, each: float) -> float:
+    """Which entries are kept, log₂ of the number of choices, and `each` bits for each of them."""
     choices = math.lgamma(entries + 1) - math.lgamma(kept + 1) - math.lgamma(entries - kept + 1)
-    return choices / math.log(2) + 32.0 * kept
+    return choices / math.log(2) + each * kept

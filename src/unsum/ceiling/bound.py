@@ -76,8 +76,8 @@ class Distances:
         """The limits of sample `i` under this noise, confident for all samples together."""
         secret, confidence = self.secrets[i], 1 - (1 - CONFIDENCE) / len(self.secrets)
         separations, a2 = self.found[i], self.secrets[i].amplitude ** 2
-        values = [1 - a2 * (1 - one.known(noise)) for one in separations]
         guesses = [2 * one.guess(noise) - 1 for one in separations]
+        values = [1 - a2 * (1 - one.known(noise)) for one in separations]
         values = guesses if secret.discrete else values
         if secret.exhaustive and values:
             mean = math.fsum(values) / len(values)
@@ -122,13 +122,13 @@ Decided = Callable[[Limits], bool]
 
 def measure(
     distances: Distances,
-    decided: Decided,
+    decided: Decided | None,
     noise: AddedNoise | None,
     *,
     most: int,
     told: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> None:
-    """Draw until every sample is decided, has `most` pairs, or time is over.
+    """Draw until every sample is decided, has `most` pairs, or time is over; None decides nothing.
 
     Limits that are taken whenever it stops hold all the same.
     """
@@ -140,7 +140,7 @@ def measure(
             for i, row in enumerate(rows)
             if not row or (len(row) < most and not secrets[i].exhaustive)
         ]
-        return [i for i in fresh if not decided(distances.known(i, noise))]
+        return [i for i in fresh if decided is None or not decided(distances.known(i, noise))]
 
     while todo := waiting():
         for done, i in enumerate(todo):
@@ -153,11 +153,6 @@ def measure(
 def against(level: float) -> Decided:
     """Whether the ceiling is known to be below the level, or at it or above."""
     return lambda limits: limits.upper < level or limits.lower >= level
-
-
-def until(pairs: int) -> Decided:
-    """Whether so many pairs were drawn."""
-    return lambda limits: limits.pairs >= pairs
 
 
 def limits_of(distances: Distances, noise: AddedNoise | None) -> list[Limits]:

@@ -16,19 +16,23 @@ from torch import Tensor, nn
 from unsum.ceiling.coin import Separation
 from unsum.client.capture import capture_trained
 from unsum.client.local import train_locally
-from unsum.client.step import AnyDefense, ClientStep, Gradients, first_step, in_mode
+from unsum.client.step import AnyDefense, ClientStep, Gradients, Stage, first_step, in_mode
 from unsum.client.text import capture_text
+from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
 from unsum.losses import Loss
+from unsum.update import Update
 
 OwnLoss = Callable[[object, Tensor], Tensor]  # (what the model returns, targets) → a number
 
 
 class World(NamedTuple):
-    """What the client has: inputs and targets, one row a sample."""
+    """What the client has, one row a sample; beside padded texts lie a mask and segments."""
 
     inputs: Tensor
     targets: Tensor
+    mask: Tensor | None = None
+    segments: Tensor | None = None
 
 
 class Played(NamedTuple):
@@ -71,6 +75,12 @@ class SimulatedClient:
     def _step(self, world: World) -> ClientStep:
         if not callable(self.loss) or isinstance(self.loss, Loss):
             return first_step(self.model, world.inputs, world.targets, self.train, self.loss)
+        for part in self.defenses:
+            if getattr(part, "stage", Stage.UPDATE) != Stage.UPDATE:
+                raise UnsumError(
+                    f"{part!r} works on the losses that unsum knows; with a loss of your own, give "
+                    "the client (client=)."
+                )
         step = first_step(self.model, world.inputs, world.targets, self.train)
         return replace(step, gradient=_OwnGradient(self.loss))
 
@@ -95,8 +105,6 @@ class TextClient:
     """One step of a language model on (n, L) tokens, as `capture_text` takes it."""
 
     model: nn.Module
-    mask: Tensor | None = None
-    segments: Tensor | None = None
     train: bool = True
     defenses: Sequence[AnyDefense] = ()
     seed: int = 0
@@ -104,15 +112,44 @@ class TextClient:
     def __call__(self, world: World) -> Played:
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)
-            how = {"mask": self.mask, "segments": self.segments, "train": self.train}
-            update = capture_text(self.model, *world, defenses=self.defenses, **how)  # type: ignore[arg-type]
+            update = capture_text(
+                self.model,
+                world.inputs,
+                world.targets,
+                mask=world.mask,
+                segments=world.segments,
+                train=self.train,
+                defenses=self.defenses,
+            )
         return Played(update.gradients)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnClient:
+    """A client that the user wrote, with the defenses that change its update before the noise."""
+
+    client: Client
+    defenses: Sequence[AnyDefense] = ()
+    seed: int = 0
+
+    def __call__(self, world: World) -> Played:
+        with torch.random.fork_rng():
+            torch.manual_seed(self.seed)
+            sent = self.client(world)
+            if not isinstance(sent, Played) or not sent.noisy:
+                raise UnsumError(
+                    "A client of your own returns Played(noisy), with at least one tensor in it."
+                )
+            update = Update({name: tensor.detach() for name, tensor in sent.noisy.items()})
+            for part in self.defenses:
+                update = part(update)  # type: ignore[operator] # those inside the client refuse
+        return Played(update.gradients, sent.bare)
 
 
 def separated(one: Played, other: Played, *, by_size: bool = False) -> Separation:
     """How far apart two worlds' updates lie. Names that only one of them sends give it away."""
     bare, noisy = _differences(one.bare, other.bare), _differences(one.noisy, other.noisy)
-    seen = bare is None or any(bool((d != 0).any()) for d in bare)
+    seen = bare is None or any(bool((d != 0).any()) for d in bare)  # NaN is not 0
     return Separation.of(noisy or [], by_size=by_size, bare=seen or noisy is None)
 
 
@@ -120,4 +157,13 @@ def _differences(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list
     """None where the names differ."""
     if one.keys() != other.keys():
         return None
-    return [one[name].double() - other[name].double() for name in one]
+    return [_difference(one[name], other[name]) for name in one]
+
+
+def _difference(one: Tensor, other: Tensor) -> Tensor:
+    """Rounded once, relative to itself: by 6e-8 where both are float32."""
+    if one.shape != other.shape:  # as many names, other sizes: nothing hides that
+        return torch.full((1,), torch.inf, dtype=torch.float64)
+    if one.element_size() < 4 or not one.is_floating_point():
+        one, other = one.double(), other.double()
+    return one - other

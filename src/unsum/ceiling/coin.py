@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ from unsum.defend.added import AddedNoise
 # (tests/ceiling/test_coin.py).
 _NODES = 401
 _REACH = 9.0  # [standard deviations] where the quadrature ends: 2e-19 of the mass lies beyond
+_CERTAIN = 100.0  # [standard deviations] half a distance that leaves no doubt in float64
 _BINS = 8  # [1/octave] of the histogram of |δ_j|: each is rounded up by at most 9 %
 _LEAST, _MOST = -64, 64  # [octaves] smaller differences are taken for 2⁻⁶⁴, larger ones for 2⁶⁴
 
@@ -52,6 +54,8 @@ class Separation:
         cls, differences: Sequence[Tensor], *, by_size: bool = False, bare: bool = False
     ) -> Separation:
         squared = math.fsum(float(d.double().square().sum()) for d in differences)
+        if not math.isfinite(squared):  # no noise hides an overflow
+            return cls(0.0, True, _histogram([]) if by_size else None)
         return cls(squared, bare, _histogram(differences) if by_size else None)
 
     def __add__(self, other: Separation) -> Separation:
@@ -76,7 +80,8 @@ class Separation:
         assert noise is not None
         if noise.kind == "laplace":
             return -math.expm1(2 * self._log_affinity(noise.scale))
-        return float(known_in_gaussian(np.array([self.squared / (4 * noise.scale**2)]))[0])
+        ratio = min(math.sqrt(self.squared) / (2 * noise.scale), _CERTAIN)
+        return _known(ratio)
 
     def guess(self, noise: AddedNoise | None) -> float:
         """The largest chance to name the world, from 1/2 to 1."""
@@ -105,6 +110,12 @@ def normal_cdf(x: float) -> float:
     (0.5, 0.8413)
     """
     return math.erfc(-x / math.sqrt(2)) / 2
+
+
+@lru_cache(maxsize=1 << 16)
+def _known(ratio: float) -> float:
+    """Of one pair; limits are taken again after every further pair."""
+    return float(known_in_gaussian(np.array([ratio**2]))[0])
 
 
 def known_in_gaussian(s: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from unsum.ceiling.alternatives import changeable, likeliest_tokens, other_labels
 from unsum.ceiling.bits import bits_sent, leakage_of_bits
 from unsum.ceiling.bound import Decided, Distances, as_tensor, limits_of, measure
-from unsum.ceiling.client import Client, OwnLoss, SimulatedClient, TextClient, World
+from unsum.ceiling.client import Client, OwnClient, OwnLoss, SimulatedClient, TextClient, World
 from unsum.ceiling.observer import Observer
 from unsum.ceiling.photos import photo_spread
 from unsum.ceiling.result import BARE, UNNOISED, Ceiling, Unit, of_limits
@@ -75,7 +75,7 @@ class Case:
 
     @cached_property
     def world(self) -> World:
-        return World(self.inputs, self.targets)
+        return World(self.inputs, self.targets, self.mask, self.segments)
 
     @property
     def unit(self) -> Unit:
@@ -88,9 +88,7 @@ class Case:
     def client(self, played: Sequence[AnyDefense]) -> Client:
         """With the defenses up to the noise."""
         if self.text:
-            return TextClient(
-                self.model, self.mask, self.segments, self.train, tuple(played), self.seed
-            )
+            return TextClient(self.model, self.train, tuple(played), self.seed)
         return SimulatedClient(
             self.model, self.train, self.training, self.loss, tuple(played), self.buffers, self.seed
         )
@@ -99,18 +97,15 @@ class Case:
         """One for every sample: a component, a cell, a token or an entry of it."""
         samples, world = range(len(self.inputs)), self.world
         if self.text:
-            likeliest = likeliest_tokens(self.model, self.inputs, self.mask, seed=self.seed)
+            likeliest = likeliest_tokens(
+                self.model, self.inputs, self.mask, self.targets, seed=self.seed
+            )
             places = [
                 changeable(self.model, self.inputs, self.mask, self.targets, i) for i in samples
             ]
             return [Tokens(world, i, likeliest, places[i]) for i in samples]
         if self.spread is not None:
-            spread = torch.as_tensor(self.spread, dtype=torch.float64).expand(self.inputs.shape[1:])
-            if not bool((spread >= 0).all()) or not bool((spread > 0).any()):
-                raise UnsumError(
-                    "The spread is an entry's standard deviation: at least 0, and not 0 everywhere."
-                )
-            return [Entries(world, i, spread) for i in samples]
+            return [Entries(world, i, self._declared_spread) for i in samples]
         if self.schema is not None:
             return [Cells(world, i, self.schema) for i in samples]
         if self._photos:
@@ -132,8 +127,25 @@ class Case:
     def deviations(self) -> Tensor:
         """(…) like one sample's components, in any unit: what bits are spent on."""
         if self.spread is not None:
-            return torch.as_tensor(self.spread, dtype=torch.float64).expand(self.inputs.shape[1:])
+            return self._declared_spread
         return photo_spread(self.inputs.shape[1:]) if self._photos else self._own_spread
+
+    @property
+    def _declared_spread(self) -> Tensor:
+        shape = self.inputs.shape[1:]
+        spread = torch.as_tensor(self.spread, dtype=torch.float64)
+        if not self.inputs.is_floating_point():
+            raise UnsumError("A spread is for inputs that are floats; whole numbers have none.")
+        if spread.ndim and spread.shape != shape:
+            raise UnsumError(
+                f"The spread is one number or like one sample, {tuple(shape)}, not "
+                f"{tuple(spread.shape)}."
+            )
+        if not bool((spread >= 0).all() & spread.isfinite().all() & (spread > 0).any()):
+            raise UnsumError(
+                "The spread is an entry's standard deviation: at least 0, and not 0 everywhere."
+            )
+        return spread.expand(shape)
 
     @property
     def _photos(self) -> bool:
@@ -155,7 +167,8 @@ class Case:
         """Over the batch, entry by entry; that of all entries where one is the same everywhere."""
         if not self.inputs.is_floating_point():
             raise UnsumError(
-                "Inputs that are whole numbers need a spread, or a language model that reads them."
+                "Inputs that are whole numbers cannot move up or down; give floats, or a language "
+                "model that reads them."
             )
         rows = self.inputs.double()
         whole = rows.std(unbiased=False).clamp_min(1e-12)
@@ -207,25 +220,19 @@ class Prover:
         case, observer, size = self.case, self.observer, len(self.case.inputs)
         played, noise = split_at_noise(defenses, size)
         seen, training = observer.sees(noise), case.training
-        visits = 1 if training is None else training.epochs
+        visits = training.epochs if training is not None and training.several_steps else 0
         worst = worst_case(defenses, size, visits, observer)
-        if (
-            noise is not None
-            and noise.every_step
-            and training is not None
-            and (training.steps or 1) > 1
-        ):
+        if case.buffers or self.client is not None:
+            worst = None  # parts of what is sent may pass by the clip
+        if visits and noise is not None and noise.every_step:
             return _by_mechanism(case, noise, observer, worst)
         measured = self._distances(played, by_size=seen is not None and seen.kind == "laplace")
         found, bare = measured.samples, _bare(measured.samples, seen)
         if not bare:
-            measure(
-                found,
-                _with_cap(self.effort, worst),
-                seen,
-                most=self.effort.most,
-                told=self.effort.told,
-            )
+            effort, decided = self.effort, self.effort.decided
+            ends = None if decided is None else _with_cap(decided, worst)
+            most = effort.pairs if decided is None else effort.most
+            measure(found, ends, seen, most=most, told=effort.told)
         limits = [
             one.capped(1.0 if worst is None else worst.leakage) for one in limits_of(found, seen)
         ]
@@ -241,7 +248,8 @@ class Prover:
         key = repr(list(played)), by_size
         if key not in self._measured:
             case = self.case
-            sender = self.client or case.client(played)
+            own = None if self.client is None else OwnClient(self.client, played, case.seed)
+            sender = own or case.client(played)
             secrets = case.secrets()
             secrets = [AnyOf(secrets)] if self.effort.together else secrets
             samples = Distances(sender, case.world, secrets, by_size, case.seed)
@@ -264,10 +272,9 @@ class _Measured:
     others: dict[str, Distances]
 
 
-def _with_cap(effort: Effort, worst: WorstCase | None) -> Decided:
+def _with_cap(decided: Decided, worst: WorstCase | None) -> Decided:
     """What ends the draws of a sample; what the mechanism proves needs no pair of worlds."""
     cap = 1.0 if worst is None else worst.leakage
-    decided = effort.decided or (lambda limits: limits.pairs >= effort.pairs)
     return lambda limits: decided(limits.capped(cap))
 
 
@@ -311,5 +318,9 @@ def _by_bits(case: Case, client: Client, defenses: Sequence[AnyDefense]) -> floa
     """The share of a sample that the bits of the whole update can hold, on average."""
     if case.text or case.schema is not None:
         return math.nan
-    sizes = {name: tensor.numel() for name, tensor in client(case.world).noisy.items()}
-    return leakage_of_bits(case.deviations, bits_sent(sizes, defenses) / len(case.inputs))
+    sent = client(case.world)
+    sizes = {name: tensor.numel() for name, tensor in sent.noisy.items()}
+    each = max(8.0 * tensor.element_size() for tensor in sent.noisy.values())
+    beside = each * sum(tensor.numel() for tensor in sent.bare.values())
+    bits = bits_sent(sizes, defenses, each=each) + beside
+    return leakage_of_bits(case.deviations, bits / len(case.inputs))

@@ -69,12 +69,8 @@ class PhotoComponents:
 
     def draw(self, stratum: int, generator: torch.Generator) -> Pair:
         order, mass, spread = self._table
-        position = (stratum + float(torch.rand((), generator=generator))) / self.strata
-        place = int(
-            order[
-                int(torch.searchsorted(mass, position * float(mass[-1])).clamp(max=len(order) - 1))
-            ]
-        )
+        share = (stratum + float(torch.rand((), generator=generator))) / self.strata
+        place = int(order[_drawn(mass, share)])
         picture = self.world.inputs[self.i]
         step = (
             component(picture.shape, place)
@@ -106,8 +102,9 @@ class Entries:
     discrete: bool = False
 
     def draw(self, stratum: int, generator: torch.Generator) -> Pair:  # noqa: ARG002 (all are one stratum)
-        flat = self.spread.double().flatten()
-        place = int(torch.multinomial(flat.square(), 1, generator=generator))
+        flat = self.spread.double().flatten().cpu()
+        mass = flat.square().cumsum(0)
+        place = _drawn(mass, float(torch.rand((), generator=generator)))
         step = torch.zeros_like(flat)
         step[place] = flat[place] * self.amplitude
         return up_and_down(self.world, self.i, step.view(self.spread.shape))
@@ -191,11 +188,14 @@ class Tokens:
 
     @property
     def strata(self) -> int:
-        return len(self.places) if self.exhaustive else STRATA
+        return max(len(self.places), 1) if self.exhaustive else STRATA
 
     def draw(self, stratum: int, generator: torch.Generator) -> Pair:
-        start, end = (part * len(self.places) // self.strata for part in (stratum, stratum + 1))
-        place = int(self.places[int(torch.randint(start, end, (), generator=generator))])
+        if not len(self.places):
+            return Pair(self.world, self.world)
+        share = (stratum + float(torch.rand((), generator=generator))) / self.strata
+        chosen = stratum if self.exhaustive else int(share * len(self.places))
+        place = int(self.places[min(chosen, len(self.places) - 1)])
         token = self.likeliest[self.i, place]
         inputs, targets = self.world.inputs.clone(), self.world.targets.clone()
         predicted = targets.shape == inputs.shape and int(targets[self.i, place]) != IGNORED
@@ -204,7 +204,7 @@ class Tokens:
             targets[self.i, place] = token
         if not masked:
             inputs[self.i, place] = token
-        return Pair(self.world, World(inputs, targets))
+        return Pair(self.world, self.world._replace(inputs=inputs, targets=targets))
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,7 +220,8 @@ class Presence:
 
     def draw(self, stratum: int, generator: torch.Generator) -> Pair:  # noqa: ARG002 (there is one pair)
         kept = [j for j in range(len(self.world.inputs)) if j != self.i]
-        return Pair(self.world, World(*(part[kept] for part in self.world)))
+        rows = (None if part is None else part[kept] for part in self.world)
+        return Pair(self.world, World(*rows))  # type: ignore[arg-type] # inputs and targets are there
 
 
 def up_and_down(world: World, i: int, step: Tensor) -> Pair:
@@ -230,6 +231,12 @@ def up_and_down(world: World, i: int, step: Tensor) -> Pair:
         (sample.double() + sign * step.to(sample.device)).to(sample.dtype) for sign in (1, -1)
     ]
     return Pair(*(world._replace(inputs=_with_row(world.inputs, i, row)) for row in shifted))
+
+
+def _drawn(mass: Tensor, share: float) -> int:
+    """Where the summed variances `mass` pass this share of all; never where nothing is added."""
+    place = torch.searchsorted(mass, share * float(mass[-1]), right=True)
+    return min(int(place), int(torch.searchsorted(mass, float(mass[-1]))))
 
 
 def _with_row(rows: Tensor, i: int, row: Tensor) -> Tensor:

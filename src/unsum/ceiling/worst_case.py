@@ -26,7 +26,11 @@ from unsum.client.step import AnyDefense
 from unsum.defend.added import split_at_noise
 from unsum.defend.clip import Clip
 from unsum.defend.dp import DPSGD
+from unsum.defend.smooth import SmoothLabels
+from unsum.errors import UnsumError
 from unsum.late_scipy import root
+
+_FAR = 30.0  # [standard deviations] the tail beyond is 5e-198
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,10 @@ class WorstCase:
         >>> round(WorstCase(1.0, "").success(0.01), 3)
         0.092
         """
+        if not 0 <= prior <= 1:
+            raise UnsumError(f"A prior is a probability between 0 and 1, not {prior}.")
+        if prior in (0, 1):
+            return float(prior)
         return normal_cdf(NormalDist().inv_cdf(prior) + self.mu)
 
     def epsilon(self, delta: float) -> float:
@@ -64,9 +72,12 @@ class WorstCase:
         4.38
         """
 
+        if not 0 < delta < 1:
+            raise UnsumError(f"δ is a probability above 0 and below 1, not {delta}.")
+
         def excess(epsilon: float) -> float:
-            tail = epsilon + math.log(max(normal_cdf(-epsilon / self.mu - self.mu / 2), 1e-300))
-            return normal_cdf(-epsilon / self.mu + self.mu / 2) - math.exp(tail) - delta
+            away = epsilon / self.mu - self.mu / 2
+            return normal_cdf(-away) - _tail(away, epsilon / self.mu + self.mu / 2) - delta
 
         if self.mu == 0 or excess(0.0) <= 0:
             return 0.0
@@ -74,6 +85,19 @@ class WorstCase:
         while excess(high) > 0:
             high *= 2
         return root(excess, 0.0, high, tolerance=1e-9)
+
+
+def _tail(away: float, far: float) -> float:
+    """e^ε Φ(−far) = e^(−away²/2) · e^(far²/2) Φ(−far), without a factor that overflows.
+
+    Where Φ underflows, a lower bound stands for it (Abramowitz and Stegun 7.1.13), so that ε is
+    rounded up.
+    """
+    if far < _FAR:
+        scaled = math.exp(far * far / 2) * normal_cdf(-far)
+    else:
+        scaled = 2 / (math.sqrt(2 * math.pi) * (far + math.sqrt(far * far + 4)))
+    return math.exp(-away * away / 2) * scaled
 
 
 def distance_for(leakage: float) -> float:
@@ -88,21 +112,27 @@ def distance_for(leakage: float) -> float:
 def worst_case(
     defenses: Iterable[AnyDefense] | AnyDefense,
     samples: int,
-    steps: int = 1,
+    visits: int = 0,
     observer: Observer | None = None,
 ) -> WorstCase | None:
     """Of a chain that clips and then adds Gaussian noise; None where nothing bounds an update, or
     no noise follows.
 
-    `steps` counts how often one sample is used where DP-SGD acts in every step.
+    `visits` counts the epochs of a client of several local steps; 0 stands for a single step.
+    DP-SGD bounds several steps only where it adds its noise in each of them. The noise of others
+    then comes after all steps; it is left out.
     """
     played, noise = split_at_noise(defenses, samples)
-    seen = (observer or Observer()).sees(noise)
+    several = noise is not None and noise.every_step and visits > 0
+    seen = noise if several else (observer or Observer()).sees(noise)
     if seen is None or seen.kind != "gaussian" or not played:
         return None
-    last = played[-1]
+    *earlier, last = played
     if isinstance(last, DPSGD):
-        mu = 2 * last.clip / (samples * seen.scale) * math.sqrt(steps)
+        apart = all(isinstance(part, SmoothLabels) for part in earlier)  # a mixup blends samples
+        if not apart or (visits and not several):
+            return None
+        mu = 2 * last.clip / (samples * seen.scale) * math.sqrt(max(visits, 1))
         return WorstCase(mu, "one sample in the place of any other")
     if isinstance(last, Clip):
         return WorstCase(

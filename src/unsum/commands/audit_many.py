@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from unsum.models.load import LoadedModel
 
 FILE = "findings.sqlite"
+_ON_PAGE = 5_000  # updates on a page that a browser opens at once; the CSV and the file have them all
 _SHOWN, _SHOWN_OF_RUN = 10, 20  # updates on the screen; the file and the page have them all
 _LOOKED_AT = 10  # updates that may be damaged before one tells the model's classes
 _SECONDS = 10.0  # for one update of a run, unless --time-limit says otherwise: a run has many
@@ -47,6 +48,8 @@ def audit_many(
     """Audit them, show a summary, and leave with the gate's exit code; the same command goes on where one was stopped."""
     from unsum.audit.many import attack_many
     from unsum.audit.many.arrived import in_folder
+    from unsum.audit.many.table import write_csv
+    from unsum.audit.over_time import CSV
     from unsum.models.received import Received
 
     alike = Received(**vars(replace(captured, update=folder)))
@@ -56,17 +59,49 @@ def audit_many(
         out.mkdir(parents=True, exist_ok=True)
         shown.say("Auditing the updates")
         updates = in_folder(folder, alike)
+        start = time.perf_counter()
         findings = attack_many(loaded.model, updates, results=out / FILE, seed=seed, progress=shown, **how)
+        shown.say("Writing the page")
+        table = write_csv(out / CSV, findings)
+        page = _page_of(findings, loaded, folder, time.perf_counter() - start).write_page(out)
     content = summary(findings, fail_above)
     if as_json:
-        typer.echo(json.dumps(content | {"findings": str(out / FILE)}, indent=2))
+        files = {"findings": str(out / FILE), "csv": str(table), "report": str(page)}
+        typer.echo(json.dumps(content | files, indent=2))
     else:
         _show(findings, loaded.name)
-        OUT.print(f"Written: {out / FILE}, one row a client and round")
+        OUT.print(f"Written: {out / FILE} and {table.name}, one row a client and round")
+        OUT.print(f"Report: {page}")
     if fail_above is not None:
         if not as_json:
             OUT.print(content["gate"]["reason"], soft_wrap=True)
         raise typer.Exit(content["gate"]["exit_code"])
+
+
+def _page_of(findings: Findings, loaded: LoadedModel, folder: Path, seconds: float) -> RunAudit:
+    """The page of a stored run, for updates that were found in a folder; of very many, those that leak most."""
+    from unsum.audit.over_time import Audited, RunAudit
+    from unsum.audit.provenance import Provenance, fingerprint, versions
+
+    total = len(findings)
+    shown = list(findings) if total <= _ON_PAGE else findings.largest(_ON_PAGE)
+    left_out = f"This page is of {len(shown):,} of {total:,} updates, those that leak most; the CSV beside it has all."
+    return RunAudit(
+        loaded.name,
+        str(folder),
+        [Audited(finding) for finding in shown],
+        [left_out] if len(shown) < total else [],
+        _command(),
+        seconds,
+        next((finding.granted for finding in shown if finding.granted), ()),
+        stored_run=False,
+        provenance=Provenance.of(model=fingerprint(loaded.model.state_dict())),
+        versions=versions(),
+    )
+
+
+def _command() -> str:
+    return shlex.join(["unsum", *sys.argv[1:]])
 
 
 def summary(findings: Findings, fail_above: float | None) -> dict[str, Any]:
@@ -138,6 +173,7 @@ def audit_run(
 ) -> None:
     """Audit what was stored, write the page, and leave with the gate's exit code."""
     from unsum.audit.over_time import RunAudit
+    from unsum.audit.provenance import Provenance, fingerprint, versions
     from unsum.integrations.stored import gaps, replies
     from unsum.local_training import LocalTraining
     from unsum.models.received import Received
@@ -159,8 +195,9 @@ def audit_run(
             shown.say(f"Auditing client {one.client} in round {one.round} ({place} of {len(waiting)})")
             done.append(one.audited(loaded.model, declared, attack, train=train, seed=seed, time_limit=limit))
     granted = next((one.finding.granted for one in done if one.finding.granted), ())
-    command, seconds = shlex.join(["unsum", *sys.argv[1:]]), time.perf_counter() - start
-    run = RunAudit(loaded.name, str(folder), done, missing, command, seconds, granted)
+    made = Provenance.of(model=fingerprint(loaded.model.state_dict()))
+    how: dict[str, Any] = {"provenance": made, "versions": versions()}
+    run = RunAudit(loaded.name, str(folder), done, missing, _command(), time.perf_counter() - start, granted, **how)
     page = run.write(out)
     if as_json:
         typer.echo(json.dumps(run.to_dict() | {"report": str(page)}, indent=2))

@@ -140,7 +140,8 @@ def show_tried(tried: list[Tried]) -> None:
 
 
 def _comparison_table(comparison: Comparison) -> Table:
-    table = Table("defense", title="The same round under other defenses", title_justify="left")
+    table = Table(title="The same round under other defenses", title_justify="left")
+    table.add_column("defense", no_wrap=True)
     for heading in ("largest found", "ceiling", "mean found", "labels", "accuracy"):
         table.add_column(heading, justify="right")
     for i, point in enumerate(comparison.points):

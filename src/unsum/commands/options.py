@@ -25,7 +25,7 @@ DataOption = Annotated[
         "--data",
         help="Photos: a folder, tar (webdataset too) or npz, torchvision:NAME:DIR or hf:FOLDER. A table: .csv, .tsv or .parquet. "
         "Text for a language model: one a line, or .jsonl.",
-        show_default="embedded photos",
+        show_default="the embedded ones",
     ),
 ]
 PreviousOption = Annotated[

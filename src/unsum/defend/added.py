@@ -1,7 +1,8 @@
 """The noise that a chain of defenses adds, and what the client computes before it is added.
 
 What follows the noise only processes what was sent, so that it hides nothing further from anyone who
-sees the noisy update.
+sees the noisy update. A defense that looks at the batch again is the exception: what it does to the
+noisy update depends on the samples, without noise.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from unsum.client.step import AnyDefense, ordered
+from unsum.client.step import AnyDefense, InsideClient, ordered
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ def split_at_noise(
 ) -> tuple[list[AnyDefense], AddedNoise | None]:
     """The defenses up to the first noise, as the client plays them without it, and that noise.
 
-    Gaussian noises that follow each other directly are one noise. `samples` is the batch size.
+    Gaussian noises that follow each other directly are one noise. `samples` is the batch size. Where a
+    defense after the noise looks at the batch (Soteria), no noise is counted.
 
     >>> from unsum import Clip, Noise, Prune
     >>> split_at_noise([Clip(1), Noise(3), Noise(4), Prune(0.5)], 8)
@@ -42,13 +44,21 @@ def split_at_noise(
     """
     played: list[AnyDefense] = []
     found: AddedNoise | None = None
-    for part in ordered(defenses):
+    parts, direct = ordered(defenses), True
+    for part in parts:
+        if found is not None and sees_batch(part):
+            return [*parts], None
         before, noise = part.noise_free(samples) if hasattr(part, "noise_free") else ((part,), None)
         if found is None:
             played += before
             found = noise
         elif before or noise is None or noise.kind != "gaussian" or found.kind != "gaussian":
-            break
-        elif not found.every_step:
+            direct = False
+        elif direct and not found.every_step:
             found = AddedNoise("gaussian", math.hypot(found.scale, noise.scale))
     return played, found
+
+
+def sees_batch(part: AnyDefense) -> bool:
+    """Whether what a defense does to the update depends on the samples other than through it."""
+    return isinstance(part, InsideClient) and bool(getattr(part, "sees_batch", True))

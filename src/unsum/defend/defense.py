@@ -45,6 +45,7 @@ class Defense(ABC):
     stage: Stage = Stage.UPDATE
     example: float = 0.5  # a strength for the sentence that says how to write it
     axis: Axis = SCALE
+    sees_batch: bool = False  # whether `after` looks at the samples
 
     def __init__(self, strength: float) -> None:
         self.strength = strength
@@ -86,6 +87,8 @@ class TensorDefense(Defense):
 
 class ClientDefense(Defense):
     """A defense that cannot be applied to an update alone; it overrides `before`, `after` or both."""
+
+    sees_batch = True
 
     def __call__(self, update: Update) -> Update:  # noqa: ARG002 (refused whatever it is)
         raise UnsumError(

@@ -17,6 +17,7 @@ from unsum.update import Update
 
 class _Drop(Switch, ClientDefense):
     dropped: tuple[str, ...]
+    sees_batch = False  # the model alone says what is left out
 
     def after(self, update: Update, step: ClientStep) -> Update:
         head, _ = find_head(step.model)

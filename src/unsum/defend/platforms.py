@@ -47,6 +47,9 @@ class FlowerFixedClipping(Switch):
     def __call__(self, update: Update) -> Update:
         return Clip(self.clipping_norm)(update)
 
+    def noise_free(self, samples: int) -> tuple[tuple[Defense, ...], AddedNoise | None]:  # noqa: ARG002
+        return (Clip(self.clipping_norm),), None
+
 
 @DEFENSES.register(
     "flower:adaptive-clipping", summary="Flower's central DP with adaptive clipping, first round: clipped to norm 0.1"

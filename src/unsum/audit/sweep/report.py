@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from unsum.audit.advice import Advice, again
 from unsum.audit.pictures import data_uri
 from unsum.audit.report import credits_of, environment, together
 from unsum.audit.sweep.bench import Point
@@ -68,8 +69,39 @@ def render(sweep: SweepResult) -> str:
         sentences=[together(sentence) for sentence in sentences(sweep)],
         sections=[_section(sweep, curve) for curve in sweep.curves],
         credits=credits_of(sweep.titles),
+        steps=advice(sweep),
         percent=lambda value: together(percent(value)),
     )
+
+
+_OF_SWEEPS = ("--sweep", "--keep-under", "--utility-data", "--no-utility", "--out")
+
+
+def advice(sweep: SweepResult) -> list[Advice]:
+    """What to do with the strengths that are enough, and where none is."""
+    if sweep.undefended.under(sweep.keep_under):
+        text = "No defense was needed against the attacks tried, which is no proof of safety: try others before relying on it."
+        return [Advice(text, "unsum list attacks")]
+    found = [(curve, point) for curve in sweep.curves if (point := curve.enough(sweep.keep_under)) is not None]
+    steps = [_step(sweep, curve, point) for curve, point in sorted(found, key=lambda pair: sweep.ruins(pair[1]))]
+    if any(not sweep.ruins(point) for _, point in found):
+        return steps
+    reason = "Every defense that is enough ruins the model" if found else "No strength that was tried is enough"
+    other = f"{reason}: let the server see only sums over many clients (secure aggregation), or try other defenses."
+    return [*steps, Advice(other, "unsum list defenses")]
+
+
+def _step(sweep: SweepResult, curve: Curve, point: Point) -> Advice:
+    called = curve.name if point.strength is None else f"{curve.name} of {short(point.strength)}"
+    if sweep.ruins(point):
+        return Advice(f"Do not deploy {called}: this defense ruins the model. {closer(sweep, curve)}".strip())
+    price = " What it costs in accuracy was not measured." if math.isnan(sweep.cost(point)) else ""
+    text = f"Against the attacks tried, {called} is enough: deploy it with a margin, and fail the build when it is not.{price}"
+    named = curve.name if point.strength is None else f"{curve.name}:{short(point.strength)}"
+    if sweep.keep_under >= 1 or not sweep.setting.command:
+        return Advice(text, f"unsum audit --defense {named}" if sweep.setting.command else "")
+    more = f"--defense {named} --fail-above {sweep.keep_under:g}"
+    return Advice(text, again(sweep.setting.command, more, without=_OF_SWEEPS, out="unsum-report"))
 
 
 def _card(sweep: SweepResult, curve: Curve) -> Card:

@@ -21,6 +21,7 @@ from unsum.attack.pictures import Inverses
 from unsum.audit.bounds import Bounds
 from unsum.audit.inputs import Data, Inputs, simulated_training
 from unsum.audit.leakage import DEFAULT_LEVEL
+from unsum.audit.provenance import Privacy, Provenance, fingerprint, samples_of
 from unsum.audit.result import Setting
 from unsum.audit.sweep.bench import Bench, Point, SampleLeak, shown
 from unsum.audit.sweep.report import Sweep
@@ -240,6 +241,10 @@ def sweep(
         progress.part(next(done), total)
         return point
 
+    weights_sent = fingerprint(network.state_dict())
+    made = Provenance.of(
+        model=weights_sent, data=samples_of(truth), privacy=Privacy(None, "")
+    )  # each strength has its own
     undefended = bench.play([])
     leak = undefended.leak
     references = [counted(bench.point(undefended, []))]
@@ -264,7 +269,7 @@ def sweep(
         for p in plans
     ]
     how: dict[str, Any] = {"train": train, "defenses": shown(before), "command": command, "training": training}
-    setting = Setting.of(loaded.name, leak, options, samples=len(truth.images), **how)
+    setting = Setting.of(loaded.name, leak, options, samples=len(truth.images), provenance=made, **how)
     return Sweep(
         setting,
         keep_under,

@@ -1,4 +1,4 @@
-// Two comforts on top of a page that is complete without them: pictures one over the other, and a table that sorts.
+// Comforts on top of a page that is complete without them: pictures one over the other, a table that sorts, commands that copy.
 "use strict";
 
 function offerSlider() {
@@ -46,5 +46,37 @@ function makeSortable(table) {
   });
 }
 
+async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {  // not allowed for a page from disk, in some browsers
+    const area = document.createElement("textarea");
+    area.value = text;
+    area.className = "hidden";
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    if (!done) throw new Error("the browser does not copy");
+  }
+}
+
+function offerCopy(code) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "copy";
+  button.textContent = "Copy";
+  button.setAttribute("aria-label", "Copy the command: " + code.textContent);
+  button.addEventListener("click", () => {
+    const show = (word) => {
+      button.textContent = word;
+      setTimeout(() => { button.textContent = "Copy"; }, 2000);
+    };
+    copied(code.textContent).then(() => show("Copied"), () => show("Select it and copy"));
+  });
+  (code.closest("pre") ?? code).after(button);
+}
+
 offerSlider();
+document.querySelectorAll("code.command").forEach(offerCopy);
 document.querySelectorAll("table.sortable").forEach(makeSortable);

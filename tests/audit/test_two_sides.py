@@ -1,0 +1,123 @@
+"""Found and ceiling: four states, the gate on the proof, and what is said where found lies above its ceiling."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import unsum
+from support.audits import bounded, captured, shares, synthetic
+from support.material import pictures, small_net
+from unsum.audit.bounds import proven_chain
+from unsum.audit.report import Audit, render
+from unsum.ceiling.worst_case import worst_case
+
+NAN = math.nan
+
+
+def audited(found: tuple[float, ...], limits: tuple[float, ...], *, label: float = 0.0, undecided: str = "") -> Audit:
+    audit = synthetic()
+    rows = [replace(row, feature_error=0.9, label_correct=label) for row in audit.samples]
+    bound = bounded(*limits) if limits else None
+    return replace(audit, samples=rows, shares=shares(*found), bound=bound, undecided=undecided)
+
+
+@pytest.mark.parametrize(
+    ("found", "limits", "label", "undecided", "state"),
+    [
+        ((0.25, 0.1, 0.0), (0.3, 0.19, 0.1), 0.0, "", "leaks"),
+        ((0.1, 0.1, 0.1), (0.19, 0.19, 0.19), 0.0, "", "protected"),
+        ((0.1, 0.1, 0.1), (0.19, 0.2, 0.19), 0.0, "", "unproven"),  # at the level is not below it
+        ((0.1, 0.1, 0.1), (), 0.0, "", "unproven"),
+        ((NAN, NAN, NAN), (0.9, 0.9, 0.9), 0.0, "no attack applies", "not decidable"),
+        ((NAN, NAN, NAN), (0.1, 0.1, 0.1), 0.0, "no attack applies", "protected"),  # a proof needs no attack
+        ((0.1, 0.1, 0.1), (0.1, 0.1, 0.1), 1.0, "", "leaks"),  # its labels
+    ],
+)
+def test_two_figures_and_one_level_decide(
+    found: tuple[float, ...], limits: tuple[float, ...], label: float, undecided: str, state: str
+) -> None:
+    assert audited(found, limits, label=label, undecided=undecided).verdict.state == state
+
+
+def test_the_gate_on_found_says_what_it_does_not_show() -> None:
+    unproven = audited((0.1, 0.1, 0.1), (0.5, 0.85, 0.3))
+    assert unproven.gate(0.2).exit_code == 0
+    assert unproven.gate(0.2).reason.endswith("Nothing proves that other attacks do not: the ceiling is 85 %.")
+    assert "ceiling" not in audited((0.1, 0.1, 0.1), (0.1, 0.15, 0.1)).gate(0.2).reason
+
+
+@pytest.mark.parametrize(
+    ("limits", "below", "code"),
+    [((0.19, 0.1, 0.1), 0.2, 0), ((0.19, 0.1, 0.1), 0.19, 1), ((0.3, 0.1, 0.1), 0.2, 1), ((), 0.2, 2)],
+)
+def test_the_gate_on_the_proof(limits: tuple[float, ...], below: float, code: int) -> None:
+    gate = audited((0.1, 0.1, 0.1), limits).gate(0.2, prove_below=below)
+    assert gate.exit_code == code
+    assert gate.to_dict()["proven"] == (code == 0)
+
+
+def test_a_sample_that_leaks_fails_whatever_is_proven_of_others() -> None:
+    assert audited((0.3, 0.1, 0.1), (0.1, 0.1, 0.1)).gate(0.2, prove_below=0.2).exit_code == 1
+
+
+def test_found_above_its_ceiling_is_said_in_red(tmp_path: Path) -> None:
+    """One of the two is wrong; a figure of features is not held against a ceiling of pictures."""
+    audit = audited((0.6, 0.1, 0.1), (0.3, 0.3, 0.3))
+    assert audit.verdict.alarm.startswith("Found above its ceiling: 60 % of a picture was found, and at most 30 %")
+    page = render(audit)
+    assert '<p class="alarm" role="alert">Found above its ceiling' in page
+    assert audit.verdict.alarm in str(audit)
+    audit.write(tmp_path / "report")
+    assert json.loads((tmp_path / "report" / "result.json").read_text())["verdict"]["alarm"] == audit.verdict.alarm
+    features = [replace(share, features=share.sample, sample=NAN) for share in audit.shares]
+    assert replace(audit, shares=features).verdict.alarm == ""
+    assert audited((0.32, 0.1, 0.1), (0.3, 0.3, 0.3)).verdict.alarm == ""  # within the scatter of one sample
+
+
+def test_every_sample_has_both_ends_in_the_report() -> None:
+    page = render(audited((0.1, 0.12, 0.0), (0.5, 0.85, 0.3)))
+    for found, limit in (("10", "50"), ("12", "85"), ("0", "30")):
+        said = f'aria-label="found {found}\N{NO-BREAK SPACE}%, ceiling {limit}\N{NO-BREAK SPACE}%"'
+        assert page.count(said) == 2  # beside the picture and in the table
+    assert "–" in render(captured())
+
+
+def test_an_update_that_was_captured_has_no_ceiling() -> None:
+    audit = unsum.audit(small_net(), update=unsum.capture(small_net(), pictures(2), torch.tensor([3, 7])))
+    assert audit.bound is None
+    assert "needs the client's samples" in audit.unbounded
+    assert audit.gate(0.9, prove_below=0.2).exit_code in (1, 2)
+    assert audit.to_dict()["ceiling"] is None
+
+
+def test_an_audit_under_much_noise_is_proven_and_under_little_is_not() -> None:
+    data = pictures(2), torch.tensor([3, 7])
+    strong = unsum.audit(small_net(), data, defenses=unsum.Noise(100.0))
+    assert strong.verdict.state == "protected"
+    assert max(strong.ceilings) < 0.2
+    assert strong.gate(0.2, prove_below=0.2).exit_code == 0
+    weak = unsum.audit(small_net(), data, defenses=unsum.Noise(1e-6))
+    assert min(weak.ceilings) > 0.9
+    assert weak.verdict.state != "protected"
+
+
+def test_the_clip_with_noise_that_a_comparison_adds_proves_it_for_any_data() -> None:
+    for norm in (1e-3, 0.77, 42.0):
+        clip, noise = proven_chain(norm)
+        assert clip.strength == pytest.approx(norm, rel=0.5)
+        known = worst_case([clip, noise], 8)
+        assert known is not None
+        assert 0.1 < known.leakage < 0.2
+
+
+def test_a_ceiling_can_be_left_out() -> None:
+    audit = unsum.audit(small_net(), (pictures(2), torch.tensor([3, 7])), ceiling=False)
+    assert audit.bound is None
+    assert audit.unbounded
+    assert all(map(math.isnan, audit.ceilings))

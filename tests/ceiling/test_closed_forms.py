@@ -1,0 +1,431 @@
+"""`unsum.ceiling` where the answer is known by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import unsum
+from unsum.ceiling.client import Played, World
+from unsum.ceiling.coin import known_in_gaussian, normal_cdf
+from unsum.defend.added import split_at_noise
+from unsum.defend.platforms import FlowerLocalDP
+
+
+def linear(inputs: int = 5, outputs: int = 3) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(inputs, outputs)
+
+
+def batch(samples: int = 1, inputs: int = 5, outputs: int = 3) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(samples, inputs, generator=generator), torch.arange(samples) % outputs
+
+
+def samples(*arguments: object, **how: object) -> list[float]:
+    return unsum.ceiling(*arguments, **how).samples.tolist()  # type: ignore[arg-type]
+
+
+def known(distance: float, sigma: float) -> float:
+    return float(known_in_gaussian(np.array([(distance / (2 * sigma)) ** 2]))[0])
+
+
+# Labels: ∇W = (p − y) xᵀ, ∇b = p − y, so that another label moves them by (y′ − y) [x, 1], of length √(2 (‖x‖² + 1)).
+
+
+@pytest.mark.parametrize("sigma", [0.3, 2.0, 10.0])
+def test_the_label_of_a_linear_model(sigma: float) -> None:
+    x, y = batch()
+    distance = math.sqrt(2 * (float(x.double().square().sum()) + 1))
+    found = unsum.ceiling(linear(), (x, y), noise=sigma, pairs=1)
+    assert found.labels.tolist() == pytest.approx([normal_cdf(distance / (2 * sigma))], rel=1e-6)
+
+
+def test_the_label_among_four_samples_is_a_fourth_as_far() -> None:
+    x, y = batch(4)
+    distances = (2 * (x.double().square().sum(1) + 1)).sqrt() / 4
+    found = unsum.ceiling(linear(), (x, y), noise=0.2, pairs=1)
+    assert found.labels.tolist() == pytest.approx([normal_cdf(float(d) / 0.4) for d in distances], rel=1e-5)
+
+
+def test_mean_squared_error_by_hand() -> None:
+    """One output, loss (w x + b − y)² of one entry: ∇ = 2 r [x, 1] with r = w x + b − y, and two worlds x ± s."""
+    model = nn.Linear(1, 1)
+    with torch.no_grad():
+        model.weight.fill_(0.5)
+        model.bias.fill_(0.1)
+
+    def gradient(x: float) -> np.ndarray:
+        r = 0.5 * x + 0.1 - 0.7
+        return 2 * r * np.array([x, 1.0])
+
+    distance = float(np.linalg.norm(gradient(2.3) - gradient(1.7)))
+    found = unsum.ceiling(
+        model, (torch.tensor([[2.0]]), torch.tensor([0.7])), noise=1.5, spread=0.3, pairs=256, loss="mse"
+    )
+    exact = known(distance, 1.5)  # every draw is this one
+    assert float(found.lower[0]) <= exact <= float(found.samples[0])
+    assert float(found.samples[0]) - float(found.lower[0]) < 0.08
+    assert float(found.guesses[0]) >= normal_cdf(distance / 3.0)
+    assert math.isnan(float(found.labels[0]))  # a number is no class
+
+
+def test_two_equal_worlds_hide_everything() -> None:
+    class Blind(nn.Module):
+        """Looks at nothing but a bias."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.bias.expand(len(x), 3)
+
+    found = unsum.ceiling(Blind(), batch(2), noise=0.1, pairs=64)
+    assert float(found.samples.max()) < 0.12  # 64 draws of 0
+    assert float(found.lower.max()) == 0
+    quiet = unsum.ceiling(Blind(), batch(2), pairs=64)  # no noise, and the same bits all the same
+    assert (quiet.why, float(quiet.samples.max()) < 0.12) == ("", True)
+    assert quiet.labels.tolist() == [1.0, 1.0]  # labels do change the bias
+
+
+def test_without_noise_the_ceiling_is_the_sample() -> None:
+    found = unsum.ceiling(linear(), batch(3))
+    assert found.samples.tolist() == [1.0] * 3
+    assert found.labels.tolist() == [1.0] * 3
+    assert "noise" in found.why
+    assert found.decided() == "above"
+
+
+@pytest.mark.parametrize(
+    "defense",
+    [
+        unsum.Sign(),
+        unsum.Prune(0.5),
+        unsum.Quantize(8),
+        unsum.Float16(),
+        unsum.Clip(0.1),
+        unsum.QSGD(4),
+        unsum.Soteria(0.2),
+    ],
+    ids=repr,
+)
+def test_what_only_cuts_and_rounds_proves_nothing(defense: unsum.defend.Defense) -> None:
+    assert samples(linear(), batch(2), defenses=defense, spread=3.0) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("defense", [unsum.Sign(), unsum.BFloat16(), unsum.Prune(0.9) | unsum.Sign()], ids=repr)
+def test_what_rounds_both_worlds_to_the_same_bits_proves_what_its_pairs_do(defense: unsum.defend.Defense) -> None:
+    found = unsum.ceiling(linear(), batch(2), defenses=defense, spread=1e-6, pairs=64)
+    assert all(0 < value < 0.12 for value in found.samples.tolist())
+
+
+# What the noise is, and what comes after it.
+
+
+def test_what_follows_the_noise_counts_for_nothing() -> None:
+    alone = samples(linear(), batch(2), defenses=unsum.Noise(0.4), pairs=16)
+    for after in (unsum.Clip(0.1), unsum.Sign(), unsum.Prune(0.9), unsum.Laplace(1.0), unsum.DropBias()):
+        assert samples(linear(), batch(2), defenses=[unsum.Noise(0.4), after], pairs=16) == alone
+
+
+def test_noises_in_a_row_are_one_noise() -> None:
+    one = samples(linear(), batch(2), noise=0.5, pairs=16)
+    assert samples(linear(), batch(2), defenses=[unsum.Noise(0.3), unsum.Noise(0.4)], pairs=16) == one
+
+
+def test_a_defense_that_looks_at_the_samples_after_the_noise_undoes_it() -> None:
+    """Soteria's mask follows from the photos, and no noise lies on it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Sigmoid(), nn.Linear(8, 3))
+    chain = [unsum.Noise(9.0), unsum.Soteria(0.5)]
+    assert split_at_noise(chain, 2)[1] is None
+    assert samples(model, batch(2), defenses=chain) == [1.0, 1.0]
+    assert max(samples(model, batch(2), defenses=[unsum.Soteria(0.5), unsum.Noise(9.0)])) < 0.2
+
+
+def test_clipping_first_brings_the_worlds_together() -> None:
+    free = samples(linear(), batch(2), noise=0.2, pairs=64)
+    clipped = samples(linear(), batch(2), defenses=[unsum.Clip(0.1), unsum.Noise(0.2)], pairs=64)
+    assert max(clipped) < max(free)
+
+
+def test_flowers_local_dp_is_a_clip_and_a_noise() -> None:
+    local = FlowerLocalDP(clipping_norm=0.5, epsilon=20.0)
+    spelled = [unsum.Clip(0.5), unsum.Noise(local.deviation)]
+    assert samples(linear(), batch(2), defenses=local, pairs=16) == samples(
+        linear(), batch(2), defenses=spelled, pairs=16
+    )
+
+
+def test_dp_sgd_clips_every_sample_and_divides_its_noise() -> None:
+    """B = 2, clip 0.1: two worlds of one sample lie at most 2 · 0.1 / 2 apart, and the noise is 3 · 0.1 / 2."""
+    found = unsum.ceiling(linear(), batch(2), defenses=unsum.DPSGD(3.0, clip=0.1), pairs=64)
+    assert found.noise is not None
+    assert found.noise.scale == pytest.approx(0.15)
+    assert found.worst is not None
+    assert found.worst.mu == pytest.approx(2 / 3)
+    assert float(found.samples.max()) <= found.worst.leakage + 1e-12
+    assert float(found.labels.max()) <= found.worst.guess
+
+
+def test_laplace_noise_has_a_ceiling_of_its_own() -> None:
+    weak, strong = (unsum.ceiling(linear(), batch(2), defenses=unsum.Laplace(b), pairs=64) for b in (0.02, 20.0))
+    assert float(strong.samples.max()) < 0.12
+    assert float(weak.samples.min()) > 0.5
+    x, y = batch()
+    found = unsum.ceiling(linear(), (x, y), defenses=unsum.Laplace(1.0), pairs=4)
+    half = torch.cat([x[0], torch.ones(1)]).abs().double().repeat(2) / 2  # of rows y and y′, |δ|/2b
+    rho = float((torch.log1p(half) - half).sum().exp())
+    # Sizes are rounded up by at most 9 %, so the bound lies at the exact affinity or above it.
+    assert 0 <= float(found.labels[0]) - (1 + math.sqrt(1 - rho**2)) / 2 < 0.05
+
+
+# The client: local steps, buffers, and a client of the user's.
+
+
+def test_one_local_step_is_the_gradient() -> None:
+    plain = samples(linear(), batch(2), noise=0.4, pairs=16)
+    trained = samples(linear(), batch(2), noise=0.4, pairs=16, learning_rate=0.1, local_steps=1)
+    assert trained == pytest.approx(plain, abs=1e-3)
+
+
+def test_epochs_say_more_and_are_played() -> None:
+    """Five epochs at a rate near 0 send the sum of five gradients: as far apart as noise five times smaller."""
+    five = samples(linear(), batch(2), noise=1.0, pairs=16, learning_rate=1e-4, epochs=5)
+    assert five == pytest.approx(samples(linear(), batch(2), noise=0.2, pairs=16), abs=0.01)
+    with_momentum = samples(linear(), batch(2), noise=1.0, pairs=16, learning_rate=1e-4, epochs=5, momentum=0.9)
+    assert min(with_momentum) > max(five) - 0.05
+
+
+def test_buffers_are_sent_without_noise() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
+    found = unsum.ceiling(model, batch(4), noise=50.0, buffers=True)
+    assert found.samples.tolist() == [1.0] * 4
+    assert "BatchNorm" in found.why
+    assert float(found.labels.max()) < 0.6  # labels are not in the buffers
+    assert max(samples(model, batch(4), noise=50.0)) < 0.12
+
+
+def test_a_clip_does_not_bound_what_is_sent_beside_the_update() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
+    chain = [unsum.Clip(0.1), unsum.Noise(1.0)]
+    found = unsum.ceiling(model, batch(4), defenses=chain, buffers=True)
+    assert found.samples.tolist() == [1.0] * 4
+    assert found.worst is None
+
+
+def test_a_client_of_ones_own() -> None:
+    """Two steps of Adam, and what its weights moved by."""
+    model = linear()
+
+    def client(world: World) -> Played:
+        twin = nn.Linear(5, 3)
+        twin.load_state_dict(model.state_dict())
+        optimizer = torch.optim.Adam(twin.parameters(), 0.01)
+        for _ in range(2):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(twin(world.inputs), world.targets).backward()
+            optimizer.step()
+        return Played(
+            {n: p.detach() - q.detach() for (n, p), q in zip(twin.named_parameters(), model.parameters(), strict=True)}
+        )
+
+    hidden = unsum.ceiling(model, batch(2), noise=0.5, client=client, pairs=64)
+    read = unsum.ceiling(model, batch(2), noise=1e-5, client=client, pairs=64)
+    assert float(hidden.samples.max()) < 0.2 < float(read.samples.min())
+    with_sign = unsum.ceiling(
+        model, batch(2), defenses=[unsum.Sign(), unsum.Noise(0.5)], client=client, pairs=64, spread=3.0
+    )
+    assert float(with_sign.samples.max()) > float(hidden.samples.max())  # signs lie 2 apart, not 0.02
+
+
+def test_a_clients_own_randomness_falls_alike_in_both_worlds() -> None:
+    def client(world: World) -> Played:
+        return Played({"sum": world.inputs.sum(0) + torch.randn(5)})
+
+    found = unsum.ceiling(
+        linear(), (torch.zeros(1, 5), torch.tensor([0])), client=client, noise=1.0, spread=1.0, pairs=128
+    )
+    assert float(found.lower[0]) <= known(2.0, 1.0) <= float(found.samples[0])
+
+
+# Any model, any loss.
+
+
+def segmentation() -> tuple[nn.Module, tuple[Tensor, Tensor], Callable[[object, Tensor], Tensor]]:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    data = torch.rand(2, 3, 8, 8), torch.randint(2, (2, 8, 8))
+    return model, data, lambda out, y: nn.functional.cross_entropy(out, y)  # type: ignore[arg-type]
+
+
+def recurrent() -> tuple[nn.Module, tuple[Tensor, Tensor], Callable[[object, Tensor], Tensor]]:
+    return (
+        nn.LSTM(3, 4, batch_first=True),
+        (torch.randn(2, 6, 3), torch.randn(2, 4)),
+        lambda out, y: (out[0][:, -1] - y).square().mean(),  # type: ignore[index]
+    )
+
+
+def contrastive() -> tuple[nn.Module, tuple[Tensor, Tensor], Callable[[object, Tensor], Tensor]]:
+    def loss(out: Tensor, partner: Tensor) -> Tensor:
+        z = nn.functional.normalize(out)
+        return nn.functional.cross_entropy(z @ z.T * 5 - 1e3 * torch.eye(len(z)), partner)
+
+    return nn.Linear(6, 2), (torch.randn(4, 6), torch.tensor([1, 0, 3, 2])), loss  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("made", [segmentation, recurrent, contrastive], ids=lambda f: f.__name__)
+def test_whatever_can_be_trained_can_be_bounded(made: Callable[[], tuple]) -> None:
+    torch.manual_seed(0)
+    model, data, loss = made()
+    assert samples(model, data, loss=loss) == [1.0] * len(data[0])
+    assert min(samples(model, data, loss=loss, noise=1e-5, pairs=64)) > 0.5
+    assert max(samples(model, data, loss=loss, noise=1e3, pairs=64)) < 0.12
+    assert samples(model, data, loss=loss, noise=1e-5, pairs=8, epochs=2, learning_rate=0.1)
+
+
+def test_binary_labels_are_turned_and_soft_ones_exchanged() -> None:
+    x, _ = batch(2)
+    yes = unsum.ceiling(linear(5, 1), (x, torch.tensor([0, 1])), loss="bce", noise=0.5, pairs=4)
+    expected = [normal_cdf(math.sqrt(float(row.square().sum()) + 1) / 2 / (2 * 0.5)) for row in x.double()]
+    assert yes.labels.tolist() == pytest.approx(expected, rel=1e-5)
+    soft = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]])
+    found = unsum.ceiling(linear(), (x, soft), noise=0.5, pairs=4)
+    assert all(0.5 < value < 1 for value in found.labels.tolist())
+
+
+# Rounds, observers, and what the mechanism promises.
+
+
+def test_rounds_add_up_like_less_noise() -> None:
+    found = unsum.ceiling(linear(), batch(2), noise=2.0, pairs=16)
+    fewer = unsum.ceiling(linear(), batch(2), noise=2.0 / math.sqrt(9), pairs=16)
+    assert found.after(9).tolist() == pytest.approx(fewer.samples.tolist(), abs=1e-9)
+    assert found.after(1).tolist() == found.samples.tolist()
+
+
+def test_rounds_of_a_mechanism_add_up_as_well() -> None:
+    found = unsum.ceiling(linear(), batch(4), defenses=unsum.DPSGD(4.0), local_steps=2, learning_rate=0.1)
+    assert found.worst is not None
+    assert (found.worst.mu, found.pairs) == (pytest.approx(0.5), 0)
+    assert found.samples.tolist() == [found.worst.leakage] * 4
+    assert found.after(4).tolist() == pytest.approx([known(1.0, 1.0)] * 4)  # μ doubles
+
+
+def test_who_looks() -> None:
+    """K clients' noises add up to σ √K in the sum; a server's own counts K-fold, for outsiders alone."""
+    x, y = batch()
+    distance = math.sqrt(2 * (float(x.double().square().sum()) + 1))
+    expected = {
+        unsum.Observer(): 1.0,
+        unsum.Observer("aggregate", clients=9): 3.0,
+        unsum.Observer("outsider", clients=4, noise=0.5): math.hypot(2.0, 2.0),
+    }
+    for observer, sigma in expected.items():
+        found = unsum.ceiling(linear(), (x, y), noise=1.0, pairs=1, observer=observer)
+        assert float(found.labels[0]) == pytest.approx(normal_cdf(distance / (2 * sigma)), rel=1e-6)
+        assert observer.kind in found.observer.sentence or observer.kind == "aggregate"
+    central = unsum.Observer("outsider", clients=10, noise=1.0)
+    assert samples(linear(), (x, y), observer=central, pairs=64) < [1.0]
+    assert samples(linear(), (x, y), observer=unsum.Observer("aggregate", clients=10)) == [1.0]  # no client adds noise
+
+
+def test_presence() -> None:
+    """One of two samples: the update is half of the sum, or the other's own gradient."""
+    x, y = batch(2)
+    model = linear()
+    both, alone = (unsum.capture(model, x[s], y[s]) for s in (slice(None), slice(1, None)))
+    distance = math.sqrt(sum(float((both.gradients[n] - alone.gradients[n]).square().sum()) for n in both.gradients))
+    found = unsum.ceiling(model, (x, y), noise=0.7, presence=True, pairs=1)
+    assert found.present is not None
+    assert float(found.present[0]) == pytest.approx(normal_cdf(distance / 1.4), rel=1e-5)
+
+
+# Repeatable, and without traces.
+
+
+def test_the_seed_decides_and_nothing_else_changes() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.ReLU(), nn.Linear(4, 3)).eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first = unsum.ceiling(model, batch(4), noise=0.1, pairs=8, seed=1)
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not model.training
+    assert all(p.grad is None for p in model.parameters())
+    again = unsum.ceiling(model, batch(4), noise=0.1, pairs=8, seed=1)
+    other = unsum.ceiling(model, batch(4), noise=0.1, pairs=8, seed=2)
+    assert first.samples.tolist() == again.samples.tolist() != other.samples.tolist()
+
+
+def test_a_spread_may_be_a_number_or_like_a_sample() -> None:
+    number = samples(linear(), batch(2), noise=0.4, pairs=16, spread=0.5)
+    assert samples(linear(), batch(2), noise=0.4, pairs=16, spread=torch.full((5,), 0.5)) == number
+    first = torch.tensor([0.5, 0, 0, 0, 0])  # the first entry alone is in question
+    assert all(0 < value < 1 for value in samples(linear(), batch(2), noise=0.4, pairs=64, spread=first))
+
+
+def test_a_decision_ends_the_draws() -> None:
+    easy = unsum.ceiling(linear(), batch(2), noise=50.0, level=0.2)
+    assert easy.decided(0.2) == "below"
+    assert easy.pairs <= 2 * 40
+    leaks = unsum.ceiling(linear(), batch(2), noise=1e-3, level=0.2)
+    assert leaks.decided(0.2) == "above"
+
+
+def test_time_that_is_over_leaves_an_honest_limit() -> None:
+    found = unsum.ceiling(linear(), batch(2), noise=50.0, time_limit=1e-9)
+    assert found.samples.tolist() == [1.0, 1.0]
+    assert unsum.ceiling(linear(), batch(2), noise=50.0, pairs=4, time_limit=1e6).pairs == 8
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"noise": -1.0}, "standard deviation of at least 0"),
+        ({"noise": math.nan}, "standard deviation of at least 0"),
+        ({"pairs": 0}, "at least 1"),
+        ({"level": 1.5}, "between 0 and 1"),
+        ({"time_limit": -1.0}, "must be positive"),
+        ({"spread": -1.0, "noise": 1.0}, "at least 0"),
+        ({"spread": math.inf, "noise": 1.0}, "at least 0"),
+        ({"spread": torch.ones(4), "noise": 1.0}, "like one sample"),
+        ({"client": lambda _world: {"w": torch.zeros(1)}, "noise": 1.0}, r"returns Played\(noisy\)"),
+        ({"loss": lambda out, _y: (out**2).mean(), "defenses": unsum.DPSGD(1.0)}, "loss of your own"),
+    ],
+    ids=lambda value: str(list(value)) if isinstance(value, dict) else None,
+)
+def test_bad_inputs_are_one_sentence(how: dict[str, object], says: str) -> None:
+    with pytest.raises(unsum.UnsumError, match=says):
+        unsum.ceiling(linear(), batch(2), **how)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"kind": "server", "clients": 2},
+        {"kind": "aggregate", "noise": 1.0},
+        {"kind": "outsider", "noise": -1.0},
+        {"kind": "spy"},
+    ],
+)
+def test_an_observer_that_cannot_be_is_refused(how: dict[str, object]) -> None:
+    with pytest.raises(unsum.UnsumError):
+        unsum.Observer(**how)  # type: ignore[arg-type]
+
+
+def test_whole_numbers_need_a_language_model() -> None:
+    with pytest.raises(unsum.UnsumError, match="whole numbers"):
+        unsum.ceiling(nn.Embedding(4, 3), (torch.tensor([[1], [2]]), torch.tensor([0, 1])), noise=1.0)
+    with pytest.raises(unsum.UnsumError, match="as many targets as inputs"):
+        unsum.ceiling(linear(), (torch.randn(3, 5), torch.tensor([0])), noise=1.0)
