@@ -104,6 +104,23 @@ def test_limits_inside_each_other_end_with_the_earliest_and_remember_what_each_c
     assert not out_of_time("after it")
 
 
+def test_an_interrupt_ends_every_search_inside_whatever_time_is_left() -> None:
+    with time_limit(1000) as outer, time_limit(500) as inner:
+        assert not out_of_time("a search")
+        outer.stop.set()  # as Ctrl-C does
+        assert out_of_time("a search")
+    assert inner.over == outer.over == "the search was interrupted; left untried: a search"
+
+
+def test_a_longer_limit_inside_ends_with_the_one_around() -> None:
+    with time_limit(10.0) as outer:
+        for seconds, end in ((1000.0, outer.end), (math.inf, outer.end), (None, outer.end)):
+            with time_limit(seconds) as inner:
+                assert inner.end == end
+        with time_limit(1.0) as inner:
+            assert inner.end < outer.end
+
+
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), -math.inf, "5"])
 def test_a_limit_that_makes_no_sense(seconds: float) -> None:
     with pytest.raises(UnsumError, match="time limit must be positive"), time_limit(seconds):

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from support.material import small_net
-from unsum import UnsumError, Update
+from unsum import LocalTraining, UnsumError, Update
 
 
 def gradients_like(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -158,3 +158,15 @@ def test_empty_update_and_foreign_suffix_are_refused(tmp_path: Path) -> None:
         Update({})
     with pytest.raises(UnsumError, match=r"saved as \.safetensors"):
         Update({"w": torch.ones(1)}).save(tmp_path / "a.bin")
+
+
+def test_several_steps_with_weight_decay_by_hand() -> None:
+    """A change of −0.2 at a rate of 0.1 sums up to 2 over two steps, 1 in the mean, of which ½ is the decay of a weight of 1."""
+    delta, start = {"w": torch.tensor([-0.2])}, {"w": torch.tensor([1.0])}
+    update = Update.from_delta(delta, 0.1).of_training(LocalTraining(0.1, 2, weight_decay=0.5), start)
+    assert update.gradients["w"].tolist() == pytest.approx([0.5])
+    assert update.learning_rate == pytest.approx(0.2)
+    assert update.notes == ("The client took 2 local steps; the update holds the mean of their gradients.",)
+    unknown = Update.from_delta(delta).of_training(LocalTraining(steps=2), start)
+    assert unknown.gradients["w"].tolist() == pytest.approx([0.2])  # at an unknown rate nothing is divided
+    assert not unknown.scale_known

@@ -159,6 +159,17 @@ class TestGuard:
         assert client.post("/api/round", json={}, headers={"Origin": origin}).status_code == 403
         assert client.post("/api/round", json={}, headers={"Origin": "http://127.0.0.1:8765"}).status_code == 422
 
+    @pytest.mark.parametrize(
+        "origin",
+        ["http://evil.localhost:8000", "http://localhost:8000.evil", "http://localhost:80001", "http://localhost"],
+    )
+    def test_an_origin_that_only_resembles_the_host_is_another_site(self, client: TestClient, origin: str) -> None:
+        asked = {"Host": "localhost:8000", "Origin": origin}
+        refused = client.post("/api/round", json={}, headers=asked)
+        assert (refused.status_code, refused.json()["error"]) == (403, "This server answers its own pages alone.")
+        own = client.post("/api/round", json={}, headers=asked | {"Origin": "http://localhost:8000"})
+        assert own.status_code == 422  # let in, and an empty order is none
+
     def test_a_form_of_another_site_lacks_the_pages_name(self, client: TestClient) -> None:
         refused = client.post("/api/photos", content=encoded(), headers={"X-Unsum-Page": ""})
         assert refused.status_code == 403

@@ -40,6 +40,12 @@ def test_any_sample_above_the_level_fails(shares: tuple[float, ...], level: floa
     assert (held.result, held.exit_code) == (result, code)
 
 
+def test_a_gate_before_which_nobody_stands_is_not_passed() -> None:
+    held = Gate(0.2, [])
+    assert (held.result, held.exit_code) == ("undecided", 2)
+    assert held.reason.startswith("Gate undecided")
+
+
 def test_the_reason_names_the_worst() -> None:
     held = leaking(0.25, 0.9, 0.1).gate(0.2)
     assert (
@@ -70,11 +76,17 @@ def test_a_sweep_has_no_gate_and_a_folder_is_no_file(tmp_path: Path) -> None:
     check_gate(None, None, None, sweeping=True)
 
 
-def test_the_leakage_of_an_audit_is_that_of_its_samples() -> None:
+def test_every_row_has_its_own_samples_leakage() -> None:
+    """The attack answers in an order of its own: 1 of the second sample must not come to stand beside the first."""
     audit = synthetic(found=2)
-    assert audit.leakages[:2] == pytest.approx([1, 1], abs=1e-9)
-    assert audit.leakages[2] == 0  # not found
-    assert [row.leakage for row in audit.rows] == audit.leakages
+    rows = [(row.title, row.found_label is not None, row.leakage) for row in audit.rows]
+    assert [(title, found) for title, found, _ in rows] == [
+        ("a lighthouse", True),
+        ("two boats", True),
+        ("fog & rain", False),
+    ]
+    assert [leakage for *_, leakage in rows] == pytest.approx([1, 1, 0], abs=1e-9)  # the last one was not found
+    assert [row.leakage for row in leaking(0.25, 0.9, 0.125).rows] == [0.25, 0.9, 0.125]
 
 
 class TestWithoutTruth:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sqlite3
@@ -17,9 +18,12 @@ import torch
 
 import unsum
 from support.many import Deadly, clients, figures, network, update
+from unsum.audit.finding import ClientFinding, expected_leakage
+from unsum.audit.many import Findings
 from unsum.audit.many import arrived as one_update
-from unsum.audit.many.arrived import in_folder
+from unsum.audit.many.arrived import in_folder, of_file
 from unsum.errors import UnsumError
+from unsum.leak import Attempt, Leak
 
 TESTS = str(Path(__file__).parents[1])
 
@@ -224,3 +228,56 @@ def test_on_ray_a_killed_worker_loses_nothing(tmp_path: Path, monkeypatch: pytes
     found = unsum.attack_many(network(), sent, results=tmp_path / "findings.sqlite", ray="local")
     assert len(list(tmp_path.glob("client-*"))) == 2  # two workers died
     assert figures(found) == figures(unsum.attack_many(network(), clients(total), processes=1))
+
+
+def test_a_file_that_came_again_is_audited_again_though_its_size_is_the_same(tmp_path: Path) -> None:
+    """A client sends its next update under the same name: as many bytes, other numbers, a later date."""
+    model, file, results = network(), tmp_path / "anna.safetensors", tmp_path / "findings.sqlite"
+    update(3, model).save(file)
+    os.utime(file, ns=(10**18, 10**18))
+    size, before = file.stat().st_size, of_file(file).fingerprint
+    assert of_file(file).fingerprint == before
+    assert next(iter(unsum.attack_many(model, [file], results=results, processes=1))).label_counts == {3: 1, 4: 2}
+    update(17, model).save(file)
+    os.utime(file, ns=(10**18 + 10**9, 10**18 + 10**9))
+    assert file.stat().st_size == size
+    assert of_file(file).fingerprint != before
+    again = list(unsum.attack_many(model, [file], results=results, processes=1))
+    assert [finding.label_counts for finding in again] == [{4: 2, 17: 1}]
+
+
+@pytest.mark.parametrize(
+    ("leakage", "state"),
+    [
+        (0.2, "leaks"),
+        (0.199, "unproven"),
+        (0.0, "unproven"),
+        (1.0, "leaks"),
+        (math.nan, "not decidable"),
+    ],
+)
+def test_a_finding_leaks_from_a_fifth_on(leakage: float, state: str) -> None:
+    assert ClientFinding(3, "anna", "audited", leakage=leakage).state == state
+
+
+def test_certain_findings_stand_first_and_unknown_ones_not_at_all() -> None:
+    findings = Findings()
+    for client, leakage, exact in (("a", 0.9, False), ("b", 0.5, True), ("c", 0.7, True), ("d", math.nan, False)):
+        findings.put(ClientFinding(0, client, "audited", exact=exact, leakage=leakage), client)
+    assert [finding.client for finding in findings.largest(9)] == ["c", "b", "a"]
+    assert [finding.client for finding in findings.largest(1)] == ["c"]
+
+
+def test_what_is_expected_to_leak_by_hand() -> None:
+    """1 − e²: of e = 0.1 it is 0.99, of 0.95 0.0975, which is little and means something all the same."""
+    rows = torch.zeros(2, 3)
+    leak = Leak("exact", rows, rows, torch.ones(2, 4), 0.0, 0.1, exact=False)
+    assert expected_leakage(leak) == pytest.approx(0.99)
+    assert expected_leakage(replace(leak, predicted_error=0.95)) == pytest.approx(0.0975)
+    assert expected_leakage(replace(leak, predicted_error=math.inf)) == 0
+    assert math.isnan(expected_leakage(replace(leak, predicted_error=math.nan)))
+    blind = (Attempt("exact", blind="there are too many samples"),)
+    assert math.isnan(expected_leakage(replace(leak, predicted_error=0.95, tried=blind)))  # no attack applies
+    assert expected_leakage(replace(leak, tried=blind)) == pytest.approx(0.99)
+    sure = replace(leak, predicted_error=math.inf, inputs_exact=torch.tensor([False, True]))
+    assert expected_leakage(sure) == 1

@@ -22,6 +22,7 @@ from support.audits import CLASSES, TITLES, captured, shares, synthetic, with_na
 from support.material import pictures, small_net
 from unsum.audit.gate import message_text, render_junit, render_sarif
 from unsum.audit.report import Audit, render, render_markdown
+from unsum.audit.result import finite
 from unsum.audit.wording import markdown, one_line, plain
 from unsum.commands.audit_tables import _sample_table, _setting_table
 
@@ -318,3 +319,9 @@ def test_hostile_names_can_be_written_and_shown(name: str, tmp_path: Path) -> No
             console.print(_setting_table(wild))
         assert "\x1b" not in shown.get()
         assert "\x07" not in shown.get()
+
+
+def test_what_json_cannot_hold_is_null_however_deep() -> None:
+    content = {"a": [1.5, math.nan, {"b": math.inf}], "c": -math.inf, "d": 0.0, "e": True, "f": 3}
+    assert finite(content) == {"a": [1.5, None, {"b": None}], "c": None, "d": 0.0, "e": True, "f": 3}
+    json.dumps(finite(content), allow_nan=False)

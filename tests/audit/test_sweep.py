@@ -129,6 +129,11 @@ class TestEnough:
         assert lucky.enough(0.3) is lucky.points[2]
         assert Curve("noise", SCALE, [point(0, strength=1), point(0.9, strength=2)]).enough(0.3) is None
 
+    def test_a_sample_of_which_nobody_knows_is_not_under_the_level(self) -> None:
+        assert (point(0.1, math.nan, strength=1).over(0.3), point(0.1, math.nan, strength=1).under(0.3)) == (1, False)
+        assert (point(0.1, 0.3, strength=1).over(0.3), point(0.1, 0.29, strength=1).under(0.3)) == (1, True)
+        assert not point(strength=1).under(0.3)  # nothing was measured
+
     def test_what_could_not_be_attacked_speaks_neither_for_nor_against(self) -> None:
         refused = Curve("noise", SCALE, [point(0.1, strength=1), point(strength=2, refused="It is infinite.")])
         assert refused.enough(0.3) is refused.points[0]

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from unsum import QSGD, BFloat16, ClipLayers, Float16, Laplace, PruneGlobal, Quantize, Sign, Update
+from unsum import QSGD, BFloat16, ClipLayers, Float16, Laplace, Prune, PruneGlobal, Quantize, Sign, Update
 from unsum.defend import Defense, parse_defense
 
 
@@ -32,6 +32,13 @@ def test_every_tensor_is_clipped_by_itself() -> None:
     torch.testing.assert_close(clipped["a"], torch.tensor([0.6, 0.8]))
     assert torch.equal(clipped["b"], clean.gradients["b"])
     assert torch.equal(clipped["zero"], torch.zeros(2))
+
+
+@pytest.mark.parametrize("pruning", [Prune, PruneGlobal])
+def test_the_largest_entry_is_always_sent(pruning: type[Prune | PruneGlobal]) -> None:
+    """A fraction so near to 1 that no whole number of entries would be left."""
+    sent = pruning(1 - 1e-9)(Update({"w": torch.tensor([3.0, -4.0, 0.5])})).gradients["w"]
+    assert sent.tolist() == [0, -4, 0]
 
 
 def test_global_pruning_compares_over_all_tensors() -> None:

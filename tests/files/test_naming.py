@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import unsum
 from support.material import pictures, small_net
 from unsum import UnsumError, Update
+from unsum.files.naming import named_as
 
 
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:
@@ -188,3 +189,14 @@ def test_arrays_of_anything_but_numbers_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UnsumError, match=r"holds no \.npy file"):
         Update.load(tmp_path / "empty")
+
+
+def test_one_tensor_that_fits_two_layers_is_not_guessed() -> None:
+    """One of two layers of a shape was sent: nothing tells which. The bias of three has one place."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.Linear(4, 3))
+    sent = {"left": torch.ones(4, 4), "right": torch.ones(3)}
+    with pytest.raises(UnsumError, match=r"several could be the one of shape \(4, 4\)"):
+        named_as(model, sent, ordered=False)
+    named, notes = named_as(model, {"right": torch.ones(3)}, ordered=False)
+    assert list(named) == ["2.bias"]
+    assert notes

@@ -49,6 +49,34 @@ def uniform_model(classes: int, inputs: int = 4) -> nn.Linear:
     return model
 
 
+def test_minima_count_and_not_sums() -> None:
+    """Rows (−3, 9), (−1, −1) and (2, −½): their minima are lowest in the first two, their sums in the last two."""
+    update = Update({"weight": torch.tensor([[-3.0, 9.0], [-1.0, -1.0], [2.0, -0.5]]), "bias": torch.zeros(3)})
+    assert unsum.labels(uniform_model(3, inputs=2), update, "gradinversion", batch_size=2).tolist() == [0, 1]
+
+
+def test_the_offset_of_a_class_is_the_mean_over_the_other_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Single-class batches pull their own row by −6 and leave the others at 3 and 1, 2 and 4, 1 and 1. Of three classes and a
+    batch of four the impact is −6 (1 + ⅓) / 4 = −2."""
+    rows = torch.tensor([[-6.0, 2.0, 1.0], [3.0, -6.0, 1.0], [1.0, 4.0, -6.0]], dtype=torch.float64)
+    heard: list[tuple[float, list[float], int]] = []
+
+    def counted(g: Tensor, impact: float, offset: Tensor, B: int) -> Tensor:
+        heard.append((impact, offset.tolist(), B))
+        return torch.zeros(B, dtype=torch.long)
+
+    monkeypatch.setattr(Probe, "row_sums", lambda _probe, _inputs, label: rows[label])
+    monkeypatch.setattr(sys.modules["unsum.labels.llg_plus"], "count_down", counted)
+    model = uniform_model(3, inputs=2)
+    update = Update({"weight": torch.ones(3, 2), "bias": torch.zeros(3)})
+    known = (torch.ones(3, 2), torch.arange(3))
+    unsum.labels(model, update, "llg+", batch_size=4, auxiliary=known)
+    ((impact, offset, B),) = heard
+    assert impact == pytest.approx(-2)
+    assert offset == pytest.approx([2, 3, 1])
+    assert B == 4
+
+
 def test_all_rules_are_known() -> None:
     assert set(NAMES) == {*COUNTING, "bias-sign", "gradinversion", "idlg", "row-sum"}
 

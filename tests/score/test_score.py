@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from unsum import Leak, UnsumError, score
 from unsum.models.lpips import lpips, weights_file
 from unsum.score import lpips_status, score_samples
-from unsum.score.labels import LabelsRead, guessed_right
+from unsum.score.labels import LabelsRead, guessed_right, same_labels
 from unsum.score.pictures import psnr, ssim
 from unsum.score.samples import assign
 
@@ -132,6 +132,22 @@ def test_lpips_is_computed_when_the_weights_are_on_disk(tmp_path: Path, monkeypa
     assert lpips_status() is None
     assert lpips(image, image) == pytest.approx(0, abs=1e-6)
     assert lpips(1 - image, image) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("found", "true", "same"),
+    [
+        ([0.4, 0.35, 0.25], [1.0, 0.0, 0.0], True),  # the largest of probabilities
+        ([0.9, 0.8, 0.1], [1.0, 0.0, 0.0], False),  # two labels where one is true
+        ([0.9, 0.8, 0.1], [1.0, 1.0, 0.0], True),  # both of two
+        ([0.9, 0.2, 0.1], [1.0, 1.0, 0.0], False),
+        ([0.2, 0.7, 0.1], [0.3, 0.6, 0.1], True),
+        ([0.7], [1.0], True),  # one output: yes or no
+        ([0.3], [1.0], False),
+    ],
+)
+def test_when_two_targets_say_the_same(found: list[float], true: list[float], same: bool) -> None:
+    assert same_labels(torch.tensor([found]), torch.tensor([true])).tolist() == [[same]]
 
 
 def test_labels_are_counted_whichever_sample_they_were_found_with() -> None:

@@ -13,7 +13,7 @@ from unsum import Knowledge, Noise, UnsumError, Update, capture, score, separate
 from unsum.head import Head
 from unsum.progress import SILENT
 from unsum.separate.method import SEPARATORS
-from unsum.separate.rgla.method import Record, explain, minimize, rgla
+from unsum.separate.rgla.method import Record, explain, minimize, rgla, starting_logits
 from unsum.separate.rgla.objective import WEIGHTS, LogitObjective, estimated_loss, stacked
 from unsum.separate.rgla.reference import minimize_plainly
 
@@ -123,6 +123,20 @@ def test_the_curvature_is_the_jacobian_squared() -> None:
     direction = torch.randn(3, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     expected = (J.T @ (J @ direction.flatten())).view(3, 12)
     torch.testing.assert_close(objective.curvature(logits)(direction), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("start", ["randn", "rand"])
+def test_a_random_start_is_the_seed_s_own(start: str) -> None:
+    labels = torch.tensor([2, 5, 5])
+    model, _features, update = linear_case(labels)
+    head, like = Head.of(model, update), torch.zeros(3, 30)
+    draw = torch.randn if start == "randn" else torch.rand
+    for seed in (0, 7):
+        found = starting_logits(start, None, head, Knowledge(labels=labels), like, seed)
+        assert torch.equal(found, draw(3, 30, generator=torch.Generator().manual_seed(seed)))
+    one, other = (separate(model, update, "rgla", labels=labels, steps=1, start=start, seed=seed) for seed in (0, 7))
+    assert not torch.equal(one.logits, other.logits)
+    assert torch.equal(one.logits, separate(model, update, "rgla", labels=labels, steps=1, start=start).logits)
 
 
 def test_a_noisy_gradient_is_not_forced_into_a_low_rank() -> None:

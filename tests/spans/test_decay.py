@@ -12,10 +12,10 @@ from unsum.head import collect_features
 B = 6
 
 
-def case(seed: int = 0) -> tuple[nn.Sequential, Tensor, Tensor]:
+def case(seed: int = 0, classes: int = 3) -> tuple[nn.Sequential, Tensor, Tensor]:
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(30, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 3))
-    return model, torch.randn(B, 30), torch.randint(0, 3, (B,))
+    model = nn.Sequential(nn.Linear(30, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, classes))
+    return model, torch.randn(B, 30), torch.randint(0, classes, (B,))
 
 
 def decayed(model: nn.Module, x: Tensor, y: Tensor, by: float, names: str = "") -> unsum.Update:
@@ -36,6 +36,20 @@ def test_every_sample_comes_back_certified(names: str) -> None:
     assert scores["label_correct"] == 1
     assert leak.inputs is not None
     assert float(torch.cdist(x.double(), leak.inputs.double()).min(1).values.max()) < 1e-3
+
+
+@pytest.mark.parametrize("method", ["exact", "spans"])
+def test_a_doubt_stands_beside_the_note_about_decay(method: str) -> None:
+    """The same doubt as without decay: one sample more was said to be there than was found."""
+    model, x, y = case(classes=20)
+    clean, sent = unsum.capture(model, x, y), decayed(model, x, y, 0.01)
+    plain, leak = (unsum.separate(model, update, method, batch_size=B + 1) for update in (clean, sent))
+    assert not plain.exact
+    assert not leak.exact
+    doubts = [note for note in plain.notes if "7" in note]
+    assert doubts
+    assert set(doubts) < set(leak.notes)
+    assert any("decayed its weights by 0.01 times themselves" in note for note in leak.notes)
 
 
 def test_a_change_of_weights_that_decayed_comes_back() -> None:

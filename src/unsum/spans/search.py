@@ -204,4 +204,4 @@ def spread(N: Tensor) -> Tensor:
     factor, singular = torch.linalg.cholesky_ex(N)
     eye = torch.eye(N.shape[1], dtype=N.dtype, device=N.device).expand_as(N)
     inverse = torch.linalg.solve_triangular(factor, eye, upper=False).flatten(1)
-    return inverse.norm(dim=1).masked_fill(singular != 0, torch.inf).nan_to_num(nan=torch.inf)
+    return inverse.norm(dim=1).masked_fill(singular != 0, torch.inf).nan_to_num(nan=torch.inf, posinf=torch.inf)
