@@ -9,6 +9,7 @@ from typing import Any
 
 from unsum.audit.round import ClientCase
 from unsum.ceiling.bound import against
+from unsum.ceiling.client import Client
 from unsum.ceiling.prove import MOST, Case, Effort, Prover
 from unsum.ceiling.result import Ceiling
 from unsum.ceiling.worst_case import distance_for, worst_case
@@ -23,6 +24,7 @@ SHORT = 10.0  # [s] for all rows of a comparison, which has no more than a figur
 ROW_PAIRS = 32  # [pairs of worlds] for a row of a comparison: draws of 0 prove 17 %
 
 NOT_PROVEN = "It was not asked for (ceiling=True, or no --no-ceiling)."
+NO_TENSORS = "A ceiling needs inputs and targets that are tensors, one row a sample."
 NEEDS_SAMPLES = "A ceiling needs the client's samples: nobody can play a captured client in another world."
 
 
@@ -37,6 +39,7 @@ class Bounds:
     level: float = DEFAULT_LEVEL
     seconds: float = LIMIT
     together: bool = False
+    client: Client | None = None  # instead of the one that unsum simulates
     progress: Progress = SILENT
     absent: str = field(default="", init=False)  # why there is none
     _prover: Prover = field(init=False)
@@ -45,7 +48,7 @@ class Bounds:
         effort = Effort(against(self.level), most=MOST, told=self.progress.part, labels=not self.together)
         if self.together:
             effort = replace(effort, together=True, decided=None, pairs=ROW_PAIRS, most=ROW_PAIRS)
-        self._prover = Prover(self.case, effort=effort)
+        self._prover = Prover(self.case, effort=effort, client=self.client)
 
     @classmethod
     def of(cls, client: ClientCase, **how: object) -> Bounds:

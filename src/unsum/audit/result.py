@@ -217,7 +217,7 @@ class AuditResult:
         if self.texts is not None:
             return self.texts.judge(self.leak, self.shares, self.occurred, self.bound)
         if self.truth is None:
-            return judge_captured(self.leak, self.undecided, self.sizes)
+            return judge_captured(self.leak, self.undecided, self.sizes, self.bound)
         besides = self.labels, self.occurred, self.bound
         return judge(self.leak, self.samples, self.shares, self.undecided, self.sizes, *besides)
 
@@ -236,8 +236,8 @@ class AuditResult:
         """Of every true sample, what nobody can exceed; NaN: not known."""
         if self.bound is None:
             return [math.nan] * len(self.samples)
-        limits = self.bound.samples.tolist()
-        return limits if len(limits) == len(self.samples) else [max(limits)] * len(self.samples)
+        limits: list[float] = self.bound.samples.tolist()
+        return limits
 
     @property
     def kind(self) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from unsum.active import modify
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses
-from unsum.audit.bounds import NEEDS_SAMPLES, NOT_PROVEN, SHORT, Bounds
+from unsum.audit.bounds import NEEDS_SAMPLES, NO_TENSORS, NOT_PROVEN, SHORT, Bounds
 from unsum.audit.compare import CAPTURED, Comparison
 from unsum.audit.compare import compare as under_others
 from unsum.audit.inputs import Data, Inputs, simulated_training
@@ -27,8 +27,11 @@ from unsum.audit.round import attacked, play, without_head
 from unsum.audit.sweep.bench import Bench, shown
 from unsum.audit.text import audit_text, is_text, texts_of
 from unsum.audit.verdict import Texts
+from unsum.ceiling.client import Played, World
+from unsum.ceiling.prove import Case
 from unsum.client.any_network import AnyLoss, capture_any, is_annotated
 from unsum.client.capture import in_mode
+from unsum.client.step import ordered
 from unsum.data.table_file import is_table
 from unsum.data.texts import TextData
 from unsum.defend import Defense
@@ -197,8 +200,10 @@ def audit(
         return audit_text(
             inputs, chain, options, train=train, command=command, progress=progress, proving=ceiling, level=prove_below
         )
-    other = functools.partial(_audit_other, inputs, own_loss, options, train=train, command=command, progress=progress)
-    plain = not (chain or buffers or training or server)
+    how_other: dict[str, Any] = {"train": train, "command": command, "progress": progress}
+    how_other |= {"proving": ceiling, "level": DEFAULT_LEVEL if prove_below is None else prove_below}
+    other = functools.partial(_audit_other, inputs, own_loss, chain, options, **how_other)
+    plain = not (buffers or training or server)
     if plain and (own_loss is not None or is_annotated(data)):
         return other()
     try:
@@ -263,18 +268,40 @@ def _of_size(inputs: Inputs, update: Update, options: AttackOptions) -> AttackOp
 def _audit_other(
     inputs: Inputs,
     loss: AnyLoss | None,
+    chain: list[Defense],
     options: AttackOptions,
     *,
     train: bool,
     command: str,
     progress: Progress,
+    proving: bool,
+    level: float,
 ) -> Audit:
-    """A client whose network is no classifier with a linear head: its update is read by what applies, or nothing is decided."""
+    """A client whose network is no classifier with a linear head: its update is read by what applies, or nothing is decided.
+
+    It has a ceiling all the same, as everything that can be trained twice.
+    """
     start = time.perf_counter()
     loaded, given, targets = inputs.other()
+    torch.manual_seed(options.seed)
     update = capture_any(loaded.model, given, targets, loss, train=train)
+    for part in ordered(chain):
+        update = part(update)  # type: ignore[operator] # those that work inside the client refuse
+    bounds = None
+    if isinstance(given, Tensor) and isinstance(targets, Tensor):
+        case = Case(loaded.model, given, targets, train=train, seed=options.seed)
+
+        def client(world: World) -> Played:
+            return Played(capture_any(loaded.model, world.inputs, world.targets, loss, train=train).gradients)
+
+        bounds = Bounds(case, level, client=client, progress=progress)
     how: dict[str, Any] = {"train": train, "command": command, "progress": progress, "start": start}
-    return _without_truth(inputs, loaded, update, options, [], defenses="none", absent=_OTHER, **how)
+    audit = _without_truth(inputs, loaded, update, options, [], defenses=shown(chain), absent=_OTHER, **how)
+    if bounds is None or not proving:
+        return replace(audit, unbounded=NO_TENSORS if proving else NOT_PROVEN)
+    progress.say("Playing the client in two worlds: what nobody can exceed")
+    bound = bounds(chain)
+    return replace(audit, bound=bound, unbounded=bounds.absent)
 
 
 def _without_truth(

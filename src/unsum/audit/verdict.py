@@ -202,7 +202,9 @@ def judge(
     return Verdict(level, _count(known) / total, headline, details, read=read, alarm=alarm)
 
 
-def judge_captured(leak: Leak, undecided: str = "", sizes: Sizes | None = None) -> Verdict:
+def judge_captured(
+    leak: Leak, undecided: str = "", sizes: Sizes | None = None, bound: Ceiling | None = None
+) -> Verdict:
     """The verdict over an update that came without the truth: the attack's own certificate is all there is."""
     sizes, total = sizes or Sizes(leak.features.shape[1]), leak.batch_size
     shares = vouched_shares(leak)
@@ -215,7 +217,9 @@ def judge_captured(leak: Leak, undecided: str = "", sizes: Sizes | None = None) 
     ]
     if leak.inputs_exact is not None:
         details.insert(1, f"{int(leak.inputs_exact.sum())} of {total} inputs are certified to be the client's own.")
-    details += _named_alone(leak)
+    details += [*_named_alone(leak), *([] if bound is None else [ceiling_words.beside(bound)])]
+    if level == "open" and bound is not None and bound.decided(DEFAULT_LEVEL) == "below":
+        return Verdict("protected", 0.0, _headline("protected", [], replace(sizes, noun=bound.unit)), details)
     if level == "open" and is_telling(leak.label_counts):
         open_still = f"Whether single samples can be told, too, cannot be decided: {undecided or UNVOUCHED}."
         return Verdict("labels", math.nan, f"{GIVEN_AWAY}.", [open_still])
