@@ -59,17 +59,14 @@ class Network(nn.Module):
 
     def __init__(self, genome: Genome) -> None:
         super().__init__()
-        self.twist, self.factor, self.traceable = (
-            genome["twist"],
-            10 ** genome["factor"],
-        )
-        genome["traceable"]
+        self.twist, self.factor = genome["twist"], 10 ** genome["factor"]
+        self.traceable = genome["traceable"]
         inputs, classes = round(genome["inputs"]), round(genome["classes"])
         self.head, self.first, self.body = (
             nn.Linear(32, classes),
             nn.Linear(inputs, 48),
+            nn.Linear(48, 32),
         )
-        nn.Linear(48, 32)
         if genome["zeros"]:
             nn.init.zeros_(self.head.weight)
         self.read: list[Tensor] = []

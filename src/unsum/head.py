@@ -193,7 +193,7 @@ def orthonormal_rows(rows: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _HeadFound:
     """The layer that is taken for the head, and what a pass showed of its output."""
 
     name: str
@@ -212,7 +212,7 @@ def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
     return found.name, found.linear
 
 
-def _found(model: nn.Module) -> _Found:
+def _found(model: nn.Module) -> _HeadFound:
     if isinstance(model, nn.Linear):
         return _find_head(model)
     found = while_unchanged(model, "find head", lambda: _found_or_why_not(model))
@@ -221,14 +221,14 @@ def _found(model: nn.Module) -> _Found:
     return found
 
 
-def _found_or_why_not(model: nn.Module) -> _Found | str:
+def _found_or_why_not(model: nn.Module) -> _HeadFound | str:
     try:
         return _find_head(model)
     except NoHeadError as reason:
         return str(reason)
 
 
-def _find_head(model: nn.Module) -> _Found:
+def _find_head(model: nn.Module) -> _HeadFound:
     name = "" if isinstance(model, nn.Linear) else _name_of_head(model)
     linear = model.get_submodule(name)
     assert isinstance(linear, nn.Linear)
@@ -238,7 +238,7 @@ def _find_head(model: nn.Module) -> _Found:
     check = check_output(model, name, linear) if name else OutputCheck()
     if check.departs:
         raise _no_head(model, f"{name!r} comes last, but {check.departs}")
-    return _Found(name, linear, check)
+    return _HeadFound(name, linear, check)
 
 
 def _name_of_head(model: nn.Module) -> str:

@@ -26,7 +26,7 @@ _DEPTHS = (8, 16, 32)  # of volumes
 _TOKENS = 3  # of a text
 _CHANNELS = (3, 1)  # of pictures that a dense layer reads
 _FIRST = 4  # dense layers whose width may be the input's
-_BATCHES = (2, 1)
+_BATCHES = (2, 1)  # samples of a pass: one alone where a model takes no more
 _LOGITS = ("logits", "out")  # what mappings and objects call the output that the loss is of
 
 
