@@ -20,6 +20,8 @@ from matplotlib.path import Path as MplPath
 from torch import Tensor, nn
 
 import unsum
+from unsum.ceiling.coin import Separation
+from unsum.defend.added import AddedNoise
 from unsum.head import collect_features
 
 FOLDER = Path(__file__).parent
@@ -46,7 +48,7 @@ def main() -> None:
         "axes.titlesize": 11,
         "legend.frameon": False,
     }
-    for draw in (the_sum, the_ratio, the_simplex, the_certificate, batch_norm, defended, the_round, the_spans):
+    for draw in (the_sum, the_ratio, the_simplex, the_certificate, batch_norm, defended, the_round, the_spans, two_worlds):
         save(draw(), draw.__name__.replace("_", "-"))
 
 
@@ -291,6 +293,37 @@ def the_spans() -> Figure:
     spectrum.semilogy(range(4, 31), values[3:30], "o", color=INK, markerfacecolor="none", markersize=5)
     spectrum.annotate("three samples:\nthree maps, and mixtures of them", (4, 1e-15))
     spectrum.set(title="how badly all patches of a map fit", xlabel="directions in the space of maps", ylim=(1e-17, 10))
+    return figure
+
+
+def two_worlds() -> Figure:
+    """The noisy updates of two worlds along the line between them, and what that leaves to know as the noise grows."""
+    figure, (line, curve) = plt.subplots(1, 2, figsize=(8.6, 3.4), gridspec_kw={"wspace": 0.28})
+    torch.manual_seed(0)
+    model, x, labels = nn.Linear(10, 4), torch.randn(3, 10), torch.tensor([0, 1, 2])
+    other = torch.tensor([3, 1, 2])
+    one, two = (unsum.capture(model, x, y).gradients for y in (labels, other))
+    apart = torch.cat([(two[name] - one[name]).flatten() for name in one])
+    d, sigma = float(apart.norm()), 0.6 * float(apart.norm())
+    noise = sigma * torch.randn(4000, len(apart)) @ (apart / d)
+    edges = torch.linspace(-2.2, 3.2, 46).tolist()
+    for shift, ink, name in ((0.0, INK, "the label is 0"), (1.0, ACCENT, "the label is 3")):
+        style = "-" if shift == 0 else "--"
+        line.hist((noise / d + shift).tolist(), edges, histtype="step", color=ink, linewidth=1.4, linestyle=style)
+        line.annotate(name, (-0.9 if shift == 0 else 1.9, 330), color=ink, ha="right" if shift == 0 else "left")
+    line.plot([0.5, 0.5], [0, 400], ":", color=FAINT)
+    line.set(title="4000 noisy updates of each world", xlabel="along the line between the worlds", yticks=[], xticks=[0, 1])
+    sigmas = torch.logspace(-1.2, 1.2, 60) * d
+    worlds = Separation(d**2)
+    noises = [AddedNoise("gaussian", float(s)) for s in sigmas]
+    ratio = (sigmas / d).tolist()
+    curve.semilogx(ratio, [worlds.guess(s) for s in noises], color=INK)
+    curve.semilogx(ratio, [worlds.known(s) for s in noises], "--", color=ACCENT)
+    named = float(((noise / d) < 0.5).float().mean())
+    curve.plot([0.6], [named], "o", color=INK, markerfacecolor="none")
+    curve.annotate("named at most this often", (0.75, 0.9), color=INK)
+    curve.annotate("share explained at most", (0.07, 0.1), color=ACCENT)
+    curve.set(title="what nobody can exceed", xlabel="noise over the distance of the worlds", ylim=(0, 1.05))
     return figure
 
 
