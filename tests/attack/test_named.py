@@ -71,6 +71,16 @@ def test_row_sums_are_read_through_noise_and_signs(defense: Defense) -> None:
     assert len(found) <= 7
 
 
+def test_faint_row_sums_below_zero_are_labels_where_noise_turns_none() -> None:
+    """Sums of absent classes are 9.6; those of labels are −2.4 and less, three deviations of a noise of 0.8 below zero."""
+    torch.manual_seed(4)
+    model, labels = nn.Linear(192, 10), torch.tensor([0, 1, 1, 3, 4, 4, 7, 9])
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    update = unsum.Noise(0.058)(unsum.capture(model, torch.full((8, 192), 0.5), labels))
+    assert unsum.labels(model, update, "row-sum").tolist() == [0, 1, 3, 4, 7, 9]
+
+
 def test_row_sums_below_zero_are_labels_however_many_classes_occur() -> None:
     """Six of ten classes occur, so that no bulk is left: their sums are −n/B Σf and less, 8 deviations of the noise below 0."""
     torch.manual_seed(4)

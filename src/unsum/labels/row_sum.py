@@ -10,7 +10,8 @@ median distance from it, which outliers do not move, are those of the bulk with 
     labels = all c with g_c < median(g) − 4 · 1.4826 · median |g − median(g)|,  or  g_c < −4 σ √H
 
 The second holds however many of the classes occur: f ≥ 0 makes no sum of a class that nobody carries negative, and the columns of
-∇W sum to zero, so what they sum to instead is noise of deviation σ √C.
+∇W sum to zero, so what they sum to instead is noise of deviation σ √C. Where positive sums lie well above the noise, noise makes
+hardly one of them negative, and g_c < 0 is enough.
 
 Where the batch size is granted, no more classes than samples are named, the lowest first, and the rest of the samples are
 shared out by how far each row was pulled.
@@ -27,6 +28,7 @@ from unsum.labels.method import Clues, RuleNeeds, label_rule
 
 _NORMAL = 1.4826  # deviations of a normal distribution in one median distance
 _FAR = 4.0  # deviations; of a thousand sums of pure noise, one in thirty draws lies lower
+_CLEAR = 3.0  # deviations of the noise above zero, from which positive sums seldom turn negative
 _ROUNDING = 1e-6  # of the largest sum
 _FEWEST = 4  # classes below which there is no bulk to speak of
 
@@ -42,8 +44,10 @@ def row_sum(evidence: Clues) -> Tensor:
     depth = g.median() - g
     spread = _NORMAL * depth.abs().median()
     C, H = evidence.head.grad_W.shape
-    sigma = float(evidence.head.column_sums().square().mean() / C) ** 0.5
-    negative = g < -max(_FAR * sigma * H**0.5, _ROUNDING * float(g.abs().max()))
+    noise = float(evidence.head.column_sums().square().mean() / C * H) ** 0.5  # the deviation of a sum
+    usual = float(g[g > 0].median()) if bool((g > 0).any()) else 0.0
+    below = 0.0 if usual > _CLEAR * noise else _FAR * noise
+    negative = g < -max(below, _ROUNDING * float(g.abs().max()))
     apart = depth > _FAR * spread if C >= _FEWEST else torch.zeros_like(negative)
     classes = (apart | negative).nonzero()[:, 0]
     if len(classes) == 0 or not bool((depth[classes] > 0).any()):
