@@ -57,6 +57,7 @@ def _setting_table(result: Audit) -> Table:
         found = "none told apart"
     what = f"{_called(result)}s"
     batch = f"{setting.batch_size} {what}" if result.truth else "of unknown size"
+    which = " distinct" if leak.uncounted and result.texts is None else ""
     there = f" (there are {setting.batch_size})" if result.truth else ""
     facts: dict[str, str | Text] = {
         "model": setting.model,
@@ -64,7 +65,7 @@ def _setting_table(result: Audit) -> Table:
         "defense": setting.defenses,
         "granted to the attacker": _granted(result),
         "attack": setting.attack,
-        f"{result.kind}s found": "; ".join(filter(None, [f"{found}{there}", leak.uncounted])),
+        f"{result.kind}s found": "; ".join(filter(None, [f"{found}{which}{there}", leak.uncounted])),
         "certificate": "exact" if leak.exact else "not exact",
         "predicted feature error": error(leak.predicted_error),
         "gradient scale found": f"{leak.scale:.6g}",
