@@ -48,7 +48,17 @@ def main() -> None:
         "axes.titlesize": 11,
         "legend.frameon": False,
     }
-    for draw in (the_sum, the_ratio, the_simplex, the_certificate, batch_norm, defended, the_round, the_spans, two_worlds):
+    for draw in (
+        the_sum,
+        the_ratio,
+        the_simplex,
+        the_certificate,
+        batch_norm,
+        defended,
+        the_round,
+        the_spans,
+        two_worlds,
+    ):
         save(draw(), draw.__name__.replace("_", "-"))
 
 
@@ -312,7 +322,9 @@ def two_worlds() -> Figure:
         line.hist((noise / d + shift).tolist(), edges, histtype="step", color=ink, linewidth=1.4, linestyle=style)
         line.annotate(name, (-0.9 if shift == 0 else 1.9, 330), color=ink, ha="right" if shift == 0 else "left")
     line.plot([0.5, 0.5], [0, 400], ":", color=FAINT)
-    line.set(title="4000 noisy updates of each world", xlabel="along the line between the worlds", yticks=[], xticks=[0, 1])
+    line.set(
+        title="4000 noisy updates of each world", xlabel="along the line between the worlds", yticks=[], xticks=[0, 1]
+    )
     sigmas = torch.logspace(-1.2, 1.2, 60) * d
     worlds = Separation(d**2)
     noises = [AddedNoise("gaussian", float(s)) for s in sigmas]

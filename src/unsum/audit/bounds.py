@@ -78,8 +78,13 @@ class Bounds:
         self.seconds -= found.seconds
         return found
 
-    def figures(self, chain: Sequence[Defense]) -> dict[str, Any]:
-        """The largest and the mean ceiling as a point of a comparison or sweep has them; NaN where not measured."""
+    def figures(self, chain: Sequence[Defense], own: Ceiling | None = None) -> dict[str, Any]:
+        """The largest and the mean ceiling as a point of a comparison or sweep has them; NaN where not measured.
+
+        `own` is one that was measured already, of every sample.
+        """
+        if own is not None:
+            return {"ceiling": own.highest, "ceiling_mean": own.mean}
         mechanism = worst_case(chain, len(self.case.inputs))
         if mechanism is not None and mechanism.leakage < self.level and self.case.training is None:
             return {"ceiling": mechanism.leakage, "ceiling_mean": mechanism.leakage}

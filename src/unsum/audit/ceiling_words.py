@@ -101,6 +101,13 @@ def beside(bound: Ceiling) -> str:
     """The ceiling as one sentence of a verdict."""
     if bound.why:
         return f"The ceiling is {percent(bound.highest)}: {bound.why[0].lower()}{bound.why[1:]}"
+    if bound.decided(DEFAULT_LEVEL) == "above":
+        i = int(bound.lower.argmax())
+        low, high = percent(float(bound.lower[i])), percent(float(bound.samples[i]))
+        return (
+            f"The ceiling does not protect: that of one {bound.unit} lies between {low} and {high}, from {bound.pairs} "
+            "pairs of worlds, so that other attacks may read as much."
+        )
     least = percent(float(bound.samples.min()))
     between = percent(bound.highest) if least == percent(bound.highest) else f"{least} to {percent(bound.highest)}"
     return (
@@ -133,7 +140,7 @@ class Bounded(Protocol):
 def ceiling_of(point: Bounded) -> str:
     """The largest ceiling, or the mean where only that was measured."""
     if math.isnan(point.ceiling) and not math.isnan(point.ceiling_mean):
-        return f"{percent(point.ceiling_mean)} on average"
+        return f"{percent(point.ceiling_mean)} (mean)"
     return percent(point.ceiling)
 
 

@@ -19,6 +19,7 @@ from unsum.audit.round import Round
 from unsum.audit.sweep.bench import Bench, Point, shown
 from unsum.audit.sweep.task import photo_tiles, ruins
 from unsum.audit.wording import percent
+from unsum.ceiling.result import Ceiling
 from unsum.deadline import out_of_time
 from unsum.defend import Defense, Noise, parse_defense
 
@@ -101,11 +102,16 @@ def keeps_everything(point: Point) -> bool:
 
 
 def compare(
-    played: Round, bench: Bench, chain: list[Defense], wanted: bool | None, bounds: Bounds | None = None
+    played: Round,
+    bench: Bench,
+    chain: list[Defense],
+    wanted: bool | None,
+    bounds: Bounds | None = None,
+    own: Ceiling | None = None,
 ) -> Comparison:
     """`wanted` None compares where it costs little: by the usual attack, on a round that did not take long.
 
-    `bounds` give the ceiling of every row; without them there is none.
+    `bounds` give the ceiling of every row; without them there is none. `own` is that of the audited round.
     """
     if wanted is False:
         return Comparison(absent=NOT_ASKED)
@@ -129,7 +135,9 @@ def compare(
             proof = proven_chain(bench.size())
             tried.append((proof, replace(bench, options=quick).defended(proof, None)))
     if bounds is not None:
-        tried = [(other, replace(point, **bounds.figures(other))) for other, point in tried]
+        tried = [
+            (other, replace(point, **bounds.figures(other, own if other is chain else None))) for other, point in tried
+        ]
     pictures = photo_tiles()
     pricing = replace(bench, pictures=pictures)
     under = [point.under(DEFAULT_LEVEL) or point.proven(DEFAULT_LEVEL) for _, point in tried]

@@ -228,12 +228,19 @@ def render(audit: AuditResult) -> str:
     shown = [{"row": row, "original": original, "recovered": recovered} for row, original, recovered in pictures]
     drawn = any(original or recovered for _, original, recovered in pictures)  # rows of a table are not
     comparison = audit.comparison
-    labels = [comparison.label(i) for i in range(len(comparison.points))]
+    labels = [_in_drawing(comparison.label(i)) for i in range(len(comparison.points))]
     if comparison.audited_second:
-        labels[1] = "audited"  # a chain of defenses would run into its neighbors; the table names it
+        labels[1] = "audited"
     compared = plot_side_by_side(comparison.points, labels, DEFAULT_LEVEL) if labels else None
     page = environment().get_template("report.html.j2")
     return page.render(**_told(audit), shown=shown, drawn=drawn, compared=compared)
+
+
+def _in_drawing(label: str) -> str:
+    """A defense below its mark, where longer names would run into their neighbors; the table has them whole."""
+    if " | " in label:
+        return "clip + noise"
+    return re.sub(r"^Noise\((.+)\)$", r"σ \1", label)
 
 
 def render_markdown(audit: AuditResult) -> str:

@@ -237,7 +237,7 @@ def audit(
     return Audit(
         Setting.of(name, leak, options, samples=len(own.images), provenance=made, **how),
         scores=summarize(leak, played.samples),
-        comparison=Comparison(absent=_BUFFERS) if buffers else under_others(played, bench, chain, compare, rows),
+        comparison=Comparison(absent=_BUFFERS) if buffers else under_others(played, bench, chain, compare, rows, bound),
         seconds=time.perf_counter() - start,
         depth=DepthRead.of(network, leak),
         bound=bound,
