@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
-import torch
 from torch import nn
 
+from unsum.certify.claim import grant_each
 from unsum.certify.doubts.network import doubt_network
 from unsum.errors import UnsumError
 from unsum.head import Head
@@ -87,7 +87,7 @@ def peel(
     peeled = peeler(model, update, leak, shape=shape, seed=seed, **options)
     doubts = doubt_network(Head.of(model, update), method, "cross-entropy")
     if doubts:
-        peeled = replace(peeled, exact=torch.zeros_like(peeled.exact), notes=[*doubts, *peeled.notes])
+        peeled = replace(peeled, exact=grant_each(peeled.errors, above=False), notes=[*doubts, *peeled.notes])
     return replace(peeled, seconds=time.perf_counter() - start)
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
+from unsum.certify.claim import grant_each
 from unsum.head import Head
 from unsum.leak import Leak
 
@@ -35,5 +34,7 @@ def withhold(leak: Leak, doubts: Sequence[str]) -> Leak:
     """The leak with these doubts, and nothing claimed where there are any."""
     if not doubts:
         return leak
-    exact = None if leak.inputs_exact is None else torch.zeros_like(leak.inputs_exact)
-    return replace(leak, exact=False, inputs_exact=exact, notes=[*doubts, *leak.notes])
+    held = replace(leak, exact=False, notes=[*doubts, *leak.notes])
+    if leak.inputs_exact is None:
+        return held
+    return replace(held, inputs_exact=grant_each(leak.inputs_exact, above=False))
