@@ -92,7 +92,7 @@ def page(tone: str, badge: str, title: str, sentences: Iterable[str] = (), cards
 
 
 def of_ceiling(ceiling: Any, title: str, sentences: Iterable[str] = ()) -> str:
-    """Bounds of every sample (B,), of its label (B,), and how many pairs of samples were compared; `title` says what they are."""
+    """Limits of every sample (B,), of its label (B,), and how many pairs of worlds were compared; `title` says what they are."""
     samples, labels = (_numbers(getattr(ceiling, name, ())) for name in ("samples", "labels"))
     cards = [
         Card(
@@ -104,8 +104,8 @@ def of_ceiling(ceiling: Any, title: str, sentences: Iterable[str] = ()) -> str:
         )
         for i, most in enumerate(samples)
     ]
-    pairs = len(getattr(ceiling, "pairs", ()))
-    told = f"{'1 pair' if pairs == 1 else f'{pairs} pairs'} of samples compared." if pairs else ""
+    pairs = int(getattr(ceiling, "pairs", 0))
+    told = f"{'1 pair' if pairs == 1 else f'{pairs} pairs'} of worlds compared." if pairs else ""
     return page("open", "Ceiling", title, [*sentences, told], cards)
 
 

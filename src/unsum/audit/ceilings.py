@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from unsum.audit.inputs import Data, Inputs, simulated_training
 from unsum.audit.text import is_text, text_inputs
-from unsum.ceiling.bound import against
+from unsum.ceiling.bound import Distances, against, limits_of
 from unsum.ceiling.client import Client, OwnLoss
 from unsum.ceiling.observer import Observer
-from unsum.ceiling.prove import MOST, Case, Effort, prove
-from unsum.ceiling.result import Ceiling
+from unsum.ceiling.prove import MOST, PAIRS, Case, Effort, prove
+from unsum.ceiling.result import Ceiling, of_limits
 from unsum.data import Batch
 from unsum.data.table_file import is_table
 from unsum.data.texts import TextData
@@ -131,6 +131,39 @@ def ceiling(
     with limited_to(LIMIT if time_limit is None else time_limit, progress):
         found = prove(case, chain, observer=observer, effort=effort, client=client)
     return replace(found, seconds=time.perf_counter() - start)
+
+
+def over_rounds(models: Iterable[nn.Module], data: Data, *, pairs: int = PAIRS, **how: Any) -> list[Ceiling]:
+    """What nobody can exceed after one round, two rounds, …: of a client that takes part in all of them with the same data.
+
+    Squared distances add, from the same pairs of worlds in every round; the noise of each round is drawn anew.
+
+    Args:
+        models: what the server sent out in each round.
+        data, pairs, how: as for `ceiling`.
+
+    Examples:
+        >>> import torch
+        >>> model, data = torch.nn.Linear(8, 4), (torch.randn(2, 8), torch.tensor([0, 1]))
+        >>> one, two = over_rounds([model, model], data, noise=1.0, pairs=8)
+        >>> bool((two.samples >= one.samples).all())
+        True
+    """
+    found: list[Ceiling] = []
+    together: Distances | None = None
+    for model in models:
+        one = ceiling(model, data, pairs=pairs, **how)
+        if one.distances is None or one.unit == "text":
+            raise UnsumError("Rounds are added up for one step each, on photos, tables or other arrays.")
+        together = one.distances if together is None else together.joined(one.distances)
+        seen = one.observer.sees(one.noise)
+        rounds = len(found) + 1
+        cap = 1.0 if one.worst is None else one.worst.after(rounds).leakage
+        limits = [limit.capped(cap) for limit in limits_of(together, seen)]
+        added = of_limits(limits, noise=one.noise, unit=one.unit, observer=one.observer)
+        worst = None if one.worst is None else one.worst.after(rounds)
+        found.append(replace(added, distances=together, worst=worst, why=one.why, seconds=one.seconds))
+    return found
 
 
 _TENSORS = ("inputs", "targets", "mask", "segments")

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from unsum.cards import of_ceiling
 from unsum.ceiling.bound import CONFIDENCE, Distances, Limits, as_tensor, limits_of
 from unsum.ceiling.observer import Observer
 from unsum.ceiling.worst_case import WorstCase
@@ -95,8 +96,7 @@ class Ceiling:
         """(B,) limits for a client that sends as many such updates of the same data, each with its
         own noise.
 
-        Every round is taken to be like this one; `unsum.ceiling` of the models of stored rounds
-        measures them.
+        Every round is taken to be like this one; `unsum.audit.ceilings.over_rounds` measures each.
         """
         cap = 1.0 if self.worst is None else self.worst.after(rounds).leakage
         if self.distances is None:
@@ -108,6 +108,12 @@ class Ceiling:
     def __repr__(self) -> str:
         top, what = f"{100 * self.highest:.0f} %", f"{len(self.samples)} {self.unit}s"
         return f"Ceiling(at most {top} of any of {what}, {self.pairs} pairs of worlds)"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: a card for every sample."""
+        top = f"Nobody reads more than {100 * self.highest:.0f} % of any {self.unit}"
+        said = [self.why, self.observer.sentence, ASSUMED]
+        return of_ceiling(self, f"{top}.", [sentence for sentence in said if sentence])
 
     def to_dict(self) -> dict[str, Any]:
         """In plain types; NaN is left to whoever writes it."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +17,8 @@ from unsum.errors import UnsumError
 from unsum.level import DEFAULT_LEVEL
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from unsum.ceiling import Ceiling, Observer
 
 _CURVE = (1, 3, 10, 30, 100)  # [rounds] of the curve that --rounds draws
@@ -45,6 +49,10 @@ def command(
     ] = "server",
     rounds: Annotated[
         int | None, Option(help="Also what is proven after so many such rounds on the same data.")
+    ] = None,
+    flower_run: Annotated[
+        Path | None,
+        Option(help="A stored federated run: what is proven of this client's data after each of its rounds."),
     ] = None,
     presence: Annotated[
         bool, Option("--presence", help="Bound as well how well anyone tells whether a sample took part.")
@@ -79,41 +87,64 @@ def command(
         from unsum.defend import parse_defense
     if named.classes is not None or named.classes_from is not None or named.fresh_head or named.download:
         raise UnsumError("--classes, --classes-from, --fresh-head and --download belong to an audit; leave them out.")
+    how: dict[str, Any] = {
+        "noise": noise,
+        "defenses": [parse_defense(text) for text in defense or []],
+        "train": not eval_mode,
+        "time_limit": math.inf if time_limit == 0 else time_limit,
+        "seed": seed,
+        "observer": _observer(observer),
+        "presence": presence,
+        "loss": loss,
+        "learning_rate": learning_rate,
+        "local_steps": local_steps,
+        "epochs": epochs,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "buffers": buffers,
+        "device": options.usable_device(device),
+    }
+    where: dict[str, Any] = {"batch": batch, "target": given.target, "columns": given.columns}
+    where |= {"weights": named.weights, "image_size": named.image_size}
     with stages() as shown:
-        found = unsum.ceiling(
-            named.model,
-            given.data,
-            noise=noise,
-            defenses=[parse_defense(text) for text in defense or []],
-            train=not eval_mode,
-            time_limit=math.inf if time_limit == 0 else time_limit,
-            seed=seed,
-            level=prove_below if pairs is None else None,
-            pairs=pairs,
-            observer=_observer(observer),
-            presence=presence,
-            loss=loss,
-            learning_rate=learning_rate,
-            local_steps=local_steps,
-            epochs=epochs,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            buffers=buffers,
-            batch=batch,
-            target=given.target,
-            columns=given.columns,
-            weights=named.weights,
-            image_size=named.image_size,
-            device=options.usable_device(device),
-            progress=shown,
-        )
+        if flower_run is not None:
+            found, curve = _after_each(flower_run, named.model, given.data, where, pairs, how | {"progress": shown})
+        else:
+            level = prove_below if pairs is None else None
+            found = unsum.ceiling(named.model, given.data, level=level, pairs=pairs, progress=shown, **how, **where)
+            curve = {r: float(found.after(r).max()) for r in _rounds(rounds)}
     proven = found.decided(prove_below) == "below"
-    curve = {r: float(found.after(r).max()) for r in _rounds(rounds)}
     if as_json:
         typer.echo(json.dumps(_plain(found, prove_below, proven, curve), indent=2, allow_nan=False))
     else:
         _show(found, prove_below, proven, curve)
     raise typer.Exit(0 if proven else 1)
+
+
+def _after_each(
+    folder: Path, model: str, data: str | None, where: dict[str, Any], pairs: int | None, how: dict[str, Any]
+) -> tuple[Ceiling, dict[int, float]]:
+    """The ceiling after the last of the stored rounds, and the largest one after each."""
+    import copy
+
+    from unsum.audit.ceilings import over_rounds
+    from unsum.audit.inputs import Inputs
+    from unsum.integrations.rounds import fill
+    from unsum.integrations.stored import sent_weights
+
+    loaded, own = Inputs(model=model, data=data, seed=how["seed"], **where).simulated()
+    sent = list(sent_weights(folder))
+    if not sent:
+        raise UnsumError(f"{str(folder)!r} holds no round whose weights were stored; give what StoreUpdates wrote.")
+
+    def models() -> Iterator[nn.Module]:
+        for _, tensors in sent:
+            network = copy.deepcopy(loaded.model)
+            fill(network, tensors)
+            yield network
+
+    found = over_rounds(models(), own, **({} if pairs is None else {"pairs": pairs}), **how)
+    return found[-1], {number: one.highest for (number, _), one in zip(sent, found, strict=True)}
 
 
 def _observer(text: str) -> Observer:
@@ -159,7 +190,7 @@ def _show(found: Ceiling, level: float, proven: bool, curve: dict[int, float]) -
         table.add_row(str(i + 1), *(percent(float(values[i])) for values in named.values()))
     OUT.print(table)
     for rounds, value in curve.items():
-        OUT.print(f"After {rounds} such rounds on the same data: at most {percent(value)}.")
+        OUT.print(f"After round {rounds} on the same data: at most {percent(value)}.")
     OUT.print(ceiling_words.headline(found, level), style="green" if proven else "yellow", soft_wrap=True)
     for sentence in ceiling_words.details(found):
         OUT.print(f"• {sentence}", soft_wrap=True)

@@ -119,6 +119,14 @@ def replies(folder: Path) -> Iterator[StoredReply]:
             yield StoredReply(number, client, own if own.exists() else place / f"{_SENT}.safetensors", back)
 
 
+def sent_weights(folder: Path) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
+    """The weights that everybody was sent, round by round; rounds that sent each client its own are left out."""
+    for number, place in sorted(_rounds(folder).items()):
+        path = place / f"{_SENT}.safetensors"
+        if path.exists():
+            yield number, read_tensors(path, "update").tensors
+
+
 def gaps(folder: Path) -> list[str]:
     """What is not there: a sentence for rounds that are missing, and one for those without a reply."""
     rounds = _rounds(folder)
