@@ -33,13 +33,14 @@ from unsum.ceiling.prove import Case
 from unsum.ceiling.secret import Presence, Secret
 from unsum.ceiling.worst_case import WorstCase
 from unsum.client.capture import capture
-from unsum.data import embedded_batch
+from unsum.data import embedded_batch, tags
 from unsum.defend.added import AddedNoise
 from unsum.local_training import LocalTraining
 from unsum.models import load_model
 
 SIGMAS = (1e-4, 1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 LEVEL = 0.2
+CLASSES = len(tags())  # of the embedded photos, as `unsum audit` takes them
 _MOST = 1e6  # of the noise that is looked at
 Row = dict[str, Any]
 
@@ -158,7 +159,7 @@ def of_lenet(options: argparse.Namespace) -> list[Row]:
 
 
 def of_default(_options: argparse.Namespace) -> list[Row]:
-    loaded = load_model("default")
+    loaded = load_model("default", classes=CLASSES)
     batch = embedded_batch(8, image_size=loaded.image_size)
     return Network("default", Case(loaded.model, batch.images, batch.targets), 32).rows(ONE_STEP)
 
@@ -213,7 +214,7 @@ def of_text(_options: argparse.Namespace) -> list[Row]:
 
 def of_found(_options: argparse.Namespace) -> list[Row]:
     """The default audit under noise, and the accuracy of the sweep's small task under the same."""
-    loaded = load_model("default")
+    loaded = load_model("default", classes=CLASSES)
     batch = embedded_batch(8, image_size=loaded.image_size)
     task = photo_tiles()
     scale = scale_to(task, capture(loaded.model, batch.images, batch.targets))
