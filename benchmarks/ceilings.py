@@ -33,13 +33,14 @@ from unsum.ceiling.prove import Case
 from unsum.ceiling.secret import Presence, Secret
 from unsum.ceiling.worst_case import WorstCase
 from unsum.client.capture import capture
-from unsum.data import embedded_batch
+from unsum.data import embedded_batch, tags
 from unsum.defend.added import AddedNoise
 from unsum.local_training import LocalTraining
 from unsum.models import load_model
 
 SIGMAS = (1e-4, 1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 LEVEL = 0.2
+CLASSES = len(tags())  # of the embedded photos, as `unsum audit` takes them
 _MOST = 1e6  # of the noise that is looked at
 Row = dict[str, Any]
 
@@ -114,12 +115,12 @@ def photos(path: Path | None, count: int, side: int = 32) -> tuple[Tensor, Tenso
     return images, torch.arange(count) % 10
 
 
-def lenet() -> nn.Module:
-    """LeNet as Zhu et al. (2019) attack it: sigmoids, three convolutions, 12 × 8 × 8 to the head; ten classes."""
+def lenet(activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Module:
+    """Zhu et al.'s LeNet (2019): three convolutions, 12 × 8 × 8 to the head; ten classes. Theirs has sigmoids."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for inputs, stride in ((3, 2), (12, 2), (12, 1)):
-        layers += [nn.Conv2d(inputs, 12, 5, padding=2, stride=stride), nn.Sigmoid()]
+        layers += [nn.Conv2d(inputs, 12, 5, padding=2, stride=stride), activation()]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(768, 10))
 
 
@@ -158,7 +159,7 @@ def of_lenet(options: argparse.Namespace) -> list[Row]:
 
 
 def of_default(_options: argparse.Namespace) -> list[Row]:
-    loaded = load_model("default")
+    loaded = load_model("default", classes=CLASSES)
     batch = embedded_batch(8, image_size=loaded.image_size)
     return Network("default", Case(loaded.model, batch.images, batch.targets), 32).rows(ONE_STEP)
 
@@ -213,7 +214,7 @@ def of_text(_options: argparse.Namespace) -> list[Row]:
 
 def of_found(_options: argparse.Namespace) -> list[Row]:
     """The default audit under noise, and the accuracy of the sweep's small task under the same."""
-    loaded = load_model("default")
+    loaded = load_model("default", classes=CLASSES)
     batch = embedded_batch(8, image_size=loaded.image_size)
     task = photo_tiles()
     scale = scale_to(task, capture(loaded.model, batch.images, batch.targets))
@@ -238,7 +239,7 @@ def of_published(options: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
     networks = {
         "LeNet, untrained": lenet(),
-        "LeNet, with ReLU": with_relu(),
+        "LeNet with sigmoids, untrained": lenet(nn.Sigmoid),
         "LeNet, trained a little": a_little(lenet(), task[0], task[1] % 10),
     }
     for name, network in networks.items():
@@ -271,11 +272,6 @@ def _smaller(secret: Secret) -> Secret:
 def _gaussian(one: Separation, sigma: float) -> float:
     information = one.squared / (2 * _SMALL * sigma) ** 2  # h² ‖J e‖²/σ²
     return information / (1 + information)
-
-
-def with_relu() -> nn.Module:
-    model = lenet()
-    return nn.Sequential(*[nn.ReLU() if isinstance(layer, nn.Sigmoid) else layer for layer in model])
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], list[Row]]] = {

@@ -348,6 +348,16 @@ def test_presence() -> None:
     assert float(found.present[0]) == pytest.approx(normal_cdf(distance / 1.4), rel=1e-5)
 
 
+def test_who_alone_cannot_be_trained_on_is_seen_to_be_missing() -> None:
+    """BatchNorm needs two samples: the client without one of them sends nothing."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
+    found = unsum.ceiling(model, batch(2), noise=50.0, presence=True, pairs=4)
+    assert found.present is not None
+    assert found.present.tolist() == [1.0, 1.0]
+    assert found.labels.tolist() != [1.0, 1.0]
+
+
 # Repeatable, and without traces.
 
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from unsum.ceiling.client import Client, Played, World, separated
 from unsum.ceiling.coin import Separation
 from unsum.ceiling.interval import lower_limit, upper_limit
-from unsum.ceiling.secret import Secret
+from unsum.ceiling.secret import Presence, Secret
 from unsum.deadline import out_of_time
 from unsum.defend.added import AddedNoise
+from unsum.errors import UnsumError
 
 CONFIDENCE = 0.99  # that no sample's limit is below its true ceiling, all samples together
 _BITS = 30  # of a seed
@@ -106,7 +107,12 @@ class Distances:
             32 - _BITS
         )
         pair = secret.draw(number % secret.strata, torch.Generator().manual_seed(seed))
-        one, other = (self._play(world) for world in pair)
+        try:
+            one, other = (self._play(world) for world in pair)
+        except (ValueError, UnsumError):
+            if not isinstance(secret, Presence):
+                raise
+            return Separation(0.0, bare=True)  # without the sample nothing can be trained or sent
         return separated(one, other, by_size=self.by_size)
 
     def _play(self, world: World) -> Played:

@@ -6,7 +6,8 @@ worlds. That grants it to the attacker, so that the ceiling stays one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -48,6 +49,26 @@ class Client(Protocol):
     def __call__(self, world: World) -> Played: ...
 
 
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Random numbers from `seed`; afterwards they go on as if nothing had been drawn.
+
+    `torch.manual_seed` formats three stack traces, which takes longer than a small client's
+    gradient; it is left to processes that have devices to seed.
+    """
+    if torch.cuda.is_initialized() or torch.backends.mps.is_available():
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            yield
+        return
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+
+
 @dataclass(frozen=True, eq=False)
 class SimulatedClient:
     """The client that an audit simulates, up to the noise of its defenses."""
@@ -61,8 +82,7 @@ class SimulatedClient:
     seed: int = 0
 
     def __call__(self, world: World) -> Played:
-        with torch.random.fork_rng():
-            torch.manual_seed(self.seed)
+        with seeded(self.seed):
             step = self._step(world)
             if self.training is not None:
                 how: dict[str, Any] = {"training_known": False}
@@ -110,8 +130,7 @@ class TextClient:
     seed: int = 0
 
     def __call__(self, world: World) -> Played:
-        with torch.random.fork_rng():
-            torch.manual_seed(self.seed)
+        with seeded(self.seed):
             update = capture_text(
                 self.model,
                 world.inputs,
@@ -133,8 +152,7 @@ class OwnClient:
     seed: int = 0
 
     def __call__(self, world: World) -> Played:
-        with torch.random.fork_rng():
-            torch.manual_seed(self.seed)
+        with seeded(self.seed):
             sent = self.client(world)
             if not isinstance(sent, Played) or not sent.noisy:
                 raise UnsumError(
