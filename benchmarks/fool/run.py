@@ -198,6 +198,7 @@ class Route:
         return self.module.random_genome(chance, tame=tame) if tames else self.module.random_genome(chance)
 
     def attempt(self, genome: Genome, seconds: float) -> Try:
+        torch.set_grad_enabled(True)  # a try that was cut inside a pass without derivatives may have left them off
         return self.module.attempt(genome, seconds)
 
     def child(self, first: Genome, second: Genome, chance: random.Random, step: float) -> Genome:

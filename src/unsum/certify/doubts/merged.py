@@ -1,11 +1,14 @@
 """Samples that look like one: so alike that the gradient does not show them apart.
 
-Two samples f ± δ‖f‖u of equal label differ from two copies of f, to leading order, by α δ²‖f‖² (J W u) uᵀ in ∇W, with J the
-curvature of the loss by the logits. That is quadratic in δ: features may differ far more than the precision before a second
-direction rises above the noise. A sample that stands for two carries twice the weight of its neighbors and gives itself away
-(`nuisance`); but where every sample stands for equally many, as two augmented views of each do, a mean is the same. Nobody who
-is not told the batch size can exclude it. More than two share that term among their own directions, n of them among n − 1: each
-direction carries less of it.
+Two samples f ± δ‖f‖u of equal label differ from two copies of f, to leading order, by α δ²‖f‖² (J W
+u) uᵀ in ∇W, with J the curvature of the loss by the logits. That is quadratic in δ: features may
+differ far more than the precision before a second direction rises above the noise. And where J W u
+is a multiple of the sample's own error, it is no second direction: it turns the features of the
+answer a little, and nothing shows. A sample that stands for two carries twice the weight of its
+neighbors and gives itself away (`nuisance`); but where every sample stands for equally many, as two
+augmented views of each do, a mean is the same. Nobody who is not told the batch size can exclude
+it. More than two share that term among their own directions, n of them among n − 1: each direction
+carries less of it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import torch
 from torch import Tensor
 
 from unsum.certify.claim import FALSE_ERROR
+from unsum.certify.doubts.number import doubt_missing
 from unsum.certify.question import Question
 from unsum.certify.scatter import followed
 from unsum.deadline import out_of_time
@@ -31,6 +35,11 @@ TOGETHER = 16  # samples at most that are taken to look like one: the K of usual
 CHANCE = 3.0  # deviations by which noise may lie against a direction
 COPIES = 8  # of a sample at most, of which one is not equal to the others
 STEP = 1e-3  # of a length, for a second difference in float64
+# [1] deviations: how far the lighter of two lies from their mean that weighs a third of the other. Only a sample that is found
+# alone may be such a pair: beside others its weight shows.
+UNEVEN = math.sqrt(3.0)
+FAINT = 2.0  # times what one faint sample may send: there may be several
+PROBES = 8  # random directions u that the share of J W u is the mean over: within a fifth
 _PROPORTIONAL = 1e-4  # of a cosine from 1 within which features are proportional
 
 
@@ -50,7 +59,9 @@ def doubt_merged(question: Question) -> list[str]:
         return ["There was no time to ask whether samples of one label pass as one."]
     candidate = question.candidate
     spread = hidden_spread(question.head, question.observation, candidate.at.T, candidate.Y, float(candidate.at.alpha))
-    return [*_doubt_proportional(question), *doubt_spread(max(spread, hidden_lengths(question)))]
+    # A sample of the same label at a distance δ that sends a share s passes as well where s δ is below the square of that.
+    doubts = doubt_missing(question, FAINT * spread**2 / FALSE_ERROR)
+    return [*doubts, *_doubt_proportional(question), *doubt_spread(max(spread, hidden_lengths(question)))]
 
 
 def doubt_spread(spread: float) -> list[str]:
@@ -78,20 +89,40 @@ def hidden_spread(head: Head, observation: Observation, T: Tensor, Y: Tensor, al
     response = alpha * size * answer * ((1 - R / H) / H) ** 0.5  # (B, C): of a usual u, outside
     rest = Rest(head, observation)
     strength = response / observation.noise.level  # what rounding does differs from row to row
+    curvature = observation.loss.curvature(T @ observation.K + observation.b, Y)
+    V = probes(head)
+    changes = curvature.times(V.expand(len(T), -1, -1)) / observation.noise.level
+    G = observation.loss.gradient(T @ observation.K + observation.b, Y) / observation.noise.level
+    strength = strength * outside_share(changes, G)[:, None]
     rows = strength.square().sum(1).square() / strength.pow(4).sum(1).clamp_min(1e-300)  # that answer, effectively
     # Of several heads each answers as the others do; where nothing is finite, as one row.
     rows = rows.nan_to_num(nan=1.0).clamp_max(observation.classes / observation.loss.heads)
     most = min(TOGETHER - 1, H - R, most_rows - R)
     sizes = strength.norm(dim=1).clamp_min(1e-300).tolist()
     answers = list(zip(map(int, rows.tolist()), sizes, strict=True))
-    spread = math.inf
+    spread, alone = math.inf, UNEVEN if len(T) == 1 else 1.0
     for each in (lambda d: rest.norm * math.sqrt(d), lambda d: min(rest.norm * math.sqrt(d), rest.largest * d)):
         # δ² in units of the strength of an answer, for the worst number of directions d that it may be shared among.
         shared = (each(d) / usual(max(1, n) * d) / size for n, size in answers for d in range(1, most + 1))
         spread = math.sqrt(max(shared))
-        if spread <= FALSE_ERROR:
+        if spread <= FALSE_ERROR / alone:
             break
-    return spread
+    return alone * spread
+
+
+def probes(head: Head) -> Tensor:
+    """(PROBES, C) W u for usual directions u, always the same ones."""
+    H, generator = head.W.shape[1], torch.Generator().manual_seed(0)
+    u = torch.randn(PROBES, H, generator=generator, dtype=torch.float64).to(head.W.device)
+    return head.logits(u / u.norm(dim=1, keepdim=True))
+
+
+def outside_share(changes: Tensor, G: Tensor) -> Tensor:
+    """(…, B) which share of (…, B, n, C) changes of the errors G (…, B, C) is no multiple of the error itself."""
+    unit = (G / G.norm(dim=-1, keepdim=True).clamp_min(1e-300)).unsqueeze(-2)
+    beside = changes - (changes * unit).sum(-1, keepdim=True) * unit
+    whole = changes.square().sum((-2, -1))
+    return (beside.square().sum((-2, -1)) / whole.clamp_min(1e-300)).sqrt()
 
 
 def hidden_lengths(question: Question) -> float:

@@ -21,13 +21,19 @@ def doubt_number(question: Question) -> list[str]:
         doubts.append(
             "Without a bias gradient, a batch may hold more samples than the head has inputs that are not zero; nothing shows it."
         )
-    missing = _without_trace(question)
-    if missing:
-        doubts.append(f"The batch may have held {B + missing} samples: {missing} of them would have left no trace.")
+    doubts += doubt_missing(question)
     factor = float(candidate.at.alpha)
     if observation.reduction == "sum" and round(factor) > 1 and abs(factor / round(factor) - 1) < 1e-4:
         doubts.append(f"A sum {round(factor)} times too large: each sample may stand for that many of its like.")
     return doubts
+
+
+def doubt_missing(question: Question, hidden: float = 0.0) -> list[str]:
+    """The doubt that more samples were counted than show; `hidden` is what they may send, as a share of the gradient."""
+    missing, B = _without_trace(question, hidden), len(question.candidate.at.T)
+    if not missing:
+        return []
+    return [f"The batch may have held {B + missing} samples: {missing} of them would have left no trace."]
 
 
 def _several_labels(question: Question) -> list[str]:
@@ -54,12 +60,12 @@ def _fewer_than_said(question: Question) -> list[str]:
     return [f"{B - round(sent)} of the {B} samples may have left no trace, and others be given in their place."]
 
 
-def _without_trace(question: Question) -> int:
-    """Samples that a plain mean counts but the gradient does not show: α = 1/(B + missing)."""
+def _without_trace(question: Question, hidden: float) -> int:
+    """Samples that a plain mean counts but the gradient does not show: α = 1/(B + missing), but for what they send."""
     candidate = question.candidate
     if question.observation.reduction != "mean" or not candidate.explains or candidate.verified:
         return 0
     B = len(candidate.at.T)
     total = B / question.scale
-    tolerance = min(1e-2, max(1e-4, 5 * candidate.certificate.log_alpha_deviation))
+    tolerance = min(1e-2, max(1e-4, hidden, 5 * candidate.certificate.log_alpha_deviation))
     return round(total) - B if B < round(total) <= 2 * B + 8 and abs(total / round(total) - 1) < tolerance else 0

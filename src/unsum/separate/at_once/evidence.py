@@ -13,7 +13,7 @@ from unsum.certify.candidate import EXPLAINED, FAR
 from unsum.certify.claim import FALSE_ERROR, TRUSTED_ERROR
 from unsum.certify.doubts.faint import SURE as FAINT
 from unsum.certify.doubts.labels import SATURATED
-from unsum.certify.doubts.merged import CHANCE, COPIES, STEP, TOGETHER, usual
+from unsum.certify.doubts.merged import CHANCE, COPIES, STEP, TOGETHER, UNEVEN, outside_share, probes, usual
 from unsum.certify.doubts.mixing import SURE, WRONG_LABEL
 from unsum.certify.doubts.nuisance import NOTHING, RESOLVED, TRUSTED
 from unsum.certify.scatter import SPARE
@@ -103,12 +103,17 @@ def _hidden_spread(head: Head, seen: Observations, here: Points) -> Tensor:
     answer = here.P * squares.clamp_min(0).sqrt()[:, None]
     response = here.equations.alpha * here.T.square().sum(2, keepdim=True) * answer * ((1 - R / H) / H) ** 0.5
     strength = response / seen.level[:, None]
+    V = probes(head)
+    bent = here.P[:, :, None] * (V - (here.P @ V.T)[..., None])
+    own = here.G / seen.level[:, None]
+    strength = strength * outside_share(bent / seen.level[:, None, None], own)[..., None]
     rows = strength.square().sum(2).square() / strength.pow(4).sum(2).clamp_min(1e-300)
     rows = rows.nan_to_num(nan=1.0).clamp(1, C).long()
     norm, largest = seen.rest[:, :1, None], seen.rest[:, 1:, None] + CHANCE
     d = torch.arange(1, most + 1, device=rows.device, dtype=torch.float64)
     bound = torch.minimum(norm * d.sqrt(), largest * d) / _usual_of(rows, most)
-    return (bound.amax(2) / strength.norm(dim=2).clamp_min(1e-300)).amax(1).sqrt()
+    alone = UNEVEN if here.T.shape[1] == 1 else 1.0
+    return alone * (bound.amax(2) / strength.norm(dim=2).clamp_min(1e-300)).amax(1).sqrt()
 
 
 def _usual_of(rows: Tensor, most: int) -> Tensor:
