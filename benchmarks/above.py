@@ -339,17 +339,18 @@ def fresh(chance: random.Random, attackers: Sequence[str]) -> Genome:
     before = chance.choice([name for name in BEFORE if attacker != "descent" or name == "nothing"])
     training = "gradient" if before in ("dp", "soteria") or attacker == "descent" else chance.choice(list(TRAININGS))
     networks = [name for name in NETWORKS if name != "batch norm" or (before != "dp" and training == "gradient")]
+    network = chance.choice(networks)
     plain = attacker == "descent" or before in ("mixup", "smooth", "dp")
     return {
         "attacker": attacker,
         "secret": secret,
-        "network": chance.choice(networks),
+        "network": network,
         "loss": "ce" if plain else chance.choice(("ce", "ce", "bce", "mse", "focal:2")),
         "training": training,
         "before": before,
         "after": "nothing" if attacker == "descent" else chance.choice(["nothing", *AFTER]),
         "kind": chance.choice(list(NOISES)),
-        "samples": chance.randint(2, 4),
+        "samples": _samples(network, chance),
         "noise": 10 ** chance.uniform(-1.5, 1.0),
         "spread": 10 ** chance.uniform(-1.5, 0.5),
         "head": 10 ** chance.uniform(-0.5, 1.0),
@@ -357,10 +358,15 @@ def fresh(chance: random.Random, attackers: Sequence[str]) -> Genome:
     }  # fmt: skip
 
 
+def _samples(network: str, chance: random.Random) -> int:
+    """Two or more besides the one that may be missing, where BatchNorm needs them."""
+    return chance.randint(3 if network == "batch norm" else 2, 4)
+
+
 def child(parent: Genome, chance: random.Random) -> Genome:
     """A little further, with other data."""
     changed = {name: parent[name] * 10 ** chance.gauss(0, _STEP) for name in ("noise", "spread", "head")}
-    return parent | changed | {"seed": chance.randrange(2**30), "samples": chance.randint(2, 4)}
+    return parent | changed | {"seed": chance.randrange(2**30), "samples": _samples(parent["network"], chance)}
 
 
 @dataclass

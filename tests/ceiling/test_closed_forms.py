@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import unsum
+from unsum.ceiling import bound
 from unsum.ceiling.client import Played, World
 from unsum.ceiling.coin import known_in_gaussian, normal_cdf
 from unsum.defend.added import split_at_noise
@@ -439,3 +440,15 @@ def test_whole_numbers_need_a_language_model() -> None:
         unsum.ceiling(nn.Embedding(4, 3), (torch.tensor([[1], [2]]), torch.tensor([0, 1])), noise=1.0)
     with pytest.raises(unsum.UnsumError, match="as many targets as inputs"):
         unsum.ceiling(linear(), (torch.randn(3, 5), torch.tensor([0])), noise=1.0)
+
+
+def test_where_time_is_short_one_sample_is_decided_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time for three labels and six cycles: enough for one sample, too little for three in turns."""
+    left = iter([False] * 9 + [True] * 100)
+    monkeypatch.setattr(bound, "out_of_time", lambda _what: next(left))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
+    data = torch.rand(3, 3, 4, 4), torch.arange(3)
+    found = unsum.ceiling(model, data, noise=1e-6, level=0.2)
+    assert found.decided(0.2) == "above"
+    assert found.labels.tolist() == pytest.approx([1.0] * 3)  # labels come first
+    assert float(found.lower[0]) >= 0.2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -134,26 +134,34 @@ def measure(
     most: int,
     told: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> None:
-    """Draw until every sample is decided, has `most` pairs, or time is over; None decides nothing.
+    """Draw until every sample is decided, has `most` pairs, or time is over.
 
-    Limits that are taken whenever it stops hold all the same.
+    With a decision to make, one sample after the other: one that is made says more than several
+    that are near. With none, all in turns. Limits that are taken whenever it stops hold all the
+    same.
     """
+    samples = range(len(distances.secrets))
 
-    def waiting() -> list[int]:
-        rows, secrets = distances.found, distances.secrets
-        fresh = [
-            i
-            for i, row in enumerate(rows)
-            if not row or (len(row) < most and not secrets[i].exhaustive)
-        ]
-        return [i for i in fresh if decided is None or not decided(distances.known(i, noise))]
+    def open_still(i: int) -> bool:
+        drawn = len(distances.found[i])
+        if drawn and (drawn >= most or distances.secrets[i].exhaustive):
+            return False
+        return decided is None or not decided(distances.known(i, noise))
 
-    while todo := waiting():
-        for done, i in enumerate(todo):
-            if out_of_time("further pairs of worlds"):
-                return
-            told(done, len(todo))
-            distances.cycle(i)
+    def turns() -> Iterator[int]:
+        if decided is None:
+            while todo := [i for i in samples if open_still(i)]:
+                yield from todo
+            return
+        for i in samples:
+            while open_still(i):
+                yield i
+
+    for i in turns():
+        if out_of_time("further pairs of worlds"):
+            return
+        told(i, len(samples))
+        distances.cycle(i)
 
 
 def against(level: float) -> Decided:

@@ -228,6 +228,8 @@ class Prover:
             return _by_mechanism(case, noise, observer, worst)
         measured = self._distances(played, by_size=seen is not None and seen.kind == "laplace")
         found, bare = measured.samples, _bare(measured.samples, seen)
+        # First, because they are few: a pair for each sample, where its components take tens.
+        guesses: dict[str, Any] = {name: _guesses(d, seen) for name, d in measured.others.items()}
         if not bare:
             effort, decided = self.effort, self.effort.decided
             ends = None if decided is None else _with_cap(decided, worst)
@@ -241,7 +243,6 @@ class Prover:
         if bare:
             bits = _by_bits(case, found.client, defenses)
             result = replace(result, why=bare, lower=result.samples, by_bits=bits)
-        guesses: dict[str, Any] = {name: _guesses(d, seen) for name, d in measured.others.items()}
         return replace(result, **guesses, seconds=time.perf_counter() - start)
 
     def _distances(self, played: Sequence[AnyDefense], *, by_size: bool) -> _Measured:
@@ -288,8 +289,7 @@ def _bare(distances: Distances, noise: AddedNoise | None) -> str:
 
 def _guesses(distances: Distances, noise: AddedNoise | None) -> Tensor:
     """The largest chance to name each secret's value."""
-    for i in range(len(distances.secrets)):
-        distances.cycle(i)
+    measure(distances, None, noise, most=1)
     return as_tensor([one.guess for one in limits_of(distances, noise)])
 
 
