@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 import unsum
 from unsum.attack import attack
-from unsum.ceiling import Case, Ceiling, Effort, prove
+from unsum.ceiling import Ceiling, Effort, Simulation, prove
 from unsum.ceiling.client import SimulatedClient, World, separated
 from unsum.ceiling.secret import Presence, Secret
 from unsum.client.capture import capture
@@ -119,7 +119,7 @@ class Client:
     """One case's client: its bound, and the games that it plays."""
 
     genome: Genome
-    case: Case
+    case: Simulation
     chain: list[Defense]
     before: list[Defense]
     noise: float
@@ -137,7 +137,7 @@ class Client:
             targets = nn.functional.one_hot(targets, CLASSES).float()
         before = BEFORE[genome["before"]]()
         how: dict[str, Any] = {"training": TRAININGS[genome["training"]], "loss": loss, "seed": genome["seed"]}
-        case = Case(model, inputs, targets, spread=genome["spread"], **how)
+        case = Simulation(model, inputs, targets, spread=genome["spread"], **how)
         noise = genome["noise"] * _typical(case, before)
         return cls(genome, case, [*before, NOISES[genome["kind"]](noise), *AFTER[genome["after"]]()], before, noise)
 
@@ -194,7 +194,7 @@ class Client:
             yield Game(i, (pair[0], pair[1]), clean, sent)
 
 
-def _typical(case: Case, before: Sequence[Defense]) -> float:
+def _typical(case: Simulation, before: Sequence[Defense]) -> float:
     """How far apart two worlds usually are: noise is in this unit."""
     client = SimulatedClient(case.model, True, case.training, case.loss, tuple(before), seed=case.seed)
     pairs = (secret.draw(0, torch.Generator().manual_seed(case.seed)) for secret in case.secrets())

@@ -29,7 +29,7 @@ from unsum.audit.sweep.task import photo_tiles, scale_to, train
 from unsum.ceiling.bound import Distances, limits_of
 from unsum.ceiling.client import Client, SimulatedClient, TextClient, World
 from unsum.ceiling.coin import Separation
-from unsum.ceiling.prove import Case
+from unsum.ceiling.prove import Simulation
 from unsum.ceiling.secret import Presence, Secret
 from unsum.ceiling.worst_case import WorstCase
 from unsum.client.capture import capture
@@ -50,7 +50,7 @@ class Network:
     """A client whose first sample is bounded."""
 
     name: str
-    case: Case
+    case: Simulation
     pairs: int
 
     def rows(self, trainings: dict[str, LocalTraining | None]) -> list[Row]:
@@ -150,10 +150,10 @@ TRAININGS = ONE_STEP | {
 
 def of_lenet(options: argparse.Namespace) -> list[Row]:
     images, targets = photos(options.photos, 8)
-    fresh = Network("LeNet, untrained", Case(lenet(), images, targets % 10), 64)
+    fresh = Network("LeNet, untrained", Simulation(lenet(), images, targets % 10), 64)
     task = tiles()
     known = a_little(lenet(), task[0], task[1] % 10)
-    return fresh.rows(TRAININGS) + Network("LeNet, trained a little", Case(known, images, targets % 10), 64).rows(
+    return fresh.rows(TRAININGS) + Network("LeNet, trained a little", Simulation(known, images, targets % 10), 64).rows(
         ONE_STEP
     )
 
@@ -161,23 +161,25 @@ def of_lenet(options: argparse.Namespace) -> list[Row]:
 def of_default(_options: argparse.Namespace) -> list[Row]:
     loaded = load_model("default", classes=CLASSES)
     batch = embedded_batch(8, image_size=loaded.image_size)
-    return Network("default", Case(loaded.model, batch.images, batch.targets), 32).rows(ONE_STEP)
+    return Network("default", Simulation(loaded.model, batch.images, batch.targets), 32).rows(ONE_STEP)
 
 
 def of_resnet(options: argparse.Namespace) -> list[Row]:
     images, targets = photos(options.photos, 8)
     model = load_model("torchvision:resnet18", classes=10, size=32).model
     task = tiles()
-    network = Network("ResNet-18 at 32², untrained", Case(model, images, targets % 10), 16)
+    network = Network("ResNet-18 at 32², untrained", Simulation(model, images, targets % 10), 16)
     rows = network.rows(ONE_STEP)
     known = a_little(model, task[0], task[1] % 10, steps=20)
-    return rows + Network("ResNet-18 at 32², trained a little", Case(known, images, targets % 10), 16).rows(ONE_STEP)
+    return rows + Network("ResNet-18 at 32², trained a little", Simulation(known, images, targets % 10), 16).rows(
+        ONE_STEP
+    )
 
 
 def of_large(options: argparse.Namespace) -> list[Row]:
     batch = embedded_batch(8, image_size=224)
     model = load_model("torchvision:resnet18", classes=len(batch.class_names), size=224).model
-    return Network("ResNet-18 at 224², untrained", Case(model, batch.images, batch.targets), options.large).rows(
+    return Network("ResNet-18 at 224², untrained", Simulation(model, batch.images, batch.targets), options.large).rows(
         ONE_STEP
     )
 
@@ -187,7 +189,7 @@ def of_table(_options: argparse.Namespace) -> list[Row]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
     x = torch.randn(32, 12)
-    case = Case(model, x, (x[:, 0] > 0).long(), spread=1.0)
+    case = Simulation(model, x, (x[:, 0] > 0).long(), spread=1.0)
     row = Network("table, 12-64-64-2, B = 32", case, 64).row("one step")
     return [row | {"present": chances(case.client([]), case.world, Presence(case.world, 0))}]
 
@@ -199,7 +201,7 @@ def of_text(_options: argparse.Namespace) -> list[Row]:
     config = transformers.GPT2Config(vocab_size=1000, n_positions=32, n_embd=64, n_layer=2, n_head=2)
     model = transformers.GPT2LMHeadModel(config).eval()
     tokens = torch.randint(1000, (4, 16))
-    case = Case(model, tokens, tokens, train=False, text=True)
+    case = Simulation(model, tokens, tokens, train=False, text=True)
     distances = Distances(TextClient(model, train=False), case.world, [case.secrets()[0]])
     distances.cycle(0)
     guesses = [limits_of(distances, AddedNoise("gaussian", sigma))[0].guess for sigma in SIGMAS]
@@ -244,7 +246,7 @@ def of_published(options: argparse.Namespace) -> list[Row]:
     }
     for name, network in networks.items():
         model = network.double()
-        case = Case(model, images.double(), targets % 10)
+        case = Simulation(model, images.double(), targets % 10)
         client, secret = SimulatedClient(model), case.secrets()[0]
         whole = Distances(client, case.world, [secret])
         small = Distances(client, case.world, [_smaller(secret)])

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import unsum
+from support.audits import shares
 from unsum.audit.distribution import GIVEN_AWAY, LabelDistribution, is_telling
 from unsum.audit.report import Audit, render_markdown
 from unsum.audit.verdict import judge
@@ -68,9 +69,12 @@ def test_a_simulated_client_of_many_steps_gives_its_labels_away(simulated: Audit
     told = simulated.distribution
     assert told is not None
     judged = partial(judge, simulated.leak, simulated.samples)
-    assert judged([math.nan] * 48, "it took 12 steps").headline == f"{GIVEN_AWAY}; whether more cannot be decided."
-    assert judged([0.0] * 48).headline == f"{GIVEN_AWAY}, but not how the samples look."
-    assert (judged([0.0] * 48).level, judged([0.0] * 47 + [0.5]).level) == ("labels", "partial")
+    assert (
+        judged(shares(*[math.nan] * 48), "it took 12 steps").headline
+        == f"{GIVEN_AWAY}; whether more cannot be decided."
+    )
+    assert judged(shares(*[0.0] * 48)).headline == f"{GIVEN_AWAY}, but not how the samples look."
+    assert (judged(shares(*[0.0] * 48)).level, judged(shares(*[0.0] * 47, 0.5)).level) == ("labels", "partial")
     assert {one.name: one.true for one in told.classes} == {"class 0": 30, "class 1": 12, "class 2": 6, "class 3": 0}
     assert sum(one.low <= (one.true or 0) <= one.high for one in told.classes) >= 3
     assert told.sentence in repr(simulated)

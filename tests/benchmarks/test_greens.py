@@ -59,7 +59,7 @@ def test_a_blind_audit_is_contradicted(greens: ModuleType) -> None:
 
 def test_noise_contradicts_nothing_and_passes(greens: ModuleType) -> None:
     outcome = greens.tried(greens.Case("mlp", 8, 4, 40, "noise:1", size_known=False, alike=False, seed=3))
-    assert (outcome.green, outcome.level, outcome.contradicted) == (True, "low", {})
+    assert (outcome.green, outcome.level, outcome.contradicted) == (True, "protected", {})
 
 
 def test_children_differ_in_few_genes(greens: ModuleType) -> None:

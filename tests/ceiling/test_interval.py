@@ -1,4 +1,4 @@
-"""Limits hold as often as they say, whatever the draws are like and whenever they end."""
+"""Bracket hold as often as they say, whatever the draws are like and whenever they end."""
 
 from __future__ import annotations
 

@@ -10,12 +10,12 @@ from typing import Any
 from unsum.audit.round import ClientCase
 from unsum.ceiling.bound import against
 from unsum.ceiling.client import Client
-from unsum.ceiling.prove import MOST, Case, Effort, Prover
+from unsum.ceiling.prove import MOST, Effort, Prover, Simulation
 from unsum.ceiling.result import Ceiling
 from unsum.ceiling.worst_case import distance_for, worst_case
 from unsum.deadline import time_limit
 from unsum.defend import Clip, Defense, Noise
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, first_line
 from unsum.level import DEFAULT_LEVEL
 from unsum.progress import SILENT, Progress
 
@@ -35,7 +35,7 @@ class Bounds:
     `together` bounds the mean over the samples instead of every sample.
     """
 
-    case: Case
+    case: Simulation
     level: float = DEFAULT_LEVEL
     seconds: float = LIMIT
     together: bool = False
@@ -54,7 +54,7 @@ class Bounds:
     def of(cls, client: ClientCase, **how: object) -> Bounds:
         """Of the client that an audit plays."""
         inputs, targets = client.samples
-        case = Case(
+        case = Simulation(
             client.model,
             inputs,
             targets,
@@ -74,6 +74,9 @@ class Bounds:
                 found = self._prover(chain)
         except UnsumError as reason:
             self.absent = str(reason)
+            return None
+        except Exception as error:  # a model may refuse samples that differ from the client's: codes beside its tables
+            self.absent = f"The client cannot be played in another world ({type(error).__name__}: {first_line(error)})."
             return None
         self.seconds -= found.seconds
         return found

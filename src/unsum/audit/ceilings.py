@@ -16,7 +16,7 @@ from unsum.audit.text import is_text, text_inputs
 from unsum.ceiling.bound import Distances, against, limits_of
 from unsum.ceiling.client import Client, OwnLoss
 from unsum.ceiling.observer import Observer
-from unsum.ceiling.prove import MOST, PAIRS, Case, Effort, prove
+from unsum.ceiling.prove import MOST, PAIRS, Effort, Simulation, prove
 from unsum.ceiling.result import Ceiling, of_limits
 from unsum.data import Batch
 from unsum.data.table_file import is_table
@@ -191,7 +191,7 @@ def _case(
     image_size: int | None,
     loss: Any,
     seed: int,
-) -> Case:
+) -> Simulation:
     """The client's samples, as the audit would take them; a module with tensors needs no head."""
     own_tensors = isinstance(model, nn.Module) and isinstance(data, tuple)
     declared = loss if loss is None or isinstance(loss, str | Loss) else None
@@ -202,15 +202,15 @@ def _case(
     if not is_table(data) and _reads_text(model, data):
         given = text_inputs(inputs)
         tokens, labels, mask, segments = given.step
-        return Case(given.loaded.model, tokens, labels, text=True, mask=mask, segments=segments, seed=seed)
+        return Simulation(given.loaded.model, tokens, labels, text=True, mask=mask, segments=segments, seed=seed)
     if own_tensors:
-        return Case(model, data[0], data[1], loss=loss, seed=seed)  # type: ignore[arg-type]
+        return Simulation(model, data[0], data[1], loss=loss, seed=seed)  # type: ignore[arg-type]
     loaded, own = inputs.simulated()
     return of_batch(loaded.model, own, loss=loss, seed=seed)
 
 
-def of_batch(model: nn.Module, batch: Batch, **how: Any) -> Case:
-    return Case(model, batch.images, batch.targets, schema=batch.schema, **how)
+def of_batch(model: nn.Module, batch: Batch, **how: Any) -> Simulation:
+    return Simulation(model, batch.images, batch.targets, schema=batch.schema, **how)
 
 
 def _reads_text(model: nn.Module | str, data: Any) -> bool:

@@ -45,7 +45,7 @@ from unsum.score.reference import DIVERSE, alike, distance, diverse_samples, fla
 WHOLE = 0.9  # leakage from which a sample is called given away; between the two, a part of it is
 ALIKE = 0.5  # share of a picture up to its tone, from which gradient matching's were recognized at 12 dB
 _SAME = 1e-6  # of a sample's size: a layer that tells samples no further apart reads the same of all
-_TINY = 1e-30
+_TINY = 1e-30  # [squared distance] keeps a guess that is right from dividing by zero
 
 
 @dataclass(frozen=True)

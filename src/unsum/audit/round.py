@@ -277,7 +277,8 @@ def compare_with_truth(sent: Sent, leak: Leak) -> Compared:
     by = ["" if math.isnan(share.most) else name for share, name in zip(shares, by, strict=True)]
     labels = max(read, key=lambda one: one.share)
     samples = label_scores(samples, labels.rows, target_rows(sent.targets.cpu(), leak.targets.shape[1]))
-    named = rows_named(leak.occurred, sent.model, lambda: sent.read_by(find_head(sent.model)[1]))
+    head = find_head(sent.model)[1]  # before the rows are watched: it may take passes of its own
+    named = rows_named(leak.occurred, sent.model, lambda: sent.read_by(head))
     further: dict[str, Any] = {"undecided": undecided, "labels": labels, "occurred": named}
     return Compared(leak, samples, shares, by=by, tried=tried, **further)
 

@@ -28,7 +28,7 @@ from unsum.audit.sweep.bench import Bench, shown
 from unsum.audit.text import audit_text, is_text, texts_of
 from unsum.audit.verdict import Texts
 from unsum.ceiling.client import Played, World
-from unsum.ceiling.prove import Case
+from unsum.ceiling.prove import Simulation
 from unsum.client.any_network import AnyLoss, capture_any, is_annotated
 from unsum.client.capture import in_mode
 from unsum.client.step import ordered
@@ -209,7 +209,7 @@ def audit(
     try:
         loaded, own = inputs.simulated()
     except NoHeadError:
-        if not plain:
+        if not plain or data is None:
             raise
         return other()
     if own.resized:
@@ -289,7 +289,7 @@ def _audit_other(
         update = part(update)  # type: ignore[operator] # those that work inside the client refuse
     bounds = None
     if isinstance(given, Tensor) and isinstance(targets, Tensor):
-        case = Case(loaded.model, given, targets, train=train, seed=options.seed)
+        case = Simulation(loaded.model, given, targets, train=train, seed=options.seed)
 
         def client(world: World) -> Played:
             return Played(capture_any(loaded.model, world.inputs, world.targets, loss, train=train).gradients)

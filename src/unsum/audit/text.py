@@ -22,7 +22,7 @@ from unsum.audit.result import Setting
 from unsum.audit.round import attacked
 from unsum.audit.sweep.bench import shown
 from unsum.audit.verdict import Texts
-from unsum.ceiling.prove import Case
+from unsum.ceiling.prove import Simulation
 from unsum.client.capture import in_mode
 from unsum.client.text import capture_text
 from unsum.data import Batch
@@ -150,7 +150,7 @@ def audit_text(
         privacy=promised(chain, tensors=len(update.gradients)),
     )
     how: dict[str, Any] = {"train": train, "defenses": shown(chain), "command": command}
-    case = Case(network, tokens, labels, train=train, text=True, mask=mask, segments=segments, seed=options.seed)
+    case = Simulation(network, tokens, labels, train=train, text=True, mask=mask, segments=segments, seed=options.seed)
     bounds = Bounds(case, DEFAULT_LEVEL if level is None else level, progress=progress)
     if proving:
         progress.say("Playing the client in two worlds: what nobody can exceed")

@@ -3,7 +3,7 @@ the distance of the two
 noise-free updates over the noise bounds every attacker. The attacking side never imports this."""
 
 from unsum.ceiling.observer import Observer
-from unsum.ceiling.prove import Case, Effort, prove
+from unsum.ceiling.prove import Effort, Simulation, prove
 from unsum.ceiling.result import Ceiling
 
-__all__ = ["Case", "Ceiling", "Effort", "Observer", "prove"]
+__all__ = ["Ceiling", "Effort", "Observer", "Simulation", "prove"]

@@ -23,7 +23,7 @@ _BITS = 30  # of a seed
 
 
 @dataclass(frozen=True)
-class Limits:
+class Bracket:
     """Between `lower` and `upper` lies the ceiling of a sample; `guess` is the upper limit of the
     largest chance to name one of the two values."""
 
@@ -32,7 +32,7 @@ class Limits:
     guess: float
     pairs: int
 
-    def capped(self, most: float) -> Limits:
+    def capped(self, most: float) -> Bracket:
         """The same where `most` bounds the ceiling as well."""
         return replace(self, upper=min(self.upper, most), lower=min(self.lower, most))
 
@@ -73,7 +73,7 @@ class Distances:
             return
         known += [self._separation(i, len(known) + place) for place in range(secret.strata)]
 
-    def known(self, i: int, noise: AddedNoise | None) -> Limits:
+    def known(self, i: int, noise: AddedNoise | None) -> Bracket:
         """The limits of sample `i` under this noise, confident for all samples together."""
         secret, confidence = self.secrets[i], 1 - (1 - CONFIDENCE) / len(self.secrets)
         separations, a2 = self.found[i], self.secrets[i].amplitude ** 2
@@ -82,9 +82,9 @@ class Distances:
         values = guesses if secret.discrete else values
         if secret.exhaustive and values:
             mean = math.fsum(values) / len(values)
-            return Limits(mean, mean, _chance(math.fsum(guesses) / len(guesses)), len(values))
+            return Bracket(mean, mean, _chance(math.fsum(guesses) / len(guesses)), len(values))
         upper = upper_limit(values, confidence)
-        return Limits(
+        return Bracket(
             lower_limit(values, confidence),
             upper,
             _chance(upper_limit(guesses, confidence)),
@@ -123,7 +123,7 @@ class Distances:
         return self.own[0]
 
 
-Decided = Callable[[Limits], bool]
+Decided = Callable[[Bracket], bool]
 
 
 def measure(
@@ -137,7 +137,7 @@ def measure(
     """Draw until every sample is decided, has `most` pairs, or time is over.
 
     With a decision to make, one sample after the other: one that is made says more than several
-    that are near. With none, all in turns. Limits that are taken whenever it stops hold all the
+    that are near. With none, all in turns. Bracket that are taken whenever it stops hold all the
     same.
     """
     samples = range(len(distances.secrets))
@@ -169,7 +169,7 @@ def against(level: float) -> Decided:
     return lambda limits: limits.upper < level or limits.lower >= level
 
 
-def limits_of(distances: Distances, noise: AddedNoise | None) -> list[Limits]:
+def limits_of(distances: Distances, noise: AddedNoise | None) -> list[Bracket]:
     return [distances.known(i, noise) for i in range(len(distances.secrets))]
 
 

@@ -1,4 +1,4 @@
-"""Limits for the mean of numbers from 0 to 1 that hold with the confidence asked for, at any time.
+"""Bracket for the mean of numbers from 0 to 1 that hold with the confidence asked for, at any time.
 
 Betting (Waudby-Smith and Ramdas 2024). Against the hypothesis that the mean is m or more, a bet θ
 on each draw x multiplies the capital by

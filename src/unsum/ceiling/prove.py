@@ -44,7 +44,7 @@ _SMALLEST = 4  # pixels: smaller pictures have no spectrum to speak of
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class Simulation:
     """A client whose samples are bounded; inputs and targets have one row a sample.
 
     `spread` is the deviation that an attacker gives an entry before it sees the update, a number or
@@ -190,7 +190,7 @@ class Effort:
 
 
 def prove(
-    case: Case,
+    case: Simulation,
     defenses: Sequence[AnyDefense] = (),
     *,
     observer: Observer | None = None,
@@ -209,7 +209,7 @@ class Prover:
     before it.
     """
 
-    case: Case
+    case: Simulation
     observer: Observer = field(default_factory=Observer)
     effort: Effort = field(default_factory=Effort)
     client: Client | None = None
@@ -294,7 +294,7 @@ def _guesses(distances: Distances, noise: AddedNoise | None) -> Tensor:
 
 
 def _by_mechanism(
-    case: Case, noise: AddedNoise, observer: Observer, worst: WorstCase | None
+    case: Simulation, noise: AddedNoise, observer: Observer, worst: WorstCase | None
 ) -> Ceiling:
     """The mechanism's own bound: the noise of one step changes the weights of the next."""
     size = len(case.inputs)
@@ -314,7 +314,7 @@ def _by_mechanism(
     )
 
 
-def _by_bits(case: Case, client: Client, defenses: Sequence[AnyDefense]) -> float:
+def _by_bits(case: Simulation, client: Client, defenses: Sequence[AnyDefense]) -> float:
     """The share of a sample that the bits of the whole update can hold, on average."""
     if case.text or case.schema is not None:
         return math.nan

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unsum.cards import of_ceiling
-from unsum.ceiling.bound import CONFIDENCE, Distances, Limits, as_tensor, limits_of
+from unsum.ceiling.bound import CONFIDENCE, Bracket, Distances, as_tensor, limits_of
 from unsum.ceiling.observer import Observer
 from unsum.ceiling.worst_case import WorstCase
 from unsum.defend.added import AddedNoise
@@ -43,6 +43,14 @@ class Ceiling:
 
     `lower` (B,) are lower limits of the same ceilings: where they reach a level, more pairs would
     not prove that the sample stays below it.
+
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> data = torch.randn(3, 64), torch.tensor([4, 4, 1])
+        >>> bound = unsum.ceiling(torch.nn.Linear(64, 20), data, noise=10.0)
+        >>> bound.decided(0.2), bool(bound.after(100).max() > bound.highest)
+        ('below', True)
     """
 
     samples: Tensor
@@ -140,7 +148,7 @@ class Ceiling:
 
 
 def of_limits(
-    limits: list[Limits], *, noise: AddedNoise | None, unit: Unit, observer: Observer
+    limits: list[Bracket], *, noise: AddedNoise | None, unit: Unit, observer: Observer
 ) -> Ceiling:
     """A result out of the limits of all samples."""
     nothing = as_tensor([math.nan] * len(limits))

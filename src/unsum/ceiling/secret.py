@@ -24,7 +24,7 @@ STRATA = 4  # bands of equal variance, or quarters of a long text; a cycle of dr
 WHOLE_TEXT = 32  # [tokens] a text of no more is gone through token by token
 
 
-class Pair(NamedTuple):
+class TwoWorlds(NamedTuple):
     """Two worlds."""
 
     one: World
@@ -48,7 +48,7 @@ class Secret(Protocol):
         """Whether it is right or wrong: what counts is how often, and not a squared error."""
         ...
 
-    def draw(self, stratum: int, generator: torch.Generator) -> Pair: ...
+    def draw(self, stratum: int, generator: torch.Generator) -> TwoWorlds: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class PhotoComponents:
     exhaustive: bool = False
     discrete: bool = False
 
-    def draw(self, stratum: int, generator: torch.Generator) -> Pair:
+    def draw(self, stratum: int, generator: torch.Generator) -> TwoWorlds:
         order, mass, spread = self._table
         share = (stratum + float(torch.rand((), generator=generator))) / self.strata
         place = int(order[_drawn(mass, share)])
@@ -101,7 +101,7 @@ class Entries:
     exhaustive: bool = False
     discrete: bool = False
 
-    def draw(self, stratum: int, generator: torch.Generator) -> Pair:  # noqa: ARG002 (all are one stratum)
+    def draw(self, stratum: int, generator: torch.Generator) -> TwoWorlds:  # noqa: ARG002 (all are one stratum)
         flat = self.spread.double().flatten().cpu()
         mass = flat.square().cumsum(0)
         place = _drawn(mass, float(torch.rand((), generator=generator)))
@@ -129,7 +129,7 @@ class Cells:
     def strata(self) -> int:
         return len(self.schema.columns)
 
-    def draw(self, stratum: int, generator: torch.Generator) -> Pair:
+    def draw(self, stratum: int, generator: torch.Generator) -> TwoWorlds:
         column, widths = self.schema.columns[stratum], self.schema.widths()
         start, place = sum(widths[:stratum]), stratum
         if column.kind == "number":
@@ -145,7 +145,7 @@ class Cells:
         changed[start : start + widths[place]] = (
             one_hot.to(row) if widths[place] > 1 else float(another)
         )
-        return Pair(
+        return TwoWorlds(
             self.world, self.world._replace(inputs=_with_row(self.world.inputs, self.i, changed))
         )
 
@@ -162,9 +162,9 @@ class Label:
     amplitude: float = 1.0
     discrete: bool = True
 
-    def draw(self, stratum: int, generator: torch.Generator) -> Pair:  # noqa: ARG002 (there is one pair)
+    def draw(self, stratum: int, generator: torch.Generator) -> TwoWorlds:  # noqa: ARG002 (there is one pair)
         other = _with_row(self.world.targets, self.i, self.alternative.to(self.world.targets))
-        return Pair(self.world, self.world._replace(targets=other))
+        return TwoWorlds(self.world, self.world._replace(targets=other))
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,9 +190,9 @@ class Tokens:
     def strata(self) -> int:
         return max(len(self.places), 1) if self.exhaustive else STRATA
 
-    def draw(self, stratum: int, generator: torch.Generator) -> Pair:
+    def draw(self, stratum: int, generator: torch.Generator) -> TwoWorlds:
         if not len(self.places):
-            return Pair(self.world, self.world)
+            return TwoWorlds(self.world, self.world)
         share = (stratum + float(torch.rand((), generator=generator))) / self.strata
         chosen = stratum if self.exhaustive else int(share * len(self.places))
         place = int(self.places[min(chosen, len(self.places) - 1)])
@@ -204,7 +204,7 @@ class Tokens:
             targets[self.i, place] = token
         if not masked:
             inputs[self.i, place] = token
-        return Pair(self.world, self.world._replace(inputs=inputs, targets=targets))
+        return TwoWorlds(self.world, self.world._replace(inputs=inputs, targets=targets))
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,19 +218,19 @@ class Presence:
     amplitude: float = 1.0
     discrete: bool = True
 
-    def draw(self, stratum: int, generator: torch.Generator) -> Pair:  # noqa: ARG002 (there is one pair)
+    def draw(self, stratum: int, generator: torch.Generator) -> TwoWorlds:  # noqa: ARG002 (there is one pair)
         kept = [j for j in range(len(self.world.inputs)) if j != self.i]
         rows = (None if part is None else part[kept] for part in self.world)
-        return Pair(self.world, World(*rows))  # type: ignore[arg-type] # inputs and targets are there
+        return TwoWorlds(self.world, World(*rows))  # type: ignore[arg-type] # inputs and targets are there
 
 
-def up_and_down(world: World, i: int, step: Tensor) -> Pair:
+def up_and_down(world: World, i: int, step: Tensor) -> TwoWorlds:
     """Sample `i` plus and minus `step`."""
     sample = world.inputs[i]
     shifted = [
         (sample.double() + sign * step.to(sample.device)).to(sample.dtype) for sign in (1, -1)
     ]
-    return Pair(*(world._replace(inputs=_with_row(world.inputs, i, row)) for row in shifted))
+    return TwoWorlds(*(world._replace(inputs=_with_row(world.inputs, i, row)) for row in shifted))
 
 
 def _drawn(mass: Tensor, share: float) -> int:
@@ -264,6 +264,6 @@ class AnyOf:
     def amplitude(self) -> float:
         return self.secrets[0].amplitude
 
-    def draw(self, stratum: int, generator: torch.Generator) -> Pair:
+    def draw(self, stratum: int, generator: torch.Generator) -> TwoWorlds:
         secret = self.secrets[stratum]
         return secret.draw(int(torch.randint(secret.strata, (), generator=generator)), generator)

@@ -40,6 +40,7 @@ from unsum.invert.refine import Mode
 from unsum.losses import Loss
 from unsum.models import DEFAULT_MODEL
 from unsum.progress import SILENT, Progress
+from unsum.score.labels import LabelsRead
 from unsum.watching import shown_in_notebooks
 
 DEFAULT_STEPS = 6  # strengths from one end to the other, where nobody says otherwise
@@ -316,7 +317,9 @@ class Unfinished:
 
 
 def _write(point: Point, path: Path, settings: str) -> None:
-    content = asdict(point) | {"pictures": None}
+    read = point.labels
+    named = None if read is None else [read.right, read.total, read.by_chance, read.by, list(read.rows.shape)]
+    content = asdict(replace(point, labels=None)) | {"pictures": None, "labels": named}
     pictures = zip(("original", "recovered"), point.pictures or (), strict=False)
     tensors = {name: picture.cpu().contiguous() for name, picture in pictures if picture is not None}
     save_tensors(tensors or {"none": torch.zeros(1)}, path, {"settings": settings, "point": json.dumps(content)})
@@ -330,6 +333,9 @@ def _read(path: Path, settings: str) -> Point | None:
             return None
         content = json.loads(file.metadata["point"])
         content["samples"] = [SampleLeak(**row) for row in content["samples"]]
+        if content["labels"] is not None:  # as a page needs them: how many were named, and how many are right
+            right, total, by_chance, by, shape = content["labels"]
+            content["labels"] = LabelsRead(right, total, by_chance, by, torch.zeros(shape))
         content["accuracy"] = content["accuracy"] and Accuracy(**content["accuracy"])
         if "original" in file.tensors:
             content["pictures"] = file.tensors["original"], file.tensors.get("recovered")

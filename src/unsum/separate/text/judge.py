@@ -21,7 +21,7 @@ from unsum.models.language import TextTask, targets, task_of, vocabulary_of
 from unsum.separate.text.admitted import Admitted
 from unsum.separate.text.network import device_of, read_by
 from unsum.separate.text.recovered import Text, head_reads
-from unsum.separate.text.replay import Played
+from unsum.separate.text.replay import PlayedText
 from unsum.update import Update
 
 _SAME = 1e-5  # relative difference of two forward passes that compute the same
@@ -29,7 +29,7 @@ _MOST = 2048  # other tokens that are tried in the place of one
 
 
 def judge(
-    played: Played,
+    played: PlayedText,
     told: Tensor,
     open_labels: int,
     knowledge: Knowledge,
@@ -69,7 +69,7 @@ def judge(
     )
 
 
-def _confirmations(played: Played, searched: set[str]) -> int:
+def _confirmations(played: PlayedText, searched: set[str]) -> int:
     """Tensors that the search did not use and that show every sequence."""
     unused = torch.tensor([name not in searched for name in played.names], device=played.replay.parts.device)
     everyone: Tensor = played.replay.shows().all(0)
@@ -116,7 +116,7 @@ def _doubt_copies(factor: float) -> list[str]:
     return [f"A sum {times} times too large: each sequence may stand for that many of its like."]
 
 
-def tokens_told(model: nn.Module, played: Played, text: Text, admitted: Admitted) -> Tensor:
+def tokens_told(model: nn.Module, played: PlayedText, text: Text, admitted: Admitted) -> Tensor:
     """(n,) sequences of which every token that is read is told, with its segment where there are several."""
     device, V = played.traces.device, vocabulary_of(model)
     segments = (admitted.candidates // V).unique() * V
@@ -156,7 +156,7 @@ def _by_labels(task: TextTask, text: Text) -> list[list[bool]]:
     ]
 
 
-def _others_show(model: nn.Module, played: Played, text: Text, row: int, place: int, others: Tensor) -> bool:
+def _others_show(model: nn.Module, played: PlayedText, text: Text, row: int, place: int, others: Tensor) -> bool:
     """Whether each other token in this place would change what the head reads by more than rounding hides."""
     if len(others) == 0:
         return True

@@ -29,7 +29,7 @@ _PART = 1 << 20  # entries compared at a time, so that they stay in the processo
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedText:
     """The replay by sequence (n of them) and tensor, with what positions and tokens send.
 
     `scale` is the gradient's, compared with the mean over the M positions found. `features` (M, H) are float64, and `errors`
@@ -50,7 +50,7 @@ class Played:
     row_levels: Tensor | None  # None where the embedding's gradient was not sent
 
 
-def play(model: nn.Module, update: Update, text: Text, ours: Tensor, labels: Tensor) -> Played | None:
+def play(model: nn.Module, update: Update, text: Text, ours: Tensor, labels: Tensor) -> PlayedText | None:
     """The replay of a text, for which the head reads `ours` (M, H) to predict `labels`; None where float64 does not work."""
     names, M = list(update.gradients), len(labels)
     try:
@@ -70,7 +70,7 @@ def play(model: nn.Module, update: Update, text: Text, ours: Tensor, labels: Ten
     features, sent = watch.positions()
     apart = (ours.double() - features).norm(dim=1) / features.norm(dim=1).clamp_min(1e-300)
     rows = rests.get(name_of(model, embedding(model).weight))
-    return Played(
+    return PlayedText(
         replay, names, scale, features, labels, _numbered(model, text).to(ours.device),
         errors=_ACCURATE * apart.clamp_min(torch.finfo(ours.dtype).eps),
         positions=abs(scale) * sent,
