@@ -156,7 +156,7 @@ def _processor_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_processor_seconds")
-@pytest.mark.parametrize(("size", "limit"), [("small", 1.0), *long(("large", 6.0), ("crowded", 6.0))])
+@pytest.mark.parametrize(("size", "limit"), [("small", 0.5), *long(("large", 6.0), ("crowded", 6.0))])
 @pytest.mark.parametrize("path", ["exact", "adaptive", "local-steps", "crowded", "labels found"])
 def test_every_method_that_auto_may_choose_keeps_the_limit(path: str, size: str, limit: float) -> None:
     model, sent = _low_rank(*SIZES[size])

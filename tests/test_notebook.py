@@ -78,10 +78,10 @@ def test_a_sweep_shows_every_defense() -> None:
 
 
 def test_a_ceiling_shows_a_bound_for_every_sample_and_label() -> None:
-    ceiling = SimpleNamespace(samples=torch.tensor([0.2, 0.9]), labels=torch.tensor([1.0, 0.5]), pairs=[(0, 1)])
+    ceiling = SimpleNamespace(samples=torch.tensor([0.2, 0.9]), labels=torch.tensor([1.0, 0.5]), pairs=1)
     html = of_ceiling(ceiling, "What can be read at most")
     assert re.findall(r"(\d+ %)", html) == ["20 %", "100 %", "90 %", "50 %"]
-    assert "1 pair of samples compared" in html
+    assert "1 pair of worlds compared" in html
 
 
 def test_many_samples_are_cut_and_counted() -> None:
