@@ -214,7 +214,7 @@ class TestPage:
             "37 %",
             "23.0",  # points of accuracy lost
             "Not attacked at on:",
-            "may recover more",
+            "may read up to the ceiling",
             "7,000 weights, the audited model 4,000,000",
         ):
             assert expected in page

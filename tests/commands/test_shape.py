@@ -73,6 +73,6 @@ def test_list_has_two_levels(unsum: Run) -> None:
     details = unsum("list", "labels").out
     assert "from a linear system" in details
     assert "clip-layers" not in details
-    wrong = unsum("list", "defensess")
+    wrong = unsum("list", "defense")
     assert wrong.code == 2
-    assert "There is no family 'defensess'; did you mean 'defenses'?" in wrong.err
+    assert "There is no family 'defense'; did you mean 'defenses'?" in wrong.err

@@ -88,7 +88,7 @@ def test_a_sweep_prints_its_answer_and_writes_its_page(unsum: Callable[..., Resu
     sweeps = ["--sweep", "noise=1e-7,1e-1", "--sweep", "sign", "--defense", "clip:0.5"]
     result = unsum("audit", "--attack", "fgla", "--batch", "2", "--no-utility", "--keep-under", "0.4", *sweeps)
     assert result.code == 0
-    for part in ("no defense", "0.1 ← enough", "after Clip(0.5)", "keeps every sample under 40 %", "sweep.html"):
+    for part in ("no defense", "0.1 ← unproven", "after Clip(0.5)", "keeps the attacks tried under 40 %", "sweep.html"):
         assert part in result.out
     assert "Clip(0.5) | Noise(0.1): attacking" in result.err
     page = Path("unsum-report/sweep.html").read_text("utf-8")

@@ -117,6 +117,7 @@ class Gate:
             return self._unproven()
         if self.prove_below is not None and self.result == "passed":
             top, below = percent(self.bound.highest if self.bound else math.nan), percent(self.prove_below)
+            total = len(self.bound.samples) if self.bound else total
             return f"Gate passed: nobody reads {below} of any of {sample_count(total)} (highest ceiling: {top})."
         if self.result == "undecided":
             return f"Gate undecided: the leakage of {self.count('unknown')} of {sample_count(total)} is not known: {self.why}."

@@ -217,11 +217,9 @@ def _sweep_table(sweep: SweepResult, curve: Curve) -> Table:
         f"≥{percent(sweep.keep_under)}",
         "labels",
         "PSNR",
-        "exact",
         "acc.",
-        "s",
     ):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     enough = curve.enough(sweep.keep_under)
     for point, name in zip(sweep.references, ("no defense", "before alone"), strict=False):
         table.add_row(*_sweep_cells(sweep, point, name))
@@ -237,7 +235,7 @@ def _sweep_table(sweep: SweepResult, curve: Curve) -> Table:
 def _sweep_cells(sweep: SweepResult, point: Point, name: str) -> list[str]:
     accuracy = percent(point.accuracy.mean) if point.accuracy else "–"
     if point.refused:
-        return [name, "–", ceiling_of(point), "–", "–", "–", "–", "–", accuracy, f"{point.seconds:.1f}"]
+        return [name, "–", ceiling_of(point), "–", "–", "–", "–", accuracy]
     total = len(sweep.titles)
     return [
         name,
@@ -247,7 +245,5 @@ def _sweep_cells(sweep: SweepResult, point: Point, name: str) -> list[str]:
         f"{point.over(sweep.keep_under)}/{total}",
         f"{point.labels_right}/{total}",
         "–" if math.isnan(point.psnr) else f"{point.psnr:.1f}",
-        "yes" if point.exact else "no",
         accuracy,
-        f"{point.seconds:.1f}",
     ]

@@ -64,13 +64,14 @@ class Plot:
     leakage: tuple[int, int] = _LEAKAGE
     accuracy: tuple[int, int] = _ACCURACY
     ruins: bool = False  # the strength that is enough leaves no model to train
+    proven: bool = False  # that nobody reads the level there, whatever is tried
     apart: float = 0.0  # between the dots of a mark's samples, where there is room beside it
 
 
 def plot(sweep: SweepResult, curve: Curve) -> Plot:
     """The drawing of one defense, beside no defense at all."""
     reference = sweep.references[-1]
-    enough = curve.enough(sweep.keep_under)
+    enough = curve.chosen(sweep.keep_under)
     points = [*sweep.references, *(point for curve in sweep.curves for point in curve.points)]
     highest = max((point.accuracy.high for point in points if point.accuracy), default=1.0)
     top = min(math.ceil(highest * 5 + 1e-9) / 5, 1.0)  # of the accuracy axis: the next whole 20 % above everything
@@ -95,6 +96,7 @@ def plot(sweep: SweepResult, curve: Curve) -> Plot:
         {name: _path(marks[1:], name) for name in ("worst", "mean", "accuracy")},
         axis=f"{curve.name}: {about}",
         ruins=enough is not None and sweep.ruins(enough),
+        proven=enough is not None and enough.proven(sweep.keep_under),
         accuracy_ticks=tuple((_height(i / 2, 1.0, _ACCURACY), f"{100 * top * i / 2:.0f} %") for i in range(3)),
         undefended=_height(undefended.mean, top, _ACCURACY) if undefended else None,
         chance=_height(chance, top, _ACCURACY) if chance is not None else None,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unsum.audit.advice import Advice, again
+from unsum.audit.ceiling_words import ceiling_of
 from unsum.audit.pictures import data_uri
 from unsum.audit.report import credits_of, environment, together
 from unsum.audit.sweep.bench import Point
@@ -82,7 +83,7 @@ def advice(sweep: SweepResult) -> list[Advice]:
     if sweep.undefended.under(sweep.keep_under):
         text = "No defense was needed against the attacks tried, which is no proof of safety: try others before relying on it."
         return [Advice(text, "unsum list attacks")]
-    found = [(curve, point) for curve in sweep.curves if (point := curve.enough(sweep.keep_under)) is not None]
+    found = [(curve, point) for curve in sweep.curves if (point := curve.chosen(sweep.keep_under)) is not None]
     steps = [_step(sweep, curve, point) for curve, point in sorted(found, key=lambda pair: sweep.ruins(pair[1]))]
     if any(not sweep.ruins(point) for _, point in found):
         return steps
@@ -96,19 +97,30 @@ def _step(sweep: SweepResult, curve: Curve, point: Point) -> Advice:
     if sweep.ruins(point):
         return Advice(f"Do not deploy {called}: this defense ruins the model. {closer(sweep, curve)}".strip())
     price = " What it costs in accuracy was not measured." if math.isnan(sweep.cost(point)) else ""
-    text = f"Against the attacks tried, {called} is enough: deploy it with a margin, and fail the build when it is not.{price}"
+    proven = point.proven(sweep.keep_under)
+    if proven:
+        text = f"Deploy {called}, which is proven, and fail the build when it no longer is.{price}"
+    else:
+        text = (
+            f"Do not rely on {called} alone: the attacks tried read less than {percent(sweep.keep_under)} there, and the "
+            f"ceiling is {ceiling_of(point)}. Sweep stronger ones for a proof, or fail the build at least where it leaks.{price}"
+        )
     named = curve.name if point.strength is None else f"{curve.name}:{short(point.strength)}"
     if sweep.keep_under >= 1 or not sweep.setting.command:
         return Advice(text, f"unsum audit --defense {named}" if sweep.setting.command else "")
-    more = f"--defense {named} --fail-above {sweep.keep_under:g}"
+    more = f"--defense {named} --{'prove-below' if proven else 'fail-above'} {sweep.keep_under:g}"
     return Advice(text, again(sweep.setting.command, more, without=_OF_SWEEPS, out="unsum-report"))
+
+
+def _mark(sweep: SweepResult, point: Point) -> str:
+    return " ← proven" if point.proven(sweep.keep_under) else " ← unproven"
 
 
 def _card(sweep: SweepResult, curve: Curve) -> Card:
     """One defense in a notebook: the largest leakage at every strength."""
-    enough = curve.enough(sweep.keep_under)
+    enough = curve.chosen(sweep.keep_under)
     facts = [
-        (f"{short(point.strength)}{' ← enough' if point is enough else ''}", percent(point.worst))
+        (f"{short(point.strength)}{_mark(sweep, point) if point is enough else ''}", percent(point.worst))
         for point in curve.points
     ]
     found = next((point for point in curve.points if point is enough), curve.points[-1])
@@ -118,7 +130,7 @@ def _card(sweep: SweepResult, curve: Curve) -> Card:
 
 def _section(sweep: SweepResult, curve: Curve) -> dict[str, Any]:
     """One defense on the page."""
-    enough = curve.enough(sweep.keep_under)
+    enough = curve.chosen(sweep.keep_under)
     names = ["no defense", f"{sweep.setting.defenses} alone"]
     labeled = [*zip(names, sweep.references, strict=False), *((short(p.strength), p) for p in curve.points)]
     untrained = {point.untrained for _, point in labeled if point.untrained} if sweep.task else set()

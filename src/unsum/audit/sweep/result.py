@@ -36,6 +36,10 @@ class Curve:
             chosen = point
         return chosen
 
+    def chosen(self, level: float) -> Point | None:
+        """The strength to speak of: one that is proven, or else one that keeps the attacks tried out."""
+        return self.proven(level) or self.enough(level)
+
     def proven(self, level: float) -> Point | None:
         """The weakest strength from which on every one tried has all ceilings below the level."""
         chosen = None
