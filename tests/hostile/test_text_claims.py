@@ -100,4 +100,4 @@ def test_no_claim_is_false_and_nothing_crashes(fool: ModuleType) -> None:
     }  # models that are trained once
     tries = [fool.attempt(fool.random_genome(chance) | few, 3.0) for _ in range(40)]
     assert [tried.genome for tried in tries if tried.fooled] == []
-    assert sum(tried.ended == "claimed" for tried in tries) >= 5  # a search without claims would show nothing
+    assert sum(tried.ended == "claimed" for tried in tries) >= 3  # a search without claims would show nothing

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.deadline import time_limit
@@ -25,6 +26,7 @@ STEPS = 400  # two seconds for two pictures of 16² on one core, where most of w
 SECONDS = 10.0  # for all tries together; the rest of such an audit takes about as long
 MOST_SIDE, MOST_SAMPLES = 64, 4  # beyond them so few steps draw nothing
 _TRIES = 2  # sets of labels, where none are granted
+_UNDERIVED = "is not implemented"  # how PyTorch says that a derivative is missing
 _LEAST = 1.0  # seconds left that are worth a start
 PROVES_NOTHING = "a search that finds no picture proves nothing"
 
@@ -50,7 +52,8 @@ def match_as_last_resort(
     for number, labels in enumerate(sets, 1):
         remaining = (left - (time.perf_counter() - start)) / (len(sets) - number + 1)
         try:
-            with time_limit(max(remaining, _LEAST)) as deadline:
+            # Attention's fast kernels on a CPU have no second derivative.
+            with time_limit(max(remaining, _LEAST)) as deadline, sdpa_kernel(SDPBackend.MATH):
                 found = match(
                     model,
                     update,
@@ -65,6 +68,11 @@ def match_as_last_resort(
                 )
         except UnsumError as error:
             return [*attempts, Attempt(METHOD, refused=f"Gradient matching was not tried: {error}", at_head=False)]
+        except RuntimeError as error:
+            if _UNDERIVED not in str(error):
+                raise
+            why = "Gradient matching was not tried: PyTorch lacks a second derivative of one of the model's operations."
+            return [*attempts, Attempt(METHOD, refused=why, at_head=False)]
         blind = deadline.over if deadline.cut else PROVES_NOTHING
         attempts.append(Attempt(METHOD, found, blind=blind, at_head=False))
     return attempts
