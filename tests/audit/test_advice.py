@@ -119,9 +119,9 @@ def swept(command: str = "unsum audit --sweep noise=1e-5,10 --keep-under 0.3 --b
 
 def test_a_sweep_says_how_to_use_the_strength_that_is_enough() -> None:
     (step,) = of_sweep(swept())
-    assert "noise of 10 is enough" in step.text
+    assert "Deploy noise of 10, which is proven" in step.text
     assert "What it costs in accuracy was not measured." in step.text
-    assert step.command == "unsum audit --batch 3 --defense noise:10 --fail-above 0.3 --out unsum-report"
+    assert step.command == "unsum audit --batch 3 --defense noise:10 --prove-below 0.3 --out unsum-report"
     assert of_sweep(swept(""))[0].command == ""
 
 
