@@ -53,7 +53,7 @@ from unsum.spans import settle as spans_settle
 from unsum.spans import steps as spans_steps
 
 PATHS = (
-    "head", "many", "losses", "rounds", "steps", "text", "peel", "spans", "maps", "bottleneck", "pixels", "tokens",
+    "head", "many", "losses", "rounds", "steps", "text", "peel", "spans", "maps", "bottlenecks", "pixels", "tokens",
     "networks",
 )  # fmt: skip
 DEADLINE = 1.5  # seconds of computing for the longest tries

@@ -6,6 +6,7 @@ import importlib
 import math
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -29,9 +30,12 @@ Genome = dict[str, object]
 
 
 @pytest.fixture(scope="module")
-def fool() -> ModuleType:
+def fool() -> Iterator[ModuleType]:
+    """The search; its folders leave the path again, because their names hide those of packages."""
+    before = list(sys.path)
     sys.path[:0] = [str(FOOL), str(FOOL.parent)]
-    return importlib.import_module("run")
+    yield importlib.import_module("run")
+    sys.path[:] = before
 
 
 @pytest.fixture(autouse=True)

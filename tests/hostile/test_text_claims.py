@@ -15,6 +15,7 @@ BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "fool" / "text.
 
 @pytest.fixture(scope="module")
 def fool() -> ModuleType:
+    before = list(sys.path)
     sys.path[:0] = [str(BENCHMARK.parent), str(BENCHMARK.parents[1])]
     spec = importlib.util.spec_from_file_location("fool_text", BENCHMARK)
     assert spec is not None
@@ -22,6 +23,7 @@ def fool() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules["fool_text"] = module
     spec.loader.exec_module(module)
+    sys.path[:] = before
     return module
 
 
