@@ -111,6 +111,7 @@ def test_a_weight_that_the_body_uses_too_is_no_certain_head() -> None:
     assert any("used elsewhere in the model" in note for note in leak.notes)
 
 
+@pytest.mark.long
 def test_many_updates_at_once_ask_as_well() -> None:
     class InTrainMode(Asserting):
         def forward(self, x: Tensor) -> Tensor:

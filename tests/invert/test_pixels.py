@@ -328,6 +328,7 @@ def test_photos_behind_the_model_s_own_normalization_come_back_with_their_contra
     assert not found.exact.any()  # levels are likely, not certain
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("train", [False, True])
 def test_each_picture_s_own_squares_save_products(train: bool) -> None:
     model = network(trained=True)

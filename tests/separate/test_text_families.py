@@ -270,6 +270,7 @@ def paired(tokens: Tensor, ends: list[int]) -> Tensor:
     return (torch.arange(tokens.shape[1]) >= torch.tensor(ends)[:, None]).long()
 
 
+@pytest.mark.long
 def test_pairs_of_sentences_come_back_with_their_segments() -> None:
     model, tokens = made("bert classifier").eval(), sentences(3, 10, framed=True)
     segments = paired(tokens, [4, 6, 7])
