@@ -102,12 +102,13 @@ def test_a_batch_whose_siblings_would_show_is_claimed_without_its_size() -> None
     assert float(nearest(peeled.inputs, x).max()) < 1e-5
 
 
-def test_coarse_gradients_show_no_siblings_and_the_batch_size_makes_up_for_it() -> None:
+def test_coarse_gradients_are_not_claimed_where_fine_ones_are() -> None:
     model, x = mlp(nn.Sigmoid(), width=60), torch.rand(2, 20)
-    update = unsum.capture(model, x, torch.tensor([0, 1])).map(lambda _name, g: (g * 2**14).round() / 2**14)
-    coarse = update.map(lambda _name, g: g + 1e-6 * g.abs().max() * torch.randn_like(g))
-    peeled = peel(model, coarse, unsum.separate(model, coarse))
-    assert not bool(peeled.exact.any())
+    fine = unsum.capture(model, x, torch.tensor([0, 1]))
+    coarse = fine.map(lambda _name, g: (g * 2**14).round() / 2**14)
+    for update, certain in ((fine, True), (coarse, False)):
+        peeled = peel(model, update, unsum.separate(model, update))
+        assert peeled.exact.tolist() == [certain] * 2, peeled.notes
 
 
 def test_no_input_is_claimed_where_the_separation_is_not_unless_all_tensors_prove_it() -> None:
