@@ -108,7 +108,7 @@ def test_coarse_gradients_are_not_claimed_where_fine_ones_are() -> None:
     coarse = fine.map(lambda _name, g: (g * 2**14).round() / 2**14)
     for update, certain in ((fine, True), (coarse, False)):
         peeled = peel(model, update, unsum.separate(model, update))
-        assert peeled.exact.tolist() == [certain] * 2, peeled.notes
+        assert set(peeled.exact.tolist()) == {certain}, peeled.notes
 
 
 def test_no_input_is_claimed_where_the_separation_is_not_unless_all_tensors_prove_it() -> None:
