@@ -62,3 +62,11 @@ def test_what_it_needs_is_said() -> None:
         crowded(truth.head, Knowledge(labels=torch.zeros(B, dtype=torch.long)), seed=0)
     with pytest.raises(unsum.UnsumError, match="needs the labels"):
         crowded(truth.head, Knowledge(labels=torch.full((B, C), 1 / C)), seed=0)
+
+
+def test_a_gradient_that_was_pruned_away_is_refused() -> None:
+    """Two samples of two classes whose ∇W is zero: no direction is left, and no NaN is an answer."""
+    model = nn.Linear(48, 2)
+    update = unsum.Update({"weight": torch.zeros(2, 48), "bias": torch.tensor([0.1, -0.1])})
+    with pytest.raises(unsum.UnsumError, match="'crowded' divided by zero"):
+        unsum.separate(model, update, "crowded", labels=torch.tensor([0, 1]))
