@@ -65,8 +65,12 @@ def test_what_it_needs_is_said() -> None:
 
 
 def test_a_gradient_that_was_pruned_away_is_refused() -> None:
-    """Two samples of two classes whose ∇W is zero: no direction is left, and no NaN is an answer."""
-    model = nn.Linear(48, 2)
-    update = unsum.Update({"weight": torch.zeros(2, 48), "bias": torch.tensor([0.1, -0.1])})
+    """Nothing of ∇W, or a few entries and no bias gradient: no NaN is an answer."""
+    model, labels = nn.Linear(48, 2), torch.tensor([0, 1])
+    sent = {"weight": torch.zeros(2, 48), "bias": torch.zeros(2)}
+    with pytest.raises(unsum.UnsumError, match="that is not zero"):
+        unsum.separate(model, unsum.Update(sent), "crowded", labels=labels)
+    row = torch.linspace(-0.01, 0.02, 48) * (torch.arange(48) % 5 == 0)
+    few = sent | {"weight": torch.stack([row, -row])}
     with pytest.raises(unsum.UnsumError, match="'crowded' divided by zero"):
-        unsum.separate(model, update, "crowded", labels=torch.tensor([0, 1]))
+        unsum.separate(model, unsum.Update(few), "crowded", labels=labels)
