@@ -38,12 +38,23 @@ def test_a_photos_pair_differs_in_one_component_by_twice_its_deviation() -> None
     secret = PhotoComponents(world, 1)
     for stratum in range(secret.strata):
         one, other = secret.draw(stratum, generator(stratum))
-        assert torch.equal(one.inputs[[0, 2]], world.inputs[[0, 2]])
-        assert torch.allclose((one.inputs + other.inputs) / 2, world.inputs)
+        assert one is world  # the client's own, which is played once for all pairs
+        assert torch.equal(other.inputs[[0, 2]], world.inputs[[0, 2]])
         apart = coefficients((one.inputs - other.inputs)[1:2])[0]
         place = int(apart.abs().argmax())
-        assert float(apart.flatten()[place]) == pytest.approx(2 * float(photo_spread((3, 8, 8)).flatten()[place]))
+        by = 2 * float(photo_spread((3, 8, 8)).flatten()[place])
+        assert abs(float(apart.flatten()[place])) == pytest.approx(by)
         assert float(apart.abs().sum() - apart.abs().max()) < 1e-9
+
+
+def test_a_component_goes_up_as_often_as_down_and_may_leave_the_range_of_pixels() -> None:
+    """Of two values 2 h apart the deviation is h, whichever of them is the client's own."""
+    world = World(torch.ones(1, 1, 6, 6, dtype=torch.float64), torch.tensor([0]))
+    pairs = [PhotoComponents(world, 0).draw(0, generator(n)) for n in range(400)]
+    still = [float(pair.other.inputs.mean()) for pair in pairs]
+    assert 140 < sum(mean > 1.01 for mean in still) < 260
+    assert max(still) == pytest.approx(1 + 2 * float(photo_spread((1, 6, 6))[0, 0, 0]) / 6)
+    assert min(still) == pytest.approx(1 - 2 * float(photo_spread((1, 6, 6))[0, 0, 0]) / 6)
 
 
 def test_components_are_drawn_as_often_as_their_variance_says() -> None:
@@ -66,7 +77,7 @@ def test_entries_are_drawn_by_variance_and_never_where_there_is_none() -> None:
     spread = torch.tensor([0.0, 1.0, 0.0, 2.0, 0.0])
     secret = Entries(World(torch.zeros(1, 5), torch.tensor([0])), 0, spread)
     drawn = [
-        int((pair.one.inputs - pair.other.inputs).argmax())
+        int((pair.one.inputs - pair.other.inputs).abs().argmax())
         for pair in (secret.draw(0, generator(n)) for n in range(2000))
     ]
     assert set(drawn) == {1, 3}
