@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from unsum.audit.inputs import Data, Inputs, simulated_training
 from unsum.audit.text import is_text, text_inputs
-from unsum.ceiling.bound import Distances, against, limits_of
+from unsum.ceiling.bound import Distances, above, against, limits_of
 from unsum.ceiling.client import Client, OwnLoss
 from unsum.ceiling.observer import Observer
 from unsum.ceiling.prove import MOST, PAIRS, Effort, Simulation, prove
@@ -63,7 +63,7 @@ def ceiling(
 ) -> Ceiling:
     """What nobody can exceed: an upper limit of what any attacker reads of each sample out of one update.
 
-    One component of a sample is up or down; the client trains in both worlds; the distance of the two
+    One component of a sample is as it is or two deviations further; the client trains in both worlds; the distance of the two
     updates over the noise bounds every attacker. Nothing is differentiated or linearized beyond the
     training itself, so that every model that can be trained can be bounded.
 
@@ -76,7 +76,8 @@ def ceiling(
         spread: the standard deviation that an attacker gives an entry before it sees the update, a number
             or a tensor like one sample. By default photos have a photo's spectrum, tables their columns'.
         time_limit: seconds for the pairs of worlds (120 by default; `math.inf` for none).
-        level: draw until every sample is known to be below this level or not, at most 256 pairs each.
+        level: draw until every sample is known to be below this level, or one of them not to be; at most 256
+            pairs each.
         pairs: instead, so many pairs of worlds for every sample (64 by default).
         observer: who looks: `Observer("aggregate", clients=10)`, `Observer("outsider", clients=10, noise=0.1)`;
             the server by default, which sees this client's update.
@@ -127,7 +128,7 @@ def ceiling(
     if pairs is not None:
         effort = replace(effort, pairs=pairs, most=pairs)
     elif level is not None:
-        effort = replace(effort, decided=against(level), most=MOST)
+        effort = replace(effort, decided=against(level), settled=above(level), most=MOST)
     with limited_to(LIMIT if time_limit is None else time_limit, progress):
         found = prove(case, chain, observer=observer, effort=effort, client=client)
     return replace(found, seconds=time.perf_counter() - start)

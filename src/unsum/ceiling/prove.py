@@ -178,9 +178,11 @@ class Simulation:
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to draw. `decided` ends a sample's draws; by default so many pairs do."""
+    """How long to draw. `decided` ends a sample's draws; by default so many pairs do. `settled`
+    ends those of all samples, once one sample's limits say enough."""
 
     decided: Decided | None = None
+    settled: Decided = lambda _limits: False
     pairs: int = PAIRS
     most: int = MOST
     together: bool = False  # bound the mean over the samples instead of every sample
@@ -234,7 +236,9 @@ class Prover:
             effort, decided = self.effort, self.effort.decided
             ends = None if decided is None else _with_cap(decided, worst)
             most = effort.pairs if decided is None else effort.most
-            measure(found, ends, seen, most=most, told=effort.told)
+            order = _most_exposed_first(measured)
+            how: dict[str, Any] = {"settled": effort.settled, "order": order, "told": effort.told}
+            measure(found, ends, seen, most=most, **how)
         limits = [
             one.capped(1.0 if worst is None else worst.leakage) for one in limits_of(found, seen)
         ]
@@ -277,6 +281,17 @@ def _with_cap(decided: Decided, worst: WorstCase | None) -> Decided:
     """What ends the draws of a sample; what the mechanism proves needs no pair of worlds."""
     cap = 1.0 if worst is None else worst.leakage
     return lambda limits: decided(limits.capped(cap))
+
+
+def _most_exposed_first(measured: _Measured) -> list[int]:
+    """Samples whose labels move the update the most, so that one above the level is met early."""
+    samples, labels = range(len(measured.samples.secrets)), measured.others.get("labels")
+    if labels is None or len(labels.secrets) != len(samples):
+        return list(samples)
+    moved = [
+        sum(one.squared for one in pairs) for pairs in labels.found
+    ]  # none where time was over
+    return sorted(samples, key=lambda i: -moved[i])
 
 
 def _bare(distances: Distances, noise: AddedNoise | None) -> str:

@@ -26,10 +26,11 @@ WHOLE_TEXT = 32  # [tokens] a text of no more is gone through token by token
 
 
 class TwoWorlds(NamedTuple):
-    """The client's own world and another one."""
+    """The client's own world and another one; pairs of the same `name` are the same pair."""
 
     one: World
     other: World
+    name: tuple[int, ...] = ()
 
 
 class Secret(Protocol):
@@ -56,8 +57,7 @@ class Secret(Protocol):
 class PhotoComponents:
     """One component of sample `i`, as it is or two deviations further: x and x ± 2 a h_k e_k.
 
-    Of two values 2 a h_k apart, both as likely, the deviation is a h_k. The sign is drawn.
-    Components are drawn in proportion to their variance h_k², low frequencies in the first stratum.
+    Of two values 2 a h_k apart, both as likely, the deviation is a h_k. Components are drawn in proportion to their variance h_k², low frequencies in the first stratum.
     `amplitude` is a; `scale` turns pixels from 0 to 1 into the client's own unit.
     """
 
@@ -80,7 +80,7 @@ class PhotoComponents:
             * self.amplitude
             * self.scale
         )
-        return moved(self.world, self.i, step, generator)
+        return moved(self.world, self.i, step, place)
 
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,7 +109,7 @@ class Entries:
         place = _drawn(mass, float(torch.rand((), generator=generator)))
         step = torch.zeros_like(flat)
         step[place] = flat[place] * self.amplitude
-        return moved(self.world, self.i, step.view(self.spread.shape), generator)
+        return moved(self.world, self.i, step.view(self.spread.shape), place)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +117,8 @@ class Cells:
     """One cell of row `i` of a table.
 
     A number is as it is or two of its column's deviations further, a category stands against
-    another one. Which way and which other is drawn once. Every column is as likely, so that the
-    figure is of a cell and not of an input of the network.
+    another one, which is drawn. Every column is as likely, so that the figure is of a cell and not
+    of an input of the network.
     """
 
     world: World
@@ -138,7 +138,7 @@ class Cells:
         if column.kind == "number":
             step = torch.zeros(self.world.inputs.shape[1], dtype=torch.float64)
             step[start] = 1.0  # numbers are standardized
-            return moved(self.world, self.i, step, generator)
+            return moved(self.world, self.i, step, stratum)
         row = self.world.inputs[self.i]
         read, values = row[start : start + widths[place]], len(column.values)
         own = int(read.argmax()) if widths[place] > 1 else round(float(read[0]))
@@ -227,16 +227,17 @@ class Presence:
         return TwoWorlds(self.world, World(*rows))  # type: ignore[arg-type] # inputs and targets are there
 
 
-def moved(world: World, i: int, step: Tensor, generator: torch.Generator) -> TwoWorlds:
+def moved(world: World, i: int, step: Tensor, place: int) -> TwoWorlds:
     """Sample `i` as it is, and two steps further, up or down: values of deviation `step`.
 
+    Which way is drawn once for each `place`, so that a place that is drawn twice is played once.
     Nothing is cut off where an entry leaves its range: worlds are granted, and granting one that
     cannot be keeps the ceiling one.
     """
-    sign = 1 - 2 * int(torch.randint(2, (), generator=generator))
+    sign = 1 - 2 * int(torch.randint(2, (), generator=torch.Generator().manual_seed(place)))
     sample = world.inputs[i]
     further = (sample.double() + 2 * sign * step.to(sample.device)).to(sample.dtype)
-    return TwoWorlds(world, world._replace(inputs=_with_row(world.inputs, i, further)))
+    return TwoWorlds(world, world._replace(inputs=_with_row(world.inputs, i, further)), (i, place))
 
 
 def _drawn(mass: Tensor, share: float) -> int:
