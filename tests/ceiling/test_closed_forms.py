@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import unsum
+from unsum.audit import ceiling_words
 from unsum.ceiling import Effort, Simulation, bound, prove
 from unsum.ceiling.bound import against
 from unsum.ceiling.client import Played, World
@@ -342,6 +343,92 @@ def test_who_looks() -> None:
     central = unsum.Observer("outsider", clients=10, noise=1.0)
     assert samples(linear(), (x, y), observer=central, pairs=64) < [1.0]
     assert samples(linear(), (x, y), observer=unsum.Observer("aggregate", clients=10)) == [1.0]  # no client adds noise
+
+
+# Other clients' data, drawn from a public pool.
+
+
+def summed(world: World) -> Played:
+    """A client that sends the sum of its samples."""
+    return Played({"sum": world.inputs.double().sum(0)})
+
+
+def pooled(deviation: Tensor, samples: int = 4000) -> tuple[Tensor, Tensor]:
+    x = torch.randn(samples, 5, generator=torch.Generator().manual_seed(3)) * deviation
+    return x, torch.zeros(samples, dtype=torch.long)
+
+
+def test_other_clients_hide_what_their_own_updates_move() -> None:
+    """K = 5 clients of two samples: their sum has the variance 4 · 2 · 0.5² = 2 in entry 0, and the noise √5 σ."""
+    spread = torch.tensor([1.0, 0, 0, 0, 0])
+    data = torch.zeros(2, 5), torch.tensor([0, 1])
+    how = {"client": summed, "spread": spread, "noise": 0.3, "observer": unsum.Observer("aggregate", clients=5)}
+    own = 5 * 0.3**2
+    others = pooled(torch.tensor([0.5, 0.5, 0, 0, 0]))
+    found = unsum.ceiling(linear(), data, pairs=64, others=others, **how)
+    one = found.distances.found[0][0]  # type: ignore[union-attr]
+    deviations = one._deviations(math.sqrt(own))
+    assert one.squared == pytest.approx(4.0)
+    assert deviations == pytest.approx(2 / math.sqrt(own + 2.0), rel=0.4)  # 24 updates know a variance to a third
+    elsewhere = unsum.ceiling(linear(), data, pairs=64, others=pooled(torch.tensor([0, 0.5, 0, 0, 0])), **how)
+    granted = unsum.ceiling(linear(), data, pairs=64, **how)
+    assert float(found.samples[0]) < float(granted.samples[0]) - 0.2
+    assert elsewhere.samples.tolist() == pytest.approx(granted.samples.tolist(), abs=1e-6)
+
+
+def test_an_estimate_is_marked_and_never_a_proof() -> None:
+    data = torch.zeros(2, 5), torch.tensor([0, 1])
+    how = {"noise": 9.0, "pairs": 64, "observer": unsum.Observer("aggregate", clients=3)}
+    proven = unsum.ceiling(linear(), data, **how)
+    found = unsum.ceiling(linear(), data, others=pooled(torch.ones(5)), **how)
+    assert (proven.decided(0.2), proven.estimate) == ("below", "")
+    assert float(found.samples.max()) < 0.2
+    assert found.decided(0.2) == "open"
+    assert "proves nothing" in found.estimate
+    assert "24 updates of 2 out of 4000 public samples" in found.estimate
+    assert "estimate" in repr(found)
+    assert "estimate" in found._repr_html_()
+    assert found.to_dict()["estimate"] == found.estimate
+    said = [ceiling_words.headline(found, 0.2), *ceiling_words.details(found)]
+    assert said[0].startswith("Estimated, not proven")
+    assert not any("confidence" in sentence or "Proven" in sentence for sentence in said)
+
+
+def test_what_a_mechanism_proves_stays_proven_beside_an_estimate() -> None:
+    chain = [unsum.Clip(0.1), unsum.Noise(1.0)]
+    observer = unsum.Observer("aggregate", clients=3)
+    found = unsum.ceiling(linear(), batch(2), defenses=chain, observer=observer, others=pooled(torch.ones(5)), pairs=4)
+    assert found.decided(0.2) == "below"
+
+
+def test_without_noise_public_updates_hide_nothing() -> None:
+    observer = unsum.Observer("aggregate", clients=3)
+    found = unsum.ceiling(linear(), batch(2), observer=observer, others=pooled(torch.ones(5)))
+    assert found.samples.tolist() == [1.0, 1.0]
+    assert "No client adds noise" in found.why
+
+
+def test_over_rounds_other_clients_are_granted() -> None:
+    data = torch.zeros(2, 5), torch.tensor([0, 1])
+    how = {"noise": 0.2, "pairs": 16, "observer": unsum.Observer("aggregate", clients=3), "client": summed, "spread": 0.1}
+    granted = unsum.ceiling(linear(), data, **how)
+    found = unsum.ceiling(linear(), data, others=pooled(torch.ones(5)), **how)
+    assert found.after(1).tolist() == found.samples.tolist()
+    assert found.after(3).tolist() == granted.after(3).tolist()
+
+
+@pytest.mark.parametrize(
+    ("others", "observer", "says"),
+    [
+        (pooled(torch.ones(5), 9), unsum.Observer(), "at least two clients"),
+        ("photos", unsum.Observer("aggregate", clients=3), "a folder of photos, or"),
+        ((torch.zeros(3, 4), torch.zeros(3)), unsum.Observer("aggregate", clients=3), "samples like this client's"),
+        (batch(2), unsum.Observer("aggregate", clients=3), "not its own"),
+    ],
+)
+def test_other_clients_that_cannot_be_are_refused(others: object, observer: unsum.Observer, says: str) -> None:
+    with pytest.raises(unsum.UnsumError, match=says):
+        unsum.ceiling(linear(), batch(2), noise=1.0, others=others, observer=observer)  # type: ignore[arg-type]
 
 
 def test_presence() -> None:

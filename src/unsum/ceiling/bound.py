@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unsum.ceiling.client import Client, Played, World, separated
+from unsum.ceiling.client import Client, Played, World, difference, separated
 from unsum.ceiling.coin import Separation
 from unsum.ceiling.interval import lower_limit, upper_limit
+from unsum.ceiling.others import Cloud
 from unsum.ceiling.secret import Presence, Secret, TwoWorlds
 from unsum.deadline import out_of_time
 from unsum.defend.added import AddedNoise
@@ -51,6 +52,8 @@ class Distances:
     seed: int = 0
     found: list[list[Separation]] = field(default_factory=list)
     own: list[Played] = field(default_factory=list)  # at most one: of the world as it is
+    cloud: Cloud | None = None  # other clients' updates, one of them
+    others: int = 0  # [clients] whose sum is unknown
     named: dict[tuple[int, ...], Separation] = field(default_factory=dict)  # pairs drawn before
 
     def __post_init__(self) -> None:
@@ -62,7 +65,7 @@ class Distances:
 
     def of_others(self, secrets: Sequence[Secret]) -> Distances:
         """The same client and data with other secrets."""
-        return Distances(self.client, self.world, secrets, self.by_size, self.seed, own=self.own)
+        return replace(self, secrets=secrets, found=[], named={})
 
     def first(self, i: int) -> Separation:
         """One pair of sample `i`."""
@@ -132,7 +135,11 @@ class Distances:
             if not isinstance(secret, Presence):
                 raise
             return Separation(0.0, bare=True)  # without the sample nothing can be trained or sent
-        return separated(one, other, by_size=self.by_size)
+        found = separated(one, other, by_size=self.by_size)
+        if self.cloud is None or found.bare:
+            return found
+        along = self.cloud.along(difference(one, other))
+        return replace(found, hidden=np.stack([along, self.others * self.cloud.variances]))
 
     def _play(self, world: World) -> Played:
         if world is not self.world:
