@@ -16,7 +16,6 @@ is an estimate, and proves nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -29,47 +28,45 @@ from unsum.ceiling.client import Client, World
 from unsum.errors import UnsumError
 
 UPDATES = 24  # [updates] of public clients that the covariance is taken from; they are kept
-_FLAT = 1e-10  # [1] of the largest variance: a direction with less is rounding
+_FLAT = 1e-5  # [1] of the largest variance: a direction with less is rounding
 
 
 @dataclass(frozen=True)
 class Cloud:
-    """Updates of public clients less their mean, and the directions in which they vary: `basis`
-    (n, r) makes unit vectors out of them, `variances` (r,) are those of one client's update."""
+    """Updates of public clients less their mean, (n, P), and the directions in which they vary:
+    `basis` (n, r) makes unit vectors out of them, `variances` (r,) are those of one client's update.
+    """
 
-    updates: list[Mapping[str, Tensor]]
+    sizes: Mapping[str, int]
+    updates: Tensor
     basis: NDArray[np.float64]
     variances: NDArray[np.float64]
 
     def along(self, difference: Mapping[str, Tensor]) -> NDArray[np.float64]:
         """(r,) squared lengths of a difference of two updates along these directions."""
-        inner = np.array([_inner(one, difference) for one in self.updates])
-        return np.asarray((inner @ self.basis) ** 2)
+        if {name: part.numel() for name, part in difference.items()} != self.sizes:
+            raise UnsumError(
+                "The other clients send other tensors than this one; leave others= (--others) out."
+            )
+        inner = self.updates @ _flat(difference).to(self.updates)
+        return np.asarray((inner.double().cpu().numpy() @ self.basis) ** 2)
 
 
 def cloud_of(client: Client, pool: World, size: int, *, seed: int) -> Cloud:
     """Of clients that hold `size` samples of the pool each, drawn with replacement."""
     draw = torch.Generator().manual_seed(seed)
-    sent: list[dict[str, Tensor]] = []
-    for _ in range(UPDATES):
-        rows = torch.randint(len(pool.inputs), (size,), generator=draw)
-        drawn = client(World(pool.inputs[rows], pool.targets[rows]))
-        sent.append({name: tensor.detach().clone() for name, tensor in drawn.noisy.items()})
-    for name in sent[0]:
-        mean = torch.stack([one[name].double() for one in sent]).mean(0)
-        for one in sent:
-            one[name] = (one[name].double() - mean).to(one[name].dtype)
-    gram = np.array([[_inner(one, other) for other in sent] for one in sent])
-    values, vectors = np.linalg.eigh(gram)
+    rows = [torch.randint(len(pool.inputs), (size,), generator=draw) for _ in range(UPDATES)]
+    sent = [client(World(pool.inputs[row], pool.targets[row])).noisy for row in rows]
+    sizes = {name: part.numel() for name, part in sent[0].items()}
+    updates = torch.stack([_flat(one) for one in sent])
+    updates -= updates.mean(0)
+    values, vectors = np.linalg.eigh((updates @ updates.T).double().cpu().numpy())
     if not np.isfinite(values).all() or values[-1] <= 0:
-        raise UnsumError("The other clients' updates do not differ; give a pool of more samples.")
+        raise UnsumError("The other clients' updates do not differ; give more public samples.")
     kept = values > _FLAT * values[-1]
     basis = vectors[:, kept] / np.sqrt(values[kept])
-    return Cloud(list(sent), basis, values[kept] / (UPDATES - 1))
+    return Cloud(sizes, updates, basis, values[kept] / (UPDATES - 1))
 
 
-def _inner(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """⟨·, ·⟩ of two updates, in float64."""
-    if one.keys() != other.keys():
-        raise UnsumError("The other clients send other tensors than this one; their sum hides nothing.")
-    return math.fsum(float(torch.sum(one[n].double() * other[n].double())) for n in one)
+def _flat(sent: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([part.detach().flatten() for part in sent.values()])
