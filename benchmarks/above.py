@@ -183,7 +183,7 @@ class Client:
             i = int(torch.randint(len(secrets), (), generator=draw))
             secret = secrets[i]
             pair = secret.draw(int(torch.randint(secret.strata, (), generator=draw)), draw)
-            clean = [self.clean(world) for world in pair]
+            clean = [self.clean(pair.one), self.clean(pair.other)]
             sent = []
             for coin in torch.randint(2, (NOISES_EACH,), generator=draw).tolist():
                 torch.default_generator.manual_seed(int(torch.randint(2**31, (), generator=draw)))
@@ -191,14 +191,14 @@ class Client:
                 for part in self.chain[len(self.before) :]:
                     update = part(update)
                 sent.append((update, coin))
-            yield Game(i, (pair[0], pair[1]), clean, sent)
+            yield Game(i, (pair.one, pair.other), clean, sent)
 
 
 def _typical(case: Simulation, before: Sequence[Defense]) -> float:
     """How far apart two worlds usually are: noise is in this unit."""
     client = SimulatedClient(case.model, True, case.training, case.loss, tuple(before), seed=case.seed)
     pairs = (secret.draw(0, torch.Generator().manual_seed(case.seed)) for secret in case.secrets())
-    apart = [separated(client(one), client(other)).squared for one, other in pairs]
+    apart = [separated(client(pair.one), client(pair.other)).squared for pair in pairs]
     return math.sqrt(max(apart)) or 1.0
 
 

@@ -37,13 +37,30 @@ def test_a_photos_pair_differs_in_one_component_by_twice_its_deviation() -> None
     world = World(torch.rand(3, 3, 8, 8, dtype=torch.float64), torch.tensor([0, 1, 2]))
     secret = PhotoComponents(world, 1)
     for stratum in range(secret.strata):
-        one, other = secret.draw(stratum, generator(stratum))
-        assert torch.equal(one.inputs[[0, 2]], world.inputs[[0, 2]])
-        assert torch.allclose((one.inputs + other.inputs) / 2, world.inputs)
+        one, other, _ = secret.draw(stratum, generator(stratum))
+        assert one is world  # the client's own, which is played once for all pairs
+        assert torch.equal(other.inputs[[0, 2]], world.inputs[[0, 2]])
         apart = coefficients((one.inputs - other.inputs)[1:2])[0]
         place = int(apart.abs().argmax())
-        assert float(apart.flatten()[place]) == pytest.approx(2 * float(photo_spread((3, 8, 8)).flatten()[place]))
+        by = 2 * float(photo_spread((3, 8, 8)).flatten()[place])
+        assert abs(float(apart.flatten()[place])) == pytest.approx(by)
         assert float(apart.abs().sum() - apart.abs().max()) < 1e-9
+
+
+def test_half_of_the_components_go_up_and_they_may_leave_the_range_of_pixels() -> None:
+    """Of two values 2 h apart the deviation is h, whichever of them is the client's own."""
+    world = World(torch.ones(1, 1, 16, 16, dtype=torch.float64), torch.tensor([0]))
+    secret = PhotoComponents(world, 0)
+    pairs = {pair.name: pair for pair in (secret.draw(n % 4, generator(n)) for n in range(2000))}
+    own = coefficients(world.inputs)
+    up = [bool((coefficients(pair.other.inputs) - own).sum() > 0) for pair in pairs.values()]
+    assert len(up) > 100
+    assert 0.35 < sum(up) / len(up) < 0.65
+    still = pairs[0, 0].other.inputs  # of sample 0, the constant component
+    step = 2 * float(photo_spread((1, 16, 16))[0, 0, 0]) / 16
+    assert float((still - 1).abs().max()) == pytest.approx(step)
+    assert float((still - 1).abs().min()) == pytest.approx(step)
+    assert len(pairs) == len({pair.other.inputs.numpy().tobytes() for pair in pairs.values()})  # a name is one pair
 
 
 def test_components_are_drawn_as_often_as_their_variance_says() -> None:
@@ -57,7 +74,7 @@ def test_components_are_drawn_as_often_as_their_variance_says() -> None:
 
 
 def _constant(secret: PhotoComponents, number: int) -> bool:
-    one, other = secret.draw(number % secret.strata, generator(number))
+    one, other, _ = secret.draw(number % secret.strata, generator(number))
     step = (one.inputs - other.inputs)[0]
     return float(step.max() - step.min()) < 1e-5
 
@@ -66,7 +83,7 @@ def test_entries_are_drawn_by_variance_and_never_where_there_is_none() -> None:
     spread = torch.tensor([0.0, 1.0, 0.0, 2.0, 0.0])
     secret = Entries(World(torch.zeros(1, 5), torch.tensor([0])), 0, spread)
     drawn = [
-        int((pair.one.inputs - pair.other.inputs).argmax())
+        int((pair.one.inputs - pair.other.inputs).abs().argmax())
         for pair in (secret.draw(0, generator(n)) for n in range(2000))
     ]
     assert set(drawn) == {1, 3}
@@ -75,7 +92,7 @@ def test_entries_are_drawn_by_variance_and_never_where_there_is_none() -> None:
 
 def test_presence_leaves_one_row_out_of_everything() -> None:
     world = World(torch.arange(3), torch.arange(3), torch.ones(3, 2), None)
-    one, other = Presence(world, 1).draw(0, generator())
+    one, other, _ = Presence(world, 1).draw(0, generator())
     assert one is world
     assert (other.inputs.tolist(), other.mask.shape, other.segments) == ([0, 2], (2, 2), None)  # type: ignore[union-attr]
 

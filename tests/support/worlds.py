@@ -1,6 +1,6 @@
 """All worlds of a small client, played one by one, and the best attacker there can be on them.
 
-A world sets every coin up or down: entries of the samples, and labels. From all noise-free updates follows what the best possible
+A world leaves every coin as it is or moves it: entries of the samples by twice their size, and labels. From all noise-free updates follows what the best possible
 attacker knows, the posterior mean over all worlds, and beside it what the two-worlds bound allows: for every coin the distance of
 the two worlds that differ in it alone, averaged over all settings of the other coins.
 """
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from unsum.ceiling.client import Played, SimulatedClient, World, separated
 from unsum.ceiling.coin import Separation
-from unsum.ceiling.secret import up_and_down
 from unsum.client.step import AnyDefense
 from unsum.defend.added import AddedNoise
 from unsum.local_training import LocalTraining
@@ -29,7 +28,7 @@ ERRORS = 4.5  # standard errors of their mean that are no violation
 
 @dataclass(frozen=True)
 class Setup:
-    """A client and its coins: `moved` (sample, flat entry, size), and `relabeled` (sample, other class)."""
+    """A client and its coins: `moved` (sample, flat entry, deviation), and `relabeled` (sample, other class)."""
 
     model: nn.Module
     world: World
@@ -106,11 +105,11 @@ class Worlds:
 
 
 def _set(setup: Setup, signs: np.ndarray) -> World:
-    world = setup.world
+    inputs = setup.world.inputs.clone()
     for (sample, entry, size), sign in zip(setup.moved, signs, strict=False):
-        step = torch.zeros(world.inputs[sample].numel(), dtype=torch.float64)
-        step[entry] = size
-        world = up_and_down(world, sample, step.view(world.inputs[sample].shape))[0 if sign > 0 else 1]
+        if sign > 0:
+            inputs[sample].view(-1)[entry] += 2 * size
+    world = setup.world._replace(inputs=inputs)
     targets = world.targets.clone()
     for (sample, other), sign in zip(setup.relabeled, signs[len(setup.moved) :], strict=True):
         if sign > 0:

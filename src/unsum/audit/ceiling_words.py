@@ -15,6 +15,8 @@ from unsum.level import DEFAULT_LEVEL
 def headline(found: Ceiling, level: float) -> str:
     """Whether every sample is proven to be below the level."""
     what, most = f"{found.unit}", percent(found.highest)
+    if found.estimate and found.decided(level) != "below":
+        return f"Estimated, not proven: the ceiling of every {what} is about {most} or less."
     if found.decided(level) == "below":
         return f"Proven: nobody reads {percent(level)} of any {what} out of this update (at most {most})."
     if found.decided(level) == "above":
@@ -33,17 +35,17 @@ def details(found: Ceiling) -> list[str]:
             found.why,
             _pairs(found),
             _labels(found),
-            found.observer.sentence,
+            found.estimate or found.observer.sentence,
             _worst(found),
             _bits(found),
-            ASSUMED,
+            "" if found.estimate else ASSUMED,
         )
         if sentence
     ]
 
 
 def _pairs(found: Ceiling) -> str:
-    if found.why:
+    if found.why or found.estimate:
         return ""
     noise = "no noise" if found.noise is None else str(found.noise)
     return (
@@ -56,7 +58,8 @@ def _labels(found: Ceiling) -> str:
     told = [float(value) for value in found.labels if not math.isnan(float(value))]
     if not told:
         return ""
-    return f"A label is told from its likeliest alternative with a probability of at most {max(told):.3f}."
+    label = "By the same estimate a label" if found.estimate else "A label"
+    return f"{label} is told from its likeliest alternative with a probability of at most {max(told):.3f}."
 
 
 def _worst(found: Ceiling) -> str:

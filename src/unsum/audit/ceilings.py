@@ -13,17 +13,18 @@ from torch import Tensor, nn
 
 from unsum.audit.inputs import Data, Inputs, simulated_training
 from unsum.audit.text import is_text, text_inputs
-from unsum.ceiling.bound import Distances, against, limits_of
-from unsum.ceiling.client import Client, OwnLoss
+from unsum.ceiling.bound import Distances, above, against, limits_of
+from unsum.ceiling.client import Client, OwnLoss, World
 from unsum.ceiling.observer import Observer
 from unsum.ceiling.prove import MOST, PAIRS, Effort, Simulation, prove
 from unsum.ceiling.result import Ceiling, of_limits
-from unsum.data import Batch
+from unsum.data import Batch, Source, client_batch, embedded_batch, open_data, photo_count, tags
 from unsum.data.table_file import is_table
 from unsum.data.texts import TextData
 from unsum.deadline import time_limit as limited_to
 from unsum.defend import Defense, Noise
 from unsum.errors import UnsumError
+from unsum.head import find_head
 from unsum.losses import Loss
 from unsum.models import DEFAULT_MODEL
 from unsum.progress import SILENT, Progress
@@ -44,6 +45,7 @@ def ceiling(
     level: float | None = None,
     pairs: int | None = None,
     observer: Observer | None = None,
+    others: Data | None = None,
     presence: bool = False,
     loss: str | Loss | OwnLoss | None = None,
     learning_rate: float | None = None,
@@ -63,7 +65,7 @@ def ceiling(
 ) -> Ceiling:
     """What nobody can exceed: an upper limit of what any attacker reads of each sample out of one update.
 
-    One component of a sample is up or down; the client trains in both worlds; the distance of the two
+    One component of a sample is as it is or two deviations further; the client trains in both worlds; the distance of the two
     updates over the noise bounds every attacker. Nothing is differentiated or linearized beyond the
     training itself, so that every model that can be trained can be bounded.
 
@@ -76,10 +78,15 @@ def ceiling(
         spread: the standard deviation that an attacker gives an entry before it sees the update, a number
             or a tensor like one sample. By default photos have a photo's spectrum, tables their columns'.
         time_limit: seconds for the pairs of worlds (120 by default; `math.inf` for none).
-        level: draw until every sample is known to be below this level or not, at most 256 pairs each.
+        level: draw until every sample is known to be below this level, or one of them not to be; at most 256
+            pairs each.
         pairs: instead, so many pairs of worlds for every sample (64 by default).
         observer: who looks: `Observer("aggregate", clients=10)`, `Observer("outsider", clients=10, noise=0.1)`;
             the server by default, which sees this client's update.
+        others: public samples that the other clients of a sum are taken to hold: "photos" for the embedded photos
+            that are not the client's, a folder of photos (labels beyond the model's are counted around), or (inputs,
+            targets). The result is an estimate then and
+            proves nothing; without them the others' data are granted to the attacker.
         presence: bound as well how well anyone can tell whether a sample took part.
         loss: what the client minimizes, as for `unsum.audit`, or a function of (what the model returns,
             targets) that gives a number.
@@ -127,9 +134,10 @@ def ceiling(
     if pairs is not None:
         effort = replace(effort, pairs=pairs, most=pairs)
     elif level is not None:
-        effort = replace(effort, decided=against(level), most=MOST)
+        effort = replace(effort, decided=against(level), settled=above(level), most=MOST)
     with limited_to(LIMIT if time_limit is None else time_limit, progress):
-        found = prove(case, chain, observer=observer, effort=effort, client=client)
+        pool = None if others is None else _pool(others, case)
+        found = prove(case, chain, observer=observer, effort=effort, client=client, others=pool)
     return replace(found, seconds=time.perf_counter() - start)
 
 
@@ -166,6 +174,33 @@ def over_rounds(models: Iterable[nn.Module], data: Data, *, pairs: int = PAIRS, 
     return found
 
 
+def _pool(others: Any, case: Simulation) -> World:
+    """Public samples like the client's, which are not the client's own."""
+    if isinstance(others, tuple | Batch):
+        inputs, targets = others if isinstance(others, tuple) else (others.images, others.targets)
+    elif not isinstance(others, str | Path) or case.unit != "picture":
+        raise UnsumError('Other clients\' data are "photos", a folder of photos, or (inputs, targets).')
+    else:
+        classes, side = find_head(case.model)[1].out_features, case.inputs.shape[-1]
+        if others == "photos":
+            fewer = classes if classes < len(tags()) else None
+            batch = embedded_batch(photo_count(), image_size=side, classes=fewer)
+        else:
+            source = open_data(others)
+            if not isinstance(source, Source):
+                raise UnsumError('Other clients\' data are "photos", a folder of photos, or (inputs, targets).')
+            batch = client_batch(source, min(len(source.names), _POOL), image_size=side)
+        inputs, targets = batch.images, batch.targets % classes
+    own = case.inputs.cpu()
+    if inputs.shape[1:] == own.shape[1:]:
+        new = [i for i, row in enumerate(inputs) if not any(torch.equal(row, mine) for mine in own)]
+        inputs, targets = inputs[new], targets[new]
+    if inputs.shape[1:] != own.shape[1:] or targets.shape[1:] != case.targets.shape[1:] or len(inputs) < 2:
+        raise UnsumError("Other clients hold samples like this client's, at least two that are not its own.")
+    return World(inputs.to(case.inputs), targets.to(case.targets))
+
+
+_POOL = 256  # [photos] of a folder that other clients' samples are drawn from
 _TENSORS = ("inputs", "targets", "mask", "segments")
 
 

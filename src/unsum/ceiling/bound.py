@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unsum.ceiling.client import Client, Played, World, separated
+from unsum.ceiling.client import Client, Played, World, difference, separated
 from unsum.ceiling.coin import Separation
 from unsum.ceiling.interval import lower_limit, upper_limit
-from unsum.ceiling.secret import Presence, Secret
+from unsum.ceiling.others import Cloud
+from unsum.ceiling.secret import Presence, Secret, TwoWorlds
 from unsum.deadline import out_of_time
 from unsum.defend.added import AddedNoise
 from unsum.errors import UnsumError
@@ -25,16 +26,19 @@ _BITS = 30  # of a seed
 @dataclass(frozen=True)
 class Bracket:
     """Between `lower` and `upper` lies the ceiling of a sample; `guess` is the upper limit of the
-    largest chance to name one of the two values."""
+    largest chance to name one of the two values. `alone` is an upper limit for this sample whatever
+    those of others do; the largest of them bounds all samples."""
 
     lower: float
     upper: float
     guess: float
     pairs: int
+    alone: float
 
     def capped(self, most: float) -> Bracket:
         """The same where `most` bounds the ceiling as well."""
-        return replace(self, upper=min(self.upper, most), lower=min(self.lower, most))
+        lower, upper, alone = (min(value, most) for value in (self.lower, self.upper, self.alone))
+        return replace(self, lower=lower, upper=upper, alone=alone)
 
 
 @dataclass(eq=False)
@@ -48,6 +52,9 @@ class Distances:
     seed: int = 0
     found: list[list[Separation]] = field(default_factory=list)
     own: list[Played] = field(default_factory=list)  # at most one: of the world as it is
+    cloud: Cloud | None = None  # other clients' updates, one of them
+    others: int = 0  # [clients] whose sum is unknown
+    named: dict[tuple[int, ...], Separation] = field(default_factory=dict)  # pairs drawn before
 
     def __post_init__(self) -> None:
         self.found = self.found or [[] for _ in self.secrets]
@@ -58,7 +65,7 @@ class Distances:
 
     def of_others(self, secrets: Sequence[Secret]) -> Distances:
         """The same client and data with other secrets."""
-        return Distances(self.client, self.world, secrets, self.by_size, self.seed, own=self.own)
+        return replace(self, secrets=secrets, found=[], named={})
 
     def first(self, i: int) -> Separation:
         """One pair of sample `i`."""
@@ -74,21 +81,28 @@ class Distances:
         known += [self._separation(i, len(known) + place) for place in range(secret.strata)]
 
     def known(self, i: int, noise: AddedNoise | None) -> Bracket:
-        """The limits of sample `i` under this noise, confident for all samples together."""
-        secret, confidence = self.secrets[i], 1 - (1 - CONFIDENCE) / len(self.secrets)
-        separations, a2 = self.found[i], self.secrets[i].amplitude ** 2
+        """The limits of sample `i` under this noise.
+
+        `upper` limits of all samples hold together (half of the doubt, shared among them). So does
+        the largest of their `alone` (the other half): it is wrong only if that of the sample with
+        the highest ceiling is, and which sample that is does not depend on the draws.
+        """
+        secret, doubt, size = self.secrets[i], 1 - CONFIDENCE, len(self.secrets)
+        separations, a2 = self.found[i], secret.amplitude**2
         guesses = [2 * one.guess(noise) - 1 for one in separations]
         values = [1 - a2 * (1 - one.known(noise)) for one in separations]
         values = guesses if secret.discrete else values
         if secret.exhaustive and values:
             mean = math.fsum(values) / len(values)
-            return Bracket(mean, mean, _chance(math.fsum(guesses) / len(guesses)), len(values))
-        upper = upper_limit(values, confidence)
+            guess = _chance(math.fsum(guesses) / len(guesses))
+            return Bracket(mean, mean, guess, len(values), mean)
+        half = doubt if size == 1 else doubt / 2
         return Bracket(
-            lower_limit(values, confidence),
-            upper,
-            _chance(upper_limit(guesses, confidence)),
+            lower_limit(values, 1 - doubt / size),
+            upper_limit(values, 1 - half / size),
+            _chance(upper_limit(guesses, 1 - doubt / size)),
             len(values),
+            upper_limit(values, 1 - half),
         )
 
     def repeated(self, rounds: int) -> Distances:
@@ -107,13 +121,25 @@ class Distances:
             32 - _BITS
         )
         pair = secret.draw(number % secret.strata, torch.Generator().manual_seed(seed))
+        if pair.name not in self.named:
+            separation = self._apart(pair, secret)
+            if not pair.name:
+                return separation
+            self.named[pair.name] = separation
+        return self.named[pair.name]
+
+    def _apart(self, pair: TwoWorlds, secret: Secret) -> Separation:
         try:
-            one, other = (self._play(world) for world in pair)
+            one, other = self._play(pair.one), self._play(pair.other)
         except (ValueError, UnsumError):
             if not isinstance(secret, Presence):
                 raise
             return Separation(0.0, bare=True)  # without the sample nothing can be trained or sent
-        return separated(one, other, by_size=self.by_size)
+        found = separated(one, other, by_size=self.by_size)
+        if self.cloud is None or found.bare:
+            return found
+        along = self.cloud.along(difference(one, other))
+        return replace(found, hidden=np.stack([along, self.others * self.cloud.variances]))
 
     def _play(self, world: World) -> Played:
         if world is not self.world:
@@ -132,35 +158,42 @@ def measure(
     noise: AddedNoise | None,
     *,
     most: int,
+    settled: Decided = lambda _limits: False,
+    order: Sequence[int] | None = None,
     told: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> None:
-    """Draw until every sample is decided, has `most` pairs, or time is over.
+    """Draw until every sample is decided, one sample's limits have `settled` it for all, each has
+    `most` pairs, or time is over.
 
-    With a decision to make, one sample after the other: one that is made says more than several
-    that are near. With none, all in turns. Bracket that are taken whenever it stops hold all the
-    same.
+    With a decision to make, one sample after the other, in this `order`: one that is made says more
+    than several that are near. With none, all in turns. Limits that are taken whenever it stops
+    hold all the same.
     """
-    samples = range(len(distances.secrets))
+    samples = list(order or range(len(distances.secrets)))
 
-    def open_still(i: int) -> bool:
+    def drawable(i: int) -> bool:
         drawn = len(distances.found[i])
-        if drawn and (drawn >= most or distances.secrets[i].exhaustive):
-            return False
-        return decided is None or not decided(distances.known(i, noise))
+        return not drawn or (drawn < most and not distances.secrets[i].exhaustive)
 
     def turns() -> Iterator[int]:
         if decided is None:
-            while todo := [i for i in samples if open_still(i)]:
+            while todo := [i for i in samples if drawable(i)]:
                 yield from todo
             return
+        for i in samples:  # by itself: enough where all of them are below
+            while drawable(i) and not decided(_by_itself(distances.known(i, noise))):
+                yield i
+            if settled(distances.known(i, noise)):
+                return
+        cap = max(distances.known(i, noise).alone for i in samples)
         for i in samples:
-            while open_still(i):
+            while drawable(i) and not decided(distances.known(i, noise).capped(cap)):
                 yield i
 
     for i in turns():
         if out_of_time("further pairs of worlds"):
             return
-        told(i, len(samples))
+        told(samples.index(i), len(samples))
         distances.cycle(i)
 
 
@@ -169,8 +202,20 @@ def against(level: float) -> Decided:
     return lambda limits: limits.upper < level or limits.lower >= level
 
 
+def above(level: float) -> Decided:
+    """Whether the ceiling is known to be at the level or above, which settles it for all samples."""
+    return lambda limits: limits.lower >= level
+
+
 def limits_of(distances: Distances, noise: AddedNoise | None) -> list[Bracket]:
-    return [distances.known(i, noise) for i in range(len(distances.secrets))]
+    """Of all samples, which hold together."""
+    limits = [distances.known(i, noise) for i in range(len(distances.secrets))]
+    cap = max(one.alone for one in limits)
+    return [one.capped(cap) for one in limits]
+
+
+def _by_itself(limits: Bracket) -> Bracket:
+    return replace(limits, upper=limits.alone)
 
 
 def as_tensor(values: Sequence[float]) -> Tensor:

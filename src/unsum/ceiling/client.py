@@ -171,6 +171,11 @@ def separated(one: Played, other: Played, *, by_size: bool = False) -> Separatio
     return Separation.of(noisy or [], by_size=by_size, bare=seen or noisy is None)
 
 
+def difference(one: Played, other: Played) -> dict[str, Tensor]:
+    """Of what noise is added to, where both worlds send the same tensors."""
+    return {name: _difference(one.noisy[name], other.noisy[name]) for name in one.noisy}
+
+
 def _differences(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[Tensor] | None:
     """None where the names differ."""
     if one.keys() != other.keys():

@@ -42,12 +42,14 @@ class Separation:
 
     `squared` is ‖δ‖². `counts` is how many entries differ by each size, in bins of an eighth of an
     octave, upper ends counted; it is kept only where Laplace noise asks for it. `bare` says that
-    a part of what is sent carries no noise and differs.
+    a part of what is sent carries no noise and differs. `hidden` (2, r) is of other clients' sum:
+    what of ‖δ‖² lies along each of its directions, and its variance there.
     """
 
     squared: float
     bare: bool = False
     counts: NDArray[np.int64] | None = None
+    hidden: NDArray[np.float64] | None = None
 
     @classmethod
     def of(
@@ -59,12 +61,14 @@ class Separation:
         return cls(squared, bare, _histogram(differences) if by_size else None)
 
     def __add__(self, other: Separation) -> Separation:
-        """Of two updates together, each with noise of its own."""
+        """Of two updates together, each with noise of its own; other clients are granted."""
         counts = None if self.counts is None or other.counts is None else self.counts + other.counts
         return Separation(self.squared + other.squared, self.bare or other.bare, counts)
 
     def repeated(self, times: int) -> Separation:
-        """Of so many updates that lie as far apart as this one."""
+        """Of so many updates that lie as far apart as this one; other clients are granted."""
+        if times == 1:
+            return self
         counts = None if self.counts is None else self.counts * times
         return Separation(self.squared * times, self.bare, counts)
 
@@ -80,8 +84,7 @@ class Separation:
         assert noise is not None
         if noise.kind == "laplace":
             return -math.expm1(2 * self._log_affinity(noise.scale))
-        ratio = min(math.sqrt(self.squared) / (2 * noise.scale), _CERTAIN)
-        return _known(ratio)
+        return _known(min(self._deviations(noise.scale) / 2, _CERTAIN))
 
     def guess(self, noise: AddedNoise | None) -> float:
         """The largest chance to name the world, from 1/2 to 1."""
@@ -90,7 +93,15 @@ class Separation:
         assert noise is not None
         if noise.kind == "laplace":
             return (1 + math.sqrt(-math.expm1(2 * self._log_affinity(noise.scale)))) / 2
-        return normal_cdf(math.sqrt(self.squared) / (2 * noise.scale))
+        return normal_cdf(self._deviations(noise.scale) / 2)
+
+    def _deviations(self, scale: float) -> float:
+        """How many standard deviations of the noise the two worlds lie apart."""
+        if self.hidden is None:
+            return math.sqrt(self.squared) / scale
+        along, variances = self.hidden
+        rest = max(self.squared - float(along.sum()), 0.0)
+        return math.sqrt(rest / scale**2 + float((along / (scale**2 + variances)).sum()))
 
     def _unhidden(self, noise: AddedNoise | None) -> bool:
         return noise is None or self.bare or self.squared == 0

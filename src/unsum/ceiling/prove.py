@@ -17,8 +17,9 @@ from unsum.ceiling.bits import bits_sent, leakage_of_bits
 from unsum.ceiling.bound import Decided, Distances, as_tensor, limits_of, measure
 from unsum.ceiling.client import Client, OwnClient, OwnLoss, SimulatedClient, TextClient, World
 from unsum.ceiling.observer import Observer
+from unsum.ceiling.others import UPDATES, cloud_of
 from unsum.ceiling.photos import photo_spread
-from unsum.ceiling.result import BARE, UNNOISED, Ceiling, Unit, of_limits
+from unsum.ceiling.result import BARE, BARE_SUM, UNNOISED, Ceiling, Unit, of_limits
 from unsum.ceiling.secret import (
     AnyOf,
     Cells,
@@ -178,9 +179,11 @@ class Simulation:
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to draw. `decided` ends a sample's draws; by default so many pairs do."""
+    """How long to draw. `decided` ends a sample's draws; by default so many pairs do. `settled`
+    ends those of all samples, once one sample's limits say enough."""
 
     decided: Decided | None = None
+    settled: Decided = lambda _limits: False
     pairs: int = PAIRS
     most: int = MOST
     together: bool = False  # bound the mean over the samples instead of every sample
@@ -196,9 +199,10 @@ def prove(
     observer: Observer | None = None,
     effort: Effort | None = None,
     client: Client | None = None,
+    others: World | None = None,
 ) -> Ceiling:
     """The ceiling of every sample under these defenses."""
-    return Prover(case, observer or Observer(), effort or Effort(), client)(defenses)
+    return Prover(case, observer or Observer(), effort or Effort(), client, others)(defenses)
 
 
 @dataclass(eq=False)
@@ -206,13 +210,15 @@ class Prover:
     """Ceilings of one client under any number of defenses.
 
     Distances do not depend on the noise: they are measured once for all defenses that do the same
-    before it.
+    before it. `others` is a public pool that other clients' samples are taken to come from; without
+    it they are granted.
     """
 
     case: Simulation
     observer: Observer = field(default_factory=Observer)
     effort: Effort = field(default_factory=Effort)
     client: Client | None = None
+    others: World | None = None
     _measured: dict[tuple[str, bool], _Measured] = field(default_factory=dict)
 
     def __call__(self, defenses: Sequence[AnyDefense] = ()) -> Ceiling:
@@ -234,16 +240,38 @@ class Prover:
             effort, decided = self.effort, self.effort.decided
             ends = None if decided is None else _with_cap(decided, worst)
             most = effort.pairs if decided is None else effort.most
-            measure(found, ends, seen, most=most, told=effort.told)
+            order = _most_exposed_first(measured)
+            how: dict[str, Any] = {"settled": effort.settled, "order": order, "told": effort.told}
+            measure(found, ends, seen, most=most, **how)
         limits = [
             one.capped(1.0 if worst is None else worst.leakage) for one in limits_of(found, seen)
         ]
         result = of_limits(limits, noise=noise, unit=case.unit, observer=observer)
-        result = replace(result, distances=found, worst=worst)
+        estimate = "" if found.cloud is None else self._estimate()
+        result = replace(result, distances=found, worst=worst, estimate=estimate)
         if bare:
             bits = _by_bits(case, found.client, defenses)
             result = replace(result, why=bare, lower=result.samples, by_bits=bits)
         return replace(result, **guesses, seconds=time.perf_counter() - start)
+
+    def _clouded(self, by_size: bool) -> bool:
+        """Whether other clients' sum is unknown; beside Laplace noise they are granted."""
+        if self.others is None:
+            return False
+        if self.observer.clients < 2 or self.case.text:
+            raise UnsumError(
+                "Other clients hide something in a sum alone, of photos, tables or arrays; name the "
+                "observer with at least two clients: aggregate:10."
+            )
+        return not by_size
+
+    def _estimate(self) -> str:
+        assert self.others is not None
+        return (
+            f"An estimate that proves nothing: the samples of the other {self.observer.clients - 1} "
+            f"clients are taken to be unknown, and their sum to be Gaussian, as {UPDATES} updates "
+            f"of {len(self.case.inputs)} out of {len(self.others.inputs)} public samples are."
+        )
 
     def _distances(self, played: Sequence[AnyDefense], *, by_size: bool) -> _Measured:
         key = repr(list(played)), by_size
@@ -254,6 +282,10 @@ class Prover:
             secrets = case.secrets()
             secrets = [AnyOf(secrets)] if self.effort.together else secrets
             samples = Distances(sender, case.world, secrets, by_size, case.seed)
+            if self._clouded(by_size):
+                assert self.others is not None
+                cloud = cloud_of(sender, self.others, len(case.inputs), seed=case.seed)
+                samples = replace(samples, cloud=cloud, others=self.observer.clients - 1)
             others: dict[str, Distances] = {}
             if self.effort.labels and (labels := case.labels()) is not None:
                 others["labels"] = samples.of_others(labels)
@@ -279,12 +311,23 @@ def _with_cap(decided: Decided, worst: WorstCase | None) -> Decided:
     return lambda limits: decided(limits.capped(cap))
 
 
+def _most_exposed_first(measured: _Measured) -> list[int]:
+    """Samples whose labels move the update the most, so that one above the level is met early."""
+    samples, labels = range(len(measured.samples.secrets)), measured.others.get("labels")
+    if labels is None or len(labels.secrets) != len(samples):
+        return list(samples)
+    moved = [
+        sum(one.squared for one in pairs) for pairs in labels.found
+    ]  # none where time was over
+    return sorted(samples, key=lambda i: -moved[i])
+
+
 def _bare(distances: Distances, noise: AddedNoise | None) -> str:
     """Why nothing is to be measured: no noise, and worlds that send other bits; or empty."""
     first = distances.first(0)
     if noise is not None:
         return UNNOISED if first.bare else ""
-    return "" if first.same else BARE
+    return "" if first.same else BARE if distances.cloud is None else BARE_SUM
 
 
 def _guesses(distances: Distances, noise: AddedNoise | None) -> Tensor:

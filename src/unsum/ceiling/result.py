@@ -24,6 +24,9 @@ ASSUMED = (
     "everything else, and leakage is what the update adds to that."
 )
 BARE = "No noise is added to the update, so that nothing random hides the samples."
+BARE_SUM = (
+    "No client adds noise, and updates of public data cannot show what other clients' sum alone hides."
+)
 UNNOISED = (
     "A part of what is sent carries no noise (BatchNorm's statistics), "
     "and it depends on the sample."
@@ -42,7 +45,7 @@ class Ceiling:
     `samples` together hold with a confidence of 99 %; they rest on `pairs` pairs of worlds.
 
     `lower` (B,) are lower limits of the same ceilings: where they reach a level, more pairs would
-    not prove that the sample stays below it.
+    not prove that the sample stays below it. Where `estimate` says so, nothing of this is proven.
 
     Examples:
         >>> import torch, unsum
@@ -67,6 +70,7 @@ class Ceiling:
         math.nan
     )  # the second bound of an update without noise, on average over samples
     why: str = ""  # of limits that no measurement gave
+    estimate: str = ""  # why all this is an estimate, in a sentence
     seconds: float = 0.0
     distances: Distances | None = field(default=None, repr=False)
 
@@ -85,8 +89,10 @@ class Ceiling:
 
     def decided(self, level: float = DEFAULT_LEVEL) -> Decision:
         """`below`: every sample's ceiling is proven to be below the level. `above`: one sample's is
-        not.
+        not. An estimate decides nothing; what the mechanism proves does.
         """
+        if self.estimate:
+            return "below" if self.worst is not None and self.worst.leakage < level else "open"
         if bool((self.samples < level).all()):
             return "below"
         return "above" if bool((self.lower >= level).any()) else "open"
@@ -115,12 +121,16 @@ class Ceiling:
 
     def __repr__(self) -> str:
         top, what = f"{100 * self.highest:.0f} %", f"{len(self.samples)} {self.unit}s"
-        return f"Ceiling(at most {top} of any of {what}, {self.pairs} pairs of worlds)"
+        most = f"an estimate of {top}" if self.estimate else f"at most {top}"
+        return f"Ceiling({most} of any of {what}, {self.pairs} pairs of worlds)"
 
     def _repr_html_(self) -> str:
         """For notebooks: a card for every sample."""
         top = f"Nobody reads more than {100 * self.highest:.0f} % of any {self.unit}"
         said = [self.why, self.observer.sentence, ASSUMED]
+        if self.estimate:
+            top = f"The ceiling is estimated at {100 * self.highest:.0f} % of a {self.unit}"
+            said = [self.why, self.estimate]
         return of_ceiling(self, f"{top}.", [sentence for sentence in said if sentence])
 
     def to_dict(self) -> dict[str, Any]:
@@ -142,6 +152,7 @@ class Ceiling:
             else {"mu": worst.mu, "leakage": worst.leakage, "guess": worst.guess},
             "by_bits": self.by_bits,
             "why": self.why or None,
+            "estimate": self.estimate or None,
             "assumed": ASSUMED,
             "seconds": self.seconds,
         }

@@ -1,8 +1,9 @@
 """Secrets: what has two values, and the two worlds that differ in it.
 
-A `Secret` is of one sample. It has strata of equal weight; `draw(stratum)` gives a pair of worlds.
+A `Secret` is of one sample. It has strata of equal weight; `draw(stratum)` gives a pair of worlds,
+of which one is always the client's own: its update is the same in all pairs and is played once.
 All else that the client has is the same in both, and granted to the attacker. Where a secret is
-`exhaustive`, one draw from every stratum is all there is, and nothing is left to chance.
+`exhaustive`, one draw from every stratum is all there is.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ WHOLE_TEXT = 32  # [tokens] a text of no more is gone through token by token
 
 
 class TwoWorlds(NamedTuple):
-    """Two worlds."""
+    """The client's own world and another one; pairs of the same `name` are the same pair."""
 
     one: World
     other: World
+    name: tuple[int, ...] = ()
 
 
 class Secret(Protocol):
@@ -53,9 +55,9 @@ class Secret(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class PhotoComponents:
-    """One component of sample `i`, up or down by its deviation among photos: x ± a h_k e_k.
+    """One component of sample `i`, as it is or two deviations further: x and x ± 2 a h_k e_k.
 
-    Components are drawn in proportion to their variance h_k², low frequencies in the first stratum.
+    Of two values 2 a h_k apart, both as likely, the deviation is a h_k. Components are drawn in proportion to their variance h_k², low frequencies in the first stratum.
     `amplitude` is a; `scale` turns pixels from 0 to 1 into the client's own unit.
     """
 
@@ -78,7 +80,7 @@ class PhotoComponents:
             * self.amplitude
             * self.scale
         )
-        return up_and_down(self.world, self.i, step)
+        return moved(self.world, self.i, step, place)
 
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,7 +93,7 @@ class PhotoComponents:
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """One entry of sample `i`, up or down by its own spread, drawn by its variance."""
+    """One entry of sample `i`, as it is or two of its deviations further, drawn by its variance."""
 
     world: World
     i: int
@@ -107,15 +109,16 @@ class Entries:
         place = _drawn(mass, float(torch.rand((), generator=generator)))
         step = torch.zeros_like(flat)
         step[place] = flat[place] * self.amplitude
-        return up_and_down(self.world, self.i, step.view(self.spread.shape))
+        return moved(self.world, self.i, step.view(self.spread.shape), place)
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
     """One cell of row `i` of a table.
 
-    A number is up or down by its column's deviation, a category stands against another one. Every
-    column is as likely, so that the figure is of a cell and not of an input of the network.
+    A number is as it is or two of its column's deviations further, a category stands against
+    another one, which is drawn. Every column is as likely, so that the figure is of a cell and not
+    of an input of the network.
     """
 
     world: World
@@ -135,7 +138,7 @@ class Cells:
         if column.kind == "number":
             step = torch.zeros(self.world.inputs.shape[1], dtype=torch.float64)
             step[start] = 1.0  # numbers are standardized
-            return up_and_down(self.world, self.i, step)
+            return moved(self.world, self.i, step, stratum)
         row = self.world.inputs[self.i]
         read, values = row[start : start + widths[place]], len(column.values)
         own = int(read.argmax()) if widths[place] > 1 else round(float(read[0]))
@@ -224,13 +227,17 @@ class Presence:
         return TwoWorlds(self.world, World(*rows))  # type: ignore[arg-type] # inputs and targets are there
 
 
-def up_and_down(world: World, i: int, step: Tensor) -> TwoWorlds:
-    """Sample `i` plus and minus `step`."""
+def moved(world: World, i: int, step: Tensor, place: int) -> TwoWorlds:
+    """Sample `i` as it is, and two steps further, up or down: values of deviation `step`.
+
+    Which way is drawn once for each `place`, so that a place that is drawn twice is played once.
+    Nothing is cut off where an entry leaves its range: worlds are granted, and granting one that
+    cannot be keeps the ceiling one.
+    """
+    sign = 1 - 2 * int(torch.randint(2, (), generator=torch.Generator().manual_seed(place)))
     sample = world.inputs[i]
-    shifted = [
-        (sample.double() + sign * step.to(sample.device)).to(sample.dtype) for sign in (1, -1)
-    ]
-    return TwoWorlds(*(world._replace(inputs=_with_row(world.inputs, i, row)) for row in shifted))
+    further = (sample.double() + 2 * sign * step.to(sample.device)).to(sample.dtype)
+    return TwoWorlds(world, world._replace(inputs=_with_row(world.inputs, i, further)), (i, place))
 
 
 def _drawn(mass: Tensor, share: float) -> int:

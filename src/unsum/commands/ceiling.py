@@ -47,6 +47,13 @@ def command(
         str,
         Option(help="Who looks: server, aggregate:CLIENTS, or outsider:CLIENTS:NOISE with the server's own noise."),
     ] = "server",
+    others: Annotated[
+        str | None,
+        Option(
+            help="Public data that the other clients of a sum are taken to hold: photos (the embedded ones) or a folder. "
+            "An estimate then, which proves nothing; without it their data are granted."
+        ),
+    ] = None,
     rounds: Annotated[
         int | None, Option(help="Also what is proven after so many such rounds on the same data.")
     ] = None,
@@ -108,10 +115,12 @@ def command(
     where |= {"weights": named.weights, "image_size": named.image_size}
     with stages() as shown:
         if flower_run is not None:
+            if others is not None:
+                raise UnsumError("Over stored rounds the other clients' data are granted; leave --others out.")
             found, curve = _after_each(flower_run, named.model, given.data, where, pairs, how | {"progress": shown})
         else:
             level = prove_below if pairs is None else None
-            found = unsum.ceiling(named.model, given.data, level=level, pairs=pairs, progress=shown, **how, **where)
+            found = unsum.ceiling(named.model, given.data, level=level, pairs=pairs, others=others, progress=shown, **how, **where)
             curve = {r: float(found.after(r).max()) for r in _rounds(rounds)}
     proven = found.decided(prove_below) == "below"
     if as_json:
