@@ -24,9 +24,7 @@ ASSUMED = (
     "everything else, and leakage is what the update adds to that."
 )
 BARE = "No noise is added to the update, so that nothing random hides the samples."
-BARE_SUM = (
-    "No client adds noise, and updates of public data cannot show what other clients' sum alone hides."
-)
+BARE_SUM = "No client adds noise, and updates of public data cannot show what other clients' sum alone hides."
 UNNOISED = (
     "A part of what is sent carries no noise (BatchNorm's statistics), "
     "and it depends on the sample."

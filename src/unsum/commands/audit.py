@@ -118,16 +118,24 @@ def command(
         from unsum.defend import parse_defense
     check_gate(fail_above, junit, sarif, sweeping=bool(sweep), prove_below=prove_below, fail_on_labels=fail_on_labels)
     limit = options.seconds(time_limit)
-    others = (given.data, sweep, defense, server, chosen.label_rule, chosen.inverse, chosen.refine, junit, sarif)
+    others = (sweep, server, chosen.label_rule, chosen.inverse, chosen.refine, junit, sarif, prove_below)
     if updates is not None or flower_run is not None:
-        single = (*others, captured.update, captured.before, buffers, fail_on_labels, chosen.loss if updates is None else None)
+        single = (*others, captured.update, captured.before, buffers, fail_on_labels)
+        single += (chosen.loss if updates is None else None,)
         if any(single):
             raise UnsumError(
-                "--updates and --flower-run attack what was captured, as it is; leave out data, single updates, defenses, "
-                "sweeps, servers, label rules, pictures, --buffers, --fail-on-labels, --junit and --sarif."
+                "--updates and --flower-run attack what was captured, as it is; leave out single updates, sweeps, servers, "
+                "label rules, pictures, --buffers, --prove-below, --fail-on-labels, --junit and --sarif."
+            )
+        if (defense or given.same_label) and given.data is None:
+            raise UnsumError(
+                "--updates and --flower-run attack what was captured, as it is; --defense is what its clients declare, for "
+                "the ceiling of a client with samples of the kind: give these with --data."
             )
         many: dict[str, Any] = {"out": out, "fail_above": fail_above, "as_json": as_json, "seed": seed}
         many["train"] = not eval_mode
+        if given.data is not None and ceiling:
+            many["stand_in"] = given, [parse_defense(text) for text in defense or []]
         if updates is not None:
             known = batch if batch_size_known else None
             many |= {"processes": processes, "ray": ray, "device": options.usable_device(device), "batch_size": known}
