@@ -24,7 +24,7 @@ from unsum.head import Head
 from unsum.leak import Leak
 from unsum.peel import cocktail, phong_input, ratio, residual, rgap, walk  # noqa: F401 (registers the methods)
 from unsum.peel.chain import Chain, find_chain
-from unsum.peel.method import PEELERS, Peeled, PeeledLayer, Shape
+from unsum.peel.method import PEELERS, Peeled, PeeledLayer, Shape, checked_shape
 from unsum.separate import answered
 from unsum.separate.options import check_options
 from unsum.sharing import once
@@ -76,6 +76,7 @@ def peel(
             else f"not of the type {type(leak).__name__}"
         )
         raise UnsumError(f"The third argument of peel is a leak to continue; {way}.")
+    shape = checked_shape(shape)
     if method == AUTO:
         chain = find_chain(model, update)
         method = "rgap" if chain.steps[-1].W.shape[0] == 1 else "layers"

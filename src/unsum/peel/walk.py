@@ -18,7 +18,7 @@ from unsum.leak import Leak
 from unsum.peel.chain import Chain, Step, find_chain
 from unsum.peel.conv import peel_conv
 from unsum.peel.dense import Front, front_at_head, head_factor, peel_dense, rounding
-from unsum.peel.method import MARGIN, PEELERS, PRECISE, Peeled, PeeledLayer, Shape
+from unsum.peel.method import MARGIN, PEELERS, PRECISE, Peeled, PeeledLayer, Shape, check_leak
 from unsum.peel.refine import refine
 from unsum.peel.replay import PlayedBatch, Replayed, replay
 from unsum.peel.shapes import input_shapes, picture_shape
@@ -38,6 +38,7 @@ def layers(model: nn.Module, update: Update, leak: Leak | None, *, shape: Shape 
     """Peel as far as the architecture allows; `leak` is the separation that this continues."""
     if leak is None:
         raise UnsumError("The peeler 'layers' continues a separation; give it the leak of unsum.separate.")
+    check_leak(model, leak)
     if not bool(torch.isfinite(leak.features).all()) or leak.estimate == torch.inf:
         raise UnsumError("The separation found nothing, so there is nothing to peel; see leak.notes.")
     chain = find_chain(model, update, leak.features.device)
