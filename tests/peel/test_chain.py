@@ -9,8 +9,8 @@ from torch.nn import functional
 
 import unsum
 from unsum import UnsumError
+from unsum.network.chain import find_chain
 from unsum.peel import obstacle, peel
-from unsum.peel.chain import find_chain
 from unsum.peel.dense import column_space
 
 

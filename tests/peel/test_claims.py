@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import unsum
+from unsum.network.chain import find_chain
 from unsum.peel import Peeled, peel
-from unsum.peel.chain import find_chain
 from unsum.peel.replay import PlayedBatch, replay
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
 from unsum.certify.claim import grant_each
-from unsum.peel.activations import IDENTITY
-from unsum.peel.chain import Step
+from unsum.network.activations import IDENTITY
+from unsum.network.chain import Step
 from unsum.peel.conv import peel_conv
 from unsum.peel.dense import DenseSolution, Front, open_range, peel_dense, rounding, solve_dense, standard_errors
 from unsum.peel.replay import Pass, PlayedBatch, Replayed, outside

@@ -15,8 +15,15 @@ from torch import Tensor, nn
 import unsum
 import unsum.data
 from unsum.head import collect_features
+from unsum.network.activations import (
+    GELU,
+    SIGMOID,
+    SILU,
+    TANH,
+    elu,
+    leaky_relu,
+)
 from unsum.peel import Peeled, peel
-from unsum.peel.activations import GELU, SIGMOID, SILU, TANH, elu, leaky_relu
 
 ACTIVATIONS = {
     "relu": nn.ReLU,

@@ -10,7 +10,7 @@ import unsum
 from support.dense import batch, network, partners
 from unsum import UnsumError
 from unsum.knowledge import Knowledge
-from unsum.peel.chain import find_chain
+from unsum.network.chain import find_chain
 from unsum.peel.replay import PlayedBatch, replay
 from unsum.spans.judge import doubt_mirror
 

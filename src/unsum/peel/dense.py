@@ -37,8 +37,8 @@ from torch import Tensor
 
 from unsum.head import orthonormal_rows
 from unsum.leak import Leak
-from unsum.peel.blocks import left_product, residual_norm
-from unsum.peel.chain import Step
+from unsum.network.chain import Step
+from unsum.network.products import left_product, residual_norm
 from unsum.peel.method import PeeledLayer
 
 _CUT = 20.0  # predicted errors of y within which a ReLU's state is left open

@@ -12,10 +12,10 @@ from unsum.certify.claim import TRUSTED_ERROR
 from unsum.errors import UnsumError
 from unsum.head import find_head
 from unsum.leak import Leak, MapHint
+from unsum.network.chain import Shape
 from unsum.registry import Registry
 from unsum.update import Update
 
-Shape = tuple[int, ...]  # of one input, without the batch
 MARGIN = 5.0  # by which predicted errors of inputs may be off
 PRECISE = TRUSTED_ERROR / MARGIN  # predicted relative error below which nothing is to be gained
 

@@ -19,12 +19,12 @@ from unsum.errors import UnsumError
 from unsum.gradients import same_buffers
 from unsum.head import collect_features, find_head, orthonormal_rows
 from unsum.leak import Leak
-from unsum.peel.blocks import residual_norm
-from unsum.peel.chain import first_linear
+from unsum.network.chain import Shape, first_linear
+from unsum.network.products import residual_norm
+from unsum.network.shapes import picture_shape
 from unsum.peel.dense import rounding
-from unsum.peel.method import PEELERS, Peeled, PeeledLayer, Shape
+from unsum.peel.method import PEELERS, Peeled, PeeledLayer
 from unsum.peel.replay import DRAWS, outside
-from unsum.peel.shapes import picture_shape
 from unsum.peel.walk import FAR
 from unsum.update import Update
 

@@ -29,9 +29,9 @@ from unsum.gradients import inputs_of, main_output
 from unsum.head import find_head, head_shape
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.peel.chain import Step, first_linear
-from unsum.peel.method import PEELERS, Peeled, PeeledLayer, Shape
-from unsum.peel.shapes import picture_shape
+from unsum.network.chain import Shape, Step, first_linear
+from unsum.network.shapes import picture_shape
+from unsum.peel.method import PEELERS, Peeled, PeeledLayer
 from unsum.update import Update
 
 _AGREE = 1e-3  # relative distance of rows that hold the same input

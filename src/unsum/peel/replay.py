@@ -23,10 +23,9 @@ from unsum.equation.levenberg import SMALL as _UNKNOWNS
 from unsum.equation.levenberg import Dense
 from unsum.head import orthonormal_rows
 from unsum.losses import CrossEntropy, Loss
-from unsum.peel.blocks import residual_norm, right_product
-from unsum.peel.chain import Step, forward
+from unsum.network.chain import Shape, Step, forward
+from unsum.network.products import residual_norm, right_product
 from unsum.peel.dense import SMALL, SPARE, open_range
-from unsum.peel.method import Shape
 from unsum.peel.refine import Rounds
 
 DRAWS = 16  # directions in which two samples are set apart

@@ -15,13 +15,20 @@ from unsum.certify.doubts.replay import TRACE
 from unsum.certify.question import name_some
 from unsum.errors import UnsumError
 from unsum.leak import Leak
-from unsum.peel.chain import Chain, Step, find_chain
+from unsum.network.chain import Chain, Shape, Step, find_chain
+from unsum.network.shapes import input_shapes, picture_shape
 from unsum.peel.conv import peel_conv
 from unsum.peel.dense import Front, front_at_head, head_factor, peel_dense, rounding
-from unsum.peel.method import MARGIN, PEELERS, PRECISE, Peeled, PeeledLayer, Shape, check_leak
+from unsum.peel.method import (
+    MARGIN,
+    PEELERS,
+    PRECISE,
+    Peeled,
+    PeeledLayer,
+    check_leak,
+)
 from unsum.peel.refine import refine
 from unsum.peel.replay import PlayedBatch, Replayed, replay
-from unsum.peel.shapes import input_shapes, picture_shape
 from unsum.update import Update
 
 _FINE = 10.0  # roundings of the gradient as a predicted error, below which rounds gain nothing

@@ -17,8 +17,9 @@ from unsum.certify.question import name_some
 from unsum.knowledge import Knowledge
 from unsum.leak import Counted
 from unsum.local_training import LocalTraining
+from unsum.network.chain import Shape
 from unsum.peel.dense import rounding
-from unsum.peel.method import MARGIN, Shape
+from unsum.peel.method import MARGIN
 from unsum.peel.replay import PlayedBatch, Replayed, replay
 from unsum.peel.walk import FAR
 from unsum.spans.search import Roots

@@ -19,12 +19,12 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.losses import PLAIN, BinaryCrossEntropy, CrossEntropy, Loss
-from unsum.peel.blocks import left_product
-from unsum.peel.chain import Chain, forward
+from unsum.network.chain import Chain, Shape, forward
+from unsum.network.products import left_product
+from unsum.network.shapes import picture_shape
 from unsum.peel.dense import rounding
-from unsum.peel.method import MARGIN, Shape
+from unsum.peel.method import MARGIN
 from unsum.peel.replay import PlayedBatch, Replayed, replay
-from unsum.peel.shapes import picture_shape
 from unsum.progress import SILENT, Progress
 from unsum.separate.method import SEPARATORS
 from unsum.spans.decay import undecayed

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from unsum.errors import UnsumError
-from unsum.peel.residual.blocks import block_names, convolutions
-from unsum.peel.residual.unit import taps
-from unsum.peel.shapes import shapes_read
+from unsum.network.residual_blocks import block_names, convolutions
+from unsum.network.shapes import shapes_read
+from unsum.network.unit import taps
 
 _KNOWN = 0.5  # share of a ReLU's outputs that are positive, and thereby known
 # Equations for each unknown from which gradients and outputs together were found to determine a block's input: ResNet-18 for 32²

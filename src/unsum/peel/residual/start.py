@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from unsum.errors import UnsumError
 from unsum.head import find_head
 from unsum.leak import Leak
-from unsum.peel.blocks import left_product
-from unsum.peel.residual.blocks import Block, Blocks, block_names, gradient_above
+from unsum.network.products import left_product
+from unsum.network.residual_blocks import Block, Blocks, block_names, gradient_above
 from unsum.peel.residual.masks import confirmed
 from unsum.peel.residual.solve import FLOOR
 from unsum.update import Update

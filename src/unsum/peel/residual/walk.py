@@ -27,16 +27,16 @@ from unsum.cubic import cholesky_seconds, eigenvector_seconds
 from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
 from unsum.leak import Leak
+from unsum.network.chain import Shape
+from unsum.network.residual_blocks import Block, Blocks, find_blocks
 from unsum.peel.method import (
     MARGIN,
     PEELERS,
     PRECISE,
     Peeled,
     PeeledLayer,
-    Shape,
     check_leak,
 )
-from unsum.peel.residual.blocks import Block, Blocks, find_blocks
 from unsum.peel.residual.joint import Joint, Output
 from unsum.peel.residual.left_over import LeftOver
 from unsum.peel.residual.masks import Mask, confirmed, scale_by

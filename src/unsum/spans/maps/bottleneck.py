@@ -17,7 +17,8 @@ from unsum.equation.noise import unit_of
 from unsum.head import Head, orthonormal_rows
 from unsum.knowledge import Knowledge
 from unsum.losses import PLAIN
-from unsum.peel.activations import Activation
+from unsum.network.activations import Activation
+from unsum.network.conv_pair import ConvLayer, ConvPair
 from unsum.peel.dense import SPARE, rounding
 from unsum.peel.method import MARGIN
 from unsum.peel.walk import FAR
@@ -25,7 +26,6 @@ from unsum.spans.judge import doubt_number, doubt_reading
 from unsum.spans.maps.asked import Asked
 from unsum.spans.maps.batch import MapBatch
 from unsum.spans.maps.judge import at_least
-from unsum.spans.maps.pair import ConvLayer, ConvPair
 from unsum.spans.maps.pooled import Above, Normed, read_above
 from unsum.spans.maps.solve import FoundMaps
 from unsum.spans.maps.tail import shared_sizes

@@ -16,16 +16,23 @@ import torch
 from torch import Tensor, fx, nn
 
 from unsum.deadline import out_of_time
-from unsum.peel.chain import activation_at
+from unsum.network.chain import activation_at
+from unsum.network.conv_pair import (
+    ConvLayer,
+    ConvPair,
+    conv_layer,
+    module_at,
+    read_by,
+    tail_above,
+)
+from unsum.network.unit import as_maps, as_rows
 from unsum.peel.residual.masks import confirmed, scale_by
 from unsum.peel.residual.solve import FLOOR
-from unsum.peel.residual.unit import as_maps, as_rows
 from unsum.spans.maps.asked import Asked
 from unsum.spans.maps.batch import MapBatch
 from unsum.spans.maps.bottleneck import Noted, played_layer, sent_behind
 from unsum.spans.maps.gates import ReluGate, moved_over
 from unsum.spans.maps.judge import MapAnswer
-from unsum.spans.maps.pair import ConvLayer, ConvPair, conv_layer, module_at, read_by, tail_above
 from unsum.spans.maps.rows import Behind, read_rows, where_on
 from unsum.spans.maps.samples import maps_of
 from unsum.spans.maps.scale import common_factor

@@ -20,6 +20,7 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.losses import Loss
+from unsum.network.conv_pair import ConvLayer, find_pairs, tail_above
 from unsum.progress import SILENT, Progress
 from unsum.spans.maps.asked import Asked
 from unsum.spans.maps.batch import MapBatch, read_batch
@@ -27,7 +28,6 @@ from unsum.spans.maps.bottleneck import answer_bottleneck, judge_bottleneck
 from unsum.spans.maps.entering import enter
 from unsum.spans.maps.judge import MapAnswer, judge
 from unsum.spans.maps.lengths import settle_lengths
-from unsum.spans.maps.pair import ConvLayer, find_pairs, tail_above
 from unsum.spans.maps.places import grouped, is_placewise, read_places
 from unsum.spans.maps.polish import maps_given
 from unsum.spans.maps.samples import Factor, maps_of, solve_batch

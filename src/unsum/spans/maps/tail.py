@@ -13,9 +13,9 @@ from torch import Tensor, fx, nn
 from unsum.gradients import inputs_of
 from unsum.head import Head
 from unsum.losses import Loss
+from unsum.network.conv_pair import ConvLayer
 from unsum.spans.maps.asked import Asked
 from unsum.spans.maps.gates import ReluGate, moved_over, with_gates
-from unsum.spans.maps.pair import ConvLayer
 from unsum.spans.targets import LossReading
 from unsum.update import Update
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from unsum.errors import UnsumError
 from unsum.gradients import in_eval_mode, main_output
 from unsum.head import collect_features, find_head
-from unsum.peel.residual.unit import Unit
-from unsum.peel.shapes import takes
+from unsum.network.shapes import takes
+from unsum.network.unit import Unit
 from unsum.update import Update
 
 _PARTS = ("conv1", "bn1", "conv2", "bn2")

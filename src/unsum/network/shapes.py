@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from unsum.errors import UnsumError
 from unsum.gradients import in_eval_mode
-from unsum.peel.chain import Chain, Step
-from unsum.peel.method import Shape
+from unsum.network.chain import Chain, Shape, Step
 
 _LARGEST_SIDE = 512  # of the squares that are tried
 
