@@ -16,7 +16,16 @@ from unsum.certify.claim import grant_each
 from unsum.network.activations import IDENTITY
 from unsum.network.chain import Step
 from unsum.peel.conv import peel_conv
-from unsum.peel.dense import DenseSolution, Front, open_range, peel_dense, rounding, solve_dense, standard_errors
+from unsum.peel.dense import (
+    DenseSolution,
+    Front,
+    column_space,
+    open_range,
+    peel_dense,
+    rounding,
+    solve_dense,
+    standard_errors,
+)
 from unsum.peel.replay import Pass, PlayedBatch, Replayed, outside
 
 EPS = float(torch.finfo(torch.float32).eps)
@@ -170,3 +179,11 @@ def test_inputs_are_exact_below_a_thousandth_where_all_above_is_and_nobody_doubt
     assert grant_each(values, above=True).tolist() == [True, False, False, True]
     assert grant_each(values, above=False).tolist() == [False] * 4
     assert grant_each(values, above=True, doubts=["One."]).tolist() == [False] * 4
+
+
+def test_the_column_space_is_that_of_the_exact_svd() -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(50, 4) @ torch.randn(4, 70)
+    U = column_space(matrix, 4)
+    exact = torch.linalg.svd(matrix.double())[0][:, :4]
+    torch.testing.assert_close(U @ U.T, exact @ exact.T, atol=1e-6, rtol=0)
