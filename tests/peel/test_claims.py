@@ -170,11 +170,11 @@ class TestReplay:
         steps, Y = find_chain(model, update).steps, nn.functional.one_hot(labels, 12).double()
         errors = torch.full((3,), 1e-7, dtype=torch.float64)
         true = replay(PlayedBatch(steps, x.double(), Y, 1 / 3, [(20,), (30,)]), errors)
-        assert true.unexplained < 1e-6
+        assert true.replay.unexplained < 1e-6
         assert bool((true.contributions() > 1e4).all())
         assert bool((true.errors(temperature_open=True) < 1e-3).all())
         other = replay(PlayedBatch(steps, 1.001 * x.double(), Y, 1 / 3, [(20,), (30,)]), errors)
-        assert other.unexplained > 1e-4
+        assert other.replay.unexplained > 1e-4
 
     def test_what_two_samples_add_is_what_autograd_says(self) -> None:
         """The second singular value that siblings leave in ∇W is the one that is predicted for them."""

@@ -256,6 +256,6 @@ def test_two_answers_without_biases_leave_signs_open(bias: bool, C: int, open_si
     steps = find_chain(model, unsum.capture(model, x, y)).steps
     Y = nn.functional.one_hot(y, C).double()
     played = replay(PlayedBatch(steps, x.double(), Y, 1 / 6, [(20,), (64,), (64,)]), torch.full((6,), 1e-7).double())
-    assert played.unexplained < 1e-5
+    assert played.replay.unexplained < 1e-5
     doubts = doubt_mirror(played, torch.full((6,), 1e-7).double(), 1e-5, Knowledge())
     assert bool(doubts) is open_signs

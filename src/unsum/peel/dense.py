@@ -35,6 +35,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.engine.replay import rounding
 from unsum.head import orthonormal_rows
 from unsum.leak import Leak
 from unsum.network.chain import Step
@@ -92,11 +93,6 @@ def standard_errors(
     averaged = 1.0 if residual > rounding(dtype) else max(spare, 1) ** 0.5
     errors: Tensor = inverse.norm(dim=1) * missing / averaged / X.norm(dim=1).clamp_min(1e-300)
     return errors + torch.finfo(dtype).eps if spare >= SPARE else torch.full_like(errors, torch.inf)
-
-
-def rounding(dtype: torch.dtype) -> float:
-    """The largest relative residual that a client's arithmetic in this precision explains."""
-    return min(100 * torch.finfo(dtype).eps, 1e-3)
 
 
 def resolve_slopes(y: Tensor, errors: Tensor, above: Tensor, step: Step) -> tuple[Tensor, str | None]:

@@ -154,7 +154,8 @@ def enter(asked: Asked, batch: MapBatch, found: FoundMaps, factor: float) -> Map
         errors = stretch * read.deviations.unflatten(0, (len(maps), -1)).norm(dim=1) / sizes + _ROUNDED
         moves = errors + (torch.inf if best is None else (maps - best.maps).flatten(1).norm(dim=1) / sizes)
         tail, reading, played = block.tail.settled(asked, maps, errors)
-        if best is not None and not played.unexplained < _WORTH * best.played.unexplained:
+        least = math.inf if best is None else _WORTH * best.played.replay.unexplained
+        if best is not None and not played.replay.unexplained < least:
             return replace(best, errors=torch.minimum(best.errors, moves))
         best = MapAnswer(maps, moves, found.hits, reading, played, tail, batch.missing, lengths_open=False)
         if out_of_time("further rounds of what a block read"):
