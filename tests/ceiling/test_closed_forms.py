@@ -410,7 +410,13 @@ def test_without_noise_public_updates_hide_nothing() -> None:
 
 def test_over_rounds_other_clients_are_granted() -> None:
     data = torch.zeros(2, 5), torch.tensor([0, 1])
-    how = {"noise": 0.2, "pairs": 16, "observer": unsum.Observer("aggregate", clients=3), "client": summed, "spread": 0.1}
+    how = {
+        "noise": 0.2,
+        "pairs": 16,
+        "observer": unsum.Observer("aggregate", clients=3),
+        "client": summed,
+        "spread": 0.1,
+    }
     granted = unsum.ceiling(linear(), data, **how)
     found = unsum.ceiling(linear(), data, others=pooled(torch.ones(5)), **how)
     assert found.after(1).tolist() == found.samples.tolist()

@@ -120,8 +120,8 @@ def command(
     limit = options.seconds(time_limit)
     others = (sweep, server, chosen.label_rule, chosen.inverse, chosen.refine, junit, sarif, prove_below)
     if updates is not None or flower_run is not None:
-        single = (*others, captured.update, captured.before, buffers, fail_on_labels)
-        single += (chosen.loss if updates is None else None,)
+        loss = chosen.loss if updates is None else None
+        single = (*others, captured.update, captured.before, buffers, fail_on_labels, loss)
         if any(single):
             raise UnsumError(
                 "--updates and --flower-run attack what was captured, as it is; leave out single updates, sweeps, servers, "
