@@ -131,7 +131,7 @@ def command(
         many: dict[str, Any] = {"out": out, "fail_above": fail_above, "as_json": as_json, "seed": seed}
         many["train"] = not eval_mode
         if given.data is not None and ceiling:
-            many["stand_in"] = given, [parse_defense(text) for text in defense or []]
+            many["stand_in"] = given, batch, [parse_defense(text) for text in defense or []]
         if updates is not None:
             known = batch if batch_size_known else None
             many |= {"processes": processes, "ray": ray, "device": options.usable_device(device), "batch_size": known}

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from unsum.audit.ceilings import ceiling
 from unsum.audit.many.workers import process_context
 from unsum.audit.round_ceiling import RoundCeiling
+from unsum.audit.sweep.bench import shown
 from unsum.ceiling import Ceiling
 from unsum.ceiling.bound import Distances
 from unsum.ceiling.prove import PAIRS
@@ -226,6 +227,11 @@ def _begin(task: bytes) -> None:
 
 def _add(number: int, weights: Mapping[str, Any]) -> RoundCeiling:
     return _CURVE[0].add(number, weights)
+
+
+def declared_by(client: StandIn) -> str:
+    """What it does to its update, in words."""
+    return shown(client.defenses) if client.defenses else "no defense"
 
 
 def like_this_one(model: nn.Module, client: StandIn, rounds: Sequence[int], *, bare: bool) -> list[RoundCeiling]:
