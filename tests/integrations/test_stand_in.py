@@ -159,3 +159,20 @@ def test_rounds_that_are_taken_to_be_alike() -> None:
     assert [point.ceiling for point in got] == pytest.approx([one.highest, float(one.after(2).max())])
     bare = like_this_one(dense(1), client, [0], bare=True)
     assert (bare[0].ceiling, bare[0].pairs) == (1.0, 0)
+
+
+def test_data_that_cannot_stand_in_are_refused_at_once() -> None:
+    images, labels = data()
+    for wrong in (images, "photos/", (images, labels.tolist()), (images, labels, labels)):
+        with pytest.raises(UnsumError, match="two tensors with a row for each sample"):
+            StandIn(wrong)
+    for odd in ((images, labels[:2]), (images[:0], labels[:0])):
+        with pytest.raises(UnsumError, match="as many targets as inputs"):
+            StandIn(odd)
+
+
+def test_a_client_that_cannot_be_played_has_no_ceiling_and_the_page_says_why() -> None:
+    wide = torch.randn(2, 9), torch.tensor([0, 1])
+    (only,) = like_this_one(dense(), StandIn(wide, [Noise(1.0)]), [4], bare=False)
+    assert (only.round, only.ceiling) == (4, 1.0)
+    assert only.sentence.startswith("After 1 round the ceiling is 100 %: round 4 could not be played.")

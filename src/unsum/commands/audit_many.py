@@ -65,14 +65,14 @@ def audit_many(
     with stages() as shown:
         shown.say("Loading the model")
         loaded = _model((one.update for one in itertools.islice(in_folder(folder, alike), _LOOKED_AT)), named, seed)
+        client = _stand_in(stand_in, named, captured, seed=seed, train=how["train"])
+        bounded: dict[str, Any] = {}
         out.mkdir(parents=True, exist_ok=True)
         shown.say("Auditing the updates")
         updates = in_folder(folder, alike)
         start = time.perf_counter()
         findings = attack_many(loaded.model, updates, results=out / FILE, seed=seed, progress=shown, **how)
         shown.say("Writing the page")
-        bounded: dict[str, Any] = {}
-        client = _stand_in(stand_in, named, captured, seed=seed, train=how["train"])
         if client is not None:
             from unsum.integrations.stand_in import declared_by, like_this_one
 
@@ -239,11 +239,11 @@ def audit_run(
     with stages() as shown, interruptible():
         shown.say("Loading the model")
         loaded = _model((Received(before=one.sent, after=one.back) for one in waiting), named, seed)
+        client = _stand_in(stand_in, named, captured, seed=seed, train=train)
         done = []
         for place, one in enumerate(waiting, 1):
             shown.say(f"Auditing client {one.client} in round {one.round} ({place} of {len(waiting)})")
             done.append(one.audited(loaded.model, declared, attack, train=train, seed=seed, time_limit=limit))
-        client = _stand_in(stand_in, named, captured, seed=seed, train=train)
         ceilings = [] if client is None else _after_each(waiting[-1], folder, loaded, client, shown)
     granted = next((one.finding.granted for one in done if one.finding.granted), ())
     made = Provenance.of(model=fingerprint(loaded.model.state_dict()))

@@ -30,6 +30,7 @@ from unsum.ceiling.bound import Distances
 from unsum.ceiling.prove import PAIRS
 from unsum.ceiling.result import UNNOISED
 from unsum.client.step import in_mode
+from unsum.data import Batch
 from unsum.declared import check_positive
 from unsum.defend import Defense
 from unsum.errors import UnsumError, first_line
@@ -55,6 +56,11 @@ class StandIn:
 
     def __post_init__(self) -> None:
         check_positive("The time for the ceiling of a round", self.seconds)
+        pair = self.data if isinstance(self.data, tuple) else (self.data,)
+        if not isinstance(self.data, Batch) and [isinstance(part, Tensor) for part in pair] != [True, True]:
+            raise UnsumError("Data that stand in are (inputs, targets), two tensors with a row for each sample.")
+        if not len(self.inputs) or (len(pair) == 2 and len(pair[0]) != len(pair[1])):
+            raise UnsumError("Data that stand in need as many targets as inputs, at least one of each.")
         known = self.training
         if known is not None and known.several_steps and known.learning_rate is None:
             raise UnsumError(
@@ -220,7 +226,8 @@ _CURVE: list[Curve] = []  # of the process that plays
 
 
 def _begin(task: bytes) -> None:
-    os.nice(_NICE)
+    if hasattr(os, "nice"):  # not on Windows
+        os.nice(_NICE)
     torch.set_num_threads(1)
     _CURVE[:] = [Curve(*pickle.loads(task))]
 
@@ -242,7 +249,11 @@ def like_this_one(model: nn.Module, client: StandIn, rounds: Sequence[int], *, b
     start, size = time.perf_counter(), len(client.inputs)
     if bare:
         return [RoundCeiling(number, 1 + i, 1.0, 0, 0.0, UNNOISED, size) for i, number in enumerate(rounds)]
-    one = client.play(copy.deepcopy(model).cpu())
+    try:
+        one = client.play(copy.deepcopy(model).cpu())
+    except Exception as error:
+        why = _unplayed(rounds[0], error)
+        return [RoundCeiling(number, 1 + i, 1.0, 0, 0.0, why, size) for i, number in enumerate(rounds)]
     seconds = time.perf_counter() - start
     highest = [float(one.after(1 + i).max()) if i else one.highest for i in range(len(rounds))]
     told = one.pairs, seconds, one.why, size
