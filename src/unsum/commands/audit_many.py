@@ -266,10 +266,10 @@ def _after_each(
     last: StoredReply, folder: Path, loaded: LoadedModel, client: StandIn, shown: Progress
 ) -> list[RoundCeiling]:
     """The ceiling of the client after each of the stored rounds."""
-    from unsum.integrations.stand_in import Curve
+    from unsum.integrations.stand_in import OverRounds
     from unsum.integrations.stored import sent_weights
 
-    curve, found, sent = Curve(loaded.model, client), [], dict(sent_weights(folder))
+    curve, found, sent = OverRounds(loaded.model, client), [], dict(sent_weights(folder))
     for number in range(1, last.round + 1):
         shown.say(f"Playing a client with the data given in two worlds, in round {number}")
         found.append(curve.add(number, sent.get(number)))

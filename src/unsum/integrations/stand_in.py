@@ -104,7 +104,7 @@ def _unplayed(number: int, error: Exception) -> str:
     return f"Round {number} could not be played. {why}"
 
 
-class Curve:
+class OverRounds:
     """Round after round; what could not be played is granted whole from there on."""
 
     def __init__(self, model: nn.Module, client: StandIn) -> None:
@@ -222,18 +222,18 @@ class Beside:
 
 _BEGIN = 60.0  # [s] in which a process imports PyTorch on a busy machine
 _NICE = 10  # the training goes first
-_CURVE: list[Curve] = []  # of the process that plays
+_PLAYED: list[OverRounds] = []  # of the process that plays
 
 
 def _begin(task: bytes) -> None:
     if hasattr(os, "nice"):  # not on Windows
         os.nice(_NICE)
     torch.set_num_threads(1)
-    _CURVE[:] = [Curve(*pickle.loads(task))]
+    _PLAYED[:] = [OverRounds(*pickle.loads(task))]
 
 
 def _add(number: int, weights: Mapping[str, Any]) -> RoundCeiling:
-    return _CURVE[0].add(number, weights)
+    return _PLAYED[0].add(number, weights)
 
 
 def declared_by(client: StandIn) -> str:
