@@ -132,3 +132,16 @@ def test_interrupted_statistics_are_put_back() -> None:
     again = kept.of(model, order(2.0), CPU, 0)._bounds.case.model
     assert again is own
     assert float(own[2].running_mean.abs().max()) == 0.0
+
+
+def test_a_label_is_called_right_where_it_is_the_true_one(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels are counted from the best of all attacks, whose sample need not be the one that is shown."""
+    monkeypatch.setattr(narrowing, "LONGEST", 0.0)
+    right = 0
+    for noise in (0.03, 0.1, 0.3):
+        answers = rounds.play(LoadedModel(model, "dense", 8), order(noise, photos=3), CPU)
+        for result in [answer for answer in answers if answer["kind"] == "result"]:
+            for sample in result["samples"]:
+                assert sample["label_correct"] == (sample["found_label"] == sample["label"])
+                right += sample["label_correct"]
+    assert right > 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from support.many import network, update
 from unsum.audit.finding import ClientFinding
@@ -70,6 +72,37 @@ def test_a_folder_is_audited_gated_and_gone_on_with(
     assert "4 updates" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("folder")
+def test_samples_of_the_kind_give_a_ceiling_and_never_green(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of k rounds like this one, squared distances are k times as large."""
+    rows = torch.randn(3, 64, generator=torch.Generator().manual_seed(3))
+    names = [f"c{i}" for i in range(64)]
+    lines = [",".join([*names, "kind"])]
+    lines += [",".join([*(f"{value:.6f}" for value in row), f"k{i}"]) for i, row in enumerate(rows.tolist())]
+    Path("kind.csv").write_text("\n".join(lines) + "\n")
+    asked = ("--data", "kind.csv", "--target", "kind", "--classes", "20", "--defense", "noise:1", "--batch", "3")
+    assert run(monkeypatch, "--json", *asked) == 0
+    told = json.loads(capsys.readouterr().out)
+    ceilings = [one["ceiling"] for one in told["ceilings"]]
+    assert len(ceilings) == 3  # rounds 0 to 2
+    assert 0 < ceilings[0] < ceilings[1] < ceilings[2] < 1
+    with Path(told["csv"]).open(newline="", encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    assert [float(row["ceiling"]) for row in found] == ceilings
+    for row in found:
+        content = Path(f"updates/{row['client']}.safetensors").read_bytes()
+        assert row["sha256"] == hashlib.sha256(content).hexdigest()
+    page = Path(told["report"]).read_text("utf-8")
+    assert page.count('class="interval"') == 3
+    assert '<section class="verdict severe"' in page
+    assert run(monkeypatch) == 0  # again, without data: the rows are there, and no ceiling is
+    page = Path(told["report"]).read_text("utf-8")
+    assert "nobody can play a client without data" in page
+    assert 'class="interval"' not in page
+
+
 def test_a_name_is_no_formula_and_stays_on_its_line(tmp_path: Path) -> None:
     names = ["=1+1", "@SUM(A1)", "-2", "+3", "a\nb", 'say "hi", twice', "plain"]
     write_csv(tmp_path / "t.csv", [ClientFinding(1, name, "audited", leakage=0.25) for name in names])
@@ -104,4 +137,6 @@ def test_updates_of_which_nobody_knows_do_not_pass_the_gate() -> None:
 @pytest.mark.usefixtures("folder")
 def test_what_does_not_go_together(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "--defense", "sign") == 2
+    assert "--defense is what its clients declare" in " ".join(capsys.readouterr().err.split())
+    assert run(monkeypatch, "--sweep", "noise") == 2
     assert "--updates and --flower-run attack what was captured" in " ".join(capsys.readouterr().err.split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from playwright.sync_api import Page
 from support.browsing import Heard
 from unsum.audit.finding import ClientFinding
 from unsum.audit.over_time import Audited, RunAudit
+from unsum.audit.round_ceiling import RoundCeiling
 from unsum.leak import LabelCounts
 
 HOSTILE = "<b>bold</b>"
@@ -43,6 +45,31 @@ def test_the_page_draws_every_round_and_runs_nothing(page: Page, heard: Heard, t
     assert tall[0] > tall[2] > tall[1] == 0
     assert page.locator("tbody tr").count() == 3
     assert page.locator("tbody").inner_text().count(HOSTILE) == 2  # as text, not as markup
+    page.set_viewport_size({"width": 400, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    assert heard.complaints == []
+
+
+def test_the_ceiling_of_stand_in_data_is_drawn_after_every_round(page: Page, heard: Heard, tmp_path: Path) -> None:
+    ceilings = [
+        RoundCeiling(number, number, value, 64, 1.0, samples=4) for number, value in ((1, 0.1), (2, 0.15), (3, 0.6))
+    ]
+    bounded = replace(run(), ceilings=ceilings, declared="Noise(2)")
+    page.goto(bounded.write(tmp_path).as_uri())
+    caps = page.locator(".drawing svg line.cap")
+    heights = [float(caps.nth(place).get_attribute("y1") or "nan") for place in range(caps.count())]
+    assert heights == [214.0, 204.0, 114.0]  # from 234 at 0 % to 34 at 100 %
+    told = page.locator(".verdict").inner_text()
+    assert "After 3 rounds the ceiling is 60 %, for a client with 4 samples like those given" in told.replace(
+        "\u00a0", " "
+    )
+    assert "In 1 update more was found than this ceiling" in told  # round 1 gave away all, round 3 half
+    assert [row.split("\t")[4].replace("\u00a0", " ") for row in page.locator("tbody tr").all_inner_texts()[:3]] == [
+        *("10 %", "10 %", "60 %")
+    ]
+    color = "getComputedStyle(document.querySelector('.drawing line.cap')).stroke"
+    assert page.evaluate(color) == page.evaluate("getComputedStyle(document.body).color")  # in black and white, too
+    assert page.locator("table .interval").count() == 3
     page.set_viewport_size({"width": 400, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
     assert heard.complaints == []

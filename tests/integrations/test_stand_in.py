@@ -15,7 +15,7 @@ from integrations.networks import network, photos
 from unsum import Clip, Noise, UnsumError
 from unsum.audit.ceilings import over_rounds
 from unsum.audit.round_ceiling import RoundCeiling
-from unsum.integrations.stand_in import Beside, Curve, StandIn, like_this_one
+from unsum.integrations.stand_in import Beside, OverRounds, StandIn, like_this_one
 from unsum.local_training import LocalTraining
 
 SLOW = 120.0  # [s] that no machine needs, so that the number of pairs is the same
@@ -36,7 +36,7 @@ def weights(seed: int) -> dict[str, Any]:
 
 
 def test_rounds_add_up_as_over_rounds_adds_them() -> None:
-    curve = Curve(dense(9), StandIn(data(), [Noise(1.0)], seconds=SLOW))
+    curve = OverRounds(dense(9), StandIn(data(), [Noise(1.0)], seconds=SLOW))
     got = [curve.add(number, weights(number)) for number in (1, 2, 3)]
     asked = over_rounds([dense(1), dense(2), dense(3)], data(), noise=1.0)
     assert [one.ceiling for one in got] == pytest.approx([one.highest for one in asked])
@@ -49,7 +49,7 @@ def test_rounds_add_up_as_over_rounds_adds_them() -> None:
 
 def test_a_clip_and_noise_cap_every_round_at_the_mechanisms_bound() -> None:
     """μ = 2c/σ = 0.1 of one round and 0.1 √4 = 0.2 of four: 1 − mmse(μ²/4) = 0.0025 and 0.0098."""
-    curve = Curve(dense(), StandIn(data(), [Clip(0.5), Noise(10.0)]))
+    curve = OverRounds(dense(), StandIn(data(), [Clip(0.5), Noise(10.0)]))
     got = [curve.add(number, weights(1)) for number in (1, 2, 3, 4)]
     assert got[0].ceiling == pytest.approx(0.0025, abs=2e-4)
     assert got[3].ceiling == pytest.approx(0.0098, abs=4e-4)
@@ -58,7 +58,7 @@ def test_a_clip_and_noise_cap_every_round_at_the_mechanisms_bound() -> None:
 def test_local_steps_are_played_as_they_are_declared() -> None:
     known = LocalTraining(learning_rate=0.1, batch_size=1, epochs=2)
     one, label = (part[:1] for part in data())
-    got = Curve(dense(), StandIn((one, label), [Noise(1.0)], known, seconds=SLOW)).add(1, weights(1))
+    got = OverRounds(dense(), StandIn((one, label), [Noise(1.0)], known, seconds=SLOW)).add(1, weights(1))
     how: dict[str, Any] = {"learning_rate": 0.1, "local_steps": 2, "epochs": 2, "pairs": 64}
     assert got.ceiling == pytest.approx(unsum.ceiling(dense(1), (one, label), noise=1.0, **how).highest)
     with pytest.raises(UnsumError, match="needs a learning rate"):
@@ -68,14 +68,14 @@ def test_local_steps_are_played_as_they_are_declared() -> None:
 
 
 def test_without_noise_nothing_hides_the_samples() -> None:
-    got = Curve(dense(), StandIn(data())).add(1, weights(1))
+    got = OverRounds(dense(), StandIn(data())).add(1, weights(1))
     assert got.ceiling == 1.0
     assert "nothing random hides" in got.sentence
 
 
 def test_a_round_that_was_not_played_leaves_no_proof() -> None:
     """A noise that proves 1 % in other rounds proves nothing once a round is not known."""
-    curve = Curve(dense(), StandIn(data(), [Noise(100.0)]))
+    curve = OverRounds(dense(), StandIn(data(), [Noise(100.0)]))
     assert curve.add(1, weights(1)).ceiling < 0.2
     broken = {"weight": torch.zeros(7, 7), "bias": torch.zeros(7)}
     assert curve.add(2, broken).ceiling == 1.0
@@ -89,12 +89,12 @@ def test_batchnorms_statistics_pass_by_the_noise() -> None:
     images, labels = photos(0)
     sent = dict(model.state_dict())
     how = {"defenses": [Noise(1e4)]}
-    got = Curve(model, StandIn((images, labels), **how)).add(1, sent)
+    got = OverRounds(model, StandIn((images, labels), **how)).add(1, sent)
     assert got.ceiling == 1.0
     assert "BatchNorm's statistics" in got.why
-    assert Curve(model, StandIn((images, labels), **how, train=False)).add(1, sent).ceiling < 0.2
+    assert OverRounds(model, StandIn((images, labels), **how, train=False)).add(1, sent).ceiling < 0.2
     kept_back = {name: value for name, value in sent.items() if "running" not in name and "tracked" not in name}
-    assert Curve(model, StandIn((images, labels), **how)).add(1, kept_back).ceiling < 0.2
+    assert OverRounds(model, StandIn((images, labels), **how)).add(1, kept_back).ceiling < 0.2
 
 
 def test_beside_the_training_it_is_the_same_curve() -> None:
@@ -103,7 +103,7 @@ def test_beside_the_training_it_is_the_same_curve() -> None:
     for number in (1, 2):
         beside.offer(number, lambda number=number: weights(number))  # type: ignore[misc]
     got = beside.finish()
-    curve = Curve(dense(9), client)
+    curve = OverRounds(dense(9), client)
     asked = [curve.add(number, weights(number)) for number in (1, 2)]
     assert [(one.round, one.ceiling, one.pairs) for one in got] == [(o.round, o.ceiling, o.pairs) for o in asked]
     assert beside.ready() == []
@@ -142,7 +142,7 @@ def test_a_model_that_cannot_travel_is_refused_at_once() -> None:
 
 
 def test_a_round_whose_weights_are_not_known_leaves_no_proof() -> None:
-    curve = Curve(dense(), StandIn(data(), [Noise(100.0)]))
+    curve = OverRounds(dense(), StandIn(data(), [Noise(100.0)]))
     assert curve.add(1, weights(1)).ceiling < 0.2
     assert curve.add(2, None).ceiling == 1.0
     assert curve.add(3, weights(1)).why.startswith(
@@ -159,3 +159,20 @@ def test_rounds_that_are_taken_to_be_alike() -> None:
     assert [point.ceiling for point in got] == pytest.approx([one.highest, float(one.after(2).max())])
     bare = like_this_one(dense(1), client, [0], bare=True)
     assert (bare[0].ceiling, bare[0].pairs) == (1.0, 0)
+
+
+def test_data_that_cannot_stand_in_are_refused_at_once() -> None:
+    images, labels = data()
+    for wrong in (images, "photos/", (images, labels.tolist()), (images, labels, labels)):
+        with pytest.raises(UnsumError, match="two tensors with a row for each sample"):
+            StandIn(wrong)
+    for odd in ((images, labels[:2]), (images[:0], labels[:0])):
+        with pytest.raises(UnsumError, match="as many targets as inputs"):
+            StandIn(odd)
+
+
+def test_a_client_that_cannot_be_played_has_no_ceiling_and_the_page_says_why() -> None:
+    wide = torch.randn(2, 9), torch.tensor([0, 1])
+    (only,) = like_this_one(dense(), StandIn(wide, [Noise(1.0)]), [4], bare=False)
+    assert (only.round, only.ceiling) == (4, 1.0)
+    assert only.sentence.startswith("After 1 round the ceiling is 100 %: round 4 could not be played.")

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import copy
+import csv
+import hashlib
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from support.command import Run, runner
+from unsum.audit.ceilings import over_rounds
+from unsum.audit.round_ceiling import NEEDS_DATA
+from unsum.audit.wording import percent
 from unsum.errors import UnsumError
-from unsum.integrations.stored import gaps, replies, store_back, store_sent, trained_as
+from unsum.integrations.stored import gaps, replies, sent_weights, store_back, store_sent, trained_as
 from unsum.local_training import LocalTraining
 
 RATE, CLASSES = 0.05, 6
@@ -105,6 +111,97 @@ def test_every_client_and_round_stands_on_one_page(
         assert unknown.format(place) in page
     assert "2 missing" in page
     assert page.count('<rect class="bar"') == CLASSES
+
+
+def photos(folder: Path) -> Path:
+    """Samples of the clients' kind, in a file as `--data` takes it."""
+    generator = torch.Generator().manual_seed(5)
+    images, labels = torch.rand(4, 3, 8, 8, generator=generator), torch.tensor([0, 3, 5, 1])
+    path = folder / "kind.npz"
+    np.savez(path, images=images.permute(0, 2, 3, 1).numpy(), labels=labels.numpy())
+    return path
+
+
+def test_the_ceiling_after_every_round_stands_beside_what_was_found(
+    stored: tuple[Path, dict[str, Tensor]], run: Run, tmp_path: Path
+) -> None:
+    folder, _ = stored
+    (folder / "round-3").rename(folder / "round-2")
+    path, out = photos(tmp_path), tmp_path / "out"
+    asked = ("audit", "--flower-run", str(folder), "--model", f"{tmp_path / 'net.py'}:network", "--time-limit", "3")
+    done = run(*asked, "--data", str(path), "--defense", "noise:2", "--image-size", "8", "--out", str(out))
+    assert done.code == 0, done.err
+    content = json.loads((out / "run.json").read_text("utf-8"))
+    true = [one.highest for one in over_rounds([network(), network()], str(path), noise=2.0, image_size=8)]
+    assert 0 < true[0] < true[1] < 1
+    assert [one["ceiling"] for one in content["ceilings"]] == pytest.approx(true, abs=1e-6)
+    assert [(row["round"], row["ceiling"]) for row in content["updates"]] == [
+        (number, pytest.approx(true[number - 1], abs=1e-6)) for number in (1, 1, 2, 2)
+    ]
+    said = " ".join(content["sentences"])
+    assert f"After 2 rounds the ceiling is {percent(true[1])}, for a client with 4 samples like those given" in said
+    assert "Declared is Noise(2); the ceiling holds if clients do that." in said
+    assert "In 2 updates more was found than this ceiling" in said  # client 7 adds no noise
+    assert content["level"] == "severe"
+    page = (out / "run.html").read_text("utf-8")
+    heights = [round(234 - 200 * value, 1) for value in true]
+    assert f'd="M104.0 {heights[0]} L716.0 {heights[1]}"' in page
+    assert page.count('class="interval"') == 4
+    with (out / "updates.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["ceiling"]) for row in rows] == pytest.approx([true[0], true[0], true[1], true[1]], abs=1e-6)
+    for row in rows:
+        content_of = (folder / f"round-{row['round']}" / f"client-{row['client']}.safetensors").read_bytes()
+        assert row["sha256"] == hashlib.sha256(content_of).hexdigest()
+
+
+def test_a_low_ceiling_of_other_data_makes_no_run_green(
+    stored: tuple[Path, dict[str, Tensor]], run: Run, tmp_path: Path
+) -> None:
+    """Client 8 is not decidable. The ceiling of a client with other data is 0 %, and says nothing about it."""
+    folder, _ = stored
+    for path in folder.glob("round-*/client-7*"):
+        path.unlink()
+    data, out = photos(tmp_path), tmp_path / "out"
+    asked = ("audit", "--flower-run", str(folder), "--model", f"{tmp_path / 'net.py'}:network", "--time-limit", "3")
+    run(*asked, "--batch", "4", "--data", str(data), "--defense", "noise:1e6", "--image-size", "8", "--out", str(out))
+    content = json.loads((out / "run.json").read_text("utf-8"))
+    assert content["ceilings"][0]["ceiling"] < 0.2
+    assert content["level"] != "protected"
+    # Round 2 is missing from the folder, so that nothing is proven after it.
+    assert [one["ceiling"] for one in content["ceilings"][1:]] == [1.0, 1.0]
+    assert "round 2 could not be played" in content["ceilings"][2]["sentence"]
+    page = (out / "run.html").read_text("utf-8")
+    assert '<section class="verdict protected"' not in page
+
+
+def test_without_data_there_is_no_ceiling_and_one_sentence_says_what_to_give(
+    stored: tuple[Path, dict[str, Tensor]], run: Run, tmp_path: Path
+) -> None:
+    folder, _ = stored
+    out = tmp_path / "out"
+    asked = ("audit", "--flower-run", str(folder), "--model", f"{tmp_path / 'net.py'}:network", "--time-limit", "1")
+    assert run(*asked, "--batch", "4", "--out", str(out)).code == 0
+    content = json.loads((out / "run.json").read_text("utf-8"))
+    assert content["ceilings"] == []
+    assert any(NEEDS_DATA in sentence for sentence in content["sentences"])
+    assert {row["ceiling"] for row in content["updates"]} == {None}
+    assert 'class="interval"' not in (out / "run.html").read_text("utf-8")
+    refused = run(*asked, "--defense", "noise:1", "--out", str(tmp_path / "other"))
+    assert refused.code == 2
+    assert "give these with --data" in " ".join(refused.err.split())
+
+
+def test_weights_that_are_stored_client_by_client_count_where_they_are_the_same(tmp_path: Path) -> None:
+    """As NVFlare's filter stores them; of a round that sent others to one client, nothing is known of all."""
+    folder, model = tmp_path / "seen", network().state_dict()
+    other = {name: value + 1 for name, value in model.items()}
+    for number, second in ((1, model), (2, other), (3, model)):
+        store_sent(folder, number, model, {}, "site-1")
+        store_sent(folder, number, second, {"lr": 0.1}, "site-2")
+    found = dict(sent_weights(folder))
+    assert list(found) == [1, 3]
+    assert all(torch.equal(found[1][name], value) for name, value in model.items())
 
 
 def test_a_folder_without_rounds_or_weights_is_a_sentence(

@@ -129,12 +129,11 @@ class RunAudit:
             return [f"{NEEDS_DATA} (--data, --defense)."]
         found = (one.finding for one in self.audited if one.finding.read != FEATURES)
         above = sum(one.leakage > self.ceiling_at(one.round) + SCATTER for one in found)
-        declared = (
-            f"The noise declared is {self.declared}; the ceiling holds if clients add it." if self.declared else ""
-        )
+        declared = f"Declared is {self.declared}; the ceiling holds if clients do that." if self.declared else ""
+        updates = "1 update" if above == 1 else f"{above} updates"
         more = (
-            f"In {above} updates more was found than this ceiling, so that clients do not add the noise declared, or their "
-            "data differ from the data given."
+            f"In {updates} more was found than this ceiling, so that clients do not add the noise declared, or their data "
+            "differ from the data given."
         )
         said = [self.ceilings[-1].sentence, declared, more if above else ""]
         return [sentence for sentence in said if sentence]

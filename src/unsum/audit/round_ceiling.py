@@ -32,7 +32,7 @@ class RoundCeiling:
         if self.why:
             return f"{told}: {self.why[0].lower()}{self.why[1:]}"
         return (
-            f"{told}, for a client with {sample_count(self.samples)} like these that takes part in each of them, under the "
+            f"{told}, for a client with {sample_count(self.samples)} like those given that takes part in each of them, under the "
             f"noise declared ({self.pairs} pairs of worlds a round)."
         )
 

@@ -35,14 +35,17 @@ def command(
         Path | None,
         Option(
             help="A folder of updates (in round-3/ and so on, if you like): a page, a CSV and findings.sqlite under --out; the "
-            "same command goes on where one was stopped."
+            "same command goes on where one was stopped. --data of the kind and --defense give a ceiling."
         ),
     ] = None,
     processes: Annotated[int | None, Option(help="With --updates: how many.", show_default="the cores")] = None,
     ray: Annotated[str | None, Option(help="With --updates: a cluster: auto, local or HOST:PORT.")] = None,
     flower_run: Annotated[
         Path | None,
-        Option(help="A run that StoreUpdates wrote: a page over its rounds; --batch is then what one local step sees."),
+        Option(
+            help="A run that StoreUpdates wrote: a page over its rounds; --batch is then what one local step sees. --data of the "
+            "kind and --defense give a ceiling."
+        ),
     ] = None,
     batch: Annotated[int | None, Option(help="How many samples the client has.", show_default="8")] = None,
     defense: options.DefenseOption = None,
@@ -135,7 +138,7 @@ def command(
         many: dict[str, Any] = {"out": out, "fail_above": fail_above, "as_json": as_json, "seed": seed}
         many["train"] = not eval_mode
         if given.data is not None and ceiling:
-            many["stand_in"] = given, [parse_defense(text) for text in defense or []]
+            many["stand_in"] = given, batch, [parse_defense(text) for text in defense or []]
         if updates is not None:
             known = batch if batch_size_known else None
             many |= {"processes": processes, "ray": ray, "device": options.usable_device(device), "batch_size": known}

@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from unsum.audit.round_ceiling import RoundCeiling
     from unsum.defend import Defense
     from unsum.integrations.stand_in import StandIn
+    from unsum.integrations.stored import StoredReply
     from unsum.models.load import LoadedModel
     from unsum.progress import Progress
 
-    Declared = tuple[options.ClientData, list[Defense]]  # data of the clients' kind, and what they do to updates
+    # Data of the clients' kind, how many of them a client has, and what it does to its update.
+    Declared = tuple[options.ClientData, int | None, list[Defense]]
 
 FILE = "findings.sqlite"
 _ON_PAGE = 5_000  # updates on a page that a browser opens at once; the CSV and the file have them all
@@ -63,22 +65,22 @@ def audit_many(
     with stages() as shown:
         shown.say("Loading the model")
         loaded = _model((one.update for one in itertools.islice(in_folder(folder, alike), _LOOKED_AT)), named, seed)
+        client = _stand_in(stand_in, named, captured, seed=seed, train=how["train"])
+        bounded: dict[str, Any] = {}
         out.mkdir(parents=True, exist_ok=True)
         shown.say("Auditing the updates")
         updates = in_folder(folder, alike)
         start = time.perf_counter()
         findings = attack_many(loaded.model, updates, results=out / FILE, seed=seed, progress=shown, **how)
         shown.say("Writing the page")
-        bounded: dict[str, Any] = {}
-        client = _stand_in(stand_in, named, loaded, captured, seed=seed, train=how["train"])
         if client is not None:
-            from unsum.integrations.stand_in import like_this_one
+            from unsum.integrations.stand_in import declared_by, like_this_one
 
             shown.say("Playing a client with the data given in two worlds")
             rounds = sorted({finding.round for finding in findings})
             bare = any(finding.statistics_layers for finding in findings)
             bounded["ceilings"] = like_this_one(loaded.model, client, rounds, bare=bare)
-            bounded["declared"] = _words(client)
+            bounded["declared"] = declared_by(client)
         run = _page_of(findings, loaded, folder, time.perf_counter() - start, **bounded)
         table = write_csv(out / CSV, findings, run.ceiling_at)
         page = run.write_page(out)
@@ -100,7 +102,7 @@ def audit_many(
 
 
 def _stand_in(
-    declared: Declared | None, named: options.NamedModel, loaded: LoadedModel, captured: options.Captured, **how: Any
+    declared: Declared | None, named: options.NamedModel, captured: options.Captured, **how: Any
 ) -> StandIn | None:
     """A client with the data given that does what is declared; None where no data were given."""
     if declared is None:
@@ -109,22 +111,19 @@ def _stand_in(
     from unsum.integrations.stand_in import StandIn
     from unsum.local_training import LocalTraining
 
-    given, chain = declared
+    given, batch, chain = declared
     told: dict[str, Any] = {
         "data": given.data,
         "target": given.target,
         "columns": given.columns,
         "same_label": given.same_label,
+        "batch": batch,
     }
-    own = Inputs(model=loaded.model, seed=how["seed"], image_size=named.image_size, **told).simulated()[1]
+    own = Inputs(seed=how["seed"], **vars(named), **told).simulated()[1]
     training = LocalTraining(
         captured.learning_rate, captured.steps, None, captured.weight_decay, captured.momentum, captured.epochs
     )
     return StandIn(own, chain, training, **how)
-
-
-def _words(client: StandIn) -> str:
-    return " | ".join(map(repr, client.defenses)) or "none"
 
 
 def _page_of(findings: Findings, loaded: LoadedModel, folder: Path, seconds: float, **bounded: Any) -> RunAudit:
@@ -223,6 +222,7 @@ def audit_run(
     """Audit what was stored, write the page, and leave with the gate's exit code."""
     from unsum.audit.over_time import RunAudit
     from unsum.audit.provenance import Provenance, fingerprint, versions
+    from unsum.integrations.stand_in import declared_by
     from unsum.integrations.stored import gaps, replies
     from unsum.local_training import LocalTraining
     from unsum.models.received import Received
@@ -239,16 +239,16 @@ def audit_run(
     with stages() as shown, interruptible():
         shown.say("Loading the model")
         loaded = _model((Received(before=one.sent, after=one.back) for one in waiting), named, seed)
+        client = _stand_in(stand_in, named, captured, seed=seed, train=train)
         done = []
         for place, one in enumerate(waiting, 1):
             shown.say(f"Auditing client {one.client} in round {one.round} ({place} of {len(waiting)})")
             done.append(one.audited(loaded.model, declared, attack, train=train, seed=seed, time_limit=limit))
-        client = _stand_in(stand_in, named, loaded, captured, seed=seed, train=train)
-        ceilings = [] if client is None else _after_each(folder, loaded, client, shown)
+        ceilings = [] if client is None else _after_each(waiting[-1], folder, loaded, client, shown)
     granted = next((one.finding.granted for one in done if one.finding.granted), ())
     made = Provenance.of(model=fingerprint(loaded.model.state_dict()))
     how: dict[str, Any] = {"provenance": made, "versions": versions(), "ceilings": ceilings}
-    how["declared"] = "" if client is None else _words(client)
+    how["declared"] = "" if client is None else declared_by(client)
     run = RunAudit(loaded.name, str(folder), done, missing, _command(), time.perf_counter() - start, granted, **how)
     page = run.write(out)
     if as_json:
@@ -262,13 +262,15 @@ def audit_run(
         raise typer.Exit(EXIT_CODES[result_of((one.finding.leakage for one in done), fail_above)])
 
 
-def _after_each(folder: Path, loaded: LoadedModel, client: StandIn, shown: Progress) -> list[RoundCeiling]:
+def _after_each(
+    last: StoredReply, folder: Path, loaded: LoadedModel, client: StandIn, shown: Progress
+) -> list[RoundCeiling]:
     """The ceiling of the client after each of the stored rounds."""
-    from unsum.integrations.stand_in import Curve
+    from unsum.integrations.stand_in import OverRounds
     from unsum.integrations.stored import sent_weights
 
-    curve, found, sent = Curve(loaded.model, client), [], dict(sent_weights(folder))
-    for number in range(1, max(sent, default=0) + 1):
+    curve, found, sent = OverRounds(loaded.model, client), [], dict(sent_weights(folder))
+    for number in range(1, last.round + 1):
         shown.say(f"Playing a client with the data given in two worlds, in round {number}")
         found.append(curve.add(number, sent.get(number)))
     return found

@@ -24,11 +24,13 @@ from torch import Tensor, nn
 from unsum.audit.ceilings import ceiling
 from unsum.audit.many.workers import process_context
 from unsum.audit.round_ceiling import RoundCeiling
+from unsum.audit.sweep.bench import shown
 from unsum.ceiling import Ceiling
 from unsum.ceiling.bound import Distances
 from unsum.ceiling.prove import PAIRS
 from unsum.ceiling.result import UNNOISED
 from unsum.client.step import in_mode
+from unsum.data import Batch
 from unsum.declared import check_positive
 from unsum.defend import Defense
 from unsum.errors import UnsumError, first_line
@@ -54,6 +56,11 @@ class StandIn:
 
     def __post_init__(self) -> None:
         check_positive("The time for the ceiling of a round", self.seconds)
+        pair = self.data if isinstance(self.data, tuple) else (self.data,)
+        if not isinstance(self.data, Batch) and [isinstance(part, Tensor) for part in pair] != [True, True]:
+            raise UnsumError("Data that stand in are (inputs, targets), two tensors with a row for each sample.")
+        if not len(self.inputs) or (len(pair) == 2 and len(pair[0]) != len(pair[1])):
+            raise UnsumError("Data that stand in need as many targets as inputs, at least one of each.")
         known = self.training
         if known is not None and known.several_steps and known.learning_rate is None:
             raise UnsumError(
@@ -97,7 +104,7 @@ def _unplayed(number: int, error: Exception) -> str:
     return f"Round {number} could not be played. {why}"
 
 
-class Curve:
+class OverRounds:
     """Round after round; what could not be played is granted whole from there on."""
 
     def __init__(self, model: nn.Module, client: StandIn) -> None:
@@ -215,17 +222,23 @@ class Beside:
 
 _BEGIN = 60.0  # [s] in which a process imports PyTorch on a busy machine
 _NICE = 10  # the training goes first
-_CURVE: list[Curve] = []  # of the process that plays
+_PLAYED: list[OverRounds] = []  # of the process that plays
 
 
 def _begin(task: bytes) -> None:
-    os.nice(_NICE)
+    if hasattr(os, "nice"):  # not on Windows
+        os.nice(_NICE)
     torch.set_num_threads(1)
-    _CURVE[:] = [Curve(*pickle.loads(task))]
+    _PLAYED[:] = [OverRounds(*pickle.loads(task))]
 
 
 def _add(number: int, weights: Mapping[str, Any]) -> RoundCeiling:
-    return _CURVE[0].add(number, weights)
+    return _PLAYED[0].add(number, weights)
+
+
+def declared_by(client: StandIn) -> str:
+    """What it does to its update, in words."""
+    return shown(client.defenses) if client.defenses else "no defense"
 
 
 def like_this_one(model: nn.Module, client: StandIn, rounds: Sequence[int], *, bare: bool) -> list[RoundCeiling]:
@@ -236,7 +249,11 @@ def like_this_one(model: nn.Module, client: StandIn, rounds: Sequence[int], *, b
     start, size = time.perf_counter(), len(client.inputs)
     if bare:
         return [RoundCeiling(number, 1 + i, 1.0, 0, 0.0, UNNOISED, size) for i, number in enumerate(rounds)]
-    one = client.play(copy.deepcopy(model).cpu())
+    try:
+        one = client.play(copy.deepcopy(model).cpu())
+    except Exception as error:
+        why = _unplayed(rounds[0], error)
+        return [RoundCeiling(number, 1 + i, 1.0, 0, 0.0, why, size) for i, number in enumerate(rounds)]
     seconds = time.perf_counter() - start
     highest = [float(one.after(1 + i).max()) if i else one.highest for i in range(len(rounds))]
     told = one.pairs, seconds, one.why, size

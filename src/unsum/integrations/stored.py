@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from unsum.audit.finding import ClientFinding, finding_of, reason_of
@@ -123,11 +124,21 @@ def replies(folder: Path) -> Iterator[StoredReply]:
 
 
 def sent_weights(folder: Path) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
-    """The weights that everybody was sent, round by round; rounds that sent each client its own are left out."""
+    """The weights that everybody was sent, round by round; rounds that sent each client its own are left out.
+
+    NVFlare's filters store what is sent client by client, which is the same for all as a rule.
+    """
     for number, place in sorted(_rounds(folder).items()):
-        path = place / f"{_SENT}.safetensors"
-        if path.exists():
-            yield number, read_tensors(path, "update").tensors
+        try:
+            sent = [read_tensors(path, "update").tensors for path in sorted(place.glob(f"{_SENT}*.safetensors"))]
+        except UnsumError:  # a damaged file: its clients' findings say so
+            continue
+        if sent and all(_same(sent[0], other) for other in sent[1:]):
+            yield number, sent[0]
+
+
+def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def gaps(folder: Path) -> list[str]:

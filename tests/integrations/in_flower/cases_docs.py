@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "tutorials" / "flower.md"
 
 def test_the_tutorials_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"^```py\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for block in blocks:
