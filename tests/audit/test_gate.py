@@ -157,7 +157,9 @@ def test_a_gate_on_labels_passes_without_any_and_decides_nothing_of_samples() ->
     assert Gate(0.2, rows, fail_on_labels=True).exit_code == 0
     unknown = [replace(rows[0], shares=Shares())]
     assert Gate(0.2, unknown, fail_on_labels=True).exit_code == 2
-    held = Gate(0.2, unknown, fail_on_labels=True, headline="This update gives away the words of the texts, in no order.")
+    held = Gate(
+        0.2, unknown, fail_on_labels=True, headline="This update gives away the words of the texts, in no order."
+    )
     assert held.exit_code == 1  # what is known to leak is enough
     assert held.reason == "Gate failed: this update gives away the words of the texts, in no order."
 

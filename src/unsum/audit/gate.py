@@ -183,7 +183,12 @@ class Gate:
         return said or ([self.headline[:1].lower() + self.headline[1:].rstrip(".")] if self.headline else [])
 
     def to_dict(self) -> dict[str, Any]:
-        found = {"level": self.level, "result": self.result, "above": self.count("above"), "reason": self.reason}
+        found: dict[str, Any] = {
+            "level": self.level,
+            "result": self.result,
+            "above": self.count("above"),
+            "reason": self.reason,
+        }
         found |= {"fail_on_labels": self.fail_on_labels, "besides": self.besides}
         return found | {"prove_below": self.prove_below, "proven": self.proven(self.prove_below or self.level)}
 

@@ -120,7 +120,14 @@ def command(
     limit = options.seconds(time_limit)
     others = (given.data, sweep, defense, server, chosen.label_rule, chosen.inverse, chosen.refine, junit, sarif)
     if updates is not None or flower_run is not None:
-        single = (*others, captured.update, captured.before, buffers, fail_on_labels, chosen.loss if updates is None else None)
+        single = (
+            *others,
+            captured.update,
+            captured.before,
+            buffers,
+            fail_on_labels,
+            chosen.loss if updates is None else None,
+        )
         if any(single):
             raise UnsumError(
                 "--updates and --flower-run attack what was captured, as it is; leave out data, single updates, defenses, "
