@@ -191,7 +191,7 @@ def test_losses_by_name_are_of_other_networks_too() -> None:
     own = unsum.audit(model, data, loss=nn.functional.mse_loss, ceiling=False, time_limit=0.1)
     assert named.setting.provenance.update_sha256 == own.setting.provenance.update_sha256
     assert named.setting.loss == "mse"
-    with pytest.raises(unsum.UnsumError, match="'focal.*' is known of classifiers with a linear head alone"):
+    with pytest.raises(unsum.UnsumError, match=r"'focal.*' is known of classifiers with a linear head alone"):
         unsum.audit(model, data, loss="focal")
     with pytest.raises(unsum.UnsumError, match="name it"):
         unsum.audit(model, data)
