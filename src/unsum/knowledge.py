@@ -25,7 +25,9 @@ class Knowledge:
     (N,) class numbers. `may_change_model` is true for a malicious server. `loss` names what the client minimized: servers
     that hand out the training program know it; None leaves it open. `training` is how the client trains, where several
     local steps lie between the weights it was sent and those it sent back. `repeated_rounds` counts the client's updates that are
-    said to be of the same batch. `carried` is what a momentum had added to the update, and was taken off.
+    said to be of the same batch. `targets_of_any_kind` are those of a network that is no classifier:
+    masks, or numbers to predict. `carried` is what a momentum had added to the update, and was
+    taken off.
 
     Examples:
         >>> Knowledge(batch_size=8).granted()
@@ -41,6 +43,7 @@ class Knowledge:
     training: LocalTraining | None = None
     repeated_rounds: int = 1
     carried: Carried | None = None
+    targets_of_any_kind: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size is not None:
@@ -68,7 +71,8 @@ class Knowledge:
     @property
     def known_batch_size(self) -> int | None:
         """The batch size, where it was granted directly or through the labels."""
-        return len(self.labels) if self.labels is not None else self.batch_size
+        given = self.targets_of_any_kind if self.labels is None else self.labels
+        return self.batch_size if given is None else len(given)
 
     def targets(self, classes: int) -> Tensor | None:
         """The granted labels as (B, C) rows of probabilities in float64, checked against the number of classes."""
@@ -88,6 +92,8 @@ class Knowledge:
         sentences = ["The model's weights and one client update."]
         if self.labels is not None:
             sentences.append("The labels of the batch.")
+        if self.targets_of_any_kind is not None:
+            sentences.append("The client's targets (masks, numbers to predict), and nothing of its inputs.")
         if self.known_batch_size is not None:
             sentences.append(f"The batch size ({self.known_batch_size}).")
         if self.auxiliary_photos:

@@ -65,7 +65,7 @@ def test_what_is_not_tried_is_said() -> None:
         "pictures of 128² take long": (AttackOptions(), (3, 128, 128)),
         f"{MOST_SAMPLES + 1} pictures take long": (AttackOptions(batch_size=MOST_SAMPLES + 1), (3, 16, 16)),
         "of the time limit 0 s were left": (AttackOptions(time_limit=2.0), (3, 16, 16)),
-        "it assumes cross-entropy": (AttackOptions(loss="mse"), (3, 16, 16)),
+        "it does not know the loss 'focal'": (AttackOptions(loss="focal"), (3, 16, 16)),
     }
     for reason, (options, shape) in cases.items():
         (attempt,) = match_as_last_resort(model, update, leak, options, shape)
@@ -81,3 +81,21 @@ def test_a_search_that_finds_nothing_decides_nothing() -> None:
     leak = replace(unsum.attack(model, update), named=LABELS)
     attempts = match_as_last_resort(model, update, leak, AttackOptions(time_limit=leak.seconds + 1.5), (3, 16, 16))
     assert all(PROVES_NOTHING in one.blind or "time was over" in one.blind for one in attempts)
+
+
+def test_numbers_to_predict_are_matched_before_an_update_is_called_low() -> None:
+    """The head reads one number, so that nothing but the convolutions' gradients holds the photo."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1), nn.ReLU(), nn.Conv2d(16, 1, 8), nn.Flatten(), nn.Linear(1, 1))
+    x = embedded_batch(8, image_size=8).images[[1]]
+    update = unsum.capture(model, x, torch.tensor([2.0]), loss="mse", train=True)
+    leak = unsum.attack(model, update, loss="mse")
+    options = AttackOptions(loss="mse", batch_size=1, time_limit=leak.seconds + 30)
+    (attempt,) = match_as_last_resort(model, update, leak, options, (3, 8, 8))
+    assert attempt.leak is not None
+    assert attempt.method == "matching"
+    assert attempt.leak.images is not None
+    off = (attempt.leak.images - x).square().sum() / (x - x.mean((2, 3), keepdim=True)).square().sum()
+    assert float(off) < 0.5
+    assert attempt.leak.features.shape == (1, 1)
+    assert attempt.leak.targets.shape == (1, 1)

@@ -8,27 +8,39 @@ picture comes at all; `unsum audit --attack ig` takes as many as it is given.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from unsum.attack.any_network import (
+    MOST_SAMPLES,
+    MOST_SIDE,
+    PROVES_NOTHING,
+    UNDERIVED,
+    match_any_network,
+    not_matched,
+)
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.deadline import time_limit
 from unsum.errors import UnsumError
+from unsum.gradients import quiet, with_features
+from unsum.head import find_head
 from unsum.leak import Attempt, Leak
+from unsum.losses import BinaryCrossEntropy, declared
 from unsum.match import match
+from unsum.match.protocol import Form, Protocol
 from unsum.models.language import is_language_model
+from unsum.network.loss_function import function_of
 from unsum.progress import SILENT, Progress
 from unsum.update import Update
 
 METHOD = "ig"
 STEPS = 400  # two seconds for two pictures of 16² on one core, where most of what comes has come
 SECONDS = 10.0  # for all tries together; the rest of such an audit takes about as long
-MOST_SIDE, MOST_SAMPLES = 64, 4  # beyond them so few steps draw nothing
 _TRIES = 2  # sets of labels, where none are granted
-_UNDERIVED = "is not implemented"  # how PyTorch says that a derivative is missing
 _LEAST = 1.0  # seconds left that are worth a start
-PROVES_NOTHING = "a search that finds no picture proves nothing"
 
 
 def match_as_last_resort(
@@ -42,6 +54,8 @@ def match_as_last_resort(
     """What matching pictures of a `shape` got, or why it was not tried; empty where the samples are no pictures."""
     if options.method != AUTO or len(shape) != 3 or is_language_model(model):
         return []
+    if options.other_loss:
+        return _under_another_loss(model, update, leak, options, shape, progress)
     left = SECONDS if options.time_limit is None else min(SECONDS, options.time_limit - leak.seconds)
     sets = _label_sets(leak, options)
     reason = _obstacle(update, options, shape, sets, left)
@@ -69,13 +83,36 @@ def match_as_last_resort(
         except UnsumError as error:
             return [*attempts, Attempt(METHOD, refused=f"Gradient matching was not tried: {error}", at_head=False)]
         except RuntimeError as error:
-            if _UNDERIVED not in str(error):
+            if UNDERIVED not in str(error):
                 raise
             why = "Gradient matching was not tried: PyTorch lacks a second derivative of one of the model's operations."
             return [*attempts, Attempt(METHOD, refused=why, at_head=False)]
         blind = deadline.over if deadline.cut else PROVES_NOTHING
         attempts.append(Attempt(METHOD, found, blind=blind, at_head=False))
     return attempts
+
+
+def _under_another_loss(
+    model: nn.Module, update: Update, leak: Leak, options: AttackOptions, shape: tuple[int, ...], progress: Progress
+) -> list[Attempt]:
+    """Targets are numbers then, which no label rule finds: they are estimated along with the pictures."""
+    loss = declared(options.loss)
+    function = None if loss is None else function_of(loss)
+    if function is None:
+        return [not_matched(f"it does not know the loss {options.loss!r}")]
+    form: Form = "shares" if isinstance(loss, BinaryCrossEntropy) else "numbers"
+    target = (leak.targets.shape[1],)
+    protocol = Protocol(function, (shape[0], shape[1], shape[2]), target, form)
+    attempts = match_any_network(model, update, protocol, options, spent=leak.seconds, progress=progress)
+    return [one if one.leak is None else replace(one, leak=_at_head(model, one.leak)) for one in attempts]
+
+
+def _at_head(model: nn.Module, leak: Leak) -> Leak:
+    """The leak with what its pictures are at the head."""
+    assert leak.images is not None
+    with quiet(model, ()), torch.no_grad():
+        features, logits = with_features(model, find_head(model)[1], leak.images)
+    return replace(leak, features=features.double(), logits=logits.double())
 
 
 def _label_sets(leak: Leak, options: AttackOptions) -> list[Tensor]:
@@ -97,8 +134,6 @@ def _obstacle(update: Update, options: AttackOptions, shape: tuple[int, ...], se
     side = max(shape[1:])
     if side > MOST_SIDE:
         return f"pictures of {side}² take long (`--attack {METHOD}` tries them)"
-    if options.other_loss:
-        return "it assumes cross-entropy"
     if update.training is not None and update.training.several_steps:
         return "it takes one step for granted"
     if (options.batch_size or 0) > MOST_SAMPLES:

@@ -73,7 +73,8 @@ def advice(audit: AuditResult) -> list[Advice]:
         "stronger": _STRONGER,
         "prove": _proved(audit),
     }
-    return [step for name in _STEPS[audit.verdict.level] if (step := made[name]) is not None]
+    steps = _STEPS["unproven" if audit.verdict.level == "open" and _headless(audit) else audit.verdict.level]
+    return [step for name in steps if (step := made[name]) is not None]
 
 
 def _ruined(audit: AuditResult) -> Advice | None:
@@ -92,13 +93,22 @@ def _ruined(audit: AuditResult) -> Advice | None:
     )
 
 
-def _summed(audit: AuditResult) -> Advice:
+def _summed(audit: AuditResult) -> Advice | None:
+    if _headless(audit):
+        return None  # how many samples a sum must hold is known of classifiers alone
     if "SecAgg" in audit.setting.defenses:
         return Advice(f"Let more clients into one sum: the server should see only sums {_SUM}")
     return Advice(f"Let the server see only sums over clients (secure aggregation) {_SUM}")
 
 
+def _headless(audit: AuditResult) -> bool:
+    """Whether the network is no classifier, which no sweep plays."""
+    return audit.truth is not None and not audit.truth.class_names
+
+
 def _swept(audit: AuditResult) -> Advice:
+    if _headless(audit):
+        return _proved(audit)
     used = audit.setting.defenses
     if audit.truth is None or used == "none":
         text = "Find out how strong a defense must be here, and what it costs in accuracy."
@@ -128,6 +138,12 @@ def _gated(audit: AuditResult) -> Advice | None:
 
 def _proved(audit: AuditResult) -> Advice:
     """What would make it green: noise that proves the ceiling."""
+    if _headless(audit):
+        text = "Prove it: add noise, and more of it until the ceiling of every sample is below the level."
+        how = f"--defense clip:1 --defense noise:0.1 --prove-below {DEFAULT_LEVEL:g}"
+        dropped = ("--defense", "--fail-above", "--prove-below")
+        own = "unsum.audit(model, data, loss=loss, defenses=[unsum.Clip(1), unsum.Noise(0.1)])"
+        return Advice(text, again(audit.setting.command, how, without=dropped) if audit.setting.command else own)
     proven = [point.defenses for point in audit.comparison.points if point.proven(DEFAULT_LEVEL)]
     text = "Prove it: find the noise at which nobody can read the samples, and what that costs in accuracy."
     if proven:

@@ -219,4 +219,4 @@ def _count(targets: Any) -> int:
         return 1 + max((int(one["labels"].max()) for one in targets if "labels" in one), default=0)
     if targets.is_floating_point() and targets.ndim == 1:
         return 1
-    return targets.shape[1] if targets.ndim == 2 else int(targets.max()) + 1
+    return targets.shape[1] if targets.ndim == 2 or targets.is_floating_point() else int(targets.max()) + 1

@@ -218,7 +218,7 @@ class AuditResult:
             return self.texts.judge(self.leak, self.shares, self.occurred, self.bound)
         if self.truth is None:
             return judge_captured(self.leak, self.undecided, self.sizes, self.bound)
-        besides = self.labels, self.occurred, self.bound
+        besides = self.labels if self.labeled else None, self.occurred, self.bound
         return judge(self.leak, self.samples, self.shares, self.undecided, self.sizes, *besides)
 
     @property
@@ -243,6 +243,19 @@ class AuditResult:
     def kind(self) -> str:
         """What one sample is called."""
         return "sample" if self.texts is None else "text"
+
+    @property
+    def labeled(self) -> bool:
+        """Whether samples have labels: others have masks, or numbers to predict."""
+        if self.truth is None or self.texts is not None:
+            return True
+        targets = self.truth.targets
+        numbers = (
+            targets.is_floating_point()
+            and targets[0].numel() == 1
+            and not bool(((targets == 0) | (targets == 1)).all())
+        )
+        return bool(self.truth.class_names) and not numbers
 
     @property
     def granted(self) -> list[str]:
@@ -300,16 +313,20 @@ class AuditResult:
             raise UnsumError("This update came without the truth, so no true label is known.")
         if self.texts is not None:
             return self.texts.true[i]
+        if not self.labeled:
+            return _in_words(self.truth.targets[i])
         return self._named(target_rows(self.truth.targets[i : i + 1], self.leak.targets.shape[1])[0])
 
     def found_label(self, i: int) -> str | None:
         """What the attack takes true sample `i` for; without the truth, its own sample `i`."""
         found = i if self.truth is None else self.samples[i].found
-        if self.labels is not None and self.truth is not None and self.texts is None:
+        if self.labels is not None and self.labeled and self.truth is not None and self.texts is None:
             place = self.samples[i].label_from
             return None if place is None else self._named(self.labels.rows[place])
         if found is None:
             return None
+        if bool(self.leak.targets[found].isnan().any()):  # of a network that is no classifier
+            return "estimated" if self.leak.knowledge.targets_of_any_kind is None else "granted"
         return self._named(self.leak.targets[found]) if self.texts is None else self.texts.found[found]
 
     def _named(self, row: Tensor) -> str:
@@ -343,6 +360,14 @@ class AuditResult:
             ceiling=math.nan if truth is None else self.ceilings[i],
             noun=self.sizes.noun,
         )
+
+
+def _in_words(target: Tensor) -> str:
+    """The target of a network that is no classifier."""
+    if target.numel() == 1:
+        return f"{target.item():.3g}"
+    what = "numbers" if target.is_floating_point() else "class numbers"
+    return f"{' × '.join(map(str, target.shape))} {what}"
 
 
 def finite(value: Any) -> Any:

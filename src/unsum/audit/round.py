@@ -190,7 +190,7 @@ def _with_matching(case: ClientCase, sent: Sent, compared: Compared, progress: P
         return compared
     tried = [*leak.tried, *more]
     for found in (attempt.leak for attempt in more if attempt.leak is not None):
-        if any(share.most >= DEFAULT_LEVEL for share in _shares(sent, found)):
+        if any(share.most >= DEFAULT_LEVEL for share in shares_of(sent, found)):
             return compare_with_truth(sent, replace(found, tried=tried, named=leak.named, occurred=leak.occurred))
     notes = [*leak.notes, *(attempt.refused for attempt in more if attempt.refused)]
     return compare_with_truth(sent, replace(leak, tried=tried, notes=notes))
@@ -264,11 +264,11 @@ def compare_with_truth(sent: Sent, leak: Leak) -> Compared:
     samples = score_samples(leak, sent.images, sent.targets, sent.features)
     final = Attempt(leak.method, leak)
     attempts = leak.tried or [final]
-    got = [_shares(sent, attempt.leak) for attempt in attempts]
+    got = [shares_of(sent, attempt.leak) for attempt in attempts]
     read = [labels_read(sent, attempt) for attempt in [final, *attempts]]
     rows = zip(attempts, got, read[1:], strict=True)
     tried = [Tried.of(attempt, [share.most for share in own], right) for attempt, own, right in rows]
-    last = _shares(sent, leak, samples)
+    last = shares_of(sent, leak, samples)
     by = strongest([*tried, Tried.of(final, [share.most for share in last])], len(samples))
     undecided, best = why_undecided(sent, leak), last
     for own in filter(None, got):
@@ -305,7 +305,7 @@ def why_undecided(sent: Sent, leak: Leak) -> str:
     return leak.undecided
 
 
-def _shares(sent: Sent, leak: Leak | None, samples: list[SampleScore] | None = None) -> list[Shares]:
+def shares_of(sent: Sent, leak: Leak | None, samples: list[SampleScore] | None = None) -> list[Shares]:
     """Of every true sample: by features and pixels, and by rows read at dense layers."""
     if leak is None:
         return []

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from unsum.active import modify
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses
-from unsum.audit.bounds import NEEDS_SAMPLES, NO_TENSORS, NOT_PROVEN, SHORT, Bounds
+from unsum.audit.bounds import NEEDS_SAMPLES, NOT_PROVEN, SHORT, Bounds
 from unsum.audit.compare import CAPTURED, Comparison
 from unsum.audit.compare import compare as under_others
 from unsum.audit.inputs import Data, Inputs, simulated_training
 from unsum.audit.leakage import DEFAULT_LEVEL, Tried
+from unsum.audit.other_networks import attacks_on, audit_other
 from unsum.audit.provenance import Provenance, fingerprint, promised, samples_of
 from unsum.audit.report import Audit
 from unsum.audit.result import DepthRead, Setting
@@ -27,11 +28,8 @@ from unsum.audit.round import attacked, play, without_head
 from unsum.audit.sweep.bench import Bench, shown
 from unsum.audit.text import audit_text, is_text, texts_of
 from unsum.audit.verdict import Texts
-from unsum.ceiling.client import Played, World
-from unsum.ceiling.prove import Simulation
-from unsum.client.any_network import AnyLoss, capture_any, is_annotated
+from unsum.client.any_network import is_annotated
 from unsum.client.capture import in_mode
-from unsum.client.step import ordered
 from unsum.data.table_file import is_table
 from unsum.data.texts import TextData
 from unsum.defend import Defense
@@ -40,6 +38,7 @@ from unsum.invert.refine import Mode
 from unsum.losses import Loss
 from unsum.models import DEFAULT_MODEL, LoadedModel
 from unsum.models.received import Received
+from unsum.network.loss_function import LossFunction
 from unsum.progress import SILENT, Progress
 from unsum.score import summarize
 from unsum.update import Update
@@ -48,7 +47,6 @@ from unsum.watching import shown_in_notebooks
 _BUFFERS = (
     "The round was not played again under other defenses: they change gradients, and leave the buffers as they are."
 )
-_OTHER = "The round was not played again under defenses: the network has no head that they are compared at."
 _UNKNOWN = "unknown: the update was captured elsewhere"
 
 
@@ -76,7 +74,7 @@ def audit(
     inverse: Inverses = None,
     train: bool = True,
     buffers: bool = False,
-    loss: str | Loss | AnyLoss | None = None,
+    loss: str | Loss | LossFunction | None = None,
     learning_rate: float | None = None,
     local_steps: int | None = None,
     epochs: int = 1,
@@ -202,7 +200,7 @@ def audit(
         )
     how_other: dict[str, Any] = {"train": train, "command": command, "progress": progress}
     how_other |= {"proving": ceiling, "level": DEFAULT_LEVEL if prove_below is None else prove_below}
-    other = functools.partial(_audit_other, inputs, own_loss, chain, options, **how_other)
+    other = functools.partial(audit_other, inputs, own_loss, chain, options, **how_other)
     plain = not (buffers or training or server)
     if plain and (own_loss is not None or is_annotated(data)):
         return other()
@@ -265,45 +263,6 @@ def _of_size(inputs: Inputs, update: Update, options: AttackOptions) -> AttackOp
     return options
 
 
-def _audit_other(
-    inputs: Inputs,
-    loss: AnyLoss | None,
-    chain: list[Defense],
-    options: AttackOptions,
-    *,
-    train: bool,
-    command: str,
-    progress: Progress,
-    proving: bool,
-    level: float,
-) -> Audit:
-    """A client whose network is no classifier with a linear head: its update is read by what applies, or nothing is decided.
-
-    It has a ceiling all the same, as everything that can be trained twice.
-    """
-    start = time.perf_counter()
-    loaded, given, targets = inputs.other()
-    torch.manual_seed(options.seed)
-    update = capture_any(loaded.model, given, targets, loss, train=train)
-    for part in ordered(chain):
-        update = part(update)  # type: ignore[operator] # those that work inside the client refuse
-    bounds = None
-    if isinstance(given, Tensor) and isinstance(targets, Tensor):
-        case = Simulation(loaded.model, given, targets, train=train, seed=options.seed)
-
-        def client(world: World) -> Played:
-            return Played(capture_any(loaded.model, world.inputs, world.targets, loss, train=train).gradients)
-
-        bounds = Bounds(case, level, client=client, progress=progress)
-    how: dict[str, Any] = {"train": train, "command": command, "progress": progress, "start": start}
-    audit = _without_truth(inputs, loaded, update, options, [], defenses=shown(chain), absent=_OTHER, **how)
-    if bounds is None or not proving:
-        return replace(audit, unbounded=NO_TENSORS if proving else NOT_PROVEN)
-    progress.say("Playing the client in two worlds: what nobody can exceed")
-    bound = bounds(chain)
-    return replace(audit, bound=bound, unbounded=bounds.absent)
-
-
 def _without_truth(
     inputs: Inputs,
     loaded: LoadedModel,
@@ -322,8 +281,11 @@ def _without_truth(
     network = loaded.model.to(options.device)
     sent = update.map(lambda _name, tensor: tensor.to(options.device))
     with in_mode(network, train):
-        leak = attacked(network, sent, options, progress)
-    leak = replace(leak, notes=[*update.notes, *leak.notes])
+        if without_head(network):
+            leak = attacks_on(network, sent, options, None, progress=progress)
+        else:
+            leak = attacked(network, sent, options, progress)
+            leak = replace(leak, notes=[*update.notes, *leak.notes])
     texts = texts_of(leak, inputs.model)
     made = Provenance.of(model=fingerprint(network.state_dict()), update=sent.gradients)
     how: dict[str, Any] = {"train": train, "defenses": defenses, "command": command, "training": update.training}

@@ -272,14 +272,7 @@ def _details(
     recovered = f"{labels} of {total} labels were recovered." if isinstance(labels, int) else labels.sentence
     if not leak.batch_size and not known:
         return [_NO_ANSWER] if isinstance(labels, int) or not labels.named else [recovered]
-    exact = sum(row.feature_error < EXACT_ERROR for row in samples)
-    worst = max(row.feature_error for row in samples)
-    details = [
-        recovered,
-        f"The features that reach the last layer were recovered to within 0.1 % for {exact} of {total} samples "
-        f"(largest error {error(worst)}).",
-        certificate(leak),
-    ]
+    details = [*_of_head(recovered, samples), certificate(leak)]
     if known:
         of_known = "" if len(known) == total else f" of the {len(known)} that are known"
         amount = f"Leakage is {_amount(known)}{of_known}: 100 % is all of it, 0 % is no better than a guess."
@@ -308,6 +301,19 @@ def _details(
             "the nearest of them, which flatters the attack."
         )
     return details
+
+
+def _of_head(recovered: str, samples: list[SampleScore]) -> list[str]:
+    """Labels and features; nothing of a network that has no head to read them at."""
+    worst = max(row.feature_error for row in samples)
+    if math.isnan(worst):
+        return []
+    exact = sum(row.feature_error < EXACT_ERROR for row in samples)
+    return [
+        recovered,
+        f"The features that reach the last layer were recovered to within 0.1 % for {exact} of {len(samples)} samples "
+        f"(largest error {error(worst)}).",
+    ]
 
 
 def _kinds(shares: Sequence[Shares], sizes: Sizes) -> list[str]:

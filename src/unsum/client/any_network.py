@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from unsum.client.step import in_mode
 from unsum.errors import UnsumError, first_line
 from unsum.gradients import same_buffers
+from unsum.network.loss_function import LossFunction
 from unsum.network.passes import main_tensor
 from unsum.update import Update
 
-AnyLoss = Callable[[Any, Any], Tensor]  # (what the model returns, targets) → a number
 _GIVE = "give the loss as a function of the model's output and the targets: unsum.audit(model, data, loss=function)"
 
 
-def capture_any(model: nn.Module, inputs: Any, targets: Any, loss: AnyLoss | None, *, train: bool) -> Update:
+def capture_any(model: nn.Module, inputs: Any, targets: Any, loss: LossFunction | None, *, train: bool) -> Update:
     """The update after one step on these inputs.
 
     Without a `loss` it is what such targets usually mean: cross-entropy of classes, or of masks of classes pixel by pixel;
@@ -38,7 +38,7 @@ def capture_any(model: nn.Module, inputs: Any, targets: Any, loss: AnyLoss | Non
     return Update({name: g.detach() for name, g in zip(names, found, strict=True) if g is not None})
 
 
-def _loss(model: nn.Module, inputs: Any, targets: Any, loss: AnyLoss | None) -> Tensor:
+def _loss(model: nn.Module, inputs: Any, targets: Any, loss: LossFunction | None) -> Tensor:
     if _are_mappings(targets):
         returned = model(list(inputs), list(targets))
         if not isinstance(returned, Mapping):
@@ -52,10 +52,15 @@ def _loss(model: nn.Module, inputs: Any, targets: Any, loss: AnyLoss | None) -> 
     if output is None or not classes or output.shape[:1] + output.shape[2:] != targets.shape:
         shapes = [tuple(one.shape) for one in (output, targets) if isinstance(one, Tensor)]
         raise UnsumError(
-            f"What {type(model).__name__} minimizes is not known (output and targets: {shapes}); {_GIVE}, or the update "
-            "that the client sent (--update)."
+            f"What {type(model).__name__} minimizes is not known (output and targets: {shapes}); name it (--loss mse, "
+            f"--loss bce), {_GIVE}, or the update that the client sent (--update)."
         )
-    return nn.functional.cross_entropy(output, targets)
+    return usual_loss(returned, targets)
+
+
+def usual_loss(returned: Any, targets: Tensor) -> Tensor:
+    """Cross-entropy over dimension 1, which masks of class numbers usually mean; probabilities may stand for class numbers."""
+    return nn.functional.cross_entropy(main_tensor(returned), targets)  # type: ignore[arg-type] # checked, or it raises
 
 
 def is_annotated(data: Any) -> bool:

@@ -61,7 +61,7 @@ def _setting_table(result: Audit) -> Table:
     there = f" (there are {setting.batch_size})" if result.truth else ""
     facts: dict[str, str | Text] = {
         "model": setting.model,
-        "private batch": f"{batch}, {setting.classes} classes, {setting.mode} mode",
+        "private batch": f"{batch}, {f'{setting.classes} classes, ' if result.labeled else ''}{setting.mode} mode",
         "defense": setting.defenses,
         "granted to the attacker": _granted(result),
         "attack": setting.attack,
@@ -97,7 +97,8 @@ def _sample_table(result: Audit) -> Table:
         return _text_table(result)
     table = Table(title="Recovered, beside the truth" if compared else "Recovered", title_justify="left")
     first = _called(result)
-    for heading in (first, "label", "recovered label") if compared else ("sample", "recovered label"):
+    label, found = ("label", "recovered label") if result.labeled else ("target", "target found")
+    for heading in (first, label, found) if compared else ("sample", found):
         table.add_column(heading, overflow="fold")  # a long name goes on in the next line, and is never cut
     split = any(row.shares.read == "features" for row in result.rows)
     figures = [
@@ -184,7 +185,7 @@ def _cells(row: SampleRow, pictures: bool, *, split: bool) -> list[str | Text]:
     return [
         Text(row.title),
         Text(row.label or ""),
-        Text(found, style="green" if row.label_correct else "red"),
+        Text(found, style="green" if row.label_correct else "" if math.isnan(row.score.label_correct) else "red"),
         percent(row.leakage),
         *([percent(row.shares.sample)] if split else []),
         percent(row.ceiling),

@@ -185,6 +185,9 @@ class _Run:
 def _start(problem: Problem, plan: Plan, restart: int, renewed: int = 0) -> list[Tensor]:
     generator = torch.Generator().manual_seed(problem.seed + 7919 * restart + 1_000_003 * renewed)
     leaves = plan.unknown.start(problem.batch_size, problem.shape, generator)
+    if plan.soft_labels and problem.protocol is not None:
+        shape = problem.protocol.unknown(problem.model, problem.batch_size)
+        return [*leaves, problem.protocol.start(shape, restart, generator)]
     if plan.soft_labels:
         leaves = [*leaves, torch.randn(problem.batch_size, problem.classes, generator=generator)]
     return leaves

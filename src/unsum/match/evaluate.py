@@ -33,7 +33,10 @@ class Evaluator:
         self.problem, self.plan = problem, plan
         self.restarts = len(leaves[0])
         pays = _few_pixels(problem) or problem.device.type != "cpu"  # on a CPU, larger grouped convolutions are slower
-        self.together = plan.together and self.restarts > 1 and pays and not isinstance(plan.optimizer, LBFGS)
+        runs = (
+            not isinstance(plan.optimizer, LBFGS) and problem.protocol is None
+        )  # a loss of the user's may do anything
+        self.together = plan.together and self.restarts > 1 and pays and runs
         self.notes: list[str] = []
         self.leaves = [leaf.detach().requires_grad_(self.together) for leaf in leaves]
         self.views = [[leaf.detach()[r].requires_grad_() for leaf in self.leaves] for r in range(self.restarts)]
@@ -114,13 +117,19 @@ class Evaluator:
     def parts(self, leaves: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
         """The unknown's own leaves, and (B, C) targets: the last leaf's softmax where labels are unknown too."""
         if self.plan.soft_labels:
-            return leaves[:-1], leaves[-1].softmax(-1)
+            protocol = self.problem.protocol
+            return leaves[:-1], leaves[-1].softmax(-1) if protocol is None else protocol.targets(leaves[-1])
         assert self.problem.targets is not None
         return leaves, self.problem.targets
 
     def _one(self, views: list[Tensor]) -> tuple[Tensor, Tensor]:
         leaves, targets = self.parts(views)
         images = self.plan.unknown.pictures(leaves)
+        found: Sequence[Tensor]
+        if self.problem.protocol is not None:
+            parameters = list(self._parameters.values())
+            found = self.problem.protocol.gradients(self.problem.model, images, targets, parameters)
+            return self._pull([g[None] for g in found], Scene(images[None], self._consensus), views)
         logits = self._look(self.problem.model, images)
         G = self.problem.loss_gradient(logits, targets)
         found = torch.autograd.grad(logits, list(self._parameters.values()), G, create_graph=True)
@@ -220,7 +229,7 @@ class _Lookout:
     @contextmanager
     def hooked(self) -> Iterator[None]:
         with ExitStack() as hooks:
-            if any(term.sees_features for term in self._plan.regularizers):
+            if self._problem.head is not None and any(term.sees_features for term in self._plan.regularizers):
                 hooks.enter_context(self._problem.head.register_forward_pre_hook(self._take_features))
             if any(term.sees_norms for term in self._plan.regularizers):
                 for norm in self._problem.model.modules():

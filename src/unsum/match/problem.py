@@ -17,6 +17,7 @@ from unsum.head import find_head
 from unsum.leak import Leak
 from unsum.match.objective import Objective
 from unsum.match.optimizers import Optimizer
+from unsum.match.protocol import Protocol
 from unsum.match.regularizers import Regularizer
 from unsum.match.unknown import Pixels, Unknown
 from unsum.models.accepted_size import refusal
@@ -30,18 +31,21 @@ _USUAL = (28, 32, 48, 64, 84, 96, 112, 128, 160, 192, 224, 256, 299, 336, 384)
 
 @dataclass(frozen=True)
 class Problem:
-    """`targets` is None where labels are unknown and the method optimizes them along with the pictures."""
+    """`targets` is None where labels are unknown and the method optimizes them along with the pictures.
+
+    With a `protocol` the network is no classifier: it has no head, and its targets are of any kind.
+    """
 
     method: str
     model: nn.Module
-    head: nn.Module
+    head: nn.Module | None
     head_names: tuple[str, ...]
     sent: dict[str, Tensor]
     reduction: Reduction
     batch_size: int
     classes: int
     shape: tuple[int, int, int]
-    targets: Tensor | None = None  # (B, C)
+    targets: Tensor | None = None  # (B, C), or as the protocol has them
     separated: Leak | None = None  # where a separator ran first
     auxiliary: tuple[Tensor, Tensor] | None = None  # labeled samples of the attacker's own
     seed: int = 0
@@ -49,6 +53,7 @@ class Problem:
     checkpoint: Path | None = None
     checkpoint_seconds: float = 20.0
     preview: Path | None = None
+    protocol: Protocol | None = None
 
     @property
     def zero(self) -> Tensor:
@@ -75,13 +80,7 @@ def pose(
     separated: Leak | None,
 ) -> Problem:
     """The problem, checked: what cannot be matched is refused in one sentence before anything is optimized."""
-    update.validate(model)
-    for name, module in model.named_modules():
-        if isinstance(module, _DROPOUTS) and module.training and module.p > 0:
-            raise UnsumError(
-                f"{method!r} cannot match gradients through dropout ({name!r}), whose masks only the client knew; "
-                "use a model without it, eval mode (--eval-mode), or 'exact', which does not mind."
-            )
+    check_masks(method, model, update)
     name, head = find_head(model)
     heads = tuple(f"{name}.{part}" if name else part for part in ("weight", "bias"))
     first = next(model.parameters())
@@ -99,6 +98,29 @@ def pose(
     problem = Problem(method, model, head, heads, sent, update.reduction, batch_size, classes, shape, rows, separated)
     reached = _reached(problem)
     return replace(problem, sent={name: g for name, g in sent.items() if name in reached})
+
+
+def pose_any(
+    method: str, model: nn.Module, update: Update, protocol: Protocol, batch_size: int, targets: Tensor | None
+) -> Problem:
+    """The problem of a network that is no classifier, whose targets are granted or None."""
+    check_masks(method, model, update)
+    first = next(model.parameters())
+    sent = {name: gradient.detach().to(first) for name, gradient in update.gradients.items()}
+    given = None if targets is None else targets.detach().to(first.device)
+    reduction = update.reduction
+    return Problem(method, model, None, (), sent, reduction, batch_size, 0, protocol.shape, given, protocol=protocol)
+
+
+def check_masks(method: str, model: nn.Module, update: Update) -> None:
+    """Refuse an update of another model, and random masks that nobody but the client knew."""
+    update.validate(model)
+    for name, module in model.named_modules():
+        if isinstance(module, _DROPOUTS) and module.training and module.p > 0:
+            raise UnsumError(
+                f"{method!r} cannot match gradients through dropout ({name!r}), whose masks only the client knew; "
+                "use a model without it, eval mode (--eval-mode), or 'exact', which does not mind."
+            )
 
 
 def _reached(problem: Problem) -> set[str]:

@@ -167,6 +167,7 @@ def _leak(problem: Problem, matched: Matched, knowledge: Knowledge, notes: list[
 def _explained(problem: Problem, matched: Matched) -> tuple[Tensor, Tensor, float]:
     """Features and logits of the pictures, and how much of the gradient they leave unexplained."""
     parameters = {name: p for name, p in problem.model.named_parameters() if name in problem.sent}
+    assert problem.head is not None
     with quiet(problem.model, parameters), torch.enable_grad():
         features, logits = with_features(problem.model, problem.head, matched.images)
         loss = nn.functional.cross_entropy(logits, matched.targets, reduction=problem.reduction)
