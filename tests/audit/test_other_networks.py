@@ -84,6 +84,13 @@ def test_a_segmentation_network_is_not_decidable_from_the_command_line(folder: P
     said = str(json.loads((out / "result.json").read_text())["verdict"])
     assert "the network has no linear head to start from (its output comes from 'out', a Conv2d)" in said
     assert "protect them by noise with a proven bound (dp)" in said
+    content = json.loads((out / "result.json").read_text())
+    assert content["setting"]["batch_size"] == 4  # its client was played, and is no captured one
+    assert content["setting"]["provenance"]["privacy"] == "No ε: nothing clips, and nothing adds noise."
+    page = (out / "report.html").read_text("utf-8")
+    assert "captured elsewhere" not in page
+    assert "The truth is not known here" not in page
+    assert "simulate the same round" not in page
     refused = run("audit", "--model", model, "--data", str(folder / "classes.npz"), "--batch", "4")
     assert refused.code == 2
     assert "What UNet minimizes is not known" in refused.err

@@ -20,13 +20,13 @@ from unsum.audit.compare import CAPTURED, Comparison
 from unsum.audit.compare import compare as under_others
 from unsum.audit.inputs import Data, Inputs, simulated_training
 from unsum.audit.leakage import DEFAULT_LEVEL, Tried
-from unsum.audit.provenance import Provenance, fingerprint, promised, samples_of
+from unsum.audit.provenance import Privacy, Provenance, fingerprint, promised, samples_of
 from unsum.audit.report import Audit
 from unsum.audit.result import DepthRead, Setting
 from unsum.audit.round import attacked, play, without_head
 from unsum.audit.sweep.bench import Bench, shown
 from unsum.audit.text import audit_text, is_text, texts_of
-from unsum.audit.verdict import Texts
+from unsum.audit.text_verdict import Texts
 from unsum.ceiling.client import Played, World
 from unsum.ceiling.prove import Simulation
 from unsum.client.any_network import AnyLoss, capture_any, is_annotated
@@ -296,6 +296,8 @@ def _audit_other(
 
         bounds = Bounds(case, level, client=client, progress=progress)
     how: dict[str, Any] = {"train": train, "command": command, "progress": progress, "start": start}
+    if isinstance(given, Tensor):
+        how |= {"samples": len(given), "privacy": promised(chain, tensors=len(update.gradients))}
     audit = _without_truth(inputs, loaded, update, options, [], defenses=shown(chain), absent=_OTHER, **how)
     if bounds is None or not proving:
         return replace(audit, unbounded=NO_TENSORS if proving else NOT_PROVEN)
@@ -317,8 +319,10 @@ def _without_truth(
     command: str,
     progress: Progress,
     start: float,
+    samples: int | None = None,
+    privacy: Privacy | None = None,
 ) -> Audit:
-    """What the attack itself vouches for."""
+    """What the attack itself vouches for; of a client that was played, `samples` and `privacy` are known all the same."""
     network = loaded.model.to(options.device)
     sent = update.map(lambda _name, tensor: tensor.to(options.device))
     with in_mode(network, train):
@@ -326,9 +330,11 @@ def _without_truth(
     leak = replace(leak, notes=[*update.notes, *leak.notes])
     texts = texts_of(leak, inputs.model)
     made = Provenance.of(model=fingerprint(network.state_dict()), update=sent.gradients)
+    if privacy is not None:
+        made = replace(made, epsilon=privacy.epsilon, privacy=privacy.sentence)
     how: dict[str, Any] = {"train": train, "defenses": defenses, "command": command, "training": update.training}
     return Audit(
-        Setting.of(loaded.name, leak, options, samples=leak.batch_size, provenance=made, **how),
+        Setting.of(loaded.name, leak, options, samples=samples or leak.batch_size, provenance=made, **how),
         *(None, leak, [], {}, time.perf_counter() - start),
         comparison=Comparison(absent=absent),
         tried=[Tried.of(attempt, []) for attempt in leak.tried],
