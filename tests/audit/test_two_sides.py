@@ -15,7 +15,7 @@ from support.audits import bounded, captured, shares, synthetic
 from support.material import pictures, small_net
 from unsum.audit import ceiling_words
 from unsum.audit.bounds import proven_chain
-from unsum.audit.report import Audit, render, render_markdown
+from unsum.audit.report import Audit, render, render_markdown, unpictured
 from unsum.ceiling.worst_case import worst_case
 
 NAN = math.nan
@@ -106,6 +106,12 @@ def test_the_report_says_what_the_ceiling_rests_on() -> None:
     assert "may still be 60 %" in ceiling_words.beside(late)
     same = replace(shown.bound, samples=torch.tensor([0.5] * 3), lower=torch.tensor([0.5] * 3))
     assert "that of one picture is 50 %, from" in ceiling_words.beside(same)
+
+
+def test_pictures_that_came_back_and_are_not_drawn_are_not_called_missing() -> None:
+    audit = synthetic(pictures=False)
+    assert "makes no pictures" in unpictured(replace(audit, shares=shares(0.1, 0.1, 0.1)))
+    assert unpictured(replace(audit, shares=shares(1.0, 0.1, 0.1))).startswith("Pictures came back pixel by pixel;")
 
 
 def test_labels_without_a_proof_do_not_hide_the_rest() -> None:

@@ -9,7 +9,7 @@ from support.audits import shares
 from unsum import Leak
 from unsum.audit import judge
 from unsum.audit.leakage import Shares
-from unsum.audit.verdict import Sizes
+from unsum.audit.verdict import Sizes, Verdict
 from unsum.score import SampleScore
 
 NAN = float("nan")
@@ -143,3 +143,13 @@ class TestWhatWasRead:
         found = judge(leak(2), [sample(1.0)] * 2, [Shares(0.1, 0.0)] * 2)
         assert (found.level, found.read) == ("labels", "labels")
         assert judge(leak(2), [sample(1.0, 0.0)] * 2, [Shares(0.1, 0.0)] * 2).read == ""
+
+
+def test_only_the_first_sentence_of_a_reason_is_the_headline() -> None:
+    told = Verdict.undecided("The change fits no SGD: did the client use Adam? Its entries are of one size.", ["More."])
+    assert told.headline == "Not decidable: the change fits no SGD: did the client use Adam?"
+    assert told.details == ["Its entries are of one size.", "More."]
+    assert told.reason == "the change fits no SGD: did the client use Adam? Its entries are of one size"
+    for plain in ("it took 2.5 s", "the loss is e.g. unknown", "", "line\nbreak"):
+        assert Verdict.undecided(plain).headline == f"Not decidable: {plain}."
+        assert Verdict.undecided(plain).details == []

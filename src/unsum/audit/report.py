@@ -76,6 +76,8 @@ def unpictured(audit: AuditResult) -> str:
         return " ".join(audit.table.sentences)
     if audit.truth is not None and not any(is_picture(row.original) for row in audit.rows):
         return "The samples are no pictures; what came back of each is in the table below."
+    if any(row.shares.sample >= DEFAULT_LEVEL for row in audit.rows):
+        return "Pictures came back pixel by pixel; they are not drawn here, and what was read of each is in the table below."
     if any(LEFT_UNTRIED in note for note in audit.leak.notes):
         return (
             "Time was over before the attack had drawn pictures; a larger --time-limit lets it go on. What it did recover is in "

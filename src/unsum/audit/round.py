@@ -220,7 +220,7 @@ def without_head(model: nn.Module) -> str:
     except NoHeadError as reason:
         why = str(reason).partition(": ")[2].partition("; ")[0]
         return (
-            f"{HEADLESS} ({why}), and attacks on such networks are not complete: treat "
+            f"{HEADLESS} ({why}). Attacks on such networks are not complete: treat "
             "its updates as the samples themselves, and protect them by noise with a proven bound (dp) or by secure "
             "aggregation"
         )

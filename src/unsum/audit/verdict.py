@@ -14,6 +14,7 @@ What cannot be decided is never 0 %, and passes no gate.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -48,6 +49,7 @@ _STATES: dict[Level, State] = {
 
 EXACT_ERROR = 1e-3  # features this close are the client's own, up to rounding
 RECOGNIZABLE_PSNR = 18.0  # dB from which people recognize the pictures of our inverses
+_SENTENCES = re.compile(r"(.+?[.?]|.*)(?:\s+([A-Z].*))?", re.DOTALL)  # the first, and all others
 _NO_ANSWER = "No attack gave an answer: no label and no sample was found."
 _LABELS = "This update gives away what the samples are"
 OCCURRED = "This update gives away which tokens or categories occur in the samples"
@@ -79,7 +81,8 @@ class Verdict:
     def undecided(cls, reason: str, details: Sequence[str] = ()) -> Verdict:
         """Nobody can tell, and why."""
         said = reason[:1].lower() + reason[1:].rstrip(".")
-        return cls("open", math.nan, f"Not decidable: {said}.", list(details), said)
+        first, more = _SENTENCES.fullmatch(f"{said}.").groups()  # type: ignore[union-attr] # which any text matches
+        return cls("open", math.nan, f"Not decidable: {first}", [*filter(None, [more]), *details], said)
 
     @property
     def state(self) -> State:
