@@ -72,9 +72,9 @@ def test_a_leak_says_whether_it_is_certified() -> None:
 def test_a_sweep_shows_every_defense() -> None:
     swept = unsum.sweep(network(), BATCH, over=["noise=1e-5,1e-1", "sign"], utility=False)
     html = swept._repr_html_()
-    assert "noise: largest leakage by strength" in html
-    assert "sign: largest leakage by strength" in html
-    assert "1e-05" in html
+    assert "noise: largest found to ceiling, by strength" in html
+    assert "sign: largest found to ceiling, by strength" in html
+    assert re.search(r"1e-05</span><span>\d+ % to 100 %<", html)  # what was found, and what nobody can exceed
 
 
 def test_a_ceiling_shows_a_bound_for_every_sample_and_label() -> None:

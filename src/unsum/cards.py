@@ -34,6 +34,8 @@ _STYLE = """
 .unsum-cards .unsum-badge { display: inline-block; color: #ffffff; font-size: 12px; font-weight: 700; padding: 1px 8px;
   border-radius: 4px; }
 .unsum-cards .unsum-title { font-size: 18px; font-weight: 600; margin: 4px 0; }
+.unsum-cards .unsum-alarm { border: 2px solid #9d1519; background: #fdeeec; color: #9d1519; font-weight: 700;
+  padding: 6px 10px; border-radius: 4px; }
 .unsum-cards ul { margin: 4px 0; padding-left: 20px; }
 .unsum-cards .unsum-grid { display: grid; gap: 8px; margin-top: 8px;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 210px), 1fr)); }
@@ -76,18 +78,21 @@ def data_uri(picture: Tensor | None, kind: str = "png", **options: int) -> str |
     return f"data:image/{kind};base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def page(tone: str, badge: str, title: str, sentences: Iterable[str] = (), cards: Sequence[Card] = ()) -> str:
-    """A headline with its badge, what is to be said, and a card for each sample."""
+def page(
+    tone: str, badge: str, title: str, sentences: Iterable[str] = (), cards: Sequence[Card] = (), alarm: str = ""
+) -> str:
+    """A headline with its badge, an alarm if there is one, what is to be said, and a card for each sample."""
     more = f"{len(cards) - _MOST} more samples are in the report." if len(cards) > _MOST else ""
     said = "".join(f"<li>{_text(sentence)}</li>" for sentence in filter(None, [*sentences, more]))
     shown = "".join(_card(card) for card in cards[:_MOST])
     listed = f"<ul>{said}</ul>" if said else ""
     grid = f'<div class="unsum-grid">{shown}</div>' if shown else ""
+    warned = f'<div class="unsum-alarm" role="alert">{_text(alarm)}</div>' if alarm else ""
     return (
         f'<div class="unsum-cards"><style>{_STYLE}</style>'
         f'<span class="unsum-badge" style="background: {_TONES[tone]}; color: #ffffff">{_text(badge)}</span>'
         f'<div class="unsum-title">{_text(title)}</div>'
-        f"{listed}{grid}</div>"
+        f"{warned}{listed}{grid}</div>"
     )
 
 
@@ -99,7 +104,7 @@ def of_ceiling(ceiling: Any, title: str, sentences: Iterable[str] = ()) -> str:
             f"sample {i + 1}",
             [
                 ("sample, at most", percent(most)),
-                *([("label, at most", percent(labels[i]))] if i < len(labels) else []),
+                *([("label told from another, at most", percent(labels[i]))] if i < len(labels) else []),
             ],
         )
         for i, most in enumerate(samples)

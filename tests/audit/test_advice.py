@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import unsum
-from support.audits import captured, synthetic
-from unsum.audit.advice import advice
+from support.audits import bounded, captured, shares, synthetic
+from unsum.audit.advice import Advice, advice
 from unsum.audit.compare import Comparison
 from unsum.audit.report import Audit, render, render_markdown
 from unsum.audit.sweep.bench import Point, SampleLeak
@@ -88,6 +88,43 @@ def test_a_defense_that_ruins_the_model_is_the_first_thing_to_say() -> None:
         ruined, comparison=replace(ruined.comparison, points=[before, replace(after, accuracy=before.accuracy)])
     )
     assert not any("ruins" in step.text for step in advice(kept))
+
+
+def bound_at(*limits: float, lower: float = 0.0) -> Audit:
+    audit = synthetic()
+    rows = [replace(row, feature_error=0.9, label_correct=0.0) for row in audit.samples]
+    bound = replace(bounded(*limits), lower=torch.full((3,), lower))
+    return replace(audit, samples=rows, shares=shares(0.1, 0.1, 0.1), bound=bound)
+
+
+def test_what_is_proven_gets_a_gate_on_the_proof() -> None:
+    proven = run_as(bound_at(0.1, 0.1, 0.1), "unsum audit --defense noise:3", "Noise(3)")
+    assert commands(proven) == ["unsum audit --defense noise:3 --prove-below 0.2"]
+    assert commands(run_as(proven, "unsum audit --prove-below 0.2")) == []
+    assert commands(run_as(proven, "")) == ["report.gate(0.2, prove_below=0.2).exit_code"]
+
+
+def test_a_ceiling_that_is_not_decided_gets_more_time_and_one_that_is_too_high_more_noise() -> None:
+    command = "unsum audit --defense noise:3 --attack exact --time-limit 5 --out here"
+    late = run_as(bound_at(0.1, 0.9, 0.1), command, "Noise(3)")
+    assert commands(late)[0] == "unsum ceiling --defense noise:3 --prove-below 0.2 --time-limit 600"
+    high = run_as(bound_at(0.9, 0.9, 0.9, lower=0.9), command, "Noise(3)")
+    assert commands(high)[0] == "unsum audit --attack exact --time-limit 5 --sweep noise=3..3000 --out unsum-sweep"
+
+
+def test_ruinous_noise_is_weakened_where_it_is_proven_and_replaced_where_not() -> None:
+    rows = [SampleLeak("a", 0.1, False, 1.0, 0.0, 10.0)]
+    points = [
+        Point("none", None, rows, accuracy=Accuracy(0.9, 0.88, 0.92)),
+        Point("Noise(3)", 3.0, rows, accuracy=Accuracy(0.12, 0.1, 0.14)),
+    ]
+    comparison = Comparison(points, "", audited_second=True, chance=0.1)
+
+    def first(audit: Audit) -> Advice:
+        return advice(replace(run_as(audit, "unsum audit --defense noise:3", "Noise(3)"), comparison=comparison))[0]
+
+    assert first(bound_at(0.1, 0.1, 0.1)).command == "unsum audit --sweep noise=0.003..3 --out unsum-sweep"
+    assert first(bound_at(0.9, 0.9, 0.9, lower=0.9)).command == "unsum list defenses"
 
 
 @pytest.mark.parametrize("name", ["a `b` c", "<script>alert(1)</script>", "it's $HOME"])

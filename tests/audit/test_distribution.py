@@ -73,7 +73,7 @@ def test_a_simulated_client_of_many_steps_gives_its_labels_away(simulated: Audit
         judged(shares(*[math.nan] * 48), "it took 12 steps").headline
         == f"{GIVEN_AWAY}; whether more cannot be decided."
     )
-    assert judged(shares(*[0.0] * 48)).headline == f"{GIVEN_AWAY}, but not how the samples look."
+    assert judged(shares(*[0.0] * 48)).headline == f"{GIVEN_AWAY}; no attack tried reads how the samples look."
     assert (judged(shares(*[0.0] * 48)).level, judged(shares(*[0.0] * 47, 0.5)).level) == ("labels", "partial")
     assert {one.name: one.true for one in told.classes} == {"class 0": 30, "class 1": 12, "class 2": 6, "class 3": 0}
     assert sum(one.low <= (one.true or 0) <= one.high for one in told.classes) >= 3

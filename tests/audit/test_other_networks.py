@@ -87,8 +87,17 @@ def test_a_segmentation_network_is_not_decidable_from_the_command_line(folder: P
     said = str(json.loads((out / "result.json").read_text())["verdict"])
     assert "the network has no linear head to start from (its output comes from 'out', a Conv2d)" in said
     assert "protect them by noise with a proven bound (dp)" in said
-    tried = {one["attack"]: one for one in json.loads((out / "result.json").read_text())["tried"]}
-    assert "matching, targets granted" in tried
+    content = json.loads((out / "result.json").read_text())
+    assert "matching, targets granted" in {one["attack"] for one in content["tried"]}
+    (headline, first) = (content["verdict"]["headline"], content["verdict"]["details"][0])
+    assert headline.endswith("(its output comes from 'out', a Conv2d).")  # and what to do is no part of it
+    assert first.startswith("Attacks on such networks are not complete: treat its updates as the samples themselves,")
+    assert content["setting"]["batch_size"] == 4  # its client was played, and is no captured one
+    assert content["setting"]["provenance"]["privacy"] == "No ε: nothing clips, and nothing adds noise."
+    page = (out / "report.html").read_text("utf-8")
+    assert "captured elsewhere" not in page
+    assert "The truth is not known here" not in page
+    assert "simulate the same round" not in page
     refused = run("audit", "--model", model, "--data", str(folder / "classes.npz"), "--batch", "4")
     assert refused.code == 2
     assert "What UNet minimizes is not known" in refused.err

@@ -142,9 +142,8 @@ class TestEnough:
     def test_the_words_name_it_and_its_price(self) -> None:
         curve = Curve("clip", NORM, [point(1, 1, strength=4), point(0.1, 0.2, strength=0.5, accuracy=0.4)])
         sweep = constructed(curve)
-        paid = "and accuracy is 40 % instead of 60 %."
-        kept = f"clip of 0.5 keeps the attacks tried under 30 % but ruins the model, {paid[:-1]}"
-        assert headline(sweep) == f"{kept}; unproven: the ceiling is –."
+        kept = "Clip of 0.5 keeps the attacks tried under 30 %, but ruins the model: accuracy is 40 % instead of 60 %"
+        assert headline(sweep) == f"{kept}; unproven: the ceiling is not known."
         assert level(sweep) == "partial"
         kept = constructed(Curve("clip", NORM, [point(0.1, 0.2, strength=0.5, accuracy=0.55)]))
         assert "under 30 %, and accuracy is 55 % instead of 60 %; unproven" in headline(kept)
@@ -153,7 +152,7 @@ class TestEnough:
         both = Curve("noise", SCALE, [kept.curves[0].points[0], replace(strong, ceiling=0.1)])
         proven = constructed(both)
         assert headline(proven).startswith(
-            "noise of 0.1 proves it, nobody reads 30 % of any sample, and accuracy is 50 %"
+            "Noise of 0.1 proves that nobody reads 30 % of any sample, and accuracy is 50 %"
         )
         assert level(proven) == "protected"
         assert both.proven(0.1) is None
@@ -169,7 +168,7 @@ class TestEnough:
         assert "at 2, the strongest, 1 of 2 samples leaks 30 % or more" in sentences(constructed(weak))[1]
         assert level(constructed(weak)) == "severe"
         assert headline(constructed(weak, switch)) == (
-            "1 of 2 defenses keeps the attacks tried under 30 %; none of them is proven."
+            "1 of 2 defenses keeps the attacks tried under 30 %; it is not proven."
         )
         assert level(constructed(weak, switch)) == "partial"
         assert closer(constructed(weak), weak) == ""
@@ -204,7 +203,7 @@ class TestPage:
     def test_it_says_everything(self) -> None:
         page = render(constructed(*self.curves)).replace("\N{NO-BREAK SPACE}", " ")
         for expected in (
-            "1 of 2 defenses keeps the attacks tried under 30 %; it ruins the model; none of them is proven.",
+            "1 of 2 defenses keeps the attacks tried under 30 %; it ruins the model; it is not proven.",
             "0.1 <span",
             "tiny net",
             "abacus",
@@ -362,7 +361,7 @@ def test_a_defense_that_ruins_the_model_is_not_green(monkeypatch: pytest.MonkeyP
     assert level(swept) == "partial"
     page = render(swept)
     assert '<section class="ruins"' in page
-    assert ">ruins the model</span>" in page
+    assert ">proven, ruins the model</span>" in page
     assert ">enough</span>" not in page
-    assert "but ruins the model, and accuracy is" in headline(swept)
+    assert ", but ruins the model: accuracy is" in headline(swept)
     assert swept.to_dict()["enough"][0]["ruins"] is True

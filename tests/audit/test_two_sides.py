@@ -13,8 +13,9 @@ import torch
 import unsum
 from support.audits import bounded, captured, shares, synthetic
 from support.material import pictures, small_net
+from unsum.audit import ceiling_words
 from unsum.audit.bounds import proven_chain
-from unsum.audit.report import Audit, render
+from unsum.audit.report import Audit, render, render_markdown, unpictured
 from unsum.ceiling.worst_case import worst_case
 
 NAN = math.nan
@@ -73,6 +74,8 @@ def test_found_above_its_ceiling_is_said_in_red(tmp_path: Path) -> None:
     page = render(audit)
     assert '<p class="alarm" role="alert">Found above its ceiling' in page
     assert audit.verdict.alarm in str(audit)
+    assert f'<div class="unsum-alarm" role="alert">{audit.verdict.alarm}</div>' in audit._repr_html_()
+    assert 'unsum-alarm" role' not in audited((0.1, 0.1, 0.1), (0.3, 0.3, 0.3))._repr_html_()
     audit.write(tmp_path / "report")
     assert json.loads((tmp_path / "report" / "result.json").read_text())["verdict"]["alarm"] == audit.verdict.alarm
     features = [replace(share, features=share.sample, sample=NAN) for share in audit.shares]
@@ -86,6 +89,37 @@ def test_every_sample_has_both_ends_in_the_report() -> None:
         said = f'aria-label="found {found}\N{NO-BREAK SPACE}%, ceiling {limit}\N{NO-BREAK SPACE}%"'
         assert page.count(said) == 2  # beside the picture and in the table
     assert "–" in render(captured())
+
+
+def test_the_report_says_what_the_ceiling_rests_on() -> None:
+    """Where no pair of worlds was played, none is counted; where the time was over, nothing is called proven."""
+    shown = audited((0.1, 0.1, 0.1), (0.1, 0.1, 0.1))
+    page, text = render(shown), render_markdown(shown)
+    assert f"pairs of worlds under {shown.bound.noise}; all limits hold together" in page.replace(
+        "\N{NO-BREAK SPACE}", " "
+    )
+    assert "## What nobody can exceed" in text
+    none = replace(shown.bound, pairs=0)
+    assert any("No pair of worlds had to be played" in said for said in ceiling_words.details(none))
+    late = replace(shown.bound, samples=torch.tensor([0.1, 0.6, 0.1]), lower=torch.zeros(3))
+    assert ceiling_words.beside(late).startswith("Whether the ceiling protects is not decided: after ")
+    assert "may still be 60 %" in ceiling_words.beside(late)
+    same = replace(shown.bound, samples=torch.tensor([0.5] * 3), lower=torch.tensor([0.5] * 3))
+    assert "that of one picture is 50 %, from" in ceiling_words.beside(same)
+
+
+def test_pictures_that_came_back_and_are_not_drawn_are_not_called_missing() -> None:
+    audit = synthetic(pictures=False)
+    assert "makes no pictures" in unpictured(replace(audit, shares=shares(0.1, 0.1, 0.1)))
+    assert unpictured(replace(audit, shares=shares(1.0, 0.1, 0.1))).startswith("Pictures came back pixel by pixel;")
+
+
+def test_labels_without_a_proof_do_not_hide_the_rest() -> None:
+    """That no attack read the samples is said as such; only a ceiling shows that they stay hidden."""
+    open_still = audited((0.1, 0.1, 0.1), (0.5, 0.85, 0.3), label=1.0).verdict.headline
+    assert open_still == "This update gives away what the samples are; no attack tried reads how they look."
+    hidden = audited((0.1, 0.1, 0.1), (0.1, 0.1, 0.1), label=1.0).verdict.headline
+    assert hidden == "This update gives away what the samples are, but not how they look."
 
 
 def test_an_update_that_was_captured_has_no_ceiling() -> None:

@@ -9,7 +9,7 @@ from support.audits import shares
 from unsum import Leak
 from unsum.audit import judge
 from unsum.audit.leakage import Shares
-from unsum.audit.verdict import Sizes
+from unsum.audit.verdict import Sizes, Verdict
 from unsum.score import SampleScore
 
 NAN = float("nan")
@@ -129,14 +129,27 @@ class TestWhatWasRead:
     def test_both_amounts_are_said(self) -> None:
         got = [Shares(1.0, 0.08), Shares(0.9, 0.0)]
         details = judge(leak(2), [sample(1e-8)] * 2, got, sizes=self.sizes).details
-        assert details[1] == (
-            "Of the features, up to 100 % and 95 % on average came back; of the pictures themselves, up to 8 % and 4 % on "
-            "average."
+        assert details[0] == (
+            "Leakage of the features is up to 100 % (95 % on average) and of the pictures themselves up to 8 % (4 % on "
+            "average): 100 % is all of it, 0 % is no better than a guess."
         )
+        alike = judge(leak(2), [sample(1e-8)] * 2, [Shares(sample=1.0)] * 2, sizes=self.sizes).details
+        assert alike[0].startswith("Leakage is 100 % for every sample: ")
         alone = judge(leak(1), [sample(1e-8)], [Shares(1.0)], sizes=self.sizes).details
-        assert alone[1].endswith("; no picture was made of them.")
+        assert alone[0].startswith("Leakage of the features is 100 %: ")
+        assert alone[0].endswith(" No picture was made of them.")
 
     def test_labels_are_named(self) -> None:
         found = judge(leak(2), [sample(1.0)] * 2, [Shares(0.1, 0.0)] * 2)
         assert (found.level, found.read) == ("labels", "labels")
         assert judge(leak(2), [sample(1.0, 0.0)] * 2, [Shares(0.1, 0.0)] * 2).read == ""
+
+
+def test_only_the_first_sentence_of_a_reason_is_the_headline() -> None:
+    told = Verdict.undecided("The change fits no SGD: did the client use Adam? Its entries are of one size.", ["More."])
+    assert told.headline == "Not decidable: the change fits no SGD: did the client use Adam?"
+    assert told.details == ["Its entries are of one size.", "More."]
+    assert told.reason == "the change fits no SGD: did the client use Adam? Its entries are of one size"
+    for plain in ("it took 2.5 s", "the loss is e.g. unknown", "", "line\nbreak"):
+        assert Verdict.undecided(plain).headline == f"Not decidable: {plain}."
+        assert Verdict.undecided(plain).details == []

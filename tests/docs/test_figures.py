@@ -14,18 +14,21 @@ def test_the_table_of_the_sweep_guide_is_that_of_its_example_page() -> None:
     text, page = GUIDE.read_text("utf-8"), EXAMPLE.read_text("utf-8").replace("\N{NO-BREAK SPACE}", " ")
     command = re.search(r"^    (unsum audit --sweep .*)$", text, re.MULTILINE)
     assert command is not None
-    made = re.search(r"<pre><code>(.*?)</code></pre>", page, re.DOTALL)
+    made = re.search(r"<pre><code[^>]*>(.*?)</code></pre>", page, re.DOTALL)
     assert made is not None
     assert shlex.split(made[1]) == shlex.split(command[1])  # the page was made by the command beside it
 
     rows = re.findall(r"^\| (none|noise|prune|quantize|sign)\b(.*?) \| (.*?) ?\| (.*?) \|$", text, re.MULTILINE)
     assert len(rows) == 10
     for name, remark, strength, figures in rows:
-        leakage, over, labels, accuracy = figures.split(" | ")
+        leakage, ceiling, over, labels, accuracy = figures.split(" | ")
         shown = _row(page, name, strength.removesuffix(" bits").removesuffix(" bit"))
-        assert (shown[0], *shown[2:4], shown[6]) == (leakage, over, labels, accuracy), f"{name} {strength}"
-        marked = "enough, but ruins" if "ruins" in shown[-1] else "enough" if "enough" in shown[-1] else ""
-        assert ("**enough**" in remark, "ruins" in remark) == (bool(marked), "ruins" in marked)
+        limit = shown[1].removesuffix(" proven")
+        assert (shown[0], limit, *shown[3:5], shown[7]) == (leakage, ceiling, over, labels, accuracy), (
+            f"{name} {strength}"
+        )
+        marks = ("unproven" in shown[-1], " proven" in shown[-1], "ruins" in shown[-1])
+        assert ("**unproven**" in remark, "**proven**" in remark, "ruins" in remark) == marks
 
 
 def _row(page: str, name: str, strength: str) -> list[str]:

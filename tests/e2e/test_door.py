@@ -231,7 +231,9 @@ def test_a_sweep_to_ruin_is_not_green(unsum: Callable[..., Result], monkeypatch:
     quick = ["--data", "photos", "--batch", "3", "--attack", "fgla", "--classes", "10"]
     result = unsum("audit", "--model", "lenet.py:make", *quick, "--sweep", "noise=1e-9,10")
     assert result.code == 0, result.err
-    assert "noise of 10 proves it, nobody reads 20 % of any sample but ruins the model" in " ".join(result.out.split())
+    assert "Noise of 10 proves that nobody reads 20 % of any sample, but ruins the model" in " ".join(
+        result.out.split()
+    )
     assert "← ruins" in result.out
     page = Path("unsum-report/sweep.html").read_text("utf-8")
     assert 'class="verdict partial"' in page

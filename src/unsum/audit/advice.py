@@ -12,8 +12,9 @@ from typing import Any
 
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.result import AuditResult
+from unsum.audit.round import HEADLESS
 from unsum.audit.sweep.task import ruins
-from unsum.audit.verdict import Level
+from unsum.audit.verdict import PROTECTED, Level
 from unsum.audit.wording import percent
 
 
@@ -57,7 +58,22 @@ _OF_UPDATES = (
     "--prove-below",
 )
 _STRENGTHS = "1e-5..1e-1"  # of noise, where none was applied
-_WIDER = 1e3  # times the noise that was too weak, to look for the strength that is enough
+_OF_ATTACKS = (
+    "--attack",
+    "--labels",
+    "--inverse",
+    "--refine",
+    "--server",
+    "--batch-size-known",
+    "--time-limit",
+    "--compare",
+    "--no-compare",
+    "--ceiling",
+    "--out",
+)
+_FIRST_NOISE = "0.1"  # where a language model was audited without any
+_LOUDER = 10.0  # times the noise that was too weak, where one strength is tried at a time
+_WIDER = 1e3  # times the noise that was too weak or too strong, to look for the strength that is enough
 
 
 def advice(audit: AuditResult) -> list[Advice]:
@@ -85,12 +101,14 @@ def _ruined(audit: AuditResult) -> Advice | None:
     before, after = points[0].accuracy, points[1].accuracy
     if before is None or after is None or not ruins(before, after, audit.comparison.chance):
         return None
-    return Advice(
+    ruined = (
         f"Do not deploy this defense as it is: {points[1].defenses} ruins the model. A small network learns to "
-        f"{percent(after.mean)} accuracy under it instead of {percent(before.mean)}. A weaker strength, or another defense, may "
-        "keep both.",
-        _sweep_command(audit),
+        f"{percent(after.mean)} accuracy under it instead of {percent(before.mean)}."
     )
+    if audit.verdict.state == PROTECTED:
+        weaker = " A weaker strength may protect, too, and leave a model; or let the server see only sums over clients."
+        return Advice(ruined + weaker, _sweep_command(audit, weaker=True))
+    return Advice(f"{ruined} Nor is it proven to protect; look for another defense.", "unsum list defenses")
 
 
 def _summed(audit: AuditResult) -> Advice | None:
@@ -110,6 +128,11 @@ def _swept(audit: AuditResult) -> Advice:
     if _headless(audit):
         return _proved(audit)
     used = audit.setting.defenses
+    if audit.texts is not None:
+        text = "Try a defense, and look at what it proves; " + (
+            "noise is one." if used == "none" else f"{used} is not enough here."
+        )
+        return Advice(text, _defended_command(audit))
     if audit.truth is None or used == "none":
         text = "Find out how strong a defense must be here, and what it costs in accuracy."
     else:
@@ -117,10 +140,21 @@ def _swept(audit: AuditResult) -> Advice:
     return Advice(text, _sweep_command(audit))
 
 
-def _sweep_command(audit: AuditResult) -> str:
-    """The same round under many strengths of noise; from noise that was too weak on, where there was some."""
+def _defended_command(audit: AuditResult) -> str:
+    """The same round under noise, stronger than any that was too weak: of what cannot be swept."""
     own = [float(found) for found in _NOISE.findall(audit.setting.defenses)]
-    strengths = f"{own[-1]:g}..{own[-1] * _WIDER:g}" if own and own[-1] > 0 else _STRENGTHS
+    louder = f"{own[-1] * _LOUDER:g}" if own and own[-1] > 0 else _FIRST_NOISE
+    if not audit.setting.command:
+        return f"unsum.audit(model, data, defenses=unsum.Noise({louder}))"
+    return again(audit.setting.command, f"--defense noise:{louder}", without=_OF_UPDATES, louder=bool(own))
+
+
+def _sweep_command(audit: AuditResult, *, weaker: bool = False) -> str:
+    """The same round under many strengths of noise; from noise that was too weak on, or up to noise that was too strong, where
+    there was some."""
+    own = [float(found) for found in _NOISE.findall(audit.setting.defenses)]
+    low, high = (1 / _WIDER, 1.0) if weaker else (1.0, _WIDER)
+    strengths = f"{own[-1] * low:g}..{own[-1] * high:g}" if own and own[-1] > 0 else _STRENGTHS
     if not audit.setting.command:
         return f'unsum.sweep(model, data, over="noise={strengths}")'
     how: dict[str, Any] = {"without": (*_OF_UPDATES, "--compare", "--no-compare"), "out": "unsum-sweep"}
@@ -130,10 +164,22 @@ def _sweep_command(audit: AuditResult) -> str:
 def _gated(audit: AuditResult) -> Advice | None:
     if "--fail-above" in audit.setting.command:
         return None
+    if audit.verdict.state == PROTECTED:
+        return _held(audit)
     text = f"Keep it from coming back: fail the build when any sample leaks more than, say, {percent(DEFAULT_LEVEL)}."
     if not audit.setting.command:
         return Advice(text, f"report.gate({DEFAULT_LEVEL:g}).exit_code")
     return Advice(text, again(audit.setting.command, f"--fail-above {DEFAULT_LEVEL:g}"))
+
+
+def _held(audit: AuditResult) -> Advice | None:
+    """A gate on the proof, where there is one."""
+    if "--prove-below" in audit.setting.command:
+        return None
+    text = f"Keep it proven: fail the build when the ceiling of any sample is {percent(DEFAULT_LEVEL)} or more."
+    if not audit.setting.command:
+        return Advice(text, f"report.gate({DEFAULT_LEVEL:g}, prove_below={DEFAULT_LEVEL:g}).exit_code")
+    return Advice(text, again(audit.setting.command, f"--prove-below {DEFAULT_LEVEL:g}"))
 
 
 def _proved(audit: AuditResult) -> Advice:
@@ -145,13 +191,26 @@ def _proved(audit: AuditResult) -> Advice:
         own = "unsum.audit(model, data, loss=loss, defenses=[unsum.Clip(1), unsum.Noise(0.1)])"
         return Advice(text, again(audit.setting.command, how, without=dropped) if audit.setting.command else own)
     proven = [point.defenses for point in audit.comparison.points if point.proven(DEFAULT_LEVEL)]
+    if audit.bound is not None and audit.bound.decided(DEFAULT_LEVEL) == "open":
+        return Advice("Decide it: time was over before the ceiling was known. Give it more.", _ceiling_command(audit))
     text = "Prove it: find the noise at which nobody can read the samples, and what that costs in accuracy."
     if proven:
         text += f" {proven[0]} is enough."
     return Advice(text, _sweep_command(audit))
 
 
+def _ceiling_command(audit: AuditResult) -> str:
+    """The ceiling alone, with as much time as it takes."""
+    if not audit.setting.command:
+        return f"unsum.ceiling(model, data, defenses={audit.setting.defenses}, level={DEFAULT_LEVEL:g})"
+    how: dict[str, Any] = {"without": (*_OF_UPDATES, *_OF_ATTACKS)}
+    alone = again(audit.setting.command, f"--prove-below {DEFAULT_LEVEL:g} --time-limit 600", **how)
+    return alone.replace("unsum audit", "unsum ceiling", 1)
+
+
 def _granted(audit: AuditResult) -> Advice | None:
+    if audit.verdict.reason.startswith(HEADLESS):
+        return None  # whatever the batch
     text = "Where the batch is the reason, "
     if audit.leak.knowledge.known_batch_size is not None:
         return Advice(f"{text}audit a smaller one: the attacker knew the size of this one already.")
@@ -163,8 +222,8 @@ def _granted(audit: AuditResult) -> Advice | None:
 
 
 def _measured(audit: AuditResult) -> Advice | None:
-    """Who has the truth need not be told to bring it."""
-    if audit.truth is not None:
+    """Who has the truth need not be told to bring it: where a ceiling was proven, the client's samples were there."""
+    if audit.truth is not None or audit.bound is not None:
         return None
     text = "Measure with samples of your own whose truth you know: simulate the same round and compare."
     if not audit.setting.command:

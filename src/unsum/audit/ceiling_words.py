@@ -48,9 +48,13 @@ def _pairs(found: Ceiling) -> str:
     if found.why or found.estimate:
         return ""
     noise = "no noise" if found.noise is None else str(found.noise)
+    if not found.pairs:
+        return (
+            f"No pair of worlds had to be played under {noise}: what the mechanism leaves is below the level already."
+        )
     return (
-        f"Measured with {found.pairs} pairs of worlds under {noise[0].lower()}{noise[1:]}; all limits hold "
-        f"together with a confidence of {percent(CONFIDENCE)}."
+        f"Measured with {found.pairs} pairs of worlds under {noise}; all limits hold together with a confidence of "
+        f"{percent(CONFIDENCE)}."
     )
 
 
@@ -107,9 +111,15 @@ def beside(bound: Ceiling) -> str:
     if bound.decided(DEFAULT_LEVEL) == "above":
         i = int(bound.lower.argmax())
         low, high = percent(float(bound.lower[i])), percent(float(bound.samples[i]))
+        lies = f"is {high}" if low == high else f"lies between {low} and {high}"
         return (
-            f"The ceiling does not protect: that of one {bound.unit} lies between {low} and {high}, from {bound.pairs} "
+            f"The ceiling does not protect: that of one {bound.unit} {lies}, from {bound.pairs} "
             "pairs of worlds, so that other attacks may read as much."
+        )
+    if bound.decided(DEFAULT_LEVEL) == "open":
+        return (
+            f"Whether the ceiling protects is not decided: after {bound.pairs} pairs of worlds that of one {bound.unit} may "
+            f"still be {percent(bound.highest)}, and time was over."
         )
     least = percent(float(bound.samples.min()))
     between = percent(bound.highest) if least == percent(bound.highest) else f"{least} to {percent(bound.highest)}"
@@ -141,10 +151,17 @@ class Bounded(Protocol):
 
 
 def ceiling_of(point: Bounded) -> str:
-    """The largest ceiling, or the mean where only that was measured."""
+    """The largest ceiling, or the mean where only that was measured, as a table has it."""
     if math.isnan(point.ceiling) and not math.isnan(point.ceiling_mean):
         return f"{percent(point.ceiling_mean)} (mean)"
     return percent(point.ceiling)
+
+
+def stands_at(point: Bounded) -> str:
+    """The same as a part of a sentence."""
+    if math.isnan(point.ceiling) and math.isnan(point.ceiling_mean):
+        return "the ceiling is not known"
+    return f"the ceiling is {ceiling_of(point).replace('(mean)', 'on average')}"
 
 
 LUCK = "Labels that were named right are luck: nobody tells them from others much better than by a guess."

@@ -13,7 +13,7 @@ from typing import Any
 
 from unsum.attack.options import AUTO
 from unsum.audit.bounds import Bounds, proven_chain
-from unsum.audit.ceiling_words import ceiling_of
+from unsum.audit.ceiling_words import stands_at
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.round import Round
 from unsum.audit.sweep.bench import Bench, Point, shown
@@ -56,33 +56,38 @@ class Comparison:
     @property
     def answer(self) -> str:
         """Which of these settings keep every sample under the level, and what each costs."""
+        return " ".join(self.answers)
+
+    @property
+    def answers(self) -> list[str]:
+        """The answer, one setting after the other: those that are proven first."""
         if not self.points:
-            return ""
+            return []
         level, under = percent(DEFAULT_LEVEL), [point for point in self.points if point.under(DEFAULT_LEVEL)]
         proven = [point for point in self.points if point.proven(DEFAULT_LEVEL)]
         said = [
-            f"Proven: under {point.defenses} nobody reads {level} of any sample{_but_labels(point)}{self._cost(point)}."
+            f"Proven: under {point.defenses} nobody reads {level} of any sample{_but_labels(point)}. {self._cost(point)}"
             for point in proven
         ]
         if self.points[0] in under and self.points[0] not in proven:
             already = f"Without any defense, no attack tried reads {level} of a sample{_but_labels(self.points[0])}"
-            return " ".join([*said, f"{already}; that is not proven."])
+            return [*said, f"{already}; that is not proven."]
         unproven = [
-            f"Unproven: the attacks tried read less than {level} under {point.defenses}{_but_labels(point)}, where the "
-            f"ceiling is {ceiling_of(point)}{self._cost(point)}."
+            f"Unproven: the attacks tried read less than {level} under {point.defenses}, where "
+            f"{stands_at(point)}{_but_labels(point)}. {self._cost(point)}"
             for point in under
             if point not in proven
         ]
         none = f"None of {'the others' if said else 'these'} keeps every sample under {level}{self.stopped}."
-        return " ".join([*said, *(unproven or [none])])
+        return [*said, *(unproven or [none])]
 
     def _cost(self, point: Point) -> str:
         before, after = self.points[0].accuracy, point.accuracy
         if before is None or after is None:
             reason = point.untrained or self.points[0].untrained
-            return f"; what that costs in accuracy was not measured ({reason.rstrip('.')})"
-        lost = f"a small network learns to {percent(after.mean)} accuracy instead of {percent(before.mean)}"
-        return f"{' but ruins the model' if ruins(before, after, self.chance) else ''}: {lost}"
+            return f"What that costs in accuracy was not measured ({reason.rstrip('.')})."
+        lost = f"small network learns to {percent(after.mean)} accuracy under it instead of {percent(before.mean)}."
+        return f"It ruins the model: a {lost}" if ruins(before, after, self.chance) else f"A {lost}"
 
     def to_dict(self) -> dict[str, Any]:
         points = [point.to_dict() for point in self.points]
@@ -93,7 +98,7 @@ def _but_labels(point: Point) -> str:
     """What a setting gives away whose samples stay under the level."""
     if point.labels is None or not point.labels_read:
         return ""
-    return f", but gives the labels away ({point.labels.right} of {point.labels.total} were read)"
+    return f", but {point.labels.right} of {point.labels.total} labels were read"
 
 
 def keeps_everything(point: Point) -> bool:
@@ -129,7 +134,7 @@ def compare(
     stopped = ""
     if not any(keeps_everything(point) for _, point in tried):
         quick = replace(options, time_limit=min(PATIENCE, options.time_limit or PATIENCE))
-        climbed, stopped = _climb(replace(bench, options=quick))
+        climbed, stopped = _climb(replace(bench, options=quick), audited=chain)
         tried += climbed
         if bounds is not None and climbed:
             proof = proven_chain(bench.size())
@@ -149,11 +154,16 @@ def compare(
     return Comparison(priced, "", audited_second=bool(chain), chance=pictures.chance, stopped=stopped)
 
 
-def _climb(bench: Bench) -> tuple[list[Tried], str]:
-    """Noise, stronger and stronger until samples and labels are kept; and why it ended before, if it did."""
+def _climb(bench: Bench, audited: list[Defense]) -> tuple[list[Tried], str]:
+    """Noise, stronger and stronger until samples and labels are kept; and why it ended before, if it did.
+
+    The noise that was audited did not keep them, and is not tried again.
+    """
     start, own, tried = time.perf_counter(), bench.head_size(), list[Tried]()
     for times in LADDER if own > 0 else ():
         noise = Noise(float(f"{times * own:.0e}"))
+        if shown([noise]) == shown(audited):
+            continue
         tried.append(([noise], bench.defended([noise], noise.strength)))
         if keeps_everything(tried[-1][1]):
             break

@@ -15,12 +15,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from unsum.audit import ceiling_words
 from unsum.audit.advice import advice
 from unsum.audit.gate import Gate, check_level
-from unsum.audit.leakage import DEFAULT_LEVEL, Shares
+from unsum.audit.leakage import DEFAULT_LEVEL, WHOLE, Shares
 from unsum.audit.pictures import data_uri, is_picture, picture_grid
 from unsum.audit.result import AuditResult, SampleRow
 from unsum.audit.sweep.bench import mean_of
@@ -76,6 +76,8 @@ def unpictured(audit: AuditResult) -> str:
         return " ".join(audit.table.sentences)
     if audit.truth is not None and not any(is_picture(row.original) for row in audit.rows):
         return "The samples are no pictures; what came back of each is in the table below."
+    if any(row.shares.sample >= DEFAULT_LEVEL for row in audit.rows):
+        return "Pictures came back pixel by pixel; they are not drawn here, and what was read of each is in the table below."
     if any(LEFT_UNTRIED in note for note in audit.leak.notes):
         return (
             "Time was over before the attack had drawn pictures; a larger --time-limit lets it go on. What it did recover is in "
@@ -210,7 +212,7 @@ class Audit(AuditResult):
             )
             for row in self.rows
         ]
-        return cards_of(verdict.level, BADGES[verdict.level], verdict.headline, said, cards)
+        return cards_of(verdict.level, BADGES[verdict.level], verdict.headline, said, cards, verdict.alarm)
 
     def __repr__(self) -> str:
         """What a person wants to know first; every figure is in `to_dict()` and in the report that `write` makes."""
@@ -293,6 +295,9 @@ def _told(audit: AuditResult) -> dict[str, Any]:
         | {"features": mean_of(features), "own": mean_of(own)},
         "split": any(row.shares.read == "features" for row in rows),  # what was made of them stands beside
         "largest_features": max(features, default=math.nan),
+        "whole_features": max(features, default=0.0) >= WHOLE,
+        "perceived": any(not math.isnan(sample.lpips) for sample in audit.samples),
+        "proof": [audit.unbounded] if audit.bound is None else ceiling_words.details(audit.bound),
         "largest_own": max(own, default=math.nan),
         "noun": audit.sizes.noun,
         "worst_error": audit.scores.get("worst_feature_error", math.nan),
@@ -332,6 +337,7 @@ def environment(finalize: Callable[[Any], Any] = _fit) -> Environment:
         "fixed": fixed,
         "percent": lambda value: together(percent(value)),
         "together": together,
+        "prose": prose,
         "sortable": _sortable,
         "csp_hash": _csp_hash,
     }
@@ -341,6 +347,20 @@ def environment(finalize: Callable[[Any], Any] = _fit) -> Environment:
 def together(text: str) -> str:
     """The same with no line break between a number and its per cent sign."""
     return text.replace(" %", "\N{NO-BREAK SPACE}%")
+
+
+def prose(text: str) -> Markup:
+    """A sentence for HTML: as `together`, with `code` and options of the command line set as such.
+
+    >>> prose("Less than 20 %: `--attack ig`, or --compare")
+    Markup('Less than 20\xa0%: <code>--attack ig</code>, or <code class="option">--compare</code>')
+    """
+    quoted = re.split(r"`([^`]+)`", together(plain(text)))
+    options = [
+        re.sub(r"(?<![\w-])--[a-z][a-z-]*", r'<code class="option">\g<0></code>', str(escape(part))) for part in quoted
+    ]
+    parts = [f"<code>{escape(quoted[i])}</code>" if i % 2 else options[i] for i in range(len(quoted))]
+    return Markup("".join(parts))
 
 
 def _sortable(value: float) -> str:

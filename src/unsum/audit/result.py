@@ -16,7 +16,8 @@ from unsum.audit.distribution import LabelDistribution
 from unsum.audit.leakage import Shares, Tried, vouched
 from unsum.audit.provenance import Provenance, versions
 from unsum.audit.table_rows import TableRows
-from unsum.audit.verdict import Sizes, Texts, Verdict, judge, judge_captured
+from unsum.audit.text_verdict import Texts
+from unsum.audit.verdict import Sizes, Verdict, judge, judge_captured
 from unsum.audit.wording import one_line, percent, plain
 from unsum.ceiling.result import Ceiling
 from unsum.client.augment import target_rows
@@ -116,7 +117,8 @@ class Setting:
         """Of an attack that ran, on this machine."""
         rule = "" if options.label_rule is None else f", labels by {options.label_rule}"
         device = torch.device(options.device or "cpu")
-        machine = f"{device.type}, {torch.get_num_threads()} threads"
+        threads = torch.get_num_threads()
+        machine = f"{device.type}, {threads} {'thread' if threads == 1 else 'threads'}"
         return cls(
             model=model,
             batch_size=samples,

@@ -52,6 +52,8 @@ from unsum.score.reference import public_inputs
 from unsum.score.samples import label_scores
 from unsum.update import Update
 
+HEADLESS = "the network has no linear head to start from"  # begins the reason why nothing is decided
+
 
 @dataclass(frozen=True)
 class Sent:
@@ -218,8 +220,8 @@ def without_head(model: nn.Module) -> str:
     except NoHeadError as reason:
         why = str(reason).partition(": ")[2].partition("; ")[0]
         return (
-            f"the network has no linear head to start from ({why}), and attacks on such networks are not complete: take "
-            "its updates for such as hold the samples, and protect them by noise with a proven bound (dp) or by secure "
+            f"{HEADLESS} ({why}). Attacks on such networks are not complete: treat "
+            "its updates as the samples themselves, and protect them by noise with a proven bound (dp) or by secure "
             "aggregation"
         )
     return ""

@@ -27,7 +27,7 @@ from unsum.audit.result import DepthRead, Setting
 from unsum.audit.round import attacked, play, without_head
 from unsum.audit.sweep.bench import Bench, shown
 from unsum.audit.text import audit_text, is_text, texts_of
-from unsum.audit.verdict import Texts
+from unsum.audit.text_verdict import Texts
 from unsum.client.any_network import is_annotated
 from unsum.client.capture import in_mode
 from unsum.data.table_file import is_table

@@ -57,9 +57,11 @@ class TableRows:
     def sentences(self) -> list[str]:
         exact, read = sum(row.exact for row in self.rows), sum(row.found is not None for row in self.rows)
         cells, right = len(self.rows) * len(self.columns), sum(sum(row.same) for row in self.rows)
+        of_them = f"; {read} of them were read" if read < len(self.rows) else ""
         said = [
-            f"{exact} of {len(self.rows)} rows came back in every cell, and {right} of {cells} cells in all "
-            f"({read} of the rows were read)."
+            f"{exact} of {len(self.rows)} rows came back in every cell, and {right} of {cells} cells in all{of_them}."
+            if read
+            else f"None of the {len(self.rows)} rows was read."
         ]
         for column, values in self.named.items():
             more = f" and {len(values) - _LISTED} more" if len(values) > _LISTED else ""

@@ -9,15 +9,12 @@ unproven       found is below the level, the ceiling is not: no attack tried rea
 not decidable  the attacks do not apply, and no ceiling says more
 
 What cannot be decided is never 0 %, and passes no gate.
-
-Texts beside what came back of them, and the verdict over a language model's update.
-
-The leakage of a text is the share of its tokens that were found in their place: 1 is the text itself.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -52,9 +49,10 @@ _STATES: dict[Level, State] = {
 
 EXACT_ERROR = 1e-3  # features this close are the client's own, up to rounding
 RECOGNIZABLE_PSNR = 18.0  # dB from which people recognize the pictures of our inverses
+_SENTENCES = re.compile(r"(.+?[.?]|.*)(?:\s+([A-Z].*))?", re.DOTALL)  # the first, and all others
 _NO_ANSWER = "No attack gave an answer: no label and no sample was found."
 _LABELS = "This update gives away what the samples are"
-_OCCURRED = "This update gives away which tokens or categories occur in the samples"
+OCCURRED = "This update gives away which tokens or categories occur in the samples"
 _UNKNOWN = "the leakage of some samples is not known"
 UNVOUCHED = "the truth is missing, and no attack vouches for its answer"
 
@@ -83,7 +81,8 @@ class Verdict:
     def undecided(cls, reason: str, details: Sequence[str] = ()) -> Verdict:
         """Nobody can tell, and why."""
         said = reason[:1].lower() + reason[1:].rstrip(".")
-        return cls("open", math.nan, f"Not decidable: {said}.", list(details), said)
+        first, more = _SENTENCES.fullmatch(f"{said}.").groups()  # type: ignore[union-attr] # which any text matches
+        return cls("open", math.nan, f"Not decidable: {first}", [*filter(None, [more]), *details], said)
 
     @property
     def state(self) -> State:
@@ -134,16 +133,16 @@ class Sizes:
 
 def state_of(leakages: Sequence[float]) -> State:
     """By the leakages alone, of an update's samples or the largest of them; NaN is one that nobody knows."""
-    return _STATES[_level([Shares(sample=value) for value in leakages])]
+    return _STATES[level_by([Shares(sample=value) for value in leakages])]
 
 
-def _level(shares: Sequence[Shares], *, labels: bool = False, undecided: bool = False, proven: bool = False) -> Level:
+def level_by(shares: Sequence[Shares], *, labels: bool = False, undecided: bool = False, proven: bool = False) -> Level:
     """The one place that decides; `labels`: most of them were found; `proven`: every ceiling is below the level."""
     known = [share.most for share in shares]
-    if _count(known):
-        if not _count([share.sample for share in shares]):
+    if count(known):
+        if not count([share.sample for share in shares]):
             return "features"
-        return "severe" if _count(known, WHOLE) == len(shares) else "partial"
+        return "severe" if count(known, WHOLE) == len(shares) else "partial"
     if proven:
         return "labels" if labels else "protected"
     if undecided or not shares or any(map(math.isnan, known)):
@@ -151,7 +150,7 @@ def _level(shares: Sequence[Shares], *, labels: bool = False, undecided: bool = 
     return "labels" if labels else "unproven"
 
 
-def _count(leakages: Sequence[float], level: float = DEFAULT_LEVEL) -> int:
+def count(leakages: Sequence[float], level: float = DEFAULT_LEVEL) -> int:
     return sum(value >= level for value in leakages)
 
 
@@ -182,11 +181,11 @@ def judge(
     besides = (
         (_LABELS, named and not luck and not counted),
         (GIVEN_AWAY, counted),
-        (_OCCURRED, any(one.given_away for one in occurred)),
+        (OCCURRED, any(one.given_away for one in occurred)),
     )
     given = [what for what, told in besides if told]
     proven = bound is not None and bound.decided(DEFAULT_LEVEL) == "below"
-    level = _level(shares, labels=bool(given), undecided=bool(undecided), proven=proven)
+    level = level_by(shares, labels=bool(given), undecided=bool(undecided), proven=proven)
     alarm = "" if bound is None else ceiling_words.exceeded([share.sample for share in shares], bound)
     details += [] if bound is None else [ceiling_words.beside(bound)]
     details += [ceiling_words.LUCK] if luck else []
@@ -198,8 +197,14 @@ def judge(
         details.append(f"The other samples may leak, too: {undecided or _UNKNOWN}.")
     read = "labels" if level == "labels" else sizes.named(_read(level, shares))
     headline = _headline(level, shares, sizes) if level != "labels" else ""
-    headline = headline or f"{given[0]}, but not how {'the samples' if counted else 'they'} look."
-    return Verdict(level, _count(known) / total, headline, details, read=read, alarm=alarm)
+    headline = headline or f"{given[0]}{_unseen(counted, proven)}"
+    return Verdict(level, count(known) / total, headline, details, read=read, alarm=alarm)
+
+
+def _unseen(counted: bool, proven: bool) -> str:
+    """That labels are not the samples; only a ceiling shows that these stay hidden."""
+    who = "the samples" if counted else "they"
+    return f", but not how {who} look." if proven else f"; no attack tried reads how {who} look."
 
 
 def judge_captured(
@@ -208,16 +213,17 @@ def judge_captured(
     """The verdict over an update that came without the truth: the attack's own certificate is all there is."""
     sizes, total = sizes or Sizes(leak.features.shape[1]), leak.batch_size
     shares = vouched_shares(leak)
-    known, level = _count([share.most for share in shares]), _level(shares)
+    known, level = count([share.most for share in shares]), level_by(shares)
     classes = len(set(leak.labels.tolist()))
     found = f"Found in the update: {leak.number_of()}; {classes} {'class' if classes == 1 else 'classes'}."
-    details = [
-        *([found, certificate(leak)] if total else [_NO_ANSWER]),
-        "The truth is not known here, so nothing was compared with it: the confidence is the attack's own.",
-    ]
+    details = [found, certificate(leak)] if total else [_NO_ANSWER]
+    if bound is None:  # else the client's samples were there to be played in other worlds
+        details.append(
+            "The truth is not known here, so nothing was compared with it: the confidence is the attack's own."
+        )
     if leak.inputs_exact is not None:
         details.insert(1, f"{int(leak.inputs_exact.sum())} of {total} inputs are certified to be the client's own.")
-    details += [*_named_alone(leak), *([] if bound is None else [ceiling_words.beside(bound)])]
+    details += [*named_alone(leak), *([] if bound is None else [ceiling_words.beside(bound)])]
     if level == "open" and bound is not None and bound.decided(DEFAULT_LEVEL) == "below":
         return Verdict("protected", 0.0, _headline("protected", [], replace(sizes, noun=bound.unit)), details)
     if level == "open" and is_telling(leak.label_counts):
@@ -225,7 +231,7 @@ def judge_captured(
         return Verdict("labels", math.nan, f"{GIVEN_AWAY}.", [open_still])
     if level == "open":
         if leak.occurred:
-            return Verdict("labels", math.nan, f"{_OCCURRED}; whether more cannot be decided.", details)
+            return Verdict("labels", math.nan, f"{OCCURRED}; whether more cannot be decided.", details)
         return Verdict.undecided(undecided or UNVOUCHED, details)
     read = _read(level, shares)
     what, ratio = ("the features of ", f" ({sizes.ratio})") if read == "features" else ("", "")
@@ -238,7 +244,7 @@ def _read(level: Level, shares: Sequence[Shares]) -> str:
     """What the level is by: the samples themselves, or their features."""
     if level not in ("severe", "partial", "features"):
         return ""
-    whole = _count([share.sample for share in shares], WHOLE) >= _count([share.features for share in shares], WHOLE)
+    whole = count([share.sample for share in shares], WHOLE) >= count([share.features for share in shares], WHOLE)
     return "sample" if level != "features" and whole else "features"
 
 
@@ -251,14 +257,14 @@ def _headline(level: Level, shares: Sequence[Shares], sizes: Sizes) -> str:
     said = []
     if _read(level, shares) == "features":
         said.append(f"{_given(features, sizes, 'the features of ')} ({sizes.ratio})")
-    if _count(own):
+    if count(own):
         said.append(_given(own, sizes))
     return f"This update gives away {', and '.join(said)}."
 
 
 def _given(leakages: Sequence[float], sizes: Sizes, what: str = "") -> str:
     """How many of the samples, or of their features, came back whole or in part."""
-    whole, part, total = _count(leakages, WHOLE), _count(leakages), len(leakages)
+    whole, part, total = count(leakages, WHOLE), count(leakages), len(leakages)
     if not whole:
         return f"a part of {what}{sizes.some(part, total)}"
     more = f" and a part of {part - whole} more" if part > whole else ""
@@ -274,9 +280,7 @@ def _details(
         return [_NO_ANSWER] if isinstance(labels, int) or not labels.named else [recovered]
     details = [*_of_head(recovered, samples), certificate(leak)]
     if known:
-        of_known = "" if len(known) == total else f" of the {len(known)} that are known"
-        amount = f"Leakage is {_amount(known)}{of_known}: 100 % is all of it, 0 % is no better than a guess."
-        details[:0] = [amount, *_kinds(shares, sizes)]
+        details.insert(0, _leaked(known, total, shares, sizes))
     pictures = [row for row in samples if not math.isnan(row.psnr)]
     if pictures:
         # A sample that was not found is scored as mid-gray: it counts in the mean, but it did not come back.
@@ -316,20 +320,27 @@ def _of_head(recovered: str, samples: list[SampleScore]) -> list[str]:
     ]
 
 
-def _kinds(shares: Sequence[Shares], sizes: Sizes) -> list[str]:
-    """What features and samples leak, each for itself; nothing where features are not what was read."""
+def _leaked(known: Sequence[float], total: int, shares: Sequence[Shares], sizes: Sizes) -> str:
+    """How much leaks; of features and of samples each for itself, where features are what was read."""
     features, own = (
         [value for value in values if not math.isnan(value)]
         for values in ([share.features for share in shares], [share.sample for share in shares])
     )
-    if not any(share.read == "features" for share in shares):
-        return []
-    rest = f"of the {sizes.noun}s themselves, {_amount(own)}" if own else f"no {sizes.noun} was made of them"
-    return [f"Of the features, {_amount(features)} came back; {rest}."]
+    what, made = f"Leakage is {_amount(known)}", ""
+    if any(share.read == "features" for share in shares) and (not own or _amount(features) != _amount(own)):
+        of_own = f" and of the {sizes.noun}s themselves {_amount(own)}" if own else ""
+        what = f"Leakage of the features is {_amount(features)}{of_own}"
+        made = "" if own else f" No {sizes.noun} was made of them."
+    of_known = "" if len(known) == total else f", for the {len(known)} of {total} {sizes.noun}s of which it is known"
+    return f"{what}{of_known}: 100 % is all of it, 0 % is no better than a guess.{made}"
 
 
 def _amount(values: Sequence[float]) -> str:
-    return f"up to {percent(max(values))} and {percent(math.fsum(values) / len(values))} on average"
+    """The largest and the mean, in as few words as they need."""
+    most, mean = percent(max(values)), percent(math.fsum(values) / len(values))
+    if most == mean:
+        return most if len(values) == 1 else f"{most} for every sample"
+    return f"up to {most} ({mean} on average)"
 
 
 def _alike_up_to_tone(row: SampleScore) -> bool:
@@ -337,7 +348,7 @@ def _alike_up_to_tone(row: SampleScore) -> bool:
     return row.found is not None and row.psnr < RECOGNIZABLE_PSNR and row.picture_cosine > math.sqrt(ALIKE)
 
 
-def _named_alone(leak: Leak) -> list[str]:
+def named_alone(leak: Leak) -> list[str]:
     """What rows of embeddings and label rules name, where the truth is not known."""
     said = [
         f"The gradient of the embedding {name!r} names {len(rows)} rows (tokens or categories) that occurred."
@@ -352,62 +363,3 @@ def certificate(leak: Leak) -> str:
     if leak.exact:
         return "The attacker knows it, too: its own certificate calls the answer exact, without seeing the truth."
     return "The attacker cannot be sure: its own certificate does not call the answer exact."
-
-
-@dataclass(frozen=True)
-class Texts:
-    """What the client trained on (empty where nobody knows) and what was found, in the attacker's order."""
-
-    true: list[str]
-    found: list[str]
-    tokens_alone: float = 0.0  # the share of all tokens that were found without their order
-
-    def judge(
-        self,
-        leak: Leak,
-        shares: Sequence[Shares],
-        occurred: Sequence[RowsNamed] = (),
-        bound: Ceiling | None = None,
-    ) -> Verdict:
-        """The verdict, by the same levels as over any other sample."""
-        rows = [named.sentence for named in occurred]
-        if not self.true:
-            found = len(self.found)
-            details = [f"Found in the update: {found} {'text' if found == 1 else 'texts'}.", certificate(leak)]
-            if leak.exact and found:
-                headline = "This update gives away every text that was found in it."
-                return Verdict("severe", 1.0, headline, details, read="text")
-            if leak.occurred:
-                named = [*details, *_named_alone(leak)]
-                return Verdict("labels", math.nan, f"{_OCCURRED}; whether more cannot be decided.", named, read="words")
-            return Verdict.undecided(UNVOUCHED, details)
-        total, leakages = len(self.true), [share.most for share in shares]
-        whole, part = _count(leakages, WHOLE), _count(leakages)
-        known = [value for value in leakages if not math.isnan(value)]
-        mean, most = (math.fsum(known) / len(known), max(known)) if known else (math.nan, math.nan)
-        amount = f"{percent(mean)} of a text's tokens were found in their place on average, {percent(most)} at most."
-        details = [amount, certificate(leak), *rows, *([] if bound is None else [ceiling_words.beside(bound)])]
-        alarm = "" if bound is None else ceiling_words.exceeded(leakages, bound)
-        if part:
-            given = _texts(whole, total) if whole else f"a part of {_texts(part, total)}"
-            headline = f"This update gives away {given}."
-            return Verdict(_level(shares), part / total, headline, details, read="text", alarm=alarm)
-        headline = "This update gives away the words of the texts, in no order."
-        if self.tokens_alone >= DEFAULT_LEVEL:
-            words = f"{percent(self.tokens_alone)} of all tokens were found, in no order."
-            return Verdict("labels", math.nan, headline, [words, *rows], read="words")
-        if any(named.given_away for named in occurred):
-            return Verdict("labels", math.nan, headline, rows, read="words")
-        if bound is not None and bound.decided(DEFAULT_LEVEL) == "below":
-            headline = f"Nobody can read {percent(DEFAULT_LEVEL)} of any text out of this update."
-            return Verdict("protected", 0.0, headline, details)
-        reason = leak.notes[0] if leak.notes else "it gives no reason"
-        return Verdict.undecided(
-            f"the attack on text did not get through: {reason[:1].lower()}{reason[1:]}", details[1:]
-        )
-
-
-def _texts(number: int, total: int) -> str:
-    if number == total:
-        return "every text of the client's" if total > 1 else "the client's text"
-    return f"{number} of the client's {total} texts"

@@ -66,6 +66,7 @@ class Plot:
     ruins: bool = False  # the strength that is enough leaves no model to train
     proven: bool = False  # that nobody reads the level there, whatever is tried
     apart: float = 0.0  # between the dots of a mark's samples, where there is room beside it
+    half: float = 36.0  # of the line at the largest leakage beside others, in units of the drawing
 
 
 def plot(sweep: SweepResult, curve: Curve) -> Plot:
@@ -116,7 +117,8 @@ def plot_side_by_side(points: list[Point], labels: list[str], level: float) -> P
         f"Largest leakage of any sample: {worst}.",
         {"worst": "", "mean": ""},
         height=HEIGHT - _BELOW,
-        apart=min(_SPREAD / most, 7.0) if most else 0.0,
+        apart=min(_SPREAD / most, 7.0, 0.8 * step / most) if most else 0.0,
+        half=round(min(36.0, 0.44 * step), 1),
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unsum.audit.advice import Advice, again
-from unsum.audit.ceiling_words import ceiling_of
+from unsum.audit.ceiling_words import ceiling_of, stands_at
 from unsum.audit.pictures import data_uri
 from unsum.audit.report import credits_of, environment, together
 from unsum.audit.sweep.bench import Point
@@ -102,8 +102,8 @@ def _step(sweep: SweepResult, curve: Curve, point: Point) -> Advice:
         text = f"Deploy {called}, which is proven, and fail the build when it no longer is.{price}"
     else:
         text = (
-            f"Do not rely on {called} alone: the attacks tried read less than {percent(sweep.keep_under)} there, and the "
-            f"ceiling is {ceiling_of(point)}. Sweep stronger ones for a proof, or fail the build at least where it leaks.{price}"
+            f"Do not rely on {called} alone: the attacks tried read less than {percent(sweep.keep_under)} there, and "
+            f"{stands_at(point)}. Sweep stronger ones for a proof, or fail the build at least where it leaks.{price}"
         )
     named = curve.name if point.strength is None else f"{curve.name}:{short(point.strength)}"
     if sweep.keep_under >= 1 or not sweep.setting.command:
@@ -117,15 +117,18 @@ def _mark(sweep: SweepResult, point: Point) -> str:
 
 
 def _card(sweep: SweepResult, curve: Curve) -> Card:
-    """One defense in a notebook: the largest leakage at every strength."""
+    """One defense in a notebook: the interval from the largest leakage found to the ceiling, at every strength."""
     enough = curve.chosen(sweep.keep_under)
     facts = [
-        (f"{short(point.strength)}{_mark(sweep, point) if point is enough else ''}", percent(point.worst))
+        (
+            f"{short(point.strength)}{_mark(sweep, point) if point is enough else ''}",
+            f"{percent(point.worst)} to {ceiling_of(point)}",
+        )
         for point in curve.points
     ]
     found = next((point for point in curve.points if point is enough), curve.points[-1])
     pictures = zip(("original", "recovered"), found.pictures or (), strict=False)
-    return Card(f"{curve.name}: largest leakage by strength", facts, list(pictures))
+    return Card(f"{curve.name}: largest found to ceiling, by strength", facts, list(pictures))
 
 
 def _section(sweep: SweepResult, curve: Curve) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from unsum.audit.ceiling_words import ceiling_of
+from unsum.audit.ceiling_words import stands_at
 from unsum.audit.result import SCHEMA_VERSION, Setting, finite
 from unsum.audit.sweep.bench import Point
 from unsum.audit.sweep.task import Task, ruins
@@ -118,33 +118,35 @@ def short(strength: float | None) -> str:
 def headline(sweep: SweepResult) -> str:
     """The answer in one sentence."""
     level = percent(sweep.keep_under)
+    proofs = [(curve, p) for curve in sweep.curves if (p := curve.proven(sweep.keep_under)) is not None]
     if sweep.undefended.under(sweep.keep_under):
         return f"Without any defense, the attacks tried already read less than {level} of every sample."
+    if proofs:
+        curve, point = _cheapest(sweep, proofs)
+        return f"{_titled(curve, point)} proves that nobody reads {level} of any sample{_price(sweep, point)}."
     found = [(curve, p) for curve in sweep.curves if (p := curve.enough(sweep.keep_under)) is not None]
     if all(point.refused for curve in sweep.curves for point in curve.points):
         return "Not decidable: no strength could be attacked, so this page cannot say whether one is enough."
     if not found:
         return f"None of the strengths tried keeps every sample under {level}."
-    proofs = [(curve, p) for curve in sweep.curves if (p := curve.proven(sweep.keep_under)) is not None]
-    if proofs:
-        priced = [pair for pair in proofs if not math.isnan(sweep.cost(pair[1]))]
-        curve, point = min(priced or proofs, key=lambda pair: sweep.cost(pair[1]) if priced else 0.0)
-        ruin = " but ruins the model" if sweep.ruins(point) else ""
-        return f"{_called(curve, point)} proves it, nobody reads {level} of any sample{ruin}{_price(sweep, point)}."
     if len(sweep.curves) > 1:
         lost = sum(sweep.ruins(point) for _, point in found)
         who = "it" if len(found) == 1 else f"{lost} of them"
         ruined = f"; {who} {'ruins' if lost == 1 else 'ruin'} the model" if lost else ""
         keep = "keeps" if len(found) == 1 else "keep"
         priced = [pair for pair in found if not math.isnan(sweep.cost(pair[1]))]
-        cheapest = min(priced, key=lambda pair: sweep.cost(pair[1])) if len(priced) > 1 else None
-        least = "" if cheapest is None else f"; {_called(*cheapest)} costs least"
+        least = f"; {_called(*_cheapest(sweep, priced))} costs least" if len(priced) > 1 else ""
         kept = f"{len(found)} of {len(sweep.curves)} defenses {keep} the attacks tried under {level}{least}{ruined}"
-        return f"{kept}; none of them is proven."
+        return f"{kept}; {'it is not' if len(found) == 1 else 'none of them is'} proven."
     curve, point = found[0]
-    ruin = " but ruins the model" if sweep.ruins(point) else ""
-    kept = f"{_called(curve, point)} keeps the attacks tried under {level}{ruin}{_price(sweep, point)}"
-    return f"{kept}; unproven: the ceiling is {ceiling_of(point)}."
+    kept = f"{_titled(curve, point)} keeps the attacks tried under {level}{_price(sweep, point)}"
+    return f"{kept}; unproven: {stands_at(point)}."
+
+
+def _cheapest(sweep: SweepResult, pairs: list[tuple[Curve, Point]]) -> tuple[Curve, Point]:
+    """By the accuracy that it costs; the first where that was measured of none."""
+    priced = [pair for pair in pairs if not math.isnan(sweep.cost(pair[1]))]
+    return min(priced or pairs, key=lambda pair: sweep.cost(pair[1]) if priced else 0.0)
 
 
 def level(sweep: SweepResult) -> Level:
@@ -168,22 +170,33 @@ def sentences(sweep: SweepResult) -> list[str]:
 
 
 def _sentence(sweep: SweepResult, curve: Curve) -> str:
-    point, total = curve.enough(sweep.keep_under), len(sweep.titles)
-    if point is not None:
-        weakest = " is the weakest strength tried that is enough" if curve.axis else " is enough"
-        labels = f"; labels still found: {point.labels_right} of {total}" if point.labels_right else ""
-        ruin = ", but ruins the model" if sweep.ruins(point) else ""
-        against = f"{_called(curve, point)}{weakest} against the attacks tried"
-        return f"{against}{ruin}{_price(sweep, point)}{labels}. {_proof(sweep, curve)}"
+    enough, proven = curve.enough(sweep.keep_under), curve.proven(sweep.keep_under)
+    if enough is None and proven is None:
+        return _not_enough(sweep, curve)
+    said = [_kept(sweep, curve, enough)] if enough is not None and enough is not proven else []
+    return " ".join([*said, _proof(sweep, curve)])
+
+
+def _kept(sweep: SweepResult, curve: Curve, point: Point) -> str:
+    """The strength that keeps the attacks tried out, which proves nothing."""
+    weakest = " is the weakest strength tried that keeps" if curve.axis else " keeps"
+    labels = (
+        f" {point.labels_right} of {len(sweep.titles)} labels were found all the same." if point.labels_right else ""
+    )
+    against = f"{_titled(curve, point)}{weakest} the attacks tried under {percent(sweep.keep_under)}"
+    return f"{against}{_price(sweep, point)}.{labels}"
+
+
+def _not_enough(sweep: SweepResult, curve: Curve) -> str:
     measured = [p for p in curve.points if not p.refused]
     if not measured:
-        return f"{curve.name}: could not be attacked, so nothing speaks for it. {curve.points[0].refused}"
+        return f"{_capital(curve.name)} could not be attacked, so nothing speaks for it. {curve.points[0].refused}"
     strongest = measured[-1]
     leaking = _leaking(sweep, strongest)
     if curve.axis is None:
-        return f"{curve.name} is not enough: {leaking}{_price(sweep, strongest)}."
+        return f"{_capital(curve.name)} is not enough: {leaking}{_paid(sweep, strongest)}."
     reached = f"at {short(strongest.strength)}, the strongest, {leaking}"
-    return f"{curve.name}: none of the strengths tried is enough; {reached}{_price(sweep, strongest)}."
+    return f"{_capital(curve.name)}: none of the strengths tried is enough; {reached}{_paid(sweep, strongest)}."
 
 
 def _proof(sweep: SweepResult, curve: Curve) -> str:
@@ -191,9 +204,12 @@ def _proof(sweep: SweepResult, curve: Curve) -> str:
     point, level = curve.proven(sweep.keep_under), percent(sweep.keep_under)
     if point is None:
         lowest = min(curve.points, key=lambda one: one.ceiling if one.ceiling == one.ceiling else math.inf)
-        return f"No strength tried proves it: the lowest ceiling is {ceiling_of(lowest)}."
-    ruin = ", but ruins the model" if sweep.ruins(point) else ""
-    return f"{_called(curve, point)} proves that nobody reads {level}{ruin}{_price(sweep, point)}."
+        best = stands_at(lowest)
+        return (
+            f"It is not proven: {best}." if len(curve.points) == 1 else f"No strength tried is proven: at best, {best}."
+        )
+    weakest = " is the weakest strength tried that" if curve.axis else ""
+    return f"{_titled(curve, point)}{weakest} proves that nobody reads {level} of any sample{_price(sweep, point)}."
 
 
 def closer(sweep: SweepResult, curve: Curve) -> str:
@@ -219,7 +235,22 @@ def _called(curve: Curve, point: Point) -> str:
     return curve.name if point.strength is None else f"{curve.name} of {short(point.strength)}"
 
 
+def _titled(curve: Curve, point: Point) -> str:
+    """The same at the beginning of a sentence."""
+    return _capital(_called(curve, point))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def _price(sweep: SweepResult, point: Point) -> str:
+    """What a strength costs that does what is asked of it, as the end of a sentence."""
+    paid = _paid(sweep, point)
+    return paid.replace(", and ", ", but ruins the model: ", 1) if sweep.ruins(point) else paid
+
+
+def _paid(sweep: SweepResult, point: Point) -> str:
     if math.isnan(sweep.cost(point)) or point.accuracy is None or sweep.undefended.accuracy is None:
         return ""
     return f", and accuracy is {percent(point.accuracy.mean)} instead of {percent(sweep.undefended.accuracy.mean)}"

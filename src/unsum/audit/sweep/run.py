@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses
-from unsum.audit.bounds import Bounds
+from unsum.audit.bounds import LIMIT, Bounds
 from unsum.audit.inputs import Data, Inputs, simulated_training
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.provenance import Privacy, Provenance, fingerprint, samples_of
@@ -260,6 +260,7 @@ def sweep(
 
     def bounded(chain: list[Defense], strength: float | None = None) -> Point:
         found = point(chain, strength)
+        bounds.seconds = LIMIT  # for each strength: one near the level would leave none to the others
         return found if found.ceiling == found.ceiling else replace(found, **bounds.figures(chain))
 
     references = [replace(references[0], **bounds.figures([]))]

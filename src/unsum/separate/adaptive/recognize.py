@@ -15,6 +15,7 @@ from torch import Tensor
 from unsum.equation.noise import is_rounding_of_weights, measure_noise, rounding_of_weights
 from unsum.head import Head
 from unsum.sharing import once
+from unsum.wording import percent
 
 _REMOVED = 1e-4  # share of zeros in live columns above which they are no coincidence
 _UNDERFLOW = 1e-12  # of the largest entry: smaller survivors than that are softmax's own, not a threshold's
@@ -78,7 +79,7 @@ def _recognized(head: Head) -> RecognizedDefense:
     whence = "was added" if head.divisor is None else "was added, or left by the client's own steps"
     sentence = (
         f"The columns of the head's gradient do not sum to zero: noise of standard deviation {sigma:.2g} {whence}, "
-        f"{100 * noise.relative:.2g} % of the gradient."
+        f"{percent(noise.relative) if noise.relative > 0.01 else f'{100 * noise.relative:.2g} %'} of the gradient."
     )
     return RecognizedDefense("noise", sentence, sigma=sigma, sigma_b=sigma)
 

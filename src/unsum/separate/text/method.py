@@ -36,6 +36,9 @@ _LONGEST = 4096  # positions of a sequence, where the model does not say
 _UNFITTING = "No prefix fits the gradient: dropout, several local steps, noise, or more positions than features."
 
 
+_UNLABELED = "The head's gradient assigns no label to any of the prefixes that fit it."
+
+
 @SEPARATORS.register(
     "text",
     summary="every sequence of a language model's batch, token by token, certified by its gradient (unsum)",
@@ -146,7 +149,7 @@ def _leak(
     notes: list[str],
 ) -> Leak:
     if not recovered.tokens:
-        return _nothing(head, *notes, "The head's gradient assigns no label to any of them.")
+        return _nothing(head, _UNLABELED, *notes)
     features, labels = labeled(model, recovered)
     Y = torch.nn.functional.one_hot(labels, head.classes).double()
     L = head.logits(features.double())
