@@ -38,8 +38,8 @@ from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
 from unsum.losses import Loss
 
-PAIRS = 64  # [pairs of worlds a sample] where nothing is to be decided: draws of 0 prove 9 to 11 %
-MOST = 256  # [pairs of worlds a sample] at most: equal draws then prove 3 %
+PAIRS = 64  # [pairs of worlds a sample] where nothing is to be decided: draws of 0 prove 8 or 9 %
+MOST = 256  # [pairs of worlds a sample] at most: equal draws then prove 2 or 3 %
 _TOLERANCE = 0.01  # of the range from 0 to 1, by which pixels may leave it
 _SMALLEST = 4  # pixels: smaller pictures have no spectrum to speak of
 
