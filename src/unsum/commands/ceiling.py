@@ -120,7 +120,9 @@ def command(
             found, curve = _after_each(flower_run, named.model, given.data, where, pairs, how | {"progress": shown})
         else:
             level = prove_below if pairs is None else None
-            found = unsum.ceiling(named.model, given.data, level=level, pairs=pairs, others=others, progress=shown, **how, **where)
+            found = unsum.ceiling(
+                named.model, given.data, level=level, pairs=pairs, others=others, progress=shown, **how, **where
+            )
             curve = {r: float(found.after(r).max()) for r in _rounds(rounds)}
     proven = found.decided(prove_below) == "below"
     if as_json:
